@@ -1,0 +1,165 @@
+"""A game that only an agent who acts on its own observation can win: it finds swapped agents, rows and actions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from gymnasium.utils import seeding
+from pettingzoo import ParallelEnv
+
+__all__ = ["MatchEnv", "parallel_env"]
+
+
+class MatchEnv(ParallelEnv[str, Any, Any]):
+    """Every agent sees a target action of its own and is paid 1 for choosing it, 0 otherwise.
+
+    Targets are drawn anew for each agent at each step, independently of each other and of all actions. So the optimal
+    return is known, no agent can gain by looking elsewhere, and a framework that gives an agent the action, the
+    observation or the reward of another agent or of another step cannot learn more than chance.
+
+    An observation is the target as a one-hot vector. With ``continuous_actions=True`` an action is a score for each
+    choice, and the choice is the highest score (the first of them where several are highest).
+
+    Every agent's optimal return is ``ep_len``; a uniformly random agent expects ``ep_len / n_actions``.
+
+    Args:
+        n_agents: Number of agents, ``agent_0`` and so on.
+        n_actions: Number of choices; observations are ``[n_actions]`` float32.
+        ep_len: Steps after which every agent is truncated.
+        continuous_actions: Take ``[n_actions]`` float32 scores in [-1, 1] in the place of integers.
+        render_mode: Kept for PettingZoo's interface; nothing is ever drawn.
+
+    Raises:
+        ValueError: If one of the sizes is below 1.
+    """
+
+    metadata: dict[str, Any] = {"name": "match_v0", "render_modes": [], "is_parallelizable": True}
+
+    def __init__(
+        self,
+        *,
+        n_agents: int = 4,
+        n_actions: int = 5,
+        ep_len: int = 25,
+        continuous_actions: bool = False,
+        render_mode: str | None = None,
+    ) -> None:
+        for name, size in {"n_agents": n_agents, "n_actions": n_actions, "ep_len": ep_len}.items():
+            if size < 1:
+                raise ValueError(f"match_v0: {name} must be at least 1, but is {size}. Pass a positive integer.")
+        self.render_mode = render_mode
+        self.n_actions = n_actions
+        self.ep_len = ep_len
+        self.continuous_actions = continuous_actions
+        self.possible_agents = [f"agent_{i}" for i in range(n_agents)]
+        self.agents: list[str] = []
+        self.observation_spaces = {a: spaces.Box(0.0, 1.0, (n_actions,), np.float32) for a in self.possible_agents}
+        self.action_spaces = {
+            a: spaces.Box(-1.0, 1.0, (n_actions,), np.float32) if continuous_actions else spaces.Discrete(n_actions)
+            for a in self.possible_agents
+        }
+        self._targets = np.zeros(n_agents, np.int64)
+        self._t = 0
+        self._rng: np.random.Generator | None = None
+
+    @property
+    def optimal_return(self) -> float:
+        """The return of one agent that always chooses its target."""
+        return float(self.ep_len)
+
+    @property
+    def random_return(self) -> float:
+        """The expected return of one agent that chooses uniformly at random."""
+        return self.ep_len / self.n_actions
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        return self.observation_spaces[agent]
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return self.action_spaces[agent]
+
+    def reset(
+        self, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, np.ndarray], dict[str, dict[str, Any]]]:
+        """Starts an episode; ``seed`` starts the sequence of targets anew, without one it goes on."""
+        rng = self._rng
+        if seed is not None or rng is None:
+            rng, _ = seeding.np_random(seed)
+        self._rng = rng
+        self._t = 0
+        self.agents = self.possible_agents[:]
+        return self._draw_targets(rng), {a: {} for a in self.agents}
+
+    def step(
+        self, actions: dict[str, Any]
+    ) -> tuple[dict[str, np.ndarray], dict[str, float], dict[str, bool], dict[str, bool], dict[str, dict[str, Any]]]:
+        """Pays every agent for its action, and shows it its next target.
+
+        Raises:
+            RuntimeError: If the episode is over or was never started.
+            ValueError: If an agent has no action, or one outside its action space.
+        """
+        if not self.agents or self._rng is None:
+            raise RuntimeError("match_v0: step() needs a running episode, but there is none. Call reset() first.")
+        rewards = {
+            agent: float(self._choice(agent, actions) == target)
+            for agent, target in zip(self.possible_agents, self._targets.tolist(), strict=True)
+        }
+        self._t += 1
+        observations = self._draw_targets(self._rng)
+        over = self._t >= self.ep_len
+        terminations = dict.fromkeys(self.agents, False)
+        truncations = dict.fromkeys(self.agents, over)
+        infos: dict[str, dict[str, Any]] = {a: {} for a in self.agents}
+        if over:
+            self.agents = []
+        return observations, rewards, terminations, truncations, infos
+
+    def state(self) -> np.ndarray:
+        """``[n_agents, n_actions]`` float32, every agent's target as a one-hot row."""
+        return np.eye(self.n_actions, dtype=np.float32)[self._targets]
+
+    def render(self) -> None:
+        """Draws nothing."""
+
+    def close(self) -> None:
+        """Releases nothing."""
+
+    def _draw_targets(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        self._targets = rng.integers(self.n_actions, size=len(self.possible_agents))
+        return dict(zip(self.possible_agents, self.state(), strict=True))
+
+    def _choice(self, agent: str, actions: dict[str, Any]) -> int:
+        if agent not in actions:
+            raise ValueError(
+                f"match_v0: an action for every agent was expected, but {agent!r} is missing from {list(actions)}. "
+                f"Pass one action for each of env.agents."
+            )
+        action, space = actions[agent], self.action_spaces[agent]
+        if self.continuous_actions:
+            action = np.asarray(action, np.float32)
+        if not space.contains(action):
+            raise ValueError(
+                f"match_v0: {agent!r} needs an action in {space}, but got {action!r}. Clip or unsquash it first."
+            )
+        return int(np.argmax(action)) if self.continuous_actions else int(action)
+
+
+def parallel_env(
+    *,
+    n_agents: int = 4,
+    n_actions: int = 5,
+    ep_len: int = 25,
+    continuous_actions: bool = False,
+    render_mode: str | None = None,
+) -> MatchEnv:
+    """The environment under the name that PettingZoo's modules use; arguments as in ``MatchEnv``."""
+    return MatchEnv(
+        n_agents=n_agents,
+        n_actions=n_actions,
+        ep_len=ep_len,
+        continuous_actions=continuous_actions,
+        render_mode=render_mode,
+    )

@@ -1,0 +1,124 @@
+"""An environment that costs next to nothing, so that what is measured around it is the framework's own cost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from pettingzoo import ParallelEnv
+
+__all__ = ["NullEnv", "parallel_env"]
+
+
+class NullEnv(ParallelEnv[str, Any, Any]):
+    """Agents that see noise prepared in advance, are paid ``0.5`` whatever they do, and are truncated together.
+
+    A step with 8 agents takes well under 3 µs, nearly all of it five copies of small dicts. The arrays in those
+    dicts are reused every ``pool`` steps and read-only: a caller that writes into an observation gets a
+    ``ValueError``.
+
+    Args:
+        n_agents: Number of agents, ``agent_0`` and so on.
+        obs_dim: Observations are ``[obs_dim]`` float32 in [-10, 10].
+        n_actions: Actions are integers in [0, ``n_actions``).
+        ep_len: Steps after which every agent is truncated.
+        pool: Number of different joint observations.
+        render_mode: Kept for PettingZoo's interface; nothing is ever drawn.
+
+    Raises:
+        ValueError: If one of the sizes is below 1.
+    """
+
+    metadata: dict[str, Any] = {"name": "null_v0", "render_modes": [], "is_parallelizable": True}
+
+    def __init__(
+        self,
+        *,
+        n_agents: int = 8,
+        obs_dim: int = 16,
+        n_actions: int = 5,
+        ep_len: int = 100,
+        pool: int = 64,
+        render_mode: str | None = None,
+    ) -> None:
+        sizes = {"n_agents": n_agents, "obs_dim": obs_dim, "n_actions": n_actions, "ep_len": ep_len, "pool": pool}
+        for name, size in sizes.items():
+            if size < 1:
+                raise ValueError(f"null_v0: {name} must be at least 1, but is {size}. Pass a positive integer.")
+        self.render_mode = render_mode
+        self.ep_len = ep_len
+        self.possible_agents = [f"agent_{i}" for i in range(n_agents)]
+        self.agents: list[str] = []
+        self.observation_spaces = {a: spaces.Box(-10.0, 10.0, (obs_dim,), np.float32) for a in self.possible_agents}
+        self.action_spaces = {a: spaces.Discrete(n_actions) for a in self.possible_agents}
+
+        noise = np.random.default_rng(0).standard_normal((pool, n_agents, obs_dim)).astype(np.float32).clip(-10.0, 10.0)
+        noise.flags.writeable = False
+        self._noise = noise
+        self._observations = [dict(zip(self.possible_agents, joint, strict=True)) for joint in noise]
+        self._rewards = dict.fromkeys(self.possible_agents, 0.5)
+        self._no = dict.fromkeys(self.possible_agents, False)
+        self._yes = dict.fromkeys(self.possible_agents, True)
+        self._infos: dict[str, dict[str, Any]] = {a: {} for a in self.possible_agents}
+        self._index = 0
+        self._t = 0
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        return self.observation_spaces[agent]
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return self.action_spaces[agent]
+
+    def reset(
+        self, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, np.ndarray], dict[str, dict[str, Any]]]:
+        """Starts an episode at the place in the prepared noise that ``seed`` names; without a seed it goes on."""
+        if seed is not None:
+            self._index = seed % len(self._observations)
+        self._t = 0
+        self.agents = self.possible_agents[:]
+        return self._observations[self._index].copy(), self._infos.copy()
+
+    def step(
+        self, actions: dict[str, int]
+    ) -> tuple[dict[str, np.ndarray], dict[str, float], dict[str, bool], dict[str, bool], dict[str, dict[str, Any]]]:
+        """Goes one step on without a look at ``actions``. A hot path: five dict copies and nothing else."""
+        self._t += 1
+        self._index = index = (self._index + 1) % len(self._observations)
+        truncations = self._no
+        if self._t >= self.ep_len:
+            self.agents = []
+            truncations = self._yes
+        return (
+            self._observations[index].copy(),
+            self._rewards.copy(),
+            self._no.copy(),
+            truncations.copy(),
+            self._infos.copy(),
+        )
+
+    def state(self) -> np.ndarray:
+        """``[n_agents, obs_dim]`` float32, the current joint observation."""
+        return self._noise[self._index]
+
+    def render(self) -> None:
+        """Draws nothing."""
+
+    def close(self) -> None:
+        """Releases nothing."""
+
+
+def parallel_env(
+    *,
+    n_agents: int = 8,
+    obs_dim: int = 16,
+    n_actions: int = 5,
+    ep_len: int = 100,
+    pool: int = 64,
+    render_mode: str | None = None,
+) -> NullEnv:
+    """The environment under the name that PettingZoo's modules use; arguments as in ``NullEnv``."""
+    return NullEnv(
+        n_agents=n_agents, obs_dim=obs_dim, n_actions=n_actions, ep_len=ep_len, pool=pool, render_mode=render_mode
+    )

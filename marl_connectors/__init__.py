@@ -1,0 +1,10 @@
+"""Multi-agent simulation and training on PettingZoo, with connector pipelines.
+
+Every public name can be imported from here; see ``__init__.pyi`` for the list. What a name needs (torch, for example)
+is imported when the name is first used.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+del lazy_loader

@@ -1,0 +1,61 @@
+from .algorithms.algorithm import Algorithm as Algorithm
+from .algorithms.algorithm_config import AlgorithmConfig as AlgorithmConfig
+from .algorithms.ppo.config import PPOConfig as PPOConfig
+from .algorithms.ppo.learner import PPOLearner as PPOLearner
+from .algorithms.ppo.rl_module import DefaultPPORLModule as DefaultPPORLModule
+from .callbacks import Callbacks as Callbacks
+from .columns import Columns as Columns
+from .connectors.common.add_observations_from_episodes_to_batch import (
+    AddObservationsFromEpisodesToBatch as AddObservationsFromEpisodesToBatch,
+)
+from .connectors.common.agent_to_module_mapping import AgentToModuleMapping as AgentToModuleMapping
+from .connectors.common.batch_individual_items import BatchIndividualItems as BatchIndividualItems
+from .connectors.common.module_to_agent_unmapping import ModuleToAgentUnmapping as ModuleToAgentUnmapping
+from .connectors.common.numpy_to_tensor import NumpyToTensor as NumpyToTensor
+from .connectors.common.tensor_to_numpy import TensorToNumpy as TensorToNumpy
+from .connectors.connector_pipeline_v2 import ConnectorPipelineV2 as ConnectorPipelineV2
+from .connectors.connector_pipeline_v2 import EnvToModulePipeline as EnvToModulePipeline
+from .connectors.connector_pipeline_v2 import LearnerConnectorPipeline as LearnerConnectorPipeline
+from .connectors.connector_pipeline_v2 import ModuleToEnvPipeline as ModuleToEnvPipeline
+from .connectors.connector_v2 import ConnectorV2 as ConnectorV2
+from .connectors.learner.add_columns_from_episodes_to_train_batch import (
+    AddColumnsFromEpisodesToTrainBatch as AddColumnsFromEpisodesToTrainBatch,
+)
+from .connectors.learner.general_advantage_estimation import (
+    GeneralAdvantageEstimation as GeneralAdvantageEstimation,
+)
+from .connectors.module_to_env.get_actions import GetActions as GetActions
+from .connectors.module_to_env.listify_data_for_vector_env import ListifyDataForVectorEnv as ListifyDataForVectorEnv
+from .connectors.module_to_env.normalize_and_clip_actions import NormalizeAndClipActions as NormalizeAndClipActions
+from .connectors.module_to_env.unbatch_to_individual_items import UnBatchToIndividualItems as UnBatchToIndividualItems
+from .env_runners.env_runner import EnvRunner as EnvRunner
+from .env_runners.env_runner import MultiAgentEnvRunner as MultiAgentEnvRunner
+from .env_runners.env_runner import SingleAgentEnvRunner as SingleAgentEnvRunner
+from .env_runners.make_env import make_env as make_env
+from .env_runners.make_env import register_env as register_env
+from .episodes.multi_agent_episode import MultiAgentEpisode as MultiAgentEpisode
+from .episodes.single_agent_episode import SingleAgentEpisode as SingleAgentEpisode
+from .errors import CheckpointError as CheckpointError
+from .errors import ConfigError as ConfigError
+from .errors import ConnectorError as ConnectorError
+from .errors import EnvError as EnvError
+from .errors import EpisodeError as EpisodeError
+from .errors import LearnerError as LearnerError
+from .errors import MappingError as MappingError
+from .errors import MarlConnectorsError as MarlConnectorsError
+from .errors import ModuleError as ModuleError
+from .learner.learner import Learner as Learner
+from .rl_module.apis import InferenceOnlyAPI as InferenceOnlyAPI
+from .rl_module.apis import SelfSupervisedLossAPI as SelfSupervisedLossAPI
+from .rl_module.apis import TargetNetworkAPI as TargetNetworkAPI
+from .rl_module.apis import ValueFunctionAPI as ValueFunctionAPI
+from .rl_module.default_model_config import DefaultModelConfig as DefaultModelConfig
+from .rl_module.distributions import Distribution as Distribution
+from .rl_module.distributions import TorchCategorical as TorchCategorical
+from .rl_module.distributions import TorchDiagGaussian as TorchDiagGaussian
+from .rl_module.multi_rl_module import MultiRLModule as MultiRLModule
+from .rl_module.multi_rl_module import MultiRLModuleSpec as MultiRLModuleSpec
+from .rl_module.rl_module import RLModule as RLModule
+from .rl_module.rl_module import RLModuleSpec as RLModuleSpec
+from .typing import DEFAULT_AGENT_ID as DEFAULT_AGENT_ID
+from .typing import DEFAULT_MODULE_ID as DEFAULT_MODULE_ID

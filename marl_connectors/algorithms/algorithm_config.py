@@ -1,0 +1,440 @@
+"""AlgorithmConfig: every setting of a run, in sections that chain."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+from marl_connectors.callbacks import Callbacks
+from marl_connectors.errors import ConfigError, did_you_mean
+from marl_connectors.ops.schedule import Schedule, check_schedule
+from marl_connectors.policy_mapping import SharedPolicy, policy_mapping
+from marl_connectors.typing import ModuleID
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from marl_connectors.algorithms.algorithm import Algorithm
+    from marl_connectors.learner.learner import Learner
+    from marl_connectors.rl_module.multi_rl_module import MultiRLModuleSpec
+    from marl_connectors.rl_module.rl_module import RLModuleSpec
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+UNSET: Any = object()
+"""The default of every setting in a section's signature: leaves the setting as it is."""
+
+
+def section(method: _Method) -> _Method:
+    """Makes a method that takes settings, stores them under their own names, and gives the config back.
+
+    The method's signature says which settings there are; its body only handles what needs more than storing, and
+    returns a dict of names and values to store instead (or None).
+    """
+    names = [name for name in inspect.signature(method).parameters if name != "self"]
+
+    @functools.wraps(method)
+    def wrapper(self: AlgorithmConfig, *args: Any, **given: Any) -> AlgorithmConfig:
+        for name in given:
+            if name not in names:
+                raise ConfigError(
+                    f"{type(self).__name__}.{method.__name__}: unknown setting {name!r}. {did_you_mean(name, names)}"
+                )
+        if args and len(args) > 1:
+            raise ConfigError(f"{type(self).__name__}.{method.__name__}: name the settings: {', '.join(names)}.")
+        if args:
+            given = {names[0]: args[0], **given}
+        instead = method(self, **given) or {}
+        for name, value in {**given, **instead}.items():
+            if value is not UNSET:
+                self._set(name, value)
+        return self
+
+    return wrapper  # type: ignore[return-value]
+
+
+class AlgorithmConfig:
+    """Settings that every algorithm has. Read them as attributes: ``config.gamma``.
+
+    Sections chain, and an unknown setting is an error that names the closest known one::
+
+        config = PPOConfig().environment("CartPole-v1").training(lr=3e-4).debugging(seed=1)
+    """
+
+    def __init__(self) -> None:
+        self._is_frozen = False
+        self._module_configs: dict[ModuleID, AlgorithmConfig] = {}
+        # environment
+        self.env: Any = None
+        self.env_config: dict[str, Any] = {}
+        self.observation_space: Any = None
+        self.action_space: Any = None
+        self.normalize_actions = True
+        self.clip_actions = False
+        self.disable_env_checking = False
+        # multi_agent
+        self.policies: Any = None
+        self.policy_mapping_fn: Callable[..., ModuleID] = SharedPolicy()
+        self.policies_to_train: Collection[ModuleID] | Callable[[ModuleID], bool] | None = None
+        self.count_steps_by = "env_steps"
+        # env_runners
+        self.num_env_runners = 0
+        self.num_envs_per_env_runner = 1
+        self.env_to_module_connector: Callable[..., Any] | None = None
+        self.module_to_env_connector: Callable[..., Any] | None = None
+        self.add_default_connectors_to_env_to_module_pipeline = True
+        self.add_default_connectors_to_module_to_env_pipeline = True
+        self.episode_lookback_horizon = 1
+        self.rollout_fragment_length: int | str = "auto"
+        self.batch_mode = "truncate_episodes"
+        self.explore = True
+        # learners
+        self.num_learners = 0
+        self.num_gpus_per_learner: int | float = 0
+        self.learner_class: type[Learner] | None = None
+        self.learner_connector: Callable[..., Any] | None = None
+        self.add_default_connectors_to_learner_pipeline = True
+        # rl_module
+        self.model_config: Any = None
+        self.rl_module_spec: RLModuleSpec | MultiRLModuleSpec | None = None
+        self.algorithm_config_overrides_per_module: dict[ModuleID, dict[str, Any]] = {}
+        # training
+        self.gamma = 0.99
+        self.lr: Schedule = 0.001
+        self.grad_clip: float | None = None
+        self.grad_clip_by = "global_norm"
+        self.train_batch_size_per_learner = 32
+        self.num_epochs = 1
+        self.minibatch_size: int | None = None
+        self.shuffle_batch_per_epoch = False
+        # evaluation, reporting, callbacks, debugging
+        self.evaluation_interval: int | None = None
+        self.evaluation_duration = 10
+        self.metrics_num_episodes_for_smoothing = 100
+        self.callbacks_class: type[Callbacks] = Callbacks
+        self.seed: int | None = None
+
+    # Sections.
+
+    @section
+    def environment(
+        self,
+        env: Any = UNSET,
+        *,
+        env_config: Mapping[str, Any] = UNSET,
+        observation_space: Any = UNSET,
+        action_space: Any = UNSET,
+        normalize_actions: bool = UNSET,
+        clip_actions: bool = UNSET,
+        disable_env_checking: bool = UNSET,
+    ) -> Self:
+        """Which environment, and how its observations and actions are treated.
+
+        Args:
+            env: An importable PettingZoo environment (``"mpe2.simple_spread_v3"``, ``"my_package.my_env:make"``), a
+                Gymnasium id, a name given to ``register_env``, a class, or a function of ``env_config``.
+            env_config: Passed to whatever makes the environment.
+            observation_space: Instead of the environment's own, for all agents or ``{agent_id: space}``.
+            action_space: Likewise.
+            normalize_actions: Stretch Box actions from [-1, 1] to the space's range.
+            clip_actions: Clip Box actions to the space's range.
+            disable_env_checking: Skip the trial run of the environment, and let observations leave their space.
+        """
+        return {} if env_config is UNSET else {"env_config": dict(env_config or {})}  # type: ignore[return-value]
+
+    @section
+    def multi_agent(
+        self,
+        *,
+        policies: Any = UNSET,
+        policy_mapping_fn: str | Callable[..., ModuleID] = UNSET,
+        policies_to_train: Collection[ModuleID] | Callable[[ModuleID], bool] | None = UNSET,
+        count_steps_by: str = UNSET,
+    ) -> Self:
+        """Which agents share a module.
+
+        Args:
+            policies: The module ids: a collection, or ``{module_id: RLModuleSpec or None}``. None to take those that
+                the mapping function gives for the environment's agents. Or, as a shorthand for both settings,
+                ``"shared"``, ``"independent"`` or patterns such as ``"adversary*=red,agent*=green"``.
+            policy_mapping_fn: ``fn(agent_id, episode, **kwargs)`` gives the module id; or one of those shorthands.
+                Called once for each agent and episode.
+            policies_to_train: Which modules are updated; None for all.
+            count_steps_by: Whether batch sizes count ``"env_steps"`` or ``"agent_steps"``.
+        """
+        instead: dict[str, Any] = {}
+        if policy_mapping_fn is not UNSET:
+            instead["policy_mapping_fn"] = policy_mapping(policy_mapping_fn)
+        if isinstance(policies, str):
+            instead.update(policies=None, policy_mapping_fn=policy_mapping(policies))
+        return instead  # type: ignore[return-value]
+
+    @section
+    def env_runners(
+        self,
+        *,
+        num_env_runners: int = UNSET,
+        num_envs_per_env_runner: int = UNSET,
+        env_to_module_connector: Callable[..., Any] | None = UNSET,
+        module_to_env_connector: Callable[..., Any] | None = UNSET,
+        add_default_connectors_to_env_to_module_pipeline: bool = UNSET,
+        add_default_connectors_to_module_to_env_pipeline: bool = UNSET,
+        episode_lookback_horizon: int = UNSET,
+        rollout_fragment_length: int | str = UNSET,
+        batch_mode: str = UNSET,
+        explore: bool = UNSET,
+    ) -> Self:
+        """How episodes are collected.
+
+        Args:
+            num_env_runners: 0: environments are stepped in this process.
+            num_envs_per_env_runner: Copies of the environment.
+            env_to_module_connector: ``fn(env, spaces, device)``, ``fn(env)`` or ``fn()`` that gives a connector piece
+                or a list of them, to stand before the default pieces.
+            module_to_env_connector: ``fn(env, spaces)``, ``fn(env)`` or ``fn()``, likewise.
+            add_default_connectors_to_env_to_module_pipeline: False to use your own pieces only.
+            add_default_connectors_to_module_to_env_pipeline: False to use your own pieces only.
+            episode_lookback_horizon: Steps that a chunk of an episode keeps from before it.
+            rollout_fragment_length: Env steps of each copy in one sample; ``"auto"`` to fit the train batch.
+            batch_mode: ``"truncate_episodes"`` or ``"complete_episodes"``.
+            explore: Whether actions are sampled.
+        """
+
+    @section
+    def learners(
+        self,
+        *,
+        num_learners: int = UNSET,
+        num_gpus_per_learner: float = UNSET,
+        learner_class: type[Learner] = UNSET,
+        learner_connector: Callable[..., Any] | None = UNSET,
+        add_default_connectors_to_learner_pipeline: bool = UNSET,
+    ) -> Self:
+        """How modules are updated.
+
+        Args:
+            num_learners: 0: in this process.
+            num_gpus_per_learner: More than 0 to put modules and batches on the GPU.
+            learner_class: Instead of the algorithm's own.
+            learner_connector: ``fn(observation_space, action_space)``, one-argument or ``fn()``, that gives a
+                connector piece or a list of them, to stand before the default pieces.
+            add_default_connectors_to_learner_pipeline: False to use your own pieces only.
+        """
+
+    @section
+    def rl_module(
+        self,
+        *,
+        model_config: Any = UNSET,
+        rl_module_spec: RLModuleSpec | MultiRLModuleSpec | None = UNSET,
+        algorithm_config_overrides_per_module: Mapping[ModuleID, Mapping[str, Any]] = UNSET,
+        model_config_dict: Mapping[str, Any] = UNSET,
+    ) -> Self:
+        """What the modules look like.
+
+        Args:
+            model_config: A DefaultModelConfig or dict for the default modules, or a dict for your own.
+            rl_module_spec: One spec for all modules, or a MultiRLModuleSpec.
+            algorithm_config_overrides_per_module: ``{module_id: {setting: value}}``, such as a learning rate.
+            model_config_dict: An older name of ``model_config``.
+        """
+        instead: dict[str, Any] = {}
+        if model_config_dict is not UNSET:
+            instead.update(model_config=model_config_dict, model_config_dict=UNSET)
+        if algorithm_config_overrides_per_module is not UNSET:
+            for overrides in algorithm_config_overrides_per_module.values():
+                self._check_names(overrides)
+            instead["algorithm_config_overrides_per_module"] = {
+                module_id: dict(o) for module_id, o in algorithm_config_overrides_per_module.items()
+            }
+        return instead  # type: ignore[return-value]
+
+    @section
+    def training(
+        self,
+        *,
+        gamma: float = UNSET,
+        lr: Schedule = UNSET,
+        grad_clip: float | None = UNSET,
+        grad_clip_by: str = UNSET,
+        train_batch_size_per_learner: int = UNSET,
+        num_epochs: int = UNSET,
+        minibatch_size: int | None = UNSET,
+        shuffle_batch_per_epoch: bool = UNSET,
+        learner_class: type[Learner] = UNSET,
+        learner_connector: Callable[..., Any] | None = UNSET,
+    ) -> Self:
+        """How the modules learn.
+
+        Args:
+            gamma: Discount per agent step.
+            lr: Learning rate, a number or a schedule ``[[t, value], ...]`` over sampled env steps.
+            grad_clip: Bound for gradients; None for none.
+            grad_clip_by: ``"global_norm"`` (of a module), ``"norm"`` (of each tensor) or ``"value"``.
+            train_batch_size_per_learner: Steps of one update, counted by ``count_steps_by``.
+            num_epochs: How often an update goes through its batch.
+            minibatch_size: Rows of one module in one gradient step; None for all.
+            shuffle_batch_per_epoch: Whether each epoch has an order of its own.
+            learner_class: As in ``learners``.
+            learner_connector: As in ``learners``.
+        """
+
+    @section
+    def evaluation(self, *, evaluation_interval: int | None = UNSET, evaluation_duration: int = UNSET) -> Self:
+        """When ``train()`` also evaluates, without exploration.
+
+        Args:
+            evaluation_interval: Every so many iterations; None for never.
+            evaluation_duration: Episodes of one evaluation.
+        """
+
+    @section
+    def reporting(self, *, metrics_num_episodes_for_smoothing: int = UNSET) -> Self:
+        """Over how many of the newest episodes returns are averaged."""
+
+    @section
+    def callbacks(self, callbacks_class: type[Callbacks] = UNSET) -> Self:
+        """A subclass of Callbacks."""
+
+    @section
+    def exploration(self, *, explore: bool = UNSET) -> Self:
+        """Whether actions are sampled; the same setting as in ``env_runners``."""
+
+    @section
+    def debugging(self, *, seed: int | None = UNSET) -> Self:
+        """The run's seed. The same seed gives the same run; None draws one."""
+
+    # The config as a whole.
+
+    def copy(self) -> Self:
+        """A copy that can be changed."""
+        new = copy.copy(self)
+        new.__dict__.update({k: copy.copy(v) if isinstance(v, dict) else v for k, v in self.__dict__.items()})
+        new._is_frozen = False
+        new._module_configs = {}
+        return new
+
+    def freeze(self) -> None:
+        """Makes any further change an error."""
+        self._is_frozen = True
+
+    def to_dict(self) -> dict[str, Any]:
+        """All settings by name."""
+        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+
+    def update_from_dict(self, settings: Mapping[str, Any]) -> Self:
+        """Sets settings by name."""
+        self._check_names(settings)
+        for name, value in settings.items():
+            self._set(name, value)
+        return self
+
+    @classmethod
+    def overrides(cls, **settings: Any) -> dict[str, Any]:
+        """Settings for ``algorithm_config_overrides_per_module``, checked."""
+        cls()._check_names(settings)
+        return settings
+
+    def get_config_for_module(self, module_id: ModuleID) -> Any:
+        """The config with a module's overrides; this object itself if it has none."""
+        overrides = self.algorithm_config_overrides_per_module.get(module_id)
+        if not overrides:
+            return self
+        if module_id not in self._module_configs:
+            self._module_configs[module_id] = self.copy().update_from_dict(overrides)
+        return self._module_configs[module_id]
+
+    def get_default_rl_module_class(self) -> Any:
+        """The module class where the user names none."""
+        raise ConfigError(f"{type(self).__name__}: has no default RLModule. Pass rl_module_spec in .rl_module(...).")
+
+    def get_default_learner_class(self) -> type[Learner]:
+        """The learner class where the user names none."""
+        raise ConfigError(f"{type(self).__name__}: has no default Learner. Pass learner_class in .learners(...).")
+
+    @property
+    def device(self) -> torch.device:
+        """Where modules and batches live."""
+        return torch.device("cuda" if self.num_gpus_per_learner else "cpu")
+
+    @property
+    def env_steps_per_fragment(self) -> int | None:
+        """Env steps of each copy in one sample, if it is fixed."""
+        return None if self.rollout_fragment_length == "auto" else int(self.rollout_fragment_length)
+
+    def validate(self) -> None:
+        """Raises ConfigError for settings that are of the wrong kind, or at odds with one another."""
+        if self.env is None:
+            raise ConfigError(f"{type(self).__name__}: no environment. Call .environment(env=...).")
+        for name in ("num_env_runners", "num_learners"):
+            if getattr(self, name) != 0:
+                raise ConfigError(
+                    f"{type(self).__name__}: {name}={getattr(self, name)!r}, but this version samples and learns in one "
+                    f"process. Set {name}=0, and more num_envs_per_env_runner for larger batches."
+                )
+        for name in ("num_envs_per_env_runner", "train_batch_size_per_learner", "num_epochs", "evaluation_duration"):
+            self._require(name, isinstance(getattr(self, name), int) and getattr(self, name) >= 1, "a whole number >= 1")
+        for name in ("minibatch_size", "evaluation_interval"):
+            value = getattr(self, name)
+            self._require(name, value is None or (isinstance(value, int) and value >= 1), "a whole number >= 1, or None")
+        self._require("episode_lookback_horizon", _is_count(self.episode_lookback_horizon), "a whole number >= 0")
+        fragment = self.rollout_fragment_length
+        self._require(
+            "rollout_fragment_length", fragment == "auto" or (_is_count(fragment) and fragment), "'auto' or a whole number >= 1"
+        )
+        self._require("gamma", _is_number(self.gamma) and 0 <= self.gamma <= 1, "a number in [0, 1]")
+        self._require("grad_clip", self.grad_clip is None or (_is_number(self.grad_clip) and self.grad_clip > 0), "a number > 0, or None")
+        self._require("seed", self.seed is None or _is_count(self.seed), "a whole number >= 0, or None")
+        for name, choices in (
+            ("grad_clip_by", ("global_norm", "norm", "value")),
+            ("batch_mode", ("truncate_episodes", "complete_episodes")),
+            ("count_steps_by", ("env_steps", "agent_steps")),
+        ):
+            if getattr(self, name) not in choices:
+                raise ConfigError(
+                    f"{type(self).__name__}: {name}={getattr(self, name)!r}. {did_you_mean(getattr(self, name), choices)}"
+                )
+        check_schedule(f"{type(self).__name__}: lr", self.lr)
+        if self.num_gpus_per_learner and not torch.cuda.is_available():
+            raise ConfigError(f"{type(self).__name__}: num_gpus_per_learner={self.num_gpus_per_learner}, but torch sees no GPU.")
+        for module_id in self.algorithm_config_overrides_per_module:
+            self.get_config_for_module(module_id)
+
+    def build_algo(self) -> Algorithm:
+        """The algorithm, ready to ``train()``."""
+        from marl_connectors.algorithms.algorithm import Algorithm
+
+        return Algorithm(self)
+
+    def build(self) -> Algorithm:
+        """Same as ``build_algo``."""
+        return self.build_algo()
+
+    def _set(self, name: str, value: Any) -> None:
+        if self._is_frozen:
+            raise ConfigError(f"{type(self).__name__}: frozen, so {name!r} cannot be set. Change a .copy() of it.")
+        setattr(self, name, value)
+
+    def _check_names(self, settings: Mapping[str, Any]) -> None:
+        known = self.to_dict()
+        for name in settings:
+            if name not in known:
+                raise ConfigError(f"{type(self).__name__}: unknown setting {name!r}. {did_you_mean(name, known)}")
+
+    def _require(self, name: str, holds: object, expected: str) -> None:
+        if not holds:
+            raise ConfigError(f"{type(self).__name__}: {name} must be {expected}, not {getattr(self, name)!r}.")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+

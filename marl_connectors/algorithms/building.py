@@ -1,0 +1,241 @@
+"""From a config and an environment to modules and pipelines."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+from gymnasium import Space
+
+from marl_connectors import spaces
+from marl_connectors.algorithms.algorithm_config import AlgorithmConfig
+from marl_connectors.connectors.connector_pipeline_v2 import EnvToModulePipeline, ModuleToEnvPipeline
+from marl_connectors.connectors.defaults import (
+    call_builder,
+    env_to_module_pipeline,
+    learner_pipeline,
+    module_to_env_pipeline,
+)
+from marl_connectors.env_runners.env_runner import EnvRunner
+from marl_connectors.env_runners.env_setup import EnvSetup
+from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
+from marl_connectors.errors import ConfigError, MappingError
+from marl_connectors.learner.learner import Learner
+from marl_connectors.policy_mapping import PatternPolicies, check_patterns
+from marl_connectors.rl_module.multi_rl_module import MultiRLModule, MultiRLModuleSpec
+from marl_connectors.rl_module.rl_module import RLModuleSpec
+from marl_connectors.seeding import torch_stream
+from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID, ModuleID
+
+
+def build_env_to_module(config: AlgorithmConfig, setup: EnvSetup) -> EnvToModulePipeline:
+    """The env-to-module pipeline, with the user's pieces first."""
+    input_spaces = setup.space_of_all(0), setup.space_of_all(1)
+    custom = call_builder(
+        "env_to_module_connector",
+        config.env_to_module_connector,
+        setup.probe,
+        {"__env__": input_spaces, "__env_single__": input_spaces},
+        config.device,
+    )
+    return env_to_module_pipeline(
+        custom,
+        multi_agent=not setup.single_agent,
+        observation_space=input_spaces[0],
+        action_space=input_spaces[1],
+        device=config.device,
+        add_defaults=config.add_default_connectors_to_env_to_module_pipeline,
+    )
+
+
+def build_module_to_env(config: AlgorithmConfig, setup: EnvSetup) -> ModuleToEnvPipeline:
+    """The module-to-env pipeline, with the user's pieces before actions get the environment's range."""
+    input_spaces = setup.space_of_all(0), setup.space_of_all(1)
+    custom = call_builder(
+        "module_to_env_connector",
+        config.module_to_env_connector,
+        setup.probe,
+        {"__env__": input_spaces, "__env_single__": input_spaces},
+    )
+    return module_to_env_pipeline(
+        custom,
+        multi_agent=not setup.single_agent,
+        observation_space=input_spaces[0],
+        action_space=input_spaces[1],
+        normalize_actions=config.normalize_actions,
+        clip_actions=config.clip_actions,
+        add_defaults=config.add_default_connectors_to_module_to_env_pipeline,
+    )
+
+
+def build_modules(config: AlgorithmConfig, setup: EnvSetup, env_to_module: EnvToModulePipeline, seed: int) -> MultiRLModule:
+    """All modules, each with the spaces of the agents that are mapped to it.
+
+    Raises:
+        ConfigError: If a module's spaces cannot be worked out.
+        MappingError: If the mapping function raises, or agents of one module differ in their spaces.
+    """
+    agents = agents_by_module(config, setup)
+    given = config.rl_module_spec
+    multi = given if isinstance(given, MultiRLModuleSpec) else MultiRLModuleSpec(rl_module_specs=given or {})
+    specs: dict[ModuleID, RLModuleSpec] = {}
+    for module_id, agent_ids in agents.items():
+        spec = multi.rl_module_specs if isinstance(multi.rl_module_specs, RLModuleSpec) else multi.rl_module_specs.get(module_id)
+        own = config.policies.get(module_id) if isinstance(config.policies, dict) else None
+        specs[module_id] = _completed(spec or own or RLModuleSpec(), config, setup, env_to_module, module_id, agent_ids)
+    if not isinstance(multi.rl_module_specs, RLModuleSpec):
+        for module_id in multi.rl_module_specs:
+            if module_id not in specs:
+                raise ConfigError(
+                    f"rl_module_spec: has a spec for module {module_id!r}, but the modules are {sorted(specs)}. Add it to "
+                    f"policies, or map an agent to it."
+                )
+    with torch_stream(seed, "modules"):
+        modules = dataclasses.replace(multi, rl_module_specs={}, load_state_path=None).build()
+    for module_id, spec in specs.items():
+        with torch_stream(seed, "module", module_id):
+            modules.add_module(module_id, spec.build())
+    if multi.load_state_path is not None:
+        from marl_connectors.checkpoints import load_state
+
+        state = load_state(multi.load_state_path)
+        wanted = multi.modules_to_load
+        modules.set_state({m: s for m, s in state.items() if wanted is None or m in wanted})
+    if modules.is_stateful():
+        stateful = [module_id for module_id, module in modules.items() if module.is_stateful()]
+        raise ConfigError(f"rl_module: modules {stateful} are stateful, which this version does not support.")
+    return modules.to(config.device)
+
+
+def agents_by_module(config: AlgorithmConfig, setup: EnvSetup) -> dict[ModuleID, list[AgentID]]:
+    """The modules, and which of the environment's possible agents a first episode maps to each."""
+    if setup.single_agent:
+        return {DEFAULT_MODULE_ID: list(setup.agent_ids)}
+    mapping = config.policy_mapping_fn
+    if isinstance(mapping, PatternPolicies):
+        check_patterns(mapping, setup.agent_ids)
+    episode = MultiAgentEpisode.from_agent_episodes(
+        "0-0", {}, env_t_started=0, env_t=0, agent_to_module_mapping_fn=mapping
+    )
+    declared = None if config.policies is None else list(config.policies)
+    agents: dict[ModuleID, list[AgentID]] = {module_id: [] for module_id in declared or ()}
+    for agent_id in setup.agent_ids:
+        module_id = _ask_mapping(episode, agent_id)
+        if declared is not None and module_id not in agents:
+            raise MappingError(
+                f"policy_mapping_fn: agent {agent_id!r} maps to module {module_id!r}, but policies has only "
+                f"{', '.join(map(repr, declared))}. Add {module_id!r} to policies, or change policy_mapping_fn."
+            )
+        agents.setdefault(module_id, []).append(agent_id)
+    return agents
+
+
+def _ask_mapping(episode: MultiAgentEpisode, agent_id: AgentID) -> ModuleID:
+    try:
+        module_id = episode.module_for(agent_id)
+    except MappingError:
+        raise
+    except Exception as error:
+        raise MappingError(
+            f"policy_mapping_fn raised {type(error).__name__} for agent {agent_id!r}: {error}. It is called as "
+            f"policy_mapping_fn(agent_id, episode) and must return a module id."
+        ) from error
+    if not isinstance(module_id, str):
+        raise MappingError(
+            f"policy_mapping_fn: returned {module_id!r} for agent {agent_id!r}. It must return a module id, a string."
+        )
+    return module_id
+
+
+def _completed(
+    spec: RLModuleSpec,
+    config: AlgorithmConfig,
+    setup: EnvSetup,
+    env_to_module: EnvToModulePipeline,
+    module_id: ModuleID,
+    agent_ids: list[AgentID],
+) -> RLModuleSpec:
+    model_config = spec.model_config
+    if model_config is None:
+        model_config = config.get_config_for_module(module_id).model_config
+    return dataclasses.replace(
+        spec,
+        module_class=spec.module_class or config.get_default_rl_module_class(),
+        model_config=model_config,
+        observation_space=spec.observation_space
+        or _common(env_to_module.observation_space, setup, module_id, agent_ids, "observation"),
+        action_space=spec.action_space or _common(env_to_module.action_space, setup, module_id, agent_ids, "action"),
+    )
+
+
+def _common(space: Space | None, setup: EnvSetup, module_id: ModuleID, agent_ids: list[AgentID], kind: str) -> Space:
+    """The space that all agents of a module have."""
+    if setup.single_agent:
+        assert space is not None
+        return space
+    candidates = agent_ids or setup.agent_ids
+    found: list[Space] = [space[agent_id] for agent_id in candidates]  # type: ignore[index]
+    for agent_id, other in zip(candidates, found, strict=True):
+        if spaces.describe(other) != spaces.describe(found[0]):
+            if not agent_ids:
+                raise ConfigError(
+                    f"policies: no agent of the first episode maps to module {module_id!r}, and the agents' "
+                    f"{kind} spaces differ, so its space is unknown. Give it an RLModuleSpec with {kind}_space."
+                )
+            raise MappingError(
+                f"policy_mapping_fn: agents {candidates[0]!r} and {agent_id!r} both map to module {module_id!r}, but "
+                f"their {kind} spaces differ: {spaces.describe(found[0])} and {spaces.describe(other)}. Map them to "
+                f"different modules."
+            )
+    return found[0]
+
+
+def build_learner(config: AlgorithmConfig, setup: EnvSetup, modules: MultiRLModule, seed: int) -> Learner:
+    """The learner and its pipeline."""
+    input_spaces = setup.space_of_all(0), setup.space_of_all(1)
+    custom = call_builder("learner_connector", config.learner_connector, *input_spaces)
+    pipeline = learner_pipeline(
+        custom,
+        multi_agent=not setup.single_agent,
+        observation_space=input_spaces[0],
+        action_space=input_spaces[1],
+        device=config.device,
+        add_defaults=config.add_default_connectors_to_learner_pipeline,
+    )
+    learner_class: Any = config.learner_class or config.get_default_learner_class()
+    learner = learner_class(config=config, module=modules, pipeline=pipeline, seed=seed)
+    learner.build()
+    return learner
+
+
+def build_env_runner(
+    config: AlgorithmConfig,
+    setup: EnvSetup,
+    modules: MultiRLModule,
+    env_to_module: EnvToModulePipeline,
+    *,
+    seed: int,
+    num_envs: int,
+    explore: bool,
+    rollout_fragment_length: int,
+    render_mode: str | None = None,
+) -> EnvRunner:
+    """A runner with copies of its own."""
+    return EnvRunner(
+        partial(setup.make, render_mode),
+        num_envs=num_envs,
+        seed=seed,
+        single_agent=setup.single_agent,
+        agent_spaces=setup.agent_spaces,
+        policy_mapping_fn=config.policy_mapping_fn,
+        rl_module=modules,
+        env_to_module=env_to_module,
+        module_to_env=build_module_to_env(config, setup),
+        explore=explore,
+        lookback=config.episode_lookback_horizon,
+        rollout_fragment_length=rollout_fragment_length,
+        check_spaces=not config.disable_env_checking,
+        callbacks=config.callbacks_class(),
+        env_config=config.env_config,
+    )

@@ -1,0 +1,107 @@
+"""PPOConfig."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from marl_connectors.algorithms.algorithm_config import UNSET, AlgorithmConfig, section
+from marl_connectors.ops.schedule import Schedule, check_schedule
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from marl_connectors.learner.learner import Learner
+
+
+class PPOConfig(AlgorithmConfig):
+    """Settings of proximal policy optimisation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lr = 5e-5
+        self.train_batch_size_per_learner = 4000
+        self.num_epochs = 30
+        self.minibatch_size = 128
+        self.shuffle_batch_per_epoch = True
+        self.use_critic = True
+        self.use_gae = True
+        self.lambda_ = 1.0
+        self.use_kl_loss = True
+        self.kl_coeff = 0.2
+        self.kl_target = 0.01
+        self.vf_loss_coeff = 1.0
+        self.entropy_coeff: Schedule = 0.0
+        self.clip_param = 0.3
+        self.vf_clip_param = 10.0
+
+    @section
+    def training(  # type: ignore[override]
+        self,
+        *,
+        gamma: float = UNSET,
+        lr: Schedule = UNSET,
+        grad_clip: float | None = UNSET,
+        grad_clip_by: str = UNSET,
+        train_batch_size_per_learner: int = UNSET,
+        num_epochs: int = UNSET,
+        minibatch_size: int | None = UNSET,
+        shuffle_batch_per_epoch: bool = UNSET,
+        learner_class: type[Learner] = UNSET,
+        learner_connector: Callable[..., Any] | None = UNSET,
+        use_critic: bool = UNSET,
+        use_gae: bool = UNSET,
+        lambda_: float = UNSET,
+        use_kl_loss: bool = UNSET,
+        kl_coeff: float = UNSET,
+        kl_target: float = UNSET,
+        vf_loss_coeff: float = UNSET,
+        entropy_coeff: Schedule = UNSET,
+        clip_param: float = UNSET,
+        vf_clip_param: float = UNSET,
+    ) -> Self:
+        """How the modules learn.
+
+        Args:
+            gamma: Discount per agent step.
+            lr: Learning rate, a number or a schedule ``[[t, value], ...]`` over sampled env steps.
+            grad_clip: Bound for gradients; None for none.
+            grad_clip_by: ``"global_norm"`` (of a module), ``"norm"`` (of each tensor) or ``"value"``.
+            train_batch_size_per_learner: Steps of one update, counted by ``count_steps_by``.
+            num_epochs: How often an update goes through its batch.
+            minibatch_size: Rows of one module in one gradient step; None for all.
+            shuffle_batch_per_epoch: Whether each epoch has an order of its own.
+            learner_class: Instead of PPOLearner.
+            learner_connector: As in ``learners``.
+            use_critic: Whether there is a value function; without one, advantages are returns.
+            use_gae: Whether advantages are generalised advantage estimates (else lambda is 1).
+            lambda_: Bias/variance trade-off of advantages, in [0, 1].
+            use_kl_loss: Whether moving away from the policy that acted is penalised.
+            kl_coeff: Weight of that penalty at the start.
+            kl_target: The divergence that the weight is adapted to, in nats.
+            vf_loss_coeff: Weight of the value loss.
+            entropy_coeff: Weight of the entropy bonus, a number or a schedule.
+            clip_param: How far the probability ratio may move from 1.
+            vf_clip_param: Bound of a row's squared value error.
+        """
+
+    def get_default_rl_module_class(self) -> Any:
+        """An MLP policy and value function."""
+        from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
+
+        return DefaultPPORLModule
+
+    def get_default_learner_class(self) -> type[Learner]:
+        """PPOLearner."""
+        from marl_connectors.algorithms.ppo.learner import PPOLearner
+
+        return PPOLearner
+
+    def validate(self) -> None:
+        """Also PPO's own settings."""
+        super().validate()
+        for name in ("kl_coeff", "kl_target", "vf_loss_coeff", "clip_param", "vf_clip_param"):
+            value = getattr(self, name)
+            self._require(name, isinstance(value, (int, float)) and value >= 0, "a number >= 0")
+        self._require("lambda_", isinstance(self.lambda_, (int, float)) and 0 <= self.lambda_ <= 1, "a number in [0, 1]")
+        check_schedule("PPOConfig: entropy_coeff", self.entropy_coeff)

@@ -1,0 +1,136 @@
+"""PPO's losses."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from marl_connectors.columns import Columns
+from marl_connectors.connectors.learner.general_advantage_estimation import GeneralAdvantageEstimation
+from marl_connectors.learner.learner import Learner
+from marl_connectors.ops.ppo_loss import ppo_loss
+from marl_connectors.ops.schedule import value_at
+from marl_connectors.rl_module.bucket import Bucket
+from marl_connectors.typing import ModuleID
+
+
+class PPOLearner(Learner):
+    """Proximal policy optimisation with a clipped surrogate and, if asked, a KL penalty that adapts itself."""
+
+    def build(self) -> None:
+        """Adds advantage estimation to the pipeline."""
+        self._kl_coeffs: dict[ModuleID, float] = {}
+        if self.config.add_default_connectors_to_learner_pipeline:
+            settings = {
+                module_id: {"gamma": own.gamma, "lambda_": own.lambda_}
+                for module_id, own in ((m, self.config.get_config_for_module(m)) for m in self.module.keys())
+            }
+            self.pipeline.append(
+                GeneralAdvantageEstimation(
+                    gamma=self.config.gamma, lambda_=self.config.lambda_, module_settings=settings
+                )
+            )
+        super().build()
+
+    def kl_coeff(self, module_id: ModuleID) -> float:
+        """The weight of a module's KL penalty now."""
+        return self._kl_coeffs.get(module_id, self.config.get_config_for_module(module_id).kl_coeff)
+
+    def compute_loss_for_module(
+        self, *, module_id: ModuleID, config: Any, batch: Mapping[str, Any], fwd_out: Mapping[str, Any]
+    ) -> Tensor:
+        """The scalar loss of one module."""
+        return self._loss((module_id,), config, self.module[module_id], batch, fwd_out, self._coefficients([module_id]))
+
+    def compute_loss_for_stacked_modules(
+        self, *, module_ids: Sequence[ModuleID], batch: Mapping[str, Any], fwd_out: Mapping[str, Any], bucket: Bucket
+    ) -> Tensor:
+        """``[M]`` losses in one computation, unless a subclass has its own loss for a module."""
+        configs = [self.config.get_config_for_module(m) for m in module_ids]
+        if type(self).compute_loss_for_module is not PPOLearner.compute_loss_for_module or any(
+            config is not configs[0] for config in configs
+        ):
+            return super().compute_loss_for_stacked_modules(
+                module_ids=module_ids, batch=batch, fwd_out=fwd_out, bucket=bucket
+            )
+        coefficients = self._coefficients(module_ids)
+        return self._loss(module_ids, configs[0], bucket.twin, batch, fwd_out, coefficients)
+
+    def _coefficients(self, module_ids: Sequence[ModuleID]) -> tuple[Any, Any]:
+        entropy = [value_at(self.config.get_config_for_module(m).entropy_coeff, self.timestep) for m in module_ids]
+        kl = [self.kl_coeff(m) for m in module_ids]
+        if len(module_ids) == 1:
+            return entropy[0], kl[0]
+        device = next(self.module.parameters()).device
+        return torch.tensor(entropy, device=device), torch.tensor(kl, device=device)
+
+    def _loss(
+        self,
+        module_ids: Sequence[ModuleID],
+        config: Any,
+        module: Any,
+        batch: Mapping[str, Any],
+        fwd_out: Mapping[str, Any],
+        coefficients: tuple[Any, Any],
+    ) -> Tensor:
+        entropy_coeff, kl_coeff = coefficients
+        dist_cls = self.module[module_ids[0]].get_train_action_dist_cls()
+        now = dist_cls.from_logits(fwd_out[Columns.ACTION_DIST_INPUTS])
+        kl = None
+        if config.use_kl_loss:
+            kl = dist_cls.from_logits(batch[Columns.ACTION_DIST_INPUTS]).kl(now)
+        values = targets = None
+        if config.use_critic:
+            values = module.compute_values(batch, embeddings=fwd_out.get(Columns.EMBEDDINGS))
+            targets = batch[Columns.VALUE_TARGETS]
+        loss = ppo_loss(
+            logp=now.logp(batch[Columns.ACTIONS]),
+            old_logp=batch[Columns.ACTION_LOGP],
+            advantages=batch[Columns.ADVANTAGES],
+            entropy=now.entropy(),
+            values=values,
+            value_targets=targets,
+            kl=kl,
+            clip_param=config.clip_param,
+            vf_clip_param=config.vf_clip_param,
+            vf_loss_coeff=config.vf_loss_coeff,
+            entropy_coeff=entropy_coeff,
+            kl_coeff=kl_coeff,
+        )
+        terms = {
+            "total_loss": loss.total,
+            "policy_loss": loss.policy_loss,
+            "vf_loss": loss.vf_loss,
+            "vf_loss_unclipped": loss.vf_loss_unclipped,
+            "entropy": loss.entropy,
+            "mean_kl_loss": loss.kl,
+        }
+        self.log_terms(module_ids, terms)
+        return loss.total
+
+    def after_gradient_based_update(self, *, timesteps: dict[str, int]) -> None:
+        """Adapts the KL penalties: up by half where the policy moved too far, down by half where it hardly moved."""
+        for module_id, terms in self._terms.items():
+            config = self.config.get_config_for_module(module_id)
+            if not config.use_kl_loss:
+                continue
+            for key, values in terms.items():
+                if "mean_kl_loss" in key:
+                    kl = float(values[-1][key.split(",").index("mean_kl_loss")])
+                    if kl > 2.0 * config.kl_target:
+                        self._kl_coeffs[module_id] = self.kl_coeff(module_id) * 1.5
+                    elif kl < 0.5 * config.kl_target:
+                        self._kl_coeffs[module_id] = self.kl_coeff(module_id) * 0.5
+
+    def get_state(self) -> dict[str, Any]:
+        """Also the KL penalties."""
+        return {**super().get_state(), "kl_coeffs": dict(self._kl_coeffs)}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Takes what ``get_state`` gave."""
+        super().set_state(state)
+        self._kl_coeffs = dict(state["kl_coeffs"])

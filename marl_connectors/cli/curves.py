@@ -1,0 +1,56 @@
+"""Learning curves as a picture."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#000000")
+"""Okabe and Ito's palette, which colour-blind readers can tell apart; used in turn."""
+_LEGEND_ROWS = 16
+
+Series = Mapping[str, Sequence[tuple[int, float, float]]]
+"""``{module_id: [(agent steps, mean return, standard deviation), ...]}``"""
+
+
+def draw_curves(path: Path, series: Series, random_play: Mapping[str, float], title: str) -> None:
+    """Draws the return per module over agent steps.
+
+    A line is the mean return of an agent per episode over the episodes that ended in an iteration, its band one
+    standard deviation to either side, and a dashed line what random actions get. Iterations in which no episode ended
+    are left out.
+
+    Args:
+        path: The PNG file to write.
+        series: What to draw.
+        random_play: Mean return of random actions per module, where known.
+        title: Of the picture.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5), dpi=120, layout="constrained")
+    axes = figure.add_subplot()
+    for index, (module_id, points) in enumerate(sorted(series.items())):
+        colour = _COLOURS[index % len(_COLOURS)]
+        kept = [point for point in points if math.isfinite(point[1])]
+        steps, means = [point[0] for point in kept], [point[1] for point in kept]
+        bands = [point[2] if math.isfinite(point[2]) else 0.0 for point in kept]
+        label = module_id if index < _LEGEND_ROWS else None
+        axes.plot(steps, means, color=colour, label=label, marker="." if len(kept) == 1 else None)
+        low = [mean - band for mean, band in zip(means, bands, strict=True)]
+        high = [mean + band for mean, band in zip(means, bands, strict=True)]
+        axes.fill_between(steps, low, high, color=colour, alpha=0.18, linewidth=0)
+        level = random_play.get(module_id, math.nan)
+        if math.isfinite(level):
+            label = f"{module_id}, random play" if index < _LEGEND_ROWS else None
+            axes.axhline(level, color=colour, linestyle="--", linewidth=1, label=label)
+    axes.set_title(title)
+    axes.set_xlabel("agent steps")
+    axes.set_ylabel("return of an agent per episode")
+    axes.xaxis.set_major_formatter(lambda value, position: f"{value:,.0f}")
+    axes.grid(alpha=0.25)
+    if series:
+        axes.legend(fontsize="small")
+    FigureCanvasAgg(figure).print_png(str(path))

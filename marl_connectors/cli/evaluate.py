@@ -1,0 +1,46 @@
+"""``marl-connectors evaluate``: play episodes with the modules of a checkpoint."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from marl_connectors.cli import run_folder
+from marl_connectors.cli.results import module_returns, number, spread, table
+from marl_connectors.cli.train import load_algorithm
+from marl_connectors.cli.values import require_extras
+from marl_connectors.cli.video import record_video
+
+
+def run(args: argparse.Namespace) -> int:
+    """Evaluates as the parsed options say; gives the exit status."""
+    if args.video is not None:
+        require_extras("PIL")
+    checkpoint = Path(args.checkpoint)
+    if (checkpoint / run_folder.CONFIG).is_file():
+        checkpoint = run_folder.latest_checkpoint(checkpoint)
+    algo = load_algorithm(checkpoint)
+    try:
+        results = algo.evaluate(num_episodes=args.episodes, explore=args.explore, seed=args.seed)
+        random_play = module_returns(algo.random_play(num_episodes=args.episodes))
+        rows = [
+            [module_id, spread(mean_and_std), extremes, spread(random_play.get(module_id))]
+            for (module_id, mean_and_std), extremes in zip(
+                module_returns(results).items(), _extremes(results), strict=True
+            )
+        ]
+        manner = "drawn from the policies" if args.explore else "the most likely ones"
+        print(f"{checkpoint}: {args.episodes} episodes, actions are {manner}.")
+        print("Return of an agent per episode:")
+        print(table(["module", "mean ± std", "min to max", "random play"], rows))
+        print(f"Episodes last {number(float(results['episode_len_mean']))} steps on average.")
+        if args.video is not None:
+            print(record_video(algo, Path(args.video)) or f"Video: {args.video}")
+    finally:
+        algo.stop()
+    return 0
+
+
+def _extremes(results: dict) -> list[str]:
+    stats = results["module_episode_returns"].values()
+    return [f"{number(float(each['min']))} to {number(float(each['max']))}" for each in stats]

@@ -1,0 +1,161 @@
+"""The entry point of the command line: options, help, and errors as one line."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from marl_connectors.checkpoints import library_version
+from marl_connectors.cli.values import count, key_value, layer_sizes, whole_number
+from marl_connectors.errors import ConfigError, MarlConnectorsError, did_you_mean
+
+EXIT_BAD_INPUT = 2
+EXIT_INTERRUPTED = 130
+
+_TRAIN_EXAMPLES = """\
+examples:
+  marl-connectors train mpe2.simple_spread_v3
+  marl-connectors train mpe2.simple_spread_v3 --policies independent --env-config N=5 --steps 2e6
+  marl-connectors train mpe2.simple_tag_v3 --policies "adversary*=red,agent*=green"
+  marl-connectors train my_package.my_env:make --mapping my_module:my_mapping_fn --set lr=1e-4 --set num_epochs=10
+  marl-connectors train CartPole-v1 --steps 100000
+  marl-connectors train --resume runs/simple_spread_v3-shared-seed0
+"""
+_EVALUATE_EXAMPLES = """\
+examples:
+  marl-connectors evaluate runs/simple_spread_v3-shared-seed0
+  marl-connectors evaluate runs/simple_spread_v3-shared-seed0/checkpoints/000020 --episodes 100 --video play.gif
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """An ArgumentParser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}. See: {self.prog} --help")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line.
+
+    Args:
+        argv: The words after the program's name; those of the process if None.
+
+    Returns:
+        The exit status: 0 if all went well, 2 for bad input (after one line on stderr), 130 after Ctrl-C.
+    """
+    # pygame greets on stdout when it is imported, in the middle of the progress display.
+    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+    if not {"", os.getcwd()} & set(sys.path):
+        sys.path.insert(0, os.getcwd())
+    try:
+        args = _parse(argv)
+        return args.run(args)
+    except MarlConnectorsError as error:
+        print(f"marl-connectors: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return EXIT_BAD_INPUT
+    except KeyboardInterrupt:
+        print("\nStopped before training began; nothing was written.", file=sys.stderr)
+        return EXIT_INTERRUPTED
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser, commands = _build_parser()
+    words = list(sys.argv[1:] if argv is None else argv)
+    args, unknown = parser.parse_known_args(words)
+    if unknown:
+        # Each name of an option leads to it: argparse has no public list of them.
+        options = [name for name in commands[args.command]._option_string_actions if name.startswith("--")]
+        flags = [word.partition("=")[0] for word in unknown if word.startswith("-")]
+        hint = did_you_mean(flags[0], options) if flags else "An environment or checkpoint is one word."
+        raise ConfigError(f"{args.command}: unknown argument {unknown[0]!r}. {hint}")
+    delattr(args, "command")
+    return args
+
+
+def _build_parser() -> tuple[_Parser, dict[str, _Parser]]:
+    parser = _Parser(
+        prog="marl-connectors",
+        description="Train and evaluate policies on PettingZoo and Gymnasium environments.",
+        epilog=_TRAIN_EXAMPLES + _EVALUATE_EXAMPLES.partition("\n")[2],
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"marl-connectors {library_version()}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    raw: Any = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
+    train = subparsers.add_parser(
+        "train",
+        help="train policies, and keep everything of the run in one folder",
+        description="Train policies with PPO, and keep everything of the run in one folder.",
+        epilog=_TRAIN_EXAMPLES,
+        # Only what is given is in the namespace: a resumed run has to know.
+        argument_default=argparse.SUPPRESS,
+        **raw,
+    )
+    _add_train_options(train)
+    train.set_defaults(run=_run_train)
+    evaluate = subparsers.add_parser(
+        "evaluate",
+        help="play episodes with the policies of a checkpoint",
+        description="Play episodes with the policies of a checkpoint, and compare them with random play.",
+        epilog=_EVALUATE_EXAMPLES,
+        **raw,
+    )
+    _add_evaluate_options(evaluate)
+    evaluate.set_defaults(run=_run_evaluate)
+    return parser, {"train": train, "evaluate": evaluate}
+
+
+def _add_train_options(parser: _Parser) -> None:
+    add = parser.add_argument
+    add("env", nargs="?", metavar="ENV", help="PettingZoo module, package.module:function, or Gymnasium id")
+    add("--resume", metavar="RUN", help="go on with the run in this folder, from its latest checkpoint")
+    add("--env-config", action="append", type=key_value, metavar="KEY=VALUE", help="a setting of ENV; repeatable")
+    who = parser.add_mutually_exclusive_group()
+    who.add_argument(
+        "--policies", metavar="WHICH", help='shared (default), independent, or patterns: "adversary*=red,agent*=green"'
+    )
+    who.add_argument(
+        "--mapping", metavar="MODULE:FN", help="a policy mapping function of (agent_id, episode, **kwargs)"
+    )
+    add("--steps", type=count, metavar="N", help="agent steps to train for (default 1000000)")
+    add("--seed", type=whole_number, metavar="N", help="of all random streams (default 0)")
+    add("--num-envs", type=count, metavar="N", help="copies of ENV that are stepped together (default 8)")
+    add(
+        "--set",
+        action="append",
+        type=key_value,
+        metavar="KEY=VALUE",
+        help="a training setting of PPO, such as lr, gamma, num_epochs; repeatable",
+    )
+    add("--hidden", type=layer_sizes, metavar="N,N", help="widths of the hidden layers (default 64,64)")
+    add("--share-value-layers", action="store_true", help="one body for policy and value function")
+    add("--out", metavar="DIR", help="folder of the run (default runs/ENV-POLICIES-seedN)")
+    add("--checkpoint-every", type=count, metavar="N", help="iterations from checkpoint to checkpoint (default 20)")
+    add("--eval-episodes", type=count, metavar="N", help="episodes of each evaluation (default 20)")
+    add("--no-video", dest="video", action="store_false", help="write no GIF at the end")
+
+
+def _add_evaluate_options(parser: _Parser) -> None:
+    add = parser.add_argument
+    add("checkpoint", metavar="CHECKPOINT", help="a checkpoint, or the folder of a run for its latest")
+    add("--episodes", type=count, default=20, metavar="N", help="how many to play (default 20)")
+    add("--seed", type=whole_number, default=0, metavar="N", help="of the environment and the actions (default 0)")
+    add("--video", metavar="FILE", help="write an episode as a GIF")
+    add("--explore", action="store_true", help="draw the actions, as in training, instead of taking the most likely")
+
+
+def _run_train(args: argparse.Namespace) -> int:
+    from marl_connectors.cli import train
+
+    return train.run(args)
+
+
+def _run_evaluate(args: argparse.Namespace) -> int:
+    from marl_connectors.cli import evaluate
+
+    return evaluate.run(args)

@@ -1,0 +1,45 @@
+"""What the command line reads out of the dicts that ``Algorithm.train`` and ``Algorithm.evaluate`` give."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+
+def agent_steps(result: Mapping[str, Any]) -> int:
+    """Agent steps sampled since the beginning of the run."""
+    return int(result["num_agent_steps_sampled_lifetime"])
+
+
+def module_returns(env_runner_results: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+    """``{module_id: (mean, standard deviation)}`` of the return of an agent per episode; NaN where no episode ended."""
+    returns = env_runner_results.get("module_episode_returns", {})
+    return {str(module_id): (float(stats["mean"]), float(stats["std"])) for module_id, stats in returns.items()}
+
+
+def number(value: float) -> str:
+    """A return for people: three to four digits, and a dash for NaN.
+
+    >>> number(-26.64), number(0.6123), number(12345.6), number(float("nan"))
+    ('-26.6', '0.612', '12,346', '–')
+    """
+    if not math.isfinite(value):
+        return "–"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.3g}" if abs(value) < 1 else f"{value:.2f}"
+
+
+def spread(mean_and_std: tuple[float, float] | None) -> str:
+    """A mean with its standard deviation: ``-19.8 ± 2.1``."""
+    if mean_and_std is None or not math.isfinite(mean_and_std[0]):
+        return "–"
+    return f"{number(mean_and_std[0])} ± {number(mean_and_std[1])}"
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """Left-aligned columns, indented by two."""
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+    lines = ["   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in [header, *rows]]
+    return "\n".join("  " + line.rstrip() for line in lines)

@@ -1,0 +1,121 @@
+"""What a training run is made of, as the command line has it."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from marl_connectors.env_runners.make_env import agent_ids, env_name, make_env
+from marl_connectors.errors import CheckpointError, ConfigError, did_you_mean
+from marl_connectors.policy_mapping import (
+    PatternPolicies,
+    PolicyMappingFn,
+    check_patterns,
+    import_function,
+    policy_mapping,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RunSettings:
+    """A training run.
+
+    Attributes:
+        env: What ``make_env`` takes, as text.
+        env_config: What the environment is made with.
+        policies: ``"shared"``, ``"independent"`` or patterns; not used where ``mapping`` is given.
+        mapping: ``"module:function"``, or None.
+        steps: Agent steps at which the run ends.
+        seed: Of all random streams.
+        num_envs: Copies of the environment that are stepped together.
+        training: Keyword arguments of ``PPOConfig.training``.
+        hidden: Widths of the hidden layers.
+        share_value_layers: Whether policy and value function have these layers in common.
+        checkpoint_every: Iterations from one checkpoint to the next.
+        eval_episodes: Episodes of each evaluation.
+        video: Whether to write a GIF at the end.
+    """
+
+    env: str
+    env_config: dict[str, Any] = field(default_factory=dict)
+    policies: str = "shared"
+    mapping: str | None = None
+    steps: int = 1_000_000
+    seed: int = 0
+    num_envs: int = 8
+    training: dict[str, Any] = field(default_factory=dict)
+    hidden: list[int] = field(default_factory=lambda: [64, 64])
+    share_value_layers: bool = False
+    checkpoint_every: int = 20
+    eval_episodes: int = 20
+    video: bool = True
+
+    def default_folder_name(self) -> str:
+        """``<env>-<policies>-seed<seed>``, such as ``simple_spread_v3-shared-seed0``."""
+        mapping = self.mapping_fn()
+        if self.mapping is not None:
+            policies = self.mapping.rpartition(":")[2]
+        elif isinstance(mapping, PatternPolicies):
+            policies = "-".join(dict.fromkeys(module_id for _, module_id in mapping.patterns))
+        else:
+            policies = self.policies.strip()
+        policies = re.sub(r"[^\w.-]+", "_", policies)
+        return f"{env_name(self.env)}-{policies}-seed{self.seed}"
+
+    def mapping_fn(self) -> PolicyMappingFn:
+        """The policy mapping function.
+
+        Raises:
+            ConfigError: If it is not there or not a function.
+        """
+        if self.mapping is None:
+            return policy_mapping(self.policies)
+        fn: Any = import_function(self.mapping)
+        if not callable(fn):
+            raise ConfigError(
+                f"--mapping: expected {self.mapping!r} to be a function of (agent_id, episode, **kwargs), "
+                f"but it is {fn!r}."
+            )
+        return cast(PolicyMappingFn, fn)
+
+    def build_algorithm(self) -> Any:
+        """The ``Algorithm`` of the run, with the patterns of the policies checked against the environment's agents."""
+        mapping = self.mapping_fn()
+        if isinstance(mapping, PatternPolicies):
+            env = make_env(self.env, self.env_config)
+            check_patterns(mapping, agent_ids(env))
+            env.close()
+
+        from marl_connectors.algorithms.ppo import PPOConfig
+        from marl_connectors.rl_module.default_model_config import DefaultModelConfig
+
+        model = DefaultModelConfig(
+            fcnet_hiddens=self.hidden, fcnet_activation="tanh", vf_share_layers=self.share_value_layers
+        )
+        config = (
+            PPOConfig()
+            .environment(self.env, env_config=self.env_config)
+            .multi_agent(policy_mapping_fn=mapping)
+            .env_runners(num_envs_per_env_runner=self.num_envs)
+            .rl_module(model_config=model)
+            .training(**self.training)
+            .debugging(seed=self.seed)
+        )
+        return config.build_algo()
+
+
+def settings_from_json(data: Any) -> RunSettings:
+    """The settings that a run's ``config.json`` has under ``"command"``.
+
+    Raises:
+        CheckpointError: If they are not settings of this version.
+    """
+    if not isinstance(data, dict) or not isinstance(data.get("env"), str):
+        raise CheckpointError("config.json of the run: expected its settings under 'command', with an 'env'.")
+    known = [known_field.name for known_field in dataclasses.fields(RunSettings)]
+    for key in data:
+        if key not in known:
+            raise CheckpointError(f"config.json of the run: unknown setting {key!r}. {did_you_mean(key, known)}")
+    return RunSettings(**data)

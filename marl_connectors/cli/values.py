@@ -1,0 +1,113 @@
+"""From the words of a command line to values, and from values to JSON."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import dataclasses
+import importlib.util
+import json
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+import numpy as np
+
+from marl_connectors.errors import MissingDependencyError
+from marl_connectors.policy_mapping import mapping_to_json, qualified_name
+
+_DISTRIBUTIONS = {"rich": "rich", "matplotlib": "matplotlib", "tensorboard": "tensorboard", "PIL": "pillow"}
+
+
+def require_extras(*modules: str) -> None:
+    """Checks that optional packages are installed, without importing them.
+
+    Raises:
+        MissingDependencyError: If one is not.
+    """
+    missing = [_DISTRIBUTIONS[name] for name in modules if importlib.util.find_spec(name) is None]
+    if missing:
+        raise MissingDependencyError(
+            f"the command line needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not "
+            f'installed. Install it with: pip install "marl-connectors[cli]"'
+        )
+
+
+def literal(text: str) -> Any:
+    """A JSON or Python literal, or the text itself where it is neither.
+
+    >>> literal("0.5"), literal("true"), literal("False"), literal("[1, 2]"), literal("tanh")
+    (0.5, True, False, [1, 2], 'tanh')
+    """
+    for parse in (json.loads, ast.literal_eval):
+        try:
+            return parse(text)
+        except (ValueError, SyntaxError):
+            continue
+    return text
+
+
+def key_value(text: str) -> tuple[str, Any]:
+    """``KEY=VALUE`` with a literal value.
+
+    >>> key_value("lr=3e-4")
+    ('lr', 0.0003)
+    """
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise argparse.ArgumentTypeError(f"expected KEY=VALUE, but got {text!r}")
+    return key.strip(), literal(value.strip())
+
+
+def whole_number(text: str) -> int:
+    """A non-negative whole number, also written ``1e6`` or ``1_000_000``."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not (number >= 0 and number.is_integer()):
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 0, but got {text!r}")
+    return int(text) if text.replace("_", "").isdigit() else int(number)
+
+
+def count(text: str) -> int:
+    """A whole number of at least 1."""
+    number = whole_number(text)
+    if number == 0:
+        raise argparse.ArgumentTypeError("expected a whole number of at least 1, but got '0'")
+    return number
+
+
+def layer_sizes(text: str) -> list[int]:
+    """Widths of hidden layers with commas between.
+
+    >>> layer_sizes("64,64")
+    [64, 64]
+    """
+    return [count(part.strip()) for part in text.split(",")]
+
+
+def merged(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Repeated ``KEY=VALUE`` options as one dict; the last of a key counts."""
+    return dict(pairs)
+
+
+def jsonable(value: Any) -> Any:
+    """A value as strict JSON data for people to read: numbers that are not finite become None, objects their names."""
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, (float, np.floating)):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        return jsonable(value.tolist())
+    if isinstance(value, Mapping):
+        return {str(key): jsonable(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [jsonable(item) for item in value]
+    if callable(value) and not isinstance(value, type):
+        return mapping_to_json(cast(Any, value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: jsonable(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    return qualified_name(value) or repr(value)

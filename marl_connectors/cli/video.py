@@ -1,0 +1,72 @@
+"""An episode as an animated GIF."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from marl_connectors.errors import EnvError, MarlConnectorsError
+
+MAX_WIDTH = 480
+MAX_FRAMES = 200
+
+
+def record_video(algo: Any, path: Path, *, frames_per_second: float = 10.0) -> str:
+    """Plays an episode and writes it down, where the environment can be rendered.
+
+    Args:
+        algo: An ``Algorithm``, of which ``render_episode`` is called.
+        path: The GIF file to write.
+        frames_per_second: How fast it plays, at most 50 for a GIF.
+
+    Returns:
+        ``""`` if the video was written, else a sentence that says why not. A video is never worth a failed run.
+    """
+    try:
+        frames = algo.render_episode(max_frames=MAX_FRAMES)
+        if not frames:
+            return "No video: this environment gives no pictures (render mode rgb_array)."
+        write_gif(frames, path, frames_per_second=frames_per_second)
+    except MarlConnectorsError as error:
+        return f"No video: {' '.join(str(error).split())}"
+    return ""
+
+
+def write_gif(frames: Sequence[np.ndarray], path: Path, *, frames_per_second: float = 10.0) -> None:
+    """Writes pictures as a GIF that loops, at most ``MAX_WIDTH`` pixels wide and ``MAX_FRAMES`` long.
+
+    Args:
+        frames: ``[H, W, 3]`` uint8 each.
+        path: The file to write; its folder is made as needed.
+        frames_per_second: How fast it plays.
+
+    Raises:
+        EnvError: If a frame has another shape or type.
+    """
+    from PIL import Image
+
+    pictures = []
+    for frame in frames[:MAX_FRAMES]:
+        pixels = np.asarray(frame)
+        if pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.dtype != np.uint8:
+            raise EnvError(
+                f"render: expected pictures of [height, width, 3] uint8, but got {list(pixels.shape)} {pixels.dtype}. "
+                f"Return such an array from render() in the mode rgb_array."
+            )
+        picture = Image.fromarray(pixels)
+        if picture.width > MAX_WIDTH:
+            height = max(round(picture.height * MAX_WIDTH / picture.width), 1)
+            picture = picture.resize((MAX_WIDTH, height), Image.Resampling.BILINEAR)
+        pictures.append(picture)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pictures[0].save(
+        path,
+        format="GIF",
+        save_all=True,
+        append_images=pictures[1:],
+        duration=round(1000 / frames_per_second),
+        loop=0,
+    )

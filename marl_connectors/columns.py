@@ -1,0 +1,51 @@
+"""The names of the columns in which trajectories and batches are kept."""
+
+from __future__ import annotations
+
+from typing import Final
+
+
+class Columns:
+    """Column names, the same in episodes, batches and module outputs.
+
+    Shapes below use ``B`` for the rows of one module's batch.
+    """
+
+    OBS: Final = "obs"
+    """``[B, ...]`` what the agent saw before it acted."""
+    INFOS: Final = "infos"
+    """One dict a row, as the environment gave it with the observation."""
+    ACTIONS: Final = "actions"
+    """``[B, ...]`` what the module chose, in the module's own range."""
+    ACTIONS_FOR_ENV: Final = "actions_for_env"
+    """``[B, ...]`` what the environment was given, where that differs from ``ACTIONS``."""
+    REWARDS: Final = "rewards"
+    """``[B]`` everything the agent was paid for that action."""
+    TERMINATEDS: Final = "terminateds"
+    """``[B]`` True where the next state has no value."""
+    TRUNCATEDS: Final = "truncateds"
+    """``[B]`` True where the episode was stopped although the next state has a value."""
+    NEXT_OBS: Final = "new_obs"
+    """``[B, ...]`` what the agent saw after it acted."""
+
+    EPS_ID: Final = "eps_id"
+    AGENT_ID: Final = "agent_id"
+    MODULE_ID: Final = "module_id"
+    T: Final = "t"
+    """``[B]`` the environment step at which the row was observed."""
+
+    ACTION_DIST_INPUTS: Final = "action_dist_inputs"
+    """``[B, n]`` parameters of the action distribution, such as logits."""
+    ACTION_LOGP: Final = "action_logp"
+    """``[B]`` log-probability of the action when it was taken."""
+    ACTION_PROB: Final = "action_prob"
+    EMBEDDINGS: Final = "embeddings"
+    STATE_IN: Final = "state_in"
+    STATE_OUT: Final = "state_out"
+
+    VF_PREDS: Final = "vf_preds"
+    """``[B]`` the value function's estimate for ``OBS``."""
+    ADVANTAGES: Final = "advantages"
+    VALUE_TARGETS: Final = "value_targets"
+    LOSS_MASK: Final = "loss_mask"
+    SEQ_LENS: Final = "seq_lens"

@@ -1,0 +1,40 @@
+"""Puts observations into the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from marl_connectors.columns import Columns
+from marl_connectors.connectors.connector_v2 import ConnectorV2
+from marl_connectors.episodes.column_batch import ColumnGroup
+
+
+class AddObservationsFromEpisodesToBatch(ConnectorV2):
+    """Adds ``obs``, unless a piece before has done so.
+
+    Before a forward pass: the newest observation of each acting agent. For a train batch: all observations that were
+    acted on. Two episodes of 10 and 20 steps make 30 rows. Keeps no state.
+    """
+
+    def __init__(self, input_observation_space=None, input_action_space=None, *, as_learner_connector: bool = False):
+        super().__init__(input_observation_space, input_action_space)
+        self._as_learner_connector = as_learner_connector
+
+    def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
+        """Reads the observations of the rows."""
+        if Columns.OBS not in columns:
+            columns[Columns.OBS] = columns.rows.get(Columns.OBS)
+
+    def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any) -> dict[str, Any]:
+        """Reads the observations of the episodes."""
+        if Columns.OBS in batch:
+            return batch
+        stepped_only = not self._as_learner_connector
+        for episode in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=stepped_only):
+            if self._as_learner_connector:
+                observations = episode.get_observations(slice(0, len(episode)))
+                self.add_n_batch_items(batch, Columns.OBS, observations, len(episode), episode)
+            else:
+                self.add_batch_item(batch, Columns.OBS, episode.get_observations(-1), episode)
+        return batch

@@ -1,0 +1,72 @@
+"""Sorts agents' data by the modules that they are mapped to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from marl_connectors.connectors.connector_v2 import ConnectorV2
+from marl_connectors.episodes.column_batch import ColumnGroup, Phase
+from marl_connectors.errors import MappingError, did_you_mean
+from marl_connectors.typing import AgentID, ModuleID
+
+MAPPING = "memorized_map_structure"
+"""Key in ``shared_data``: ``{module_id: [item key, ...]}``, the order of each module's items."""
+
+
+class AgentToModuleMapping(ConnectorV2):
+    """``{column: {(episode, agent, module): items}}`` becomes ``{module: {column: items}}``.
+
+    In columns there is nothing to move: rows stand in module order from the start. Keeps no state.
+
+    Raises:
+        MappingError: For an agent whose module does not exist.
+    """
+
+    phase_after = Phase.MODULE_ITEMS
+
+    def on_columns(self, *, rl_module: Any, columns: ColumnGroup, **kwargs: Any) -> None:
+        """Checks that the modules exist."""
+        for module_id in columns.module_ids:
+            if module_id not in rl_module:
+                episodes = columns.rows.episodes
+                agent_id = next(e.agent_id for e in episodes if e.module_id == module_id)
+                raise unknown_module(agent_id, module_id, rl_module)
+
+    def __call__(
+        self,
+        *,
+        rl_module: Any,
+        batch: dict[str, Any],
+        episodes: Sequence[Any],
+        shared_data: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Moves the items, and remembers their order in ``shared_data`` for the way back."""
+        order = {module_id: i for i, module_id in enumerate(rl_module.keys())}
+        by_module: dict[ModuleID, dict[str, list]] = {}
+        mapping: dict[ModuleID, list] = {}
+        for column, by_key in batch.items():
+            keys = sorted(by_key, key=lambda key: order.get(key[2], -1))
+            for key in keys:
+                agent_id, module_id = key[1], key[2]
+                if module_id not in order:
+                    raise unknown_module(agent_id, module_id, rl_module)
+                by_module.setdefault(module_id, {}).setdefault(column, []).extend(by_key[key])
+                if key not in mapping.setdefault(module_id, []):
+                    mapping[module_id].append(key)
+        if shared_data is not None:
+            shared_data[MAPPING] = mapping
+        return by_module
+
+
+def unknown_module(agent_id: AgentID, module_id: ModuleID, known: Any) -> MappingError:
+    """The error for an agent that is mapped to a module which does not exist."""
+    modules = ", ".join(repr(m) for m in known.keys())
+    hint = did_you_mean(module_id, known.keys())
+    return MappingError(
+        f"AgentToModuleMapping: agent {agent_id!r} maps to module {module_id!r}, but there is only {modules}. "
+        f"{hint if hint.startswith('Did') else ''} Add {module_id!r} to policies, or change policy_mapping_fn.".replace(
+            ".  ", ". "
+        )
+    )

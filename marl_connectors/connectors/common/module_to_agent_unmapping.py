@@ -1,0 +1,41 @@
+"""Gives modules' outputs back to the agents that they were computed for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from marl_connectors.connectors.common.agent_to_module_mapping import MAPPING
+from marl_connectors.connectors.connector_v2 import ConnectorV2
+from marl_connectors.episodes.column_batch import Phase
+from marl_connectors.errors import ConnectorError
+
+
+class ModuleToAgentUnmapping(ConnectorV2):
+    """``{module: {column: items}}`` becomes ``{column: {(episode, agent, module): [item]}}``.
+
+    In columns there is nothing to move: row ``i`` of the output belongs to row ``i`` of the input. Keeps no state.
+    """
+
+    phase_after = Phase.ITEMS
+
+    def on_columns(self, **kwargs: Any) -> None:
+        """Rows stand where their agents stand."""
+
+    def __call__(
+        self, *, batch: dict[str, Any], shared_data: dict[str, Any] | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        """Moves the items, in the order that AgentToModuleMapping remembered."""
+        if not shared_data or MAPPING not in shared_data:
+            raise ConnectorError("ModuleToAgentUnmapping: needs the shared_data that AgentToModuleMapping wrote to.")
+        by_column: dict[str, dict] = {}
+        for module_id, columns in batch.items():
+            keys = shared_data[MAPPING][module_id]
+            for column, items in columns.items():
+                if len(items) != len(keys):
+                    raise ConnectorError(
+                        f"ModuleToAgentUnmapping: module {module_id!r} gave {len(items)} rows of {column!r} for "
+                        f"{len(keys)} agents."
+                    )
+                for key, item in zip(keys, items, strict=True):
+                    by_column.setdefault(column, {})[key] = [item]
+        return by_column

@@ -1,0 +1,42 @@
+"""Makes tensors of arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import optree
+import torch
+
+from marl_connectors.connectors.connector_v2 import ConnectorV2
+from marl_connectors.episodes.column_batch import ColumnGroup, Phase
+
+
+class NumpyToTensor(ConnectorV2):
+    """All arrays become tensors on ``device``; float64 becomes float32. Keeps no state."""
+
+    phase_after = Phase.TENSORS
+
+    def __init__(
+        self, input_observation_space=None, input_action_space=None, *, device: str | torch.device | None = None
+    ):
+        super().__init__(input_observation_space, input_action_space)
+        self.device = torch.device(device or "cpu")
+        self._on_cpu = self.device.type == "cpu"
+
+    def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
+        """A hot path: on the CPU, tensors share the arrays' memory."""
+        for name, column in columns.items():
+            columns[name] = self._tensor(column) if type(column) is np.ndarray else optree.tree_map(self._tensor, column)
+
+    def __call__(self, *, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        """Converts every leaf."""
+        return optree.tree_map(self._tensor, batch)
+
+    def _tensor(self, values: Any) -> Any:
+        if not isinstance(values, np.ndarray) or values.dtype == object:
+            return values
+        if values.dtype == np.float64:
+            values = values.astype(np.float32)
+        tensor = torch.from_numpy(values if values.flags.writeable else values.copy())
+        return tensor if self._on_cpu else tensor.to(self.device, non_blocking=True)

@@ -1,0 +1,223 @@
+"""A pipeline: connector pieces, one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from gymnasium import Space
+
+from marl_connectors.connectors.connector_v2 import ConnectorV2, works_on_columns
+from marl_connectors.connectors.conversion import to_columns, to_items
+from marl_connectors.episodes.column_batch import ColumnBatch
+from marl_connectors.errors import ConfigError, ConnectorError, did_you_mean
+
+
+class ConnectorPipelineV2(ConnectorV2):
+    """Connector pieces in order. A pipeline is a piece itself, so pipelines nest.
+
+    ``pipeline(rl_module=..., batch={}, episodes=[...])`` runs all pieces on items. ``pipeline.run(batch, ...)`` is what
+    runners and learners call: it keeps the batch in columns wherever the pieces allow it.
+
+    Pieces are named by their class; a second piece of one class is called ``Name_2``, and so on.
+    """
+
+    def __init__(
+        self,
+        input_observation_space: Space | None = None,
+        input_action_space: Space | None = None,
+        *,
+        connectors: Sequence[ConnectorV2] | None = None,
+    ):
+        self.connectors: list[ConnectorV2] = []
+        for piece in connectors or ():
+            self.connectors.append(_checked(piece))
+        super().__init__(input_observation_space, input_action_space)
+
+    # The pieces.
+
+    def __len__(self) -> int:
+        return len(self.connectors)
+
+    def __iter__(self) -> Iterator[ConnectorV2]:
+        return iter(self.connectors)
+
+    def __getitem__(self, key: int | str | type) -> ConnectorV2:
+        return self.connectors[key if isinstance(key, int) else self._find(key)]
+
+    def names(self) -> list[str]:
+        """The names of the pieces, in order."""
+        names: list[str] = []
+        for piece in self.connectors:
+            base = type(piece).__name__
+            count = 1 + sum(type(other).__name__ == base for other in self.connectors[: len(names)])
+            names.append(base if count == 1 else f"{base}_{count}")
+        return names
+
+    def append(self, connector: ConnectorV2) -> None:
+        """Adds a piece at the end."""
+        self._insert(len(self), connector)
+
+    def prepend(self, connector: ConnectorV2) -> None:
+        """Adds a piece at the beginning."""
+        self._insert(0, connector)
+
+    def insert_before(self, name_or_class: str | type, connector: ConnectorV2) -> None:
+        """Adds a piece before the (first) one that is named."""
+        self._insert(self._find(name_or_class), connector)
+
+    def insert_after(self, name_or_class: str | type, connector: ConnectorV2) -> None:
+        """Adds a piece after the (first) one that is named."""
+        self._insert(self._find(name_or_class) + 1, connector)
+
+    def remove(self, name_or_class: str | type) -> ConnectorV2:
+        """Takes the (first) piece that is named out and gives it back."""
+        piece = self.connectors.pop(self._find(name_or_class))
+        self.set_input_spaces(self.input_observation_space, self.input_action_space)
+        return piece
+
+    def _insert(self, index: int, connector: ConnectorV2) -> None:
+        self.connectors.insert(index, _checked(connector))
+        self.set_input_spaces(self.input_observation_space, self.input_action_space)
+
+    def _find(self, name_or_class: str | type) -> int:
+        names = self.names()
+        for i, (name, piece) in enumerate(zip(names, self.connectors, strict=True)):
+            if name_or_class == name or (isinstance(name_or_class, type) and type(piece) is name_or_class):
+                return i
+        wanted = name_or_class if isinstance(name_or_class, str) else name_or_class.__name__
+        raise KeyError(f"{type(self).__name__}: no piece {wanted!r}. {did_you_mean(wanted, names)}")
+
+    # Running.
+
+    def __call__(
+        self,
+        *,
+        rl_module: Any,
+        batch: dict[str, Any],
+        episodes: Sequence[Any],
+        explore: bool | None = None,
+        shared_data: dict[str, Any] | None = None,
+        metrics: Any = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Runs all pieces on items."""
+        shared_data = {} if shared_data is None else shared_data
+        for name, piece in zip(self.names(), self.connectors, strict=True):
+            batch = piece(
+                rl_module=rl_module,
+                batch=batch,
+                episodes=episodes,
+                explore=explore,
+                shared_data=shared_data,
+                metrics=metrics,
+                **kwargs,
+            )
+            if not isinstance(batch, dict):
+                raise ConnectorError(
+                    f"{type(self).__name__}: piece {name} returned {type(batch).__name__} instead of the batch. "
+                    f"End its __call__ with 'return batch'."
+                )
+        return batch
+
+    def run(
+        self,
+        batch: ColumnBatch,
+        *,
+        rl_module: Any,
+        episodes: Sequence[Any],
+        explore: bool | None = None,
+        shared_data: dict[str, Any] | None = None,
+        metrics: Any = None,
+    ) -> ColumnBatch:
+        """Runs all pieces, on columns where they can, and on items (with a conversion before and after) where not.
+
+        A hot path: with column pieces only, the cost is one call for each piece and group.
+
+        Raises:
+            ConnectorError: If a piece fails; names the pipeline and the piece, with the piece's own error as cause.
+        """
+        common = {"rl_module": rl_module, "explore": explore, "shared_data": shared_data, "metrics": metrics}
+        piece = self
+        try:
+            for piece, on_columns in self._steps:
+                if on_columns:
+                    for group in batch.groups:
+                        piece.on_columns(columns=group, **common)
+                    batch.phase = piece.phase_after or batch.phase
+                elif isinstance(piece, ConnectorPipelineV2):
+                    batch = piece.run(batch, episodes=episodes, **common)
+                else:
+                    items = piece(batch=to_items(batch), episodes=episodes, **common)
+                    if not isinstance(items, dict):
+                        raise ConnectorError(f"returned {type(items).__name__} instead of the batch.")
+                    batch.phase = piece.phase_after or batch.phase
+                    batch = to_columns(items, batch, type(piece).__name__)
+        except ConnectorError as error:
+            raise ConnectorError(f"{type(self).__name__}: {type(piece).__name__}: {error}") from error.__cause__
+        except Exception as error:
+            raise ConnectorError(
+                f"{type(self).__name__}: {type(piece).__name__} failed: {type(error).__name__}: {error}"
+            ) from error
+        return batch
+
+    def set_input_spaces(self, observation_space: Space | None, action_space: Space | None) -> None:
+        """Passes the spaces through all pieces."""
+        self._input_observation_space = observation_space
+        self._input_action_space = action_space
+        for piece in self.connectors:
+            piece.set_input_spaces(observation_space, action_space)
+            observation_space, action_space = piece.observation_space, piece.action_space
+        self._observation_space, self._action_space = observation_space, action_space
+        self._steps = [
+            (piece, works_on_columns(piece) and not isinstance(piece, ConnectorPipelineV2)) for piece in self.connectors
+        ]
+
+    # State.
+
+    def get_state(self) -> dict[str, Any]:
+        """Each piece's state, by name."""
+        return {name: piece.get_state() for name, piece in zip(self.names(), self.connectors, strict=True)}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Takes what ``get_state`` gave.
+
+        Raises:
+            ConfigError: If the pieces are not those of the state.
+        """
+        if list(state) != self.names():
+            raise ConfigError(
+                f"{type(self).__name__}: the state is of the pieces {list(state)}, but the pipeline has {self.names()}. "
+                f"Build it with the same connectors."
+            )
+        for name, piece in zip(self.names(), self.connectors, strict=True):
+            piece.set_state(state[name])
+
+    def reset_state(self) -> None:
+        """Lets every piece forget what it has learned."""
+        for piece in self.connectors:
+            piece.reset_state()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(self.names())})"
+
+
+def _checked(piece: Any) -> ConnectorV2:
+    if not isinstance(piece, ConnectorV2):
+        raise ConfigError(
+            f"ConnectorPipelineV2: pieces must be ConnectorV2 objects, got {piece!r}"
+            + (". Pass an instance, not the class." if isinstance(piece, type) else ".")
+        )
+    return piece
+
+
+class EnvToModulePipeline(ConnectorPipelineV2):
+    """From the newest observations of ongoing episodes to a forward batch."""
+
+
+class ModuleToEnvPipeline(ConnectorPipelineV2):
+    """From a module's outputs to actions."""
+
+
+class LearnerConnectorPipeline(ConnectorPipelineV2):
+    """From finished episodes, or chunks of them, to a train batch."""

@@ -1,0 +1,290 @@
+"""ConnectorV2: one step in the translation between episodes, batches and actions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from gymnasium import Space
+
+from marl_connectors.episodes.column_batch import ColumnGroup, Phase
+from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
+from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
+from marl_connectors.typing import ItemKey
+
+
+class ConnectorV2:
+    """A piece of a connector pipeline.
+
+    A piece works on *items*, on *columns*, or on both with identical results:
+
+    * On items, override ``__call__``: it gets the episodes and the batch under construction, a nested dict of lists of
+      single items, and may read from and write to both. The most convenient form, at the price of Python per item.
+    * On columns, override ``on_columns``: it gets arrays with one row for each agent-step. The fast form. A pipeline
+      whose pieces all have it never touches a single item; around pieces that do not, the batch is converted.
+
+    A piece that changes spaces overrides ``recompute_output_observation_space`` (or ``..._action_space``).
+    """
+
+    phase_after: Phase | None = None
+    """What the batch looks like to pieces after this one, if this one changes that."""
+
+    def __init__(self, input_observation_space: Space | None = None, input_action_space: Space | None = None):
+        self._input_observation_space = input_observation_space
+        self._input_action_space = input_action_space
+        self._observation_space: Space | None = None
+        self._action_space: Space | None = None
+        if input_observation_space is not None or input_action_space is not None:
+            self.set_input_spaces(input_observation_space, input_action_space)
+
+    # To override.
+
+    def __call__(
+        self,
+        *,
+        rl_module: Any,
+        batch: dict[str, Any],
+        episodes: Sequence[Any],
+        explore: bool | None = None,
+        shared_data: dict[str, Any] | None = None,
+        metrics: Any = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Works on items.
+
+        Args:
+            rl_module: The (Multi)RLModule whose batch is made or whose output is translated.
+            batch: What the pieces before made; the first one gets ``{}``.
+            episodes: SingleAgentEpisodes or MultiAgentEpisodes; what is written to them, later pieces and pipelines see.
+            explore: Whether actions are to be sampled; None in a learner pipeline.
+            shared_data: For pieces to pass data to later pieces of the same call, also of the module-to-env pipeline.
+            metrics: A place to log to, if there is one.
+            **kwargs: Whatever a newer version adds.
+
+        Returns:
+            The batch for the next piece.
+        """
+        raise NotImplementedError(f"{type(self).__name__}: override __call__ (on items) or on_columns (on columns).")
+
+    def on_columns(
+        self,
+        *,
+        rl_module: Any,
+        columns: ColumnGroup,
+        explore: bool | None = None,
+        shared_data: dict[str, Any] | None = None,
+        metrics: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        """Works on columns: reads and sets ``columns[name]`` (``[B, ...]``), in place.
+
+        Called once for each group of agents with like spaces. ``columns.rows.get(name, offset)`` reads the agents'
+        trajectories, ``columns.rows.set(name, values)`` writes back to them.
+
+        Args:
+            rl_module: As in ``__call__``.
+            columns: The batch under construction; row ``i`` belongs to agent-step ``i`` of ``columns.rows``.
+            explore: As in ``__call__``.
+            shared_data: As in ``__call__``.
+            metrics: As in ``__call__``.
+            **kwargs: Whatever a newer version adds.
+        """
+        raise NotImplementedError(f"{type(self).__name__}: override __call__ (on items) or on_columns (on columns).")
+
+    def recompute_output_observation_space(
+        self, input_observation_space: Space | None, input_action_space: Space | None
+    ) -> Space | None:
+        """The observation space after this piece. In multi-agent use, a Dict space by agent id, both ways."""
+        return input_observation_space
+
+    def recompute_output_action_space(
+        self, input_observation_space: Space | None, input_action_space: Space | None
+    ) -> Space | None:
+        """The action space after this piece. In multi-agent use, a Dict space by agent id, both ways."""
+        return input_action_space
+
+    def get_state(self) -> dict[str, Any]:
+        """What the piece has learned, as JSON data and arrays."""
+        return {}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Takes what ``get_state`` gave."""
+
+    def reset_state(self) -> None:
+        """Forgets what the piece has learned."""
+
+    @staticmethod
+    def merge_states(states: list[dict[str, Any]]) -> dict[str, Any]:
+        """One state from those of several runners' copies of the piece."""
+        return states[0] if states else {}
+
+    # Spaces.
+
+    @property
+    def input_observation_space(self) -> Space | None:
+        """The observation space before this piece."""
+        return self._input_observation_space
+
+    @input_observation_space.setter
+    def input_observation_space(self, space: Space | None) -> None:
+        self.set_input_spaces(space, self._input_action_space)
+
+    @property
+    def input_action_space(self) -> Space | None:
+        """The action space before this piece."""
+        return self._input_action_space
+
+    @input_action_space.setter
+    def input_action_space(self, space: Space | None) -> None:
+        self.set_input_spaces(self._input_observation_space, space)
+
+    @property
+    def observation_space(self) -> Space | None:
+        """The observation space after this piece."""
+        return self._observation_space
+
+    @property
+    def action_space(self) -> Space | None:
+        """The action space after this piece."""
+        return self._action_space
+
+    def set_input_spaces(self, observation_space: Space | None, action_space: Space | None) -> None:
+        """Tells the piece what comes in, so that it works out what comes out."""
+        self._input_observation_space = observation_space
+        self._input_action_space = action_space
+        self._observation_space = (
+            None if observation_space is None else self.recompute_output_observation_space(observation_space, action_space)
+        )
+        self._action_space = (
+            None if action_space is None else self.recompute_output_action_space(observation_space, action_space)
+        )
+
+    # Tools for pieces that work on items.
+
+    @staticmethod
+    def single_agent_episode_iterator(
+        episodes: Sequence[SingleAgentEpisode | MultiAgentEpisode],
+        agents_that_stepped_only: bool = True,
+        zip_with_batch_column: Mapping[ItemKey, list] | None = None,
+    ) -> Iterator[Any]:
+        """All SingleAgentEpisodes, those inside MultiAgentEpisodes too.
+
+        Args:
+            episodes: Of either kind.
+            agents_that_stepped_only: Of a MultiAgentEpisode, only agents that observed at its newest env step.
+            zip_with_batch_column: A column of a batch of items, ``{key: [item, ...]}``; then pairs of episode and its
+                next item are given, for episodes that have one.
+        """
+        items = {key: iter(values) for key, values in (zip_with_batch_column or {}).items()}
+        for episode in episodes:
+            if not isinstance(episode, MultiAgentEpisode):
+                parts = [episode]
+            elif agents_that_stepped_only:
+                parts = [episode.agent_episodes[agent_id] for agent_id in episode.get_agents_that_stepped()]
+            else:
+                parts = list(episode.all_agent_episodes())
+            for part in parts:
+                if zip_with_batch_column is None:
+                    yield part
+                    continue
+                for item in items.get(item_key(part), iter(())):
+                    yield part, item
+                    break
+
+    @staticmethod
+    def add_batch_item(
+        batch: dict[str, Any], column: str, item_to_add: Any, single_agent_episode: SingleAgentEpisode | None = None
+    ) -> None:
+        """Appends an item to a column of a batch of items, under its episode's key (or to a plain list without one)."""
+        if single_agent_episode is None:
+            batch.setdefault(column, []).append(item_to_add)
+        else:
+            batch.setdefault(column, {}).setdefault(item_key(single_agent_episode), []).append(item_to_add)
+
+    @staticmethod
+    def add_n_batch_items(
+        batch: dict[str, Any],
+        column: str,
+        items_to_add: Any,
+        num_items: int,
+        single_agent_episode: SingleAgentEpisode | None = None,
+    ) -> None:
+        """Appends ``num_items`` items: a list, or an array or tree of arrays whose first axis counts them.
+
+        Raises:
+            ValueError: If there are not as many.
+        """
+        items = items_to_add if isinstance(items_to_add, list) else unstack(items_to_add)
+        if len(items) != num_items:
+            raise ValueError(f"add_n_batch_items: {num_items} items announced for {column!r}, {len(items)} given.")
+        if single_agent_episode is None:
+            batch.setdefault(column, []).extend(items)
+        else:
+            batch.setdefault(column, {}).setdefault(item_key(single_agent_episode), []).extend(items)
+
+    @staticmethod
+    def foreach_batch_item_change_in_place(
+        batch: dict[str, Any], column: str | Sequence[str], func: Callable[[Any, Any, Any, Any], Any]
+    ) -> None:
+        """Replaces each item by ``func(item, eps_id, agent_id, module_id)``.
+
+        With several columns, ``func`` gets and gives a tuple with one item for each. Items in a plain list have None
+        for all ids; items that stand by module have their module's.
+        """
+        names = [column] if isinstance(column, str) else list(column)
+        for columns, ids in _item_lists(batch, names):
+            for i, items in enumerate(zip(*(columns[name] for name in names), strict=True)):
+                results = func(items[0] if isinstance(column, str) else items, *ids)
+                for name, result in zip(names, [results] if isinstance(column, str) else results, strict=True):
+                    columns[name][i] = result
+
+    @staticmethod
+    def switch_batch_from_column_to_module_ids(batch: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+        """``{column: {module_id: x}}`` as ``{module_id: {column: x}}``."""
+        switched: dict[str, dict[str, Any]] = {}
+        for column, by_module in batch.items():
+            for module_id, values in by_module.items():
+                switched.setdefault(module_id, {})[column] = values
+        return switched
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+
+def item_key(episode: SingleAgentEpisode) -> ItemKey:
+    """``(episode_id,)`` alone, ``(episode_id, agent_id, module_id)`` for an agent of a MultiAgentEpisode."""
+    if episode.agent_id is None or episode.multi_agent_episode_id is None:
+        return (episode.id_,)
+    return (episode.multi_agent_episode_id, episode.agent_id, episode.module_id)
+
+
+def unstack(values: Any) -> list:
+    """The items of an array, tensor, or tree of them, along its first axis; views where possible."""
+    if isinstance(values, dict):
+        parts = {key: unstack(part) for key, part in values.items()}
+        return [dict(zip(parts, items, strict=True)) for items in zip(*parts.values(), strict=True)]
+    if isinstance(values, tuple):
+        return list(zip(*(unstack(part) for part in values), strict=True))
+    return list(values)
+
+
+def _item_lists(batch: dict[str, Any], names: list[str]) -> Iterator[tuple[dict[str, list], tuple[Any, Any, Any]]]:
+    """Lists of items of the named columns that belong together, with (eps_id, agent_id, module_id)."""
+    if names[0] in batch:
+        if not isinstance(batch[names[0]], dict):
+            yield {name: batch[name] for name in names}, (None, None, None)
+            return
+        for key in batch[names[0]]:
+            yield {name: batch[name][key] for name in names}, (*key, None, None)[:3]
+        return
+    for module_id, columns in batch.items():
+        if isinstance(columns, dict) and names[0] in columns:
+            yield {name: columns[name] for name in names}, (None, None, module_id)
+
+
+def works_on_columns(piece: ConnectorV2) -> bool:
+    """Whether a pipeline hands a piece columns: the most derived class that has either method decides."""
+    for cls in type(piece).__mro__:
+        if "on_columns" in vars(cls) or "__call__" in vars(cls):
+            return "on_columns" in vars(cls) and cls is not ConnectorV2
+    return False

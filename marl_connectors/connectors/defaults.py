@@ -1,0 +1,148 @@
+"""The three default pipelines, with the user's own pieces where the documents place them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from gymnasium import Space
+
+from marl_connectors.connectors.common.add_observations_from_episodes_to_batch import (
+    AddObservationsFromEpisodesToBatch,
+)
+from marl_connectors.connectors.common.agent_to_module_mapping import AgentToModuleMapping
+from marl_connectors.connectors.common.batch_individual_items import BatchIndividualItems
+from marl_connectors.connectors.common.module_to_agent_unmapping import ModuleToAgentUnmapping
+from marl_connectors.connectors.common.numpy_to_tensor import NumpyToTensor
+from marl_connectors.connectors.common.tensor_to_numpy import TensorToNumpy
+from marl_connectors.connectors.connector_pipeline_v2 import (
+    EnvToModulePipeline,
+    LearnerConnectorPipeline,
+    ModuleToEnvPipeline,
+)
+from marl_connectors.connectors.connector_v2 import ConnectorV2
+from marl_connectors.connectors.learner.add_columns_from_episodes_to_train_batch import (
+    AddColumnsFromEpisodesToTrainBatch,
+)
+from marl_connectors.connectors.module_to_env.get_actions import GetActions
+from marl_connectors.connectors.module_to_env.listify_data_for_vector_env import ListifyDataForVectorEnv
+from marl_connectors.connectors.module_to_env.normalize_and_clip_actions import NormalizeAndClipActions
+from marl_connectors.connectors.module_to_env.unbatch_to_individual_items import UnBatchToIndividualItems
+from marl_connectors.errors import ConfigError
+
+DEFAULT_PIECES = (
+    AddObservationsFromEpisodesToBatch,
+    AgentToModuleMapping,
+    BatchIndividualItems,
+    NumpyToTensor,
+    GetActions,
+    TensorToNumpy,
+    UnBatchToIndividualItems,
+    ModuleToAgentUnmapping,
+    NormalizeAndClipActions,
+    ListifyDataForVectorEnv,
+    AddColumnsFromEpisodesToTrainBatch,
+)
+"""The classes of the default pieces, none of which writes to episodes."""
+
+Builder = Callable[..., ConnectorV2 | Sequence[ConnectorV2]]
+
+
+def env_to_module_pipeline(
+    custom: Sequence[ConnectorV2] = (),
+    *,
+    multi_agent: bool,
+    observation_space: Space | None = None,
+    action_space: Space | None = None,
+    device: torch.device | str | None = None,
+    add_defaults: bool = True,
+) -> EnvToModulePipeline:
+    """Custom pieces first, then the defaults."""
+    pieces = list(custom)
+    if add_defaults:
+        pieces.append(AddObservationsFromEpisodesToBatch())
+        pieces += [AgentToModuleMapping()] if multi_agent else []
+        pieces += [BatchIndividualItems(multi_agent=multi_agent), NumpyToTensor(device=device)]
+    return EnvToModulePipeline(observation_space, action_space, connectors=pieces)
+
+
+def module_to_env_pipeline(
+    custom: Sequence[ConnectorV2] = (),
+    *,
+    multi_agent: bool,
+    observation_space: Space | None = None,
+    action_space: Space | None = None,
+    normalize_actions: bool = True,
+    clip_actions: bool = False,
+    add_defaults: bool = True,
+) -> ModuleToEnvPipeline:
+    """The defaults, with custom pieces before actions get the environment's range."""
+    if not add_defaults:
+        return ModuleToEnvPipeline(observation_space, action_space, connectors=custom)
+    pieces: list[ConnectorV2] = [
+        GetActions(defer_logp=not custom),
+        TensorToNumpy(),
+        UnBatchToIndividualItems(multi_agent=multi_agent),
+    ]
+    pieces += [ModuleToAgentUnmapping()] if multi_agent else []
+    pieces += [
+        *custom,
+        NormalizeAndClipActions(normalize_actions=normalize_actions, clip_actions=clip_actions),
+        ListifyDataForVectorEnv(),
+    ]
+    return ModuleToEnvPipeline(observation_space, action_space, connectors=pieces)
+
+
+def learner_pipeline(
+    custom: Sequence[ConnectorV2] = (),
+    *,
+    multi_agent: bool,
+    observation_space: Space | None = None,
+    action_space: Space | None = None,
+    device: torch.device | str | None = None,
+    add_defaults: bool = True,
+) -> LearnerConnectorPipeline:
+    """Custom pieces first, then the defaults; algorithms append their own, such as GeneralAdvantageEstimation."""
+    pieces = list(custom)
+    if add_defaults:
+        pieces += [AddObservationsFromEpisodesToBatch(as_learner_connector=True), AddColumnsFromEpisodesToTrainBatch()]
+        pieces += [AgentToModuleMapping()] if multi_agent else []
+        pieces += [BatchIndividualItems(multi_agent=multi_agent), NumpyToTensor(device=device)]
+    return LearnerConnectorPipeline(observation_space, action_space, connectors=pieces)
+
+
+def call_builder(setting: str, builder: Builder | None, *arguments: Any) -> list[ConnectorV2]:
+    """The pieces that a user's builder function gives.
+
+    The function gets as many of ``arguments`` as it has positional parameters; an error inside it shows as it is.
+
+    Args:
+        setting: The name of the setting that the builder was given as, for messages.
+        builder: The user's function, or None.
+        *arguments: What builders of this kind may take, the most important first.
+
+    Raises:
+        ConfigError: If it wants more parameters than there are arguments, or gives anything but pieces.
+    """
+    if builder is None:
+        return []
+    if not callable(builder) or isinstance(builder, ConnectorV2):
+        raise ConfigError(f"{setting}: expected a function that makes connector pieces, got {builder!r}.")
+    kinds = inspect.Parameter
+    parameters = list(inspect.signature(builder).parameters.values())
+    positional = [p for p in parameters if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)]
+    takes = len(arguments) if any(p.kind is kinds.VAR_POSITIONAL for p in parameters) else len(positional)
+    required = [p for p in positional if p.default is kinds.empty]
+    if len(required) > len(arguments) or any(p.kind is kinds.KEYWORD_ONLY and p.default is kinds.empty for p in parameters):
+        raise ConfigError(
+            f"{setting}: the function takes {inspect.signature(builder)}, but at most {len(arguments)} positional "
+            f"arguments are passed."
+        )
+    made = builder(*arguments[:takes])
+    pieces = [made] if isinstance(made, ConnectorV2) else list(made or ())
+    for piece in pieces:
+        if not isinstance(piece, ConnectorV2):
+            raise ConfigError(f"{setting}: the function must return a ConnectorV2 or a list of them, not {piece!r}.")
+    return pieces

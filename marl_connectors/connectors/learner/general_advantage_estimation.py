@@ -1,0 +1,147 @@
+"""Adds advantages and value targets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import optree
+import torch
+
+from marl_connectors.columns import Columns
+from marl_connectors.connectors.connector_v2 import ConnectorV2
+from marl_connectors.episodes.column_batch import ColumnGroup
+from marl_connectors.errors import ModuleError
+from marl_connectors.ops.gae import compute_gae, compute_gae_of_episodes
+from marl_connectors.rl_module.apis import ValueFunctionAPI
+from marl_connectors.typing import DEFAULT_MODULE_ID
+
+
+class GeneralAdvantageEstimation(ConnectorV2):
+    """Adds ``advantages`` and ``value_targets``, and drops the rows that were only there to be bootstrapped from.
+
+    Reads ``obs``, ``rewards`` and the episodes' ends; asks each module for its values (ValueFunctionAPI). A terminated
+    episode is worth nothing after its last action; a truncated one, or a chunk that was cut, is worth the value of its
+    last observation. Advantages are standardised (mean 0, standard deviation 1) for each module over its own, real
+    rows. Keeps no state.
+    """
+
+    def __init__(
+        self,
+        input_observation_space=None,
+        input_action_space=None,
+        *,
+        gamma: float = 0.99,
+        lambda_: float = 1.0,
+        standardize: bool = True,
+        module_settings: dict[str, dict[str, float]] | None = None,
+    ):
+        """Builds the piece.
+
+        Args:
+            input_observation_space: As for every piece.
+            input_action_space: As for every piece.
+            gamma: Discount per agent step.
+            lambda_: Bias/variance trade-off.
+            standardize: Whether to standardise the advantages.
+            module_settings: ``{module_id: {"gamma": ..., "lambda_": ...}}`` for modules that have their own.
+        """
+        super().__init__(input_observation_space, input_action_space)
+        self.gamma = gamma
+        self.lambda_ = lambda_
+        self.standardize = standardize
+        self.module_settings = module_settings or {}
+
+    def _setting(self, name: str, module_id: str) -> float:
+        return self.module_settings.get(module_id, {}).get(name, getattr(self, name))
+
+    def on_columns(self, *, rl_module: Any, columns: ColumnGroup, **kwargs: Any) -> None:
+        """Works on all episodes of all modules of a group at once."""
+        rows = columns.rows
+        values = compute_values(rl_module, columns).cpu().numpy()
+        module_of = [episode.module_id or DEFAULT_MODULE_ID for episode in rows.episodes]
+        advantages = compute_gae_of_episodes(
+            columns[Columns.REWARDS].cpu().numpy(),
+            values,
+            np.array(rows.counts),
+            np.array([episode.is_terminated for episode in rows.episodes], bool),
+            gamma=np.array([self._setting("gamma", m) for m in module_of]),
+            lambda_=np.array([self._setting("lambda_", m) for m in module_of]),
+        )
+        real = np.flatnonzero(rows.acted)
+        splits = np.searchsorted(real, columns.splits)
+        advantages = advantages[real]
+        targets = advantages + values[real]
+        if self.standardize:
+            for begin, end in zip(splits, splits[1:], strict=False):
+                advantages[begin:end] = standardized(advantages[begin:end])
+        index = torch.from_numpy(real)
+        for name, column in columns.items():
+            columns[name] = optree.tree_map(lambda leaf: leaf.index_select(0, index.to(leaf.device)), column)
+        device = columns[Columns.REWARDS].device
+        columns[Columns.ADVANTAGES] = torch.from_numpy(advantages.astype(np.float32)).to(device)
+        columns[Columns.VALUE_TARGETS] = torch.from_numpy(targets.astype(np.float32)).to(device)
+        columns.splits = tuple(splits.tolist())
+        sizes = set(np.diff(splits).tolist())
+        columns.rows_per_module = sizes.pop() if len(sizes) == 1 else None
+
+    def __call__(
+        self, *, rl_module: Any, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any
+    ) -> dict[str, Any]:
+        """Works on each module's columns of tensors; the last observations are read from the episodes."""
+        by_module: dict[str, list] = {}
+        for episode in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=False):
+            if len(episode):
+                by_module.setdefault(episode.module_id or DEFAULT_MODULE_ID, []).append(episode)
+        for module_id, columns in batch.items():
+            module = _with_values(rl_module, module_id)
+            own = by_module[module_id]
+            last = torch.as_tensor(np.stack([episode.get_observations(-1) for episode in own]))
+            with torch.no_grad():
+                values = module.compute_values(columns).cpu().numpy().astype(np.float64)
+                last_values = module.compute_values({Columns.OBS: last.to(columns[Columns.OBS])}).cpu().numpy()
+            rewards, advantages, begin = columns[Columns.REWARDS].cpu().numpy(), np.zeros(len(values)), 0
+            for episode, last_value in zip(own, last_values, strict=True):
+                end = begin + len(episode)
+                advantages[begin:end] = compute_gae(
+                    rewards[begin:end],
+                    np.append(values[begin:end], last_value),
+                    terminated=episode.is_terminated,
+                    gamma=self._setting("gamma", module_id),
+                    lambda_=self._setting("lambda_", module_id),
+                )
+                begin = end
+            targets = advantages + values
+            advantages = standardized(advantages) if self.standardize else advantages
+            device = columns[Columns.REWARDS].device
+            columns[Columns.ADVANTAGES] = torch.from_numpy(advantages.astype(np.float32)).to(device)
+            columns[Columns.VALUE_TARGETS] = torch.from_numpy(targets.astype(np.float32)).to(device)
+        return batch
+
+
+def standardized(values: np.ndarray) -> np.ndarray:
+    """Mean 0, standard deviation 1 (if there is any)."""
+    return (values - values.mean()) / max(values.std(), 1e-4) if len(values) else values
+
+
+def compute_values(rl_module: Any, columns: ColumnGroup) -> torch.Tensor:
+    """``[B]`` value estimates of all rows of a group, without gradients; a whole bucket in one go."""
+    with torch.no_grad():
+        bucket = rl_module.bucket_of(columns.module_ids)
+        if bucket is not None and columns.rows_per_module is not None:
+            _with_values(rl_module, columns.module_ids[0])
+            inputs = bucket.stack({Columns.OBS: columns[Columns.OBS]}, columns.rows_per_module)
+            return bucket.twin.compute_values(inputs).reshape(-1)
+        parts = [_with_values(rl_module, m).compute_values(part) for m, part in columns.module_columns()]
+        return torch.cat(parts)
+
+
+def _with_values(rl_module: Any, module_id: str) -> Any:
+    module = rl_module[module_id]
+    if not isinstance(module, ValueFunctionAPI):
+        raise ModuleError(
+            f"GeneralAdvantageEstimation: module {module_id!r} ({type(module).__name__}) has no value function. Let it "
+            f"inherit from ValueFunctionAPI and implement compute_values(batch), or set use_critic=False."
+        )
+    return module

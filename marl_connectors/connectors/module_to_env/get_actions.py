@@ -1,0 +1,111 @@
+"""Chooses actions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+
+from marl_connectors.columns import Columns
+from marl_connectors.connectors.connector_v2 import ConnectorV2
+from marl_connectors.episodes.column_batch import ColumnGroup, Phase
+from marl_connectors.errors import ModuleError
+from marl_connectors.rl_module.distributions import Distribution
+from marl_connectors.rl_module.rl_module import RLModule
+from marl_connectors.typing import ModuleID
+
+ACTION_NOISE = "action_noise"
+"""Key in ``shared_data``: the runner's ActionNoise, so that sampled actions follow from the run's seed."""
+
+
+class GetActions(ConnectorV2):
+    """Adds ``actions`` and ``action_logp``, unless the module put out ``actions`` itself.
+
+    Reads ``action_dist_inputs``, as parameters of the module's exploration (or inference) distribution; samples when
+    exploring, else takes the most likely action. Keeps no state.
+    """
+
+    phase_after = Phase.TENSORS
+
+    def __init__(self, input_observation_space=None, input_action_space=None, *, defer_logp: bool = False):
+        """Builds the piece.
+
+        Args:
+            input_observation_space: As for every piece.
+            input_action_space: As for every piece.
+            defer_logp: In columns, leave ``action_logp`` to be computed once for a whole fragment, from the recorded
+                inputs and actions. Only where no later piece changes either.
+        """
+        super().__init__(input_observation_space, input_action_space)
+        self._defer_logp = defer_logp
+
+    def on_columns(
+        self,
+        *,
+        rl_module: Any,
+        columns: ColumnGroup,
+        explore: bool | None = None,
+        shared_data: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """A hot path: one distribution for all modules of a group, if they agree on its class."""
+        if Columns.ACTIONS in columns:
+            return
+        classes = {_dist_cls(m, rl_module[m], explore) for m in columns.module_ids}
+        if len(classes) > 1:
+            self._module_by_module(rl_module, columns, explore)
+            return
+        dist_cls = classes.pop()
+        distribution = dist_cls.from_logits(_inputs(columns.module_ids[0], columns))
+        if explore:
+            source = shared_data.get(ACTION_NOISE) if shared_data else None
+            noise = source.for_rows(columns, dist_cls) if source else None
+            with source.torch_stream() if source and noise is None else nullcontext():
+                columns[Columns.ACTIONS] = distribution.sample(noise)
+        else:
+            columns[Columns.ACTIONS] = distribution.to_deterministic()
+        if self._defer_logp:
+            columns.action_dist_cls = dist_cls
+        else:
+            columns[Columns.ACTION_LOGP] = distribution.logp(columns[Columns.ACTIONS])
+
+    def _module_by_module(self, rl_module: Any, columns: ColumnGroup, explore: bool | None) -> None:
+        parts = [(m, dict(part)) for m, part in columns.module_columns()]
+        for module_id, part in parts:
+            _add_actions(module_id, rl_module[module_id], part, explore)
+        for name in (Columns.ACTIONS, Columns.ACTION_LOGP):
+            columns[name] = torch.cat([part[name] for _, part in parts])
+
+    def __call__(
+        self, *, rl_module: Any, batch: dict[str, Any], explore: bool | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        """Works on each module's columns of tensors."""
+        for module_id, columns in batch.items():
+            if Columns.ACTIONS not in columns:
+                module = rl_module if isinstance(rl_module, RLModule) else rl_module[module_id]
+                _add_actions(module_id, module, columns, explore)
+        return batch
+
+
+def _add_actions(module_id: ModuleID, module: RLModule, columns: dict[str, Any], explore: bool | None) -> None:
+    distribution = _dist_cls(module_id, module, explore).from_logits(_inputs(module_id, columns))
+    columns[Columns.ACTIONS] = distribution.sample() if explore else distribution.to_deterministic()
+    columns[Columns.ACTION_LOGP] = distribution.logp(columns[Columns.ACTIONS])
+
+
+def _dist_cls(module_id: ModuleID, module: RLModule, explore: bool | None) -> type[Distribution]:
+    dist_cls = module.get_exploration_action_dist_cls() if explore else module.get_inference_action_dist_cls()
+    if not hasattr(dist_cls, "from_logits"):
+        raise ModuleError(f"GetActions: the action distribution of module {module_id!r} is {dist_cls!r}, no Distribution.")
+    return dist_cls
+
+
+def _inputs(module_id: ModuleID, columns: Mapping[str, Any]) -> torch.Tensor:
+    if Columns.ACTION_DIST_INPUTS not in columns:
+        raise ModuleError(
+            f"GetActions: module {module_id!r} put out {sorted(columns)}, but neither 'actions' nor "
+            f"'action_dist_inputs'. Return one of them from its _forward."
+        )
+    return columns[Columns.ACTION_DIST_INPUTS]

@@ -1,0 +1,68 @@
+"""Translates actions from the module's range to the environment's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium import Space, spaces
+
+from marl_connectors.columns import Columns
+from marl_connectors.connectors.connector_v2 import ConnectorV2
+from marl_connectors.episodes.column_batch import ColumnGroup
+
+
+class NormalizeAndClipActions(ConnectorV2):
+    """Adds ``actions_for_env`` where the environment needs other numbers than ``actions``, which stay as they are.
+
+    * Box actions get the space's shape and dtype. With ``normalize_actions``, [-1, 1] is stretched to the space's
+      range where it is finite, and what lies beyond is clipped. With ``clip_actions``, actions are clipped only.
+    * Discrete actions get the space's ``start`` added.
+
+    Keeps no state.
+    """
+
+    def __init__(
+        self,
+        input_observation_space=None,
+        input_action_space=None,
+        *,
+        normalize_actions: bool = True,
+        clip_actions: bool = False,
+    ):
+        super().__init__(input_observation_space, input_action_space)
+        self.normalize_actions = normalize_actions
+        self.clip_actions = clip_actions
+
+    def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
+        """Works on all rows of a group at once."""
+        if Columns.ACTIONS_FOR_ENV not in columns:
+            actions = self._for_env(columns[Columns.ACTIONS], columns.rows.action_space)
+            if actions is not None:
+                columns[Columns.ACTIONS_FOR_ENV] = actions
+
+    def __call__(self, *, batch: dict[str, Any], episodes: Any, **kwargs: Any) -> dict[str, Any]:
+        """Works on single items."""
+        if Columns.ACTIONS_FOR_ENV in batch:
+            return batch
+        items = batch[Columns.ACTIONS]
+        for episode, action in self.single_agent_episode_iterator(episodes, zip_with_batch_column=items):
+            for_env = self._for_env(np.asarray(action)[None], episode.action_space)
+            self.add_batch_item(batch, Columns.ACTIONS_FOR_ENV, action if for_env is None else for_env[0], episode)
+        return batch
+
+    def _for_env(self, actions: np.ndarray, space: Space) -> np.ndarray | None:
+        """``[B, ...]`` actions for the environment, or None if they are ``actions`` themselves."""
+        if isinstance(space, spaces.Discrete):
+            return actions + space.start if space.start else None
+        if not isinstance(space, spaces.Box) or not np.issubdtype(space.dtype, np.floating):
+            return None
+        low, high = space.low, space.high
+        actions = actions.reshape(len(actions), *space.shape)
+        if self.normalize_actions:
+            bounded = np.isfinite(low) & np.isfinite(high)
+            middle, half = np.where(bounded, (low + high) / 2, 0.0), np.where(bounded, (high - low) / 2, 1.0)
+            actions = middle + half * np.where(bounded, np.clip(actions, -1.0, 1.0), actions)
+        if self.normalize_actions or self.clip_actions:
+            actions = np.clip(actions, low, high)
+        return actions.astype(space.dtype)

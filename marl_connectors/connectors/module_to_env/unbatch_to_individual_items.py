@@ -1,0 +1,37 @@
+"""Takes batches apart into items."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from marl_connectors.connectors.connector_v2 import ConnectorV2, item_key, unstack
+from marl_connectors.episodes.column_batch import Phase
+from marl_connectors.typing import DEFAULT_MODULE_ID
+
+
+class UnBatchToIndividualItems(ConnectorV2):
+    """Arrays become lists of items. In columns they stay arrays: their rows are the items. Keeps no state.
+
+    In single-agent use, where no ModuleToAgentUnmapping follows, the items are also given back to their episodes.
+    """
+
+    phase_after = Phase.MODULE_ITEMS
+
+    def __init__(self, input_observation_space=None, input_action_space=None, *, multi_agent: bool = False):
+        super().__init__(input_observation_space, input_action_space)
+        self._multi_agent = multi_agent
+        if not multi_agent:
+            self.phase_after = Phase.ITEMS
+
+    def on_columns(self, **kwargs: Any) -> None:
+        """Rows are items already."""
+
+    def __call__(self, *, batch: dict[str, Any], episodes: Any, **kwargs: Any) -> dict[str, Any]:
+        """Unstacks the arrays."""
+        if self._multi_agent:
+            return {m: {name: unstack(column) for name, column in columns.items()} for m, columns in batch.items()}
+        keys = [item_key(episode) for episode in self.single_agent_episode_iterator(episodes)]
+        return {
+            name: {key: [item] for key, item in zip(keys, unstack(column), strict=True)}
+            for name, column in batch[DEFAULT_MODULE_ID].items()
+        }

@@ -1,0 +1,3 @@
+"""RLlib's path to ``marl_connectors.columns``."""
+
+from marl_connectors.columns import Columns as Columns

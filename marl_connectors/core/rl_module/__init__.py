@@ -1,0 +1,4 @@
+"""RLlib's paths to ``marl_connectors.rl_module``."""
+
+from marl_connectors.rl_module.rl_module import RLModule as RLModule
+from marl_connectors.rl_module.rl_module import RLModuleSpec as RLModuleSpec

@@ -1,0 +1,1 @@
+"""RLlib's paths to episodes and runners, for code that was written for them."""

@@ -1,0 +1,3 @@
+"""RLlib's path to ``marl_connectors.env_runners.env_runner``."""
+
+from marl_connectors.env_runners.env_runner import MultiAgentEnvRunner as MultiAgentEnvRunner

@@ -1,0 +1,96 @@
+"""What environments must not give: observations outside their space, NaN, rewards that are not numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import optree
+
+from marl_connectors import spaces
+from marl_connectors.columns import Columns
+from marl_connectors.env_runners.lanes import Lane, LaneGroup
+from marl_connectors.env_runners.vector_env import VectorEnv
+from marl_connectors.errors import EnvError
+
+
+def check_columns(group: LaneGroup, vector_env: VectorEnv, *, spaces_too: bool) -> None:
+    """Checks a whole fragment at once, at its end.
+
+    Args:
+        group: Whose rollout.
+        vector_env: For the message.
+        spaces_too: Whether observations must be in their space.
+
+    Raises:
+        EnvError: For a NaN reward or observation, or an observation outside its space; names copy, agent and step.
+    """
+    rollout = group.rollout
+    begin = group.lookback * rollout.num_lanes
+    used = rollout.columns[Columns.T][begin:] >= 0
+    rewards = rollout.columns[Columns.REWARDS][begin:]
+    if not np.isfinite(rewards).all():
+        row = int(np.flatnonzero(~np.isfinite(rewards))[0])
+        raise EnvError(f"{_who(group, begin + row)}: the reward is {rewards[row]}. Rewards must be finite numbers.")
+    observations = optree.tree_map(lambda leaf: leaf[begin:], rollout.source(Columns.OBS))
+    if spaces_too:
+        bad, _ = spaces.outside(rollout.observation_space, observations)
+        bad &= used
+        if bad.any():
+            row = int(np.flatnonzero(bad)[0])
+            _, why = spaces.outside(
+                rollout.observation_space, optree.tree_map(lambda leaf: leaf[row : row + 1], observations)
+            )
+            raise EnvError(
+                f"{_who(group, begin + row)}: the observation leaves its space, "
+                f"{spaces.describe(rollout.observation_space)}: {why}. Fix the environment's observation_space, or set "
+                f"disable_env_checking=True (NaN stays an error)."
+            )
+        return
+    for leaf in optree.tree_leaves(observations):
+        if np.issubdtype(leaf.dtype, np.floating) and np.isnan(leaf).any():
+            row = int(np.argwhere(np.isnan(leaf))[0][0])
+            raise EnvError(f"{_who(group, begin + row)}: the observation contains NaN. Fix the environment.")
+
+
+def _who(group: LaneGroup, position: int) -> str:
+    row, number = divmod(position, group.rollout.num_lanes)
+    t = int(group.rollout.columns[Columns.T][position])
+    for lane in group.lanes:
+        if lane.number == number:
+            return f"environment copy {lane.env_index}, agent {lane.agent_id!r}, env step {t}"
+    return f"lane {number}, row {row}, env step {t}"
+
+
+def bad_rewards(group: LaneGroup, vector_env: VectorEnv, rewards: Sequence[Any]) -> EnvError:
+    """The error for rewards that do not fit into a column of numbers."""
+    for lane, reward in zip(group.lanes, rewards, strict=False):
+        if np.ndim(reward) != 0 or not np.issubdtype(np.asarray(reward).dtype, np.number):
+            return EnvError(f"{_place(lane, vector_env)}: the reward is {reward!r}, not a number. Return one float.")
+    return EnvError(f"EnvRunner: rewards that do not fit: {list(rewards)!r}.")
+
+
+def bad_observations(group: LaneGroup, vector_env: VectorEnv, observations: Sequence[Any]) -> EnvError:
+    """The error for observations that do not fit into their space's columns."""
+    space = group.rollout.observation_space
+    for lane, observation in zip(group.lanes, observations, strict=False):
+        if not _fits(space, observation):
+            shape = getattr(observation, "shape", None)
+            came = f"shape {shape}" if shape is not None else repr(observation)
+            return EnvError(
+                f"{_place(lane, vector_env)}: the observation does not fit its space, {spaces.describe(space)}: {came}. "
+                f"Fix the environment, or its observation_space."
+            )
+    return EnvError(f"EnvRunner: observations that do not fit {spaces.describe(space)}.")
+
+
+def _fits(space: Any, observation: Any) -> bool:
+    try:
+        return optree.tree_map(np.shape, spaces.zeros(space)) == optree.tree_map(np.shape, observation)
+    except ValueError:
+        return False
+
+
+def _place(lane: Lane, vector_env: VectorEnv) -> str:
+    return f"{vector_env.copies[lane.env_index]}, agent {lane.agent_id!r}"

@@ -1,0 +1,164 @@
+"""What a run needs to know of its environment before it starts: its agents, their spaces, and that it works."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import Space
+from pettingzoo import AECEnv
+from pettingzoo.utils.conversions import aec_to_parallel
+
+from marl_connectors import spaces
+from marl_connectors.env_runners.make_env import env_name, make_env
+from marl_connectors.env_runners.single_agent_env import SingleAgentEnv
+from marl_connectors.errors import EnvError, MarlConnectorsError
+from marl_connectors.seeding import stream
+from marl_connectors.typing import DEFAULT_AGENT_ID, AgentID
+
+_TRIAL_STEPS = 20
+
+
+class EnvSetup:
+    """An environment's maker, and what one copy of it says about its agents.
+
+    Attributes:
+        name: For messages.
+        single_agent: Whether it is a Gymnasium environment.
+        agent_ids: The possible agents, or those of the first reset where the environment does not say.
+    """
+
+    def __init__(
+        self,
+        env: Any,
+        env_config: Mapping[str, Any],
+        *,
+        observation_space: Any = None,
+        action_space: Any = None,
+    ):
+        """Makes one copy to ask.
+
+        Args:
+            env: What ``make_env`` takes.
+            env_config: Likewise.
+            observation_space: Instead of the environment's own: a space, or ``{agent_id: space}``.
+            action_space: Likewise.
+
+        Raises:
+            EnvError: If it cannot be made, or is of a kind that is not supported.
+        """
+        self.name = env_name(env)
+        self._env = env
+        self._env_config = dict(env_config)
+        self._given = (observation_space, action_space)
+        self.probe = self.make()
+        self.single_agent = isinstance(self.probe, SingleAgentEnv)
+        agent_ids = getattr(self.probe, "possible_agents", None)
+        if not agent_ids:
+            self.probe.reset(seed=0)
+            agent_ids = self.probe.agents
+        self.agent_ids: list[AgentID] = list(agent_ids)
+        self._spaces = {agent_id: self._ask(agent_id) for agent_id in self.agent_ids}
+
+    def make(self, render_mode: str | None = None) -> Any:
+        """A copy, with the methods of a PettingZoo parallel environment."""
+        env = make_env(self._env, self._env_config, render_mode=render_mode)
+        if isinstance(env, gym.Env):
+            return SingleAgentEnv(env)
+        if isinstance(env, AECEnv):
+            if not env.metadata.get("is_parallelizable", False):
+                raise EnvError(
+                    f"{self.name}: a turn-based (AEC) environment, which this version cannot train on. Use one with a "
+                    f"parallel_env, or whose metadata say is_parallelizable."
+                )
+            return aec_to_parallel(env)
+        return env
+
+    def agent_spaces(self, agent_id: AgentID) -> tuple[Space, Space]:
+        """An agent's observation and action space."""
+        known = self._spaces.get(agent_id)
+        return known if known is not None else self._ask(agent_id)
+
+    def _ask(self, agent_id: AgentID) -> tuple[Space, Space]:
+        found = []
+        for given, kind in zip(self._given, ("observation_space", "action_space"), strict=True):
+            if isinstance(given, Mapping) and agent_id in given:
+                given = given[agent_id]
+            if given is None or isinstance(given, Mapping):
+                try:
+                    given = getattr(self.probe, kind)(agent_id)
+                except Exception as error:
+                    raise EnvError(
+                        f"{self.name}: {kind}({agent_id!r}) raised {type(error).__name__}: {error}. Every agent that can "
+                        f"appear needs one."
+                    ) from error
+            if not isinstance(given, Space):
+                raise EnvError(f"{self.name}: {kind}({agent_id!r}) is {given!r}, not a gymnasium space.")
+            found.append(given)
+        return found[0], found[1]
+
+    def space_of_all(self, kind: int) -> Space:
+        """The observation (0) or action (1) space: of the one agent, or a Dict of all agents'."""
+        if self.single_agent:
+            return self._spaces[DEFAULT_AGENT_ID][kind]
+        return gym.spaces.Dict({agent_id: pair[kind] for agent_id, pair in self._spaces.items()})  # type: ignore[arg-type]
+
+    def check(self, seed: int) -> None:
+        """A short trial run with random actions.
+
+        Raises:
+            EnvError: If an observation is not in its space, or a reward is no finite number; names agent and step.
+        """
+        rng = stream(seed, "trial run")
+        try:
+            observations, _ = self.probe.reset(seed=0)
+            self._check_observations(observations, self.probe.agents, 0)
+            for t in range(1, _TRIAL_STEPS + 1):
+                actions = {agent_id: self._random_action(agent_id, rng) for agent_id in self.probe.agents}
+                if not actions:
+                    return
+                observations, rewards, _, _, _ = self.probe.step(actions)
+                self._check_observations(observations, list(actions), t)
+                for agent_id, reward in rewards.items():
+                    if np.ndim(reward) != 0 or not np.isfinite(np.asarray(reward, np.float64)):
+                        raise EnvError(
+                            f"{self.name}: the reward of agent {agent_id!r} at step {t} is {reward!r}, not a finite number."
+                        )
+        except MarlConnectorsError:
+            raise
+        except Exception as error:
+            raise EnvError(f"{self.name}: a trial run with random actions raised {type(error).__name__}: {error}") from error
+
+    def _random_action(self, agent_id: AgentID, rng: np.random.Generator) -> Any:
+        space = self.agent_spaces(agent_id)[1]
+        space.seed(int(rng.integers(2**31)))
+        return space.sample()
+
+    def _check_observations(self, observations: Mapping[AgentID, Any], agent_ids: list[AgentID], t: int) -> None:
+        for agent_id in agent_ids:
+            if agent_id not in observations:
+                continue
+            space = self.agent_spaces(agent_id)[0]
+            observation = observations[agent_id]
+            if space.contains(observation):
+                continue
+            why = self._why_outside(space, observation)
+            if why:
+                raise EnvError(
+                    f"{self.name}: the observation of agent {agent_id!r} at step {t} is not in its space, "
+                    f"{spaces.describe(space)}: {why}. Fix the environment, or set disable_env_checking=True if the "
+                    f"space's bounds are wrong on purpose."
+                )
+
+    def _why_outside(self, space: Space, observation: Any) -> str:
+        """A sentence, or ``""`` if only the dtype differs, which is converted."""
+        try:
+            values = spaces.stack([observation], space)
+            expected = spaces.zeros(space, 1)
+            if np.shape(values) != np.shape(expected):
+                return f"its shape is {np.shape(observation)}"
+            return spaces.outside(space, values)[1]
+        except (TypeError, ValueError, KeyError, AttributeError):
+            return f"it is {observation!r}"

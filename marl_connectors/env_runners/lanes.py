@@ -1,0 +1,226 @@
+"""Who stands in which lane of a runner's rollouts, and in which order their rows go to the modules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+from gymnasium import Space
+
+from marl_connectors.episodes.rollout import LaneStorage, Positions, Rollout
+from marl_connectors.episodes.rows import RowPart, Rows
+from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
+from marl_connectors.typing import AgentID, ModuleID
+
+
+class Lane:
+    """One live agent's place.
+
+    Attributes:
+        number: The lane of the group's rollout.
+        env_index: The environment copy.
+        slot: The agent's place among its copy's lanes of this group; names its random stream.
+        agent_id: Who.
+        module_id: For whom the agent's rows are.
+        episode: The agent's ongoing episode, a view of the lane.
+        earlier_return: What the agent was paid in earlier chunks of the episode.
+    """
+
+    __slots__ = ("agent_id", "earlier_return", "env_index", "episode", "group", "module_id", "number", "slot")
+
+    def __init__(self, group: LaneGroup, number: int, env_index: int, slot: int, agent_id: AgentID):
+        self.group = group
+        self.number = number
+        self.env_index = env_index
+        self.slot = slot
+        self.agent_id = agent_id
+        self.module_id: ModuleID = ""
+        self.episode: SingleAgentEpisode = None  # type: ignore[assignment]
+        self.earlier_return = 0.0
+
+    @property
+    def row(self) -> int:
+        """The row of the newest observation."""
+        rollout = self.group.rollout
+        return int(rollout.cursor[self.number]) // rollout.num_lanes
+
+
+class LaneGroup:
+    """All lanes of agents with like observation and action spaces, over one rollout.
+
+    Attributes:
+        index: The group's place among the groups.
+        rollout: The columns of the current fragment.
+        lanes: The live lanes, in the order of the rows: by module, copy and slot.
+        numbers: ``[B]`` the lanes' numbers in that order, or None if they are ``0, 1, ..., num_lanes - 1``.
+        positions: Of the newest rows, in that order.
+        rows: What the pipelines get.
+    """
+
+    def __init__(self, index: int, observation_space: Space, action_space: Space, lookback: int):
+        self.index = index
+        self.lookback = lookback
+        self.rollout = Rollout(observation_space, action_space, num_rows=lookback + 2, num_lanes=0)
+        self.lanes: list[Lane] = []
+        self.numbers: np.ndarray | None = None
+        self.positions: Positions = slice(0, 0)
+        self.rows: Rows | None = None
+        self.last_row = lookback
+        self._numbers_in_use: set[int] = set()
+        self._next_row: dict[int, int] = {}
+        self._slots: dict[int, dict[AgentID, int]] = {}
+        self.num_slots = 0
+        """Slots that every copy has from the start; lanes beyond are of late joiners."""
+
+    def matches(self, observation_space: Space, action_space: Space) -> bool:
+        """Whether agents of these spaces belong here."""
+        return self.rollout.observation_space == observation_space and self.rollout.action_space == action_space
+
+    def make_room(self, num_lanes: int) -> None:
+        """Makes the rollout exactly wide enough for that many lanes, if it is not yet."""
+        if num_lanes > self.rollout.num_lanes:
+            self.rollout.widened(num_lanes)
+
+    def open(self, env_index: int, agent_id: AgentID) -> Lane:
+        """A free lane for an agent; its first row is the next one that is unused there."""
+        slots = self._slots.setdefault(env_index, {})
+        if agent_id not in slots:
+            slots[agent_id] = next(n for n in range(len(slots) + 1) if n not in slots.values())
+        slot = slots[agent_id]
+        number = next(n for n in range(len(self._numbers_in_use) + 1) if n not in self._numbers_in_use)
+        if number >= self.rollout.num_lanes:
+            self.rollout.widened(max(number + 1, number * 3 // 2))
+        self._numbers_in_use.add(number)
+        row = self._next_row.get(number, self.lookback)
+        self.rollout.reserve(row + 1)
+        self.rollout.cursor[number] = row * self.rollout.num_lanes + number
+        self._next_row[number] = row + 1
+        self.last_row = max(self.last_row, row)
+        return Lane(self, number, env_index, slot, agent_id)
+
+    def reopen(self, number: int, env_index: int, slot: int, agent_id: AgentID) -> Lane:
+        """A lane as it was at a checkpoint: its newest row is the first one after the lookback."""
+        self._numbers_in_use.add(number)
+        self._slots.setdefault(env_index, {})[agent_id] = slot
+        self.rollout.cursor[number] = self.lookback * self.rollout.num_lanes + number
+        return Lane(self, number, env_index, slot, agent_id)
+
+    def close(self, lane: Lane) -> None:
+        """Frees a lane; its rows stay for the episodes that are views of them."""
+        self._numbers_in_use.discard(lane.number)
+        self._next_row[lane.number] = lane.row + 1
+        if lane.slot >= self.num_slots:  # a late joiner: forget the id, or a stream of new ids would grow for ever
+            self._slots[lane.env_index].pop(lane.agent_id, None)
+
+    def advance(self) -> None:
+        """Closes all newest rows: the rows after them are open now. A hot path."""
+        rollout = self.rollout
+        step = rollout.num_lanes
+        self.last_row += 1
+        if self.last_row + 1 >= rollout.num_rows:
+            rollout.reserve(self.last_row + 1)
+        if self.numbers is None:
+            rollout.cursor += step
+        else:
+            rollout.cursor[self.numbers] += step
+        if isinstance(self.positions, slice):
+            self.positions = slice(self.positions.start + step, self.positions.stop + step)
+        else:
+            self.positions = rollout.cursor if self.numbers is None else rollout.cursor[self.numbers]
+
+    def skip_row(self, lane: Lane) -> None:
+        """Moves a lane on by a row: its newest one is a last observation, the next episode starts after it."""
+        self.rollout.cursor[lane.number] += self.rollout.num_lanes
+        self.last_row = max(self.last_row, lane.row)
+        self.rollout.reserve(self.last_row + 1)
+
+    def arrange(self, module_order: dict[ModuleID, int]) -> None:
+        """Puts the lanes in row order and makes ``rows``, after lanes were opened or closed."""
+        self.lanes.sort(key=lambda lane: (module_order.get(lane.module_id, -1), lane.env_index, lane.slot))
+        numbers = [lane.number for lane in self.lanes]
+        identity = numbers == list(range(self.rollout.num_lanes))
+        self.numbers = None if identity else np.array(numbers, np.int64)
+        self.locate()
+        modules = [lane.module_id for lane in self.lanes]
+        present = sorted(set(modules), key=lambda m: module_order.get(m, -1))
+        splits = [0]
+        for module_id in present:
+            splits.append(splits[-1] + modules.count(module_id))
+        self.rows = LiveRows(self, module_ids=tuple(present), splits=tuple(splits))
+
+    def locate(self) -> None:
+        """Works out ``positions`` after single lanes have moved."""
+        cursor = self.rollout.cursor if self.numbers is None else self.rollout.cursor[self.numbers]
+        if self.numbers is None and len(cursor) and (cursor == cursor[0] + np.arange(len(cursor))).all():
+            self.positions = slice(int(cursor[0]), int(cursor[0]) + len(cursor))
+        else:
+            self.positions = cursor
+
+    def restart(self, num_rows: int) -> None:
+        """Goes on in a fresh rollout in which all lanes are in step."""
+        for number in self._numbers_in_use:
+            self._next_row.pop(number, None)
+        self.rollout = self.rollout.continued(num_rows + self.lookback + 2, self.lookback)
+        self.last_row = self.lookback
+        self._next_row = {}
+        self.locate()
+
+
+class LiveRows(Rows):
+    """The newest rows of a group's lanes: the same object all the time, while they move on."""
+
+    __slots__ = ("group",)
+
+    def __init__(self, group: LaneGroup, *, module_ids: tuple[ModuleID, ...], splits: tuple[int, ...]):
+        self.group = group
+        super().__init__(
+            (),
+            module_ids=module_ids,
+            splits=splits,
+            episodes=[],
+            counts=[1] * splits[-1],
+        )
+
+    @property
+    def parts(self) -> tuple[RowPart, ...]:  # type: ignore[override]
+        """Where the rows are now."""
+        group = self.group
+        lanes = group.rollout.num_lanes
+        storages: list[LaneStorage] = [lane.episode.storage for lane in group.lanes]  # type: ignore[misc]
+        first = np.array([storage.first_row * lanes + storage.lane for storage in storages])
+        return (RowPart(group.rollout, group.positions, first, group.rollout.cursor[[s.lane for s in storages]]),)
+
+    @parts.setter
+    def parts(self, value: tuple[RowPart, ...]) -> None:
+        pass
+
+    @property
+    def episodes(self) -> list[SingleAgentEpisode]:  # type: ignore[override]
+        """The ongoing episodes."""
+        return [lane.episode for lane in self.group.lanes]
+
+    @episodes.setter
+    def episodes(self, value: list[SingleAgentEpisode]) -> None:
+        pass
+
+    @property
+    def action_space(self) -> Space:
+        """Of all lanes."""
+        return self.group.rollout.action_space
+
+    def get(self, column: str, offset: int = 0, fill: float | None = None) -> Any:
+        """A hot path for the newest observations: no index arithmetic."""
+        if offset == 0:
+            return self.group.rollout.read(column, self.group.positions)
+        return super().get(column, offset, fill)
+
+
+def picker(order: Sequence[int], length: int) -> Callable[[list], Sequence] | None:
+    """A function that takes a list of ``length`` items and gives those of ``order``; None if that is the list itself."""
+    if list(order) == list(range(length)):
+        return None
+    if len(order) == 1:
+        return lambda items: [items[order[0]]]
+    return itemgetter(*order) if order else lambda items: []

@@ -1,0 +1,485 @@
+"""The episodes that a runner's environment copies are in the middle of, and the lanes that hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import optree
+from gymnasium import Space
+
+from marl_connectors import spaces
+from marl_connectors.columns import Columns
+from marl_connectors.connectors.common.agent_to_module_mapping import unknown_module
+from marl_connectors.env_runners.episode_metrics import FinishedEpisode
+from marl_connectors.env_runners.lanes import Lane, LaneGroup
+from marl_connectors.env_runners.vector_env import EnvCopy, Transition, VectorEnv
+from marl_connectors.episodes.column_batch import ColumnGroup
+from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
+from marl_connectors.episodes.packing import rows_of_episodes
+from marl_connectors.episodes.rollout import LaneStorage, take
+from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
+from marl_connectors.errors import CheckpointError, MappingError
+from marl_connectors.rl_module.multi_rl_module import MultiRLModule
+from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID, ModuleID
+
+Episode = SingleAgentEpisode | MultiAgentEpisode
+
+
+class OngoingEpisodes:
+    """Begins, ends and cuts episodes as the environments go on.
+
+    Attributes:
+        groups: The lanes, by observation and action space.
+        ongoing: Each copy's episode.
+        ended: Episodes in which agents ended in the newest step.
+        ended_agents: The agent episodes that did.
+    """
+
+    def __init__(
+        self,
+        vector_env: VectorEnv,
+        agent_spaces: Callable[[AgentID], tuple[Space, Space]],
+        policy_mapping_fn: Callable[..., ModuleID],
+        rl_module: MultiRLModule,
+        *,
+        single_agent: bool,
+        lookback: int,
+    ):
+        self.groups: list[LaneGroup] = []
+        self.ongoing: list[Episode] = []
+        self.ended: list[Episode] = []
+        self.ended_agents: list[SingleAgentEpisode] = []
+        self._vector_env = vector_env
+        self._agent_spaces = agent_spaces
+        self._mapping = policy_mapping_fn
+        self._rl_module = rl_module
+        self._single_agent = single_agent
+        self._lookback = lookback
+        self._lanes: list[dict[AgentID, Lane]] = [{} for _ in vector_env.copies]
+        self._returns: list[list[tuple[AgentID, ModuleID, float]]] = [[] for _ in vector_env.copies]
+        self._done: list[Episode] = []
+        self._finished: list[FinishedEpisode] = []
+        self._fitting: set[tuple[int, ModuleID]] = set()
+
+    @property
+    def num_done(self) -> int:
+        """How many episodes have ended since ``take_done``."""
+        return len(self._done)
+
+    def take_done(self) -> list[Episode]:
+        """The episodes that ended since the last call."""
+        done, self._done = self._done, []
+        return done
+
+    def take_finished(self) -> list[FinishedEpisode]:
+        """Their returns and lengths."""
+        finished, self._finished = self._finished, []
+        return finished
+
+    def lanes_by_copy(self) -> list[Lane]:
+        """All live lanes, in the order of the copies and their agents."""
+        return [lane for lanes in self._lanes for lane in lanes.values()]
+
+    def env_steps(self, group: LaneGroup) -> np.ndarray:
+        """``[B]`` the env step that each of a group's lanes is at."""
+        copies = self._vector_env.copies
+        return np.array([copies[lane.env_index].t for lane in group.lanes], np.int32)
+
+    def sync(self) -> None:
+        """Tells the multi-agent episodes what env step they are at."""
+        if not self._single_agent:
+            for episode, copy in zip(self.ongoing, self._vector_env.copies, strict=True):
+                episode.env_t = copy.t  # type: ignore[union-attr]
+
+    def set_policy_mapping_fn(self, policy_mapping_fn: Callable[..., ModuleID]) -> None:
+        """For episodes that begin from now on."""
+        self._mapping = policy_mapping_fn
+
+    # Beginnings.
+
+    def reset(self) -> list[Any]:
+        """Starts a new episode in every copy, dropping what goes on; all agents' first observations, by copy."""
+        first = [self._vector_env.reset(copy) for copy in self._vector_env.copies]
+        for lanes, returns in zip(self._lanes, self._returns, strict=True):
+            for lane in lanes.values():
+                lane.group.lanes.remove(lane)
+                lane.group.close(lane)
+            lanes.clear()
+            returns.clear()
+        self._make_room()
+        self.ongoing = [self._begin_episode(copy) for copy in self._vector_env.copies]
+        for copy, (_, infos) in zip(self._vector_env.copies, first, strict=True):
+            self.write_infos(copy.index, infos)
+        return [
+            observations[agent_id]
+            for copy, (observations, _) in zip(self._vector_env.copies, first, strict=True)
+            for agent_id in copy.agents
+        ]
+
+    def _make_room(self) -> None:
+        counts: dict[LaneGroup, list[int]] = {}
+        for copy in self._vector_env.copies:
+            for agent_id in copy.agents:
+                per_copy = counts.setdefault(self._group_of(agent_id), [0] * len(self._lanes))
+                per_copy[copy.index] += 1
+        for group, per_copy in counts.items():
+            group.make_room(sum(per_copy))
+            group.num_slots = group.num_slots or max(per_copy)
+
+    def _group_of(self, agent_id: AgentID) -> LaneGroup:
+        observation_space, action_space = self._agent_spaces(agent_id)
+        for group in self.groups:
+            if group.matches(observation_space, action_space):
+                return group
+        self.groups.append(LaneGroup(len(self.groups), observation_space, action_space, self._lookback))
+        return self.groups[-1]
+
+    def _begin_episode(self, copy: EnvCopy) -> Episode:
+        id_ = f"{copy.index}-{copy.episode_number}"
+        self._returns[copy.index] = []
+        if self._single_agent:
+            lane = self._open_lane(copy, copy.agents[0])
+            lane.module_id = DEFAULT_MODULE_ID
+            lane.episode = self._view(lane, id_, agent_id=None, module_id=None, multi_agent_episode_id=None)
+            return lane.episode
+        episode = MultiAgentEpisode.from_agent_episodes(
+            id_, {}, env_t_started=0, env_t=0, agent_to_module_mapping_fn=self._mapping
+        )
+        for agent_id in copy.agents:
+            self._begin_agent(episode, self._open_lane(copy, agent_id))
+        return episode
+
+    def _open_lane(self, copy: EnvCopy, agent_id: AgentID) -> Lane:
+        group = self._group_of(agent_id)
+        lane = group.open(copy.index, agent_id)
+        group.lanes.append(lane)
+        self._lanes[copy.index][agent_id] = lane
+        return lane
+
+    def _begin_agent(self, episode: MultiAgentEpisode, lane: Lane) -> None:
+        agent_id = lane.agent_id
+        lane.module_id = self._module_for(episode, lane)
+        lane.episode = self._view(
+            lane,
+            f"{episode.id_}/{agent_id}",
+            agent_id=agent_id,
+            module_id=lane.module_id,
+            multi_agent_episode_id=episode.id_,
+        )
+        lane.earlier_return = 0.0
+        episode.attach(agent_id, lane.episode)
+
+    def _view(self, lane: Lane, id_: str, **ids: Any) -> SingleAgentEpisode:
+        row, rollout = lane.row, lane.group.rollout
+        return SingleAgentEpisode.from_storage(
+            LaneStorage(rollout, lane.number, first_row=row, start_row=row),
+            id_=id_,
+            t_started=0,
+            observation_space=rollout.observation_space,
+            action_space=rollout.action_space,
+            **ids,
+        )
+
+    def _module_for(self, episode: MultiAgentEpisode, lane: Lane) -> ModuleID:
+        agent_id = lane.agent_id
+        try:
+            module_id = episode.module_for(agent_id)
+        except MappingError:
+            raise
+        except Exception as error:
+            raise MappingError(
+                f"policy_mapping_fn raised {type(error).__name__} for agent {agent_id!r}: {error}. It is called as "
+                f"policy_mapping_fn(agent_id, episode) and must return a module id."
+            ) from error
+        if module_id not in self._rl_module:
+            raise unknown_module(agent_id, module_id, self._rl_module)
+        if (lane.group.index, module_id) not in self._fitting:
+            self._check_fit(lane, module_id)
+            self._fitting.add((lane.group.index, module_id))
+        return module_id
+
+    def _check_fit(self, lane: Lane, module_id: ModuleID) -> None:
+        module, rollout = self._rl_module[module_id], lane.group.rollout
+        action_space = module.action_space
+        if action_space is not None and spaces.describe(action_space) != spaces.describe(rollout.action_space):
+            raise MappingError(
+                f"policy_mapping_fn: agent {lane.agent_id!r} maps to module {module_id!r}, whose actions are "
+                f"{spaces.describe(action_space)}, but the agent's are {spaces.describe(rollout.action_space)}. Map "
+                f"agents with different spaces to different modules."
+            )
+
+    # Ends.
+
+    def follow(self, transitions: list[Transition]) -> bool:
+        """Ends and begins episodes as copies report; True if lanes were opened or closed, or changed their module."""
+        self.ended, self.ended_agents = [], []
+        rearranged = False
+        for transition in transitions:
+            copy = self._vector_env.copies[transition.index]
+            lanes = self._lanes[transition.index]
+            leaving = [a for a in lanes if transition.terminations.get(a) or transition.truncations.get(a)]
+            if leaving:
+                self.ended.append(self.ongoing[transition.index])
+            for agent_id in leaving:
+                self._end_agent(transition, lanes[agent_id])
+            self._credit_strangers(transition)
+            if not transition.is_over:
+                self._close_lanes(lanes, leaving)
+                self._welcome(copy, transition)
+                rearranged = True
+                continue
+            self._end_episode(transition)
+            modules = {agent_id: lane.module_id for agent_id, lane in lanes.items()}
+            if list(lanes) == copy.agents:
+                self._begin_again(copy)
+            else:
+                self._close_lanes(lanes, list(lanes))
+                self.ongoing[copy.index] = self._begin_episode(copy)
+            rearranged |= modules != {agent_id: lane.module_id for agent_id, lane in self._lanes[copy.index].items()}
+            self.write_infos(copy.index, transition.first_infos)
+        return rearranged
+
+    def _end_agent(self, transition: Transition, lane: Lane) -> None:
+        rollout, agent_id = lane.group.rollout, lane.agent_id
+        position = int(rollout.cursor[lane.number])
+        here = slice(position, position + 1)
+        if agent_id in transition.observations:
+            last = spaces.stack([transition.observations[agent_id]], rollout.observation_space)
+        else:
+            before = position - rollout.num_lanes
+            last = rollout.read(Columns.OBS, slice(before, before + 1))
+        rollout.observe(here, last, transition.t)
+        info = transition.infos.get(agent_id)
+        if info:
+            rollout.infos[position] = dict(info)
+        episode = lane.episode
+        self.ended_agents.append(episode)
+        storage: LaneStorage = episode.storage  # type: ignore[assignment]
+        storage.stop_row = lane.row
+        episode.is_terminated = bool(transition.terminations.get(agent_id))
+        episode.is_truncated = bool(transition.truncations.get(agent_id)) and not episode.is_terminated
+        self._returns[lane.env_index].append((agent_id, lane.module_id, lane.earlier_return + chunk_return(storage)))
+
+    def _credit_strangers(self, transition: Transition) -> None:
+        """Rewards of agents that did not act in this step: to their last action, or kept as not creditable."""
+        episode = self.ongoing[transition.index]
+        for agent_id, reward in transition.stray_rewards.items():
+            if isinstance(episode, MultiAgentEpisode) and agent_id in episode.agent_episodes:
+                agent_episode = episode.agent_episodes[agent_id]
+                if len(agent_episode):
+                    agent_episode.set_rewards(new_data=agent_episode.get_rewards(-1) + reward, at_indices=-1)
+                else:
+                    agent_episode.uncredited_reward += reward
+
+    def _end_episode(self, transition: Transition) -> None:
+        episode = self.ongoing[transition.index]
+        if isinstance(episode, MultiAgentEpisode):
+            episode.env_t = transition.t
+            flags = [life.is_truncated for life in episode.all_agent_episodes()]
+            episode.is_truncated = any(flags)
+            episode.is_terminated = not any(flags)
+        self._done.append(episode)
+        self._finished.append(FinishedEpisode(transition.t, self._returns[transition.index]))
+
+    def _begin_again(self, copy: EnvCopy) -> None:
+        """The same agents in the same lanes: the usual case."""
+        lanes = self._lanes[copy.index]
+        for lane in lanes.values():
+            lane.group.skip_row(lane)
+        id_ = f"{copy.index}-{copy.episode_number}"
+        self._returns[copy.index] = []
+        if self._single_agent:
+            lane = next(iter(lanes.values()))
+            lane.earlier_return = 0.0
+            lane.episode = self._view(lane, id_, agent_id=None, module_id=None, multi_agent_episode_id=None)
+            self.ongoing[copy.index] = lane.episode
+            return
+        episode = MultiAgentEpisode.from_agent_episodes(
+            id_, {}, env_t_started=0, env_t=0, agent_to_module_mapping_fn=self._mapping
+        )
+        for lane in lanes.values():
+            self._begin_agent(episode, lane)
+        self.ongoing[copy.index] = episode
+
+    def _close_lanes(self, lanes: dict[AgentID, Lane], agent_ids: list[AgentID]) -> None:
+        for agent_id in agent_ids:
+            lane = lanes.pop(agent_id)
+            lane.group.lanes.remove(lane)
+            lane.group.close(lane)
+
+    def _welcome(self, copy: EnvCopy, transition: Transition) -> None:
+        episode, lanes = self.ongoing[copy.index], self._lanes[copy.index]
+        assert isinstance(episode, MultiAgentEpisode)
+        episode.env_t = copy.t
+        for agent_id in copy.agents:
+            if agent_id not in lanes:
+                self._begin_agent(episode, self._open_lane(copy, agent_id))
+        self._lanes[copy.index] = {agent_id: lanes[agent_id] for agent_id in copy.agents}
+        self.write_infos(copy.index, transition.infos)
+
+    def write_infos(self, env_index: int, infos: dict[AgentID, dict]) -> None:
+        """Keeps the infos that came with live agents' newest observations."""
+        for agent_id, lane in self._lanes[env_index].items():
+            info = infos.get(agent_id)
+            if info:
+                rollout = lane.group.rollout
+                rollout.infos[int(rollout.cursor[lane.number])] = dict(info)
+
+    def ended_rows(self) -> list[ColumnGroup]:
+        """The last observations of the agents that ended in the newest step, for pieces that write to episodes."""
+        groups = []
+        for group in self.groups:
+            own = [e for e in self.ended_agents if e.storage.rollout is group.rollout]  # type: ignore[attr-defined]
+            if own:
+                rows = rows_of_episodes(own, list(self._rl_module.keys()), last_only=True)
+                groups.append(ColumnGroup(rows))
+        return groups
+
+    # Cuts.
+
+    def cut(self, num_rows: int) -> list[Episode]:
+        """Ends the fragment: all groups go on in fresh rollouts with room for ``num_rows`` more rows.
+
+        Returns:
+            The chunks of ongoing episodes that have at least one step.
+        """
+        self.sync()
+        chunks = [episode for episode in self.ongoing if episode.env_steps() > 0]
+        ends = {id(lane): lane.row for lane in self.lanes_by_copy()}
+        for group in self.groups:
+            group.restart(num_rows)
+        for copy, lanes in zip(self._vector_env.copies, self._lanes, strict=True):
+            for lane in lanes.values():
+                self._continue(lane, ends[id(lane)])
+            former = self.ongoing[copy.index]
+            if self._single_agent:
+                self.ongoing[copy.index] = next(iter(lanes.values())).episode
+                continue
+            episode = self._continued_episode(copy, former.id_)
+            episode.custom_data = former.custom_data
+            self.ongoing[copy.index] = episode
+        return chunks
+
+    def _continued_episode(self, copy: EnvCopy, id_: str) -> MultiAgentEpisode:
+        lanes = self._lanes[copy.index]
+        return MultiAgentEpisode.from_agent_episodes(
+            id_,
+            {agent_id: lane.episode for agent_id, lane in lanes.items()},
+            env_t_started=copy.t,
+            env_t=copy.t,
+            agent_to_module_mapping_fn=self._mapping,
+            module_of={agent_id: lane.module_id for agent_id, lane in lanes.items()},
+        )
+
+    def _continue(self, lane: Lane, last_row: int) -> None:
+        """Freezes a lane's chunk and gives the lane its successor, in the fresh rollout."""
+        former = lane.episode
+        storage: LaneStorage = former.storage  # type: ignore[assignment]
+        storage.stop_row = last_row
+        lane.earlier_return += chunk_return(storage)
+        rollout, row = lane.group.rollout, self._lookback
+        kept = min(self._lookback, last_row - storage.first_row)
+        lane.episode = SingleAgentEpisode.from_storage(
+            LaneStorage(rollout, lane.number, first_row=row - kept, start_row=row),
+            id_=former.id_,
+            agent_id=former.agent_id,
+            module_id=former.module_id,
+            multi_agent_episode_id=former.multi_agent_episode_id,
+            t_started=former.t_started + last_row - storage.start_row,
+            observation_space=former.observation_space,
+            action_space=former.action_space,
+        )
+
+
+    # For checkpoints.
+
+    def get_state(self) -> dict[str, Any]:
+        """The ongoing episodes: the rows that they keep, and the actions that lead to where their copies are."""
+        return {
+            "copies": [
+                {"number": copy.episode_number, "history": [[list(a), list(x)] for a, x in copy.history]}
+                for copy in self._vector_env.copies
+            ],
+            "groups": [
+                {"num_lanes": group.rollout.num_lanes, "num_slots": group.num_slots, "rollout": group.rollout.get_state()}
+                for group in self.groups
+            ],
+            "lanes": [
+                {
+                    "group": lane.group.index,
+                    "number": lane.number,
+                    "env_index": lane.env_index,
+                    "slot": lane.slot,
+                    "agent_id": lane.agent_id,
+                    "module_id": lane.module_id,
+                    "earlier_return": lane.earlier_return,
+                    "t_started": lane.episode.t_started,
+                    "kept": lane.episode.storage.lookback,
+                }
+                for lane in self.lanes_by_copy()
+            ],
+            "returns": [list(returns) for returns in self._returns],
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Takes what ``get_state`` gave. Must be called right after construction, or instead of a reset."""
+        observed = [
+            self._vector_env.replay(copy, own["number"], [(list(a), list(x)) for a, x in own["history"]])
+            for copy, own in zip(self._vector_env.copies, state["copies"], strict=True)
+        ]
+        self.groups, self._done, self._finished = [], [], []
+        self._returns = [[tuple(entry) for entry in returns] for returns in state["returns"]]
+        for copy in self._vector_env.copies:
+            for agent_id in copy.agents:
+                self._group_of(agent_id)
+        for group, own in zip(self.groups, state["groups"], strict=True):
+            group.make_room(own["num_lanes"])
+            group.num_slots = own["num_slots"]
+            group.rollout.set_state(own["rollout"])
+        self._lanes = [{} for _ in self._vector_env.copies]
+        for own in state["lanes"]:
+            self._restore_lane(own, observed[own["env_index"]])
+        self.ongoing = []
+        for copy, lanes in zip(self._vector_env.copies, self._lanes, strict=True):
+            if self._single_agent:
+                self.ongoing.append(next(iter(lanes.values())).episode)
+            else:
+                self.ongoing.append(self._continued_episode(copy, f"{copy.index}-{copy.episode_number}"))
+
+    def _restore_lane(self, own: dict[str, Any], observations: dict[AgentID, Any]) -> None:
+        copy, agent_id = self._vector_env.copies[own["env_index"]], own["agent_id"]
+        group = self.groups[own["group"]]
+        lane = group.reopen(own["number"], own["env_index"], own["slot"], agent_id)
+        group.lanes.append(lane)
+        self._lanes[copy.index][agent_id] = lane
+        lane.module_id, lane.earlier_return = own["module_id"], own["earlier_return"]
+        position = int(group.rollout.cursor[lane.number])
+        kept = take(group.rollout.source(Columns.OBS), slice(position, position + 1))
+        replayed = spaces.stack([observations[agent_id]], group.rollout.observation_space)
+        if not all(map(np.array_equal, optree.tree_leaves(kept), optree.tree_leaves(replayed))):
+            raise CheckpointError(
+                f"{copy}: replaying the episode from its seed leads agent {agent_id!r} elsewhere than before the "
+                f"checkpoint, so the environment does not follow from reset(seed=...) and the run cannot be continued "
+                f"exactly. Load the modules with Algorithm.from_checkpoint and start a new run."
+            )
+        episode_id = f"{copy.index}-{copy.episode_number}"
+        ids = {"agent_id": None, "module_id": None, "multi_agent_episode_id": None}
+        if not self._single_agent:
+            ids = {"agent_id": agent_id, "module_id": lane.module_id, "multi_agent_episode_id": episode_id}
+        lane.episode = SingleAgentEpisode.from_storage(
+            LaneStorage(group.rollout, lane.number, first_row=self._lookback - own["kept"], start_row=self._lookback),
+            id_=episode_id if self._single_agent else f"{episode_id}/{agent_id}",
+            t_started=own["t_started"],
+            observation_space=group.rollout.observation_space,
+            action_space=group.rollout.action_space,
+            **ids,
+        )
+
+
+def chunk_return(storage: LaneStorage) -> float:
+    """The sum of a chunk's rewards."""
+    lanes = storage.rollout.num_lanes
+    begin, end = storage.start_row * lanes + storage.lane, storage.last_row * lanes + storage.lane
+    return float(storage.rollout.columns[Columns.REWARDS][begin:end:lanes].sum())

@@ -1,0 +1,57 @@
+"""A Gymnasium environment as an environment with one agent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+
+from marl_connectors.typing import DEFAULT_AGENT_ID
+
+
+class SingleAgentEnv:
+    """Gives a ``gymnasium.Env`` the methods of a PettingZoo parallel environment whose one agent is called
+    ``DEFAULT_AGENT_ID``, so that everything downstream has one path.
+    """
+
+    def __init__(self, env: gym.Env):
+        self.env = env
+        self.possible_agents = [DEFAULT_AGENT_ID]
+        self.agents: list[str] = []
+        self.metadata = env.metadata
+        self.render_mode = getattr(env, "render_mode", None)
+
+    def observation_space(self, agent: Any) -> gym.Space:
+        """Of the one agent."""
+        return self.env.observation_space
+
+    def action_space(self, agent: Any) -> gym.Space:
+        """Of the one agent."""
+        return self.env.action_space
+
+    def reset(self, seed: int | None = None, options: dict | None = None) -> tuple[dict, dict]:
+        """Starts an episode."""
+        observation, info = self.env.reset(seed=seed, options=options)
+        self.agents = [DEFAULT_AGENT_ID]
+        return {DEFAULT_AGENT_ID: observation}, {DEFAULT_AGENT_ID: info}
+
+    def step(self, actions: dict) -> tuple[dict, dict, dict, dict, dict]:
+        """Acts once."""
+        observation, reward, terminated, truncated, info = self.env.step(actions[DEFAULT_AGENT_ID])
+        if terminated or truncated:
+            self.agents = []
+        return (
+            {DEFAULT_AGENT_ID: observation},
+            {DEFAULT_AGENT_ID: reward},
+            {DEFAULT_AGENT_ID: terminated},
+            {DEFAULT_AGENT_ID: truncated},
+            {DEFAULT_AGENT_ID: info},
+        )
+
+    def render(self) -> Any:
+        """What the environment draws."""
+        return self.env.render()
+
+    def close(self) -> None:
+        """Closes the environment."""
+        self.env.close()

@@ -1,0 +1,219 @@
+"""Several copies of an environment, stepped one after another in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from marl_connectors.errors import EnvError, MarlConnectorsError
+from marl_connectors.seeding import derived_seed
+from marl_connectors.typing import AgentID
+
+
+@dataclass(slots=True)
+class Transition:
+    """What one agent's, or all agents', step in one copy led to, where that was out of the ordinary.
+
+    Attributes:
+        index: The copy's place.
+        t: Env steps since the episode began, this one included.
+        observations: By agent, of the step itself.
+        terminations: By agent.
+        truncations: By agent.
+        infos: By agent.
+        stray_rewards: By agent, of agents that did not act.
+        is_over: Whether the episode ended, so that the copy was reset.
+        first_observations: By agent, of the new episode, if ``is_over``.
+        first_infos: By agent, of the new episode, if ``is_over``.
+    """
+
+    index: int
+    t: int
+    observations: dict[AgentID, Any]
+    terminations: dict[AgentID, bool]
+    truncations: dict[AgentID, bool]
+    infos: dict[AgentID, dict]
+    stray_rewards: dict[AgentID, float]
+    is_over: bool = False
+    first_observations: dict[AgentID, Any] = field(default_factory=dict)
+    first_infos: dict[AgentID, dict] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class VectorStep:
+    """What a step of all copies gave, in lists that run through all agents of copy 0, then of copy 1, and so on.
+
+    Attributes:
+        rewards: One for each agent that acted.
+        observations: One for each agent that acts next: of a new episode where the old one ended.
+        transitions: Of copies in which agents ended, appeared, or an episode ended.
+        infos: ``(copy index, infos by agent)`` of all other copies that gave any.
+    """
+
+    rewards: list[Any]
+    observations: list[Any]
+    transitions: list[Transition]
+    infos: list[tuple[int, dict[AgentID, dict]]]
+
+
+class EnvCopy:
+    """One copy of an environment, and where it is.
+
+    Attributes:
+        env: A PettingZoo parallel environment, or one that behaves like it.
+        index: The copy's place among the copies.
+        agents: Who acts next, in the order of all lists.
+        episode_number: How many episodes were started, less one.
+        t: Env steps since the reset.
+        history: The actions of the episode so far, ``(agents, actions)`` a step, from which it can be replayed.
+    """
+
+    __slots__ = ("agents", "env", "episode_number", "history", "index", "t")
+
+    def __init__(self, env: Any, index: int):
+        self.env = env
+        self.index = index
+        self.agents: list[AgentID] = []
+        self.episode_number = -1
+        self.t = 0
+        self.history: list[tuple[list[AgentID], list[Any]]] = []
+
+    def __str__(self) -> str:
+        return f"environment copy {self.index}, episode {self.episode_number}, step {self.t}"
+
+
+class VectorEnv:
+    """Copies of one environment. Every reset is seeded by (run seed, copy, episode), so any episode can be replayed."""
+
+    def __init__(self, make: Callable[[], Any], num_envs: int, *, seed: int):
+        """Makes the copies.
+
+        Args:
+            make: Makes one copy.
+            num_envs: How many copies.
+            seed: The run's seed.
+        """
+        self.copies = [EnvCopy(make(), index) for index in range(num_envs)]
+        self.seed = seed
+
+    def reset_seed(self, copy: EnvCopy) -> int:
+        """The seed of the copy's current episode."""
+        return derived_seed(self.seed, "env", copy.index, copy.episode_number)
+
+    def reset(self, copy: EnvCopy) -> tuple[dict[AgentID, Any], dict[AgentID, dict]]:
+        """Starts the copy's next episode: observations and infos by agent."""
+        copy.episode_number += 1
+        copy.t = 0
+        copy.history = []
+        try:
+            observations, infos = copy.env.reset(seed=self.reset_seed(copy))
+        except MarlConnectorsError:
+            raise
+        except Exception as error:
+            raise EnvError(
+                f"{copy}: reset(seed={self.reset_seed(copy)}) raised {type(error).__name__}: {error}"
+            ) from error
+        copy.agents = list(copy.env.agents)
+        self._check_all_observed(copy, observations)
+        if not copy.agents:
+            raise EnvError(f"{copy}: reset() left no live agents in env.agents, so nobody can act. Fix the environment.")
+        return observations, infos or {}
+
+    def step(self, actions: list[Any]) -> VectorStep:
+        """Steps all copies, and resets those whose episode ended.
+
+        A hot path: a copy in which nothing out of the ordinary happened costs a handful of C calls.
+
+        Args:
+            actions: One for each agent, in the order of ``copies`` and their ``agents``.
+        """
+        result = VectorStep([], [], [], [])
+        rewards, observations, infos_given = result.rewards, result.observations, result.infos
+        end = 0
+        for copy in self.copies:
+            agents = copy.agents
+            begin, end = end, end + len(agents)
+            chosen = actions[begin:end]
+            copy.history.append((agents, chosen))
+            try:
+                obs, reward, terminations, truncations, infos = copy.env.step(dict(zip(agents, chosen, strict=True)))
+            except MarlConnectorsError:
+                raise
+            except Exception as error:
+                raise self._step_failed(copy, chosen, error) from error
+            copy.t += 1
+            if (
+                True in terminations.values()
+                or True in truncations.values()
+                or list(obs) != agents
+                or list(reward) != agents
+            ):
+                self._unusual(copy, result, obs, reward, terminations, truncations, infos or {})
+            else:
+                rewards.extend(reward.values())
+                observations.extend(obs.values())
+                if infos and any(infos.values()):
+                    infos_given.append((copy.index, infos))
+        return result
+
+    def _unusual(
+        self, copy: EnvCopy, result: VectorStep, obs: dict, reward: dict, terminations: dict, truncations: dict, infos: dict
+    ) -> None:
+        before = copy.agents
+        result.rewards.extend([reward.get(agent, 0.0) for agent in before])
+        alive = [agent for agent in before if not (terminations.get(agent) or truncations.get(agent))]
+        lost = [agent for agent in alive if agent not in copy.env.agents]
+        if lost:
+            raise EnvError(
+                f"{copy}: agents {lost} left env.agents without being terminated or truncated. An agent must be flagged "
+                f"in the step in which it leaves."
+            )
+        copy.agents = alive + [agent for agent in copy.env.agents if agent not in before]
+        stray = {agent: float(r) for agent, r in reward.items() if agent not in before and r and agent in terminations}
+        transition = Transition(copy.index, copy.t, obs, terminations, truncations, infos, stray)
+        if copy.agents:
+            self._check_all_observed(copy, obs)
+        else:
+            transition.is_over = True
+            transition.first_observations, transition.first_infos = self.reset(copy)
+            obs = transition.first_observations
+        result.observations.extend([obs[agent] for agent in copy.agents])
+        if transition.is_over or copy.agents != before or stray:
+            result.transitions.append(transition)
+        elif any(infos.values()):
+            result.infos.append((copy.index, infos))
+
+    def _check_all_observed(self, copy: EnvCopy, observations: dict) -> None:
+        missing = [agent for agent in copy.agents if agent not in observations]
+        if missing:
+            raise EnvError(
+                f"{copy}: no observation for the live agents {missing}. A parallel environment must give one to every "
+                f"agent in env.agents."
+            )
+
+    def _step_failed(self, copy: EnvCopy, chosen: list[Any], error: Exception) -> EnvError:
+        acted = dict(zip(copy.agents, chosen, strict=False))
+        return EnvError(
+            f"{copy} (seed {self.reset_seed(copy)}): step({acted}) raised {type(error).__name__}: {error}"
+        )
+
+    def replay(self, copy: EnvCopy, episode_number: int, history: list[tuple[list[AgentID], list[Any]]]) -> dict:
+        """Brings a copy to where an episode stood: resets it with that episode's seed and repeats the actions.
+
+        Returns:
+            The newest observations, by agent.
+        """
+        copy.episode_number = episode_number - 1
+        observations, _ = self.reset(copy)
+        for agents, actions in history:
+            observations, *_ = copy.env.step(dict(zip(agents, actions, strict=True)))
+            copy.t += 1
+        copy.history = list(history)
+        copy.agents = list(copy.env.agents)
+        return observations
+
+    def close(self) -> None:
+        """Closes all copies."""
+        for copy in self.copies:
+            copy.env.close()

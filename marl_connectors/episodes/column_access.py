@@ -1,0 +1,224 @@
+"""The getters and setters of an episode's columns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium import Space
+
+from marl_connectors.columns import Columns
+from marl_connectors.episodes.lookback import Indices, count, gather, is_branch, map_tree, resolve
+from marl_connectors.episodes.storage import STEP, WITH_LAST, EpisodeStorage, unbatch
+from marl_connectors.errors import EpisodeError, did_you_mean
+from marl_connectors.typing import AgentID, EpisodeID
+
+
+class ColumnAccess:
+    """Reads and writes columns by name and step; ``SingleAgentEpisode`` says what ``indices`` and ``fill`` mean."""
+
+    __slots__ = ("action_space", "agent_id", "id_", "observation_space", "storage")
+
+    id_: EpisodeID
+    agent_id: AgentID | None
+    observation_space: Space | None
+    action_space: Space | None
+    storage: EpisodeStorage
+
+    @property
+    def _who(self) -> str:
+        return f"SingleAgentEpisode {self.id_!r}" if self.agent_id is None else f"Episode of agent {self.agent_id!r}"
+
+    def _space(self, name: str) -> Space | None:
+        return self.observation_space if name == Columns.OBS else self.action_space if name == Columns.ACTIONS else None
+
+    def _length(self, name: str) -> int:
+        """Items without the lookback."""
+        steps = len(self.storage)
+        if name not in WITH_LAST:
+            return steps
+        return steps + 1 if steps or len(self.storage.column(Columns.T)) else 0
+
+    def _get(
+        self,
+        name: str,
+        indices: Indices,
+        neg_index_as_lookback: bool,
+        fill: Any,
+        one_hot_discrete: bool = False,
+    ) -> Any:
+        storage = self.storage
+        positions = resolve(
+            indices,
+            length=self._length(name),
+            lookback=storage.lookback,
+            neg_index_as_lookback=neg_index_as_lookback,
+            fill=fill is not None,
+            who=f"{self._who}, {name}",
+        )
+        space, opaque = self._space(name), name == Columns.INFOS
+        return gather(
+            storage.column(name), positions, fill=fill, space=space, one_hot_discrete=one_hot_discrete, opaque=opaque
+        )
+
+    def _check_key(self, key: str) -> None:
+        known = self.storage.extra_keys()
+        if key not in known:
+            raise KeyError(f"{self._who}: there is no extra model output {key!r}. {did_you_mean(key, known)}")
+
+    def get_observations(
+        self,
+        indices: Indices = None,
+        *,
+        neg_index_as_lookback: bool = False,
+        fill: Any = None,
+        one_hot_discrete: bool = False,
+    ) -> Any:
+        """Observations: ``len + 1`` of them for all."""
+        return self._get(Columns.OBS, indices, neg_index_as_lookback, fill, one_hot_discrete)
+
+    def get_infos(self, indices: Indices = None, *, neg_index_as_lookback: bool = False, fill: Any = None) -> Any:
+        """Info dicts, as they came with the observations; always in a list. ``fill`` is used as it is."""
+        return self._get(Columns.INFOS, indices, neg_index_as_lookback, fill)
+
+    def get_actions(
+        self,
+        indices: Indices = None,
+        *,
+        neg_index_as_lookback: bool = False,
+        fill: Any = None,
+        one_hot_discrete: bool = False,
+    ) -> Any:
+        """Actions: ``len`` of them for all."""
+        return self._get(Columns.ACTIONS, indices, neg_index_as_lookback, fill, one_hot_discrete)
+
+    def get_rewards(self, indices: Indices = None, *, neg_index_as_lookback: bool = False, fill: Any = None) -> Any:
+        """Rewards: ``len`` of them for all."""
+        return self._get(Columns.REWARDS, indices, neg_index_as_lookback, fill)
+
+    def get_extra_model_outputs(
+        self, key: str, indices: Indices = None, *, neg_index_as_lookback: bool = False, fill: Any = None
+    ) -> Any:
+        """Items of one extra model output, such as ``Columns.ACTION_LOGP``.
+
+        Raises:
+            KeyError: If there is no such output.
+        """
+        self._check_key(key)
+        return self._get(key, indices, neg_index_as_lookback, fill)
+
+    # The documents' older spellings.
+
+    def get_observation(self, index: int = -1, **options: Any) -> Any:
+        """One observation; ``options`` are those of ``get_observations``."""
+        return self.get_observations(index, **options)
+
+    def get_action(self, index: int = -1, **options: Any) -> Any:
+        """One action; ``options`` are those of ``get_actions``."""
+        return self.get_actions(index, **options)
+
+    def get_reward(self, index: int = -1, **options: Any) -> Any:
+        """One reward; ``options`` are those of ``get_rewards``."""
+        return self.get_rewards(index, **options)
+
+    def set_observation(self, *, new_value: Any, at_index: int = -1, neg_index_as_lookback: bool = False) -> None:
+        """Overwrites one observation."""
+        self._set(Columns.OBS, new_value, at_index, neg_index_as_lookback)
+
+    def set_action(self, *, new_value: Any, at_index: int = -1, neg_index_as_lookback: bool = False) -> None:
+        """Overwrites one action."""
+        self._set(Columns.ACTIONS, new_value, at_index, neg_index_as_lookback)
+
+    def set_reward(self, *, new_value: float, at_index: int = -1, neg_index_as_lookback: bool = False) -> None:
+        """Overwrites one reward."""
+        self._set(Columns.REWARDS, new_value, at_index, neg_index_as_lookback)
+
+    # Setters.
+
+    def set_observations(
+        self, *, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False
+    ) -> None:
+        """Overwrites observations.
+
+        Args:
+            new_data: One item for an int, otherwise a list of items or a batch with as many.
+            at_indices: Which ones; None for all but the lookback.
+            neg_index_as_lookback: -1 means the last item before t=0.
+
+        Raises:
+            IndexError: If an index is out of range, or the number of items differs.
+            EpisodeError: If only some items of an array change their shape or type.
+        """
+        self._set(Columns.OBS, new_data, at_indices, neg_index_as_lookback)
+
+    def set_actions(self, *, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False) -> None:
+        """Overwrites actions; see ``set_observations``."""
+        self._set(Columns.ACTIONS, new_data, at_indices, neg_index_as_lookback)
+
+    def set_rewards(self, *, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False) -> None:
+        """Overwrites rewards; see ``set_observations``."""
+        self._set(Columns.REWARDS, new_data, at_indices, neg_index_as_lookback)
+
+    def set_extra_model_outputs(
+        self, *, key: str, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False
+    ) -> None:
+        """Overwrites items of one extra model output; see ``set_observations``.
+
+        With ``at_indices=None``, a new ``key`` is allowed. It gets zeros in the lookback.
+        """
+        if at_indices is not None or key in self.storage.extra_keys():
+            self._check_key(key)
+            self._set(key, new_data, at_indices, neg_index_as_lookback)
+            return
+        if key in STEP:
+            raise EpisodeError(f"{self._who}: {key!r} is no extra model output. Use the setter of that column.")
+        items = self._items(new_data, len(self), key)
+        zeros = [map_tree(lambda leaf, _: np.zeros_like(leaf), item) for item in items[:1] * self.storage.lookback]
+        if self.storage.pending() is not None:
+            raise EpisodeError(
+                f"{self._who}: a new extra model output needs a value for each action, also for the one that waits."
+            )
+        self.storage.set_column(key, zeros + items)
+
+    def __len__(self) -> int:
+        return len(self.storage)
+
+    def _set(self, name: str, new_data: Any, at_indices: Indices, neg_index_as_lookback: bool) -> None:
+        storage, length = self.storage, self._length(name)
+        positions = resolve(
+            at_indices,
+            length=length,
+            lookback=storage.lookback,
+            neg_index_as_lookback=neg_index_as_lookback,
+            who=f"{self._who}, {name}",
+        )
+        if isinstance(positions, int):
+            storage.set_items(name, [positions], [new_data])
+            return
+        total = length + storage.lookback
+        if isinstance(positions, slice):
+            positions = list(range(*positions.indices(total)))
+        if positions == list(range(total)) and not isinstance(new_data, (list, tuple)):
+            self._check_count(new_data, total, name)
+            storage.set_column(name, new_data)
+        else:
+            storage.set_items(name, positions, self._items(new_data, len(positions), name))
+
+    def _items(self, new_data: Any, wanted: int, name: str) -> list[Any]:
+        """A batch as a list of items; a tuple is a tree of arrays only if the column is one."""
+        if isinstance(new_data, tuple) and not is_branch(new_data, self._space(name)):
+            new_data = list(new_data)
+        self._check_count(new_data, wanted, name)
+        return unbatch(new_data)
+
+    def _check_count(self, new_data: Any, wanted: int, name: str) -> None:
+        if not isinstance(new_data, (list, tuple, dict, np.ndarray)):
+            raise EpisodeError(
+                f"{self._who}: setting several {name!r} needs a list or an array with {wanted} item(s), but "
+                f"{type(new_data).__name__} came."
+            )
+        if count(new_data) != wanted:
+            raise IndexError(
+                f"{self._who}: {wanted} item(s) of {name!r} are to be replaced, but {count(new_data)} came. "
+                f"Setters never change a length."
+            )

@@ -1,0 +1,165 @@
+"""How an agent's episode grows, row by row."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from marl_connectors.columns import Columns
+from marl_connectors.episodes.column_access import ColumnAccess
+from marl_connectors.episodes.storage import ListStorage
+from marl_connectors.errors import EpisodeError
+
+
+class GrowingEpisode(ColumnAccess):
+    """Takes in what the agent sees, does and earns.
+
+    A step may come in parts, as turn-based environments have it: ``observe``, ``act``, ``credit`` (any number of
+    times), then ``observe`` again, or ``end``. ``add_env_step`` is all of them at once.
+    """
+
+    __slots__ = ("_last_step_time", "_start_time", "is_terminated", "is_truncated", "t_started", "uncredited_reward")
+
+    t_started: int
+    is_terminated: bool
+    is_truncated: bool
+    uncredited_reward: float
+    _start_time: float | None
+    _last_step_time: float | None
+
+    @property
+    def t(self) -> int:
+        """The agent step at which the newest observation was made."""
+        return self.t_started + len(self.storage)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the episode has ended, by termination or by truncation."""
+        return self.is_terminated or self.is_truncated
+
+    @property
+    def is_reset(self) -> bool:
+        """Whether the agent has observed anything."""
+        return len(self.storage.column(Columns.T)) > 0
+
+    def get_duration_s(self) -> float:
+        """Seconds between the first and the last time that something was added; 0 before."""
+        if self._start_time is None or self._last_step_time is None:
+            return 0.0
+        return self._last_step_time - self._start_time
+
+    def add_env_reset(self, observation: Any, infos: Mapping[str, Any] | None = None) -> None:
+        """Adds what ``env.reset()`` returned.
+
+        Raises:
+            EpisodeError: If the episode has begun already.
+        """
+        if self.is_reset or self.is_done:
+            raise EpisodeError(
+                f"{self._who}: add_env_reset() comes first and once, but there is data. Start a new one."
+            )
+        self.observe(observation, infos, self.t_started)
+        self._start_time = time.perf_counter()
+
+    def add_env_step(
+        self,
+        observation: Any,
+        action: Any,
+        reward: float,
+        infos: Mapping[str, Any] | None = None,
+        *,
+        terminated: bool = False,
+        truncated: bool = False,
+        extra_model_outputs: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Adds an action and what ``env.step()`` returned for it.
+
+        Raises:
+            EpisodeError: If the episode has not begun, is over, or ``reward`` is not a number.
+        """
+        reward = number(reward, self._who)
+        self.act(action, extra_model_outputs)
+        self.credit(reward)
+        self.observe(observation, infos, int(self.storage.column(Columns.T)[-1]) + 1)
+        self.end(terminated=terminated, truncated=truncated)
+        self._last_step_time = time.perf_counter()
+        self._start_time = self._start_time or self._last_step_time
+
+    def _lists(self) -> ListStorage:
+        """The storage as one that grows: a copy if it cannot."""
+        if not isinstance(self.storage, ListStorage):
+            self.storage = self.storage.to_lists()
+        return self.storage
+
+    def observe(self, observation: Any, infos: Mapping[str, Any] | None, t: int) -> None:
+        """The agent sees something at env step ``t``, which closes the step that waits for it.
+
+        A second observation before the agent acts replaces the first.
+        """
+        self._check_going_on("observes")
+        self._lists().observe(observation, infos, t)
+
+    def act(self, action: Any, extra_model_outputs: Mapping[str, Any] | None = None) -> None:
+        """The agent does something about its newest observation, and waits for the next."""
+        self._check_going_on("acts")
+        if not self.is_reset:
+            raise EpisodeError(f"{self._who}: it acts, but has observed nothing. Call add_env_reset() first.")
+        if self.storage.pending() is not None:
+            raise EpisodeError(
+                f"{self._who}: it acts twice without an observation in between. Add the observation it acted upon."
+            )
+        self._lists().act(action, extra_model_outputs, self._who)
+
+    def credit(self, reward: float) -> None:
+        """Adds a reward to the step of the agent's last action, also after the episode's end.
+
+        What no step of this chunk has earned is added to ``uncredited_reward`` (and shown in the lookback, if the last
+        action is there).
+        """
+        reward = number(reward, self._who)
+        storage = self._lists()
+        if storage.open_row is not None:
+            storage.open_row[Columns.REWARDS] = float(storage.open_row[Columns.REWARDS]) + reward
+            return
+        if storage.columns[Columns.REWARDS]:
+            storage.columns[Columns.REWARDS][-1] += reward
+        if not len(storage):
+            self.uncredited_reward += reward
+
+    def end(self, *, terminated: bool, truncated: bool, t: int | None = None) -> None:
+        """Sets the done flags. If the final observation is missing, the newest one is repeated.
+
+        Args:
+            terminated: The final state has no value.
+            truncated: The episode was stopped.
+            t: The env step of the end. Without it, an observation is missing only if an action waits.
+        """
+        waits, observed = self.storage.pending() is not None, self.storage.column(Columns.T)
+        if (terminated or truncated) and len(observed) and (waits or (t is not None and observed[-1] < t)):
+            columns, newest = self._lists().columns, int(observed[-1])
+            final = max(newest + waits, newest if t is None else t)
+            self.observe(columns[Columns.OBS][-1], columns[Columns.INFOS][-1], final)
+        self.is_terminated, self.is_truncated = bool(terminated), bool(truncated)
+
+    def _check_going_on(self, what: str) -> None:
+        if self.is_done:
+            how = "terminated" if self.is_terminated else "truncated"
+            raise EpisodeError(f"{self._who}: it {what} after it was {how}. Start a new episode after the end.")
+
+
+def number(reward: Any, who: str) -> float:
+    """A reward as a float.
+
+    Raises:
+        EpisodeError: If it is not a number, or not-a-number.
+    """
+    if type(reward) is float and reward == reward:
+        return reward
+    try:
+        value = float("nan") if isinstance(reward, (str, bytes)) else float(reward)
+    except (TypeError, ValueError):
+        value = float("nan")
+    if value != value:
+        raise EpisodeError(f"{who}: a reward must be one number, but {reward!r} came. Look at what env.step() returns.")
+    return value

@@ -1,0 +1,111 @@
+"""From a list of episodes to the rows of a train batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+import numpy as np
+import optree
+
+from marl_connectors import spaces
+from marl_connectors.columns import Columns
+from marl_connectors.episodes.rollout import LaneStorage, Rollout
+from marl_connectors.episodes.rows import RowPart, Rows
+from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
+from marl_connectors.typing import DEFAULT_MODULE_ID, ModuleID
+
+
+def rows_of_episodes(
+    episodes: Sequence[SingleAgentEpisode], module_ids: Sequence[ModuleID], *, last_only: bool = False
+) -> Rows:
+    """All steps of agent episodes, and each one's last observation, sorted by module.
+
+    Episodes that are views of a rollout stay where they are. Others are copied into one, and become views of it, so
+    that what connector pieces write back reaches them.
+
+    Args:
+        episodes: Each with at least one step, of the modules ``module_ids`` only.
+        module_ids: The modules, in the order wanted.
+        last_only: Leave out the steps.
+    """
+    order = {module_id: i for i, module_id in enumerate(module_ids)}
+    episodes = sorted(episodes, key=lambda e: order[e.module_id or DEFAULT_MODULE_ID])
+    strangers = [e for e in episodes if not isinstance(e.storage, LaneStorage)]
+    if strangers:
+        _pack(strangers)
+    storages: list[LaneStorage] = [e.storage for e in episodes]  # type: ignore[misc]
+    runs = groupby(storages, key=lambda storage: id(storage.rollout))
+    parts = tuple(_part(list(run), last_only) for _, run in runs)
+    counts = [1 if last_only else len(storage) + 1 for storage in storages]
+    ends = np.cumsum(counts)
+    acted = np.ones(int(ends[-1]), bool)
+    acted[ends - 1] = False
+    module_of = [order[e.module_id or DEFAULT_MODULE_ID] for e in episodes]
+    bounds = np.searchsorted(module_of, np.arange(len(order) + 1))
+    splits = np.concatenate([[0], ends])[bounds]
+    present = [i for i in range(len(order)) if splits[i + 1] > splits[i]]
+    return Rows(
+        parts,
+        module_ids=tuple(module_ids[i] for i in present),
+        splits=(0, *(int(splits[i + 1]) for i in present)),
+        episodes=episodes,
+        counts=counts,
+        acted=acted,
+    )
+
+
+def _part(storages: list[LaneStorage], last_only: bool) -> RowPart:
+    rollout = storages[0].rollout
+    lanes = rollout.num_lanes
+    table = np.array([(s.lane, s.first_row, s.start_row, s.last_row) for s in storages])
+    lane, first, start, last = table.T
+    if last_only:
+        return RowPart(rollout, last * lanes + lane, first * lanes + lane, last * lanes + lane)
+    counts = last - start + 1
+    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    return RowPart(
+        rollout,
+        positions=np.repeat(start * lanes + lane, counts) + within * lanes,
+        first=np.repeat(first * lanes + lane, counts),
+        last=np.repeat(last * lanes + lane, counts),
+    )
+
+
+def _pack(episodes: list[SingleAgentEpisode]) -> None:
+    """Copies the data of episodes with like spaces into a rollout of one lane, and makes them views of it."""
+    rest = episodes
+    while rest:
+        spaces_of_first = (rest[0].observation_space, rest[0].action_space)
+        alike = [e for e in rest if (e.observation_space, e.action_space) == spaces_of_first]
+        rest = [e for e in rest if (e.observation_space, e.action_space) != spaces_of_first]
+        counts = [e.storage.lookback + len(e.storage) + 1 for e in alike]
+        columns = {name: _joined(alike, name, counts) for name in _common_columns(alike)}
+        rollout = Rollout.of_columns(columns, *spaces_of_first, num_rows=sum(counts))
+        row = 0
+        for episode, count in zip(alike, counts, strict=True):
+            for i, info in enumerate(episode.storage.column(Columns.INFOS)):
+                if info:
+                    rollout.infos[row + i] = info
+            first, start = row, row + episode.storage.lookback
+            row += count
+            episode.storage = LaneStorage(rollout, 0, first_row=first, start_row=start, stop_row=row - 1)
+
+
+def _common_columns(episodes: list[SingleAgentEpisode]) -> list[str]:
+    extra = [name for name in episodes[0].storage.extra_keys() if all(name in e.storage.extra_keys() for e in episodes)]
+    return [Columns.OBS, Columns.ACTIONS, Columns.REWARDS, Columns.T, *extra]
+
+
+def _joined(episodes: list[SingleAgentEpisode], name: str, counts: list[int]) -> np.ndarray:
+    parts = []
+    for episode, count in zip(episodes, counts, strict=True):
+        values = episode.storage.column(name)
+        values = spaces.stack(values) if isinstance(values, list) else values
+        parts.append(optree.tree_map(lambda leaf, n=count: _padded(leaf, n), values))
+    return optree.tree_map(lambda *leaves: np.concatenate(leaves), *parts)
+
+
+def _padded(leaf: np.ndarray, count: int) -> np.ndarray:
+    missing = count - len(leaf)
+    return np.concatenate([leaf, np.zeros((missing, *leaf.shape[1:]), leaf.dtype)]) if missing else leaf

@@ -1,0 +1,347 @@
+"""Rollout columns: where trajectories are stored, once.
+
+A *lane* holds one agent episode at a time, a *row* is one agent-step of a lane, and a lane's *cursor* is its newest row:
+
+====  ==========  ==========  ==========
+row   lane 0      lane 1      lane 2
+====  ==========  ==========  ==========
+0     lookback    (unused)    lookback
+1     step 0      step 0      last obs
+2     step 1      step 1      step 0     (the lane's next episode)
+3     **open**    last obs    **open**
+====  ==========  ==========  ==========
+
+A row opens when the agent observes. Its action and the module's outputs are written when the agent acts, and every
+reward until the next observation is added to it. The next observation, in the row below, closes it; the last
+observation of an episode has a row of its own that is never acted on. So whether an agent was terminated or truncated,
+the state that its last action led to is at hand, and the value of what comes next is always "one row further".
+
+Columns are flat: row ``r`` of lane ``l`` is at position ``r * num_lanes + l`` of every column. When all cursors are in
+the same row, the newest rows are one contiguous slice; otherwise they are one index array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import optree
+from gymnasium import Space
+
+from marl_connectors import spaces
+from marl_connectors.columns import Columns
+from marl_connectors.episodes.storage import ListStorage
+from marl_connectors.errors import EpisodeError
+from marl_connectors.typing import Tree
+
+Positions = slice | np.ndarray
+"""Flat positions in a column: a slice where they are contiguous, else ``[B]`` int64."""
+
+_ALWAYS = (Columns.OBS, Columns.ACTIONS, Columns.REWARDS, Columns.T)
+
+
+def take(column: Tree, positions: Positions) -> Tree:
+    """The items at ``positions``; a view for a slice, else a copy."""
+    if type(column) is np.ndarray:
+        return column[positions]
+    return optree.tree_map(lambda leaf: leaf[positions], column)
+
+
+def put(column: Tree, positions: Positions, values: Tree) -> None:
+    """Writes ``values`` (leading axis ``B``) to ``positions``."""
+    if type(column) is np.ndarray:
+        column[positions] = values
+    else:
+        optree.tree_map_(lambda leaf, value: leaf.__setitem__(positions, value), column, values)
+
+
+def fits(column: Tree, values: Tree) -> bool:
+    """Whether ``values`` can be written to ``column`` without changing the column's shape or kind of number."""
+    if type(column) is not np.ndarray or type(values) is not np.ndarray:
+        same = optree.tree_structure(column) == optree.tree_structure(values)
+        return same and all(map(fits, optree.tree_leaves(column), optree.tree_leaves(values)))
+    return column.shape[1:] == values.shape[1:] and np.can_cast(values.dtype, column.dtype, "same_kind")
+
+
+class Rollout:
+    """The columns of all lanes whose agents share observation and action spaces, for one sampling fragment.
+
+    Attributes:
+        columns: Name to ``[num_rows * num_lanes, ...]`` array or tree of arrays: ``OBS``, ``ACTIONS``, ``REWARDS``
+            (float64), ``T`` (int32, the env step of the observation, -1 in unused rows) and the module outputs that were recorded.
+        infos: Position to the info dict that came with the observation; empty infos are left out.
+        cursor: ``[num_lanes]`` int64, position of each lane's newest row.
+        pending: ``[num_lanes]`` bool, True where the agent has acted on its newest row and waits.
+    """
+
+    __slots__ = (
+        "_raw",
+        "_written",
+        "action_space",
+        "columns",
+        "cursor",
+        "infos",
+        "num_lanes",
+        "num_rows",
+        "observation_space",
+        "pending",
+    )
+
+    def __init__(self, observation_space: Space, action_space: Space, *, num_rows: int, num_lanes: int):
+        self.observation_space = observation_space
+        self.action_space = action_space
+        self.num_rows = num_rows
+        self.num_lanes = num_lanes
+        size = num_rows * num_lanes
+        self.columns: dict[str, Tree] = {
+            Columns.OBS: spaces.zeros(observation_space, size),
+            Columns.ACTIONS: spaces.zeros(action_space, size),
+            Columns.REWARDS: np.zeros(size),
+            Columns.T: np.full(size, -1, np.int32),
+        }
+        self.infos: dict[int, dict] = {}
+        self.cursor = np.arange(num_lanes)
+        self.pending = np.zeros(num_lanes, bool)
+        self._raw: dict[str, Tree] = {}
+        self._written: dict[str, np.ndarray] = {}
+
+    @classmethod
+    def of_columns(cls, columns: dict[str, Tree], observation_space: Any, action_space: Any, *, num_rows: int) -> Rollout:
+        """One lane that holds ``columns``, ``[num_rows, ...]`` each."""
+        rollout = cls.__new__(cls)
+        rollout.observation_space, rollout.action_space = observation_space, action_space
+        rollout.num_rows, rollout.num_lanes = num_rows, 1
+        rollout.columns, rollout.infos = columns, {}
+        rollout.cursor, rollout.pending = np.array([num_rows - 1]), np.zeros(1, bool)
+        rollout._raw, rollout._written = {}, {}
+        return rollout
+
+    # What the environment says goes in ...
+
+    def source(self, name: str) -> Tree:
+        """The column as the environment filled it, whatever pieces have written back."""
+        return self._raw.get(name, self.columns[name])
+
+    def observe(self, positions: Positions, observations: Tree, t: int | np.ndarray) -> None:
+        """Opens rows: ``[B, ...]`` observations of the observation space, made at env step(s) ``t``."""
+        put(self.source(Columns.OBS), positions, observations)
+        self.columns[Columns.T][positions] = t
+
+    def record(self, positions: Positions, outputs: dict[str, Tree]) -> None:
+        """Writes actions and module outputs, ``[B, ...]`` each, to the rows that they were computed for."""
+        columns = self.columns
+        for name, values in outputs.items():
+            if name not in columns:
+                size = self.num_rows * self.num_lanes
+                columns[name] = optree.tree_map(lambda v: np.zeros((size, *v.shape[1:]), v.dtype), values)
+            put(columns[name], positions, values)
+
+    def reserve(self, row: int) -> None:
+        """Makes sure that ``row`` exists, for all lanes."""
+        if row < self.num_rows:
+            return
+        num_rows = max(row + 1, self.num_rows + self.num_rows // 2 + 1)
+        extra = (num_rows - self.num_rows) * self.num_lanes
+
+        def grown(leaf: np.ndarray) -> np.ndarray:
+            return np.concatenate([leaf, np.zeros((extra, *leaf.shape[1:]), leaf.dtype)])
+
+        self._replace_leaves(grown)
+        self.columns[Columns.T][-extra:] = -1
+        self.num_rows = num_rows
+
+    def _replace_leaves(self, change: Callable[[np.ndarray], np.ndarray]) -> None:
+        for columns in (self.columns, self._raw, self._written):
+            for name, column in columns.items():
+                columns[name] = optree.tree_map(change, column)
+
+    # ... and what connector pieces read and write back.
+
+    def read(self, name: str, positions: Positions) -> Tree:
+        """The items of a column, ``[B, ...]``, as the last piece that wrote them left them."""
+        if name not in self._written:
+            return take(self.columns[name], positions)
+        written = self._written[name][positions]
+        if written.all():
+            return take(self.columns[name], positions)
+        if not written.any():
+            return take(self._raw[name], positions)
+        raise EpisodeError(
+            f"Rollout: of {written.size} rows, {int(written.sum())} hold a {name!r} of another shape that a connector "
+            f"piece wrote back, the others hold the environment's. A piece that changes the shape of {name!r} must "
+            f"write it for every agent at every step, or put its result in the batch instead of the episodes."
+        )
+
+    def write(self, name: str, positions: Positions, values: Tree) -> None:
+        """Writes items back; values of another shape or type than the column's get a column of their own."""
+        if name not in self.columns:
+            self.record(positions, {name: values})
+            return
+        if not fits(self.columns[name], values):
+            size = self.num_rows * self.num_lanes
+            self._raw.setdefault(name, self.columns[name])
+            self.columns[name] = optree.tree_map(lambda v: np.zeros((size, *v.shape[1:]), v.dtype), values)
+            self._written[name] = np.zeros(size, bool)
+        put(self.columns[name], positions, values)
+        if name in self._written:
+            self._written[name][positions] = True
+
+    def continued(self, num_rows: int, lookback: int) -> Rollout:
+        """A fresh rollout that goes on where this one stopped.
+
+        Each lane's newest row becomes row ``lookback`` and the ``lookback`` rows before it come along (whatever they
+        hold: who reads them knows how far an episode reaches back). Nothing is shared with this rollout.
+        """
+        new = Rollout(
+            self.observation_space, self.action_space, num_rows=max(num_rows, lookback + 1), num_lanes=self.num_lanes
+        )
+        here = self.cursor + self.num_lanes * np.arange(-lookback, 1)[:, None]  # [lookback + 1, num_lanes]
+        kept = here >= 0
+        source, size = here[kept], new.num_rows * new.num_lanes
+        target = np.arange((lookback + 1) * self.num_lanes).reshape(kept.shape)[kept]
+
+        def carried(leaf: np.ndarray) -> np.ndarray:
+            fresh = np.zeros((size, *leaf.shape[1:]), leaf.dtype)
+            fresh[target] = leaf[source]
+            return fresh
+
+        for old, fresh in ((self.columns, new.columns), (self._raw, new._raw), (self._written, new._written)):
+            for name, column in old.items():
+                fresh[name] = optree.tree_map(carried, column)
+        new.columns[Columns.T][(lookback + 1) * self.num_lanes :] = -1
+        if self.infos:
+            for old_position, position in zip(source.tolist(), target.tolist(), strict=True):
+                if old_position in self.infos:
+                    new.infos[position] = self.infos[old_position]
+        new.cursor = lookback * self.num_lanes + np.arange(self.num_lanes)
+        new.pending = self.pending.copy()
+        return new
+
+    def get_state(self) -> dict[str, Any]:
+        """The rows that a fresh rollout starts with, up to the lowest cursor, as arrays."""
+        size = (int(self.cursor.max(initial=-1)) // max(self.num_lanes, 1) + 1) * self.num_lanes
+        return {
+            "columns": {name: _head(column, size) for name, column in self.columns.items()},
+            "raw": {name: _head(column, size) for name, column in self._raw.items()},
+            "written": {name: column[:size] for name, column in self._written.items()},
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Takes what ``get_state`` gave; this rollout must have as many lanes and enough rows."""
+        size = self.num_rows * self.num_lanes
+        for home, saved in ((self.columns, "columns"), (self._raw, "raw"), (self._written, "written")):
+            for name, column in state[saved].items():
+                full = optree.tree_map(lambda leaf: np.zeros((size, *leaf.shape[1:]), leaf.dtype), column)
+                put(full, slice(0, len(optree.tree_leaves(column)[0])), column)
+                home[name] = full
+        rows = len(state["columns"][Columns.T])
+        self.columns[Columns.T][rows:] = -1
+
+    def widened(self, num_lanes: int) -> None:
+        """Makes room for more lanes, in place. Positions change, rows do not."""
+        old_lanes, rows = self.num_lanes, self.num_rows
+
+        def wider(leaf: np.ndarray) -> np.ndarray:
+            fresh = np.zeros((rows, num_lanes, *leaf.shape[1:]), leaf.dtype)
+            fresh[:, :old_lanes] = leaf.reshape(rows, old_lanes, *leaf.shape[1:])
+            return fresh.reshape(rows * num_lanes, *leaf.shape[1:])
+
+        self._replace_leaves(wider)
+        self.columns[Columns.T].reshape(rows, num_lanes)[:, old_lanes:] = -1
+
+        def moved(position: Any) -> Any:
+            return position // max(old_lanes, 1) * num_lanes + position % max(old_lanes, 1)
+
+        self.infos = {moved(position): info for position, info in self.infos.items()}
+        self.cursor = np.concatenate([moved(self.cursor), np.arange(old_lanes, num_lanes)])
+        self.pending = np.concatenate([self.pending, np.zeros(num_lanes - old_lanes, bool)])
+        self.num_lanes = num_lanes
+
+
+def _head(column: Tree, size: int) -> Tree:
+    return optree.tree_map(lambda leaf: leaf[:size], column)
+
+
+class LaneStorage:
+    """The part of a rollout that is one agent's episode: bytes, not copies.
+
+    While the episode goes on (``stop_row`` is None), it grows with the lane's cursor.
+    """
+
+    __slots__ = ("first_row", "lane", "rollout", "start_row", "stop_row")
+    is_numpy = True
+
+    def __init__(self, rollout: Rollout, lane: int, *, first_row: int, start_row: int, stop_row: int | None = None):
+        """Rows ``[first_row, start_row)`` are lookback, ``[start_row, stop_row)`` steps, ``stop_row`` the last obs."""
+        self.rollout = rollout
+        self.lane = lane
+        self.first_row = first_row
+        self.start_row = start_row
+        self.stop_row = stop_row
+
+    @property
+    def last_row(self) -> int:
+        """The row of the newest observation."""
+        return int(self.rollout.cursor[self.lane]) // self.rollout.num_lanes if self.stop_row is None else self.stop_row
+
+    @property
+    def lookback(self) -> int:
+        """Steps that are kept from before the chunk."""
+        return self.start_row - self.first_row
+
+    def __len__(self) -> int:
+        return self.last_row - self.start_row
+
+    def _positions(self, name: str) -> slice:
+        lanes = self.rollout.num_lanes
+        last = self.last_row + (name in (Columns.OBS, Columns.INFOS, Columns.T))
+        return slice(self.first_row * lanes + self.lane, max(last, self.first_row) * lanes + self.lane, lanes)
+
+    def column(self, name: str) -> list | Tree:
+        """All items, oldest first, lookback included: a view of the rollout where one column holds them all."""
+        positions = self._positions(name)
+        if name == Columns.INFOS:
+            infos = self.rollout.infos
+            return [infos.get(position, {}) for position in range(positions.start, positions.stop, positions.step)]
+        written = self.rollout._written.get(name)
+        if written is not None and written[positions].any() and not written[positions].all():
+            return [
+                optree.tree_map(lambda leaf: leaf[0], self.rollout.read(name, slice(position, position + 1)))
+                for position in range(positions.start, positions.stop, positions.step)
+            ]
+        return self.rollout.read(name, positions)
+
+    def extra_keys(self) -> tuple[str, ...]:
+        """The module outputs that were recorded."""
+        return tuple(name for name in self.rollout.columns if name not in _ALWAYS)
+
+    def pending(self) -> dict[str, Any] | None:
+        """What the agent has done on its newest observation, if it has acted and waits."""
+        if self.stop_row is not None or not self.rollout.pending[self.lane]:
+            return None
+        position = int(self.rollout.cursor[self.lane])
+        names = [name for name in self.rollout.columns if name not in (Columns.OBS, Columns.T)]
+        here = slice(position, position + 1)
+        return {n: optree.tree_map(lambda leaf: leaf[0], take(self.rollout.columns[n], here)) for n in names}
+
+    def set_items(self, name: str, positions: list[int], items: Sequence[Any]) -> None:
+        """Writes items to places in ``column(name)``; later readers of the rollout see them."""
+        lanes = self.rollout.num_lanes
+        flat = [(self.first_row + position) * lanes + self.lane for position in positions]
+        if name == Columns.INFOS:
+            self.rollout.infos.update(zip(flat, items, strict=True))
+        else:
+            self.rollout.write(name, np.array(flat, np.int64), spaces.stack(items))
+
+    def set_column(self, name: str, values: list | Tree) -> None:
+        """Writes all items of ``column(name)`` at once."""
+        positions = self._positions(name)
+        if name == Columns.INFOS:
+            self.set_items(name, list(range(len(values))), values)
+        else:
+            self.rollout.write(name, positions, spaces.stack(values) if isinstance(values, list) else values)
+
+    def to_lists(self) -> ListStorage:
+        """A copy that can grow on its own."""
+        return ListStorage.from_storage(self)

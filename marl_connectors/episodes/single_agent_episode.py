@@ -1,0 +1,410 @@
+"""One agent's trajectory, or a chunk of it."""
+
+from __future__ import annotations
+
+import copy
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from gymnasium import Space
+
+from marl_connectors import spaces
+from marl_connectors.columns import Columns
+from marl_connectors.episodes.growth import GrowingEpisode, number
+from marl_connectors.episodes.lookback import count
+from marl_connectors.episodes.state import decode, encode
+from marl_connectors.episodes.storage import STEP, WITH_LAST, ArrayStorage, EpisodeStorage, ListStorage, same_item
+from marl_connectors.errors import EpisodeError
+from marl_connectors.typing import AgentID, EpisodeID, ModuleID
+
+
+class SingleAgentEpisode(GrowingEpisode):
+    """One agent's observations, actions, rewards, infos and extra model outputs.
+
+    It holds one observation (and info) more than the rest: observation ``t`` led to action ``t``, which brought reward
+    ``t`` and observation ``t + 1``. ``len(episode)`` counts steps, without the lookback before them.
+
+    All getters take ``indices``: None for all steps, an int for one item, a list or slice for a batch. Negative ones
+    count from the end or, with ``neg_index_as_lookback=True``, backwards from t=0. ``fill`` stands wherever the data
+    does not reach; without it, such an index raises ``IndexError``, and slices are clipped. A batch is a list as long
+    as the episode grows and arrays after ``to_numpy()``.
+
+    >>> episode = SingleAgentEpisode()
+    >>> episode.add_env_reset(observation=0)
+    >>> episode.add_env_step(observation=1, action=5, reward=0.5)
+    >>> episode.get_observations(), episode.get_actions(), episode.get_rewards(slice(-2, None), fill=0.0)
+    ([0, 1], [5], [0.0, 0.5])
+
+    Attributes:
+        t_started: The agent step at which this chunk started.
+        is_terminated: The state after the last step has no value.
+        is_truncated: The episode was stopped although that state has one.
+        uncredited_reward: The sum of what arrived when none of this chunk's own steps could have earned it: before the
+            agent ever acted, or, at the start of a chunk, for an action of the chunk before.
+        storage: Where the columns are.
+    """
+
+    __slots__ = (
+        "_custom_data",
+        "module_id",
+        "multi_agent_episode_id",
+    )
+
+    def __init__(
+        self,
+        id_: EpisodeID | None = None,
+        *,
+        observations: Sequence[Any] | None = None,
+        observation_space: Space | None = None,
+        infos: Sequence[Mapping[str, Any]] | None = None,
+        actions: Sequence[Any] | None = None,
+        action_space: Space | None = None,
+        rewards: Sequence[float] | None = None,
+        terminated: bool = False,
+        truncated: bool = False,
+        extra_model_outputs: Mapping[str, Sequence[Any]] | None = None,
+        t_started: int | None = None,
+        len_lookback_buffer: int | Literal["auto"] = "auto",
+        agent_id: AgentID | None = None,
+        module_id: ModuleID | None = None,
+        multi_agent_episode_id: EpisodeID | None = None,
+    ):
+        """An empty episode, or one from given data.
+
+        Args:
+            id_: Made up if None. Chunks of one episode share it.
+            observations: One more than there are actions, or nothing.
+            observation_space: Gives arrays their dtype, and ``fill`` and one-hot vectors their shape.
+            infos: As many as observations; empty dicts if None.
+            actions: One a step.
+            action_space: See ``observation_space``.
+            rewards: One a step.
+            terminated: Whether the last observation is that of a terminal state.
+            truncated: Whether the episode was stopped after the last observation.
+            extra_model_outputs: Name to one item a step.
+            t_started: The agent step at which the chunk starts (after the lookback), 0 if None.
+            len_lookback_buffer: How many of the given steps are from before the chunk; "auto" means all.
+            agent_id: Whose episode it is.
+            module_id: Who chooses the actions.
+            multi_agent_episode_id: The episode of all agents that this one is part of.
+
+        Raises:
+            EpisodeError: If the data have unequal lengths.
+        """
+        started = t_started or 0
+        storage = ListStorage()
+        if observations is not None or actions or rewards or infos or extra_model_outputs:
+            seen, lists = list(observations or ()), storage.columns
+            steps = len(rewards) if rewards is not None else 0
+            lists.update({name: list(items) for name, items in (extra_model_outputs or {}).items()})
+            lists[Columns.OBS], lists[Columns.ACTIONS] = seen, list(actions if actions is not None else ())
+            lists[Columns.REWARDS] = [number(reward, "SingleAgentEpisode") for reward in (rewards if steps else ())]  # type: ignore[union-attr]
+            lists[Columns.INFOS] = [dict(info or {}) for info in infos] if infos is not None else [{} for _ in seen]
+            wanted = steps if len_lookback_buffer == "auto" else len_lookback_buffer
+            storage.lookback = max(0, min(wanted, steps))
+            first = started - storage.lookback
+            lists[Columns.T] = list(range(first, first + len(seen)))
+        self._init(
+            storage,
+            uuid.uuid4().hex if id_ is None else id_,
+            agent_id,
+            module_id,
+            multi_agent_episode_id,
+            started,
+            observation_space,
+            action_space,
+        )
+        self.is_terminated, self.is_truncated = terminated, truncated
+        self.validate()
+
+    @classmethod
+    def from_storage(
+        cls,
+        storage: EpisodeStorage,
+        *,
+        id_: EpisodeID,
+        agent_id: AgentID | None = None,
+        module_id: ModuleID | None = None,
+        multi_agent_episode_id: EpisodeID | None = None,
+        t_started: int = 0,
+        observation_space: Space | None = None,
+        action_space: Space | None = None,
+    ) -> SingleAgentEpisode:
+        """An episode whose steps are already kept somewhere. A hot path: nothing is copied or checked."""
+        episode = cls.__new__(cls)
+        episode._init(
+            storage, id_, agent_id, module_id, multi_agent_episode_id, t_started, observation_space, action_space
+        )
+        return episode
+
+    def _init(
+        self,
+        storage: EpisodeStorage,
+        id_: EpisodeID,
+        agent_id: AgentID | None,
+        module_id: ModuleID | None,
+        multi_agent_episode_id: EpisodeID | None,
+        t_started: int,
+        observation_space: Space | None,
+        action_space: Space | None,
+    ) -> None:
+        self.storage = storage
+        self.id_ = id_
+        self.agent_id = agent_id
+        self.module_id = module_id
+        self.multi_agent_episode_id = multi_agent_episode_id
+        self.t_started = t_started
+        self.observation_space = observation_space
+        self.action_space = action_space
+        self.is_terminated = self.is_truncated = False
+        self.uncredited_reward = 0.0
+        self._custom_data: dict[str, Any] | None = None
+        self._start_time: float | None = None
+        self._last_step_time: float | None = None
+
+    def _with(self, storage: EpisodeStorage, t_started: int) -> SingleAgentEpisode:
+        """An episode of the same identity with other steps."""
+        other = SingleAgentEpisode.__new__(SingleAgentEpisode)
+        other._init(
+            storage,
+            self.id_,
+            self.agent_id,
+            self.module_id,
+            self.multi_agent_episode_id,
+            t_started,
+            self.observation_space,
+            self.action_space,
+        )
+        if self._custom_data:
+            other._custom_data = copy.deepcopy(self._custom_data)
+        return other
+
+    # What it is.
+
+    def __repr__(self) -> str:
+        whose = "" if self.agent_id is None else f"agent={self.agent_id!r} "
+        return f"SAEps({whose}len={len(self)} done={self.is_done} R={self.get_return()} id_={self.id_})"
+
+    def __getitem__(self, item: slice) -> SingleAgentEpisode:
+        if not isinstance(item, slice):
+            raise TypeError(f"{self._who}: episode[a:b] takes a slice, but {item!r} came. For items, use get_...().")
+        return self.slice(item)
+
+    @property
+    def is_numpy(self) -> bool:
+        """Whether the columns are arrays."""
+        return self.storage.is_numpy
+
+    @property
+    def custom_data(self) -> dict[str, Any]:
+        """The user's own notes. ``cut()`` passes them on."""
+        if self._custom_data is None:
+            self._custom_data = {}
+        return self._custom_data
+
+    def env_steps(self) -> int:
+        """Steps of this chunk."""
+        return len(self)
+
+    def agent_steps(self) -> int:
+        """Steps of this chunk."""
+        return len(self)
+
+    def get_return(self) -> float:
+        """The sum of the rewards of this chunk's steps, not discounted."""
+        return float(sum(self.get_rewards()))
+
+    # Chunks.
+
+    def cut(self, len_lookback_buffer: int = 0) -> SingleAgentEpisode:
+        """A successor chunk of length 0 that goes on where this one stops.
+
+        It has the same identity and custom data (copied), up to ``len_lookback_buffer`` steps of lookback, and the
+        action that waits, if there is one.
+
+        Raises:
+            EpisodeError: If the episode is over.
+        """
+        if self.is_done:
+            raise EpisodeError(f"{self._who}: cut() makes a successor, but the episode is over. Start a new one.")
+        if len_lookback_buffer < 0:
+            raise EpisodeError(f"{self._who}: len_lookback_buffer must be 0 or more, but is {len_lookback_buffer}.")
+        rows = self.storage.lookback + len(self)
+        lookback = min(len_lookback_buffer, rows)
+        return self._with(ListStorage.from_storage(self.storage, rows - lookback, None, lookback), self.t)
+
+    def slice(self, slice_: slice, *, len_lookback_buffer: int | None = None) -> SingleAgentEpisode:
+        """A copy of the steps ``[start, stop)``, with the observation after them and a lookback before them.
+
+        Ids, infos, agent, module and custom data are kept; the done flags and an action that waits are, too, if the
+        slice reaches the end.
+
+        Args:
+            slice_: Steps of this chunk, without a step size.
+            len_lookback_buffer: How many steps of lookback to keep, as far as there are any; None for as many as here.
+
+        Raises:
+            EpisodeError: If the slice has a step size.
+        """
+        if slice_.step not in (None, 1):
+            raise EpisodeError(f"{self._who}: a slice with step {slice_.step} would lose rewards. Leave the step out.")
+        start, stop, _ = slice_.indices(len(self))
+        return self._rows(start, max(start, stop), len_lookback_buffer)
+
+    def _rows(self, start: int, stop: int, len_lookback_buffer: int | None) -> SingleAgentEpisode:
+        storage, at_end = self.storage, stop == len(self)
+        lookback = storage.lookback if len_lookback_buffer is None else len_lookback_buffer
+        lookback = min(lookback, storage.lookback + start)
+        first, last = storage.lookback + start - lookback, storage.lookback + stop
+        if storage.is_numpy:
+            open_row = storage.pending() if at_end else None
+            part: EpisodeStorage = ArrayStorage.from_storage(storage, first, last, lookback, open_row)
+        else:
+            part = ListStorage.from_storage(storage, first, None if at_end else last, lookback)
+        new = self._with(part, self.t_started + start)
+        if at_end:
+            new.is_terminated, new.is_truncated = self.is_terminated, self.is_truncated
+        if start == 0 and (stop > 0 or at_end):
+            new.uncredited_reward = self.uncredited_reward
+        return new
+
+    def concat_episode(self, other: SingleAgentEpisode) -> None:
+        """Appends a successor chunk, as ``cut()`` or ``slice()`` made it; ``other`` stays as it is.
+
+        Raises:
+            EpisodeError: If ``other`` is not this episode's continuation.
+        """
+        if self.is_done:
+            raise EpisodeError(f"{self._who}: concat_episode() continues an episode, but this one is over.")
+        if (other.id_, other.t_started) != (self.id_, self.t):
+            raise EpisodeError(
+                f"{self._who}: concat_episode() needs the chunk of {self.id_!r} that starts at t={self.t}, but that of "
+                f"{other.id_!r} from t={other.t_started} came."
+            )
+        mine, theirs = self.storage, other.storage
+        if not other.is_reset:
+            raise EpisodeError(f"{self._who}: concat_episode() got a chunk without observations. Give it at least one.")
+        boundary, here = mine.column(Columns.T)[-1:], theirs.lookback
+        shared = len(boundary) and boundary[0] == theirs.column(Columns.T)[here]
+        if shared and not same_item(self.get_observations(-1), other.get_observations(0)):
+            raise EpisodeError(f"{self._who}: the chunks differ in the observation that they share, at t={self.t}.")
+        lists = ListStorage.from_storage(mine)
+        lists.extend(theirs, self._who)
+        self.storage = lists
+        if other.uncredited_reward:
+            self._credit_before(other)
+        self.is_terminated, self.is_truncated = other.is_terminated, other.is_truncated
+        if other._custom_data:
+            self.custom_data.update(copy.deepcopy(other._custom_data))
+
+    def _credit_before(self, other: SingleAgentEpisode) -> None:
+        """What the appended chunk could not credit belongs to the last action before it, if there was one."""
+        rewards, before = self.storage.column(Columns.REWARDS), self.storage.lookback + len(self) - len(other)
+        if before:
+            rewards[before - 1] += other.uncredited_reward
+        if before <= self.storage.lookback:
+            self.uncredited_reward += other.uncredited_reward
+
+    def to_numpy(self) -> SingleAgentEpisode:
+        """Turns the columns into arrays, or trees of arrays, in the spaces' dtypes, in place. Infos stay a list.
+
+        Raises:
+            EpisodeError: If the items of a column differ in shape.
+        """
+        if isinstance(self.storage, ListStorage):
+            self.storage = ArrayStorage.from_lists(self.storage, self.observation_space, self.action_space)
+        return self
+
+    def validate(self) -> None:
+        """Checks that the columns fit together.
+
+        Raises:
+            EpisodeError: If their lengths differ.
+        """
+        storage = self.storage
+        counts = {name: count(storage.column(name)) for name in (*STEP, *storage.extra_keys())}
+        steps = storage.lookback + len(storage)
+        seen = 0 if steps == 0 and counts[Columns.OBS] == 0 else steps + 1
+        wrong = [f"{n} {name}" for name, n in counts.items() if n != (seen if name in WITH_LAST else steps)]
+        if wrong:
+            raise EpisodeError(
+                f"{self._who}: {steps} reward(s) need as many actions and extra model outputs, and {steps + 1} "
+                f"observations and infos, but there are {', '.join(wrong)}."
+            )
+
+    # As plain data.
+
+    def get_data_dict(self) -> dict[str, Any]:
+        """One item a step for each column, without the lookback and the last observation."""
+        steps = len(self)
+        terminateds, truncateds = [False] * steps, [False] * steps
+        if steps:
+            terminateds[-1], truncateds[-1] = self.is_terminated, self.is_truncated
+        data: dict[str, Any] = {
+            Columns.TERMINATEDS: terminateds,
+            Columns.TRUNCATEDS: truncateds,
+            Columns.T: list(range(self.t_started, self.t)),
+            Columns.EPS_ID: [self.id_] * steps,
+        }
+        if self.is_numpy:
+            data = {name: np.array(items) for name, items in data.items()}
+        data[Columns.OBS] = self.get_observations(slice(0, steps))
+        data[Columns.INFOS] = self.get_infos(slice(0, steps))
+        data[Columns.ACTIONS] = self.get_actions()
+        data[Columns.REWARDS] = self.get_rewards()
+        return data | {key: self.get_extra_model_outputs(key) for key in self.storage.extra_keys()}
+
+    def get_state(self) -> dict[str, Any]:
+        """The whole episode as nested dicts of numbers, strings, lists and numpy arrays.
+
+        Raises:
+            EpisodeError: If observations, infos or custom data hold anything else.
+        """
+        storage = self.storage
+        columns = {name: storage.column(name) for name in (*STEP, *storage.extra_keys())}
+        return {
+            "id_": self.id_,
+            "agent_id": encode(self.agent_id, "agent_id"),
+            "module_id": self.module_id,
+            "multi_agent_episode_id": self.multi_agent_episode_id,
+            "t_started": self.t_started,
+            "is_terminated": self.is_terminated,
+            "is_truncated": self.is_truncated,
+            "uncredited_reward": self.uncredited_reward,
+            "is_numpy": storage.is_numpy,
+            "lookback": storage.lookback,
+            "columns": {name: encode(column, name) for name, column in columns.items()},
+            "pending": encode(storage.pending(), "pending"),
+            "observation_space": None if self.observation_space is None else spaces.to_json(self.observation_space),
+            "action_space": None if self.action_space is None else spaces.to_json(self.action_space),
+            "custom_data": encode(self._custom_data or {}, "custom_data"),
+            "duration_s": self.get_duration_s(),
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> SingleAgentEpisode:
+        """The episode that ``get_state()`` described."""
+        kind = ArrayStorage if state["is_numpy"] else ListStorage
+        columns = {name: decode(column) for name, column in state["columns"].items()}
+        observation_space, action_space = (
+            None if state[name] is None else spaces.from_json(state[name])
+            for name in ("observation_space", "action_space")
+        )
+        episode = cls.from_storage(
+            kind(columns, lookback=state["lookback"], open_row=decode(state["pending"])),
+            id_=state["id_"],
+            agent_id=decode(state["agent_id"]),
+            module_id=state["module_id"],
+            multi_agent_episode_id=state["multi_agent_episode_id"],
+            t_started=state["t_started"],
+            observation_space=observation_space,
+            action_space=action_space,
+        )
+        episode.is_terminated, episode.is_truncated = state["is_terminated"], state["is_truncated"]
+        episode.uncredited_reward = state["uncredited_reward"]
+        episode._custom_data = decode(state["custom_data"])
+        episode._start_time, episode._last_step_time = 0.0, state["duration_s"]
+        episode.validate()
+        return episode

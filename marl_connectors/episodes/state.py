@@ -1,0 +1,63 @@
+"""Episode data as nested dicts of numbers, strings, lists and numpy arrays: no pickle is needed to store them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from marl_connectors.errors import EpisodeError
+
+_PLAIN = (str, int, float, bool, type(None))
+
+
+def encode(value: Any, where: str = "value") -> Any:
+    """``value`` in plain data; tuples, and dicts whose keys are not strings, are marked.
+
+    Args:
+        value: Numbers, strings, None, arrays, and dicts, lists and tuples of them.
+        where: Names the value in messages.
+
+    Raises:
+        EpisodeError: If there is anything else in it.
+
+    >>> encode({"goal": (1, 2)})
+    {'goal': {'__tuple__': [1, 2]}}
+    """
+    if isinstance(value, np.generic):
+        value = np.asarray(value)
+    if isinstance(value, np.ndarray):
+        if value.dtype.hasobject:
+            raise EpisodeError(f"episode: {where} is an array of Python objects, which no state can hold. Use numbers.")
+        return value.copy()
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, list):
+        return [encode(item, f"{where}[{i}]") for i, item in enumerate(value)]
+    if isinstance(value, tuple):
+        return {"__tuple__": [encode(item, f"{where}[{i}]") for i, item in enumerate(value)]}
+    if isinstance(value, dict):
+        if all(type(key) is str and not key.startswith("__") for key in value):
+            return {key: encode(item, f"{where}[{key!r}]") for key, item in value.items()}
+        return {
+            "__items__": [[encode(key, where), encode(item, f"{where}[{key!r}]")] for key, item in value.items()],
+        }
+    raise EpisodeError(
+        f"episode: {where} is a {type(value).__name__}, which no state can hold. Keep numbers, strings, arrays, and "
+        f"dicts, lists and tuples of them in observations, infos and custom_data, or remove it before get_state()."
+    )
+
+
+def decode(value: Any) -> Any:
+    """What :func:`encode` was given."""
+    if isinstance(value, np.ndarray):
+        return value[()] if value.ndim == 0 else value.copy()
+    if isinstance(value, list):
+        return [decode(item) for item in value]
+    if isinstance(value, dict):
+        if "__tuple__" in value:
+            return tuple(decode(item) for item in value["__tuple__"])
+        if "__items__" in value:
+            return {decode(key): decode(item) for key, item in value["__items__"]}
+        return {key: decode(item) for key, item in value.items()}
+    return value

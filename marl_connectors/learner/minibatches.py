@@ -1,0 +1,126 @@
+"""Train batches in shuffled pieces."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import optree
+import torch
+
+from marl_connectors.episodes.column_batch import ColumnGroup
+from marl_connectors.rl_module.bucket import Bucket
+from marl_connectors.typing import ModuleID
+
+
+class _Epoch:
+    """All columns of some modules in one epoch's order; a column is only brought into it when somebody asks for it."""
+
+    def __init__(self, columns: Mapping[str, Any], order: torch.Tensor):
+        self.columns = columns
+        self._order = order
+        self._gathered: dict[str, Any] = {}
+
+    def column(self, name: str) -> Any:
+        if name not in self._gathered:
+            self._gathered[name] = optree.tree_map(
+                lambda leaf: leaf.index_select(0, self._order.to(leaf.device)), self.columns[name]
+            )
+        return self._gathered[name]
+
+
+class MiniBatchColumns(Mapping[str, Any]):
+    """The columns of one minibatch: ``[B, ...]`` for one module, ``[M, B, ...]`` for a stacked bucket."""
+
+    __slots__ = ("_begin", "_end", "_epoch", "_stack")
+
+    def __init__(self, epoch: _Epoch, begin: int, end: int, stack: int | None):
+        self._epoch = epoch
+        self._begin = begin
+        self._end = end
+        self._stack = stack
+
+    def __getitem__(self, name: str) -> Any:
+        column = self._epoch.column(name)
+        return self._part(column) if type(column) is torch.Tensor else optree.tree_map(self._part, column)
+
+    def _part(self, leaf: torch.Tensor) -> torch.Tensor:
+        part = leaf[self._begin : self._end]
+        return part if self._stack is None else part.unflatten(0, (self._stack, -1))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._epoch.columns)
+
+    def __len__(self) -> int:
+        return len(self._epoch.columns)
+
+
+@dataclass(slots=True)
+class MiniBatch:
+    """A piece of one module's train batch, or of those of all modules in a bucket.
+
+    Attributes:
+        module_ids: Whose rows these are.
+        columns: ``[B, ...]`` each, or ``[M, B, ...]`` if ``is_stacked``.
+        is_stacked: Whether the columns have a first axis for the modules.
+        size: ``B``.
+    """
+
+    module_ids: tuple[ModuleID, ...]
+    columns: MiniBatchColumns
+    is_stacked: bool
+    size: int
+
+
+def minibatches_of_epoch(
+    group: ColumnGroup,
+    bucket: Bucket | None,
+    *,
+    size_of: Callable[[ModuleID], int | None],
+    shuffle: Callable[[ModuleID, int], np.ndarray] | None,
+) -> Iterator[MiniBatch]:
+    """Every row of every module once, in minibatches.
+
+    A module's rows are dealt out evenly: ``ceil(rows / size)`` minibatches whose sizes differ by at most one, so no
+    row is left out and none is in a tiny minibatch. Each module has its own number of them. Modules of a bucket with
+    equally many rows go through together, stacked.
+
+    Args:
+        group: The train batch, in tensors.
+        bucket: The bucket of exactly the group's modules, if they may run stacked.
+        size_of: A module's minibatch size; None for all rows at once.
+        shuffle: ``(module_id, rows)`` to a permutation of ``range(rows)``; None to keep the order.
+    """
+    ids, splits = group.module_ids, group.splits
+    sizes = {size_of(module_id) for module_id in ids}
+    if bucket is not None and group.rows_per_module is not None and len(sizes) == 1:
+        yield from _dealt(group, ids, splits[:-1], group.rows_per_module, sizes.pop(), shuffle)
+        return
+    for module_id, begin, end in zip(ids, splits, splits[1:], strict=False):
+        yield from _dealt(group, (module_id,), (begin,), end - begin, size_of(module_id), shuffle)
+
+
+def _dealt(
+    group: ColumnGroup,
+    module_ids: tuple[ModuleID, ...],
+    offsets: tuple[int, ...],
+    rows: int,
+    size: int | None,
+    shuffle: Callable[[ModuleID, int], np.ndarray] | None,
+) -> Iterator[MiniBatch]:
+    if not rows:
+        return
+    orders = np.stack(
+        [offset + (np.arange(rows) if shuffle is None else shuffle(m, rows)) for m, offset in zip(module_ids, offsets, strict=True)]
+    )
+    number = math.ceil(rows / size) if size else 1
+    bounds = [rows * i // number for i in range(number + 1)]
+    pieces = [orders[:, begin:end].reshape(-1) for begin, end in zip(bounds, bounds[1:], strict=False)]
+    epoch = _Epoch(group, torch.from_numpy(np.concatenate(pieces)))
+    count = len(module_ids)
+    for begin, end in zip(bounds, bounds[1:], strict=False):
+        columns = MiniBatchColumns(epoch, count * begin, count * end, count if count > 1 else None)
+        yield MiniBatch(module_ids, columns, count > 1, end - begin)

@@ -1,0 +1,82 @@
+"""Generalised advantage estimation, equation 16 of Schulman et al. (2016), arXiv:1506.02438."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def compute_gae(
+    rewards: np.ndarray, values: np.ndarray, *, terminated: bool, gamma: float, lambda_: float
+) -> np.ndarray:
+    """Advantages of one agent episode, or of a chunk of one, not standardised.
+
+    Args:
+        rewards: ``[T]`` in the environment's units, after each action.
+        values: ``[T + 1]`` value estimates of the observations; the last one is of the observation after the last
+            action. It bootstraps a chunk that was cut or truncated, and is ignored if the chunk was terminated.
+        terminated: Whether the state after the last action has no value.
+        gamma: Discount per agent step, in [0, 1].
+        lambda_: Bias/variance trade-off, in [0, 1].
+
+    Returns:
+        ``[T]`` float64.
+
+    Raises:
+        ValueError: If ``values`` is not one longer than ``rewards``.
+
+    >>> compute_gae(np.array([1.0, 1.0]), np.array([0.0, 0.5, 2.0]), terminated=False, gamma=0.5, lambda_=0.5)
+    array([1.625, 1.5  ])
+    """
+    if len(values) != len(rewards) + 1:
+        raise ValueError(f"compute_gae: {len(rewards)} rewards need {len(rewards) + 1} values, not {len(values)}.")
+    padded = np.append(np.asarray(rewards, np.float64), 0.0)
+    return compute_gae_of_episodes(
+        padded, values, np.array([len(values)]), np.array([terminated]), gamma=gamma, lambda_=lambda_
+    )[:-1]
+
+
+def compute_gae_of_episodes(
+    rewards: np.ndarray,
+    values: np.ndarray,
+    lengths: np.ndarray,
+    terminateds: np.ndarray,
+    *,
+    gamma: float | np.ndarray,
+    lambda_: float | np.ndarray,
+) -> np.ndarray:
+    """``compute_gae`` for many episodes that stand one after another.
+
+    Works backwards through all episodes at once, so the cost grows with the longest episode and the number of rows,
+    not with the number of episodes.
+
+    Args:
+        rewards: ``[N]``; each episode's last row, its last observation, is ignored.
+        values: ``[N]``.
+        lengths: ``[E]`` rows of each episode, the row of its last observation included; they sum to ``N``.
+        terminateds: ``[E]`` bool.
+        gamma: Discount per agent step; one number or one per episode, ``[E]``.
+        lambda_: Trade-off; one number or one per episode, ``[E]``.
+
+    Returns:
+        ``[N]`` float64; 0 in each episode's last row.
+    """
+    rewards, values = np.asarray(rewards, np.float64), np.asarray(values, np.float64)
+    ends = np.cumsum(lengths) - 1
+    next_values = np.append(values[1:], 0.0)
+    next_values[ends[terminateds & (lengths > 1)] - 1] = 0.0
+    gammas = np.broadcast_to(np.asarray(gamma, np.float64), len(lengths))
+    deltas = rewards + np.repeat(gammas, lengths) * next_values - values
+
+    order = np.argsort(-lengths, kind="stable")
+    last_steps, steps = ends[order] - 1, lengths[order] - 1
+    decay = (gammas * lambda_)[order]
+    advantages = np.zeros(len(values))
+    running = np.zeros(len(lengths))
+    # Episodes that are longer than `back` steps are the first `len(steps) - shorter[back]` ones.
+    alive = len(steps) - np.searchsorted(steps[::-1], np.arange(steps[0] if len(steps) else 0), side="right")
+    for back, n in enumerate(alive.tolist()):
+        rows = last_steps[:n] - back
+        running[:n] *= decay[:n]
+        running[:n] += deltas[rows]
+        advantages[rows] = running[:n]
+    return advantages

@@ -1,0 +1,113 @@
+"""Layers that run one module, or many modules of one shape at once.
+
+A layer whose parameters carry an extra first axis ``M`` computes ``M`` modules in one batched operation: ``[M, B, n]``
+in, ``[M, B, k]`` out. Without that axis it is an ordinary torch layer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from marl_connectors.errors import ModuleError, did_you_mean
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "tanh": nn.Tanh,
+    "relu": nn.ReLU,
+    "silu": nn.SiLU,
+    "swish": nn.SiLU,
+    "elu": nn.ELU,
+    "gelu": nn.GELU,
+    "linear": nn.Identity,
+}
+_NUMPY_ACTIVATIONS = {nn.Tanh: lambda x: np.tanh(x, x), nn.ReLU: lambda x: np.maximum(x, 0, x)}
+_NUMPY_ROWS = 2048
+"""Up to how many rows a forward pass without gradients is faster in numpy than in torch, whose calls cost more."""
+
+
+class Linear(nn.Linear):
+    """``torch.nn.Linear`` that also takes stacked weights ``[M, out, in]`` with inputs ``[M, B, in]``."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if self.weight.dim() == 2:
+            return F.linear(input, self.weight, self.bias)
+        return torch.baddbmm(self.bias.unsqueeze(-2), input, self.weight.transpose(-1, -2))
+
+
+class MLP(nn.Module):
+    """A stack of linear layers with an activation after each but, if asked, the last.
+
+    Weights start orthogonal, biases at zero (Engstrom et al. (2020), arXiv:2005.12729, on why that matters for PPO).
+
+    A hot path: small batches without gradients on the CPU are computed by numpy on the weights' own memory.
+    """
+
+    def __init__(
+        self,
+        input_dim: int,
+        layer_dims: Sequence[int],
+        activation: str = "tanh",
+        *,
+        activate_last: bool = True,
+        last_gain: float | None = None,
+    ):
+        """Builds the layers.
+
+        Args:
+            input_dim: Size of the input's last axis.
+            layer_dims: Size of each layer's output.
+            activation: A key of ``ACTIVATIONS``.
+            activate_last: Whether the activation also follows the last layer.
+            last_gain: Scale of the last layer's initial weights, if not that of the others (``sqrt(2)``).
+        """
+        super().__init__()
+        if activation not in ACTIVATIONS:
+            raise ModuleError(f"MLP: unknown activation {activation!r}. {did_you_mean(activation, ACTIVATIONS)}")
+        self.input_dim = input_dim
+        self.output_dim = layer_dims[-1] if layer_dims else input_dim
+        self.layers = nn.ModuleList()
+        for dim in layer_dims:
+            self.layers.append(Linear(input_dim, dim))
+            input_dim = dim
+        self.activation = ACTIVATIONS[activation]()
+        self.activate_last = activate_last
+        self._numpy_activation = _NUMPY_ACTIVATIONS.get(type(self.activation))
+        for i, layer in enumerate(self.layers):
+            last = i == len(self.layers) - 1 and last_gain is not None
+            nn.init.orthogonal_(layer.weight, last_gain if last else math.sqrt(2))
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if (
+            self._numpy_activation is not None
+            and not torch.is_grad_enabled()
+            and x.dtype is torch.float32
+            and x.shape[-2] <= _NUMPY_ROWS
+            and x.device.type == "cpu"
+        ):
+            return self._forward_numpy(x)
+        last = len(self.layers) - 1
+        for i, layer in enumerate(self.layers):
+            x = layer(x)
+            if i < last or self.activate_last:
+                x = self.activation(x)
+        return x
+
+    def _forward_numpy(self, x: Tensor) -> Tensor:
+        y, last = x.numpy(), len(self.layers) - 1
+        for i, layer in enumerate(self.layers):
+            weight, bias = layer.weight.detach().numpy(), layer.bias.detach().numpy()
+            if weight.ndim == 2:
+                y = y @ weight.T
+                y += bias
+            else:
+                y = y @ weight.swapaxes(-1, -2)
+                y += bias[:, None]
+            if i < last or self.activate_last:
+                self._numpy_activation(y)
+        return torch.from_numpy(y)

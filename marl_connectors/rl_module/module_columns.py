@@ -1,0 +1,62 @@
+"""A batch in columns as one dict of columns for each module, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from marl_connectors import spaces
+from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup, slice_tree
+from marl_connectors.typing import ModuleID
+
+
+def concatenated(parts: Sequence[Any]) -> Any:
+    """Arrays, tensors or lists of items, one after another."""
+    if len(parts) == 1 and not isinstance(parts[0], list):
+        return parts[0]
+    first = parts[0]
+    if isinstance(first, torch.Tensor):
+        return torch.cat(list(parts))
+    if isinstance(first, list):
+        return spaces.stack([item for part in parts for item in part])
+    if isinstance(first, dict):
+        return {key: concatenated([part[key] for part in parts]) for key in first}
+    if isinstance(first, tuple):
+        return tuple(concatenated([part[i] for part in parts]) for i in range(len(first)))
+    return np.concatenate(list(parts))
+
+
+def columns_by_module(batch: ColumnBatch) -> dict[ModuleID, dict[str, Any]]:
+    """``{module_id: {column: [B, ...]}}``; a module with rows in several groups gets them one after another."""
+    parts: dict[ModuleID, list[dict[str, Any]]] = {}
+    for group in batch.groups:
+        for module_id, columns in group.module_columns():
+            parts.setdefault(module_id, []).append(columns)
+    return {
+        module_id: {name: concatenated([part[name] for part in several]) for name in several[0]}
+        for module_id, several in parts.items()
+    }
+
+
+def set_columns_by_module(batch: ColumnBatch, by_module: dict[ModuleID, dict[str, Any]]) -> None:
+    """Puts ``{module_id: {column: ...}}`` back into a batch's groups; columns that a module lacks are left out."""
+    taken: dict[ModuleID, int] = {}
+    for group in batch.groups:
+        pieces: list[dict[str, Any]] = []
+        for module_id, begin, end in zip(group.module_ids, group.splits, group.splits[1:], strict=False):
+            offset = taken.get(module_id, 0)
+            taken[module_id] = offset + end - begin
+            pieces.append(
+                {k: slice_tree(v, offset, offset + end - begin) for k, v in by_module.get(module_id, {}).items()}
+            )
+        _set_columns(group, pieces)
+
+
+def _set_columns(group: ColumnGroup, pieces: list[dict[str, Any]]) -> None:
+    group.clear()
+    for name in pieces[0]:
+        if all(name in piece for piece in pieces):
+            group[name] = concatenated([piece[name] for piece in pieces])

@@ -1,0 +1,259 @@
+"""MultiRLModule: several RLModules, each with its own batch, in one forward pass."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, ItemsView, Iterator, KeysView, Mapping, ValuesView
+from pathlib import Path
+from typing import Any, overload
+
+import torch
+from gymnasium import Space
+from torch import nn
+
+from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup, Phase
+from marl_connectors.errors import ModuleError, did_you_mean
+from marl_connectors.rl_module.bucket import Bucket, concatenate, sort_into_buckets
+from marl_connectors.rl_module.module_columns import columns_by_module, set_columns_by_module
+from marl_connectors.rl_module.rl_module import RLModule, RLModuleSpec
+from marl_connectors.typing import ModuleID
+
+
+class MultiRLModule(nn.Module):
+    """A dict of RLModules that dispatches per-ModuleID batches.
+
+    Modules of one architecture run as one batched computation where their batches have the same number of rows; see
+    ``bucket.py``. To run modules in a way of your own (a shared encoder, a central critic), subclass it, build what is
+    shared in ``setup``, and override ``_forward``, which then gets ``{module_id: {column: tensor}}``.
+    """
+
+    def __init__(
+        self,
+        *,
+        observation_space: Space | None = None,
+        action_space: Space | None = None,
+        inference_only: bool | None = None,
+        model_config: Any = None,
+        rl_module_specs: Mapping[ModuleID, RLModuleSpec] | None = None,
+    ):
+        super().__init__()
+        self.observation_space = observation_space
+        self.action_space = action_space
+        self.inference_only = inference_only
+        self.model_config = {} if model_config is None else model_config
+        self.rl_module_specs = dict(rl_module_specs or {})
+        self._members = nn.ModuleDict()
+        self._buckets: list[Bucket] | None = None
+        self.setup()
+
+    def setup(self) -> None:
+        """Builds the modules from ``rl_module_specs``. An override that adds shared layers calls this one too."""
+        for module_id, spec in self.rl_module_specs.items():
+            self.add_module(module_id, spec.build())
+
+    # A dict of modules.
+
+    def __getitem__(self, module_id: ModuleID) -> RLModule:
+        try:
+            return self._members._modules[module_id]  # type: ignore[return-value]
+        except KeyError:
+            raise KeyError(f"MultiRLModule: no module {module_id!r}. {did_you_mean(module_id, self.keys())}") from None
+
+    def __contains__(self, module_id: object) -> bool:
+        return module_id in self._members._modules
+
+    def __iter__(self) -> Iterator[ModuleID]:
+        return iter(self.keys())
+
+    def __len__(self) -> int:
+        return len(self._members._modules)
+
+    def keys(self) -> KeysView[ModuleID]:
+        """The module ids, in the order in which they were added."""
+        return self._members._modules.keys()
+
+    def values(self) -> ValuesView[RLModule]:
+        """The modules."""
+        return self._members._modules.values()  # type: ignore[return-value]
+
+    def items(self) -> ItemsView[ModuleID, RLModule]:
+        """Pairs of module id and module."""
+        return self._members._modules.items()  # type: ignore[return-value]
+
+    def add_module(self, module_id: ModuleID, module: RLModule, *, override: bool = False) -> None:  # type: ignore[override]
+        """Adds a module (not a layer: for those, assign an attribute).
+
+        Raises:
+            ModuleError: If the id is taken and ``override`` is False, or ``module`` is no RLModule.
+        """
+        if not isinstance(module, RLModule):
+            raise ModuleError(f"MultiRLModule: module {module_id!r} must be an RLModule, not {type(module).__name__}.")
+        if module_id in self and not override:
+            raise ModuleError(f"MultiRLModule: there is a module {module_id!r} already. Pass override=True to replace it.")
+        self._members._modules[module_id] = module
+        self._buckets = None
+
+    def remove_module(self, module_id: ModuleID) -> RLModule:
+        """Takes a module out and gives it back."""
+        module = self[module_id]
+        del self._members._modules[module_id]
+        self._buckets = None
+        return module
+
+    @overload
+    def foreach_module(self, func: Callable[..., Any], *, return_dict: bool) -> dict[ModuleID, Any] | list[Any]: ...
+    @overload
+    def foreach_module(self, func: Callable[..., Any]) -> list[Any]: ...
+    def foreach_module(
+        self, func: Callable[[ModuleID, RLModule], Any], *, return_dict: bool = False
+    ) -> dict[ModuleID, Any] | list[Any]:
+        """What ``func(module_id, module)`` gives for each module."""
+        results = {module_id: func(module_id, module) for module_id, module in self.items()}
+        return results if return_dict else list(results.values())
+
+    # Forward passes.
+
+    def forward_inference(self, batch: Any, **kwargs: Any) -> Any:
+        """Acting without exploration: ``{module_id: {column: tensor}}`` in, the same out. A ColumnBatch works too."""
+        return self._dispatch("inference", batch, **kwargs)
+
+    def forward_exploration(self, batch: Any, **kwargs: Any) -> Any:
+        """Acting while collecting data."""
+        return self._dispatch("exploration", batch, **kwargs)
+
+    def forward_train(self, batch: Any, **kwargs: Any) -> Any:
+        """For computing losses, with gradients."""
+        return self._dispatch("train", batch, **kwargs)
+
+    def forward(self, batch: Any, **kwargs: Any) -> Any:
+        """Same as ``forward_train``."""
+        return self.forward_train(batch, **kwargs)
+
+    def _forward(self, batch: dict[ModuleID, dict[str, Any]], *, purpose: str, **kwargs: Any) -> dict[ModuleID, Any]:
+        """Runs all modules that have a batch. Override to run them in a way of your own.
+
+        Args:
+            batch: ``{module_id: {column: tensor}}``.
+            purpose: ``"inference"``, ``"exploration"`` or ``"train"``.
+            **kwargs: What the caller of the public method passed.
+        """
+        return {m: getattr(self[m], f"forward_{purpose}")(columns, **kwargs) for m, columns in batch.items()}
+
+    def _dispatch(self, purpose: str, batch: Any, **kwargs: Any) -> Any:
+        if not isinstance(batch, ColumnBatch):
+            return self._forward(batch, purpose=purpose, **kwargs)
+        outputs = ColumnBatch([group.like() for group in batch.groups], Phase.TENSORS)
+        with torch.set_grad_enabled(purpose == "train" and torch.is_grad_enabled()):
+            if type(self)._forward is not MultiRLModule._forward:
+                set_columns_by_module(outputs, self._forward(columns_by_module(batch), purpose=purpose, **kwargs))
+            else:
+                for group, output in zip(batch.groups, outputs.groups, strict=True):
+                    output.update(self._run_group(purpose, group, **kwargs))
+        return outputs
+
+    def _run_group(self, purpose: str, group: ColumnGroup, **kwargs: Any) -> dict[str, Any]:
+        """A hot path: one call for a module alone, one for a whole bucket, else one for each module."""
+        if len(group.module_ids) == 1:
+            return getattr(self[group.module_ids[0]], f"_forward_{purpose}")(group, **kwargs)
+        bucket = self.bucket_of(group.module_ids)
+        if bucket is not None and group.rows_per_module is not None:
+            columns = bucket.stack(group, group.rows_per_module)
+            return bucket.unstack(getattr(bucket.twin, f"_forward_{purpose}")(columns, **kwargs))
+        return concatenate([getattr(self[m], f"_forward_{purpose}")(c, **kwargs) for m, c in group.module_columns()])
+
+    @property
+    def buckets(self) -> list[Bucket]:
+        """The modules that can run stacked, by architecture. Made anew after modules were added or removed."""
+        if self._buckets is None:
+            rows = {m: row for b in self._old_buckets for m, row in zip(b.module_ids, b.rows, strict=True)}
+            self._old_buckets = self._buckets = sort_into_buckets(dict(self.items()), rows)
+        return self._buckets
+
+    _old_buckets: list[Bucket] = []
+
+    def bucket_of(self, module_ids: Collection[ModuleID]) -> Bucket | None:
+        """The bucket that has exactly these modules, in this order."""
+        wanted = tuple(module_ids)
+        for bucket in self.buckets:
+            if bucket.module_ids == wanted:
+                return bucket
+        return None
+
+    def _apply(self, fn: Any, recurse: bool = True) -> MultiRLModule:
+        """Moving to another device or type gives the modules new memory, so the buckets are made anew."""
+        self._buckets = None
+        return super()._apply(fn, recurse)
+
+    # State.
+
+    def is_stateful(self) -> bool:
+        """Whether any module carries a state from step to step."""
+        return any(module.is_stateful() for module in self.values())
+
+    def unwrapped(self) -> MultiRLModule:
+        """The module itself, without wrappers around it."""
+        return self
+
+    def get_state(self) -> dict[ModuleID, dict[str, torch.Tensor]]:
+        """Each module's parameters and buffers, as copies on the CPU."""
+        return {module_id: module.get_state() for module_id, module in self.items()}
+
+    def set_state(self, state: Mapping[ModuleID, Mapping[str, Any]]) -> None:
+        """Loads what ``get_state`` gave, for the modules named there.
+
+        Raises:
+            ModuleError: For a module that is not here, or of another architecture.
+        """
+        for module_id, module_state in state.items():
+            if module_id not in self:
+                raise ModuleError(
+                    f"MultiRLModule: the state is of module {module_id!r}. {did_you_mean(module_id, self.keys())}"
+                )
+            self[module_id].set_state(module_state)
+
+
+@dataclasses.dataclass
+class MultiRLModuleSpec:
+    """How to build a MultiRLModule. What is None is filled in from the algorithm's config and the environment.
+
+    Attributes:
+        multi_rl_module_class: MultiRLModule or a subclass.
+        observation_space: Handed to the class.
+        action_space: Handed to the class.
+        inference_only: For all modules whose own spec does not say.
+        model_config: Handed to the class.
+        rl_module_specs: One spec for each module id; a single RLModuleSpec stands for all modules.
+        load_state_path: A folder with a saved ``MultiRLModule.get_state()`` to start from.
+        modules_to_load: Which modules to load from there; None for all.
+    """
+
+    multi_rl_module_class: type[MultiRLModule] | None = None
+    observation_space: Space | None = None
+    action_space: Space | None = None
+    inference_only: bool | None = None
+    model_config: Any = None
+    rl_module_specs: dict[ModuleID, RLModuleSpec] | RLModuleSpec = dataclasses.field(default_factory=dict)
+    load_state_path: str | Path | None = None
+    modules_to_load: Collection[ModuleID] | None = None
+
+    def build(self) -> MultiRLModule:
+        """The module.
+
+        Raises:
+            ModuleError: If the specs are incomplete.
+        """
+        if isinstance(self.rl_module_specs, RLModuleSpec):
+            raise ModuleError("MultiRLModuleSpec: rl_module_specs must name the modules: {module_id: RLModuleSpec(...)}.")
+        module = (self.multi_rl_module_class or MultiRLModule)(
+            observation_space=self.observation_space,
+            action_space=self.action_space,
+            inference_only=self.inference_only,
+            model_config=self.model_config,
+            rl_module_specs=self.rl_module_specs,
+        )
+        if self.load_state_path is not None:
+            from marl_connectors.checkpoints import load_state
+
+            state = load_state(self.load_state_path)
+            module.set_state({m: s for m, s in state.items() if self.modules_to_load is None or m in self.modules_to_load})
+        return module

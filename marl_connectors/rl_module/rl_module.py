@@ -1,0 +1,200 @@
+"""RLModule: a torch module that acts and learns for one or more agents."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from gymnasium import Space
+from torch import nn
+
+from marl_connectors.errors import ModuleError
+from marl_connectors.rl_module.distributions import Distribution, default_distribution
+from marl_connectors.typing import DEFAULT_MODULE_ID
+
+if TYPE_CHECKING:
+    from marl_connectors.rl_module.multi_rl_module import MultiRLModule
+
+
+class RLModule(nn.Module):
+    """Base of all modules: subclass it, build your layers in ``setup``, and override ``_forward``.
+
+    A forward pass takes a dict of columns (``{Columns.OBS: [B, ...], ...}``) and gives one back, with
+    ``Columns.ACTION_DIST_INPUTS`` (``[B, n]``) or ``Columns.ACTIONS`` (``[B, ...]``) in it. Whatever else it gives
+    when acting is kept in the episodes as an extra model output.
+
+    Attributes:
+        observation_space: Of what the module sees, after the env-to-module pipeline.
+        action_space: Of the agents that the module acts for.
+        model_config: The user's own settings, or ``DefaultModelConfig`` for the default modules.
+    """
+
+    stackable = False
+    """Whether the forward passes work on any number of leading axes, so that modules of one architecture can run as one
+    batched computation. True promises that: all layers come from ``marl_connectors.rl_module.layers`` or hold no
+    parameters, and nothing counts axes from the front."""
+
+    def __init__(
+        self,
+        observation_space: Space | None = None,
+        action_space: Space | None = None,
+        *,
+        inference_only: bool = False,
+        learner_only: bool = False,
+        model_config: Any = None,
+        catalog_class: type | None = None,
+    ):
+        super().__init__()
+        self.observation_space = observation_space
+        self.action_space = action_space
+        self.inference_only = inference_only
+        self.learner_only = learner_only
+        self.model_config = {} if model_config is None else model_config
+        self.catalog_class = catalog_class
+        self.setup()
+
+    def setup(self) -> None:
+        """Builds the layers. Called once, at the end of ``__init__``."""
+
+    # To override.
+
+    def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        """The forward pass, for all three purposes unless one of the next three is overridden."""
+        raise NotImplementedError(f"{type(self).__name__}: override _forward (or the _forward_... methods).")
+
+    def _forward_inference(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        """For acting without exploration."""
+        return self._forward(batch, **kwargs)
+
+    def _forward_exploration(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        """For acting while collecting data."""
+        return self._forward(batch, **kwargs)
+
+    def _forward_train(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        """For computing a loss."""
+        return self._forward(batch, **kwargs)
+
+    def get_initial_state(self) -> dict[str, Any]:
+        """The state before an episode's first step; ``{}`` for a stateless module."""
+        return {}
+
+    def get_inference_action_dist_cls(self) -> type[Distribution]:
+        """What ``_forward_inference``'s ``action_dist_inputs`` are the parameters of."""
+        return self._default_action_dist_cls()
+
+    def get_exploration_action_dist_cls(self) -> type[Distribution]:
+        """What ``_forward_exploration``'s ``action_dist_inputs`` are the parameters of."""
+        return self._default_action_dist_cls()
+
+    def get_train_action_dist_cls(self) -> type[Distribution]:
+        """What ``_forward_train``'s ``action_dist_inputs`` are the parameters of."""
+        return self._default_action_dist_cls()
+
+    def _default_action_dist_cls(self) -> type[Distribution]:
+        if self.action_space is None:
+            raise ModuleError(f"{type(self).__name__}: needs an action_space to choose an action distribution.")
+        return default_distribution(self.action_space)
+
+    # To call.
+
+    def forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        """Same as ``forward_train``, so that calling the module is what torch users expect."""
+        return self.forward_train(batch, **kwargs)
+
+    @torch.no_grad()
+    def forward_inference(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        """Columns for acting greedily, without gradients."""
+        return self._forward_inference(batch, **kwargs)
+
+    @torch.no_grad()
+    def forward_exploration(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        """Columns for acting while exploring, without gradients."""
+        return self._forward_exploration(batch, **kwargs)
+
+    def forward_train(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        """Columns for computing a loss."""
+        return self._forward_train(batch, **kwargs)
+
+    def is_stateful(self) -> bool:
+        """Whether the module carries a state from step to step."""
+        return bool(self.get_initial_state())
+
+    def get_state(self) -> dict[str, torch.Tensor]:
+        """All parameters and buffers, by name, as copies on the CPU."""
+        return {name: value.detach().cpu().clone() for name, value in self.state_dict().items()}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Loads what ``get_state`` gave.
+
+        Raises:
+            ModuleError: If names or shapes differ.
+        """
+        tensors = {name: torch.as_tensor(value) for name, value in state.items()}
+        try:
+            self.load_state_dict(tensors)
+        except RuntimeError as error:
+            raise ModuleError(f"{type(self).__name__}: this state is of another architecture. {error}") from error
+
+    def as_multi_rl_module(self) -> MultiRLModule:
+        """A MultiRLModule with this module as its only one, under ``DEFAULT_MODULE_ID``."""
+        from marl_connectors.rl_module.multi_rl_module import MultiRLModule
+
+        multi = MultiRLModule()
+        multi.add_module(DEFAULT_MODULE_ID, self)
+        return multi
+
+    def unwrapped(self) -> RLModule:
+        """The module itself, without wrappers around it."""
+        return self
+
+
+@dataclasses.dataclass
+class RLModuleSpec:
+    """How to build an RLModule. What is None is filled in from the algorithm's config and the environment.
+
+    Attributes:
+        module_class: The RLModule subclass.
+        observation_space: Of what the module sees.
+        action_space: Of its agents.
+        inference_only: Leave out what only training needs.
+        learner_only: Do not build the module where agents act.
+        model_config: Settings for the module.
+        catalog_class: Handed to the module as it is.
+        load_state_path: A folder that ``checkpoints.save_state(path, module.get_state())`` wrote, to start from.
+    """
+
+    module_class: type[RLModule] | None = None
+    observation_space: Space | None = None
+    action_space: Space | None = None
+    inference_only: bool = False
+    learner_only: bool = False
+    model_config: Any = None
+    catalog_class: type | None = None
+    load_state_path: str | Path | None = None
+
+    def build(self) -> RLModule:
+        """The module.
+
+        Raises:
+            ModuleError: If a class or space is missing.
+        """
+        for name in ("module_class", "observation_space", "action_space"):
+            if getattr(self, name) is None:
+                raise ModuleError(f"RLModuleSpec: {name} is missing, so the module cannot be built. Set it in the spec.")
+        assert self.module_class is not None
+        module = self.module_class(
+            observation_space=self.observation_space,
+            action_space=self.action_space,
+            inference_only=self.inference_only,
+            learner_only=self.learner_only,
+            model_config=self.model_config,
+            catalog_class=self.catalog_class,
+        )
+        if self.load_state_path is not None:
+            from marl_connectors.checkpoints import load_state
+
+            module.set_state(load_state(self.load_state_path))
+        return module

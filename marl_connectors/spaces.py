@@ -1,0 +1,160 @@
+"""What the rest of the library needs to know about Gymnasium spaces: zeros, columns, membership, JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import optree
+from gymnasium import spaces
+
+from marl_connectors.errors import ConfigError
+from marl_connectors.typing import Tree
+
+
+def zeros(space: spaces.Space, *lead: int) -> Tree:
+    """All-zero array(s) of a space's shape and dtype, with the leading axes ``lead``.
+
+    >>> zeros(spaces.Box(-1.0, 1.0, (3,)), 2).shape
+    (2, 3)
+    """
+    if isinstance(space, spaces.Dict):
+        return {key: zeros(part, *lead) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(zeros(part, *lead) for part in space.spaces)
+    if space.shape is None or space.dtype is None:
+        raise ConfigError(
+            f"spaces: {space} has no fixed shape, so its values cannot stand in an array. "
+            f"Wrap the environment so that it uses Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple."
+        )
+    return np.zeros((*lead, *space.shape), space.dtype)
+
+
+def stack(items: Sequence[Any], space: spaces.Space | None = None) -> Tree:
+    """Items of a space as one array (or tree of arrays) with a new first axis, in the space's dtype.
+
+    A hot path: a list of plain arrays costs one numpy call.
+
+    Raises:
+        ValueError: If the items differ in shape.
+    """
+    first = items[0]
+    if isinstance(first, (dict, tuple)) and not (space is not None and space.shape is not None):
+        return optree.tree_map(lambda *leaves: stack(leaves), *items)
+    array = np.array(items)
+    if space is not None and array.dtype != space.dtype:
+        array = array.astype(space.dtype)
+    return array
+
+
+def outside(space: spaces.Space, values: Tree) -> tuple[np.ndarray, str]:
+    """Which rows of a batch of values leave a space, and why.
+
+    Args:
+        space: A Box, Discrete, MultiDiscrete or MultiBinary space, or a Dict or Tuple of them.
+        values: ``[B, ...]`` array, or a tree of such arrays.
+
+    Returns:
+        ``[B]`` bool, True where the row is not in the space, and a sentence about the first such row (``""`` if none).
+    """
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        parts = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+        bad, why = None, ""
+        for key, part in parts:
+            part_bad, part_why = outside(part, values[key])
+            bad = part_bad if bad is None else bad | part_bad
+            why = why or (f"in part {key!r}, {part_why}" if part_why else "")
+        return (np.zeros(0, bool) if bad is None else bad), why
+    if isinstance(space, spaces.Box):
+        with np.errstate(invalid="ignore"):
+            fine = (values >= space.low) & (values <= space.high)
+        low, high = space.low, space.high
+    elif isinstance(space, spaces.Discrete):
+        low, high = space.start, space.start + space.n - 1
+        fine = (values >= low) & (values <= high)
+    elif isinstance(space, spaces.MultiDiscrete):
+        low, high = space.start, space.start + space.nvec - 1
+        fine = (values >= low) & (values <= high)
+    elif isinstance(space, spaces.MultiBinary):
+        low, high = np.zeros(space.shape, int), np.ones(space.shape, int)
+        fine = (values == 0) | (values == 1)
+    else:
+        raise ConfigError(f"spaces: {space} is not a space whose membership can be checked in batches.")
+    bad = ~fine.reshape(len(values), -1).all(axis=1)
+    return bad, _first_offender(values, fine, low, high) if bad.any() else ""
+
+
+def _first_offender(values: np.ndarray, fine: np.ndarray, low: Any, high: Any) -> str:
+    where = tuple(int(i) for i in np.argwhere(~fine)[0])
+    place = where[1:]
+    low, high = np.broadcast_to(low, fine.shape[1:])[place], np.broadcast_to(high, fine.shape[1:])[place]
+    component = f"component {place if len(place) > 1 else place[0]} " if place else ""
+    return f"{component}is {values[where]}, not in [{low}, {high}]"
+
+
+def describe(space: spaces.Space) -> str:
+    """A space in a few words, for messages: ``Box(18,) float32``, ``Discrete(5)``."""
+    if isinstance(space, spaces.Box):
+        return f"Box{space.shape} {space.dtype}"
+    if isinstance(space, spaces.Dict):
+        return "Dict(" + ", ".join(f"{k}: {describe(s)}" for k, s in space.spaces.items()) + ")"
+    return str(space)
+
+
+def to_json(space: spaces.Space) -> dict[str, Any]:
+    """A space as plain JSON data; ``from_json`` gives it back."""
+    match space:
+        case spaces.Box():
+            return {
+                "type": "Box",
+                "low": _bounds_to_json(space.low),
+                "high": _bounds_to_json(space.high),
+                "shape": list(space.shape),
+                "dtype": str(space.dtype),
+            }
+        case spaces.Discrete():
+            return {"type": "Discrete", "n": int(space.n), "start": int(space.start), "dtype": str(space.dtype)}
+        case spaces.MultiDiscrete():
+            return {
+                "type": "MultiDiscrete",
+                "nvec": space.nvec.tolist(),
+                "start": space.start.tolist(),
+                "dtype": str(space.dtype),
+            }
+        case spaces.MultiBinary():
+            return {"type": "MultiBinary", "n": space.n if isinstance(space.n, int) else list(space.shape)}
+        case spaces.Dict():
+            return {"type": "Dict", "spaces": {k: to_json(s) for k, s in space.spaces.items()}}
+        case spaces.Tuple():
+            return {"type": "Tuple", "spaces": [to_json(s) for s in space.spaces]}
+    raise ConfigError(f"spaces: {space} cannot be written to JSON.")
+
+
+def _bounds_to_json(bounds: np.ndarray) -> Any:
+    """One number where all bounds are alike, and ``"inf"`` as a string, which JSON lacks."""
+    flat = [str(x) if not np.isfinite(x) else x for x in bounds.reshape(-1).tolist()]
+    return flat[0] if flat and all(x == flat[0] for x in flat) else flat
+
+
+def from_json(data: dict[str, Any]) -> spaces.Space:
+    """The space that ``to_json`` wrote."""
+    match data["type"]:
+        case "Box":
+            shape, dtype = tuple(data["shape"]), np.dtype(data["dtype"])
+            low, high = (
+                np.broadcast_to(np.array(data[side], np.float64).astype(dtype).ravel(), int(np.prod(shape)))
+                for side in ("low", "high")
+            )
+            return spaces.Box(low.reshape(shape), high.reshape(shape), shape, dtype.type)
+        case "Discrete":
+            return spaces.Discrete(data["n"], start=data["start"], dtype=np.dtype(data["dtype"]).type)
+        case "MultiDiscrete":
+            return spaces.MultiDiscrete(data["nvec"], start=data["start"], dtype=np.dtype(data["dtype"]).type)
+        case "MultiBinary":
+            return spaces.MultiBinary(data["n"])
+        case "Dict":
+            return spaces.Dict({k: from_json(s) for k, s in data["spaces"].items()})
+        case "Tuple":
+            return spaces.Tuple([from_json(s) for s in data["spaces"]])
+    raise ConfigError(f"spaces: {data['type']!r} is not a kind of space that JSON can hold.")

@@ -1,0 +1,20 @@
+"""Types and constants that every layer shares."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any, Final, TypeAlias
+
+AgentID: TypeAlias = Hashable
+"""An environment's own name for an agent: usually a string, legally anything hashable."""
+ModuleID: TypeAlias = str
+EpisodeID: TypeAlias = str
+ItemKey: TypeAlias = tuple
+"""``(episode_id,)`` or ``(episode_id, agent_id, module_id)``: whose item it is in a batch."""
+Tree: TypeAlias = Any
+"""An array, or a dict or tuple of trees: a batch of items of a (nested) space."""
+
+DEFAULT_AGENT_ID: Final = "default_agent"
+"""The one agent of a Gymnasium environment."""
+DEFAULT_MODULE_ID: Final = "default_policy"
+"""The module of single-agent use, and the one shared by all agents unless mapped otherwise."""

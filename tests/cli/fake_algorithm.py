@@ -1,0 +1,86 @@
+"""An ``Algorithm`` for the command line's tests: each iteration has 100 agent steps and a return that is one higher."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+
+import numpy as np
+
+from marl_connectors.checkpoints import load_state, save_state
+from marl_connectors.errors import EnvError
+
+STEPS = 100
+
+
+class FakeConfig:
+    def __init__(self, env):
+        self.env = env
+
+    def to_dict(self):
+        return {"env": self.env, "lr": 0.1, "policy_mapping_fn": lambda agent_id, episode: "x", "clip": math.inf}
+
+
+class FakeAlgorithm:
+    """``fail_at`` and ``interrupt_at`` name an iteration; ``interrupts`` is how often Ctrl-C comes in it."""
+
+    def __init__(self, env="fake_env", *, modules=("red", "green"), fail_at=None, interrupt_at=None, interrupts=1):
+        self.config = FakeConfig(env)
+        self.modules = modules
+        self.fail_at, self.interrupt_at, self.interrupts = fail_at, interrupt_at, interrupts
+        self.iteration = 0
+        self.frames = [np.full((300, 960, 3), shade, np.uint8) for shade in (0, 80, 160)]
+        self.stopped = False
+        self.evaluated_with = []
+
+    def results(self, mean):
+        stats = {"mean": mean, "std": 0.5, "min": mean - 1, "max": mean + 1, "num_episodes": 4}
+        return {
+            "episode_return_mean": mean,
+            "episode_len_mean": 25.0,
+            "num_episodes": 4,
+            "module_episode_returns": {module_id: dict(stats) for module_id in self.modules},
+            "agent_episode_returns_mean": {"agent_0": mean},
+        }
+
+    def train(self):
+        if self.fail_at == self.iteration + 1:
+            raise EnvError("fake_env: expected finite rewards, but agent 'a' got nan.\nFix its step().")
+        if self.interrupt_at == self.iteration + 1:
+            for _ in range(self.interrupts):
+                os.kill(os.getpid(), signal.SIGINT)
+        self.iteration += 1
+        mean = math.nan if self.iteration == 1 else float(self.iteration)
+        return {
+            "training_iteration": self.iteration,
+            "num_env_steps_sampled_lifetime": self.iteration * STEPS // 2,
+            "num_agent_steps_sampled_lifetime": self.iteration * STEPS,
+            "time_total_s": 0.5 * self.iteration,
+            "env_runners": self.results(mean),
+            "learners": {module_id: {"entropy": np.float32(1.5)} for module_id in self.modules},
+            "timers": {"sample_s": 0.1, "learn_s": 0.2},
+        }
+
+    def evaluate(self, *, num_episodes, explore=False, seed=None):
+        self.evaluated_with.append((num_episodes, explore, seed))
+        return self.results(float(self.iteration))
+
+    def random_play(self, *, num_episodes):
+        return self.results(-7.0)
+
+    def render_episode(self, *, max_frames):
+        return self.frames[:max_frames]
+
+    def save_to_path(self, path):
+        save_state(path, {"iteration": self.iteration, "env": self.config.env})
+
+    @classmethod
+    def from_checkpoint(cls, path):
+        state = load_state(path)
+        algo = cls(state["env"])
+        algo.iteration = state["iteration"]
+        return algo
+
+    def stop(self):
+        self.stopped = True

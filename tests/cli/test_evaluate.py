@@ -1,0 +1,34 @@
+"""``marl-connectors evaluate``, with a fake Algorithm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def checkpoint(command):
+    command.algo.iteration = 12
+    command.algo.save_to_path("ckpt")
+    return "ckpt"
+
+
+def test_returns_are_printed_beside_random_play(command, checkpoint):
+    assert command("evaluate", checkpoint, "--episodes", "3", "--seed", "5", "--explore") == 0
+    assert command.algo.evaluated_with == [(3, True, 5)]
+    assert "red      12.0 ± 0.5   11.0 to 13.0   -7.00 ± 0.5" in command.out
+    assert "Episodes last 25.0 steps" in command.out
+    assert command.algo.stopped
+
+
+def test_the_folder_of_a_run_stands_for_its_latest_checkpoint(command):
+    command("train", "fake_env", "--steps", "200", "--out", "run")
+    assert command("evaluate", "run") == 0
+    assert command.out.startswith(f"{Path('run/checkpoints/000002')}: 20 episodes, actions are the most likely ones.")
+
+
+def test_a_video_is_written_where_asked(command, checkpoint):
+    assert command("evaluate", checkpoint, "--video", "films/play.gif") == 0
+    assert Path("films/play.gif").read_bytes().startswith(b"GIF89a")
+    assert "Video: films/play.gif" in command.out

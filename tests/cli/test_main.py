@@ -1,0 +1,53 @@
+"""The command as a process: help, version, imports and errors."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import marl_connectors
+from marl_connectors.cli.main import main
+
+
+def run(*words, cwd):
+    root = Path(marl_connectors.__file__).parents[1]
+    path = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])
+    return subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, cwd=cwd, env={**os.environ, "PYTHONPATH": path}
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--help"], "marl-connectors train mpe2.simple_spread_v3"),
+        (["train", "--help"], "--policies independent --env-config N=5"),
+        (["evaluate", "--help"], "--video play.gif"),
+        (["--version"], "marl-connectors "),
+    ],
+)
+def test_help_and_version_show_and_end_well(capsys, words, expected):
+    with pytest.raises(SystemExit) as raised:
+        main(words)
+    assert raised.value.code == 0
+    assert expected in capsys.readouterr().out
+
+
+def test_an_error_of_the_process_is_one_line_and_status_2(tmp_path):
+    done = run("-m", "marl_connectors", "train", "mpe2.simple_spread_v3", "--polices", "shared", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == ("marl-connectors: error: train: unknown argument '--polices'. Did you mean '--policies'?\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_parser_imports_nothing_heavy(tmp_path):
+    code = (
+        "import sys; from marl_connectors.cli.main import _parse; _parse(['train', 'x']); "
+        "print([m for m in ('torch', 'rich', 'matplotlib', 'tensorboard', 'PIL', 'pettingzoo') if m in sys.modules])"
+    )
+    done = run("-c", code, cwd=tmp_path)
+    assert done.stdout == "[]\n"

@@ -1,0 +1,91 @@
+"""The plain and the live display."""
+
+from __future__ import annotations
+
+import io
+import math
+
+import pytest
+
+from marl_connectors.cli.progress import LiveProgress, Pace, PlainProgress, duration, open_progress
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def result(steps, **returns):
+    stats = {module_id: {"mean": mean, "std": 1.0} for module_id, mean in returns.items()}
+    return {"num_agent_steps_sampled_lifetime": steps, "env_runners": {"module_episode_returns": stats}}
+
+
+def test_lines_come_at_most_once_a_second_but_the_first_and_last_always():
+    clock, stream = Clock(), io.StringIO()
+    progress = PlainProgress(1000, 0, stream, clock=clock)
+    for i in range(1, 11):
+        clock.now = 0.3 * i
+        progress.update(result(100 * i))
+    shown = [line.split("%")[0].strip() for line in stream.getvalue().splitlines()]
+    assert shown == ["10", "50", "90", "100"]
+
+
+def test_a_line_has_steps_rate_time_left_and_returns():
+    clock, stream = Clock(), io.StringIO()
+    progress = PlainProgress(4000, 0, stream, clock=clock)
+    clock.now = 2.0
+    progress.update(result(1000, red=-26.64, green=math.nan))
+    assert stream.getvalue() == " 25%  1,000 agent steps       500/s      0:06 left  return: red -26.6, green –\n"
+
+
+def test_many_modules_do_not_flood_the_line():
+    stream = io.StringIO()
+    PlainProgress(100, 0, stream).update(result(10, **{f"m{i}": 1.0 for i in range(11)}))
+    assert stream.getvalue().endswith("m7 1.00 and 3 more\n")
+
+
+def test_the_rate_of_a_resumed_run_counts_its_own_steps_only():
+    clock = Clock()
+    pace = Pace(10_000, 20_000, clock)
+    clock.now = 10.0
+    assert pace.update(11_000) == (100.0, 90.0)
+
+
+def test_the_rate_is_that_of_the_most_recent_seconds():
+    clock = Clock()
+    pace = Pace(0, 1_000_000, clock, horizon_s=10.0)
+    for clock.now, done in ((10.0, 1000), (20.0, 101_000)):
+        rate, _ = pace.update(done)
+    assert rate == 10_000.0
+
+
+def test_no_time_passed_gives_no_estimate():
+    assert Pace(0, 10, Clock()).update(5) == (0.0, math.inf)
+    assert duration(math.inf) == "-:--"
+
+
+def test_a_terminal_gets_the_live_display_and_anything_else_plain_lines(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    assert isinstance(open_progress(10, 0, io.StringIO()), PlainProgress)
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    terminal = Terminal()
+    live = open_progress(1000, 0, terminal)
+    assert isinstance(live, LiveProgress)
+    live.update(result(500, **{"red[bold]": -3.0, **{f"m{i}": 1.0 for i in range(9)}}))
+    live.say("a [sentence]")
+    live.close()
+    shown = terminal.getvalue()
+    assert "50%" in shown and "500 agent steps" in shown and "red[bold]" in shown and "-3.00 ± 1.00" in shown
+    assert "and 2 more" in shown and "a [sentence]" in shown
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0:00"), (59.6, "1:00"), (3600, "1:00:00")])
+def test_durations_read_as_on_a_clock(seconds, text):
+    assert duration(seconds) == text

@@ -1,0 +1,262 @@
+"""``marl-connectors train``, with a fake Algorithm of 100 agent steps an iteration."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from marl_connectors.cli.train import TRAINING_DEFAULTS
+
+RUN = Path("runs/fake_env-shared-seed0")
+
+
+def rows(run=RUN):
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def build(command, monkeypatch):
+    """Sets what the fake Algorithm does."""
+
+    def change(**behaviour):
+        command.algo = command.fake(**behaviour)
+
+    return change
+
+
+def test_a_run_leaves_everything_in_one_folder(command):
+    assert command("train", "fake_env", "--steps", "250", "--checkpoint-every", "2") == 0
+    assert sorted(path.name for path in RUN.iterdir()) == [
+        "baselines.json",
+        "checkpoints",
+        "config.json",
+        "curves.png",
+        "metrics.jsonl",
+        "tensorboard",
+        "video.gif",
+    ]
+    assert sorted(path.name for path in (RUN / "checkpoints").iterdir()) == ["000002", "000003", "latest"]
+    assert (RUN / "checkpoints" / "latest").read_text() == "000003\n"
+    assert (RUN / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert len(list((RUN / "tensorboard").iterdir())) == 1
+    assert command.algo.stopped
+
+
+def test_metrics_have_one_strict_json_object_an_iteration(command):
+    command("train", "fake_env", "--steps", "300")
+    assert [row["training_iteration"] for row in rows()] == [1, 2, 3]
+    assert rows()[0]["env_runners"]["episode_return_mean"] is None
+    assert rows()[1]["env_runners"]["module_episode_returns"]["red"]["mean"] == 2.0
+    assert rows()[2]["learners"]["green"]["entropy"] == 1.5
+
+
+def test_the_config_says_all_that_defines_the_run(command):
+    words = ["--env-config", "N=2", "--env-config", "flag=True", "--set", "lr=1e-4", "--hidden", "32,16", "--seed", "3"]
+    command("train", "fake_env", "--steps", "100", "--policies", "independent", "--share-value-layers", *words)
+    config = json.loads(Path("runs/fake_env-independent-seed3/config.json").read_text())
+    assert config["command"]["env_config"] == {"N": 2, "flag": True}
+    assert config["command"]["training"] == {**TRAINING_DEFAULTS, "lr": 1e-4}
+    assert (config["command"]["hidden"], config["command"]["share_value_layers"]) == ([32, 16], True)
+    assert config["algorithm"]["policy_mapping_fn"]["type"] == "not_importable"
+    assert set(config["versions"]) == {"marl-connectors", "python", "torch", "numpy", "gymnasium", "pettingzoo"}
+
+
+def test_tensorboard_events_have_the_returns_over_agent_steps(command):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    command("train", "fake_env", "--steps", "300")
+    events = EventAccumulator(str(RUN / "tensorboard"))
+    events.Reload()
+    points = events.Scalars("env_runners/module_episode_returns/red/mean")
+    assert [(point.step, point.value) for point in points] == [(200, 2.0), (300, 3.0)]
+
+
+def test_the_end_compares_with_the_start_and_random_play_and_says_what_to_do_next(command):
+    command("train", "fake_env", "--steps", "300", "--eval-episodes", "6", "--seed", "4")
+    assert command.algo.evaluated_with == [(6, False, 4), (6, False, 4)]
+    run = Path("runs/fake_env-shared-seed4")
+    assert "red      0 ± 0.5    3.00 ± 0.5   -7.00 ± 0.5" in command.out
+    for name in ("config.json", "metrics.jsonl", "curves.png", "checkpoints", "video.gif", "tensorboard"):
+        assert str(run / name) in command.out
+    assert f"marl-connectors evaluate {run} --episodes 100" in command.out
+    assert f"tensorboard --logdir {run}/tensorboard" in command.out
+    assert "marl-connectors train fake_env --policies independent" in command.out
+
+
+def test_a_second_run_gets_a_number(command, build):
+    for _ in range(3):
+        build()
+        assert command("train", "fake_env", "--steps", "100", "--no-video") == 0
+    assert sorted(path.name for path in Path("runs").iterdir()) == [RUN.name, f"{RUN.name}-2", f"{RUN.name}-3"]
+    assert not (RUN / "video.gif").exists()
+
+
+def test_runs_are_named_after_their_policies(command):
+    Path("my_map.py").write_text("def by_team(agent_id, episode, **kwargs): return 'x'\n")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        command("train", "pkg.fake_v0", "--steps", "100", "--policies", "a*=red,b*=green,c*=red")
+        command("train", "pkg.fake_v0", "--steps", "100", "--mapping", "my_map:by_team")
+    finally:
+        sys.path.remove(str(Path.cwd()))
+    assert sorted(p.name for p in Path("runs").iterdir()) == ["fake_v0-by_team-seed0", "fake_v0-red-green-seed0"]
+
+
+def test_an_environment_without_pictures_is_said_and_is_no_failure(command):
+    command.algo.frames = []
+    assert command("train", "fake_env", "--steps", "100") == 0
+    assert "No video: this environment gives no pictures" in command.out
+    assert not (RUN / "video.gif").exists()
+
+
+def test_an_error_in_the_first_iteration_leaves_no_folder(command, build):
+    build(fail_at=1)
+    assert command("train", "fake_env") == 2
+    assert command.err == (
+        "marl-connectors: error: fake_env: expected finite rewards, but agent 'a' got nan. Fix its step().\n"
+    )
+    assert not Path("runs").exists()
+
+
+def test_an_error_later_keeps_what_there_is(command, build):
+    build(fail_at=3)
+    assert command("train", "fake_env", "--checkpoint-every", "1") == 2
+    assert (RUN / "checkpoints" / "latest").read_text() == "000002\n"
+    assert len(rows()) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["train"], "expected an environment or --resume RUN"),
+        (["train", "fake_env", "--stepps", "5"], "unknown argument '--stepps'. Did you mean '--steps'?"),
+        (["train", "fake_env", "two"], "unknown argument 'two'"),
+        (["train", "fake_env", "--steps", "many"], "argument --steps: expected a whole number"),
+        (["train", "fake_env", "--steps", "0"], "expected a whole number of at least 1"),
+        (["train", "fake_env", "--hidden", "64,x"], "argument --hidden: expected a whole number"),
+        (["train", "fake_env", "--env-config", "N"], "argument --env-config: expected KEY=VALUE, but got 'N'"),
+        (["train", "fake_env", "--policies", "sharde"], "Did you mean 'shared'?"),
+        (["train", "fake_env", "--policies", "shared", "--mapping", "a:b"], "not allowed with argument"),
+        (["train", "fake_env", "--mapping", "no_such_module:fn"], "there is no module 'no_such_module'"),
+        (["train", "fake_env", "--mapping", "math:pi"], "expected 'math:pi' to be a function"),
+        (["train", "fake_env", "--out", "taken"], "--resume taken"),
+        (["train", "fake_env", "--out", "taken/file/deeper"], "cannot"),
+        (["train", "--resume", "nowhere"], "expected the folder of a run at nowhere"),
+        (["train", "--resume", "taken"], "taken is not the folder of a run, because it has no config.json"),
+        (["trian"], "invalid choice: 'trian'"),
+        ([], "required: COMMAND"),
+        (["evaluate", "nowhere"], "there is nothing"),
+    ],
+)
+def test_bad_input_gets_one_line_and_status_2_and_leaves_nothing(command, words, message):
+    Path("taken").mkdir()
+    Path("taken/file").write_text("x")
+    assert command(*words) == 2
+    assert message in command.err
+    assert command.err.startswith("marl-connectors: error: ") and command.err.count("\n") == 1
+    assert sorted(path.name for path in Path().iterdir()) == ["taken"]
+
+
+def test_a_missing_extra_is_named_before_anything_starts(command, monkeypatch):
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *args: None if name == "tensorboard" else find_spec(name, *args)
+    )
+    assert command("train", "fake_env") == 2
+    assert (
+        'needs tensorboard, which is not installed. Install it with: pip install "marl-connectors[cli]"' in command.err
+    )
+    assert command.settings is None
+
+
+# Interrupting and resuming ------------------------------------------------------------------------------------------
+
+
+def test_ctrl_c_saves_the_finished_iteration_and_says_how_to_resume(command, build):
+    build(interrupt_at=2)
+    assert command("train", "fake_env", "--steps", "500") == 130
+    assert (RUN / "checkpoints" / "latest").read_text() == "000002\n"
+    assert f"Resume with: marl-connectors train --resume {RUN}" in command.out
+    assert (RUN / "curves.png").exists()
+
+
+def test_ctrl_c_in_the_first_iteration_still_saves_it(command, build):
+    build(interrupt_at=1)
+    assert command("train", "fake_env", "--steps", "500") == 130
+    assert (RUN / "checkpoints" / "latest").read_text() == "000001\n"
+
+
+def test_a_second_ctrl_c_stops_at_once(command, build):
+    build(interrupt_at=2, interrupts=2)
+    assert command("train", "fake_env", "--steps", "500") == 130
+    assert "Stopped at once. Nothing of it was saved." in command.out
+    assert len(rows()) == 1
+    assert command.algo.stopped
+
+
+def test_ctrl_c_before_training_writes_nothing(command):
+    def interrupted(*, num_episodes):
+        raise KeyboardInterrupt
+
+    command.algo.random_play = interrupted
+    assert command("train", "fake_env") == 130
+    assert not Path("runs").exists()
+
+
+def test_a_resumed_run_ends_as_one_that_was_never_stopped(command, build):
+    command("train", "fake_env", "--steps", "500", "--out", "whole")
+    build(interrupt_at=3)
+    command("train", "fake_env", "--steps", "500", "--out", "parts")
+    assert command("train", "--resume", "parts") == 0
+    assert "Going on from iteration 3 at 300 agent steps." in command.out
+    assert rows(Path("parts")) == rows(Path("whole"))
+    assert Path("parts/checkpoints/latest").read_text() == "000005\n"
+
+
+def test_resuming_drops_what_was_logged_after_the_checkpoint(command, build):
+    build(fail_at=4)
+    command("train", "fake_env", "--steps", "500", "--checkpoint-every", "2")
+    with open(RUN / "metrics.jsonl", "a") as file:
+        file.write('{"training_iteration": 4, "cut sho')
+    assert command("train", "--resume", str(RUN)) == 0
+    assert [row["training_iteration"] for row in rows()] == [1, 2, 3, 4, 5]
+
+
+def test_a_finished_run_can_be_given_more_steps(command):
+    command("train", "fake_env", "--steps", "200")
+    assert command("train", "--resume", str(RUN)) == 2
+    assert "has its 200 agent steps of 200 done" in command.err
+    assert command("train", "--resume", str(RUN), "--steps", "400") == 0
+    assert len(rows()) == 4
+
+
+def test_a_resumed_run_keeps_its_own_settings(command):
+    command("train", "fake_env", "--steps", "200")
+    assert command("train", "--resume", str(RUN), "--seed", "1") == 2
+    assert "'seed' cannot be given" in command.err
+    assert command("train", "other_env", "--resume", str(RUN)) == 2
+    assert "'env' cannot be given" in command.err
+
+
+def test_a_run_whose_checkpoint_is_of_another_env_is_refused(command, build):
+    command("train", "fake_env", "--steps", "100", "--out", "a")
+    build()
+    command("train", "other_env", "--steps", "100", "--out", "b")
+    Path("a/checkpoints/latest").write_text("000009\n")
+    assert command("train", "--resume", "a", "--steps", "200") == 2
+    assert "names '000009', but there is no such checkpoint" in command.err
+    Path("b/checkpoints/000001").rename("a/checkpoints/000009")
+    assert command("train", "--resume", "a", "--steps", "200") == 2
+    assert "is a checkpoint from the environment 'other_env', but this run is on 'fake_env'" in command.err
+
+
+def test_a_damaged_checkpoint_gets_one_line(command):
+    command("train", "fake_env", "--steps", "100")
+    (RUN / "checkpoints/000001/state.json").write_text("{")
+    for words in (["train", "--resume", str(RUN), "--steps", "200"], ["evaluate", str(RUN)]):
+        assert command(*words) == 2
+        assert "is damaged" in command.err and command.err.count("\n") == 1

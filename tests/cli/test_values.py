@@ -1,0 +1,60 @@
+"""From words to values, and from values to JSON."""
+
+from __future__ import annotations
+
+import argparse
+import math
+
+import numpy as np
+import pytest
+
+from marl_connectors.cli.values import count, jsonable, key_value, layer_sizes, literal, merged, whole_number
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("3", 3),
+        ("1e-4", 1e-4),
+        ("true", True),
+        ("False", False),
+        ("None", None),
+        ("null", None),
+        ("[[0, 0.1], [100, 0]]", [[0, 0.1], [100, 0]]),
+        ('"3"', "3"),
+        ("a=b", "a=b"),
+        ("C:\\new", "C:\\new"),
+        ("", ""),
+    ],
+)
+def test_a_word_is_a_json_or_python_literal_or_itself(text, value):
+    assert literal(text) == value and type(literal(text)) is type(value)
+
+
+def test_a_value_may_have_an_equals_sign():
+    assert key_value(" a = b=c ") == ("a", "b=c")
+    assert merged([("a", 1), ("b", 2), ("a", 3)]) == {"a": 3, "b": 2}
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("1e6", 1_000_000), ("1_000", 1000), ("7", 7), ("9007199254740993", 2**53 + 1)]
+)
+def test_whole_numbers_may_be_written_in_short(text, number):
+    assert whole_number(text) == count(text) == number
+
+
+@pytest.mark.parametrize("text", ["-1", "1.5", "nan", "inf", "x", ""])
+def test_other_numbers_are_refused(text):
+    with pytest.raises(argparse.ArgumentTypeError, match="whole number"):
+        whole_number(text)
+
+
+def test_layer_sizes_are_numbers_of_at_least_one():
+    assert layer_sizes("64, 32") == [64, 32]
+    with pytest.raises(argparse.ArgumentTypeError):
+        layer_sizes("64,0")
+
+
+def test_json_has_no_infinite_numbers_and_names_objects():
+    data = {1: math.nan, "a": np.float32(0.5), "b": (np.arange(2), {3}), "c": argparse.Namespace, "d": math.inf}
+    assert jsonable(data) == {"1": None, "a": 0.5, "b": [[0, 1], [3]], "c": "argparse:Namespace", "d": None}

@@ -1,0 +1,150 @@
+"""What is installed is what setup.cfg promises: light imports, typed packages, both packages in wheel and sdist."""
+
+from __future__ import annotations
+
+import configparser
+import importlib.metadata
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+OPTIONAL = ["matplotlib", "tensorboard", "rich", "ray", "PIL", "mpe2", "supersuit", "pygame"]
+
+
+@pytest.fixture(scope="module")
+def options():
+    parser = configparser.ConfigParser()
+    assert parser.read(ROOT / "setup.cfg")
+    return parser
+
+
+def requirement_names(text):
+    return [re.split(r"[<>=;\[ ]", line)[0].lower() for line in text.split("\n") if line.strip()]
+
+
+def loaded_after(statement, modules):
+    """Those of ``modules`` that a fresh interpreter has loaded once it has run ``statement``."""
+    code = f"import sys\n{statement}\nprint(*[name for name in {modules!r} if name in sys.modules])"
+    # Elsewhere than in the repository, whose source tree would hide an installed wheel.
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=child_env(),
+        cwd=tempfile.gettempdir(),
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def child_env():
+    """This process's environment, with the same import path."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+
+
+def test_importing_the_library_imports_no_optional_package():
+    assert loaded_after("import marl_connectors", OPTIONAL) == []
+
+
+def test_importing_the_library_is_lazy():
+    assert loaded_after("import marl_connectors", ["torch", "gymnasium", "pettingzoo"]) == []
+
+
+def test_the_whole_default_path_imports_no_optional_package():
+    statement = "from marl_connectors.algorithms.ppo import PPOConfig\nPPOConfig()"
+    assert loaded_after(statement, OPTIONAL) == []
+
+
+@pytest.mark.parametrize("module", ["marl_connectors.episodes", "marl_envs.null_v0", "marl_envs.match_v0"])
+def test_episodes_and_environments_do_without_torch(module):
+    assert loaded_after(f"import {module}", ["torch"]) == []
+
+
+def test_environments_do_without_the_library():
+    assert loaded_after("import marl_envs.null_v0, marl_envs.match_v0", ["marl_connectors"]) == []
+
+
+def test_a_default_install_is_light(options):
+    names = requirement_names(options["options"]["install_requires"])
+    assert sorted(names) == ["gymnasium", "lazy-loader", "numpy", "optree", "pettingzoo", "safetensors", "torch"]
+
+
+def test_every_requirement_has_a_lower_bound_and_none_has_an_upper_one(options):
+    lines = options["options"]["install_requires"].split("\n")
+    lines += [line for extra in options["options.extras_require"].values() for line in extra.split("\n")]
+    lines = [line for line in lines if line.strip() and not line.startswith("marl-connectors[")]
+    assert [line for line in lines if ">=" not in line or "<" in line or "==" in line] == []
+
+
+def test_the_lowest_tested_versions_are_the_lower_bounds(options):
+    """``tox -e lowest`` would otherwise test something else than what is promised."""
+    promised = {}
+    lines = options["options"]["install_requires"].split("\n")
+    lines += [
+        line for extra in ("cli", "mpe", "supersuit") for line in options["options.extras_require"][extra].split()
+    ]
+    for line in filter(None, map(str.strip, lines)):
+        name, bound = line.split(">=")
+        promised[name.lower()] = bound
+    tested = {}
+    for line in (ROOT / ".ci" / "lowest.txt").read_text().splitlines():
+        if "==" in line:
+            name, version = line.split(";")[0].strip().split("==")
+            tested[name.lower()] = version
+    assert tested.keys() == promised.keys()
+    assert {n: v for n, v in tested.items() if not f"{v}.".startswith(f"{promised[n]}.")} == {}
+
+
+def test_the_installed_metadata_is_that_of_setup_cfg(options):
+    try:
+        installed = importlib.metadata.distribution("marl-connectors")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("marl-connectors runs from the source tree here, without being installed")
+    assert installed.version == options["metadata"]["version"]
+    assert installed.metadata["Requires-Python"] == ">=3.10"
+    scripts = {e.name: e.value for e in installed.entry_points if e.group == "console_scripts"}
+    assert scripts == {"marl-connectors": "marl_connectors.cli.main:main"}
+
+
+@pytest.mark.parametrize("package", ["marl_connectors", "marl_envs"])
+def test_both_packages_say_that_they_are_typed(package):
+    module = __import__(package)
+    assert (Path(module.__file__).parent / "py.typed").is_file()
+
+
+@pytest.mark.slow
+def test_wheel_and_sdist_hold_both_packages_and_nothing_else(tmp_path):
+    pytest.importorskip("build")
+    command = [sys.executable, "-m", "build", "--outdir", str(tmp_path), str(ROOT)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+    (wheel,), (sdist,) = tmp_path.glob("*.whl"), tmp_path.glob("*.tar.gz")
+    sources = {str(p.relative_to(ROOT)) for p in (ROOT / "marl_connectors").rglob("*.py")}
+    sources |= {str(p.relative_to(ROOT / "envs")) for p in (ROOT / "envs" / "marl_envs").rglob("*.py")}
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    code = {name for name in names if name.endswith(".py")}
+    assert code == sources
+    assert {"marl_connectors/py.typed", "marl_connectors/__init__.pyi", "marl_envs/py.typed"} <= names
+    assert {name.split("/")[0] for name in names} == {
+        "marl_connectors",
+        "marl_envs",
+        f"marl_connectors-{version_of(wheel)}.dist-info",
+    }
+    with tarfile.open(sdist) as archive:
+        packed = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
+    assert {"setup.cfg", "setup.py", "LICENSE", "envs/marl_envs/py.typed", "marl_connectors/py.typed"} <= packed
+
+
+def version_of(wheel):
+    return wheel.name.split("-")[1]

@@ -1,0 +1,180 @@
+"""Which module decides for which agent."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marl_connectors.errors import CheckpointError, ConfigError, MappingError
+from marl_connectors.policy_mapping import (
+    IndependentPolicies,
+    PatternPolicies,
+    SharedPolicy,
+    check_patterns,
+    import_function,
+    mapping_from_json,
+    mapping_to_json,
+    policy_mapping,
+)
+
+TEAMS = PatternPolicies((("adversary*", "red"), ("agent*", "green")))
+
+
+def by_parity(agent_id, episode, **kwargs):
+    return "even" if int(str(agent_id)[-1]) % 2 == 0 else "odd"
+
+
+@pytest.fixture
+def user_module(tmp_path, monkeypatch):
+    """Writes a module where Python finds it, and forgets it afterwards."""
+    monkeypatch.syspath_prepend(tmp_path)
+    written = []
+
+    def write(name, text):
+        (tmp_path / f"{name}.py").write_text(text)
+        written.append(name)
+
+    yield write
+    for name in written:
+        sys.modules.pop(name, None)
+
+
+def test_a_shared_policy_gives_every_agent_the_same_module():
+    assert SharedPolicy()("a", None) == SharedPolicy()(3, None, worker=None) == "default_policy"
+
+
+def test_independent_policies_are_called_as_their_agents():
+    assert IndependentPolicies()("a", None) == "a"
+    assert IndependentPolicies()(("team", 1), None) == "('team', 1)"
+
+
+def test_the_first_pattern_that_matches_decides():
+    mapping = PatternPolicies((("agent_1", "special"), ("agent*", "others")))
+    assert mapping("agent_1", None) == "special"
+    assert mapping("agent_10", None) == "others"
+
+
+def test_patterns_mind_upper_and_lower_case_and_integer_agents():
+    assert PatternPolicies((("[0-9]", "number"),))(7, None) == "number"
+    with pytest.raises(MappingError):
+        TEAMS("Agent_0", None)
+
+
+def test_an_agent_without_a_pattern_is_named_with_the_patterns():
+    with pytest.raises(MappingError, match=r"'prey_0' matches none of the patterns 'adversary\*', 'agent\*'"):
+        TEAMS("prey_0", None)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("shared", SharedPolicy()),
+        (" independent ", IndependentPolicies()),
+        ("adversary*=red,agent*=green", TEAMS),
+        (" adversary* = red , agent*=green", TEAMS),
+    ],
+)
+def test_a_text_stands_for_a_mapping(text, expected):
+    assert policy_mapping(text) == expected
+
+
+def test_a_function_is_its_own_mapping():
+    assert policy_mapping(by_parity) is by_parity
+
+
+@pytest.mark.parametrize("text", ["", "a=", "=b", "a=b,", "a=b,c", "a=b=c"])
+def test_a_text_that_is_no_mapping_is_refused(text):
+    with pytest.raises(ConfigError, match="policy_mapping: expected"):
+        policy_mapping(text)
+
+
+def test_a_misspelt_word_is_named_with_the_closest():
+    with pytest.raises(ConfigError, match="Did you mean 'independent'"):
+        policy_mapping("independant")
+    with pytest.raises(ConfigError, match="got 3"):
+        policy_mapping(3)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_pattern_that_matches_no_agent_is_named_with_the_agents():
+    with pytest.raises(
+        MappingError, match=r"'agent\*' \(for module 'green'\) matches no agent.*adversary_0, adversary_1"
+    ):
+        check_patterns(TEAMS, ["adversary_0", "adversary_1"])
+
+
+def test_an_agent_without_a_pattern_is_found_before_training():
+    with pytest.raises(MappingError, match="'prey_0' matches none"):
+        check_patterns(TEAMS, ["adversary_0", "agent_0", "prey_0"])
+
+
+def test_patterns_that_fit_and_other_mappings_pass():
+    check_patterns(TEAMS, ["adversary_0", "agent_0"])
+    check_patterns(by_parity, ["no digits"])
+
+
+def test_a_function_is_found_by_its_name(user_module):
+    user_module("mapping_ok", "class A:\n    @staticmethod\n    def fn(agent_id, episode, **kwargs): return 'x'\n")
+    assert import_function("mapping_ok:A.fn")("a", None) == "x"
+
+
+def test_a_missing_module_is_named():
+    with pytest.raises(ConfigError, match="there is no module 'no_such_module_here'"):
+        import_function("no_such_module_here:fn")
+
+
+def test_a_missing_function_is_named_with_the_closest(user_module):
+    user_module("mapping_typo", "def my_mapping_fn(agent_id, episode): return 'x'\n")
+    with pytest.raises(ConfigError, match=r"has no 'my_maping_fn'. Did you mean 'my_mapping_fn'"):
+        import_function("mapping_typo:my_maping_fn")
+
+
+def test_an_error_inside_the_users_module_is_shown(user_module):
+    user_module("mapping_broken", "raise RuntimeError('the dog ate it')\n")
+    with pytest.raises(ConfigError, match="'mapping_broken' fails to import: RuntimeError: the dog ate it"):
+        import_function("mapping_broken:fn")
+
+
+def test_a_package_that_the_users_module_misses_is_named(user_module):
+    user_module("mapping_needs", "import no_such_package_either\n")
+    with pytest.raises(ConfigError, match="'mapping_needs' needs 'no_such_package_either'"):
+        import_function("mapping_needs:fn")
+
+
+@pytest.mark.parametrize("spec", ["my_module", "my_module:", ":fn"])
+def test_a_name_of_another_form_is_refused(spec):
+    with pytest.raises(ConfigError, match='expected "my_module:my_function"'):
+        import_function(spec)
+
+
+@given(st.lists(st.tuples(st.text(min_size=1), st.text(min_size=1))))
+def test_patterns_survive_json(pairs):
+    mapping = PatternPolicies(tuple(pairs))
+    assert mapping_from_json(mapping_to_json(mapping)) == mapping
+
+
+def test_ready_made_mappings_survive_json():
+    for mapping in (SharedPolicy("team"), IndependentPolicies()):
+        assert mapping_from_json(mapping_to_json(mapping)) == mapping
+
+
+def test_a_function_of_a_module_survives_json(user_module):
+    user_module("mapping_kept", "def fn(agent_id, episode, **kwargs): return 'x'\n")
+    fn = import_function("mapping_kept:fn")
+    data = mapping_to_json(fn)
+    assert data == {"type": "function", "name": "mapping_kept:fn"}
+    assert mapping_from_json(data) is fn
+
+
+def test_a_lambda_leaves_a_note_that_it_has_to_be_passed_again():
+    data = mapping_to_json(lambda agent_id, episode: "x")
+    assert data["type"] == "not_importable"
+    with pytest.raises(CheckpointError, match="Pass the function again"):
+        mapping_from_json(data)
+
+
+def test_other_json_is_refused():
+    with pytest.raises(CheckpointError, match="expected the description"):
+        mapping_from_json({"type": "magic"})
