@@ -140,10 +140,11 @@ class ConnectorPipelineV2(ConnectorV2):
         common = {"rl_module": rl_module, "explore": explore, "shared_data": shared_data, "metrics": metrics}
         piece = self
         try:
-            for piece, on_columns in self._steps:
-                if on_columns:
-                    for group in batch.groups:
-                        piece.on_columns(columns=group, **common)
+            for piece, on_columns, on_items in self._steps:
+                if not on_items:
+                    if on_columns is not None:
+                        for group in batch.groups:
+                            on_columns(columns=group, **common)
                     batch.phase = piece.phase_after or batch.phase
                 elif isinstance(piece, ConnectorPipelineV2):
                     batch = piece.run(batch, episodes=episodes, **common)
@@ -169,9 +170,10 @@ class ConnectorPipelineV2(ConnectorV2):
             piece.set_input_spaces(observation_space, action_space)
             observation_space, action_space = piece.observation_space, piece.action_space
         self._observation_space, self._action_space = observation_space, action_space
-        self._steps = [
-            (piece, works_on_columns(piece) and not isinstance(piece, ConnectorPipelineV2)) for piece in self.connectors
-        ]
+        self._steps = []
+        for piece in self.connectors:
+            on_items = isinstance(piece, ConnectorPipelineV2) or not works_on_columns(piece)
+            self._steps.append((piece, None if on_items or piece.nothing_on_columns else piece.on_columns, on_items))
 
     # State.
 

@@ -10,6 +10,7 @@ from gymnasium import Space
 from marl_connectors.episodes.column_batch import ColumnGroup, Phase
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
+from marl_connectors.errors import did_you_mean
 from marl_connectors.typing import ItemKey
 
 
@@ -28,6 +29,8 @@ class ConnectorV2:
 
     phase_after: Phase | None = None
     """What the batch looks like to pieces after this one, if this one changes that."""
+    nothing_on_columns = False
+    """True for a piece whose work on items has no counterpart in columns; a pipeline of columns passes it over."""
 
     def __init__(self, input_observation_space: Space | None = None, input_action_space: Space | None = None):
         self._input_observation_space = input_observation_space
@@ -171,7 +174,8 @@ class ConnectorV2:
 
         Args:
             episodes: Of either kind.
-            agents_that_stepped_only: Of a MultiAgentEpisode, only agents that observed at its newest env step.
+            agents_that_stepped_only: Of a MultiAgentEpisode, only agents that observed at its newest env step; those
+                that ended there only if all of them did, since no batch for acting has rows for the others.
             zip_with_batch_column: A column of a batch of items, ``{key: [item, ...]}``; then pairs of episode and its
                 next item are given, for episodes that have one.
         """
@@ -180,7 +184,9 @@ class ConnectorV2:
             if not isinstance(episode, MultiAgentEpisode):
                 parts = [episode]
             elif agents_that_stepped_only:
-                parts = [episode.agent_episodes[agent_id] for agent_id in episode.get_agents_that_stepped()]
+                stepped = episode.get_agents_that_stepped()
+                parts = [part for agent_id, part in episode.agent_episodes.items() if agent_id in stepped]
+                parts = [part for part in parts if not part.is_done] or parts
             else:
                 parts = list(episode.all_agent_episodes())
             for part in parts:
@@ -230,6 +236,9 @@ class ConnectorV2:
 
         With several columns, ``func`` gets and gives a tuple with one item for each. Items in a plain list have None
         for all ids; items that stand by module have their module's.
+
+        Raises:
+            ValueError: If the batch has no such column.
         """
         names = [column] if isinstance(column, str) else list(column)
         for columns, ids in _item_lists(batch, names):
@@ -277,14 +286,19 @@ def _item_lists(batch: dict[str, Any], names: list[str]) -> Iterator[tuple[dict[
         for key in batch[names[0]]:
             yield {name: batch[name][key] for name in names}, (*key, None, None)[:3]
         return
-    for module_id, columns in batch.items():
-        if isinstance(columns, dict) and names[0] in columns:
-            yield {name: columns[name] for name in names}, (None, None, module_id)
+    with_column = [(m, columns) for m, columns in batch.items() if isinstance(columns, dict) and names[0] in columns]
+    if not with_column:
+        raise ValueError(
+            f"foreach_batch_item_change_in_place: the batch has no column {names[0]!r}. {did_you_mean(names[0], batch)}"
+        )
+    for module_id, columns in with_column:
+        yield {name: columns[name] for name in names}, (None, None, module_id)
 
 
 def works_on_columns(piece: ConnectorV2) -> bool:
     """Whether a pipeline hands a piece columns: the most derived class that has either method decides."""
     for cls in type(piece).__mro__:
-        if "on_columns" in vars(cls) or "__call__" in vars(cls):
-            return "on_columns" in vars(cls) and cls is not ConnectorV2
+        own = vars(cls)
+        if "on_columns" in own or "__call__" in own:
+            return ("on_columns" in own or own.get("nothing_on_columns", False)) and cls is not ConnectorV2
     return False

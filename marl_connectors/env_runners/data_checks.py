@@ -76,13 +76,19 @@ def bad_observations(group: LaneGroup, vector_env: VectorEnv, observations: Sequ
     space = group.rollout.observation_space
     for lane, observation in zip(group.lanes, observations, strict=False):
         if not _fits(space, observation):
-            shape = getattr(observation, "shape", None)
-            came = f"shape {shape}" if shape is not None else repr(observation)
-            return EnvError(
-                f"{_place(lane, vector_env)}: the observation does not fit its space, {spaces.describe(space)}: {came}. "
-                f"Fix the environment, or its observation_space."
-            )
+            return bad_observation(lane, vector_env, observation)
     return EnvError(f"EnvRunner: observations that do not fit {spaces.describe(space)}.")
+
+
+def bad_observation(lane: Lane, vector_env: VectorEnv, observation: Any) -> EnvError:
+    """The error for one agent's observation that does not fit into its space's columns."""
+    shape = getattr(observation, "shape", None)
+    came = f"shape {shape}" if shape is not None else repr(observation)
+    space = spaces.describe(lane.group.rollout.observation_space)
+    return EnvError(
+        f"{_place(lane, vector_env)}: the observation does not fit its space, {space}: {came}. Fix the environment, or "
+        f"its observation_space."
+    )
 
 
 def _fits(space: Any, observation: Any) -> bool:

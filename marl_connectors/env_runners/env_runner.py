@@ -277,6 +277,7 @@ class EnvRunner:
         else:
             for group in self._episodes.groups:
                 group.locate()
+            self._episodes.set_clocks()
 
     def _observe(self, items: list[Any]) -> None:
         for group, pick in zip(self._episodes.groups, self._pick_items, strict=True):
@@ -285,7 +286,7 @@ class EnvRunner:
                 rollout = group.rollout
                 try:
                     observations = spaces.stack(own, rollout.observation_space)
-                    rollout.observe(group.positions, observations, self._episodes.env_steps(group))
+                    rollout.observe(group.positions, observations, group.t)
                 except (TypeError, ValueError) as error:
                     raise bad_observations(group, self.vector_env, own) from error
 
@@ -327,6 +328,7 @@ class EnvRunner:
             self._noise.place(
                 group.index, group.rows, [(lane.env_index, lane.slot) for lane in group.lanes], group.num_slots
             )
+        self._episodes.set_clocks()
         position = {lane: i for i, lane in enumerate(by_row)}
         self._pick_actions = picker([position[lane] for lane in by_copy], len(by_copy))
 

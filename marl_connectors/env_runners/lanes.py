@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from gymnasium import Space
 
+from marl_connectors.columns import Columns
 from marl_connectors.episodes.rollout import LaneStorage, Positions, Rollout
 from marl_connectors.episodes.rows import RowPart, Rows
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
@@ -57,6 +58,7 @@ class LaneGroup:
         numbers: ``[B]`` the lanes' numbers in that order, or None if they are ``0, 1, ..., num_lanes - 1``.
         positions: Of the newest rows, in that order.
         rows: What the pipelines get.
+        t: ``[B]`` int32, the env step of each newest observation, in the order of the rows.
     """
 
     def __init__(self, index: int, observation_space: Space, action_space: Space, lookback: int):
@@ -67,6 +69,7 @@ class LaneGroup:
         self.numbers: np.ndarray | None = None
         self.positions: Positions = slice(0, 0)
         self.rows: Rows | None = None
+        self.t = np.zeros(0, np.int32)
         self.last_row = lookback
         self._numbers_in_use: set[int] = set()
         self._next_row: dict[int, int] = {}
@@ -107,6 +110,16 @@ class LaneGroup:
         self.rollout.cursor[number] = self.lookback * self.rollout.num_lanes + number
         return Lane(self, number, env_index, slot, agent_id)
 
+    def get_slots(self) -> list[list[Any]]:
+        """``[env index, agent id, slot]`` of all agents that have a slot, live or not; for checkpoints."""
+        return [[i, agent_id, slot] for i, slots in self._slots.items() for agent_id, slot in slots.items()]
+
+    def set_slots(self, slots: Sequence[Sequence[Any]]) -> None:
+        """Takes what ``get_slots`` gave."""
+        self._slots = {}
+        for env_index, agent_id, slot in slots:
+            self._slots.setdefault(env_index, {})[agent_id] = slot
+
     def close(self, lane: Lane) -> None:
         """Frees a lane; its rows stay for the episodes that are views of them."""
         self._numbers_in_use.discard(lane.number)
@@ -118,6 +131,7 @@ class LaneGroup:
         """Closes all newest rows: the rows after them are open now. A hot path."""
         rollout = self.rollout
         step = rollout.num_lanes
+        self.t += 1
         self.last_row += 1
         if self.last_row + 1 >= rollout.num_rows:
             rollout.reserve(self.last_row + 1)
@@ -157,6 +171,18 @@ class LaneGroup:
             self.positions = slice(int(cursor[0]), int(cursor[0]) + len(cursor))
         else:
             self.positions = cursor
+
+    def chunk_ends(self) -> tuple[list[int], list[float]]:
+        """For each lane, in the order of the rows: its newest row, and what it was paid in this chunk."""
+        rollout = self.rollout
+        storages: list[LaneStorage] = [lane.episode.storage for lane in self.lanes]  # type: ignore[misc]
+        numbers = [lane.number for lane in self.lanes]
+        starts = np.array([storage.start_row for storage in storages])
+        ends = rollout.cursor[numbers] // max(rollout.num_lanes, 1)
+        rewards = rollout.columns[Columns.REWARDS].reshape(rollout.num_rows, -1)[:, numbers]
+        rows = np.arange(rollout.num_rows)[:, None]
+        returns = np.where((rows >= starts) & (rows < ends), rewards, 0.0).sum(axis=0)
+        return ends.tolist(), returns.tolist()
 
     def restart(self, num_rows: int) -> None:
         """Goes on in a fresh rollout in which all lanes are in step."""

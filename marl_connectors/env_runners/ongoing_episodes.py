@@ -12,6 +12,7 @@ from gymnasium import Space
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.common.agent_to_module_mapping import unknown_module
+from marl_connectors.env_runners.data_checks import bad_observation
 from marl_connectors.env_runners.episode_metrics import FinishedEpisode
 from marl_connectors.env_runners.lanes import Lane, LaneGroup
 from marl_connectors.env_runners.vector_env import EnvCopy, Transition, VectorEnv
@@ -62,6 +63,7 @@ class OngoingEpisodes:
         self._done: list[Episode] = []
         self._finished: list[FinishedEpisode] = []
         self._fitting: set[tuple[int, ModuleID]] = set()
+        self._group_agents: list[AgentID] = []
 
     @property
     def num_done(self) -> int:
@@ -82,10 +84,11 @@ class OngoingEpisodes:
         """All live lanes, in the order of the copies and their agents."""
         return [lane for lanes in self._lanes for lane in lanes.values()]
 
-    def env_steps(self, group: LaneGroup) -> np.ndarray:
-        """``[B]`` the env step that each of a group's lanes is at."""
+    def set_clocks(self) -> None:
+        """Tells all groups the env step that each of their lanes is at, after copies began anew."""
         copies = self._vector_env.copies
-        return np.array([copies[lane.env_index].t for lane in group.lanes], np.int32)
+        for group in self.groups:
+            group.t = np.array([copies[lane.env_index].t for lane in group.lanes], np.int32)
 
     def sync(self) -> None:
         """Tells the multi-agent episodes what env step they are at."""
@@ -108,6 +111,8 @@ class OngoingEpisodes:
                 lane.group.close(lane)
             lanes.clear()
             returns.clear()
+        for group in self.groups:
+            group.restart(group.rollout.num_rows - self._lookback - 2)
         self._make_room()
         self.ongoing = [self._begin_episode(copy) for copy in self._vector_env.copies]
         for copy, (_, infos) in zip(self._vector_env.copies, first, strict=True):
@@ -133,7 +138,12 @@ class OngoingEpisodes:
         for group in self.groups:
             if group.matches(observation_space, action_space):
                 return group
-        self.groups.append(LaneGroup(len(self.groups), observation_space, action_space, self._lookback))
+        return self._add_group(agent_id)
+
+    def _add_group(self, agent_id: AgentID) -> LaneGroup:
+        """A group for agents with spaces like this one's."""
+        self.groups.append(LaneGroup(len(self.groups), *self._agent_spaces(agent_id), self._lookback))
+        self._group_agents.append(agent_id)
         return self.groups[-1]
 
     def _begin_episode(self, copy: EnvCopy) -> Episode:
@@ -163,7 +173,7 @@ class OngoingEpisodes:
         lane.module_id = self._module_for(episode, lane)
         lane.episode = self._view(
             lane,
-            f"{episode.id_}/{agent_id}",
+            f"{episode.id_}/{agent_id}/{episode.env_t}",
             agent_id=agent_id,
             module_id=lane.module_id,
             multi_agent_episode_id=episode.id_,
@@ -173,6 +183,7 @@ class OngoingEpisodes:
 
     def _view(self, lane: Lane, id_: str, **ids: Any) -> SingleAgentEpisode:
         row, rollout = lane.row, lane.group.rollout
+        rollout.infos.pop(row * rollout.num_lanes + lane.number, None)  # of the lane's former agent
         return SingleAgentEpisode.from_storage(
             LaneStorage(rollout, lane.number, first_row=row, start_row=row),
             id_=id_,
@@ -193,7 +204,7 @@ class OngoingEpisodes:
                 f"policy_mapping_fn raised {type(error).__name__} for agent {agent_id!r}: {error}. It is called as "
                 f"policy_mapping_fn(agent_id, episode) and must return a module id."
             ) from error
-        if module_id not in self._rl_module:
+        if not isinstance(module_id, str) or module_id not in self._rl_module:
             raise unknown_module(agent_id, module_id, self._rl_module)
         if (lane.group.index, module_id) not in self._fitting:
             self._check_fit(lane, module_id)
@@ -245,12 +256,15 @@ class OngoingEpisodes:
         rollout, agent_id = lane.group.rollout, lane.agent_id
         position = int(rollout.cursor[lane.number])
         here = slice(position, position + 1)
-        if agent_id in transition.observations:
-            last = spaces.stack([transition.observations[agent_id]], rollout.observation_space)
-        else:
+        observation = transition.observations.get(agent_id)
+        if observation is None:
             before = position - rollout.num_lanes
-            last = rollout.read(Columns.OBS, slice(before, before + 1))
-        rollout.observe(here, last, transition.t)
+            rollout.observe(here, take(rollout.source(Columns.OBS), slice(before, before + 1)), transition.t)
+        else:
+            try:
+                rollout.observe(here, spaces.stack([observation], rollout.observation_space), transition.t)
+            except (TypeError, ValueError) as error:
+                raise bad_observation(lane, self._vector_env, observation) from error
         info = transition.infos.get(agent_id)
         if info:
             rollout.infos[position] = dict(info)
@@ -264,22 +278,28 @@ class OngoingEpisodes:
 
     def _credit_strangers(self, transition: Transition) -> None:
         """Rewards of agents that did not act in this step: to their last action, or kept as not creditable."""
-        episode = self.ongoing[transition.index]
+        episode, returns = self.ongoing[transition.index], self._returns[transition.index]
+        assert isinstance(episode, MultiAgentEpisode) or not transition.stray_rewards
         for agent_id, reward in transition.stray_rewards.items():
-            if isinstance(episode, MultiAgentEpisode) and agent_id in episode.agent_episodes:
-                agent_episode = episode.agent_episodes[agent_id]
-                if len(agent_episode):
-                    agent_episode.set_rewards(new_data=agent_episode.get_rewards(-1) + reward, at_indices=-1)
-                else:
-                    agent_episode.uncredited_reward += reward
+            agent_episode = episode.agent_episodes.get(agent_id)  # type: ignore[union-attr]
+            if agent_episode is None:  # it never acted, or ended in an earlier chunk
+                episode._credit(agent_id, reward)  # type: ignore[union-attr]
+            elif len(agent_episode):
+                agent_episode.set_rewards(new_data=agent_episode.get_rewards(-1) + reward, at_indices=-1)
+            else:
+                agent_episode.uncredited_reward += reward
+            ended = [i for i, (whose, _, _) in enumerate(returns) if whose == agent_id]
+            if ended:
+                _, module_id, earlier = returns[ended[-1]]
+                returns[ended[-1]] = (agent_id, module_id, earlier + reward)
 
     def _end_episode(self, transition: Transition) -> None:
         episode = self.ongoing[transition.index]
         if isinstance(episode, MultiAgentEpisode):
             episode.env_t = transition.t
-            flags = [life.is_truncated for life in episode.all_agent_episodes()]
-            episode.is_truncated = any(flags)
-            episode.is_terminated = not any(flags)
+            ends = episode._ended_before | {a: life.is_truncated for a, life in episode.agent_episodes.items()}
+            episode.is_truncated = any(ends.values())
+            episode.is_terminated = not episode.is_truncated
         self._done.append(episode)
         self._finished.append(FinishedEpisode(transition.t, self._returns[transition.index]))
 
@@ -347,18 +367,22 @@ class OngoingEpisodes:
         """
         self.sync()
         chunks = [episode for episode in self.ongoing if episode.env_steps() > 0]
-        ends = {id(lane): lane.row for lane in self.lanes_by_copy()}
         for group in self.groups:
+            ends, returns = group.chunk_ends()
             group.restart(num_rows)
+            for lane, last_row, chunk_return in zip(group.lanes, ends, returns, strict=True):
+                self._continue(lane, last_row)
+                lane.earlier_return += chunk_return
         for copy, lanes in zip(self._vector_env.copies, self._lanes, strict=True):
-            for lane in lanes.values():
-                self._continue(lane, ends[id(lane)])
             former = self.ongoing[copy.index]
             if self._single_agent:
                 self.ongoing[copy.index] = next(iter(lanes.values())).episode
                 continue
             episode = self._continued_episode(copy, former.id_)
-            episode.custom_data = former.custom_data
+            ended = {a: life.is_truncated for a, life in former.agent_episodes.items() if life.is_done}
+            episode._ended_before = former._ended_before | ended
+            if former.custom_data:
+                episode.custom_data.update(former.custom_data)
             self.ongoing[copy.index] = episode
         return chunks
 
@@ -378,7 +402,6 @@ class OngoingEpisodes:
         former = lane.episode
         storage: LaneStorage = former.storage  # type: ignore[assignment]
         storage.stop_row = last_row
-        lane.earlier_return += chunk_return(storage)
         rollout, row = lane.group.rollout, self._lookback
         kept = min(self._lookback, last_row - storage.first_row)
         lane.episode = SingleAgentEpisode.from_storage(
@@ -399,12 +422,22 @@ class OngoingEpisodes:
         """The ongoing episodes: the rows that they keep, and the actions that lead to where their copies are."""
         return {
             "copies": [
-                {"number": copy.episode_number, "history": [[list(a), list(x)] for a, x in copy.history]}
-                for copy in self._vector_env.copies
+                {
+                    "number": copy.episode_number,
+                    "history": [[list(a), list(x)] for a, x in copy.history],
+                    "ended": [] if self._single_agent else list(episode._ended_before.items()),  # type: ignore[union-attr]
+                }
+                for copy, episode in zip(self._vector_env.copies, self.ongoing, strict=True)
             ],
             "groups": [
-                {"num_lanes": group.rollout.num_lanes, "num_slots": group.num_slots, "rollout": group.rollout.get_state()}
-                for group in self.groups
+                {
+                    "agent_id": agent_id,
+                    "num_lanes": group.rollout.num_lanes,
+                    "num_slots": group.num_slots,
+                    "slots": group.get_slots(),
+                    "rollout": group.rollout.get_state(),
+                }
+                for group, agent_id in zip(self.groups, self._group_agents, strict=True)
             ],
             "lanes": [
                 {
@@ -414,6 +447,7 @@ class OngoingEpisodes:
                     "slot": lane.slot,
                     "agent_id": lane.agent_id,
                     "module_id": lane.module_id,
+                    "episode_id": lane.episode.id_,
                     "earlier_return": lane.earlier_return,
                     "t_started": lane.episode.t_started,
                     "kept": lane.episode.storage.lookback,
@@ -429,24 +463,28 @@ class OngoingEpisodes:
             self._vector_env.replay(copy, own["number"], [(list(a), list(x)) for a, x in own["history"]])
             for copy, own in zip(self._vector_env.copies, state["copies"], strict=True)
         ]
-        self.groups, self._done, self._finished = [], [], []
+        self.groups, self._group_agents, self._done, self._finished = [], [], [], []
+        self._fitting = set()
         self._returns = [[tuple(entry) for entry in returns] for returns in state["returns"]]
-        for copy in self._vector_env.copies:
-            for agent_id in copy.agents:
-                self._group_of(agent_id)
-        for group, own in zip(self.groups, state["groups"], strict=True):
+        for own in state["groups"]:
+            group = self._add_group(own["agent_id"])
             group.make_room(own["num_lanes"])
             group.num_slots = own["num_slots"]
+            group.set_slots(own["slots"])
             group.rollout.set_state(own["rollout"])
         self._lanes = [{} for _ in self._vector_env.copies]
         for own in state["lanes"]:
-            self._restore_lane(own, observed[own["env_index"]])
+            self._restore_lane(own, observed[own["env_index"]][0])
         self.ongoing = []
-        for copy, lanes in zip(self._vector_env.copies, self._lanes, strict=True):
+        for copy, lanes, own in zip(self._vector_env.copies, self._lanes, state["copies"], strict=True):
+            copy.agents = list(lanes)
+            self.write_infos(copy.index, observed[copy.index][1])
             if self._single_agent:
                 self.ongoing.append(next(iter(lanes.values())).episode)
-            else:
-                self.ongoing.append(self._continued_episode(copy, f"{copy.index}-{copy.episode_number}"))
+                continue
+            episode = self._continued_episode(copy, f"{copy.index}-{copy.episode_number}")
+            episode._ended_before = dict(own["ended"])
+            self.ongoing.append(episode)
 
     def _restore_lane(self, own: dict[str, Any], observations: dict[AgentID, Any]) -> None:
         copy, agent_id = self._vector_env.copies[own["env_index"]], own["agent_id"]
@@ -470,7 +508,7 @@ class OngoingEpisodes:
             ids = {"agent_id": agent_id, "module_id": lane.module_id, "multi_agent_episode_id": episode_id}
         lane.episode = SingleAgentEpisode.from_storage(
             LaneStorage(group.rollout, lane.number, first_row=self._lookback - own["kept"], start_row=self._lookback),
-            id_=episode_id if self._single_agent else f"{episode_id}/{agent_id}",
+            id_=own["episode_id"],
             t_started=own["t_started"],
             observation_space=group.rollout.observation_space,
             action_space=group.rollout.action_space,

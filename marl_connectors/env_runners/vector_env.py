@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy as copying
+import math
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from marl_connectors.errors import EnvError, MarlConnectorsError
 from marl_connectors.seeding import derived_seed
@@ -69,10 +73,11 @@ class EnvCopy:
         history: The actions of the episode so far, ``(agents, actions)`` a step, from which it can be replayed.
     """
 
-    __slots__ = ("agents", "env", "episode_number", "history", "index", "t")
+    __slots__ = ("agents", "env", "episode_number", "history", "index", "step", "t")
 
     def __init__(self, env: Any, index: int):
         self.env = env
+        self.step = env.step
         self.index = index
         self.agents: list[AgentID] = []
         self.episode_number = -1
@@ -128,16 +133,18 @@ class VectorEnv:
         Args:
             actions: One for each agent, in the order of ``copies`` and their ``agents``.
         """
-        result = VectorStep([], [], [], [])
-        rewards, observations, infos_given = result.rewards, result.observations, result.infos
+        rewards: list[Any] = []
+        observations: list[Any] = []
+        result = VectorStep(rewards, observations, [], [])
         end = 0
         for copy in self.copies:
             agents = copy.agents
-            begin, end = end, end + len(agents)
+            begin = end
+            end += len(agents)
             chosen = actions[begin:end]
             copy.history.append((agents, chosen))
             try:
-                obs, reward, terminations, truncations, infos = copy.env.step(dict(zip(agents, chosen, strict=True)))
+                obs, reward, terminations, truncations, infos = copy.step(dict(zip(agents, chosen)))  # noqa: B905
             except MarlConnectorsError:
                 raise
             except Exception as error:
@@ -151,10 +158,10 @@ class VectorEnv:
             ):
                 self._unusual(copy, result, obs, reward, terminations, truncations, infos or {})
             else:
-                rewards.extend(reward.values())
-                observations.extend(obs.values())
+                rewards += reward.values()
+                observations += obs.values()
                 if infos and any(infos.values()):
-                    infos_given.append((copy.index, infos))
+                    result.infos.append((copy.index, infos))
         return result
 
     def _unusual(
@@ -170,12 +177,15 @@ class VectorEnv:
                 f"in the step in which it leaves."
             )
         copy.agents = alive + [agent for agent in copy.env.agents if agent not in before]
-        stray = {agent: float(r) for agent, r in reward.items() if agent not in before and r and agent in terminations}
+        stray = self._stray_rewards(copy, reward, set(before))
         transition = Transition(copy.index, copy.t, obs, terminations, truncations, infos, stray)
         if copy.agents:
             self._check_all_observed(copy, obs)
         else:
             transition.is_over = True
+            # The reset may write to the very arrays and dicts that this step gave.
+            transition.observations = {agent: _copied(obs[agent]) for agent in before if agent in obs}
+            transition.infos = {agent: dict(infos[agent]) for agent in before if infos.get(agent)}
             transition.first_observations, transition.first_infos = self.reset(copy)
             obs = transition.first_observations
         result.observations.extend([obs[agent] for agent in copy.agents])
@@ -183,6 +193,24 @@ class VectorEnv:
             result.transitions.append(transition)
         elif any(infos.values()):
             result.infos.append((copy.index, infos))
+
+    def _stray_rewards(self, copy: EnvCopy, rewards: dict, acted: Collection[AgentID]) -> dict[AgentID, float]:
+        """The rewards of agents that did not act in this step, but for zeros."""
+        stray: dict[AgentID, float] = {}
+        for agent, reward in rewards.items():
+            if agent in acted:
+                continue
+            try:
+                number = float(reward)
+            except (TypeError, ValueError):
+                number = math.nan
+            if not math.isfinite(number):
+                raise EnvError(
+                    f"{copy}, agent {agent!r}: the reward is {reward!r}. Rewards must be finite numbers."
+                )
+            if number:
+                stray[agent] = number
+        return stray
 
     def _check_all_observed(self, copy: EnvCopy, observations: dict) -> None:
         missing = [agent for agent in copy.agents if agent not in observations]
@@ -198,22 +226,28 @@ class VectorEnv:
             f"{copy} (seed {self.reset_seed(copy)}): step({acted}) raised {type(error).__name__}: {error}"
         )
 
-    def replay(self, copy: EnvCopy, episode_number: int, history: list[tuple[list[AgentID], list[Any]]]) -> dict:
+    def replay(
+        self, copy: EnvCopy, episode_number: int, history: list[tuple[list[AgentID], list[Any]]]
+    ) -> tuple[dict[AgentID, Any], dict[AgentID, dict]]:
         """Brings a copy to where an episode stood: resets it with that episode's seed and repeats the actions.
 
         Returns:
-            The newest observations, by agent.
+            The newest observations and infos, by agent.
         """
         copy.episode_number = episode_number - 1
-        observations, _ = self.reset(copy)
+        observations, infos = self.reset(copy)
         for agents, actions in history:
-            observations, *_ = copy.env.step(dict(zip(agents, actions, strict=True)))
+            observations, _, _, _, infos = copy.env.step(dict(zip(agents, actions, strict=True)))
             copy.t += 1
         copy.history = list(history)
         copy.agents = list(copy.env.agents)
-        return observations
+        return observations, infos or {}
 
     def close(self) -> None:
         """Closes all copies."""
         for copy in self.copies:
             copy.env.close()
+
+
+def _copied(observation: Any) -> Any:
+    return observation.copy() if type(observation) is np.ndarray else copying.deepcopy(observation)

@@ -42,7 +42,9 @@ class ColumnGroup(dict[str, Any]):
 
     def like(self) -> ColumnGroup:
         """A group for the same rows without columns."""
-        return ColumnGroup(self.rows)
+        group = ColumnGroup(self.rows)
+        group.module_ids, group.splits, group.rows_per_module = self.module_ids, self.splits, self.rows_per_module
+        return group
 
     def module_columns(self) -> Iterator[tuple[ModuleID, dict[str, Any]]]:
         """Each module's own part of all columns."""

@@ -76,8 +76,8 @@ class Rollout:
     """
 
     __slots__ = (
-        "_raw",
-        "_written",
+        "_layers",
+        "_level",
         "action_space",
         "columns",
         "cursor",
@@ -103,8 +103,10 @@ class Rollout:
         self.infos: dict[int, dict] = {}
         self.cursor = np.arange(num_lanes)
         self.pending = np.zeros(num_lanes, bool)
-        self._raw: dict[str, Tree] = {}
-        self._written: dict[str, np.ndarray] = {}
+        # Of columns that pieces gave other shapes: one column for each shape, the environment's first, and which of them
+        # holds each row.
+        self._layers: dict[str, list[Tree]] = {}
+        self._level: dict[str, np.ndarray] = {}
 
     @classmethod
     def of_columns(cls, columns: dict[str, Tree], observation_space: Any, action_space: Any, *, num_rows: int) -> Rollout:
@@ -114,19 +116,21 @@ class Rollout:
         rollout.num_rows, rollout.num_lanes = num_rows, 1
         rollout.columns, rollout.infos = columns, {}
         rollout.cursor, rollout.pending = np.array([num_rows - 1]), np.zeros(1, bool)
-        rollout._raw, rollout._written = {}, {}
+        rollout._layers, rollout._level = {}, {}
         return rollout
 
     # What the environment says goes in ...
 
     def source(self, name: str) -> Tree:
         """The column as the environment filled it, whatever pieces have written back."""
-        return self._raw.get(name, self.columns[name])
+        return self._layers[name][0] if name in self._layers else self.columns[name]
 
     def observe(self, positions: Positions, observations: Tree, t: int | np.ndarray) -> None:
         """Opens rows: ``[B, ...]`` observations of the observation space, made at env step(s) ``t``."""
         put(self.source(Columns.OBS), positions, observations)
         self.columns[Columns.T][positions] = t
+        if Columns.OBS in self._level:
+            self._level[Columns.OBS][positions] = 0
 
     def record(self, positions: Positions, outputs: dict[str, Tree]) -> None:
         """Writes actions and module outputs, ``[B, ...]`` each, to the rows that they were computed for."""
@@ -135,7 +139,10 @@ class Rollout:
             if name not in columns:
                 size = self.num_rows * self.num_lanes
                 columns[name] = optree.tree_map(lambda v: np.zeros((size, *v.shape[1:]), v.dtype), values)
-            put(columns[name], positions, values)
+            column = self.source(name)
+            put(column, positions, _shaped(values, column))
+            if name in self._level:
+                self._level[name][positions] = 0
 
     def reserve(self, row: int) -> None:
         """Makes sure that ``row`` exists, for all lanes."""
@@ -152,40 +159,55 @@ class Rollout:
         self.num_rows = num_rows
 
     def _replace_leaves(self, change: Callable[[np.ndarray], np.ndarray]) -> None:
-        for columns in (self.columns, self._raw, self._written):
+        for columns in (self.columns, self._layers, self._level):
             for name, column in columns.items():
                 columns[name] = optree.tree_map(change, column)
+        self._share_layers()
+
+    def _share_layers(self) -> None:
+        """The newest layer of a column is the column itself."""
+        for name, layers in self._layers.items():
+            self.columns[name] = layers[-1]
 
     # ... and what connector pieces read and write back.
 
     def read(self, name: str, positions: Positions) -> Tree:
         """The items of a column, ``[B, ...]``, as the last piece that wrote them left them."""
-        if name not in self._written:
+        if name not in self._layers:
             return take(self.columns[name], positions)
-        written = self._written[name][positions]
-        if written.all():
-            return take(self.columns[name], positions)
-        if not written.any():
-            return take(self._raw[name], positions)
+        level = self._level[name][positions]
+        newest = int(level.max(initial=0))
+        if (level == newest).all():
+            return take(self._layers[name][newest], positions)
         raise EpisodeError(
-            f"Rollout: of {written.size} rows, {int(written.sum())} hold a {name!r} of another shape that a connector "
-            f"piece wrote back, the others hold the environment's. A piece that changes the shape of {name!r} must "
-            f"write it for every agent at every step, or put its result in the batch instead of the episodes."
+            f"Rollout: of {level.size} rows, {int((level > 0).sum())} hold a {name!r} of another shape that a connector "
+            f"piece wrote back, the others hold another one or the environment's. A piece that changes the shape of "
+            f"{name!r} must write it for every agent at every step, or put its result in the batch instead of the "
+            f"episodes."
         )
+
+    def is_uniform(self, name: str, positions: Positions) -> bool:
+        """Whether ``read`` can give these items as one array."""
+        if name not in self._level:
+            return True
+        level = self._level[name][positions]
+        return bool((level == level.max(initial=0)).all())
 
     def write(self, name: str, positions: Positions, values: Tree) -> None:
         """Writes items back; values of another shape or type than the column's get a column of their own."""
         if name not in self.columns:
             self.record(positions, {name: values})
             return
-        if not fits(self.columns[name], values):
+        layers = self._layers.get(name, [self.columns[name]])
+        level = next((i for i in reversed(range(len(layers))) if fits(layers[i], values)), len(layers))
+        if level == len(layers):
             size = self.num_rows * self.num_lanes
-            self._raw.setdefault(name, self.columns[name])
-            self.columns[name] = optree.tree_map(lambda v: np.zeros((size, *v.shape[1:]), v.dtype), values)
-            self._written[name] = np.zeros(size, bool)
-        put(self.columns[name], positions, values)
-        if name in self._written:
-            self._written[name][positions] = True
+            layers.append(optree.tree_map(lambda v: np.zeros((size, *v.shape[1:]), v.dtype), values))
+            self._layers[name], self.columns[name] = layers, layers[-1]
+            self._level.setdefault(name, np.zeros(size, np.int8))
+        put(layers[level], positions, values)
+        if name in self._level:
+            self._level[name][positions] = level
 
     def continued(self, num_rows: int, lookback: int) -> Rollout:
         """A fresh rollout that goes on where this one stopped.
@@ -206,9 +228,10 @@ class Rollout:
             fresh[target] = leaf[source]
             return fresh
 
-        for old, fresh in ((self.columns, new.columns), (self._raw, new._raw), (self._written, new._written)):
+        for old, fresh in ((self.columns, new.columns), (self._layers, new._layers), (self._level, new._level)):
             for name, column in old.items():
                 fresh[name] = optree.tree_map(carried, column)
+        new._share_layers()
         new.columns[Columns.T][(lookback + 1) * self.num_lanes :] = -1
         if self.infos:
             for old_position, position in zip(source.tolist(), target.tolist(), strict=True):
@@ -223,18 +246,19 @@ class Rollout:
         size = (int(self.cursor.max(initial=-1)) // max(self.num_lanes, 1) + 1) * self.num_lanes
         return {
             "columns": {name: _head(column, size) for name, column in self.columns.items()},
-            "raw": {name: _head(column, size) for name, column in self._raw.items()},
-            "written": {name: column[:size] for name, column in self._written.items()},
+            "layers": {name: _head(layers, size) for name, layers in self._layers.items()},
+            "level": {name: level[:size] for name, level in self._level.items()},
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Takes what ``get_state`` gave; this rollout must have as many lanes and enough rows."""
         size = self.num_rows * self.num_lanes
-        for home, saved in ((self.columns, "columns"), (self._raw, "raw"), (self._written, "written")):
+        for home, saved in ((self.columns, "columns"), (self._layers, "layers"), (self._level, "level")):
             for name, column in state[saved].items():
                 full = optree.tree_map(lambda leaf: np.zeros((size, *leaf.shape[1:]), leaf.dtype), column)
                 put(full, slice(0, len(optree.tree_leaves(column)[0])), column)
                 home[name] = full
+        self._share_layers()
         rows = len(state["columns"][Columns.T])
         self.columns[Columns.T][rows:] = -1
 
@@ -257,6 +281,13 @@ class Rollout:
         self.cursor = np.concatenate([moved(self.cursor), np.arange(old_lanes, num_lanes)])
         self.pending = np.concatenate([self.pending, np.zeros(num_lanes - old_lanes, bool)])
         self.num_lanes = num_lanes
+
+
+def _shaped(values: Tree, column: Tree) -> Tree:
+    """``values`` in the shape of a column's items: modules may give an action of a ``[2, 2]`` Box space as 4 numbers."""
+    if type(values) is not np.ndarray or type(column) is not np.ndarray or values.shape[1:] == column.shape[1:]:
+        return values
+    return values.reshape(len(values), *column.shape[1:])
 
 
 def _head(column: Tree, size: int) -> Tree:
@@ -304,8 +335,7 @@ class LaneStorage:
         if name == Columns.INFOS:
             infos = self.rollout.infos
             return [infos.get(position, {}) for position in range(positions.start, positions.stop, positions.step)]
-        written = self.rollout._written.get(name)
-        if written is not None and written[positions].any() and not written[positions].all():
+        if not self.rollout.is_uniform(name, positions):
             return [
                 optree.tree_map(lambda leaf: leaf[0], self.rollout.read(name, slice(position, position + 1)))
                 for position in range(positions.start, positions.stop, positions.step)

@@ -18,6 +18,10 @@ from marl_connectors.errors import ModuleError
 from marl_connectors.spaces import describe
 
 
+_FEW = 64
+"""Up to how many categories torch normalises several times faster along the first axis than along the last."""
+
+
 class Distribution(ABC):
     """A batch of action distributions."""
 
@@ -91,8 +95,16 @@ class TorchCategorical(Distribution):
     def log_probs(self) -> Tensor:
         """``[..., n]`` normalised logits."""
         if self._log_probs is None:
-            self._log_probs = torch.log_softmax(self.logits, -1)
+            if self.logits.shape[-1] <= _FEW:
+                self._log_probs = torch.log_softmax(self.logits.movedim(-1, 0).contiguous(), 0).movedim(0, -1)
+            else:
+                self._log_probs = torch.log_softmax(self.logits, -1)
         return self._log_probs
+
+    @property
+    def _finite_log_probs(self) -> Tensor:
+        """``log_probs`` in which an impossible action (logit -inf) counts 0 as ``p * log(p)``, not nan."""
+        return self.log_probs.clamp(min=torch.finfo(self.logits.dtype).min)
 
     def sample(self, noise: Tensor | None = None) -> Tensor:
         if noise is None:
@@ -106,19 +118,19 @@ class TorchCategorical(Distribution):
         return self.log_probs.gather(-1, value.long().unsqueeze(-1)).squeeze(-1)
 
     def entropy(self) -> Tensor:
-        log_probs = self.log_probs
+        log_probs = self._finite_log_probs
         return -(log_probs.exp() * log_probs).sum(-1)
 
     def kl(self, other: TorchCategorical) -> Tensor:
-        log_probs = self.log_probs
-        return (log_probs.exp() * (log_probs - other.log_probs)).sum(-1)
+        log_probs = self._finite_log_probs
+        return (log_probs.exp() * (log_probs - other._finite_log_probs)).sum(-1)
 
 
 class TorchDiagGaussian(Distribution):
     """For Box spaces: independent normal distributions, one for each number of the action.
 
-    ``action_dist_inputs`` are the means followed by the logarithms of the standard deviations. Actions are flat,
-    ``[..., n]``; NormalizeAndClipActions gives them the space's shape and range.
+    ``action_dist_inputs`` are the means followed by the logarithms of the standard deviations. Sampled actions are flat,
+    ``[..., n]``; NormalizeAndClipActions gives them the space's shape and range. ``logp`` takes either shape.
     """
 
     def __init__(self, mean: Tensor, log_std: Tensor):
@@ -148,7 +160,7 @@ class TorchDiagGaussian(Distribution):
         return self.mean
 
     def logp(self, value: Tensor) -> Tensor:
-        standardised = (value - self.mean) * (-self.log_std).exp()
+        standardised = (value.reshape(self.mean.shape) - self.mean) * (-self.log_std).exp()
         return (-0.5 * standardised.square() - self.log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
 
     def entropy(self) -> Tensor:

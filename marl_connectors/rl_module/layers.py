@@ -77,6 +77,8 @@ class MLP(nn.Module):
         self.activation = ACTIVATIONS[activation]()
         self.activate_last = activate_last
         self._numpy_activation = _NUMPY_ACTIVATIONS.get(type(self.activation))
+        self._linear_layers = list(self.layers)
+        self._arrays: list[tuple[tuple[int, int], np.ndarray, np.ndarray]] = []
         for i, layer in enumerate(self.layers):
             last = i == len(self.layers) - 1 and last_gain is not None
             nn.init.orthogonal_(layer.weight, last_gain if last else math.sqrt(2))
@@ -84,30 +86,36 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if (
-            self._numpy_activation is not None
-            and not torch.is_grad_enabled()
+            not torch.is_grad_enabled()
+            and self._numpy_activation is not None
             and x.dtype is torch.float32
             and x.shape[-2] <= _NUMPY_ROWS
-            and x.device.type == "cpu"
+            and x.is_cpu
         ):
             return self._forward_numpy(x)
         last = len(self.layers) - 1
-        for i, layer in enumerate(self.layers):
+        for i, layer in enumerate(self._linear_layers):
             x = layer(x)
             if i < last or self.activate_last:
                 x = self.activation(x)
         return x
 
     def _forward_numpy(self, x: Tensor) -> Tensor:
-        y, last = x.numpy(), len(self.layers) - 1
-        for i, layer in enumerate(self.layers):
-            weight, bias = layer.weight.detach().numpy(), layer.bias.detach().numpy()
-            if weight.ndim == 2:
-                y = y @ weight.T
-                y += bias
-            else:
-                y = y @ weight.swapaxes(-1, -2)
-                y += bias[:, None]
-            if i < last or self.activate_last:
-                self._numpy_activation(y)
+        y, activate = x.numpy(), self._numpy_activation
+        arrays = self._arrays
+        for i, layer in enumerate(self._linear_layers):
+            own = layer._parameters
+            if i == len(arrays) or arrays[i][0] != (own["weight"].data_ptr(), own["bias"].data_ptr()):
+                arrays[i:] = [_as_arrays(layer) for layer in self._linear_layers[i:]]
+            y = y @ arrays[i][1]
+            y += arrays[i][2]
+            if i < len(arrays) - 1 or self.activate_last:
+                activate(y)
         return torch.from_numpy(y)
+
+
+def _as_arrays(layer: nn.Module) -> tuple[tuple[int, int], np.ndarray, np.ndarray]:
+    """Where a layer's weights are, and arrays over their memory that a matrix product takes as they are."""
+    weight, bias = layer._parameters["weight"], layer._parameters["bias"]
+    place, array, offset = (weight.data_ptr(), bias.data_ptr()), weight.detach().numpy(), bias.detach().numpy()
+    return place, array.swapaxes(-1, -2), offset if array.ndim == 2 else offset[:, None]

@@ -10,6 +10,7 @@ import torch
 
 from marl_connectors import spaces
 from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup, slice_tree
+from marl_connectors.errors import ModuleError
 from marl_connectors.typing import ModuleID
 
 
@@ -42,7 +43,22 @@ def columns_by_module(batch: ColumnBatch) -> dict[ModuleID, dict[str, Any]]:
 
 
 def set_columns_by_module(batch: ColumnBatch, by_module: dict[ModuleID, dict[str, Any]]) -> None:
-    """Puts ``{module_id: {column: ...}}`` back into a batch's groups; columns that a module lacks are left out."""
+    """Puts ``{module_id: {column: ...}}`` back into a batch's groups; columns that a module lacks are left out.
+
+    Raises:
+        ModuleError: If a column does not have one row for each of the module's.
+    """
+    wanted: dict[ModuleID, int] = {}
+    for group in batch.groups:
+        for module_id, begin, end in zip(group.module_ids, group.splits, group.splits[1:], strict=False):
+            wanted[module_id] = wanted.get(module_id, 0) + end - begin
+    for module_id, rows in wanted.items():
+        for name, column in by_module.get(module_id, {}).items():
+            if _count(column) != rows:
+                raise ModuleError(
+                    f"module {module_id!r}: {_count(column)} rows of {name!r}, expected {rows}, one for each row of the "
+                    f"batch. Give every row that came in one that goes out, in the same order."
+                )
     taken: dict[ModuleID, int] = {}
     for group in batch.groups:
         pieces: list[dict[str, Any]] = []
@@ -53,6 +69,13 @@ def set_columns_by_module(batch: ColumnBatch, by_module: dict[ModuleID, dict[str
                 {k: slice_tree(v, offset, offset + end - begin) for k, v in by_module.get(module_id, {}).items()}
             )
         _set_columns(group, pieces)
+
+
+def _count(column: Any) -> int:
+    """The length of the first axis."""
+    while isinstance(column, (dict, tuple)):
+        column = next(iter(column.values() if isinstance(column, dict) else column))
+    return len(column)
 
 
 def _set_columns(group: ColumnGroup, pieces: list[dict[str, Any]]) -> None:

@@ -24,14 +24,18 @@ class AgentToModuleMapping(ConnectorV2):
     """
 
     phase_after = Phase.MODULE_ITEMS
+    _checked: tuple[Any, Any] | None = None
 
     def on_columns(self, *, rl_module: Any, columns: ColumnGroup, **kwargs: Any) -> None:
-        """Checks that the modules exist."""
+        """Checks that the modules exist, once for each set of rows."""
+        if self._checked is not None and self._checked[0] is columns.rows and self._checked[1] is rl_module:
+            return
         for module_id in columns.module_ids:
             if module_id not in rl_module:
                 episodes = columns.rows.episodes
                 agent_id = next(e.agent_id for e in episodes if e.module_id == module_id)
                 raise unknown_module(agent_id, module_id, rl_module)
+        self._checked = (columns.rows, rl_module)
 
     def __call__(
         self,
@@ -44,17 +48,18 @@ class AgentToModuleMapping(ConnectorV2):
     ) -> dict[str, Any]:
         """Moves the items, and remembers their order in ``shared_data`` for the way back."""
         order = {module_id: i for i, module_id in enumerate(rl_module.keys())}
+        keys = list(dict.fromkeys(key for by_key in batch.values() for key in by_key))  # one order for all columns
+        for _, agent_id, module_id in keys:
+            if module_id not in order:
+                raise unknown_module(agent_id, module_id, rl_module)
         by_module: dict[ModuleID, dict[str, list]] = {}
         mapping: dict[ModuleID, list] = {}
-        for column, by_key in batch.items():
-            keys = sorted(by_key, key=lambda key: order.get(key[2], -1))
-            for key in keys:
-                agent_id, module_id = key[1], key[2]
-                if module_id not in order:
-                    raise unknown_module(agent_id, module_id, rl_module)
-                by_module.setdefault(module_id, {}).setdefault(column, []).extend(by_key[key])
-                if key not in mapping.setdefault(module_id, []):
-                    mapping[module_id].append(key)
+        for key in sorted(keys, key=lambda key: order[key[2]]):
+            mapping.setdefault(key[2], []).append(key)
+            columns = by_module.setdefault(key[2], {})
+            for column, by_key in batch.items():
+                if key in by_key:
+                    columns.setdefault(column, []).extend(by_key[key])
         if shared_data is not None:
             shared_data[MAPPING] = mapping
         return by_module

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from marl_connectors import spaces
-from marl_connectors.connectors.connector_v2 import ConnectorV2
+from marl_connectors.connectors.connector_v2 import ConnectorV2, item_key
 from marl_connectors.episodes.column_batch import Phase
 from marl_connectors.typing import DEFAULT_MODULE_ID
 
@@ -17,23 +18,25 @@ class BatchIndividualItems(ConnectorV2):
     ``DEFAULT_MODULE_ID``. Keeps no state.
     """
 
+    nothing_on_columns = True
     phase_after = Phase.ARRAYS
 
     def __init__(self, input_observation_space=None, input_action_space=None, *, multi_agent: bool = False):
         super().__init__(input_observation_space, input_action_space)
         self._multi_agent = multi_agent
 
-    def on_columns(self, **kwargs: Any) -> None:
-        """Columns are arrays already."""
-
-    def __call__(self, *, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """Stacks the items."""
+    def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any] = (), **kwargs: Any) -> dict[str, Any]:
+        """Stacks the items; in single-agent use, in the order of the episodes."""
         if self._multi_agent:
             return {module_id: _stacked(columns) for module_id, columns in batch.items()}
-        flat = {
-            column: [item for items in by_key.values() for item in items] if isinstance(by_key, dict) else by_key
-            for column, by_key in batch.items()
-        }
+        keys = dict.fromkeys(item_key(episode) for episode in self.single_agent_episode_iterator(episodes))
+        flat = {}
+        for column, by_key in batch.items():
+            if isinstance(by_key, dict):
+                in_order = [key for key in keys if key in by_key] + [key for key in by_key if key not in keys]
+                flat[column] = [item for key in in_order for item in by_key[key]]
+            else:
+                flat[column] = by_key
         return {DEFAULT_MODULE_ID: _stacked(flat)}
 
 

@@ -16,10 +16,8 @@ class ModuleToAgentUnmapping(ConnectorV2):
     In columns there is nothing to move: row ``i`` of the output belongs to row ``i`` of the input. Keeps no state.
     """
 
+    nothing_on_columns = True
     phase_after = Phase.ITEMS
-
-    def on_columns(self, **kwargs: Any) -> None:
-        """Rows stand where their agents stand."""
 
     def __call__(
         self, *, batch: dict[str, Any], shared_data: dict[str, Any] | None = None, **kwargs: Any

@@ -9,8 +9,9 @@ import numpy as np
 import optree
 import torch
 
+from marl_connectors import spaces
 from marl_connectors.columns import Columns
-from marl_connectors.connectors.connector_v2 import ConnectorV2
+from marl_connectors.connectors.connector_v2 import ConnectorV2, item_key
 from marl_connectors.episodes.column_batch import ColumnGroup
 from marl_connectors.errors import ModuleError
 from marl_connectors.ops.gae import compute_gae, compute_gae_of_episodes
@@ -90,17 +91,19 @@ class GeneralAdvantageEstimation(ConnectorV2):
         self, *, rl_module: Any, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any
     ) -> dict[str, Any]:
         """Works on each module's columns of tensors; the last observations are read from the episodes."""
-        by_module: dict[str, list] = {}
+        by_module: dict[str, dict[tuple, list]] = {}  # chunks of one episode have one key, and stand together
         for episode in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=False):
             if len(episode):
-                by_module.setdefault(episode.module_id or DEFAULT_MODULE_ID, []).append(episode)
+                by_key = by_module.setdefault(episode.module_id or DEFAULT_MODULE_ID, {})
+                by_key.setdefault(item_key(episode), []).append(episode)
         for module_id, columns in batch.items():
             module = _with_values(rl_module, module_id)
-            own = by_module[module_id]
-            last = torch.as_tensor(np.stack([episode.get_observations(-1) for episode in own]))
+            own = [episode for several in by_module[module_id].values() for episode in several]
+            last = spaces.stack([episode.get_observations(-1) for episode in own])
+            last = optree.tree_map(lambda x, like: torch.as_tensor(x).to(like), last, columns[Columns.OBS])
             with torch.no_grad():
                 values = module.compute_values(columns).cpu().numpy().astype(np.float64)
-                last_values = module.compute_values({Columns.OBS: last.to(columns[Columns.OBS])}).cpu().numpy()
+                last_values = module.compute_values({Columns.OBS: last}).cpu().numpy()
             rewards, advantages, begin = columns[Columns.REWARDS].cpu().numpy(), np.zeros(len(values)), 0
             for episode, last_value in zip(own, last_values, strict=True):
                 end = begin + len(episode)

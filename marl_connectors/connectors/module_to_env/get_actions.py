@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -40,6 +39,8 @@ class GetActions(ConnectorV2):
         """
         super().__init__(input_observation_space, input_action_space)
         self._defer_logp = defer_logp
+        self._asked: tuple[Any, bool | None] | None = None
+        self._common: type[Distribution] | None = None
 
     def on_columns(
         self,
@@ -53,16 +54,20 @@ class GetActions(ConnectorV2):
         """A hot path: one distribution for all modules of a group, if they agree on its class."""
         if Columns.ACTIONS in columns:
             return
-        classes = {_dist_cls(m, rl_module[m], explore) for m in columns.module_ids}
-        if len(classes) > 1:
-            self._module_by_module(rl_module, columns, explore)
+        dist_cls = self._common_dist_cls(rl_module, columns, explore)
+        if dist_cls is None:
+            source = shared_data.get(ACTION_NOISE) if shared_data else None
+            with source.torch_stream() if source and explore else nullcontext():
+                self._module_by_module(rl_module, columns, explore)
             return
-        dist_cls = classes.pop()
         distribution = dist_cls.from_logits(_inputs(columns.module_ids[0], columns))
         if explore:
             source = shared_data.get(ACTION_NOISE) if shared_data else None
             noise = source.for_rows(columns, dist_cls) if source else None
-            with source.torch_stream() if source and noise is None else nullcontext():
+            if source is not None and noise is None:
+                with source.torch_stream():
+                    columns[Columns.ACTIONS] = distribution.sample()
+            else:
                 columns[Columns.ACTIONS] = distribution.sample(noise)
         else:
             columns[Columns.ACTIONS] = distribution.to_deterministic()
@@ -70,6 +75,15 @@ class GetActions(ConnectorV2):
             columns.action_dist_cls = dist_cls
         else:
             columns[Columns.ACTION_LOGP] = distribution.logp(columns[Columns.ACTIONS])
+
+    def _common_dist_cls(self, rl_module: Any, columns: ColumnGroup, explore: bool | None) -> type[Distribution] | None:
+        """The distribution class of all modules of a group, asked for once; None if they differ."""
+        asked = (columns.rows, explore)
+        if self._asked is None or self._asked[0] is not asked[0] or self._asked[1] != asked[1]:
+            classes = {_dist_cls(m, rl_module[m], explore) for m in columns.module_ids}
+            self._asked = asked
+            self._common = classes.pop() if len(classes) == 1 else None
+        return self._common
 
     def _module_by_module(self, rl_module: Any, columns: ColumnGroup, explore: bool | None) -> None:
         parts = [(m, dict(part)) for m, part in columns.module_columns()]

@@ -17,8 +17,7 @@ class ListifyDataForVectorEnv(ConnectorV2):
     reads the rows themselves. Keeps no state.
     """
 
-    def on_columns(self, **kwargs: Any) -> None:
-        """The runner reads the columns."""
+    nothing_on_columns = True
 
     def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any) -> dict[str, Any]:
         """Sorts the items by environment."""

@@ -46,9 +46,11 @@ class NormalizeAndClipActions(ConnectorV2):
         if Columns.ACTIONS_FOR_ENV in batch:
             return batch
         items = batch[Columns.ACTIONS]
-        for episode, action in self.single_agent_episode_iterator(episodes, zip_with_batch_column=items):
-            for_env = self._for_env(np.asarray(action)[None], episode.action_space)
-            self.add_batch_item(batch, Columns.ACTIONS_FOR_ENV, action if for_env is None else for_env[0], episode)
+        pairs = list(self.single_agent_episode_iterator(episodes, zip_with_batch_column=items))
+        translated = [self._for_env(np.asarray(action)[None], episode.action_space) for episode, action in pairs]
+        if any(for_env is not None for for_env in translated):
+            for (episode, action), for_env in zip(pairs, translated, strict=True):
+                self.add_batch_item(batch, Columns.ACTIONS_FOR_ENV, action if for_env is None else for_env[0], episode)
         return batch
 
     def _for_env(self, actions: np.ndarray, space: Space) -> np.ndarray | None:
@@ -61,7 +63,8 @@ class NormalizeAndClipActions(ConnectorV2):
         actions = actions.reshape(len(actions), *space.shape)
         if self.normalize_actions:
             bounded = np.isfinite(low) & np.isfinite(high)
-            middle, half = np.where(bounded, (low + high) / 2, 0.0), np.where(bounded, (high - low) / 2, 1.0)
+            below, above = np.where(bounded, low, -1.0), np.where(bounded, high, 1.0)  # float64: no overflow
+            middle, half = (below + above) / 2, (above - below) / 2
             actions = middle + half * np.where(bounded, np.clip(actions, -1.0, 1.0), actions)
         if self.normalize_actions or self.clip_actions:
             actions = np.clip(actions, low, high)

@@ -15,6 +15,7 @@ class UnBatchToIndividualItems(ConnectorV2):
     In single-agent use, where no ModuleToAgentUnmapping follows, the items are also given back to their episodes.
     """
 
+    nothing_on_columns = True
     phase_after = Phase.MODULE_ITEMS
 
     def __init__(self, input_observation_space=None, input_action_space=None, *, multi_agent: bool = False):
@@ -22,9 +23,6 @@ class UnBatchToIndividualItems(ConnectorV2):
         self._multi_agent = multi_agent
         if not multi_agent:
             self.phase_after = Phase.ITEMS
-
-    def on_columns(self, **kwargs: Any) -> None:
-        """Rows are items already."""
 
     def __call__(self, *, batch: dict[str, Any], episodes: Any, **kwargs: Any) -> dict[str, Any]:
         """Unstacks the arrays."""
