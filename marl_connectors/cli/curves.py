@@ -48,7 +48,7 @@ def draw_curves(path: Path, series: Series, random_play: Mapping[str, float], ti
             axes.axhline(level, color=colour, linestyle="--", linewidth=1, label=label)
     axes.set_title(title)
     axes.set_xlabel("agent steps")
-    axes.set_ylabel("return of an agent per episode")
+    axes.set_ylabel("return of an agent per episode\n(band: one standard deviation either way)")
     axes.xaxis.set_major_formatter(lambda value, position: f"{value:,.0f}")
     axes.grid(alpha=0.25)
     if series:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from marl_connectors.cli import run_folder
 from marl_connectors.cli.results import module_returns, number, spread, table
+from marl_connectors.cli.settings import use_threads
 from marl_connectors.cli.train import load_algorithm
 from marl_connectors.cli.values import require_extras
 from marl_connectors.cli.video import record_video
@@ -16,6 +17,7 @@ def run(args: argparse.Namespace) -> int:
     """Evaluates as the parsed options say; gives the exit status."""
     if args.video is not None:
         require_extras("PIL")
+    use_threads(args.threads)
     checkpoint = Path(args.checkpoint)
     if (checkpoint / run_folder.CONFIG).is_file():
         checkpoint = run_folder.latest_checkpoint(checkpoint)

@@ -137,6 +137,7 @@ def _add_train_options(parser: _Parser) -> None:
     add("--out", metavar="DIR", help="folder of the run (default runs/ENV-POLICIES-seedN)")
     add("--checkpoint-every", type=count, metavar="N", help="iterations from checkpoint to checkpoint (default 20)")
     add("--eval-episodes", type=count, metavar="N", help="episodes of each evaluation (default 20)")
+    add("--threads", type=count, metavar="N", help="of torch (default 1, which is fastest for small networks)")
     add("--no-video", dest="video", action="store_false", help="write no GIF at the end")
 
 
@@ -146,6 +147,7 @@ def _add_evaluate_options(parser: _Parser) -> None:
     add("--episodes", type=count, default=20, metavar="N", help="how many to play (default 20)")
     add("--seed", type=whole_number, default=0, metavar="N", help="of the environment and the actions (default 0)")
     add("--video", metavar="FILE", help="write an episode as a GIF")
+    add("--threads", type=count, default=1, metavar="N", help="of torch (default 1)")
     add("--explore", action="store_true", help="draw the actions, as in training, instead of taking the most likely")
 
 

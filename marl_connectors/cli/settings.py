@@ -36,6 +36,7 @@ class RunSettings:
         checkpoint_every: Iterations from one checkpoint to the next.
         eval_episodes: Episodes of each evaluation.
         video: Whether to write a GIF at the end.
+        threads: Of torch. With networks as small as these, more than one costs more than it saves.
     """
 
     env: str
@@ -51,6 +52,7 @@ class RunSettings:
     checkpoint_every: int = 20
     eval_episodes: int = 20
     video: bool = True
+    threads: int = 1
 
     def default_folder_name(self) -> str:
         """``<env>-<policies>-seed<seed>``, such as ``simple_spread_v3-shared-seed0``."""
@@ -82,6 +84,7 @@ class RunSettings:
 
     def build_algorithm(self) -> Any:
         """The ``Algorithm`` of the run, with the patterns of the policies checked against the environment's agents."""
+        use_threads(self.threads)
         mapping = self.mapping_fn()
         if isinstance(mapping, PatternPolicies):
             env = make_env(self.env, self.env_config)
@@ -97,13 +100,20 @@ class RunSettings:
         config = (
             PPOConfig()
             .environment(self.env, env_config=self.env_config)
-            .multi_agent(policy_mapping_fn=mapping)
+            .multi_agent(policy_mapping_fn=mapping, count_steps_by="agent_steps")
             .env_runners(num_envs_per_env_runner=self.num_envs)
             .rl_module(model_config=model)
             .training(**self.training)
             .debugging(seed=self.seed)
         )
         return config.build_algo()
+
+
+def use_threads(number: int) -> None:
+    """Has torch compute with so many threads from now on."""
+    import torch
+
+    torch.set_num_threads(number)
 
 
 def settings_from_json(data: Any) -> RunSettings:

@@ -20,7 +20,7 @@ from marl_connectors.cli import run_folder
 from marl_connectors.cli.progress import open_progress
 from marl_connectors.cli.results import agent_steps, module_returns, spread, table
 from marl_connectors.cli.run_folder import RunFolder
-from marl_connectors.cli.settings import RunSettings, settings_from_json
+from marl_connectors.cli.settings import RunSettings, settings_from_json, use_threads
 from marl_connectors.cli.values import jsonable, merged, require_extras
 from marl_connectors.cli.video import record_video
 from marl_connectors.errors import CheckpointError, ConfigError
@@ -44,7 +44,7 @@ These differ from the defaults of ``PPOConfig``, which are RLlib's: they are cho
 multi-agent tasks without tuning.
 """
 
-CHANGEABLE_ON_RESUME = ("steps", "checkpoint_every", "eval_episodes", "video")
+CHANGEABLE_ON_RESUME = ("threads", "steps", "checkpoint_every", "eval_episodes", "video")
 EXIT_INTERRUPTED = 130
 
 
@@ -255,13 +255,14 @@ def _resumed(given: Mapping[str, Any]) -> _Training:
     for option in sorted(options - set(CHANGEABLE_ON_RESUME)):
         raise ConfigError(
             f"train --resume: {option!r} cannot be given, because the run has its own. "
-            f"Only --steps, --checkpoint-every, --eval-episodes and --no-video can be changed."
+            f"Only --steps, --threads, --checkpoint-every, --eval-episodes and --no-video can be changed."
         )
     path = Path(given["resume"])
     config = run_folder.read_config(path)
     changes = {key: given[key] for key in options}
     settings = dataclasses.replace(settings_from_json(config.get("command")), **changes)
     checkpoint = run_folder.latest_checkpoint(path)
+    use_threads(settings.threads)
     algo = load_algorithm(checkpoint)
     _check_same_env(algo, settings, checkpoint)
     folder = RunFolder.reopen(path)

@@ -32,7 +32,8 @@ class ConnectorPipelineV2(ConnectorV2):
         self.connectors: list[ConnectorV2] = []
         for piece in connectors or ():
             self.connectors.append(_checked(piece))
-        super().__init__(input_observation_space, input_action_space)
+        super().__init__()
+        self.set_input_spaces(input_observation_space, input_action_space)
 
     # The pieces.
 
@@ -101,24 +102,28 @@ class ConnectorPipelineV2(ConnectorV2):
         metrics: Any = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Runs all pieces on items."""
+        """Runs all pieces on items.
+
+        Raises:
+            ConnectorError: If a piece fails; names the pipeline and the piece, with the piece's own error as cause.
+        """
         shared_data = {} if shared_data is None else shared_data
-        for name, piece in zip(self.names(), self.connectors, strict=True):
-            batch = piece(
-                rl_module=rl_module,
-                batch=batch,
-                episodes=episodes,
-                explore=explore,
-                shared_data=shared_data,
-                metrics=metrics,
-                **kwargs,
-            )
-            if not isinstance(batch, dict):
-                raise ConnectorError(
-                    f"{type(self).__name__}: piece {name} returned {type(batch).__name__} instead of the batch. "
-                    f"End its __call__ with 'return batch'."
-                )
+        common = {"explore": explore, "shared_data": shared_data, "metrics": metrics, **kwargs}
+        index = 0
+        try:
+            for index, piece in enumerate(self.connectors):
+                batch = _checked_batch(piece(rl_module=rl_module, batch=batch, episodes=episodes, **common))
+        except Exception as error:
+            raise self._failure(index, error) from (error.__cause__ if isinstance(error, ConnectorError) else error)
         return batch
+
+    def _failure(self, index: int, error: Exception) -> ConnectorError:
+        """The error for a failure inside a piece."""
+        if isinstance(error, ConnectorError):
+            return ConnectorError(f"{type(self).__name__}: {self.names()[index]}: {error}")
+        return ConnectorError(
+            f"{type(self).__name__}: {self.names()[index]} failed: {type(error).__name__}: {error}"
+        )
 
     def run(
         self,
@@ -138,9 +143,9 @@ class ConnectorPipelineV2(ConnectorV2):
             ConnectorError: If a piece fails; names the pipeline and the piece, with the piece's own error as cause.
         """
         common = {"rl_module": rl_module, "explore": explore, "shared_data": shared_data, "metrics": metrics}
-        piece = self
+        index = 0
         try:
-            for piece, on_columns, on_items in self._steps:
+            for index, (piece, on_columns, on_items) in enumerate(self._steps):
                 if not on_items:
                     if on_columns is not None:
                         for group in batch.groups:
@@ -149,17 +154,11 @@ class ConnectorPipelineV2(ConnectorV2):
                 elif isinstance(piece, ConnectorPipelineV2):
                     batch = piece.run(batch, episodes=episodes, **common)
                 else:
-                    items = piece(batch=to_items(batch), episodes=episodes, **common)
-                    if not isinstance(items, dict):
-                        raise ConnectorError(f"returned {type(items).__name__} instead of the batch.")
+                    items = _checked_batch(piece(batch=to_items(batch), episodes=episodes, **common))
                     batch.phase = piece.phase_after or batch.phase
-                    batch = to_columns(items, batch, type(piece).__name__)
-        except ConnectorError as error:
-            raise ConnectorError(f"{type(self).__name__}: {type(piece).__name__}: {error}") from error.__cause__
+                    batch = to_columns(items, batch)
         except Exception as error:
-            raise ConnectorError(
-                f"{type(self).__name__}: {type(piece).__name__} failed: {type(error).__name__}: {error}"
-            ) from error
+            raise self._failure(index, error) from (error.__cause__ if isinstance(error, ConnectorError) else error)
         return batch
 
     def set_input_spaces(self, observation_space: Space | None, action_space: Space | None) -> None:
@@ -211,6 +210,12 @@ def _checked(piece: Any) -> ConnectorV2:
             + (". Pass an instance, not the class." if isinstance(piece, type) else ".")
         )
     return piece
+
+
+def _checked_batch(batch: Any) -> dict[str, Any]:
+    if not isinstance(batch, dict):
+        raise ConnectorError(f"returned {type(batch).__name__} instead of the batch. End its __call__ with 'return batch'.")
+    return batch
 
 
 class EnvToModulePipeline(ConnectorPipelineV2):

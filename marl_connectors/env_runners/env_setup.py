@@ -141,10 +141,7 @@ class EnvSetup:
             if agent_id not in observations:
                 continue
             space = self.agent_spaces(agent_id)[0]
-            observation = observations[agent_id]
-            if space.contains(observation):
-                continue
-            why = self._why_outside(space, observation)
+            why = self._why_outside(space, observations[agent_id])
             if why:
                 raise EnvError(
                     f"{self.name}: the observation of agent {agent_id!r} at step {t} is not in its space, "

@@ -49,26 +49,6 @@ def chunks_by_episode(samples):
     return by_id
 
 
-def assert_collected(runner, samples):
-    """Every episode that the environments played was collected, as it was played."""
-    by_id = chunks_by_episode(samples)
-    played = 0
-    for copy in runner.vector_env.copies:
-        for number, entry in enumerate(copy.env.log):
-            if entry["steps"]:
-                chunks = by_id.pop(f"{copy.index}-{number}")
-                assert_same_lives(lives_of_chunks(chunks), [life for life in lives_of_log(entry) if life.actions])
-                assert sum(chunk.env_steps() for chunk in chunks) == len(entry["steps"])
-                played += 1
-    assert not by_id
-    return played
-
-
-def with_steps(samples):
-    """Drops agents that observed at a cut but had not acted yet; they come in the next sample."""
-    return samples
-
-
 @pytest.mark.parametrize("lookback", [0, 1, 4])
 @pytest.mark.parametrize("case", CASES)
 def test_transitions_equal_a_plain_loop(case, lookback):
@@ -177,7 +157,7 @@ def test_chunks_of_one_episode_concatenate_to_the_whole():
         runner = runner_of(lambda: LifeEnv(die=0.2, join=0.5, fixed=False, max_steps=9))
         chunks = [runner.sample(num_timesteps=n)[0] for n in pieces]
         assert len({chunk.id_ for chunk in chunks}) == 1
-        whole = chunks[0].cut() if False else chunks[0][:]
+        whole = chunks[0][:]
         for chunk in chunks[1:]:
             whole.concat_episode(chunk)
         return whole
