@@ -41,7 +41,7 @@ TASKS: dict[str, dict[str, Any]] = {
         "policies": "shared",
         "target": -20.0,
         "steps": 1_000_000,
-        "training": {"lr": 7e-4, "train_batch_size_per_learner": 4096, "num_epochs": 8, "minibatch_size": 512},
+        "training": {"lr": 3e-4, "train_batch_size_per_learner": 4096, "num_epochs": 8, "minibatch_size": 512},
     },
     "spread_independent": {
         "env": "mpe2.simple_spread_v3",
@@ -49,7 +49,7 @@ TASKS: dict[str, dict[str, Any]] = {
         "policies": "independent",
         "target": -22.0,
         "steps": 1_000_000,
-        "training": {"lr": 7e-4, "train_batch_size_per_learner": 4096, "num_epochs": 8, "minibatch_size": 512},
+        "training": {"lr": 3e-4, "train_batch_size_per_learner": 4096, "num_epochs": 8, "minibatch_size": 512},
     },
 }
 

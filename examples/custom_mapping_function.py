@@ -1,9 +1,9 @@
 """How does an agent act by one module in this episode and by another in the next?
 
-A policy mapping function gets the agent and the episode. Here one agent of each episode, drawn by the episode's id, acts
-by the module ``scout``, and the others act by ``team``. Prints the returns of both modules every ten iterations (a rise
-from about -26 to -21 or better), and at the end how often each agent was the scout (each about a third of the time).
-Takes some 30 seconds.
+A policy mapping function gets the agent and the episode. Here one agent of each episode, drawn by the episode's id,
+acts by the module ``scout``, and the others act by ``team``. Prints the returns of both modules every ten iterations (a
+rise from about -26 to -21 or better), and at the end how often each agent was the scout (each about a third of the
+time). Takes some 30 seconds.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ AGENTS = ["agent_0", "agent_1", "agent_2"]
 def scout_of_the_episode(agent_id, episode, **kwargs) -> str:
     """The module of an agent. Called once for each agent and episode; the episode remembers the answer.
 
-    What it returns should depend on the episode alone. So no random numbers, and not Python's ``hash`` of a string either:
-    that one differs from process to process.
+    What it returns should depend on the episode alone. So no random numbers, and not Python's ``hash`` of a string
+    either: that one differs from process to process.
     """
     scout = AGENTS[zlib.crc32(episode.id_.encode()) % len(AGENTS)]
     return "scout" if agent_id == scout else "team"

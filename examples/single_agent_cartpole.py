@@ -1,9 +1,9 @@
 """How is a single-agent environment trained, and a run saved and loaded?
 
 A Gymnasium environment is the case of one agent: the same config, the same pipelines, one module called
-``default_policy``. Prints the mean return of the newest episodes every five iterations (from about 30 to above 300), the
-return without exploration (500 is the most there is), and the same of the checkpoint once it is loaded again. Takes some
-15 seconds.
+``default_policy``. Prints the mean return of the newest episodes every five iterations (from about 30 to above 300),
+the return without exploration (500 is the most there is), and the same of the checkpoint once it is loaded again.
+Takes some 15 seconds.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ def main(iterations: int = 45, eval_episodes: int = 10) -> tuple[float, float]:
         result = algo.train()
         if iteration % 5 == 0 or iteration == iterations:
             steps = result["num_env_steps_sampled_lifetime"]
-            print(f"{steps:>7,} steps, return of the newest episodes: {result['env_runners']['episode_return_mean']:.1f}")
+            print(
+                f"{steps:>7,} steps, return of the newest episodes: {result['env_runners']['episode_return_mean']:.1f}"
+            )
 
     trained = algo.evaluate(num_episodes=eval_episodes, seed=1)["episode_return_mean"]
     with tempfile.TemporaryDirectory() as folder:

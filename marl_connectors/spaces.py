@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import optree
 from gymnasium import spaces
 
 from marl_connectors.errors import ConfigError
+from marl_connectors.trees import tree_map
 from marl_connectors.typing import Tree
 
 
@@ -41,7 +41,7 @@ def stack(items: Sequence[Any], space: spaces.Space | None = None) -> Tree:
     """
     first = items[0]
     if isinstance(first, (dict, tuple)) and not (space is not None and space.shape is not None):
-        return optree.tree_map(lambda *leaves: stack(leaves), *items)
+        return tree_map(lambda *leaves: stack(leaves), *items)
     array = np.array(items)
     if space is not None and array.dtype != space.dtype:
         array = array.astype(space.dtype)

@@ -162,10 +162,12 @@ class Algorithm:
 
     def _play(self, num_episodes: int, seed: int, *, explore: bool, at_random: bool) -> dict[str, Any]:
         runner = self._runner(seed, min(num_episodes, self.config.num_envs_per_env_runner), explore)
+        learned = self._env_to_module.get_state()
         try:
             runner.sample(num_episodes=num_episodes, explore=explore, random_actions=at_random)
             return summarize(runner.take_finished()[:num_episodes])
         finally:
+            self._env_to_module.set_state(learned)
             runner.close()
 
     def render_episode(self, *, max_frames: int = 200, seed: int = 0, explore: bool = False) -> list[Any]:

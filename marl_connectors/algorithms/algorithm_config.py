@@ -345,7 +345,9 @@ class AlgorithmConfig:
         if not overrides:
             return self
         if module_id not in self._module_configs:
-            self._module_configs[module_id] = self.copy().update_from_dict(overrides)
+            own = self.copy()
+            own.algorithm_config_overrides_per_module = {}
+            self._module_configs[module_id] = own.update_from_dict(overrides)
         return self._module_configs[module_id]
 
     def get_default_rl_module_class(self) -> Any:
@@ -402,7 +404,7 @@ class AlgorithmConfig:
         if self.num_gpus_per_learner and not torch.cuda.is_available():
             raise ConfigError(f"{type(self).__name__}: num_gpus_per_learner={self.num_gpus_per_learner}, but torch sees no GPU.")
         for module_id in self.algorithm_config_overrides_per_module:
-            self.get_config_for_module(module_id)
+            self.get_config_for_module(module_id).validate()
 
     def build_algo(self) -> Algorithm:
         """The algorithm, ready to ``train()``."""

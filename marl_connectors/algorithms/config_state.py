@@ -11,7 +11,7 @@ from marl_connectors import spaces
 from marl_connectors.algorithms.algorithm_config import AlgorithmConfig
 from marl_connectors.env_runners.make_env import env_from_json, env_to_json
 from marl_connectors.errors import CheckpointError
-from marl_connectors.policy_mapping import import_function, mapping_from_json, mapping_to_json, qualified_name
+from marl_connectors.policy_mapping import import_attribute, mapping_from_json, mapping_to_json, qualified_name
 from marl_connectors.rl_module.default_model_config import DefaultModelConfig
 
 
@@ -29,7 +29,12 @@ def config_from_state(state: Mapping[str, Any]) -> AlgorithmConfig:
     Raises:
         CheckpointError: If it holds a function or class that cannot be imported.
     """
-    config: AlgorithmConfig = import_function(state["class"])()
+    if state["class"] is None:
+        raise CheckpointError(
+            "checkpoint: the class of its config cannot be imported by name. Build the config as you did then and pass "
+            "it: Algorithm.from_checkpoint(path, config=...)."
+        )
+    config: AlgorithmConfig = import_attribute(state["class"], who="checkpoint, config class", error=CheckpointError)()
     for name, value in state["settings"].items():
         if name == "env":
             config.env = env_from_json(value)
@@ -73,7 +78,7 @@ def _decode(data: Any, setting: str) -> Any:
             make = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}[kind]
             return make(_decode(item, setting) for item in value)
         case "import":
-            return import_function(value)
+            return import_attribute(value, who=f"checkpoint, setting {setting!r}", error=CheckpointError)
     raise CheckpointError(
         f"checkpoint: its setting {setting!r} was {value}, which cannot be found again by name. Build the config as you "
         f"did then and pass it: Algorithm.from_checkpoint(path, config=...)."

@@ -172,7 +172,8 @@ class ConnectorPipelineV2(ConnectorV2):
         self._steps = []
         for piece in self.connectors:
             on_items = isinstance(piece, ConnectorPipelineV2) or not works_on_columns(piece)
-            self._steps.append((piece, None if on_items or piece.nothing_on_columns else piece.on_columns, on_items))
+            idle = piece.nothing_on_columns and type(piece).on_columns is ConnectorV2.on_columns
+            self._steps.append((piece, None if on_items or idle else piece.on_columns, on_items))
 
     # State.
 

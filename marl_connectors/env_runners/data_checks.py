@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import optree
 
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
 from marl_connectors.env_runners.lanes import Lane, LaneGroup
 from marl_connectors.env_runners.vector_env import VectorEnv
 from marl_connectors.errors import EnvError
+from marl_connectors.trees import leaves, tree_map
 
 
 def check_columns(group: LaneGroup, vector_env: VectorEnv, *, spaces_too: bool) -> None:
@@ -33,14 +33,14 @@ def check_columns(group: LaneGroup, vector_env: VectorEnv, *, spaces_too: bool) 
     if not np.isfinite(rewards).all():
         row = int(np.flatnonzero(~np.isfinite(rewards))[0])
         raise EnvError(f"{_who(group, begin + row)}: the reward is {rewards[row]}. Rewards must be finite numbers.")
-    observations = optree.tree_map(lambda leaf: leaf[begin:], rollout.source(Columns.OBS))
+    observations = tree_map(lambda leaf: leaf[begin:], rollout.source(Columns.OBS))
     if spaces_too:
         bad, _ = spaces.outside(rollout.observation_space, observations)
         bad &= used
         if bad.any():
             row = int(np.flatnonzero(bad)[0])
             _, why = spaces.outside(
-                rollout.observation_space, optree.tree_map(lambda leaf: leaf[row : row + 1], observations)
+                rollout.observation_space, tree_map(lambda leaf: leaf[row : row + 1], observations)
             )
             raise EnvError(
                 f"{_who(group, begin + row)}: the observation leaves its space, "
@@ -48,7 +48,7 @@ def check_columns(group: LaneGroup, vector_env: VectorEnv, *, spaces_too: bool) 
                 f"disable_env_checking=True (NaN stays an error)."
             )
         return
-    for leaf in optree.tree_leaves(observations):
+    for leaf in leaves(observations):
         if np.issubdtype(leaf.dtype, np.floating) and np.isnan(leaf).any():
             row = int(np.argwhere(np.isnan(leaf))[0][0])
             raise EnvError(f"{_who(group, begin + row)}: the observation contains NaN. Fix the environment.")
@@ -93,7 +93,7 @@ def bad_observation(lane: Lane, vector_env: VectorEnv, observation: Any) -> EnvE
 
 def _fits(space: Any, observation: Any) -> bool:
     try:
-        return optree.tree_map(np.shape, spaces.zeros(space)) == optree.tree_map(np.shape, observation)
+        return tree_map(np.shape, spaces.zeros(space)) == tree_map(np.shape, observation)
     except ValueError:
         return False
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -122,7 +122,7 @@ class EnvSetup:
                 observations, rewards, _, _, _ = self.probe.step(actions)
                 self._check_observations(observations, list(actions), t)
                 for agent_id, reward in rewards.items():
-                    if np.ndim(reward) != 0 or not np.isfinite(np.asarray(reward, np.float64)):
+                    if not _is_finite_number(reward):
                         raise EnvError(
                             f"{self.name}: the reward of agent {agent_id!r} at step {t} is {reward!r}, not a finite number."
                         )
@@ -159,3 +159,8 @@ class EnvSetup:
             return spaces.outside(space, values)[1]
         except (TypeError, ValueError, KeyError, AttributeError):
             return f"it is {observation!r}"
+
+
+def _is_finite_number(reward: Any) -> bool:
+    kind = np.asarray(reward).dtype.kind
+    return np.ndim(reward) == 0 and kind in "biuf" and bool(np.isfinite(reward))

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import optree
 from gymnasium import Space
 
 from marl_connectors import spaces
@@ -23,6 +22,7 @@ from marl_connectors.episodes.rollout import LaneStorage, take
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.errors import CheckpointError, MappingError
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
+from marl_connectors.trees import leaves
 from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID, ModuleID
 
 Episode = SingleAgentEpisode | MultiAgentEpisode
@@ -496,7 +496,7 @@ class OngoingEpisodes:
         position = int(group.rollout.cursor[lane.number])
         kept = take(group.rollout.source(Columns.OBS), slice(position, position + 1))
         replayed = spaces.stack([observations[agent_id]], group.rollout.observation_space)
-        if not all(map(np.array_equal, optree.tree_leaves(kept), optree.tree_leaves(replayed))):
+        if not all(map(np.array_equal, leaves(kept), leaves(replayed))):
             raise CheckpointError(
                 f"{copy}: replaying the episode from its seed leads agent {agent_id!r} elsewhere than before the "
                 f"checkpoint, so the environment does not follow from reset(seed=...) and the run cannot be continued "

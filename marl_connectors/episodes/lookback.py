@@ -18,10 +18,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
 import numpy as np
-import optree
 from gymnasium import spaces
 
 from marl_connectors.errors import EpisodeError
+from marl_connectors.trees import leaves
 from marl_connectors.typing import Tree
 
 OUTSIDE: Final = -1
@@ -289,4 +289,4 @@ def count(column: list | Tree) -> int:
     """How many items a column has."""
     if isinstance(column, (list, np.ndarray)):
         return len(column)
-    return len(optree.tree_leaves(column)[0])
+    return len(leaves(column)[0])

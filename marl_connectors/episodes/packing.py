@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from itertools import groupby
 
 import numpy as np
-import optree
 
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
 from marl_connectors.episodes.rollout import LaneStorage, Rollout
 from marl_connectors.episodes.rows import RowPart, Rows
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
+from marl_connectors.trees import tree_map
 from marl_connectors.typing import DEFAULT_MODULE_ID, ModuleID
 
 
@@ -102,8 +102,8 @@ def _joined(episodes: list[SingleAgentEpisode], name: str, counts: list[int]) ->
     for episode, count in zip(episodes, counts, strict=True):
         values = episode.storage.column(name)
         values = spaces.stack(values) if isinstance(values, list) else values
-        parts.append(optree.tree_map(lambda leaf, n=count: _padded(leaf, n), values))
-    return optree.tree_map(lambda *leaves: np.concatenate(leaves), *parts)
+        parts.append(tree_map(lambda leaf, n=count: _padded(leaf, n), values))
+    return tree_map(lambda *leaves: np.concatenate(leaves), *parts)
 
 
 def _padded(leaf: np.ndarray, count: int) -> np.ndarray:

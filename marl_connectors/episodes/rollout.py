@@ -26,13 +26,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import optree
 from gymnasium import Space
 
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
 from marl_connectors.episodes.storage import ListStorage
 from marl_connectors.errors import EpisodeError
+from marl_connectors.trees import leaves, same_structure, tree_map
 from marl_connectors.typing import Tree
 
 Positions = slice | np.ndarray
@@ -45,7 +45,7 @@ def take(column: Tree, positions: Positions) -> Tree:
     """The items at ``positions``; a view for a slice, else a copy."""
     if type(column) is np.ndarray:
         return column[positions]
-    return optree.tree_map(lambda leaf: leaf[positions], column)
+    return tree_map(lambda leaf: leaf[positions], column)
 
 
 def put(column: Tree, positions: Positions, values: Tree) -> None:
@@ -53,14 +53,13 @@ def put(column: Tree, positions: Positions, values: Tree) -> None:
     if type(column) is np.ndarray:
         column[positions] = values
     else:
-        optree.tree_map_(lambda leaf, value: leaf.__setitem__(positions, value), column, values)
+        tree_map(lambda leaf, value: leaf.__setitem__(positions, value), column, values)
 
 
 def fits(column: Tree, values: Tree) -> bool:
     """Whether ``values`` can be written to ``column`` without changing the column's shape or kind of number."""
     if type(column) is not np.ndarray or type(values) is not np.ndarray:
-        same = optree.tree_structure(column) == optree.tree_structure(values)
-        return same and all(map(fits, optree.tree_leaves(column), optree.tree_leaves(values)))
+        return same_structure(column, values) and all(map(fits, leaves(column), leaves(values)))
     return column.shape[1:] == values.shape[1:] and np.can_cast(values.dtype, column.dtype, "same_kind")
 
 
@@ -138,7 +137,7 @@ class Rollout:
         for name, values in outputs.items():
             if name not in columns:
                 size = self.num_rows * self.num_lanes
-                columns[name] = optree.tree_map(lambda v: np.zeros((size, *v.shape[1:]), v.dtype), values)
+                columns[name] = tree_map(lambda v: np.zeros((size, *v.shape[1:]), v.dtype), values)
             column = self.source(name)
             put(column, positions, _shaped(values, column))
             if name in self._level:
@@ -161,7 +160,7 @@ class Rollout:
     def _replace_leaves(self, change: Callable[[np.ndarray], np.ndarray]) -> None:
         for columns in (self.columns, self._layers, self._level):
             for name, column in columns.items():
-                columns[name] = optree.tree_map(change, column)
+                columns[name] = tree_map(change, column)
         self._share_layers()
 
     def _share_layers(self) -> None:
@@ -202,7 +201,7 @@ class Rollout:
         level = next((i for i in reversed(range(len(layers))) if fits(layers[i], values)), len(layers))
         if level == len(layers):
             size = self.num_rows * self.num_lanes
-            layers.append(optree.tree_map(lambda v: np.zeros((size, *v.shape[1:]), v.dtype), values))
+            layers.append(tree_map(lambda v: np.zeros((size, *v.shape[1:]), v.dtype), values))
             self._layers[name], self.columns[name] = layers, layers[-1]
             self._level.setdefault(name, np.zeros(size, np.int8))
         put(layers[level], positions, values)
@@ -230,7 +229,7 @@ class Rollout:
 
         for old, fresh in ((self.columns, new.columns), (self._layers, new._layers), (self._level, new._level)):
             for name, column in old.items():
-                fresh[name] = optree.tree_map(carried, column)
+                fresh[name] = tree_map(carried, column)
         new._share_layers()
         new.columns[Columns.T][(lookback + 1) * self.num_lanes :] = -1
         if self.infos:
@@ -255,8 +254,8 @@ class Rollout:
         size = self.num_rows * self.num_lanes
         for home, saved in ((self.columns, "columns"), (self._layers, "layers"), (self._level, "level")):
             for name, column in state[saved].items():
-                full = optree.tree_map(lambda leaf: np.zeros((size, *leaf.shape[1:]), leaf.dtype), column)
-                put(full, slice(0, len(optree.tree_leaves(column)[0])), column)
+                full = tree_map(lambda leaf: np.zeros((size, *leaf.shape[1:]), leaf.dtype), column)
+                put(full, slice(0, len(leaves(column)[0])), column)
                 home[name] = full
         self._share_layers()
         rows = len(state["columns"][Columns.T])
@@ -291,7 +290,7 @@ def _shaped(values: Tree, column: Tree) -> Tree:
 
 
 def _head(column: Tree, size: int) -> Tree:
-    return optree.tree_map(lambda leaf: leaf[:size], column)
+    return tree_map(lambda leaf: leaf[:size], column)
 
 
 class LaneStorage:
@@ -337,7 +336,7 @@ class LaneStorage:
             return [infos.get(position, {}) for position in range(positions.start, positions.stop, positions.step)]
         if not self.rollout.is_uniform(name, positions):
             return [
-                optree.tree_map(lambda leaf: leaf[0], self.rollout.read(name, slice(position, position + 1)))
+                tree_map(lambda leaf: leaf[0], self.rollout.read(name, slice(position, position + 1)))
                 for position in range(positions.start, positions.stop, positions.step)
             ]
         return self.rollout.read(name, positions)
@@ -353,7 +352,7 @@ class LaneStorage:
         position = int(self.rollout.cursor[self.lane])
         names = [name for name in self.rollout.columns if name not in (Columns.OBS, Columns.T)]
         here = slice(position, position + 1)
-        return {n: optree.tree_map(lambda leaf: leaf[0], take(self.rollout.columns[n], here)) for n in names}
+        return {n: tree_map(lambda leaf: leaf[0], take(self.rollout.columns[n], here)) for n in names}
 
     def set_items(self, name: str, positions: list[int], items: Sequence[Any]) -> None:
         """Writes items to places in ``column(name)``; later readers of the rollout see them."""

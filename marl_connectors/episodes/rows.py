@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import optree
 from gymnasium import Space
 
 from marl_connectors.episodes.rollout import Positions, Rollout
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.errors import EpisodeError
+from marl_connectors.trees import tree_map
 from marl_connectors.typing import ModuleID, Tree
 
 
@@ -89,7 +89,7 @@ class Rows:
             EpisodeError: If a row is out of reach and there is no ``fill``.
         """
         values = [_get(part, column, offset, fill) for part in self.parts]
-        return values[0] if len(values) == 1 else optree.tree_map(lambda *leaves: np.concatenate(leaves), *values)
+        return values[0] if len(values) == 1 else tree_map(lambda *leaves: np.concatenate(leaves), *values)
 
     def set(self, column: str, values: Tree) -> None:
         """Writes items, ``[B, ...]``, back to the trajectories, where all later pieces and pipelines see them."""
@@ -97,7 +97,7 @@ class Rows:
         for part in self.parts:
             end = begin + len(part.first)
             bounds = slice(begin, end)
-            part.rollout.write(column, part.positions, optree.tree_map(lambda leaf, b=bounds: leaf[b], values))
+            part.rollout.write(column, part.positions, tree_map(lambda leaf, b=bounds: leaf[b], values))
             begin = end
 
 
@@ -123,4 +123,4 @@ def _get(part: RowPart, column: str, offset: int, fill: float | None) -> Tree:
         leaf[~reached] = fill
         return leaf
 
-    return optree.tree_map(filled, values)
+    return tree_map(filled, values)

@@ -19,13 +19,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
-import optree
 from gymnasium import Space
 
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
 from marl_connectors.episodes.lookback import count, is_branch, map_tree, part_of, row
 from marl_connectors.errors import EpisodeError
+from marl_connectors.trees import leaves, same_structure, tree_map
 from marl_connectors.typing import Tree
 
 WITH_LAST = frozenset((Columns.OBS, Columns.INFOS, Columns.T))
@@ -280,7 +280,7 @@ class ArrayStorage(_ColumnStorage):
                     f"change the shape or type of a column."
                 )
             where = np.array(positions, np.int64)
-            optree.tree_map_(lambda leaf, value: leaf.__setitem__(where, value), column, values)
+            tree_map(lambda leaf, value: leaf.__setitem__(where, value), column, values)
 
     def set_column(self, name: str, values: list | Tree) -> None:
         self._check_count(name, values)
@@ -349,7 +349,7 @@ def joined(columns: Sequence[list | Tree]) -> list | Tree:
     if any(isinstance(column, list) for column in columns):
         return [item for column in columns for item in unbatch(column)]
     trees: list[Any] = list(columns)
-    return optree.tree_map(lambda *leaves: np.concatenate(leaves), *trees)
+    return tree_map(lambda *leaves: np.concatenate(leaves), *trees)
 
 
 def head(column: Tree) -> Tree:
@@ -367,14 +367,14 @@ def _lossless(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def _fits(column: Tree, values: Tree) -> bool:
-    if optree.tree_structure(column) != optree.tree_structure(values):
+    if not same_structure(column, values):
         return False
-    pairs = zip(optree.tree_leaves(column), optree.tree_leaves(values), strict=True)
+    pairs = zip(leaves(column), leaves(values), strict=True)
     return all(old.shape[1:] == new.shape[1:] and old.dtype == new.dtype for old, new in pairs)
 
 
 def _kind(column: Tree) -> str:
-    return " and ".join(f"{leaf.dtype}{list(leaf.shape[1:])}" for leaf in optree.tree_leaves(column))
+    return " and ".join(f"{leaf.dtype}{list(leaf.shape[1:])}" for leaf in leaves(column))
 
 
 def same_item(one: Any, other: Any) -> bool:

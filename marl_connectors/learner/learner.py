@@ -187,6 +187,9 @@ class Learner(ABC):
             losses = self.compute_loss_for_module(
                 module_id=ids[0], config=self.config.get_config_for_module(ids[0]), batch=columns, fwd_out=fwd_out
             )
+        noted = self._terms.get(ids[0], {})
+        if "total_loss" in noted or not any("total_loss" in names.split(",") for names in noted):
+            self.log_terms(ids, {"total_loss": losses})  # the subclass does not
         self.optimizers.compute_gradients(losses.sum(), ids)
         self._postprocess_gradients(ids)
         self.optimizers.step(ids)
@@ -260,6 +263,7 @@ class Learner(ABC):
             "module": self.module.get_state(),
             "optimizers": self.optimizers.get_state(),
             "pipeline": self.pipeline.get_state(),
+            "seed": self._seed,
             "num_updates": self.num_updates,
             "timestep": self.timestep,
         }
@@ -269,6 +273,7 @@ class Learner(ABC):
         self.module.set_state(state["module"])
         self.optimizers.set_state(state["optimizers"])
         self.pipeline.set_state(state["pipeline"])
+        self._seed = state["seed"]
         self.num_updates = state["num_updates"]
         self.timestep = state["timestep"]
 

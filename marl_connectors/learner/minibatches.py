@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import optree
 import torch
 
 from marl_connectors.episodes.column_batch import ColumnGroup
 from marl_connectors.rl_module.bucket import Bucket
+from marl_connectors.trees import tree_map
 from marl_connectors.typing import ModuleID
 
 
@@ -26,7 +26,7 @@ class _Epoch:
 
     def column(self, name: str) -> Any:
         if name not in self._gathered:
-            self._gathered[name] = optree.tree_map(
+            self._gathered[name] = tree_map(
                 lambda leaf: leaf.index_select(0, self._order.to(leaf.device)), self.columns[name]
             )
         return self._gathered[name]
@@ -45,7 +45,7 @@ class MiniBatchColumns(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         column = self._epoch.column(name)
-        return self._part(column) if type(column) is torch.Tensor else optree.tree_map(self._part, column)
+        return self._part(column) if type(column) is torch.Tensor else tree_map(self._part, column)
 
     def _part(self, leaf: torch.Tensor) -> torch.Tensor:
         part = leaf[self._begin : self._end]

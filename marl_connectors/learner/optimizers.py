@@ -172,7 +172,10 @@ class Optimizers:
         """Takes what ``get_state`` gave."""
         for module_id, own in state.items():
             for tensor, moments in zip(self._tensors.get(module_id, ()), own.get("adam", ()), strict=False):
-                if moments and self._adam is not None:
+                if self._adam is None:
+                    continue
+                self._adam.state.pop(tensor, None)
+                if moments:
                     self._adam.state[tensor] = {
                         name: torch.as_tensor(value).clone().to(tensor.device if name != "step" else "cpu")
                         for name, value in moments.items()

@@ -17,7 +17,6 @@ from torch import Tensor
 from marl_connectors.errors import ModuleError
 from marl_connectors.spaces import describe
 
-
 _FEW = 64
 """Up to how many categories torch normalises several times faster along the first axis than along the last."""
 

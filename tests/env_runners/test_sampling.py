@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from scripted_envs import LifeEnv, Recorded, ScriptEnv, Step, lives_of_chunks, small_config
 
 from marl_connectors.callbacks import Callbacks
@@ -225,7 +226,7 @@ def test_agents_may_change_modules_between_episodes():
     assert modules == [{"a": "red", "b": "blue"}, {"a": "blue", "b": "red"}, {"a": "red", "b": "blue"}]
     for episode in episodes:
         for part in episode.agent_episodes.values():
-            inputs = {"obs": __import__("torch").from_numpy(part.get_observations()[:-1])}
+            inputs = {"obs": torch.from_numpy(part.get_observations()[:-1])}
             expected = runner.rl_module[part.module_id].forward_inference(inputs)["action_dist_inputs"]
             np.testing.assert_allclose(part.get_extra_model_outputs("action_dist_inputs"), expected, atol=1e-6)
 

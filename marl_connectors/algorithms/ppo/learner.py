@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from marl_connectors.algorithms.ppo.discounted_returns import DiscountedReturns
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.learner.general_advantage_estimation import GeneralAdvantageEstimation
 from marl_connectors.learner.learner import Learner
@@ -25,15 +25,16 @@ class PPOLearner(Learner):
         """Adds advantage estimation to the pipeline."""
         self._kl_coeffs: dict[ModuleID, float] = {}
         if self.config.add_default_connectors_to_learner_pipeline:
-            settings = {
-                module_id: {"gamma": own.gamma, "lambda_": own.lambda_}
-                for module_id, own in ((m, self.config.get_config_for_module(m)) for m in self.module.keys())
-            }
-            self.pipeline.append(
-                GeneralAdvantageEstimation(
-                    gamma=self.config.gamma, lambda_=self.config.lambda_, module_settings=settings
-                )
-            )
+            ids = [*self.module.keys(), *self.config.algorithm_config_overrides_per_module]
+            own = {m: _advantage_settings(self.config.get_config_for_module(m)) for m in ids}
+            without = [m for m in ids if not self.config.get_config_for_module(m).use_critic]
+            settings = {**_advantage_settings(self.config), "module_settings": own}
+            if without or not self.config.use_critic:
+                critics = {m: m not in without for m in ids}
+                piece = DiscountedReturns(critics=critics, critic_by_default=self.config.use_critic, **settings)
+            else:
+                piece = GeneralAdvantageEstimation(**settings)
+            self.pipeline.append(piece)
         super().build()
 
     def kl_coeff(self, module_id: ModuleID) -> float:
@@ -134,3 +135,8 @@ class PPOLearner(Learner):
         """Takes what ``get_state`` gave."""
         super().set_state(state)
         self._kl_coeffs = dict(state["kl_coeffs"])
+
+
+def _advantage_settings(config: Any) -> dict[str, float]:
+    """Discount and trade-off of a module's advantages; without GAE or a critic they are whole returns."""
+    return {"gamma": config.gamma, "lambda_": config.lambda_ if config.use_gae and config.use_critic else 1.0}

@@ -33,6 +33,8 @@ class AddObservationsFromEpisodesToBatch(ConnectorV2):
         stepped_only = not self._as_learner_connector
         for episode in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=stepped_only):
             if self._as_learner_connector:
+                if not len(episode):
+                    continue
                 observations = episode.get_observations(slice(0, len(episode)))
                 self.add_n_batch_items(batch, Columns.OBS, observations, len(episode), episode)
             else:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import optree
 import torch
 
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.episodes.column_batch import ColumnGroup, Phase
+from marl_connectors.trees import tree_map
 
 
 class NumpyToTensor(ConnectorV2):
@@ -27,11 +27,11 @@ class NumpyToTensor(ConnectorV2):
     def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
         """A hot path: on the CPU, tensors share the arrays' memory."""
         for name, column in columns.items():
-            columns[name] = self._tensor(column) if type(column) is np.ndarray else optree.tree_map(self._tensor, column)
+            columns[name] = self._tensor(column) if type(column) is np.ndarray else tree_map(self._tensor, column)
 
     def __call__(self, *, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Converts every leaf."""
-        return optree.tree_map(self._tensor, batch)
+        return tree_map(self._tensor, batch)
 
     def _tensor(self, values: Any) -> Any:
         if not isinstance(values, np.ndarray) or values.dtype == object:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import optree
 import torch
 
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.episodes.column_batch import ColumnGroup, Phase
+from marl_connectors.trees import tree_map
 
 
 class TensorToNumpy(ConnectorV2):
@@ -22,11 +22,11 @@ class TensorToNumpy(ConnectorV2):
             if type(column) is torch.Tensor and column.device.type == "cpu":
                 columns[name] = column.numpy()
             else:
-                columns[name] = optree.tree_map(_array, column)
+                columns[name] = tree_map(_array, column)
 
     def __call__(self, *, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Converts every leaf."""
-        return optree.tree_map(_array, batch)
+        return tree_map(_array, batch)
 
 
 def _array(values: Any) -> Any:

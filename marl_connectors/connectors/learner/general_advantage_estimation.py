@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import optree
 import torch
 
 from marl_connectors import spaces
@@ -16,6 +15,7 @@ from marl_connectors.episodes.column_batch import ColumnGroup
 from marl_connectors.errors import ModuleError
 from marl_connectors.ops.gae import compute_gae, compute_gae_of_episodes
 from marl_connectors.rl_module.apis import ValueFunctionAPI
+from marl_connectors.trees import tree_map
 from marl_connectors.typing import DEFAULT_MODULE_ID
 
 
@@ -79,7 +79,7 @@ class GeneralAdvantageEstimation(ConnectorV2):
                 advantages[begin:end] = standardized(advantages[begin:end])
         index = torch.from_numpy(real)
         for name, column in columns.items():
-            columns[name] = optree.tree_map(lambda leaf: leaf.index_select(0, index.to(leaf.device)), column)
+            columns[name] = tree_map(lambda leaf: leaf.index_select(0, index.to(leaf.device)), column)
         device = columns[Columns.REWARDS].device
         columns[Columns.ADVANTAGES] = torch.from_numpy(advantages.astype(np.float32)).to(device)
         columns[Columns.VALUE_TARGETS] = torch.from_numpy(targets.astype(np.float32)).to(device)
@@ -100,7 +100,7 @@ class GeneralAdvantageEstimation(ConnectorV2):
             module = _with_values(rl_module, module_id)
             own = [episode for several in by_module[module_id].values() for episode in several]
             last = spaces.stack([episode.get_observations(-1) for episode in own])
-            last = optree.tree_map(lambda x, like: torch.as_tensor(x).to(like), last, columns[Columns.OBS])
+            last = tree_map(lambda x, like: torch.as_tensor(x).to(like), last, columns[Columns.OBS])
             with torch.no_grad():
                 values = module.compute_values(columns).cpu().numpy().astype(np.float64)
                 last_values = module.compute_values({Columns.OBS: last}).cpu().numpy()

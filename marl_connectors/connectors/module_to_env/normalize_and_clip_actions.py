@@ -59,11 +59,11 @@ class NormalizeAndClipActions(ConnectorV2):
             return actions + space.start if space.start else None
         if not isinstance(space, spaces.Box) or not np.issubdtype(space.dtype, np.floating):
             return None
-        low, high = space.low, space.high
+        low, high = space.low.astype(np.float64), space.high.astype(np.float64)  # wide bounds would overflow in float32
         actions = actions.reshape(len(actions), *space.shape)
         if self.normalize_actions:
             bounded = np.isfinite(low) & np.isfinite(high)
-            below, above = np.where(bounded, low, -1.0), np.where(bounded, high, 1.0)  # float64: no overflow
+            below, above = np.where(bounded, low, -1.0), np.where(bounded, high, 1.0)
             middle, half = (below + above) / 2, (above - below) / 2
             actions = middle + half * np.where(bounded, np.clip(actions, -1.0, 1.0), actions)
         if self.normalize_actions or self.clip_actions:

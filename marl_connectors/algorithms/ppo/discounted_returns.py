@@ -1,0 +1,88 @@
+"""Advantages where there is no critic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from marl_connectors.columns import Columns
+from marl_connectors.connectors.learner.general_advantage_estimation import GeneralAdvantageEstimation
+from marl_connectors.episodes.column_batch import ColumnGroup
+from marl_connectors.rl_module.apis import ValueFunctionAPI
+from marl_connectors.trees import leaves
+from marl_connectors.typing import ModuleID
+
+
+class DiscountedReturns(GeneralAdvantageEstimation):
+    """GeneralAdvantageEstimation for runs in which modules have no critic: for them every value is 0.
+
+    With lambda 1 their advantages are discounted sums of rewards, before they are standardised. What comes after a
+    truncation or a cut counts as 0 too, since nobody can say what it is worth.
+    """
+
+    def __init__(
+        self,
+        input_observation_space=None,
+        input_action_space=None,
+        *,
+        critics: Mapping[ModuleID, bool],
+        critic_by_default: bool,
+        gamma: float = 0.99,
+        lambda_: float = 1.0,
+        standardize: bool = True,
+        module_settings: dict[str, dict[str, float]] | None = None,
+    ):
+        """Builds the piece.
+
+        Args:
+            input_observation_space: As for every piece.
+            input_action_space: As for every piece.
+            critics: Which modules have a critic.
+            critic_by_default: Whether modules that are not in ``critics`` have one.
+            gamma: As in GeneralAdvantageEstimation.
+            lambda_: Likewise.
+            standardize: Likewise.
+            module_settings: Likewise.
+        """
+        super().__init__(
+            input_observation_space,
+            input_action_space,
+            gamma=gamma,
+            lambda_=lambda_,
+            standardize=standardize,
+            module_settings=module_settings,
+        )
+        self._critics = dict(critics)
+        self._by_default = critic_by_default
+
+    def on_columns(self, *, rl_module: Any, columns: ColumnGroup, **kwargs: Any) -> None:
+        super().on_columns(rl_module=self._judges(rl_module), columns=columns, **kwargs)
+
+    def __call__(self, *, rl_module: Any, **kwargs: Any) -> dict[str, Any]:
+        return super().__call__(rl_module=self._judges(rl_module), **kwargs)
+
+    def _judges(self, rl_module: Any) -> _Judges:
+        return _Judges(rl_module, {m: self._critics.get(m, self._by_default) for m in rl_module.keys()})
+
+
+class _Judges:
+    """Stands for a MultiRLModule, with modules without a critic replaced."""
+
+    def __init__(self, rl_module: Any, critics: Mapping[ModuleID, bool]):
+        self._rl_module = rl_module
+        self._critics = critics
+
+    def __getitem__(self, module_id: ModuleID) -> Any:
+        return self._rl_module[module_id] if self._critics[module_id] else _NoValue()
+
+    def bucket_of(self, module_ids: Any) -> None:
+        """Modules are asked one after another."""
+        return None
+
+
+class _NoValue(ValueFunctionAPI):
+    def compute_values(self, batch: dict[str, Any], embeddings: Any = None) -> torch.Tensor:
+        first = leaves(batch[Columns.OBS])[0]
+        return torch.zeros(len(first), device=first.device)

@@ -1,0 +1,212 @@
+"""An environment that breaks its contract gets one line: which copy, which agent, which step, what came, what to do."""
+
+from __future__ import annotations
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from scripted_envs import BOX, ScriptEnv, Step, small_config
+
+from marl_connectors.errors import EnvError, MappingError
+
+BAD = np.array([0.5, np.nan], np.float32)
+
+
+def steps_of(bad, at, **fields):
+    """Ten steps of agents ``a`` and ``b``; what ``b`` gets at step ``at`` is ``bad``."""
+    steps = [Step({"a": t, "b": t}, {"a": 1.0, "b": 1.0}) for t in range(at + 10)]
+    if "reward" in fields:
+        steps[at].rewards["b"] = bad
+    else:
+        steps[at].obs["b"] = bad
+    steps[-1].truncated = ("a", "b")
+    return steps
+
+
+def build(steps, *, checking=True, policies="independent", fragment=5, **spaces_of):
+    config = small_config(lambda: ScriptEnv([steps], **spaces_of), disable_env_checking=not checking)
+    config.env_runners(rollout_fragment_length=fragment)
+    return config.multi_agent(policies=policies).build_algo()
+
+
+def one_line(caught):
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        (BAD, "step 3 is not in its space, Box(2,) float32: component 1 is nan"),
+        (np.array([0.5, 2000.0], np.float32), "component 1 is 2000.0, not in [-1000.0, 1000.0]"),
+        (np.zeros(3, np.float32), "its shape is (3,)"),
+        ("text", "it is 'text'"),
+    ],
+)
+def test_the_trial_run_finds_bad_observations(bad, words):
+    with pytest.raises(EnvError) as caught:
+        build(steps_of(bad, 3))
+    text = one_line(caught)
+    assert "the observation of agent 'b' at step 3" in text
+    assert words in text
+    assert "Fix the environment" in text
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, "much", [1.0, 2.0], None])
+def test_the_trial_run_finds_rewards_that_are_no_finite_number(bad):
+    with pytest.raises(EnvError, match=r"the reward of agent 'b' at step 3 is .*, not a finite number"):
+        build(steps_of(bad, 3, reward=True))
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        (BAD, "agent 'b', env step 23: the observation leaves its space, Box(2,) float32: component 1 is nan"),
+        (np.array([2000, 0], np.float32), "agent 'b', env step 23: the observation leaves its space"),
+        (np.zeros(3, np.float32), "agent 'b': the observation does not fit its space, Box(2,) float32: shape (3,)"),
+        ("text", "agent 'b': the observation does not fit its space, Box(2,) float32: 'text'"),
+    ],
+)
+def test_bad_observations_are_found_later_too(bad, words):
+    algo = build(steps_of(bad, 23), fragment=12)
+    algo.env_runner.sample()
+    with pytest.raises(EnvError) as caught:
+        algo.env_runner.sample()
+    text = one_line(caught)
+    assert "environment copy 0" in text
+    assert words in text
+
+
+def test_a_bad_last_observation_is_found():
+    steps = [Step({"a": 0, "b": 0}), Step({"a": 0, "b": np.zeros(3, np.float32)}, {}, terminated=("b",)), Step({"a": 0}, {}, ("a",))]
+    with pytest.raises(EnvError, match=r"agent 'b': the observation does not fit its space, Box\(2,\) float32: shape \(3,\)"):
+        build(steps, checking=False).env_runner.sample(num_timesteps=1)
+
+
+@pytest.mark.parametrize("bad", [np.nan, -np.inf, None])
+def test_rewards_that_are_not_finite_are_found_later_too(bad):
+    algo = build(steps_of(bad, 23, reward=True), fragment=12)
+    algo.env_runner.sample()
+    with pytest.raises(EnvError, match=r"environment copy 0, agent 'b', env step 22: the reward is .*must be finite numbers"):
+        algo.env_runner.sample()
+
+
+@pytest.mark.parametrize("bad", ["much", [1.0, 2.0]])
+def test_a_reward_that_is_no_number_is_named(bad):
+    algo = build(steps_of(bad, 23, reward=True), fragment=12)
+    algo.env_runner.sample()
+    with pytest.raises(EnvError, match=r"environment copy 0, episode 0, step 23, agent 'b': the reward is .*, not a number"):
+        algo.env_runner.sample()
+
+
+def test_a_reward_for_an_absent_agent_must_be_a_number_too():
+    steps = [Step({"a": 0, "b": 0}), Step({"a": 0, "b": 0}, {}, ("b",)), Step({"a": 0}, {"b": np.nan}), Step({"a": 0}, {}, ("a",))]
+    with pytest.raises(EnvError, match=r"agent 'b': the reward is nan. Rewards must be finite numbers"):
+        build(steps, checking=False).env_runner.sample(num_timesteps=2)
+
+
+def test_without_checks_an_observation_may_leave_its_space_but_nan_stays_an_error():
+    algo = build(steps_of(np.array([2000, 0], np.float32), 3), checking=False)
+    (episode,) = algo.env_runner.sample()
+    assert episode.agent_episodes["b"].get_observations(3)[0] == 2000.0
+    with pytest.raises(EnvError, match="env step 3: the observation contains NaN"):
+        build(steps_of(BAD, 3), checking=False).env_runner.sample()
+
+
+def test_a_live_agent_without_an_observation_is_named():
+    steps = [Step({"a": 0, "b": 0}), Step({"a": 0}, {"a": 0, "b": 0}, agents=["a", "b"])]
+    with pytest.raises(EnvError, match=r"step 1: no observation for the live agents \['b'\]"):
+        build(steps, checking=False).env_runner.sample(num_timesteps=1)
+    with pytest.raises(EnvError, match=r"step 0: no observation for the live agents \['b'\]"):
+        build([Step({"a": 0}, agents=["a", "b"])], checking=False).env_runner.sample()
+
+
+def test_an_agent_that_leaves_without_a_flag_is_named():
+    steps = [Step({"a": 0, "b": 0}), Step({"a": 0}, {"a": 0, "b": 0}, agents=["a"])]
+    with pytest.raises(EnvError, match=r"agents \['b'\] left env.agents without being terminated or truncated"):
+        build(steps, checking=False).env_runner.sample(num_timesteps=1)
+
+
+def test_a_reset_without_agents_is_named():
+    with pytest.raises(EnvError, match=r"reset\(\) left no live agents in env.agents"):
+        build([Step({"a": 0}, agents=[])], checking=False).env_runner.sample()
+
+
+class Breaks(gymnasium.Env):
+    """Raises in the step or reset that it is told."""
+
+    observation_space, action_space = BOX, spaces.Discrete(2)
+
+    def __init__(self, step=10**9, reset=10**9):
+        self.left = {"step": step, "reset": reset}
+
+    def _count(self, what):
+        self.left[what] -= 1
+        if self.left[what] < 0:
+            raise RuntimeError(f"no {what} today")
+
+    def reset(self, *, seed=None, options=None):
+        self._count("reset")
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self._count("step")
+        return np.zeros(2, np.float32), 0.0, True, False, {}
+
+
+def test_an_env_that_raises_in_the_trial_run_is_named():
+    for settings in ({"step": 0}, {"reset": 0}):
+        with pytest.raises(EnvError, match="Breaks: a trial run with random actions raised RuntimeError: no") as caught:
+            small_config(Breaks, env_config=settings).build_algo()
+        one_line(caught)
+
+
+def test_an_env_that_raises_later_is_named_with_its_seed_and_actions():
+    runner = small_config(Breaks, env_config={"step": 2}, disable_env_checking=True).build_algo().env_runner
+    with pytest.raises(EnvError, match=r"copy 0, episode 2, step 0 \(seed \d+\): step\(\{'default_agent': [01]\}\) raised RuntimeError"):
+        runner.sample(num_timesteps=3)
+    runner = small_config(Breaks, env_config={"reset": 2}, disable_env_checking=True).build_algo().env_runner
+    with pytest.raises(EnvError, match=r"episode 2, step 0: reset\(seed=\d+\) raised RuntimeError: no reset today"):
+        runner.sample(num_timesteps=3)
+
+
+def test_a_turn_based_environment_is_refused():
+    with pytest.raises(EnvError, match=r"a turn-based \(AEC\) environment, which this version cannot train on"):
+        small_config("pettingzoo.classic.tictactoe_v3").build_algo()
+
+
+# Mapping functions, when the algorithm is built.
+
+
+@pytest.mark.parametrize(
+    ("mapping", "policies", "words"),
+    [
+        (lambda a, e, **kw: 1 / 0, None, "policy_mapping_fn raised ZeroDivisionError for agent 'a': division by zero"),
+        (lambda a: "x", None, "policy_mapping_fn raised TypeError for agent 'a'"),
+        (lambda a, e, **kw: 7, None, "returned 7 for agent 'a'. It must return a module id, a string"),
+        (lambda a, e, **kw: "red", ["blue"], "agent 'a' maps to module 'red', but policies has only 'blue'"),
+        ("a*=red", None, "agent 'b' matches none of the patterns 'a*'"),
+        ("a=red,b=blue,c*=green", None, "the pattern 'c*' (for module 'green') matches no agent"),
+    ],
+)
+def test_a_mapping_function_that_does_not_work_is_named(mapping, policies, words):
+    config = small_config(lambda: ScriptEnv([steps_of(0, 1)])).multi_agent(policies=policies, policy_mapping_fn=mapping)
+    with pytest.raises(MappingError) as caught:
+        config.build_algo()
+    assert words in one_line(caught)
+
+
+@pytest.mark.parametrize("kind", ["observation_spaces", "action_spaces"])
+def test_agents_with_different_spaces_cannot_share_a_module(kind):
+    other = {"observation_spaces": spaces.Box(-1, 1, (3,), np.float32), "action_spaces": spaces.Discrete(5)}[kind]
+    with pytest.raises(MappingError, match=f"agents 'a' and 'b' both map to module 'default_policy', but their {kind[:-7]} spaces differ"):
+        build(steps_of(0, 1), policies="shared", checking=False, **{kind: {"b": other}})
+
+
+def test_agents_of_other_actions_cannot_take_over_a_module_later():
+    steps = [Step({"a": 0}), Step({"a": 0, "z": 0}, {"a": 0.0}), Step({"a": 0, "z": 0}, {}, ("a", "z"))]
+    algo = build(steps, policies="shared", checking=False, possible_agents=["a"], action_spaces={"z": spaces.Discrete(5)})
+    with pytest.raises(MappingError, match=r"agent 'z' maps to module 'default_policy', whose actions are Discrete\(2\)"):
+        algo.env_runner.sample(num_timesteps=2)

@@ -1,0 +1,139 @@
+"""Every example runs, prints what its first lines say, and (in the slow tests) learns."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture
+def example(request, monkeypatch):
+    """Loads an example by name, and takes back the number of threads that it sets."""
+    import torch
+
+    threads = torch.get_num_threads()
+
+    def load(name):
+        spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+        module = importlib.util.module_from_spec(spec)
+        # A class that is made in a module which cannot be found again has no name to be saved under.
+        monkeypatch.setitem(sys.modules, spec.name, module)
+        spec.loader.exec_module(module)
+        return module
+
+    yield load
+    torch.set_num_threads(threads)
+
+
+def test_every_example_has_a_test():
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {
+        "shared_policies",
+        "independent_policies",
+        "custom_mapping_function",
+        "single_agent_cartpole",
+        "custom_connector",
+    }
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
+def test_an_example_asks_a_question_and_says_what_it_prints(path):
+    first_lines = path.read_text(encoding="utf-8").split('"""')[1]
+    assert first_lines.partition("\n")[0].endswith("?")
+    assert "Prints" in first_lines and "seconds" in first_lines
+
+
+def test_shared_policies_prints_the_return_of_the_one_module(example, capsys):
+    pytest.importorskip("mpe2")
+    example("shared_policies").main(iterations=1, eval_episodes=2)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("   6,000 agent steps, return: default_policy -")
+    assert lines[-1].startswith("Without exploration: -") and "Random play: -" in lines[-1]
+
+
+def test_independent_policies_prints_the_return_of_each_agents_module(example, capsys):
+    pytest.importorskip("mpe2")
+    at_random, trained = example("independent_policies").main(iterations=1, eval_episodes=2)
+    assert capsys.readouterr().out.startswith(
+        "Modules: agent_0, agent_1, agent_2\n   6,000 agent steps, return: agent_0 -"
+    )
+    assert list(at_random) == list(trained) == ["agent_0", "agent_1", "agent_2"]
+
+
+def test_the_custom_mapping_gives_each_agent_its_turn_as_the_scout(example, capsys):
+    pytest.importorskip("mpe2")
+    means, counts = example("custom_mapping_function").main(iterations=1)
+    assert set(means) == {"scout", "team"}
+    assert set(counts) == {"agent_0", "agent_1", "agent_2"}
+    assert sum(counts.values()) == 80  # one scout an episode, 2,000 env steps in episodes of 25
+    assert "Scout of so many episodes: agent_0 " in capsys.readouterr().out
+
+
+def test_the_loaded_cartpole_checkpoint_plays_as_the_one_that_was_saved(example, capsys):
+    trained, again = example("single_agent_cartpole").main(iterations=1, eval_episodes=2)
+    assert trained == again > 0
+    assert "The loaded checkpoint: " in capsys.readouterr().out
+
+
+def test_the_custom_connector_prints_both_returns(example, capsys):
+    without, with_piece = example("custom_connector").main(iterations=1)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [
+        f"Return without the piece: {without:.1f} of 10",
+        f"Return with the piece:    {with_piece:.1f} of 10",
+    ]
+
+
+# What the examples promise, in full length.
+
+
+@pytest.mark.slow
+def test_shared_policies_learn(example):
+    pytest.importorskip("mpe2")
+    at_random, trained = example("shared_policies").main()
+    assert at_random < -25 and trained > -20
+
+
+@pytest.mark.slow
+def test_independent_policies_learn(example):
+    pytest.importorskip("mpe2")
+    at_random, trained = example("independent_policies").main()
+    assert all(value < -25 for value in at_random.values())
+    assert all(value > -22.5 for value in trained.values())
+
+
+@pytest.mark.slow
+def test_both_modules_of_the_custom_mapping_learn(example):
+    pytest.importorskip("mpe2")
+    means, _ = example("custom_mapping_function").main()
+    assert all(value > -22.5 for value in means.values())
+
+
+@pytest.mark.slow
+def test_cartpole_learns(example):
+    trained, again = example("single_agent_cartpole").main()
+    assert trained == again > 300
+
+
+@pytest.mark.slow
+def test_only_with_the_piece_the_agents_find_their_numbers(example):
+    without, with_piece = example("custom_connector").main()
+    assert without < 3.5 and with_piece > 9
+
+
+@pytest.mark.slow
+def test_an_example_runs_as_a_script(tmp_path):
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "custom_connector.py")],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("of 10") == 2

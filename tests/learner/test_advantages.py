@@ -1,0 +1,188 @@
+"""From scripted environments through sampling to the train batch: every number worked out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from scripted_envs import ScriptEnv, Step, small_config
+from torch import nn
+
+from marl_connectors.errors import ModuleError
+from marl_connectors.rl_module.apis import ValueFunctionAPI
+from marl_connectors.rl_module.rl_module import RLModule, RLModuleSpec
+
+# gamma = lambda = 1/2; the value of an observation is its first number.
+#   a: values 2, 4 and a terminal 8, rewards 1, 2.     Differences 1 + 4/2 - 2 = 1 and 2 - 4 = -2.
+#   b: values 2, 4, 8 and a truncated 16, rewards 1, 2, 4.   Differences 1, 2 + 8/2 - 4 = 2, 4 + 16/2 - 8 = 4.
+#   c: as b, and goes on.
+# Each advantage is its difference plus a quarter of the next advantage, each target the advantage plus the value.
+SCRIPT = [
+    Step({"a": 2, "b": 2, "c": 2}),
+    Step({"a": 4, "b": 4, "c": 4}, {"a": 1, "b": 1, "c": 1}),
+    Step({"a": 8, "b": 8, "c": 8}, {"a": 2, "b": 2, "c": 2}, terminated=("a",)),
+    Step({"b": 16, "c": 16}, {"b": 4, "c": 4}, truncated=("b",)),
+    Step({"c": 32}, {"c": 8}),
+    Step({"c": 64}, {"c": 16}, truncated=("c",)),
+]
+ENDED, WHOLE = [1 - 2 / 4, -2.0], [1 + 3 / 4, 3.0, 4.0]
+
+
+class FirstNumber(RLModule, ValueFunctionAPI):
+    """Acts at random; the value of an observation is its first number."""
+
+    def setup(self):
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def _forward(self, batch, **kwargs):
+        return {"action_dist_inputs": self.scale * torch.zeros(len(batch["obs"]), 2)}
+
+    def compute_values(self, batch, embeddings=None):
+        return self.scale * batch["obs"][:, 0]
+
+
+class NoCritic(RLModule):
+    setup, _forward = FirstNumber.setup, FirstNumber._forward
+
+
+def algo_of(policies="independent", module_class=FirstNumber, standardize=False, script=SCRIPT, overrides=None, **training):
+    config = small_config(lambda: ScriptEnv([script])).multi_agent(policies=policies)
+    config.rl_module(
+        rl_module_spec=RLModuleSpec(module_class=module_class), algorithm_config_overrides_per_module=overrides or {}
+    )
+    algo = config.training(**{"gamma": 0.5, "lambda_": 0.5, **training}).build_algo()
+    piece = next(p for p in algo.learner.pipeline if hasattr(p, "standardize"))
+    piece.standardize = standardize
+    return algo
+
+
+def columns_of(algo, episodes):
+    """``{module_id: {column: list}}`` of the train batch."""
+    batch = algo.learner.make_batch(episodes)
+    return {m: {k: v.tolist() for k, v in columns.items()} for group in batch.groups for m, columns in group.module_columns()}
+
+
+def test_a_terminated_a_truncated_and_a_cut_agent():
+    algo = algo_of()
+    columns = columns_of(algo, algo.env_runner.sample(num_timesteps=3))
+    assert columns["a"]["advantages"] == ENDED
+    assert columns["b"]["advantages"] == columns["c"]["advantages"] == WHOLE
+    assert columns["a"]["value_targets"] == [2.5, 2.0]
+    assert columns["b"]["value_targets"] == columns["c"]["value_targets"] == [3.75, 7.0, 12.0]
+    assert columns["a"]["rewards"] == [1.0, 2.0]
+    assert [o[0] for o in columns["a"]["obs"]] == [2.0, 4.0], "no row of the last observation is left"
+    assert (columns["a"]["terminateds"], columns["a"]["truncateds"]) == ([False, True], [False, False])
+    assert (columns["b"]["terminateds"], columns["b"]["truncateds"]) == ([False] * 3, [False, False, True])
+    assert (columns["c"]["terminateds"], columns["c"]["truncateds"]) == ([False] * 3, [False] * 3)
+
+
+def test_a_fragment_that_ends_in_the_middle():
+    algo = algo_of()
+    first = columns_of(algo, algo.env_runner.sample(num_timesteps=2))
+    assert first["b"]["advantages"] == [1 + 2 / 4, 2.0]
+    assert first["b"]["value_targets"] == [3.5, 6.0]
+    assert first["a"]["advantages"] == ENDED
+    second = columns_of(algo, algo.env_runner.sample(num_timesteps=1))
+    assert "a" not in second
+    assert second["b"]["advantages"] == second["c"]["advantages"] == [4.0]
+
+
+def test_chunks_of_several_samples_stand_side_by_side_in_one_batch():
+    algo = algo_of()
+    episodes = algo.env_runner.sample(num_timesteps=2) + algo.env_runner.sample(num_timesteps=1)
+    columns = columns_of(algo, episodes)
+    assert columns["b"]["advantages"] == [1.5, 2.0, 4.0]
+    assert columns["a"]["advantages"] == ENDED
+
+
+def test_agents_that_share_a_module_keep_their_own_bootstraps():
+    algo = algo_of("a=red,*=blue")
+    columns = columns_of(algo, algo.env_runner.sample(num_timesteps=3))
+    assert columns["red"]["advantages"] == ENDED
+    assert columns["blue"]["advantages"] == WHOLE * 2
+    assert columns_of(algo_of("shared"), algo.env_runner.sample(num_timesteps=0) or []) == {}
+
+
+def test_episodes_that_users_built_give_the_same_numbers():
+    algo = algo_of("shared")
+    (episode,) = algo.env_runner.sample(num_timesteps=3)
+    rebuilt = type(episode).from_state(episode.get_state())
+    rebuilt_columns = columns_of(algo, [rebuilt])["default_policy"]
+    assert rebuilt_columns["advantages"] == columns_of(algo, [episode])["default_policy"]["advantages"] == ENDED + WHOLE * 2
+
+
+def test_advantages_are_standardised_for_each_module_over_its_own_real_rows():
+    algo = algo_of("a=red,*=blue", standardize=True)
+    columns = columns_of(algo, algo.env_runner.sample(num_timesteps=3))
+    # red: mean -3/4 and deviation 5/4.  blue: 7/4, 3, 4 twice: mean 35/12, variance ((14/12)^2 + (1/12)^2 + (13/12)^2)/3.
+    assert columns["red"]["advantages"] == pytest.approx([1.0, -1.0], abs=1e-6)
+    deviation = ((14**2 + 1 + 13**2) / 144 / 3) ** 0.5
+    expected = [(x - 35 / 12) / deviation for x in WHOLE * 2]
+    assert columns["blue"]["advantages"] == pytest.approx(expected, abs=1e-6)
+    assert columns["red"]["value_targets"] == [2.5, 2.0], "targets are not standardised"
+
+
+def test_one_row_alone_has_an_advantage_of_zero():
+    algo = algo_of(standardize=True)
+    columns = columns_of(algo, algo.env_runner.sample(num_timesteps=1))
+    assert columns["a"]["advantages"] == [0.0]
+
+
+def test_each_module_has_its_own_gamma_and_lambda():
+    algo = algo_of(overrides={"b": {"lambda_": 0.0}, "c": {"gamma": 0.0}})
+    columns = columns_of(algo, algo.env_runner.sample(num_timesteps=3))
+    assert columns["a"]["advantages"] == ENDED
+    assert columns["b"]["advantages"] == [1.0, 2.0, 4.0]
+    assert columns["c"]["advantages"] == [1.0 - 2.0, 2.0 - 4.0, 4.0 - 8.0]
+
+
+def test_without_gae_advantages_are_returns_less_the_value():
+    algo = algo_of(use_gae=False)
+    columns = columns_of(algo, algo.env_runner.sample(num_timesteps=3))
+    # b: 4 + 16/2 = 12, 2 + 12/2 = 8, 1 + 8/2 = 5.   a: 2, 1 + 2/2 = 2.
+    assert columns["b"]["advantages"] == [5.0 - 2, 8.0 - 4, 12.0 - 8]
+    assert columns["a"]["advantages"] == [2.0 - 2, 2.0 - 4]
+
+
+@pytest.mark.parametrize("module_class", [FirstNumber, NoCritic])
+def test_without_a_critic_advantages_are_discounted_returns(module_class):
+    algo = algo_of(module_class=module_class, use_critic=False)
+    episodes = algo.env_runner.sample(num_timesteps=3)
+    columns = columns_of(algo, episodes)
+    assert columns["a"]["advantages"] == [1 + 2 / 2, 2.0]
+    assert columns["b"]["advantages"] == columns["c"]["advantages"] == [1 + 4 / 2, 2 + 4 / 2, 4.0]
+    assert algo.learner.update(episodes=episodes)["a"]["vf_loss"] == 0.0
+
+
+def test_a_module_without_a_value_function_is_named():
+    algo = algo_of(module_class=NoCritic)
+    with pytest.raises(Exception, match=r"module 'a' \(NoCritic\) has no value function.*use_critic=False") as caught:
+        algo.train()
+    assert isinstance(caught.value.__cause__ or caught.value, ModuleError)
+
+
+def test_modules_of_different_spaces_go_through_one_update():
+    script = [
+        Step({"a": 2, "b": np.array([2, 0, 0], np.float32)}),
+        Step({"a": 4, "b": np.array([4, 0, 0], np.float32)}, {"a": 1, "b": 1}, truncated=("a", "b")),
+    ]
+    config = small_config(
+        lambda: ScriptEnv(
+            [script],
+            observation_spaces={"b": spaces.Box(-9, 9, (3,), np.float32)},
+            action_spaces={"b": spaces.Box(-1, 1, (2,), np.float32)},
+        )
+    ).multi_agent(policies="independent")
+    config.rl_module(rl_module_spec=RLModuleSpec(module_class=Wide)).training(gamma=0.5)
+    algo = config.build_algo()
+    next(p for p in algo.learner.pipeline if hasattr(p, "standardize")).standardize = False
+    columns = columns_of(algo, algo.env_runner.sample(num_timesteps=1))
+    assert columns["a"]["advantages"] == columns["b"]["advantages"] == [1.0]
+    assert sorted(algo.train()["learners"]) == ["a", "b"]
+
+
+class Wide(FirstNumber):
+    def _forward(self, batch, **kwargs):
+        width = 2 if isinstance(self.action_space, spaces.Discrete) else 4
+        return {"action_dist_inputs": self.scale * torch.zeros(len(batch["obs"]), width)}

@@ -1,0 +1,119 @@
+"""The README and the pages in docs/ say what is true: their code runs, their tables and links are right."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import warnings
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from marl_connectors import DefaultModelConfig, PPOConfig
+from marl_connectors.cli.main import _build_parser
+from marl_connectors.cli.train import TRAINING_DEFAULTS
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+SETUP = "python3 -m venv .venv && .venv/bin/pip install -q -c constraints.txt -e "
+COMMANDS = {
+    "train": SETUP + '".[cli,mpe]" && .venv/bin/marl-connectors train mpe2.simple_spread_v3',
+    "test": SETUP + '".[dev]" && .venv/bin/python -m pytest',
+}
+SMALLER = (
+    (r"range\(40\)", "range(1)"),
+    (r"num_episodes=100", "num_episodes=2"),
+    (r"train_batch_size_per_learner=\d+", "train_batch_size_per_learner=100"),
+    (r"num_epochs=8", "num_epochs=2"),
+)
+"""What to replace in the pages' code so that it runs in seconds."""
+
+ROW = re.compile(r"^\| `([^`]+)` \| `([^`]*)` \| (.+) \|$", re.MULTILINE)
+
+
+def text(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def python_blocks(page: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```$", text(page), re.MULTILINE | re.DOTALL)
+
+
+def page_id(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_readme_has_the_command_in_one_bash_block(name):
+    found = re.findall(
+        rf"^<!-- {name} command -->\n```bash\n(.*?)\n```$", text(ROOT / "README.md"), re.MULTILINE | re.DOTALL
+    )
+    assert found == [COMMANDS[name]]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if python_blocks(page)], ids=page_id)
+def test_the_python_code_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("mpe2")
+    import torch
+
+    monkeypatch.chdir(tmp_path)
+    threads = torch.get_num_threads()
+    namespace = {"__name__": "a_page"}
+    try:
+        with warnings.catch_warnings():
+            # PettingZoo 1.27 announces a registry of its own; the pages use the API that all its versions have.
+            warnings.filterwarnings("ignore", "The old environment creation API", DeprecationWarning)
+            torch.set_num_threads(1)
+            for number, code in enumerate(python_blocks(page), 1):
+                for pattern, smaller in SMALLER:
+                    code = re.sub(pattern, smaller, code)
+                exec(compile(code, f"{page.name}, block {number}", "exec"), namespace)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_relative_links_of_a_page_lead_somewhere(page):
+    targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", text(page))
+    relative = [target for target in targets if "://" not in target]
+    assert [target for target in relative if not (page.parent / target).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_a_page_names_no_path_of_a_machine(page):
+    assert re.findall(r"(?<![\w.:/-])/(?:home|work|tmp|opt|root|usr)\b", text(page)) == []
+
+
+def test_the_table_of_settings_has_every_setting_with_its_default():
+    before, _, rest = text(ROOT / "docs/configuration.md").partition("<!-- model config -->")
+    model, _, after = rest.partition("## `.training(...)`")
+    listed = {name: default for name, default, _ in ROW.findall(before + after)}
+    settings = PPOConfig().to_dict()
+    expected = {name: value.__name__ if isinstance(value, type) else repr(value) for name, value in settings.items()}
+    assert listed == expected
+    defaults = DefaultModelConfig()
+    assert {name: default for name, default, _ in ROW.findall(model)} == {
+        field.name: repr(getattr(defaults, field.name)) for field in fields(DefaultModelConfig)
+    }
+
+
+def test_the_table_of_the_command_lines_own_defaults_is_right():
+    _, _, rest = text(ROOT / "docs/command_line.md").partition("<!-- training defaults -->")
+    listed = {name: (ours, default.strip("`")) for name, ours, default in ROW.findall(rest.partition("\n\n")[0])}
+    settings = PPOConfig().to_dict()
+    assert listed == {name: (repr(value), repr(settings[name])) for name, value in TRAINING_DEFAULTS.items()}
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate"])
+def test_the_table_of_options_has_every_option_of_the_command(command):
+    _, parsers = _build_parser()
+    options = set()
+    for action in parsers[command]._actions:
+        if isinstance(action, argparse._HelpAction):
+            continue
+        options.add(action.option_strings[-1] if action.option_strings else action.metavar)
+    section = re.search(rf"^## {command}\n(.*?)^## ", text(ROOT / "docs/command_line.md"), re.MULTILINE | re.DOTALL)
+    assert section is not None
+    table = section[1].partition("| option |")[2].partition("\n\n")[0]
+    assert set(re.findall(r"^\| `(\S+?)[ `]", table, re.MULTILINE)) == options
