@@ -3,7 +3,7 @@
 The same task as in ``shared_policies.py``; the difference is one line of the config. Every agent has a module that is
 called as the agent is, with parameters and an optimizer of its own. All three run as one batched computation. Prints
 the return of each module every ten iterations (a rise from about -26 to about -21: each module has only a third of the
-experience), and at the end beside that of random play (about -27). Takes some 30 seconds.
+experience), and at the end beside that of random play (about -27). Takes some 25 seconds.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from marl_connectors import PPOConfig
 
 
-def main(iterations: int = 40, eval_episodes: int = 100) -> tuple[dict[str, float], dict[str, float]]:
+def main(iterations: int = 30, eval_episodes: int = 100) -> tuple[dict[str, float], dict[str, float]]:
     """Trains, and gives the returns of random play and those at the end, by module."""
     # The networks are tiny: handing pieces of such a matrix product to several threads costs more than it saves.
     torch.set_num_threads(1)

@@ -2,7 +2,7 @@
 
 Three agents have to cover three landmarks (``simple_spread_v3``). One module decides for all of them, and learns from
 what all of them go through. Prints the return of an agent per episode every ten iterations (a rise from about -25 to
--19 or better), and at the end beside that of random play (about -27). Takes some 30 seconds.
+-19 or better), and at the end beside that of random play (about -27). Takes some 25 seconds.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from marl_connectors import PPOConfig
 
 
-def main(iterations: int = 40, eval_episodes: int = 100) -> tuple[float, float]:
+def main(iterations: int = 30, eval_episodes: int = 100) -> tuple[float, float]:
     """Trains, and gives the return of random play and the return at the end."""
     # The networks are tiny: handing pieces of such a matrix product to several threads costs more than it saves.
     torch.set_num_threads(1)

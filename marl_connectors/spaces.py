@@ -88,11 +88,11 @@ def outside(space: spaces.Space, values: Tree) -> tuple[np.ndarray, str]:
 
 
 def _first_offender(values: np.ndarray, fine: np.ndarray, low: Any, high: Any) -> str:
-    where = tuple(int(i) for i in np.argwhere(~fine)[0])
-    place = where[1:]
+    row, *rest = np.argwhere(~fine)[0].tolist()
+    place = tuple(rest)
     low, high = np.broadcast_to(low, fine.shape[1:])[place], np.broadcast_to(high, fine.shape[1:])[place]
-    component = f"component {place if len(place) > 1 else place[0]} " if place else ""
-    return f"{component}is {values[where]}, not in [{low}, {high}]"
+    component = f"component {', '.join(map(str, place))} " if place else ""
+    return f"{component}is {values[(row, *place)]}, not in [{low}, {high}]"
 
 
 def describe(space: spaces.Space) -> str:

@@ -6,7 +6,7 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 
@@ -24,12 +24,15 @@ if TYPE_CHECKING:
     from marl_connectors.rl_module.multi_rl_module import MultiRLModuleSpec
     from marl_connectors.rl_module.rl_module import RLModuleSpec
 
-_Method = TypeVar("_Method", bound=Callable[..., Any])
+_Config = TypeVar("_Config", bound="AlgorithmConfig")
+_Settings = ParamSpec("_Settings")
 UNSET: Any = object()
 """The default of every setting in a section's signature: leaves the setting as it is."""
 
 
-def section(method: _Method) -> _Method:
+def section(
+    method: Callable[Concatenate[_Config, _Settings], dict[str, Any] | None],
+) -> Callable[Concatenate[_Config, _Settings], _Config]:
     """Makes a method that takes settings, stores them under their own names, and gives the config back.
 
     The method's signature says which settings there are; its body only handles what needs more than storing, and
@@ -38,7 +41,7 @@ def section(method: _Method) -> _Method:
     names = [name for name in inspect.signature(method).parameters if name != "self"]
 
     @functools.wraps(method)
-    def wrapper(self: AlgorithmConfig, *args: Any, **given: Any) -> AlgorithmConfig:
+    def wrapper(self: _Config, *args: _Settings.args, **given: _Settings.kwargs) -> _Config:
         for name in given:
             if name not in names:
                 raise ConfigError(
@@ -46,15 +49,14 @@ def section(method: _Method) -> _Method:
                 )
         if args and len(args) > 1:
             raise ConfigError(f"{type(self).__name__}.{method.__name__}: name the settings: {', '.join(names)}.")
-        if args:
-            given = {names[0]: args[0], **given}
-        instead = method(self, **given) or {}
-        for name, value in {**given, **instead}.items():
+        settings: dict[str, Any] = {**dict(zip(names, args, strict=False)), **given}
+        instead = method(self, **settings) or {}  # type: ignore[call-arg]
+        for name, value in {**settings, **instead}.items():
             if value is not UNSET:
                 self._set(name, value)
         return self
 
-    return wrapper  # type: ignore[return-value]
+    return wrapper
 
 
 class AlgorithmConfig:
@@ -131,7 +133,7 @@ class AlgorithmConfig:
         normalize_actions: bool = UNSET,
         clip_actions: bool = UNSET,
         disable_env_checking: bool = UNSET,
-    ) -> Self:
+    ) -> dict[str, Any]:
         """Which environment, and how its observations and actions are treated.
 
         Args:
@@ -144,7 +146,7 @@ class AlgorithmConfig:
             clip_actions: Clip Box actions to the space's range.
             disable_env_checking: Skip the trial run of the environment, and let observations leave their space.
         """
-        return {} if env_config is UNSET else {"env_config": dict(env_config or {})}  # type: ignore[return-value]
+        return {} if env_config is UNSET else {"env_config": dict(env_config or {})}
 
     @section
     def multi_agent(
@@ -154,7 +156,7 @@ class AlgorithmConfig:
         policy_mapping_fn: str | Callable[..., ModuleID] = UNSET,
         policies_to_train: Collection[ModuleID] | Callable[[ModuleID], bool] | None = UNSET,
         count_steps_by: str = UNSET,
-    ) -> Self:
+    ) -> dict[str, Any]:
         """Which agents share a module.
 
         Args:
@@ -171,7 +173,7 @@ class AlgorithmConfig:
             instead["policy_mapping_fn"] = policy_mapping(policy_mapping_fn)
         if isinstance(policies, str):
             instead.update(policies=None, policy_mapping_fn=policy_mapping(policies))
-        return instead  # type: ignore[return-value]
+        return instead
 
     @section
     def env_runners(
@@ -187,7 +189,7 @@ class AlgorithmConfig:
         rollout_fragment_length: int | str = UNSET,
         batch_mode: str = UNSET,
         explore: bool = UNSET,
-    ) -> Self:
+    ) -> None:
         """How episodes are collected.
 
         Args:
@@ -213,7 +215,7 @@ class AlgorithmConfig:
         learner_class: type[Learner] = UNSET,
         learner_connector: Callable[..., Any] | None = UNSET,
         add_default_connectors_to_learner_pipeline: bool = UNSET,
-    ) -> Self:
+    ) -> None:
         """How modules are updated.
 
         Args:
@@ -233,7 +235,7 @@ class AlgorithmConfig:
         rl_module_spec: RLModuleSpec | MultiRLModuleSpec | None = UNSET,
         algorithm_config_overrides_per_module: Mapping[ModuleID, Mapping[str, Any]] = UNSET,
         model_config_dict: Mapping[str, Any] = UNSET,
-    ) -> Self:
+    ) -> dict[str, Any]:
         """What the modules look like.
 
         Args:
@@ -251,7 +253,7 @@ class AlgorithmConfig:
             instead["algorithm_config_overrides_per_module"] = {
                 module_id: dict(o) for module_id, o in algorithm_config_overrides_per_module.items()
             }
-        return instead  # type: ignore[return-value]
+        return instead
 
     @section
     def training(
@@ -267,7 +269,7 @@ class AlgorithmConfig:
         shuffle_batch_per_epoch: bool = UNSET,
         learner_class: type[Learner] = UNSET,
         learner_connector: Callable[..., Any] | None = UNSET,
-    ) -> Self:
+    ) -> None:
         """How the modules learn.
 
         Args:
@@ -284,7 +286,7 @@ class AlgorithmConfig:
         """
 
     @section
-    def evaluation(self, *, evaluation_interval: int | None = UNSET, evaluation_duration: int = UNSET) -> Self:
+    def evaluation(self, *, evaluation_interval: int | None = UNSET, evaluation_duration: int = UNSET) -> None:
         """When ``train()`` also evaluates, without exploration.
 
         Args:
@@ -293,19 +295,19 @@ class AlgorithmConfig:
         """
 
     @section
-    def reporting(self, *, metrics_num_episodes_for_smoothing: int = UNSET) -> Self:
+    def reporting(self, *, metrics_num_episodes_for_smoothing: int = UNSET) -> None:
         """Over how many of the newest episodes returns are averaged."""
 
     @section
-    def callbacks(self, callbacks_class: type[Callbacks] = UNSET) -> Self:
+    def callbacks(self, callbacks_class: type[Callbacks] = UNSET) -> None:
         """A subclass of Callbacks."""
 
     @section
-    def exploration(self, *, explore: bool = UNSET) -> Self:
+    def exploration(self, *, explore: bool = UNSET) -> None:
         """Whether actions are sampled; the same setting as in ``env_runners``."""
 
     @section
-    def debugging(self, *, seed: int | None = UNSET) -> Self:
+    def debugging(self, *, seed: int | None = UNSET) -> None:
         """The run's seed. The same seed gives the same run; None draws one."""
 
     # The config as a whole.
@@ -379,10 +381,10 @@ class AlgorithmConfig:
                     f"process. Set {name}=0, and more num_envs_per_env_runner for larger batches."
                 )
         for name in ("num_envs_per_env_runner", "train_batch_size_per_learner", "num_epochs", "evaluation_duration"):
-            self._require(name, isinstance(getattr(self, name), int) and getattr(self, name) >= 1, "a whole number >= 1")
+            self._require(name, _is_count(getattr(self, name)) and getattr(self, name) >= 1, "a whole number >= 1")
         for name in ("minibatch_size", "evaluation_interval"):
             value = getattr(self, name)
-            self._require(name, value is None or (isinstance(value, int) and value >= 1), "a whole number >= 1, or None")
+            self._require(name, value is None or (_is_count(value) and value >= 1), "a whole number >= 1, or None")
         self._require("episode_lookback_horizon", _is_count(self.episode_lookback_horizon), "a whole number >= 0")
         fragment = self.rollout_fragment_length
         self._require(

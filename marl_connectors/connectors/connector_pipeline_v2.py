@@ -120,10 +120,9 @@ class ConnectorPipelineV2(ConnectorV2):
     def _failure(self, index: int, error: Exception) -> ConnectorError:
         """The error for a failure inside a piece."""
         if isinstance(error, ConnectorError):
-            return ConnectorError(f"{type(self).__name__}: {self.names()[index]}: {error}")
-        return ConnectorError(
-            f"{type(self).__name__}: {self.names()[index]} failed: {type(error).__name__}: {error}"
-        )
+            named = isinstance(self.connectors[index], ConnectorPipelineV2)  # a pipeline has named itself
+            return ConnectorError(f"{type(self).__name__}: {'' if named else self.names()[index] + ': '}{error}")
+        return ConnectorError(f"{type(self).__name__}: {self.names()[index]} failed: {type(error).__name__}: {error}")
 
     def run(
         self,
@@ -215,7 +214,9 @@ def _checked(piece: Any) -> ConnectorV2:
 
 def _checked_batch(batch: Any) -> dict[str, Any]:
     if not isinstance(batch, dict):
-        raise ConnectorError(f"returned {type(batch).__name__} instead of the batch. End its __call__ with 'return batch'.")
+        raise ConnectorError(
+            f"returned {type(batch).__name__} instead of the batch. End its __call__ with 'return batch'."
+        )
     return batch
 
 

@@ -156,7 +156,9 @@ class ConnectorV2:
         self._input_observation_space = observation_space
         self._input_action_space = action_space
         self._observation_space = (
-            None if observation_space is None else self.recompute_output_observation_space(observation_space, action_space)
+            None
+            if observation_space is None
+            else self.recompute_output_observation_space(observation_space, action_space)
         )
         self._action_space = (
             None if action_space is None else self.recompute_output_action_space(observation_space, action_space)
@@ -277,7 +279,7 @@ def unstack(values: Any) -> list:
     return list(values)
 
 
-def _item_lists(batch: dict[str, Any], names: list[str]) -> Iterator[tuple[dict[str, list], tuple[Any, Any, Any]]]:
+def _item_lists(batch: dict[str, Any], names: list[str]) -> Iterator[tuple[dict[str, list], tuple[Any, ...]]]:
     """Lists of items of the named columns that belong together, with (eps_id, agent_id, module_id)."""
     if names[0] in batch:
         if not isinstance(batch[names[0]], dict):

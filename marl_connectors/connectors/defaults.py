@@ -135,7 +135,9 @@ def call_builder(setting: str, builder: Builder | None, *arguments: Any) -> list
     positional = [p for p in parameters if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)]
     takes = len(arguments) if any(p.kind is kinds.VAR_POSITIONAL for p in parameters) else len(positional)
     required = [p for p in positional if p.default is kinds.empty]
-    if len(required) > len(arguments) or any(p.kind is kinds.KEYWORD_ONLY and p.default is kinds.empty for p in parameters):
+    if len(required) > len(arguments) or any(
+        p.kind is kinds.KEYWORD_ONLY and p.default is kinds.empty for p in parameters
+    ):
         raise ConfigError(
             f"{setting}: the function takes {inspect.signature(builder)}, but at most {len(arguments)} positional "
             f"arguments are passed."

@@ -94,7 +94,7 @@ class EnvRunner:
         self._finished: list[FinishedEpisode] = []
         self._batch: ColumnBatch | None = None
         self._pick_actions: Callable[[list], Any] | None = None
-        self._pick_items: list[Callable[[list], Any] | None] = []
+        self._live: list[tuple[LaneGroup, Callable[[list], Any] | None]] = []  # groups with lanes, picking their items
         self._deferred_logp: dict[LaneGroup, type[Distribution]] = {}
         pieces = [*env_to_module, *module_to_env]
         self._pieces_read_episodes = not all(works_on_columns(piece) for piece in pieces)
@@ -222,11 +222,9 @@ class EnvRunner:
 
     def _take_step(self, explore: bool, at_random: bool) -> None:
         """A hot path: everything here is per vector step and group, nothing is per agent."""
-        groups = self._episodes.groups
         batch = self._random_batch() if at_random else self._forward(explore)
         actions: list[Any] = []
-        for columns in batch.groups:
-            group: LaneGroup = columns.rows.group
+        for (group, _), columns in zip(self._live, batch.groups, strict=True):
             group.rollout.record(group.positions, columns)
             actions += env_actions(columns)
             if columns.action_dist_cls is not None:
@@ -235,10 +233,9 @@ class EnvRunner:
         self._noise.step += 1
         self.num_env_steps += len(self.vector_env.copies)
         self.num_agent_steps += len(actions)
-        for group, pick in zip(groups, self._pick_items, strict=True):
-            if group.lanes:
-                self._credit(group, step.rewards if pick is None else pick(step.rewards))
-                group.advance()
+        for group, pick in self._live:
+            self._credit(group, step.rewards if pick is None else pick(step.rewards))
+            group.advance()
         if step.transitions:
             self._follow(step.transitions)
         self._observe(step.observations)
@@ -254,9 +251,8 @@ class EnvRunner:
         )
 
     def _random_batch(self) -> ColumnBatch:
-        batch = ColumnBatch([ColumnGroup(group.rows) for group in self._episodes.groups if group.lanes])
-        for columns in batch.groups:
-            group: LaneGroup = columns.rows.group
+        batch = ColumnBatch([ColumnGroup(group.rows) for group, _ in self._live])
+        for (group, _), columns in zip(self._live, batch.groups, strict=True):
             rng = stream(self._seed, "random actions", group.index, self._noise.step)
             columns.update(random_actions(group.rollout.action_space, len(columns.rows), rng))
         return batch
@@ -280,19 +276,17 @@ class EnvRunner:
             self._episodes.set_clocks()
 
     def _observe(self, items: list[Any]) -> None:
-        for group, pick in zip(self._episodes.groups, self._pick_items, strict=True):
-            if group.lanes:
-                own = items if pick is None else pick(items)
-                rollout = group.rollout
-                try:
-                    observations = spaces.stack(own, rollout.observation_space)
-                    rollout.observe(group.positions, observations, group.t)
-                except (TypeError, ValueError) as error:
-                    raise bad_observations(group, self.vector_env, own) from error
+        for group, pick in self._live:
+            own = items if pick is None else pick(items)
+            rollout = group.rollout
+            try:
+                rollout.observe(group.positions, spaces.stack(own, rollout.observation_space), group.t)
+            except (TypeError, ValueError) as error:
+                raise bad_observations(group, self.vector_env, own) from error
 
     def _make_batch(self) -> None:
         """Runs the env-to-module pipeline on the newest observations, for the next forward pass."""
-        groups = [ColumnGroup(group.rows) for group in self._episodes.groups if group.lanes]
+        groups = [ColumnGroup(group.rows) for group, _ in self._live]
         self._batch = self._run_env_to_module(groups, self._episodes.ongoing)
 
     def _run_env_to_module(self, groups: list[ColumnGroup], episodes: list[Any]) -> ColumnBatch:
@@ -320,11 +314,13 @@ class EnvRunner:
         by_copy = self._episodes.lanes_by_copy()
         place = {lane: i for i, lane in enumerate(by_copy)}
         by_row: list[Lane] = []
-        self._pick_items = []
+        self._live = []
         for group in self._episodes.groups:
             group.arrange(module_order)
+            if not group.lanes:
+                continue
             by_row += group.lanes
-            self._pick_items.append(picker([place[lane] for lane in group.lanes], len(by_copy)))
+            self._live.append((group, picker([place[lane] for lane in group.lanes], len(by_copy))))
             self._noise.place(
                 group.index, group.rows, [(lane.env_index, lane.slot) for lane in group.lanes], group.num_slots
             )

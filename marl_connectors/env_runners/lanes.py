@@ -68,7 +68,7 @@ class LaneGroup:
         self.lanes: list[Lane] = []
         self.numbers: np.ndarray | None = None
         self.positions: Positions = slice(0, 0)
-        self.rows: Rows | None = None
+        self.rows: Rows = LiveRows(self, module_ids=(), splits=(0,))
         self.t = np.zeros(0, np.int32)
         self.last_row = lookback
         self._numbers_in_use: set[int] = set()

@@ -378,6 +378,7 @@ class OngoingEpisodes:
             if self._single_agent:
                 self.ongoing[copy.index] = next(iter(lanes.values())).episode
                 continue
+            assert isinstance(former, MultiAgentEpisode)
             episode = self._continued_episode(copy, former.id_)
             ended = {a: life.is_truncated for a, life in former.agent_episodes.items() if life.is_done}
             episode._ended_before = former._ended_before | ended

@@ -108,7 +108,9 @@ class Rollout:
         self._level: dict[str, np.ndarray] = {}
 
     @classmethod
-    def of_columns(cls, columns: dict[str, Tree], observation_space: Any, action_space: Any, *, num_rows: int) -> Rollout:
+    def of_columns(
+        cls, columns: dict[str, Tree], observation_space: Any, action_space: Any, *, num_rows: int
+    ) -> Rollout:
         """One lane that holds ``columns``, ``[num_rows, ...]`` each."""
         rollout = cls.__new__(cls)
         rollout.observation_space, rollout.action_space = observation_space, action_space

@@ -169,7 +169,7 @@ class Learner(ABC):
     def should_train(self, module_id: ModuleID) -> bool:
         """Whether ``policies_to_train`` names the module."""
         wanted = self.config.policies_to_train
-        return wanted is None or (wanted(module_id) if callable(wanted) else module_id in wanted)
+        return wanted is None or bool(wanted(module_id) if callable(wanted) else module_id in wanted)
 
     # One minibatch.
 

@@ -37,7 +37,7 @@ class Optimizers:
         if bucket is not None:
             tensors = [bucket.rows[bucket.module_ids.index(module_id)]]
         else:
-            tensors = self._learner.get_parameters(self._learner.module[module_id])  # type: ignore[assignment]
+            tensors = list[Tensor](self._learner.get_parameters(self._learner.module[module_id]))
         self._tensors[module_id] = tensors
         if not tensors:
             return
@@ -79,10 +79,12 @@ class Optimizers:
         source = bucket.twin if len(module_ids) > 1 else self._learner.module[module_ids[0]]
         parameters = [p for p in source.parameters() if p.requires_grad]
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-        homes = [p.grad for p in parameters]
-        if any(gradient is None for gradient in gradients):
-            gradients = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients, strict=True)]
-        torch._foreach_copy_(homes, list(gradients))
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            assert parameter.grad is not None  # a view of the bucket's gradients
+            if gradient is None:
+                parameter.grad.zero_()
+            else:
+                parameter.grad.copy_(gradient)
 
     def clip_all(self, module_ids: Sequence[ModuleID]) -> None:
         """Clips the gradients of modules as their configs say; a whole bucket at once where these agree."""

@@ -38,7 +38,7 @@ def check_schedule(name: str, schedule: object) -> None:
         points = np.zeros(0)
     if (
         points.ndim != 2
-        or points.shape[1] != 2
+        or points.shape[-1] != 2
         or not np.isfinite(points).all()
         or points[0, 0] != 0
         or (np.diff(points[:, 0]) <= 0).any()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -12,7 +13,7 @@ class ValueFunctionAPI(ABC):
     """A module with a value function, as actor-critic learners need it."""
 
     @abstractmethod
-    def compute_values(self, batch: dict[str, Any], embeddings: Any = None) -> Tensor:
+    def compute_values(self, batch: Mapping[str, Any], embeddings: Any = None) -> Tensor:
         """``[B]`` value estimates of ``batch[Columns.OBS]``.
 
         Args:
@@ -41,7 +42,7 @@ class TargetNetworkAPI(ABC):
         """``(network, its target network)`` pairs, for the learner to update."""
 
     @abstractmethod
-    def forward_target(self, batch: dict[str, Any]) -> dict[str, Any]:
+    def forward_target(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """A forward pass through the target networks."""
 
 
@@ -50,6 +51,6 @@ class SelfSupervisedLossAPI(ABC):
 
     @abstractmethod
     def compute_self_supervised_loss(
-        self, *, learner: Any, module_id: str, config: Any, batch: dict[str, Any], fwd_out: dict[str, Any]
+        self, *, learner: Any, module_id: str, config: Any, batch: Mapping[str, Any], fwd_out: Mapping[str, Any]
     ) -> Tensor:
         """A scalar, to be minimised instead of the algorithm's loss."""

@@ -7,7 +7,8 @@ in, ``[M, B, k]`` out. Without that axis it is an ordinary torch layer.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "gelu": nn.GELU,
     "linear": nn.Identity,
 }
-_NUMPY_ACTIVATIONS = {nn.Tanh: lambda x: np.tanh(x, x), nn.ReLU: lambda x: np.maximum(x, 0, x)}
+_NUMPY_ACTIVATIONS: dict[type[nn.Module], Callable[[np.ndarray], np.ndarray]] = {nn.Tanh: lambda x: np.tanh(x, out=x), nn.ReLU: lambda x: np.maximum(x, 0, out=x)}
 _NUMPY_ROWS = 2048
 """Up to how many rows a forward pass without gradients is faster in numpy than in torch, whose calls cost more."""
 
@@ -70,19 +71,20 @@ class MLP(nn.Module):
             raise ModuleError(f"MLP: unknown activation {activation!r}. {did_you_mean(activation, ACTIVATIONS)}")
         self.input_dim = input_dim
         self.output_dim = layer_dims[-1] if layer_dims else input_dim
-        self.layers = nn.ModuleList()
+        self._linear_layers: list[Linear] = []
         for dim in layer_dims:
-            self.layers.append(Linear(input_dim, dim))
+            self._linear_layers.append(Linear(input_dim, dim))
             input_dim = dim
+        self.layers = nn.ModuleList(self._linear_layers)
         self.activation = ACTIVATIONS[activation]()
         self.activate_last = activate_last
         self._numpy_activation = _NUMPY_ACTIVATIONS.get(type(self.activation))
-        self._linear_layers = list(self.layers)
         self._arrays: list[tuple[tuple[int, int], np.ndarray, np.ndarray]] = []
-        for i, layer in enumerate(self.layers):
-            last = i == len(self.layers) - 1 and last_gain is not None
-            nn.init.orthogonal_(layer.weight, last_gain if last else math.sqrt(2))
+        for layer in self._linear_layers:
+            nn.init.orthogonal_(layer.weight, math.sqrt(2))
             nn.init.zeros_(layer.bias)
+        if last_gain is not None:
+            nn.init.orthogonal_(self._linear_layers[-1].weight, last_gain)
 
     def forward(self, x: Tensor) -> Tensor:
         if (
@@ -92,19 +94,18 @@ class MLP(nn.Module):
             and x.shape[-2] <= _NUMPY_ROWS
             and x.is_cpu
         ):
-            return self._forward_numpy(x)
-        last = len(self.layers) - 1
+            return self._forward_numpy(x, self._numpy_activation)
+        last = len(self._linear_layers) - 1
         for i, layer in enumerate(self._linear_layers):
             x = layer(x)
             if i < last or self.activate_last:
                 x = self.activation(x)
         return x
 
-    def _forward_numpy(self, x: Tensor) -> Tensor:
-        y, activate = x.numpy(), self._numpy_activation
-        arrays = self._arrays
+    def _forward_numpy(self, x: Tensor, activate: Callable[[np.ndarray], np.ndarray]) -> Tensor:
+        y, arrays = x.numpy(), self._arrays
         for i, layer in enumerate(self._linear_layers):
-            own = layer._parameters
+            own: Any = layer._parameters  # spares torch's attribute look-up
             if i == len(arrays) or arrays[i][0] != (own["weight"].data_ptr(), own["bias"].data_ptr()):
                 arrays[i:] = [_as_arrays(layer) for layer in self._linear_layers[i:]]
             y = y @ arrays[i][1]
@@ -114,8 +115,8 @@ class MLP(nn.Module):
         return torch.from_numpy(y)
 
 
-def _as_arrays(layer: nn.Module) -> tuple[tuple[int, int], np.ndarray, np.ndarray]:
+def _as_arrays(layer: Linear) -> tuple[tuple[int, int], np.ndarray, np.ndarray]:
     """Where a layer's weights are, and arrays over their memory that a matrix product takes as they are."""
-    weight, bias = layer._parameters["weight"], layer._parameters["bias"]
+    weight, bias = layer.weight, layer.bias
     place, array, offset = (weight.data_ptr(), bias.data_ptr()), weight.detach().numpy(), bias.detach().numpy()
     return place, array.swapaxes(-1, -2), offset if array.ndim == 2 else offset[:, None]

@@ -61,19 +61,19 @@ class RLModule(nn.Module):
 
     # To override.
 
-    def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+    def _forward(self, batch: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
         """The forward pass, for all three purposes unless one of the next three is overridden."""
         raise NotImplementedError(f"{type(self).__name__}: override _forward (or the _forward_... methods).")
 
-    def _forward_inference(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+    def _forward_inference(self, batch: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
         """For acting without exploration."""
         return self._forward(batch, **kwargs)
 
-    def _forward_exploration(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+    def _forward_exploration(self, batch: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
         """For acting while collecting data."""
         return self._forward(batch, **kwargs)
 
-    def _forward_train(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+    def _forward_train(self, batch: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
         """For computing a loss."""
         return self._forward(batch, **kwargs)
 
@@ -100,21 +100,21 @@ class RLModule(nn.Module):
 
     # To call.
 
-    def forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+    def forward(self, batch: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Same as ``forward_train``, so that calling the module is what torch users expect."""
         return self.forward_train(batch, **kwargs)
 
     @torch.no_grad()
-    def forward_inference(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+    def forward_inference(self, batch: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Columns for acting greedily, without gradients."""
         return self._forward_inference(batch, **kwargs)
 
     @torch.no_grad()
-    def forward_exploration(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+    def forward_exploration(self, batch: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Columns for acting while exploring, without gradients."""
         return self._forward_exploration(batch, **kwargs)
 
-    def forward_train(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+    def forward_train(self, batch: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Columns for computing a loss."""
         return self._forward_train(batch, **kwargs)
 

@@ -131,7 +131,8 @@ def real_rows(batch: ColumnBatch) -> dict[str, dict[str, list]]:
             if acted is not None and group.splits == group.rows.splits:
                 keep = np.flatnonzero(acted[begin:end])
             found[module_id] = {
-                name: unstack(column if keep is None else slice_tree(column, 0, end - begin)) for name, column in columns.items()
+                name: unstack(column if keep is None else slice_tree(column, 0, end - begin))
+                for name, column in columns.items()
             }
             if keep is not None:
                 found[module_id] = {name: [items[i] for i in keep] for name, items in found[module_id].items()}

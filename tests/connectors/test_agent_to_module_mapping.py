@@ -54,7 +54,9 @@ def test_items_of_a_train_batch_stay_together():
 
 
 def test_an_unknown_module_is_named_together_with_its_agent():
-    with pytest.raises(MappingError, match=r"agent 'a' maps to module 'reed', but there is only 'red', 'green', 'blue'"):
+    with pytest.raises(
+        MappingError, match=r"agent 'a' maps to module 'reed', but there is only 'red', 'green', 'blue'"
+    ):
         there({"obs": {("e", "a", "reed"): [0]}}, {})
 
 

@@ -161,7 +161,9 @@ class Forgetless(ConnectorV2):
 
 @pytest.mark.parametrize("run", [run_on_items, run_on_columns])
 def test_a_piece_that_forgets_to_return_the_batch_is_named(run):
-    with pytest.raises(ConnectorError, match=r"^ConnectorPipelineV2: Forgetful: returned NoneType .* 'return batch'\.$"):
+    with pytest.raises(
+        ConnectorError, match=r"^ConnectorPipelineV2: Forgetful: returned NoneType .* 'return batch'\.$"
+    ):
         run(ConnectorPipelineV2(connectors=[Forgetful()]))
 
 
@@ -176,9 +178,15 @@ def test_a_second_piece_of_a_class_is_named_by_its_number():
     ("items", "message"),
     [
         ({("e0", "a", "red"): [1]}, r"0 items of 'x' for episode \('e0', 'b', 'red'\), expected 1"),
-        ({("e0", agent, "red"): [1, 2] for agent in "abc"}, r"2 items of 'x' for episode \('e0', 'a', 'red'\), expected 1"),
+        (
+            {("e0", agent, "red"): [1, 2] for agent in "abc"},
+            r"2 items of 'x' for episode \('e0', 'a', 'red'\), expected 1",
+        ),
         ([1, 2], "2 items of 'x', but the batch has 3 rows"),
-        ({("e0", agent, "red"): [np.zeros(n)] for n, agent in enumerate("abc", 1)}, r"'x' differ in shape \(\(1,\), \(2,\)"),
+        (
+            {("e0", agent, "red"): [np.zeros(n)] for n, agent in enumerate("abc", 1)},
+            r"'x' differ in shape \(\(1,\), \(2,\)",
+        ),
     ],
 )
 def test_wrong_numbers_and_shapes_of_items_are_errors_that_name_the_piece(items, message):

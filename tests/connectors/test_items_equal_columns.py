@@ -119,7 +119,9 @@ def test_actions_reach_the_same_agents_on_items_and_columns(histories, mapping):
         expected = {}
         for part in agent_episodes([episode], stepped_only=True):
             obs = torch.as_tensor(part.get_observations(-1))[None]
-            expected[part.agent_id] = int(modules[part.module_id].forward_inference({"obs": obs})["action_dist_inputs"].argmax())
+            expected[part.agent_id] = int(
+                modules[part.module_id].forward_inference({"obs": obs})["action_dist_inputs"].argmax()
+            )
         assert {agent: int(action) for agent, action in actions.items()} == expected
     batch = forward.run(columns_of(episodes, train=False), episodes=episodes, **common)
     outputs = backward.run(modules.forward_inference(batch), episodes=episodes, **common)

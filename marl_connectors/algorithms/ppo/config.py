@@ -9,8 +9,6 @@ from marl_connectors.algorithms.algorithm_config import UNSET, AlgorithmConfig, 
 from marl_connectors.ops.schedule import Schedule, check_schedule
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from marl_connectors.learner.learner import Learner
 
 
@@ -36,7 +34,7 @@ class PPOConfig(AlgorithmConfig):
         self.vf_clip_param = 10.0
 
     @section
-    def training(  # type: ignore[override]
+    def training(
         self,
         *,
         gamma: float = UNSET,
@@ -59,7 +57,7 @@ class PPOConfig(AlgorithmConfig):
         entropy_coeff: Schedule = UNSET,
         clip_param: float = UNSET,
         vf_clip_param: float = UNSET,
-    ) -> Self:
+    ) -> None:
         """How the modules learn.
 
         Args:

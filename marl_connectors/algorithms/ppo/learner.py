@@ -39,7 +39,9 @@ class PPOLearner(Learner):
 
     def kl_coeff(self, module_id: ModuleID) -> float:
         """The weight of a module's KL penalty now."""
-        return self._kl_coeffs.get(module_id, self.config.get_config_for_module(module_id).kl_coeff)
+        if module_id in self._kl_coeffs:
+            return self._kl_coeffs[module_id]
+        return self.config.get_config_for_module(module_id).kl_coeff
 
     def compute_loss_for_module(
         self, *, module_id: ModuleID, config: Any, batch: Mapping[str, Any], fwd_out: Mapping[str, Any]

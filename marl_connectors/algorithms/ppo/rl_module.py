@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,7 @@ class DefaultPPORLModule(RLModule, ValueFunctionAPI, InferenceOnlyAPI):
         config = DefaultModelConfig.of(self.model_config)
         self.config = config
         self.action_dist_cls = self.get_train_action_dist_cls()
+        assert self.action_space is not None
         num_inputs = self.action_dist_cls.required_input_dim(self.action_space)
         self._is_box = isinstance(self.action_space, spaces.Box)
         self._free_log_std = config.free_log_std and self._is_box
@@ -73,17 +75,17 @@ class DefaultPPORLModule(RLModule, ValueFunctionAPI, InferenceOnlyAPI):
             mean, log_std = outputs.chunk(2, -1)
         return torch.cat([mean, log_std.clamp(-bound, bound)], -1)
 
-    def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+    def _forward(self, batch: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
         return {Columns.ACTION_DIST_INPUTS: self._action_dist_inputs(self.encoder(self._flat(batch[Columns.OBS])))}
 
-    def _forward_train(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+    def _forward_train(self, batch: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
         embeddings = self.encoder(self._flat(batch[Columns.OBS]))
         outputs = {Columns.ACTION_DIST_INPUTS: self._action_dist_inputs(embeddings)}
         if self.config.vf_share_layers:
             outputs[Columns.EMBEDDINGS] = embeddings
         return outputs
 
-    def compute_values(self, batch: dict[str, Any], embeddings: Tensor | None = None) -> Tensor:
+    def compute_values(self, batch: Mapping[str, Any], embeddings: Tensor | None = None) -> Tensor:
         """``[B]`` value estimates of ``batch["obs"]``; reuses ``embeddings`` if the value layers are shared."""
         if not self.config.vf_share_layers:
             embeddings = self.vf_encoder(self._flat(batch[Columns.OBS]))

@@ -54,7 +54,7 @@ class GeneralAdvantageEstimation(ConnectorV2):
         self.standardize = standardize
         self.module_settings = module_settings or {}
 
-    def _setting(self, name: str, module_id: str) -> float:
+    def _setting(self, name: str, module_id: str) -> Any:
         return self.module_settings.get(module_id, {}).get(name, getattr(self, name))
 
     def on_columns(self, *, rl_module: Any, columns: ColumnGroup, **kwargs: Any) -> None:
@@ -70,7 +70,7 @@ class GeneralAdvantageEstimation(ConnectorV2):
             gamma=np.array([self._setting("gamma", m) for m in module_of]),
             lambda_=np.array([self._setting("lambda_", m) for m in module_of]),
         )
-        real = np.flatnonzero(rows.acted)
+        real = np.arange(len(rows)) if rows.acted is None else np.flatnonzero(rows.acted)
         splits = np.searchsorted(real, columns.splits)
         advantages = advantages[real]
         targets = advantages + values[real]

@@ -113,7 +113,9 @@ def _add_actions(module_id: ModuleID, module: RLModule, columns: dict[str, Any],
 def _dist_cls(module_id: ModuleID, module: RLModule, explore: bool | None) -> type[Distribution]:
     dist_cls = module.get_exploration_action_dist_cls() if explore else module.get_inference_action_dist_cls()
     if not hasattr(dist_cls, "from_logits"):
-        raise ModuleError(f"GetActions: the action distribution of module {module_id!r} is {dist_cls!r}, no Distribution.")
+        raise ModuleError(
+            f"GetActions: the action distribution of module {module_id!r} is {dist_cls!r}, no Distribution."
+        )
     return dist_cls
 
 

@@ -1,0 +1,123 @@
+"""Settings are checked where they are set, or when the algorithm is built, and errors name the closest right one."""
+
+from __future__ import annotations
+
+import pytest
+from scripted_envs import small_config
+
+from marl_connectors import PPOConfig
+from marl_connectors.errors import ConfigError
+
+
+def one_line(caught):
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+@pytest.mark.parametrize(
+    ("section", "setting", "hint"),
+    [
+        ("training", "gama", "gamma"),
+        ("training", "train_batch_size_per_lerner", "train_batch_size_per_learner"),
+        ("env_runners", "num_env_per_env_runner", "num_envs_per_env_runner"),
+        ("multi_agent", "policy_maping_fn", "policy_mapping_fn"),
+        ("environment", "env_confg", "env_config"),
+        ("evaluation", "evaluation_intervall", "evaluation_interval"),
+    ],
+)
+def test_an_unknown_setting_names_the_closest_known_one(section, setting, hint):
+    with pytest.raises(ConfigError) as caught:
+        getattr(PPOConfig(), section)(**{setting: 1})
+    assert f"PPOConfig.{section}: unknown setting {setting!r}. Did you mean {hint!r}?" in one_line(caught)
+    with pytest.raises(ConfigError, match=f"Did you mean '{hint}'"):
+        PPOConfig().update_from_dict({setting: 1})
+
+
+def test_sections_chain_and_store_under_their_own_names():
+    config = PPOConfig().training(lr=0.1, clip_param=0.2).env_runners(num_envs_per_env_runner=3).debugging(seed=4)
+    assert (config.lr, config.clip_param, config.num_envs_per_env_runner, config.seed) == (0.1, 0.2, 3, 4)
+    assert config.gamma == 0.99, "what is not named stays as it is"
+
+
+def test_the_defaults_are_those_that_users_expect():
+    config = PPOConfig()
+    expected = {
+        "lr": 5e-5,
+        "gamma": 0.99,
+        "lambda_": 1.0,
+        "num_epochs": 30,
+        "minibatch_size": 128,
+        "train_batch_size_per_learner": 4000,
+        "clip_param": 0.3,
+        "vf_clip_param": 10.0,
+        "normalize_actions": True,
+    }
+    assert {name: getattr(config, name) for name in expected} == expected
+
+
+def test_a_frozen_config_cannot_be_changed_but_its_copy_can():
+    config = PPOConfig().training(lr=0.1)
+    config.freeze()
+    with pytest.raises(ConfigError, match=r"frozen, so 'lr' cannot be set. Change a .copy\(\) of it"):
+        config.training(lr=0.2)
+    assert config.copy().training(lr=0.2).lr == 0.2
+    assert config.lr == 0.1
+
+
+def test_a_copy_shares_no_dict_with_its_original():
+    config = PPOConfig().environment("x", env_config={"size": 1})
+    config.copy().env_config["size"] = 2
+    assert config.env_config == {"size": 1}
+
+
+def test_the_config_of_an_algorithm_is_frozen_and_the_users_is_not():
+    config = small_config("CartPole-v1")
+    algo = config.build_algo()
+    with pytest.raises(ConfigError, match="frozen"):
+        algo.config.training(lr=1.0)
+    config.training(lr=1.0)
+    assert algo.config.lr == 0.01
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"gamma": 1.5}, r"gamma must be a number in \[0, 1\], not 1.5"),
+        ({"lr": "fast"}, "lr: expected a number or a schedule .* got 'fast'"),
+        ({"lr": [[5, 0.1]]}, r"lr: expected .* got \[\[5, 0.1\]\]"),
+        ({"entropy_coeff": [[0, 1], [0, 2]]}, "entropy_coeff: expected a number or a schedule"),
+        ({"num_epochs": 0}, "num_epochs must be a whole number >= 1, not 0"),
+        ({"num_epochs": True}, "num_epochs must be a whole number >= 1, not True"),
+        ({"minibatch_size": 0}, "minibatch_size must be a whole number >= 1, or None, not 0"),
+        ({"train_batch_size_per_learner": 2.5}, "train_batch_size_per_learner must be a whole number >= 1, not 2.5"),
+        ({"num_envs_per_env_runner": 0}, "num_envs_per_env_runner must be a whole number >= 1, not 0"),
+        ({"rollout_fragment_length": 0}, "rollout_fragment_length must be 'auto' or a whole number >= 1, not 0"),
+        ({"episode_lookback_horizon": -1}, "episode_lookback_horizon must be a whole number >= 0, not -1"),
+        ({"grad_clip": 0.0}, "grad_clip must be a number > 0, or None, not 0.0"),
+        ({"grad_clip_by": "globalnorm"}, "grad_clip_by='globalnorm'. Did you mean 'global_norm'"),
+        ({"batch_mode": "complete"}, "batch_mode='complete'. Did you mean 'complete_episodes'"),
+        ({"count_steps_by": "agent_step"}, "count_steps_by='agent_step'. Did you mean 'agent_steps'"),
+        ({"lambda_": -0.1}, r"lambda_ must be a number in \[0, 1\], not -0.1"),
+        ({"clip_param": "wide"}, "clip_param must be a number >= 0, not 'wide'"),
+        ({"seed": -1}, "seed must be a whole number >= 0, or None, not -1"),
+        ({"num_env_runners": 2}, "num_env_runners=2, but this version samples and learns in one process"),
+        ({"num_learners": 1}, "num_learners=1, but this version samples and learns in one process"),
+        ({"env": None}, r"no environment. Call .environment\(env=...\)"),
+        ({"model_config": {"fcnet_hidens": [4]}}, "no setting 'fcnet_hidens'. Did you mean 'fcnet_hiddens'"),
+    ],
+)
+def test_a_bad_value_is_named_when_the_algorithm_is_built(settings, words):
+    with pytest.raises(ConfigError, match=words) as caught:
+        small_config("CartPole-v1").update_from_dict(settings).build_algo()
+    one_line(caught)
+
+
+def test_a_spec_for_a_module_that_nobody_has_is_named():
+    from marl_connectors.rl_module.multi_rl_module import MultiRLModuleSpec
+    from marl_connectors.rl_module.rl_module import RLModuleSpec
+
+    spec = MultiRLModuleSpec(rl_module_specs={"wolf": RLModuleSpec()})
+    config = small_config("marl_envs.match_v0").multi_agent(policies="shared").rl_module(rl_module_spec=spec)
+    with pytest.raises(ConfigError, match=r"spec for module 'wolf', but the modules are \['default_policy'\]"):
+        config.build_algo()

@@ -1,0 +1,163 @@
+"""A checkpoint goes back to where it came from, or one line says why not."""
+
+from __future__ import annotations
+
+import sys
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from marl_envs import match_v0
+from scripted_envs import small_config
+
+from marl_connectors.algorithms.algorithm import Algorithm
+from marl_connectors.callbacks import Callbacks
+from marl_connectors.checkpoints import save_state
+from marl_connectors.errors import CheckpointError
+from marl_connectors.rl_module.rl_module import RLModuleSpec
+
+
+def match_config(policies="shared", **env_config):
+    config = small_config(match_v0.parallel_env, env_config={"n_agents": 2, "n_actions": 3, "ep_len": 7, **env_config})
+    return config.multi_agent(policies=policies).env_runners(num_envs_per_env_runner=2)
+
+
+@pytest.fixture
+def saved(tmp_path):
+    algo = match_config().build_algo()
+    algo.train()
+    return algo.save_to_path(tmp_path / "checkpoint")
+
+
+def one_line(caught):
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+def test_a_checkpoint_is_json_and_safetensors_and_nothing_else(saved, tmp_path):
+    files = sorted((tmp_path / "checkpoint").rglob("*"))
+    assert [f.name for f in files] == ["state.json", "tensors.safetensors"]
+    for file in files:
+        content = file.read_bytes()
+        assert not content.startswith((b"\x80", b"PK")), "a pickle or a zip of pickles"
+        assert b"pickle" not in content
+
+
+def test_a_loaded_algorithm_has_the_same_weights_counts_and_settings(saved):
+    algo = match_config().build_algo()
+    algo.train()
+    loaded = Algorithm.from_checkpoint(saved)
+    for key, value in algo.get_module().get_state().items():
+        np.testing.assert_array_equal(loaded.get_module().get_state()[key], value)
+    assert (loaded.iteration, loaded.seed, loaded.env_runner.num_env_steps) == (1, 0, 10)
+    settings = loaded.config.to_dict()
+    assert {k: v for k, v in settings.items()} == algo.config.to_dict()
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (lambda: match_config(n_actions=4), "it is of an environment with agents agent_0"),
+        (lambda: match_config(n_agents=3), "it is of an environment with agents agent_0"),
+        (lambda: small_config("CartPole-v1"), "it is of an environment with agents agent_0"),
+        (lambda: match_config("independent"), r"it has the modules \['default_policy'\], but this run has \['agent_0', 'agent_1'\]"),
+        (lambda: match_config().env_runners(num_envs_per_env_runner=3), "it has 2 environment copies, this run has 3"),
+        (lambda: match_config().rl_module(model_config={"fcnet_hiddens": (5,)}), "another architecture"),
+    ],
+    ids=["spaces", "agents", "kind", "policies", "copies", "architecture"],
+)
+def test_a_checkpoint_of_another_setup_is_refused_and_nothing_changes(saved, config, words):
+    algo = config().build_algo()
+    before = {m: s for m, s in algo.rl_module.get_state().items()}
+    with pytest.raises(CheckpointError, match=words) as caught:
+        algo.restore_from_path(saved)
+    one_line(caught)
+    assert (algo.iteration, algo.env_runner.num_env_steps) == (0, 0)
+    for module_id, state in before.items():
+        for key, value in state.items():
+            np.testing.assert_array_equal(algo.rl_module[module_id].get_state()[key], value)
+
+
+def test_a_mapping_function_without_a_name_has_to_be_passed_again(tmp_path):
+    config = match_config().multi_agent(policy_mapping_fn=lambda agent_id, episode, **kw: "one")
+    saved = config.build_algo().save_to_path(tmp_path / "c")
+    with pytest.raises(CheckpointError, match="policy_mapping_fn: the checkpoint was made with .*Pass the function again") as caught:
+        Algorithm.from_checkpoint(saved)
+    one_line(caught)
+    assert Algorithm.from_checkpoint(saved, config=config).get_module("one")
+
+
+def test_an_environment_without_a_name_has_to_be_passed_again(tmp_path):
+    class Here(match_v0.MatchEnv):
+        pass
+
+    config = small_config(Here)
+    saved = config.build_algo().save_to_path(tmp_path / "c")
+    with pytest.raises(CheckpointError, match="env: the checkpoint was made with .*Here.*, which cannot be imported by name"):
+        Algorithm.from_checkpoint(saved)
+    assert Algorithm.from_checkpoint(saved, config=config).iteration == 0
+
+
+@pytest.mark.parametrize("setting", ["callbacks_class", "rl_module_spec", "env_to_module_connector"])
+def test_other_settings_without_a_name_are_named(tmp_path, setting):
+    class Mine(Callbacks):
+        pass
+
+    values = {"callbacks_class": Mine, "rl_module_spec": RLModuleSpec(), "env_to_module_connector": lambda: []}
+    config = match_config().update_from_dict({setting: values[setting]})
+    saved = config.build_algo().save_to_path(tmp_path / "c")
+    with pytest.raises(CheckpointError, match=f"its setting {setting!r} was .*from_checkpoint\\(path, config=...\\)"):
+        Algorithm.from_checkpoint(saved)
+    assert Algorithm.from_checkpoint(saved, config=config).iteration == 0
+
+
+def test_a_function_that_is_gone_is_named(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "gone_later.py").write_text(
+        "def mapping(agent_id, episode, **kwargs):\n    return 'one'\n\ndef pieces():\n    return []\n"
+    )
+    import gone_later
+
+    first = match_config().multi_agent(policy_mapping_fn=gone_later.mapping).build_algo().save_to_path(tmp_path / "a")
+    second = match_config().env_runners(env_to_module_connector=gone_later.pieces).build_algo().save_to_path(tmp_path / "b")
+    assert Algorithm.from_checkpoint(first).get_module("one")
+    (tmp_path / "gone_later.py").unlink()
+    monkeypatch.delitem(sys.modules, "gone_later")
+    with pytest.raises(CheckpointError, match="policy_mapping_fn of the checkpoint: there is no module 'gone_later'"):
+        Algorithm.from_checkpoint(first)
+    with pytest.raises(CheckpointError, match="setting 'env_to_module_connector': there is no module 'gone_later'"):
+        Algorithm.from_checkpoint(second)
+
+
+def test_the_state_of_something_else_is_refused(tmp_path):
+    save_state(tmp_path / "c", {"weights": 1})
+    with pytest.raises(CheckpointError, match="this is not a checkpoint of an Algorithm"):
+        Algorithm.from_checkpoint(tmp_path / "c")
+    with pytest.raises(CheckpointError, match="there is nothing"):
+        Algorithm.from_checkpoint(tmp_path / "d")
+    with pytest.raises(CheckpointError, match="this is not a checkpoint of an Algorithm"):
+        match_config().build_algo().restore_from_path(tmp_path / "c")
+
+
+class Forgetful(gymnasium.Env):
+    """Does not follow from its seed."""
+
+    observation_space, action_space = spaces.Box(-1e9, 1e9, (1,), np.float32), spaces.Discrete(2)
+    count = 0
+
+    def reset(self, *, seed=None, options=None):
+        return self.step(0)[0], {}
+
+    def step(self, action):
+        Forgetful.count += 1
+        return np.array([Forgetful.count], np.float32), 0.0, False, False, {}
+
+
+def test_an_environment_that_cannot_be_replayed_is_named(tmp_path):
+    algo = small_config(Forgetful).build_algo()
+    algo.train()
+    saved = algo.save_to_path(tmp_path / "c")
+    with pytest.raises(CheckpointError, match=r"environment copy 0.*replaying the episode .* agent 'default_agent' elsewhere"):
+        Algorithm.from_checkpoint(saved)
