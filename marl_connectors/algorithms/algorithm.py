@@ -271,8 +271,22 @@ class Algorithm:
         """Takes what ``get_state`` gave.
 
         Raises:
-            CheckpointError: If it is of another environment or other modules.
+            CheckpointError: If it is of another environment or other modules; nothing is changed then. Or if an ongoing
+                episode cannot be replayed.
         """
+        self._check_fits(state)
+        self.seed = state["seed"]
+        self.iteration = state["iteration"]
+        self._time_total_s = state["time_total_s"]
+        self._num_evaluations = state["num_evaluations"]
+        self._recent.clear()
+        self._recent.extend(
+            FinishedEpisode(length, [tuple(entry) for entry in returns]) for length, returns in state["recent_episodes"]
+        )
+        self.learner.set_state(state["learner"])
+        self.env_runner.set_state(state["env_runner"])
+
+    def _check_fits(self, state: dict[str, Any]) -> None:
         here = {
             str(agent_id): [describe(space) for space in self._setup.agent_spaces(agent_id)]
             for agent_id in self._setup.agent_ids
@@ -287,16 +301,21 @@ class Algorithm:
                 f"checkpoint: it has the modules {sorted(state['learner']['module'])}, but this run has "
                 f"{sorted(self.rl_module.keys())}. Use the same policies."
             )
-        self.seed = state["seed"]
-        self.iteration = state["iteration"]
-        self._time_total_s = state["time_total_s"]
-        self._num_evaluations = state["num_evaluations"]
-        self._recent.clear()
-        self._recent.extend(
-            FinishedEpisode(length, [tuple(entry) for entry in returns]) for length, returns in state["recent_episodes"]
-        )
-        self.learner.set_state(state["learner"])
-        self.env_runner.set_state(state["env_runner"])
+        for module_id, saved in state["learner"]["module"].items():
+            shapes = {name: tuple(value.shape) for name, value in self.rl_module[module_id].state_dict().items()}
+            for name in sorted({*shapes, *saved}):
+                there = tuple(saved[name].shape) if name in saved else None
+                if shapes.get(name) != there:
+                    raise CheckpointError(
+                        f"checkpoint: module {module_id!r} is of another architecture: its {name!r} has the shape {there}, "
+                        f"but here {shapes.get(name)}. Use the same rl_module settings."
+                    )
+        copies = len(state["env_runner"]["episode_numbers"])
+        if copies != self.config.num_envs_per_env_runner:
+            raise CheckpointError(
+                f"checkpoint: it has {copies} environment copies, this run has {self.config.num_envs_per_env_runner}. Use "
+                f"the same num_envs_per_env_runner."
+            )
 
     def save_to_path(self, path: str | Path) -> str:
         """Writes a checkpoint folder: tensors as safetensors, the rest as JSON."""
@@ -305,7 +324,7 @@ class Algorithm:
 
     def restore_from_path(self, path: str | Path) -> None:
         """Takes over a checkpoint's state, so that training goes on as if it had never stopped."""
-        self.set_state(load_state(path))
+        self.set_state(_algorithm_state(path))
         self.callbacks.on_checkpoint_loaded(algorithm=self)
 
     @classmethod
@@ -319,15 +338,20 @@ class Algorithm:
         Raises:
             CheckpointError: If it is missing, damaged, or needs a ``config``.
         """
-        state = load_state(path)
-        if not {"config", "learner", "env_runner", "spaces"} <= set(state):
-            raise CheckpointError(f"{path}: this is not a checkpoint of an Algorithm. Name one that save_to_path wrote.")
+        state = _algorithm_state(path)
         config = config_from_state(state["config"]) if config is None else config.copy()
         config.seed = state["seed"]
         algorithm = cls(config)
         algorithm.set_state(state)
         algorithm.callbacks.on_checkpoint_loaded(algorithm=algorithm)
         return algorithm
+
+
+def _algorithm_state(path: str | Path) -> dict[str, Any]:
+    state = load_state(path)
+    if not {"config", "learner", "env_runner", "spaces"} <= set(state):
+        raise CheckpointError(f"{path}: this is not a checkpoint of an Algorithm. Name one that save_to_path wrote.")
+    return state
 
 
 def _briefly(agents: dict[str, list[str]]) -> str:

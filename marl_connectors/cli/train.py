@@ -31,14 +31,15 @@ TRAINING_DEFAULTS: dict[str, Any] = {
     "lambda_": 0.95,
     "train_batch_size_per_learner": 4096,
     "minibatch_size": 512,
-    "num_epochs": 4,
+    "num_epochs": 8,
     "clip_param": 0.2,
+    "vf_clip_param": 1e6,
     "entropy_coeff": 0.01,
     "vf_loss_coeff": 0.5,
     "grad_clip": 0.5,
     "use_kl_loss": False,
 }
-"""What the command line trains with unless ``--set`` says otherwise.
+"""What the command line trains with unless ``--set`` says otherwise. Batches count agent steps.
 
 These differ from the defaults of ``PPOConfig``, which are RLlib's: they are chosen so that PPO learns well on small
 multi-agent tasks without tuning.

@@ -109,9 +109,9 @@ class ConnectorPipelineV2(ConnectorV2):
         """
         shared_data = {} if shared_data is None else shared_data
         common = {"explore": explore, "shared_data": shared_data, "metrics": metrics, **kwargs}
-        index = 0
+        done = 0
         try:
-            for index, piece in enumerate(self.connectors):
+            for piece in self.connectors:
                 batch = _checked_batch(piece(rl_module=rl_module, batch=batch, episodes=episodes, **common))
         except Exception as error:
             raise self._failure(index, error) from (error.__cause__ if isinstance(error, ConnectorError) else error)

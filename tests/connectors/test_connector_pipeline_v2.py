@@ -78,7 +78,7 @@ def test_an_unknown_name_is_a_key_error_with_a_hint(act):
     arguments = [Note()] if act.startswith("insert") else []
     with pytest.raises(KeyError, match=r"no piece 'Othr'. Did you mean 'Other'?"):
         getattr(pipeline, act)("Othr", *arguments)
-    with pytest.raises(KeyError, match="no piece 'Broken'. Known: Note, Other"):
+    with pytest.raises(KeyError, match=r"no piece 'Broken'. Known: Note, Other"):
         getattr(pipeline, act)(Broken, *arguments)
     assert len(pipeline) == 2
 
@@ -148,7 +148,7 @@ def test_an_error_names_pipeline_and_piece_and_keeps_the_cause(run):
     inner = ConnectorPipelineV2(connectors=[Broken()])
     pipeline = env_to_module_pipeline([Forgetless(), inner], multi_agent=True)
     with pytest.raises(
-        ConnectorError, match="^EnvToModulePipeline: ConnectorPipelineV2: Broken failed: ValueError: no such luck$"
+        ConnectorError, match=r"^EnvToModulePipeline: ConnectorPipelineV2: Broken failed: ValueError: no such luck$"
     ) as caught:
         run(pipeline)
     assert isinstance(caught.value.__cause__, ValueError)
@@ -168,9 +168,9 @@ def test_a_piece_that_forgets_to_return_the_batch_is_named(run):
 
 
 def test_a_second_piece_of_a_class_is_named_by_its_number():
-    with pytest.raises(ConnectorError, match="^ConnectorPipelineV2: Forgetful_2: "):
-        pipeline = ConnectorPipelineV2(connectors=[Forgetful(), Forgetful()])
-        pipeline[0].__class__ = type("Forgetful", (Forgetless,), {})
+    pipeline = ConnectorPipelineV2(connectors=[Forgetful(), Forgetful()])
+    pipeline[0].__class__ = type("Forgetful", (Forgetless,), {})
+    with pytest.raises(ConnectorError, match=r"^ConnectorPipelineV2: Forgetful_2: "):
         run_on_items(pipeline)
 
 

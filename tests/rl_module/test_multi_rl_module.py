@@ -78,7 +78,7 @@ def test_an_mlp_is_its_layers_by_hand():
         mlp.layers[0].bias.copy_(torch.tensor([0.5, 0.5]))
         assert mlp(torch.tensor([[1.0, 1.0]])).tolist() == [[3.5, 0.0]]
     assert mlp(torch.tensor([[1.0, 1.0]])).tolist() == [[3.5, 0.0]]
-    with pytest.raises(ModuleError, match="unknown activation 'rely'. Did you mean 'relu'?"):
+    with pytest.raises(ModuleError, match=r"unknown activation 'rely'. Did you mean 'relu'?"):
         MLP(2, [2], "rely")
 
 
@@ -151,12 +151,12 @@ def test_it_is_a_dict_of_modules():
     assert "a" in multi
     assert "z" not in multi
     assert dict(multi.items())["b"] is multi["b"]
-    assert list(multi.values())[0] is multi["a"]
+    assert next(iter(multi.values())) is multi["a"]
     assert multi.foreach_module(lambda module_id, module: module_id) == ["a", "b"]
     assert multi.foreach_module(lambda i, m: m is multi[i], return_dict=True) == {"a": True, "b": True}
     with pytest.raises(KeyError, match="no module 'c'"):
         multi["c"]
-    with pytest.raises(ModuleError, match="there is a module 'a' already. Pass override=True"):
+    with pytest.raises(ModuleError, match=r"there is a module 'a' already. Pass override=True"):
         multi.add_module("a", make())
     with pytest.raises(ModuleError, match="must be an RLModule, not Linear"):
         multi.add_module("x", nn.Linear(1, 1))
@@ -195,7 +195,7 @@ def test_default_model_config_and_dict_say_the_same():
     assert DefaultModelConfig.of(config.to_dict()).to_dict() == config.to_dict()
     assert make(config).encoder.output_dim == 5
     assert DefaultModelConfig.of(None).fcnet_hiddens == (256, 256)
-    with pytest.raises(ConfigError, match="no setting 'fcnet_hidens'. Did you mean 'fcnet_hiddens'?"):
+    with pytest.raises(ConfigError, match=r"no setting 'fcnet_hidens'. Did you mean 'fcnet_hiddens'?"):
         make({"fcnet_hidens": [5]})
 
 
