@@ -176,11 +176,11 @@ def _put_in_place(temporary: Path, target: Path, aside: Path) -> None:
 
 def _read_document(source: Path) -> dict[str, Any]:
     if not source.exists():
-        raise CheckpointError(f"load_state: expected a checkpoint at {source}, but there is nothing. Check the path.")
+        raise CheckpointError(f"checkpoint: expected one at {source}, but there is nothing. Check the path.")
     state_file = source / STATE_FILE
     if not state_file.is_file():
         raise CheckpointError(
-            f"load_state: {source} is not a checkpoint, because it has no {STATE_FILE}. "
+            f"checkpoint: {source} is not a checkpoint, because it has no {STATE_FILE}. "
             f"Give the directory that save_to_path wrote."
         )
     try:
@@ -188,10 +188,10 @@ def _read_document(source: Path) -> dict[str, Any]:
     except ValueError as error:
         raise CheckpointError(_damaged(source, f"{STATE_FILE} is not valid JSON ({error})")) from error
     if not isinstance(document, dict) or not isinstance(document.get("format_version"), int):
-        raise CheckpointError(f"load_state: {source} is not a checkpoint, because {STATE_FILE} has no format_version.")
+        raise CheckpointError(f"checkpoint: {source} is not a checkpoint, because {STATE_FILE} has no format_version.")
     if document["format_version"] > FORMAT_VERSION:
         raise CheckpointError(
-            f"load_state: {source} has format version {document['format_version']} (written by marl-connectors "
+            f"checkpoint: {source} has format version {document['format_version']} (written by marl-connectors "
             f"{document.get('library_version')}), but this version reads up to {FORMAT_VERSION}. "
             f"Upgrade marl-connectors."
         )
@@ -202,7 +202,7 @@ def _read_document(source: Path) -> dict[str, Any]:
 
 
 def _damaged(source: Path, why: str) -> str:
-    return f"load_state: the checkpoint {source} is damaged: {why}. Use another checkpoint of the run."
+    return f"checkpoint: {source} is damaged: {why}. Use another checkpoint of the run."
 
 
 def _state_hash(encoded: Any) -> str:

@@ -21,7 +21,7 @@ from marl_connectors.errors import CheckpointError
 from marl_connectors.rl_module.rl_module import RLModule, RLModuleSpec
 from marl_connectors.seeding import derived_seed, torch_stream
 from marl_connectors.spaces import describe
-from marl_connectors.typing import DEFAULT_MODULE_ID, ModuleID
+from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID, ModuleID
 
 
 class Algorithm:
@@ -79,6 +79,11 @@ class Algorithm:
         if config.count_steps_by == "agent_steps":
             steps /= len(self._setup.agent_ids)
         return max(1, math.ceil(steps))
+
+    @property
+    def agent_ids(self) -> list[AgentID]:
+        """The environment's possible agents."""
+        return list(self._setup.agent_ids)
 
     # Training.
 
@@ -324,8 +329,16 @@ class Algorithm:
 
     def restore_from_path(self, path: str | Path) -> None:
         """Takes over a checkpoint's state, so that training goes on as if it had never stopped."""
-        self.set_state(_algorithm_state(path))
+        self._take_over(path, _algorithm_state(path))
         self.callbacks.on_checkpoint_loaded(algorithm=self)
+
+    def _take_over(self, path: str | Path, state: dict[str, Any]) -> None:
+        try:
+            self.set_state(state)
+        except KeyError as error:
+            raise CheckpointError(
+                f"checkpoint: {path} lacks {error}, so it was written by another version. Use the version that wrote it."
+            ) from error
 
     @classmethod
     def from_checkpoint(cls, path: str | Path, *, config: AlgorithmConfig | None = None) -> Algorithm:
@@ -342,14 +355,14 @@ class Algorithm:
         config = config_from_state(state["config"]) if config is None else config.copy()
         config.seed = state["seed"]
         algorithm = cls(config)
-        algorithm.set_state(state)
+        algorithm._take_over(path, state)
         algorithm.callbacks.on_checkpoint_loaded(algorithm=algorithm)
         return algorithm
 
 
 def _algorithm_state(path: str | Path) -> dict[str, Any]:
     state = load_state(path)
-    if not {"config", "learner", "env_runner", "spaces"} <= set(state):
+    if not {"config", "seed", "learner", "env_runner", "spaces"} <= set(state):
         raise CheckpointError(f"{path}: this is not a checkpoint of an Algorithm. Name one that save_to_path wrote.")
     return state
 

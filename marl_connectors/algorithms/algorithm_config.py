@@ -48,7 +48,10 @@ def section(
                     f"{type(self).__name__}.{method.__name__}: unknown setting {name!r}. {did_you_mean(name, names)}"
                 )
         if args and len(args) > 1:
-            raise ConfigError(f"{type(self).__name__}.{method.__name__}: name the settings: {', '.join(names)}.")
+            raise ConfigError(
+                f"{type(self).__name__}.{method.__name__}: only {names[0]!r} may come without its name. Write "
+                f"{method.__name__}({names[0]}, {names[1]}=...)."
+            )
         settings: dict[str, Any] = {**dict(zip(names, args, strict=False)), **given}
         instead = method(self, **settings) or {}  # type: ignore[call-arg]
         for name, value in {**settings, **instead}.items():
@@ -402,6 +405,9 @@ class AlgorithmConfig:
                 raise ConfigError(
                     f"{type(self).__name__}: {name}={getattr(self, name)!r}. {did_you_mean(getattr(self, name), choices)}"
                 )
+        for name, default in vars(type(self)()).items():
+            if isinstance(default, bool) and not name.startswith("_"):
+                self._require(name, isinstance(getattr(self, name), bool), "True or False")
         check_schedule(f"{type(self).__name__}: lr", self.lr)
         if self.num_gpus_per_learner and not torch.cuda.is_available():
             raise ConfigError(f"{type(self).__name__}: num_gpus_per_learner={self.num_gpus_per_learner}, but torch sees no GPU.")

@@ -22,7 +22,7 @@ from marl_connectors.env_runners.env_setup import EnvSetup
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.errors import ConfigError, MappingError
 from marl_connectors.learner.learner import Learner
-from marl_connectors.policy_mapping import PatternPolicies, check_patterns
+from marl_connectors.policy_mapping import PatternPolicies, SharedPolicy, check_patterns
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule, MultiRLModuleSpec
 from marl_connectors.rl_module.rl_module import RLModuleSpec
 from marl_connectors.seeding import torch_stream
@@ -111,8 +111,18 @@ def build_modules(config: AlgorithmConfig, setup: EnvSetup, env_to_module: EnvTo
 def agents_by_module(config: AlgorithmConfig, setup: EnvSetup) -> dict[ModuleID, list[AgentID]]:
     """The modules, and which of the environment's possible agents a first episode maps to each."""
     if setup.single_agent:
+        if config.policies is not None and list(config.policies) != [DEFAULT_MODULE_ID]:
+            raise ConfigError(
+                f"policies: {setup.name} has a single agent, whose module is {DEFAULT_MODULE_ID!r}, but policies names "
+                f"{', '.join(map(repr, config.policies))}. Leave policies out."
+            )
         return {DEFAULT_MODULE_ID: list(setup.agent_ids)}
     mapping = config.policy_mapping_fn
+    if config.policies is not None and mapping == SharedPolicy() and DEFAULT_MODULE_ID not in config.policies:
+        raise ConfigError(
+            f"policies: names {', '.join(map(repr, config.policies))}, but nothing says which agent uses which. Also "
+            f"give policy_mapping_fn=lambda agent_id, episode, **kwargs: ..."
+        )
     if isinstance(mapping, PatternPolicies):
         check_patterns(mapping, setup.agent_ids)
     episode = MultiAgentEpisode.from_agent_episodes(
@@ -186,7 +196,7 @@ def _common(space: Space | None, setup: EnvSetup, module_id: ModuleID, agent_ids
             raise MappingError(
                 f"policy_mapping_fn: agents {candidates[0]!r} and {agent_id!r} both map to module {module_id!r}, but "
                 f"their {kind} spaces differ: {spaces.describe(found[0])} and {spaces.describe(other)}. Map them to "
-                f"different modules."
+                f"different modules: policies=\"independent\", or patterns such as \"adversary*=red,agent*=green\"."
             )
     return found[0]
 

@@ -60,7 +60,7 @@ class PlainProgress:
         stream: TextIO,
         *,
         clock: Callable[[], float] = time.monotonic,
-        interval_s: float = 1.0,
+        interval_s: float = 5.0,
     ) -> None:
         self._pace = Pace(done, total, clock)
         self._stream = stream

@@ -154,7 +154,7 @@ def read_config(path: Path) -> dict[str, Any]:
         CheckpointError: If the folder is missing or not one of a run.
     """
     if not path.is_dir():
-        raise CheckpointError(f"expected the folder of a run at {path}, but there is none. Check the path.")
+        raise CheckpointError(f"run folder: expected one at {path}, but there is none. Check the path.")
     return _read_json(path, CONFIG)
 
 

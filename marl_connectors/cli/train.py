@@ -204,18 +204,22 @@ class _Training:
         print(f"\n{_places(folder.path, no_video)}\n\n{self._next_commands(folder.path)}", flush=True)
 
     def _next_commands(self, path: Path) -> str:
-        other = "shared" if self.settings.mapping is None and self.settings.policies == "independent" else "independent"
-        words = ["marl-connectors", "train", self.settings.env, "--policies", other]
-        for key, value in self.settings.env_config.items():
+        settings, quoted = self.settings, shlex.quote(str(path))
+        words = ["marl-connectors", "train", settings.env]
+        if len(self.algo.agent_ids) == 1:
+            words += ["--seed", str(settings.seed + 1)]
+        else:
+            independent = settings.mapping is None and settings.policies == "independent"
+            words += ["--policies", "shared" if independent else "independent"]
+        for key, value in settings.env_config.items():
             words += ["--env-config", f"{key}={value}"]
-        quoted = shlex.quote(str(path))
         return "\n".join(
             [
                 "Next:",
                 f"  marl-connectors evaluate {quoted} --episodes 100",
                 f"  tensorboard --logdir {shlex.quote(str(path / run_folder.EVENTS))}",
                 f"  {shlex.join(words)}",
-                f"  marl-connectors train --resume {quoted} --steps {2 * self.settings.steps}",
+                f"  marl-connectors train --resume {quoted} --steps {2 * settings.steps}",
             ]
         )
 

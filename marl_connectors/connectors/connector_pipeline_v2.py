@@ -109,20 +109,24 @@ class ConnectorPipelineV2(ConnectorV2):
         """
         shared_data = {} if shared_data is None else shared_data
         common = {"explore": explore, "shared_data": shared_data, "metrics": metrics, **kwargs}
-        done = 0
+        piece: ConnectorV2 = self
         try:
             for piece in self.connectors:
                 batch = _checked_batch(piece(rl_module=rl_module, batch=batch, episodes=episodes, **common))
         except Exception as error:
-            raise self._failure(index, error) from (error.__cause__ if isinstance(error, ConnectorError) else error)
+            raise self._failure(piece, error) from (error.__cause__ if isinstance(error, ConnectorError) else error)
         return batch
 
-    def _failure(self, index: int, error: Exception) -> ConnectorError:
+    def _failure(self, piece: ConnectorV2, error: Exception) -> ConnectorError:
         """The error for a failure inside a piece."""
+        if isinstance(error, ConnectorError) and isinstance(piece, ConnectorPipelineV2):
+            return ConnectorError(
+                f"{type(self).__name__}: {error}"
+            )  # the inner pipeline has named itself and the piece
+        name = next(name for name, other in zip(self.names(), self.connectors, strict=True) if other is piece)
         if isinstance(error, ConnectorError):
-            named = isinstance(self.connectors[index], ConnectorPipelineV2)  # a pipeline has named itself
-            return ConnectorError(f"{type(self).__name__}: {'' if named else self.names()[index] + ': '}{error}")
-        return ConnectorError(f"{type(self).__name__}: {self.names()[index]} failed: {type(error).__name__}: {error}")
+            return ConnectorError(f"{type(self).__name__}: {name}: {error}")
+        return ConnectorError(f"{type(self).__name__}: {name} failed: {type(error).__name__}: {error}")
 
     def run(
         self,
@@ -142,9 +146,9 @@ class ConnectorPipelineV2(ConnectorV2):
             ConnectorError: If a piece fails; names the pipeline and the piece, with the piece's own error as cause.
         """
         common = {"rl_module": rl_module, "explore": explore, "shared_data": shared_data, "metrics": metrics}
-        index = 0
+        piece: ConnectorV2 = self
         try:
-            for index, (piece, on_columns, on_items) in enumerate(self._steps):
+            for piece, on_columns, on_items in self._steps:
                 if not on_items:
                     if on_columns is not None:
                         for group in batch.groups:
@@ -157,7 +161,7 @@ class ConnectorPipelineV2(ConnectorV2):
                     batch.phase = piece.phase_after or batch.phase
                     batch = to_columns(items, batch)
         except Exception as error:
-            raise self._failure(index, error) from (error.__cause__ if isinstance(error, ConnectorError) else error)
+            raise self._failure(piece, error) from (error.__cause__ if isinstance(error, ConnectorError) else error)
         return batch
 
     def set_input_spaces(self, observation_space: Space | None, action_space: Space | None) -> None:

@@ -102,7 +102,7 @@ class Rollout:
         self.infos: dict[int, dict] = {}
         self.cursor = np.arange(num_lanes)
         self.pending = np.zeros(num_lanes, bool)
-        # Of columns that pieces gave other shapes: one column for each shape, the environment's first, and which of them
+        # Of columns that pieces gave other shapes: one column for each shape, the environment's first, and which one
         # holds each row.
         self._layers: dict[str, list[Tree]] = {}
         self._level: dict[str, np.ndarray] = {}
@@ -181,8 +181,8 @@ class Rollout:
         if (level == newest).all():
             return take(self._layers[name][newest], positions)
         raise EpisodeError(
-            f"Rollout: of {level.size} rows, {int((level > 0).sum())} hold a {name!r} of another shape that a connector "
-            f"piece wrote back, the others hold another one or the environment's. A piece that changes the shape of "
+            f"Rollout: of {level.size} rows, {int((level > 0).sum())} hold a {name!r} of another shape that a "
+            f"connector piece wrote back, the others hold another one or the environment's. A piece that changes the shape of "
             f"{name!r} must write it for every agent at every step, or put its result in the batch instead of the "
             f"episodes."
         )
@@ -285,7 +285,7 @@ class Rollout:
 
 
 def _shaped(values: Tree, column: Tree) -> Tree:
-    """``values`` in the shape of a column's items: modules may give an action of a ``[2, 2]`` Box space as 4 numbers."""
+    """``values`` in the shape of a column's items: modules may give an action of a ``[2, 2]`` Box as 4 numbers."""
     if type(values) is not np.ndarray or type(column) is not np.ndarray or values.shape[1:] == column.shape[1:]:
         return values
     return values.reshape(len(values), *column.shape[1:])

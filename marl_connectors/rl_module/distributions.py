@@ -128,8 +128,8 @@ class TorchCategorical(Distribution):
 class TorchDiagGaussian(Distribution):
     """For Box spaces: independent normal distributions, one for each number of the action.
 
-    ``action_dist_inputs`` are the means followed by the logarithms of the standard deviations. Sampled actions are flat,
-    ``[..., n]``; NormalizeAndClipActions gives them the space's shape and range. ``logp`` takes either shape.
+    ``action_dist_inputs`` are the means followed by the logarithms of the standard deviations. Sampled actions are
+    flat, ``[..., n]``; NormalizeAndClipActions gives them the space's shape and range. ``logp`` takes either shape.
     """
 
     def __init__(self, mean: Tensor, log_std: Tensor):

@@ -56,8 +56,8 @@ def set_columns_by_module(batch: ColumnBatch, by_module: dict[ModuleID, dict[str
         for name, column in by_module.get(module_id, {}).items():
             if _count(column) != rows:
                 raise ModuleError(
-                    f"module {module_id!r}: {_count(column)} rows of {name!r}, expected {rows}, one for each row of the "
-                    f"batch. Give every row that came in one that goes out, in the same order."
+                    f"module {module_id!r}: {_count(column)} rows of {name!r}, expected {rows}, one for each row of "
+                    f"the batch. Give every row that came in one that goes out, in the same order."
                 )
     taken: dict[ModuleID, int] = {}
     for group in batch.groups:

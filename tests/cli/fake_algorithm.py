@@ -28,6 +28,7 @@ class FakeAlgorithm:
     def __init__(self, env="fake_env", *, modules=("red", "green"), fail_at=None, interrupt_at=None, interrupts=1):
         self.config = FakeConfig(env)
         self.modules = modules
+        self.agent_ids = ["a", "b"]
         self.fail_at, self.interrupt_at, self.interrupts = fail_at, interrupt_at, interrupts
         self.iteration = 0
         self.frames = [np.full((300, 960, 3), shade, np.uint8) for shade in (0, 80, 160)]

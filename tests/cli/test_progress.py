@@ -23,9 +23,9 @@ def result(steps, **returns):
     return {"num_agent_steps_sampled_lifetime": steps, "env_runners": {"module_episode_returns": stats}}
 
 
-def test_lines_come_at_most_once_a_second_but_the_first_and_last_always():
+def test_lines_keep_their_distance_but_the_first_and_last_always_come():
     clock, stream = Clock(), io.StringIO()
-    progress = PlainProgress(1000, 0, stream, clock=clock)
+    progress = PlainProgress(1000, 0, stream, clock=clock, interval_s=1.0)
     for i in range(1, 11):
         clock.now = 0.3 * i
         progress.update(result(100 * i))
