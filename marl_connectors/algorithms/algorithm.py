@@ -141,7 +141,9 @@ class Algorithm:
             collected += sum(e.agent_steps() if by_agents else e.env_steps() for e in new)
         return episodes
 
-    def evaluate(self, *, num_episodes: int | None = None, explore: bool = False, seed: int | None = None) -> dict[str, Any]:
+    def evaluate(
+        self, *, num_episodes: int | None = None, explore: bool = False, seed: int | None = None
+    ) -> dict[str, Any]:
         """Returns of fresh episodes in environment copies of their own; training is not touched.
 
         Args:

@@ -391,10 +391,16 @@ class AlgorithmConfig:
         self._require("episode_lookback_horizon", _is_count(self.episode_lookback_horizon), "a whole number >= 0")
         fragment = self.rollout_fragment_length
         self._require(
-            "rollout_fragment_length", fragment == "auto" or (_is_count(fragment) and fragment), "'auto' or a whole number >= 1"
+            "rollout_fragment_length",
+            fragment == "auto" or (_is_count(fragment) and fragment),
+            "'auto' or a whole number >= 1",
         )
         self._require("gamma", _is_number(self.gamma) and 0 <= self.gamma <= 1, "a number in [0, 1]")
-        self._require("grad_clip", self.grad_clip is None or (_is_number(self.grad_clip) and self.grad_clip > 0), "a number > 0, or None")
+        self._require(
+            "grad_clip",
+            self.grad_clip is None or (_is_number(self.grad_clip) and self.grad_clip > 0),
+            "a number > 0, or None",
+        )
         self._require("seed", self.seed is None or _is_count(self.seed), "a whole number >= 0, or None")
         for name, choices in (
             ("grad_clip_by", ("global_norm", "norm", "value")),
@@ -410,7 +416,9 @@ class AlgorithmConfig:
                 self._require(name, isinstance(getattr(self, name), bool), "True or False")
         check_schedule(f"{type(self).__name__}: lr", self.lr)
         if self.num_gpus_per_learner and not torch.cuda.is_available():
-            raise ConfigError(f"{type(self).__name__}: num_gpus_per_learner={self.num_gpus_per_learner}, but torch sees no GPU.")
+            raise ConfigError(
+                f"{type(self).__name__}: num_gpus_per_learner={self.num_gpus_per_learner}, but torch sees no GPU."
+            )
         for module_id in self.algorithm_config_overrides_per_module:
             self.get_config_for_module(module_id).validate()
 
@@ -446,5 +454,3 @@ def _is_number(value: object) -> bool:
 
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-

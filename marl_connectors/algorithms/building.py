@@ -69,7 +69,9 @@ def build_module_to_env(config: AlgorithmConfig, setup: EnvSetup) -> ModuleToEnv
     )
 
 
-def build_modules(config: AlgorithmConfig, setup: EnvSetup, env_to_module: EnvToModulePipeline, seed: int) -> MultiRLModule:
+def build_modules(
+    config: AlgorithmConfig, setup: EnvSetup, env_to_module: EnvToModulePipeline, seed: int
+) -> MultiRLModule:
     """All modules, each with the spaces of the agents that are mapped to it.
 
     Raises:
@@ -81,7 +83,11 @@ def build_modules(config: AlgorithmConfig, setup: EnvSetup, env_to_module: EnvTo
     multi = given if isinstance(given, MultiRLModuleSpec) else MultiRLModuleSpec(rl_module_specs=given or {})
     specs: dict[ModuleID, RLModuleSpec] = {}
     for module_id, agent_ids in agents.items():
-        spec = multi.rl_module_specs if isinstance(multi.rl_module_specs, RLModuleSpec) else multi.rl_module_specs.get(module_id)
+        spec = (
+            multi.rl_module_specs
+            if isinstance(multi.rl_module_specs, RLModuleSpec)
+            else multi.rl_module_specs.get(module_id)
+        )
         own = config.policies.get(module_id) if isinstance(config.policies, dict) else None
         specs[module_id] = _completed(spec or own or RLModuleSpec(), config, setup, env_to_module, module_id, agent_ids)
     if not isinstance(multi.rl_module_specs, RLModuleSpec):
@@ -196,7 +202,7 @@ def _common(space: Space | None, setup: EnvSetup, module_id: ModuleID, agent_ids
             raise MappingError(
                 f"policy_mapping_fn: agents {candidates[0]!r} and {agent_id!r} both map to module {module_id!r}, but "
                 f"their {kind} spaces differ: {spaces.describe(found[0])} and {spaces.describe(other)}. Map them to "
-                f"different modules: policies=\"independent\", or patterns such as \"adversary*=red,agent*=green\"."
+                f'different modules: policies="independent", or patterns such as "adversary*=red,agent*=green".'
             )
     return found[0]
 

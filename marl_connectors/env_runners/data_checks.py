@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from gymnasium.spaces import Box
 
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
 from marl_connectors.env_runners.lanes import Lane, LaneGroup
 from marl_connectors.env_runners.vector_env import VectorEnv
-from marl_connectors.errors import EnvError
+from marl_connectors.episodes.column_batch import ColumnBatch
+from marl_connectors.errors import EnvError, ModuleError
+from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.trees import leaves, tree_map
 
 
@@ -39,9 +42,7 @@ def check_columns(group: LaneGroup, vector_env: VectorEnv, *, spaces_too: bool) 
         bad &= used
         if bad.any():
             row = int(np.flatnonzero(bad)[0])
-            _, why = spaces.outside(
-                rollout.observation_space, tree_map(lambda leaf: leaf[row : row + 1], observations)
-            )
+            _, why = spaces.outside(rollout.observation_space, tree_map(lambda leaf: leaf[row : row + 1], observations))
             raise EnvError(
                 f"{_who(group, begin + row)}: the observation leaves its space, "
                 f"{spaces.describe(rollout.observation_space)}: {why}. Fix the environment's observation_space, or set "
@@ -52,6 +53,24 @@ def check_columns(group: LaneGroup, vector_env: VectorEnv, *, spaces_too: bool) 
         if np.issubdtype(leaf.dtype, np.floating) and np.isnan(leaf).any():
             row = int(np.argwhere(np.isnan(leaf))[0][0])
             raise EnvError(f"{_who(group, begin + row)}: the observation contains NaN. Fix the environment.")
+
+
+def check_forward_batch(batch: ColumnBatch, rl_module: MultiRLModule) -> None:
+    """Checks that each module gets observations of the shape that it was built for.
+
+    Raises:
+        ModuleError: If not; names the module and both shapes.
+    """
+    for group in batch.groups:
+        for module_id in group.module_ids:
+            space = rl_module[module_id].observation_space
+            shape = tuple(getattr(group.get(Columns.OBS), "shape", ()))[1:]
+            if isinstance(space, Box) and Columns.OBS in group and shape != space.shape:
+                raise ModuleError(
+                    f"module {module_id!r}: it was built for {spaces.describe(space)}, but the env-to-module pipeline "
+                    f"gives it observations of shape {shape}. A connector piece that changes observations must say so in "
+                    f"recompute_output_observation_space."
+                )
 
 
 def _who(group: LaneGroup, position: int) -> str:

@@ -18,7 +18,7 @@ from marl_connectors.connectors.defaults import DEFAULT_PIECES
 from marl_connectors.connectors.module_to_env.get_actions import ACTION_NOISE
 from marl_connectors.connectors.module_to_env.listify_data_for_vector_env import env_actions
 from marl_connectors.env_runners.action_noise import ActionNoise
-from marl_connectors.env_runners.data_checks import bad_observations, bad_rewards, check_columns
+from marl_connectors.env_runners.data_checks import bad_observations, bad_rewards, check_columns, check_forward_batch
 from marl_connectors.env_runners.episode_metrics import FinishedEpisode, summarize
 from marl_connectors.env_runners.lanes import Lane, LaneGroup, picker
 from marl_connectors.env_runners.ongoing_episodes import OngoingEpisodes
@@ -95,6 +95,7 @@ class EnvRunner:
         self._batch: ColumnBatch | None = None
         self._pick_actions: Callable[[list], Any] | None = None
         self._live: list[tuple[LaneGroup, Callable[[list], Any] | None]] = []  # groups with lanes, picking their items
+        self._check_batch = True
         self._deferred_logp: dict[LaneGroup, type[Distribution]] = {}
         pieces = [*env_to_module, *module_to_env]
         self._pieces_read_episodes = not all(works_on_columns(piece) for piece in pieces)
@@ -288,6 +289,9 @@ class EnvRunner:
         """Runs the env-to-module pipeline on the newest observations, for the next forward pass."""
         groups = [ColumnGroup(group.rows) for group, _ in self._live]
         self._batch = self._run_env_to_module(groups, self._episodes.ongoing)
+        if self._check_batch:
+            check_forward_batch(self._batch, self.rl_module)
+            self._check_batch = False
 
     def _run_env_to_module(self, groups: list[ColumnGroup], episodes: list[Any]) -> ColumnBatch:
         if self._pieces_read_episodes:
@@ -315,6 +319,7 @@ class EnvRunner:
         place = {lane: i for i, lane in enumerate(by_copy)}
         by_row: list[Lane] = []
         self._live = []
+        self._check_batch = True
         for group in self._episodes.groups:
             group.arrange(module_order)
             if not group.lanes:

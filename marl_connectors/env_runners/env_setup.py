@@ -129,7 +129,9 @@ class EnvSetup:
         except MarlConnectorsError:
             raise
         except Exception as error:
-            raise EnvError(f"{self.name}: a trial run with random actions raised {type(error).__name__}: {error}") from error
+            raise EnvError(
+                f"{self.name}: a trial run with random actions raised {type(error).__name__}: {error}"
+            ) from error
 
     def _random_action(self, agent_id: AgentID, rng: np.random.Generator) -> Any:
         space = self.agent_spaces(agent_id)[1]

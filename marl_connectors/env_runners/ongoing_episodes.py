@@ -416,7 +416,6 @@ class OngoingEpisodes:
             action_space=former.action_space,
         )
 
-
     # For checkpoints.
 
     def get_state(self) -> dict[str, Any]:

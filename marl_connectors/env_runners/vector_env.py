@@ -122,7 +122,9 @@ class VectorEnv:
         copy.agents = list(copy.env.agents)
         self._check_all_observed(copy, observations)
         if not copy.agents:
-            raise EnvError(f"{copy}: reset() left no live agents in env.agents, so nobody can act. Fix the environment.")
+            raise EnvError(
+                f"{copy}: reset() left no live agents in env.agents, so nobody can act. Fix the environment."
+            )
         return observations, infos or {}
 
     def step(self, actions: list[Any]) -> VectorStep:
@@ -165,7 +167,14 @@ class VectorEnv:
         return result
 
     def _unusual(
-        self, copy: EnvCopy, result: VectorStep, obs: dict, reward: dict, terminations: dict, truncations: dict, infos: dict
+        self,
+        copy: EnvCopy,
+        result: VectorStep,
+        obs: dict,
+        reward: dict,
+        terminations: dict,
+        truncations: dict,
+        infos: dict,
     ) -> None:
         before = copy.agents
         result.rewards.extend([reward.get(agent, 0.0) for agent in before])
@@ -205,9 +214,7 @@ class VectorEnv:
             except (TypeError, ValueError):
                 number = math.nan
             if not math.isfinite(number):
-                raise EnvError(
-                    f"{copy}, agent {agent!r}: the reward is {reward!r}. Rewards must be finite numbers."
-                )
+                raise EnvError(f"{copy}, agent {agent!r}: the reward is {reward!r}. Rewards must be finite numbers.")
             if number:
                 stray[agent] = number
         return stray
@@ -222,9 +229,7 @@ class VectorEnv:
 
     def _step_failed(self, copy: EnvCopy, chosen: list[Any], error: Exception) -> EnvError:
         acted = dict(zip(copy.agents, chosen, strict=False))
-        return EnvError(
-            f"{copy} (seed {self.reset_seed(copy)}): step({acted}) raised {type(error).__name__}: {error}"
-        )
+        return EnvError(f"{copy} (seed {self.reset_seed(copy)}): step({acted}) raised {type(error).__name__}: {error}")
 
     def replay(
         self, copy: EnvCopy, episode_number: int, history: list[tuple[list[AgentID], list[Any]]]

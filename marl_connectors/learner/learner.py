@@ -110,7 +110,9 @@ class Learner(ABC):
         """A module's trainable parameters."""
         return [p for p in module.parameters() if p.requires_grad]
 
-    def update(self, *, episodes: Sequence[Any], timesteps: dict[str, int] | None = None) -> dict[ModuleID, dict[str, float]]:
+    def update(
+        self, *, episodes: Sequence[Any], timesteps: dict[str, int] | None = None
+    ) -> dict[ModuleID, dict[str, float]]:
         """One update from episodes, or chunks of them.
 
         Args:

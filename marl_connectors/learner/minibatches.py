@@ -114,7 +114,10 @@ def _dealt(
     if not rows:
         return
     orders = np.stack(
-        [offset + (np.arange(rows) if shuffle is None else shuffle(m, rows)) for m, offset in zip(module_ids, offsets, strict=True)]
+        [
+            offset + (np.arange(rows) if shuffle is None else shuffle(m, rows))
+            for m, offset in zip(module_ids, offsets, strict=True)
+        ]
     )
     number = math.ceil(rows / size) if size else 1
     bounds = [rows * i // number for i in range(number + 1)]

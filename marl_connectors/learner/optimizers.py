@@ -179,7 +179,7 @@ class Optimizers:
                 self._adam.state.pop(tensor, None)
                 if moments:
                     self._adam.state[tensor] = {
-                        name: torch.as_tensor(value).clone().to(tensor.device if name != "step" else "cpu")
+                        name: torch.as_tensor(value).clone().to(tensor.device)
                         for name, value in moments.items()
                     }
             for name, optimizer_state in own.get("registered", {}).items():

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from marl_envs import match_v0
 from scripted_envs import LifeEnv, small_config
 
 from marl_connectors import PPOConfig
 from marl_connectors.callbacks import Callbacks
 from marl_connectors.connectors.connector_v2 import ConnectorV2
+from marl_envs import match_v0
 
 
 def match_config(policies="independent", **env_config):
@@ -27,7 +27,11 @@ def plain(episodes):
         (e.id_, a, name): values
         for e in episodes
         for a, part in e.agent_episodes.items()
-        for name, values in (("obs", part.get_observations()), ("actions", part.get_actions()), ("r", part.get_rewards()))
+        for name, values in (
+            ("obs", part.get_observations()),
+            ("actions", part.get_actions()),
+            ("r", part.get_rewards()),
+        )
     }
 
 
@@ -44,7 +48,10 @@ def test_an_iteration_reports_steps_returns_losses_and_times():
     assert results[2]["time_total_s"] == pytest.approx(sum(r["time_this_iter_s"] for r in results))
 
 
-@pytest.mark.parametrize(("by", "fragment", "env_steps"), [("env_steps", 5, 10), ("agent_steps", 5, 10), ("env_steps", "auto", 10), ("agent_steps", "auto", 6)])
+@pytest.mark.parametrize(
+    ("by", "fragment", "env_steps"),
+    [("env_steps", 5, 10), ("agent_steps", 5, 10), ("env_steps", "auto", 10), ("agent_steps", "auto", 6)],
+)
 def test_batches_are_counted_in_env_steps_or_agent_steps(by, fragment, env_steps):
     config = match_config().multi_agent(count_steps_by=by).env_runners(rollout_fragment_length=fragment)
     assert config.build_algo().train()["num_env_steps_sampled_lifetime"] == env_steps
@@ -99,7 +106,10 @@ def test_evaluation_random_play_and_rendering_do_not_touch_training():
 
 def test_evaluation_is_the_same_for_the_same_seed_and_new_for_the_next():
     algo = match_config(ep_len=50).build_algo()
-    first, second = algo.evaluate(num_episodes=4, seed=1, explore=True), algo.evaluate(num_episodes=4, seed=1, explore=True)
+    first, second = (
+        algo.evaluate(num_episodes=4, seed=1, explore=True),
+        algo.evaluate(num_episodes=4, seed=1, explore=True),
+    )
     other = algo.evaluate(num_episodes=4, seed=2, explore=True)
     assert first == second
     assert first != other
@@ -124,7 +134,9 @@ def test_random_play_reaches_what_chance_reaches():
 
 
 def test_an_episode_is_rendered_as_frames():
-    frames = small_config("mpe2.simple_spread_v3", env_config={"max_cycles": 5}).build_algo().render_episode(max_frames=7)
+    frames = (
+        small_config("mpe2.simple_spread_v3", env_config={"max_cycles": 5}).build_algo().render_episode(max_frames=7)
+    )
     assert len(frames) == 7
     assert all(f.ndim == 3 and f.shape[2] == 3 and f.dtype == np.uint8 for f in frames)
     assert match_config().build_algo().render_episode() == []
@@ -136,8 +148,16 @@ def test_callbacks_are_called_in_order(tmp_path):
     class Told(Callbacks):
         pass
 
-    for name in ("on_algorithm_init", "on_environment_created", "on_episode_end", "on_sample_end", "on_train_result",
-                 "on_evaluate_start", "on_evaluate_end", "on_checkpoint_loaded"):
+    for name in (
+        "on_algorithm_init",
+        "on_environment_created",
+        "on_episode_end",
+        "on_sample_end",
+        "on_train_result",
+        "on_evaluate_start",
+        "on_evaluate_end",
+        "on_checkpoint_loaded",
+    ):
         setattr(Told, name, lambda self, _name=name, **kwargs: told.append((_name, sorted(kwargs))))
     algo = small_config("CartPole-v1").callbacks(Told).env_runners(rollout_fragment_length=100).build_algo()
     assert [name for name, _ in told] == ["on_environment_created", "on_algorithm_init"]
@@ -192,7 +212,9 @@ def test_match_is_solved(policies, continuous):
     env_config = {"n_agents": 3, "n_actions": 3, "ep_len": 10, "continuous_actions": continuous}
     config = PPOConfig().environment(match_v0.parallel_env, env_config=env_config).multi_agent(policies=policies)
     config.env_runners(num_envs_per_env_runner=16, rollout_fragment_length=25).debugging(seed=1)
-    config.training(train_batch_size_per_learner=400, minibatch_size=100, num_epochs=8, lr=5e-3, gamma=0.0, entropy_coeff=0.0)
+    config.training(
+        train_batch_size_per_learner=400, minibatch_size=100, num_epochs=8, lr=5e-3, gamma=0.0, entropy_coeff=0.0
+    )
     config.rl_module(model_config={"fcnet_hiddens": (32,)})
     algo = config.build_algo()
     best = 0.0
@@ -211,8 +233,16 @@ def test_cartpole_reaches_450_within_100k_steps(seed):
     config = PPOConfig().environment("CartPole-v1").debugging(seed=seed)
     config.env_runners(num_envs_per_env_runner=8)
     config.training(
-        train_batch_size_per_learner=2048, minibatch_size=256, num_epochs=10, lr=1e-3, lambda_=0.95, clip_param=0.2,
-        entropy_coeff=0.0, vf_clip_param=1e5, grad_clip=0.5, use_kl_loss=False,
+        train_batch_size_per_learner=2048,
+        minibatch_size=256,
+        num_epochs=10,
+        lr=1e-3,
+        lambda_=0.95,
+        clip_param=0.2,
+        entropy_coeff=0.0,
+        vf_clip_param=1e5,
+        grad_clip=0.5,
+        use_kl_loss=False,
     )
     config.rl_module(model_config={"fcnet_hiddens": (64, 64), "vf_share_layers": False})
     config.reporting(metrics_num_episodes_for_smoothing=20)

@@ -8,7 +8,6 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
-from marl_envs import match_v0
 from scripted_envs import small_config
 
 from marl_connectors.algorithms.algorithm import Algorithm
@@ -16,6 +15,7 @@ from marl_connectors.callbacks import Callbacks
 from marl_connectors.checkpoints import save_state
 from marl_connectors.errors import CheckpointError
 from marl_connectors.rl_module.rl_module import RLModuleSpec
+from marl_envs import match_v0
 
 
 def match_config(policies="shared", **env_config):
@@ -53,7 +53,7 @@ def test_a_loaded_algorithm_has_the_same_weights_counts_and_settings(saved):
         np.testing.assert_array_equal(loaded.get_module().get_state()[key], value)
     assert (loaded.iteration, loaded.seed, loaded.env_runner.num_env_steps) == (1, 0, 10)
     settings = loaded.config.to_dict()
-    assert {k: v for k, v in settings.items()} == algo.config.to_dict()
+    assert settings == algo.config.to_dict()
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,10 @@ def test_a_loaded_algorithm_has_the_same_weights_counts_and_settings(saved):
         (lambda: match_config(n_actions=4), "it is of an environment with agents agent_0"),
         (lambda: match_config(n_agents=3), "it is of an environment with agents agent_0"),
         (lambda: small_config("CartPole-v1"), "it is of an environment with agents agent_0"),
-        (lambda: match_config("independent"), r"it has the modules \['default_policy'\], but this run has \['agent_0', 'agent_1'\]"),
+        (
+            lambda: match_config("independent"),
+            r"it has the modules \['default_policy'\], but this run has \['agent_0', 'agent_1'\]",
+        ),
         (lambda: match_config().env_runners(num_envs_per_env_runner=3), "it has 2 environment copies, this run has 3"),
         (lambda: match_config().rl_module(model_config={"fcnet_hiddens": (5,)}), "another architecture"),
     ],
@@ -70,7 +73,7 @@ def test_a_loaded_algorithm_has_the_same_weights_counts_and_settings(saved):
 )
 def test_a_checkpoint_of_another_setup_is_refused_and_nothing_changes(saved, config, words):
     algo = config().build_algo()
-    before = {m: s for m, s in algo.rl_module.get_state().items()}
+    before = algo.rl_module.get_state()
     with pytest.raises(CheckpointError, match=words) as caught:
         algo.restore_from_path(saved)
     one_line(caught)
@@ -83,7 +86,9 @@ def test_a_checkpoint_of_another_setup_is_refused_and_nothing_changes(saved, con
 def test_a_mapping_function_without_a_name_has_to_be_passed_again(tmp_path):
     config = match_config().multi_agent(policy_mapping_fn=lambda agent_id, episode, **kw: "one")
     saved = config.build_algo().save_to_path(tmp_path / "c")
-    with pytest.raises(CheckpointError, match="policy_mapping_fn: the checkpoint was made with .*Pass the function again") as caught:
+    with pytest.raises(
+        CheckpointError, match=r"policy_mapping_fn: the checkpoint was made with .*Pass the function again"
+    ) as caught:
         Algorithm.from_checkpoint(saved)
     one_line(caught)
     assert Algorithm.from_checkpoint(saved, config=config).get_module("one")
@@ -95,7 +100,9 @@ def test_an_environment_without_a_name_has_to_be_passed_again(tmp_path):
 
     config = small_config(Here)
     saved = config.build_algo().save_to_path(tmp_path / "c")
-    with pytest.raises(CheckpointError, match="env: the checkpoint was made with .*Here.*, which cannot be imported by name"):
+    with pytest.raises(
+        CheckpointError, match=r"env: the checkpoint was made with .*Here.*, which cannot be imported by name"
+    ):
         Algorithm.from_checkpoint(saved)
     assert Algorithm.from_checkpoint(saved, config=config).iteration == 0
 
@@ -121,7 +128,9 @@ def test_a_function_that_is_gone_is_named(tmp_path, monkeypatch):
     import gone_later
 
     first = match_config().multi_agent(policy_mapping_fn=gone_later.mapping).build_algo().save_to_path(tmp_path / "a")
-    second = match_config().env_runners(env_to_module_connector=gone_later.pieces).build_algo().save_to_path(tmp_path / "b")
+    second = (
+        match_config().env_runners(env_to_module_connector=gone_later.pieces).build_algo().save_to_path(tmp_path / "b")
+    )
     assert Algorithm.from_checkpoint(first).get_module("one")
     (tmp_path / "gone_later.py").unlink()
     monkeypatch.delitem(sys.modules, "gone_later")
@@ -159,5 +168,7 @@ def test_an_environment_that_cannot_be_replayed_is_named(tmp_path):
     algo = small_config(Forgetful).build_algo()
     algo.train()
     saved = algo.save_to_path(tmp_path / "c")
-    with pytest.raises(CheckpointError, match=r"environment copy 0.*replaying the episode .* agent 'default_agent' elsewhere"):
+    with pytest.raises(
+        CheckpointError, match=r"environment copy 0.*replaying the episode .* agent 'default_agent' elsewhere"
+    ):
         Algorithm.from_checkpoint(saved)

@@ -80,8 +80,14 @@ def test_bad_observations_are_found_later_too(bad, words):
 
 
 def test_a_bad_last_observation_is_found():
-    steps = [Step({"a": 0, "b": 0}), Step({"a": 0, "b": np.zeros(3, np.float32)}, {}, terminated=("b",)), Step({"a": 0}, {}, ("a",))]
-    with pytest.raises(EnvError, match=r"agent 'b': the observation does not fit its space, Box\(2,\) float32: shape \(3,\)"):
+    steps = [
+        Step({"a": 0, "b": 0}),
+        Step({"a": 0, "b": np.zeros(3, np.float32)}, {}, terminated=("b",)),
+        Step({"a": 0}, {}, ("a",)),
+    ]
+    with pytest.raises(
+        EnvError, match=r"agent 'b': the observation does not fit its space, Box\(2,\) float32: shape \(3,\)"
+    ):
         build(steps, checking=False).env_runner.sample(num_timesteps=1)
 
 
@@ -89,7 +95,9 @@ def test_a_bad_last_observation_is_found():
 def test_rewards_that_are_not_finite_are_found_later_too(bad):
     algo = build(steps_of(bad, 23, reward=True), fragment=12)
     algo.env_runner.sample()
-    with pytest.raises(EnvError, match=r"environment copy 0, agent 'b', env step 22: the reward is .*must be finite numbers"):
+    with pytest.raises(
+        EnvError, match=r"environment copy 0, agent 'b', env step 22: the reward is .*must be finite numbers"
+    ):
         algo.env_runner.sample()
 
 
@@ -97,12 +105,19 @@ def test_rewards_that_are_not_finite_are_found_later_too(bad):
 def test_a_reward_that_is_no_number_is_named(bad):
     algo = build(steps_of(bad, 23, reward=True), fragment=12)
     algo.env_runner.sample()
-    with pytest.raises(EnvError, match=r"environment copy 0, episode 0, step 23, agent 'b': the reward is .*, not a number"):
+    with pytest.raises(
+        EnvError, match=r"environment copy 0, episode 0, step 23, agent 'b': the reward is .*, not a number"
+    ):
         algo.env_runner.sample()
 
 
 def test_a_reward_for_an_absent_agent_must_be_a_number_too():
-    steps = [Step({"a": 0, "b": 0}), Step({"a": 0, "b": 0}, {}, ("b",)), Step({"a": 0}, {"b": np.nan}), Step({"a": 0}, {}, ("a",))]
+    steps = [
+        Step({"a": 0, "b": 0}),
+        Step({"a": 0, "b": 0}, {}, ("b",)),
+        Step({"a": 0}, {"b": np.nan}),
+        Step({"a": 0}, {}, ("a",)),
+    ]
     with pytest.raises(EnvError, match=r"agent 'b': the reward is nan. Rewards must be finite numbers"):
         build(steps, checking=False).env_runner.sample(num_timesteps=2)
 
@@ -165,7 +180,9 @@ def test_an_env_that_raises_in_the_trial_run_is_named():
 
 def test_an_env_that_raises_later_is_named_with_its_seed_and_actions():
     runner = small_config(Breaks, env_config={"step": 2}, disable_env_checking=True).build_algo().env_runner
-    with pytest.raises(EnvError, match=r"copy 0, episode 2, step 0 \(seed \d+\): step\(\{'default_agent': [01]\}\) raised RuntimeError"):
+    with pytest.raises(
+        EnvError, match=r"copy 0, episode 2, step 0 \(seed \d+\): step\(\{'default_agent': [01]\}\) raised RuntimeError"
+    ):
         runner.sample(num_timesteps=3)
     runner = small_config(Breaks, env_config={"reset": 2}, disable_env_checking=True).build_algo().env_runner
     with pytest.raises(EnvError, match=r"episode 2, step 0: reset\(seed=\d+\) raised RuntimeError: no reset today"):
@@ -201,12 +218,19 @@ def test_a_mapping_function_that_does_not_work_is_named(mapping, policies, words
 @pytest.mark.parametrize("kind", ["observation_spaces", "action_spaces"])
 def test_agents_with_different_spaces_cannot_share_a_module(kind):
     other = {"observation_spaces": spaces.Box(-1, 1, (3,), np.float32), "action_spaces": spaces.Discrete(5)}[kind]
-    with pytest.raises(MappingError, match=f"agents 'a' and 'b' both map to module 'default_policy', but their {kind[:-7]} spaces differ"):
+    with pytest.raises(
+        MappingError,
+        match=f"agents 'a' and 'b' both map to module 'default_policy', but their {kind[:-7]} spaces differ",
+    ):
         build(steps_of(0, 1), policies="shared", checking=False, **{kind: {"b": other}})
 
 
 def test_agents_of_other_actions_cannot_take_over_a_module_later():
     steps = [Step({"a": 0}), Step({"a": 0, "z": 0}, {"a": 0.0}), Step({"a": 0, "z": 0}, {}, ("a", "z"))]
-    algo = build(steps, policies="shared", checking=False, possible_agents=["a"], action_spaces={"z": spaces.Discrete(5)})
-    with pytest.raises(MappingError, match=r"agent 'z' maps to module 'default_policy', whose actions are Discrete\(2\)"):
+    algo = build(
+        steps, policies="shared", checking=False, possible_agents=["a"], action_spaces={"z": spaces.Discrete(5)}
+    )
+    with pytest.raises(
+        MappingError, match=r"agent 'z' maps to module 'default_policy', whose actions are Discrete\(2\)"
+    ):
         algo.env_runner.sample(num_timesteps=2)

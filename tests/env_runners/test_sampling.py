@@ -41,7 +41,7 @@ def test_episodes_are_whole_and_as_many_as_asked_for():
 
 def test_sampling_episodes_for_ever_takes_no_more_memory():
     runner = runner_of(life(max_steps=4))
-    group = lambda: runner._episodes.groups[0]  # noqa: E731
+    group = lambda: runner._episodes.groups[0]
     for _ in range(3):
         runner.sample(num_episodes=2)
     size = group().rollout.num_rows
@@ -182,7 +182,13 @@ def test_metrics_summarize_by_episode_module_and_agent():
     runner.sample(num_timesteps=2)
     metrics = runner.get_metrics()
     assert [metrics[f"episode_return_{x}"] for x in ("mean", "min", "max")] == [6.0, 3.0, 9.0]
-    assert metrics["module_episode_returns"]["b"] == {"mean": 4.0, "std": 2.0, "min": 2.0, "max": 6.0, "num_episodes": 2}
+    assert metrics["module_episode_returns"]["b"] == {
+        "mean": 4.0,
+        "std": 2.0,
+        "min": 2.0,
+        "max": 6.0,
+        "num_episodes": 2,
+    }
     assert metrics["agent_episode_returns_mean"] == {"a": 2.0, "b": 4.0}
     assert (metrics["episode_len_mean"], metrics["num_episodes"]) == (1.0, 2)
     assert runner.get_metrics()["num_episodes"] == 0
@@ -194,11 +200,20 @@ def test_metrics_summarize_by_episode_module_and_agent():
 @pytest.mark.parametrize("pieces", [(2,), (1, 1)])
 @pytest.mark.parametrize(
     ("terminated", "truncated", "flags"),
-    [(("a", "b"), (), (True, False)), ((), ("a", "b"), (False, True)), (("a",), ("b",), (False, True)), (("b",), ("a",), (False, True))],
+    [
+        (("a", "b"), (), (True, False)),
+        ((), ("a", "b"), (False, True)),
+        (("a",), ("b",), (False, True)),
+        (("b",), ("a",), (False, True)),
+    ],
 )
 def test_terminated_and_truncated_stay_apart_whatever_the_cuts(pieces, terminated, truncated, flags):
     def ends(agent, step):
-        return Step({"a": step, "b": step} if step == 1 else {"b": step}, {}, *[tuple(set(f) & {agent}) for f in (terminated, truncated)])
+        return Step(
+            {"a": step, "b": step} if step == 1 else {"b": step},
+            {},
+            *[tuple(set(f) & {agent}) for f in (terminated, truncated)],
+        )
 
     script = [Step({"a": 0, "b": 0}), ends("a", 1), ends("b", 2)]
     runner = runner_of(lambda: ScriptEnv([script]))
@@ -252,7 +267,9 @@ def test_a_module_that_does_not_exist_is_named_also_when_training_has_begun(wron
         policies=["blue"],
         mapping=lambda agent_id, episode, **kw: "blue" if episode.id_ == "0-0" else wrong,
     )
-    with pytest.raises(MappingError, match=r"agent 'a' maps to module .*blu.*, but there is only 'blue'|maps to module None"):
+    with pytest.raises(
+        MappingError, match=r"agent 'a' maps to module .*blu.*, but there is only 'blue'|maps to module None"
+    ):
         runner.sample(num_timesteps=3)
 
 
@@ -261,7 +278,9 @@ def test_a_mapping_function_that_raises_later_is_named():
         return "blue" if episode.id_ == "0-0" else 1 / 0
 
     runner = runner_of(life(agents="ab", max_steps=2), policies=["blue"], mapping=mapping)
-    with pytest.raises(MappingError, match="policy_mapping_fn raised ZeroDivisionError for agent 'a': division by zero"):
+    with pytest.raises(
+        MappingError, match="policy_mapping_fn raised ZeroDivisionError for agent 'a': division by zero"
+    ):
         runner.sample(num_timesteps=3)
 
 

@@ -129,7 +129,11 @@ def test_copies_may_end_at_different_steps():
 
 
 def test_an_agent_that_leaves_without_a_last_observation_keeps_the_one_before():
-    script = [Step({"a": 1, "b": 2}), Step({"b": 3}, {"a": 5.0, "b": 0}, truncated=("a",)), Step({"b": 4}, {"b": 1}, ("b",))]
+    script = [
+        Step({"a": 1, "b": 2}),
+        Step({"b": 3}, {"a": 5.0, "b": 0}, truncated=("a",)),
+        Step({"b": 4}, {"b": 1}, ("b",)),
+    ]
     runner = runner_of(lambda: ScriptEnv([script]))
     (episode,) = runner.sample(num_timesteps=2)
     gone = episode.agent_episodes["a"]
@@ -144,7 +148,10 @@ def test_lookback_reaches_back_over_cuts_but_not_over_episodes():
     assert [chunk.id_ == chunks[0].id_ for chunk in chunks] == [True, True, True, False]
     assert [chunk.t_started for chunk in chunks] == [0, 2, 4, 0]
     reach = [slice(-n, 0) for n in (0, 2, 3, 0)]
-    seen = [c.get_observations(r, neg_index_as_lookback=True)[:, 0].tolist() for c, r in zip(chunks[1:3], reach[1:3], strict=True)]
+    seen = [
+        c.get_observations(r, neg_index_as_lookback=True)[:, 0].tolist()
+        for c, r in zip(chunks[1:3], reach[1:3], strict=True)
+    ]
     assert seen == [[0.0, 1.0], [1.0, 2.0, 3.0]]
     assert chunks[2].get_rewards([-3, -1], neg_index_as_lookback=True).tolist() == [20.0, 40.0]
     for first in (chunks[0], chunks[3]):

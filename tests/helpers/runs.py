@@ -35,9 +35,9 @@ def config_of(name, seed=0):
     config = {
         "cartpole": lambda: small_config("CartPole-v1"),
         "shared": lambda: small_config("marl_envs.match_v0", env_config=settings).multi_agent(policies="shared"),
-        "independent": lambda: small_config("marl_envs.match_v0", env_config={**settings, "continuous_actions": True}).multi_agent(
-            policies="independent"
-        ),
+        "independent": lambda: small_config(
+            "marl_envs.match_v0", env_config={**settings, "continuous_actions": True}
+        ).multi_agent(policies="independent"),
         "life": lambda: small_config(LifeEnv, env_config=life).multi_agent(policies="independent"),
     }[name]()
     config.env_runners(num_envs_per_env_runner=2, rollout_fragment_length=5, episode_lookback_horizon=2)
@@ -78,4 +78,6 @@ def results_of(process):
 
 
 if __name__ == "__main__":
-    print(json.dumps({job: run(job.partition(" ")[0], **settings) for job, settings in json.loads(sys.argv[1]).items()}))
+    print(
+        json.dumps({job: run(job.partition(" ")[0], **settings) for job, settings in json.loads(sys.argv[1]).items()})
+    )

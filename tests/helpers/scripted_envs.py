@@ -29,7 +29,7 @@ class Step:
 
 
 class ScriptEnv(ParallelEnv):
-    """Plays scripts, one an episode, the last one again and again. A number ``x`` as observation stands for ``[x, 0]``."""
+    """Plays scripts, one an episode, the last one again and again. An observation ``x`` stands for ``[x, 0]``."""
 
     metadata = {"name": "script", "render_modes": []}
 
@@ -88,7 +88,9 @@ class LifeEnv(ParallelEnv):
 
     metadata = {"name": "life", "render_modes": []}
 
-    def __init__(self, *, agents=("a", "b", "c"), spaces_of=None, join=0.0, die=0.0, fixed=True, max_steps=7, mutable=False):
+    def __init__(
+        self, *, agents=("a", "b", "c"), spaces_of=None, join=0.0, die=0.0, fixed=True, max_steps=7, mutable=False
+    ):
         self.possible_agents = list(agents)
         self.spaces_of = spaces_of or {}
         self.join, self.die, self.fixed, self.max_steps, self.mutable = join, die, fixed, max_steps, mutable
@@ -171,7 +173,9 @@ class Recorded(ParallelEnv):
 
     def reset(self, seed=None, options=None):
         observations, infos = self.env.reset(seed=seed, options=options)
-        self.log.append(copy.deepcopy({"obs": observations, "infos": infos, "agents": list(self.env.agents), "steps": []}))
+        self.log.append(
+            copy.deepcopy({"obs": observations, "infos": infos, "agents": list(self.env.agents), "steps": []})
+        )
         return observations, infos
 
     def step(self, actions):

@@ -46,7 +46,9 @@ class NoCritic(RLModule):
     setup, _forward = FirstNumber.setup, FirstNumber._forward
 
 
-def algo_of(policies="independent", module_class=FirstNumber, standardize=False, script=SCRIPT, overrides=None, **training):
+def algo_of(
+    policies="independent", module_class=FirstNumber, standardize=False, script=SCRIPT, overrides=None, **training
+):
     config = small_config(lambda: ScriptEnv([script])).multi_agent(policies=policies)
     config.rl_module(
         rl_module_spec=RLModuleSpec(module_class=module_class), algorithm_config_overrides_per_module=overrides or {}
@@ -60,7 +62,11 @@ def algo_of(policies="independent", module_class=FirstNumber, standardize=False,
 def columns_of(algo, episodes):
     """``{module_id: {column: list}}`` of the train batch."""
     batch = algo.learner.make_batch(episodes)
-    return {m: {k: v.tolist() for k, v in columns.items()} for group in batch.groups for m, columns in group.module_columns()}
+    return {
+        m: {k: v.tolist() for k, v in columns.items()}
+        for group in batch.groups
+        for m, columns in group.module_columns()
+    }
 
 
 def test_a_terminated_a_truncated_and_a_cut_agent():
@@ -108,7 +114,11 @@ def test_episodes_that_users_built_give_the_same_numbers():
     (episode,) = algo.env_runner.sample(num_timesteps=3)
     rebuilt = type(episode).from_state(episode.get_state())
     rebuilt_columns = columns_of(algo, [rebuilt])["default_policy"]
-    assert rebuilt_columns["advantages"] == columns_of(algo, [episode])["default_policy"]["advantages"] == ENDED + WHOLE * 2
+    assert (
+        rebuilt_columns["advantages"]
+        == columns_of(algo, [episode])["default_policy"]["advantages"]
+        == ENDED + WHOLE * 2
+    )
 
 
 def test_advantages_are_standardised_for_each_module_over_its_own_real_rows():

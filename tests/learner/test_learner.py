@@ -8,7 +8,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from marl_envs import match_v0
 from scripted_envs import ScriptEnv, Step, small_config
 
 from marl_connectors.algorithms.ppo.learner import PPOLearner
@@ -17,6 +16,7 @@ from marl_connectors.errors import ConfigError, LearnerError
 from marl_connectors.learner.learner import Learner
 from marl_connectors.rl_module.apis import ValueFunctionAPI
 from marl_connectors.rl_module.rl_module import RLModule, RLModuleSpec
+from marl_envs import match_v0
 
 INDEPENDENT = "independent"
 RAGGED = "agent_0=red,*=blue"
@@ -56,7 +56,12 @@ def changed(one, other):
 @pytest.mark.parametrize("policies", [INDEPENDENT, RAGGED, "shared"])
 @pytest.mark.parametrize(
     "training",
-    [{}, {"grad_clip": 0.05}, {"grad_clip": 0.01, "grad_clip_by": "norm"}, {"grad_clip": 1e-3, "grad_clip_by": "value"}],
+    [
+        {},
+        {"grad_clip": 0.05},
+        {"grad_clip": 0.01, "grad_clip_by": "norm"},
+        {"grad_clip": 1e-3, "grad_clip_by": "value"},
+    ],
     ids=["no clip", "global norm", "norm", "value"],
 )
 def test_a_stacked_update_equals_one_module_after_another(policies, training):
@@ -130,7 +135,14 @@ class Noting(PPOLearner):
 
 def counting_script(agents, steps):
     """Observations that count the agents' steps, so that every row can be told from the others."""
-    rows = [Step({a: 100 * i + t for i, a in enumerate(agents) if t <= steps[i]}, {}, tuple(a for i, a in enumerate(agents) if t == steps[i])) for t in range(max(steps) + 1)]
+    rows = [
+        Step(
+            {a: 100 * i + t for i, a in enumerate(agents) if t <= steps[i]},
+            {},
+            tuple(a for i, a in enumerate(agents) if t == steps[i]),
+        )
+        for t in range(max(steps) + 1)
+    ]
     return lambda: ScriptEnv([rows])
 
 
@@ -147,7 +159,7 @@ def test_every_epoch_goes_through_every_row_once_in_even_minibatches(steps, size
         assert len(minibatches) == 2 * number
         epochs = minibatches[:number], minibatches[number:]
         for epoch in epochs:
-            assert sorted(sum(epoch, [])) == [100.0 * i + t for t in range(steps[i])]
+            assert sorted(x for rows in epoch for x in rows) == [100.0 * i + t for t in range(steps[i])]
             assert max(map(len, epoch)) - min(map(len, epoch)) <= 1
             assert max(map(len, epoch)) <= (size or 7)
 
@@ -155,7 +167,11 @@ def test_every_epoch_goes_through_every_row_once_in_even_minibatches(steps, size
 def test_epochs_are_shuffled_anew_unless_that_is_switched_off():
     def orders(shuffle):
         config = small_config(counting_script("a", (50,))).training(
-            minibatch_size=None, num_epochs=2, learner_class=Noting, train_batch_size_per_learner=50, shuffle_batch_per_epoch=shuffle
+            minibatch_size=None,
+            num_epochs=2,
+            learner_class=Noting,
+            train_batch_size_per_learner=50,
+            shuffle_batch_per_epoch=shuffle,
         )
         algo = config.env_runners(rollout_fragment_length=50).build_algo()
         algo.train()
@@ -191,9 +207,11 @@ def test_a_module_has_its_own_learning_rate():
 
 
 def test_a_module_has_its_own_minibatch_size():
-    algo = match_config(minibatch_size=None, num_epochs=1).rl_module(
-        algorithm_config_overrides_per_module={"agent_1": {"minibatch_size": 10}}
-    ).build_algo()
+    algo = (
+        match_config(minibatch_size=None, num_epochs=1)
+        .rl_module(algorithm_config_overrides_per_module={"agent_1": {"minibatch_size": 10}})
+        .build_algo()
+    )
     algo.train()
     steps = {m: int(state["adam"][0]["step"]) for m, state in moments(algo).items()}
     assert steps == {"agent_0": 1, "agent_1": 4, "agent_2": 1}
@@ -211,13 +229,8 @@ class Fixed(PPOLearner):
     """A loss whose gradients are known: 3 for all weights of the policy head, 4 for its biases, 0 elsewhere."""
 
     def compute_loss_for_module(self, *, module_id, config, batch, fwd_out):
-        head = self.module[module_id].pi
-        weight, bias = [p for p in head.parameters()][:2] if self._weight_first(head) else [p for p in head.parameters()][1::-1]
-        return 3 * weight.sum() + 4 * bias.sum()
-
-    @staticmethod
-    def _weight_first(head):
-        return "weight" in next(iter(head.named_parameters()))[0]
+        parameters = self.module[module_id].pi.named_parameters()
+        return sum((3 if name.endswith("weight") else 4) * p.sum() for name, p in parameters)
 
     def postprocess_gradients_for_module(self, *, module_id, config, module_gradients):
         super().postprocess_gradients_for_module(module_id=module_id, config=config, module_gradients=module_gradients)
@@ -368,7 +381,10 @@ def test_a_module_added_while_training_goes_on_is_trained_and_the_others_keep_th
     algo = match_config().build_algo()
     algo.train()
     before = moments(algo)
-    algo.add_module("extra", new_agent_to_module_mapping_fn=lambda agent_id, episode, **kw: "extra" if agent_id == "agent_0" else agent_id)
+    algo.add_module(
+        "extra",
+        new_agent_to_module_mapping_fn=lambda agent_id, episode, **kw: "extra" if agent_id == "agent_0" else agent_id,
+    )
     for name, value in before["agent_1"]["adam"][0].items():
         torch.testing.assert_close(moments(algo)["agent_1"]["adam"][0][name], value, rtol=0, atol=0)
     assert set(algo.train()["learners"]) == {"extra", "agent_0", "agent_1", "agent_2"}, "one episode had begun already"
@@ -379,8 +395,15 @@ def test_a_module_added_while_training_goes_on_is_trained_and_the_others_keep_th
 
 
 def test_a_module_added_later_has_its_own_overrides_too():
-    algo = match_config().rl_module(algorithm_config_overrides_per_module={"extra": {"lr": 0.5, "gamma": 0.0}}).build_algo()
-    algo.add_module("extra", new_agent_to_module_mapping_fn=lambda agent_id, episode, **kw: "extra" if agent_id == "agent_0" else agent_id)
+    algo = (
+        match_config()
+        .rl_module(algorithm_config_overrides_per_module={"extra": {"lr": 0.5, "gamma": 0.0}})
+        .build_algo()
+    )
+    algo.add_module(
+        "extra",
+        new_agent_to_module_mapping_fn=lambda agent_id, episode, **kw: "extra" if agent_id == "agent_0" else agent_id,
+    )
     assert algo.learner.pipeline["GeneralAdvantageEstimation"].module_settings["extra"]["gamma"] == 0.0
     assert algo.train()["learners"]["extra"]["learning_rate"] == 0.5
 
@@ -389,7 +412,10 @@ def test_a_removed_module_takes_its_optimizer_along():
     algo = match_config().build_algo()
     algo.train()
     before = moments(algo)["agent_1"]["adam"][0]
-    algo.remove_module("agent_0", new_agent_to_module_mapping_fn=lambda agent_id, episode, **kw: "agent_1" if agent_id == "agent_0" else agent_id)
+    algo.remove_module(
+        "agent_0",
+        new_agent_to_module_mapping_fn=lambda agent_id, episode, **kw: "agent_1" if agent_id == "agent_0" else agent_id,
+    )
     assert set(moments(algo)) == {"agent_1", "agent_2"}
     torch.testing.assert_close(moments(algo)["agent_1"]["adam"][0]["exp_avg"], before["exp_avg"], rtol=0, atol=0)
     result = algo.train()

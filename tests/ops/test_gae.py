@@ -36,11 +36,15 @@ def test_a_cut_in_the_middle_bootstraps_from_the_value_at_the_cut():
 
 def test_lambda_one_gives_discounted_returns_less_the_value():
     # From the end: 4 + 16/2 = 12, 2 + 12/2 = 8, 1 + 8/2 = 5.
-    np.testing.assert_array_equal(compute_gae(REWARDS, VALUES, terminated=False, gamma=0.5, lambda_=1.0), [3.0, 4.0, 4.0])
+    np.testing.assert_array_equal(
+        compute_gae(REWARDS, VALUES, terminated=False, gamma=0.5, lambda_=1.0), [3.0, 4.0, 4.0]
+    )
 
 
 def test_lambda_zero_gives_temporal_differences():
-    np.testing.assert_array_equal(compute_gae(REWARDS, VALUES, terminated=False, gamma=0.5, lambda_=0.0), [1.0, 2.0, 4.0])
+    np.testing.assert_array_equal(
+        compute_gae(REWARDS, VALUES, terminated=False, gamma=0.5, lambda_=0.0), [1.0, 2.0, 4.0]
+    )
 
 
 def test_episodes_that_stand_one_after_another_do_not_touch():
@@ -78,9 +82,7 @@ def test_advantages_are_the_weighted_sums_of_equation_16(data):
     rng = np.random.default_rng(data.draw(st.integers(0, 100)))
     rewards, values = rng.normal(size=sum(lengths)), rng.normal(size=sum(lengths))
     gamma, lambda_ = rng.random(2)
-    found = compute_gae_of_episodes(
-        rewards, values, np.array(lengths), np.array(flags), gamma=gamma, lambda_=lambda_
-    )
+    found = compute_gae_of_episodes(rewards, values, np.array(lengths), np.array(flags), gamma=gamma, lambda_=lambda_)
     begin = 0
     for length, terminated in zip(lengths, flags, strict=True):
         r, v = rewards[begin : begin + length - 1], values[begin : begin + length].copy()

@@ -101,5 +101,7 @@ class PPOConfig(AlgorithmConfig):
         for name in ("kl_coeff", "kl_target", "vf_loss_coeff", "clip_param", "vf_clip_param"):
             value = getattr(self, name)
             self._require(name, isinstance(value, (int, float)) and value >= 0, "a number >= 0")
-        self._require("lambda_", isinstance(self.lambda_, (int, float)) and 0 <= self.lambda_ <= 1, "a number in [0, 1]")
+        self._require(
+            "lambda_", isinstance(self.lambda_, (int, float)) and 0 <= self.lambda_ <= 1, "a number in [0, 1]"
+        )
         check_schedule("PPOConfig: entropy_coeff", self.entropy_coeff)

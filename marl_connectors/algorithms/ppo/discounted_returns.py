@@ -64,7 +64,7 @@ class DiscountedReturns(GeneralAdvantageEstimation):
         return super().__call__(rl_module=self._judges(rl_module), **kwargs)
 
     def _judges(self, rl_module: Any) -> _Judges:
-        return _Judges(rl_module, {m: self._critics.get(m, self._by_default) for m in rl_module.keys()})
+        return _Judges(rl_module, {m: self._critics.get(m, self._by_default) for m in rl_module})
 
 
 class _Judges:
