@@ -314,14 +314,14 @@ class Algorithm:
                 there = tuple(saved[name].shape) if name in saved else None
                 if shapes.get(name) != there:
                     raise CheckpointError(
-                        f"checkpoint: module {module_id!r} is of another architecture: its {name!r} has the shape {there}, "
-                        f"but here {shapes.get(name)}. Use the same rl_module settings."
+                        f"checkpoint: module {module_id!r} is of another architecture: its {name!r} has the shape "
+                        f"{there}, but here {shapes.get(name)}. Use the same rl_module settings."
                     )
         copies = len(state["env_runner"]["episode_numbers"])
         if copies != self.config.num_envs_per_env_runner:
             raise CheckpointError(
-                f"checkpoint: it has {copies} environment copies, this run has {self.config.num_envs_per_env_runner}. Use "
-                f"the same num_envs_per_env_runner."
+                f"checkpoint: it has {copies} environment copies, this run has {self.config.num_envs_per_env_runner}. "
+                f"Use the same num_envs_per_env_runner."
             )
 
     def save_to_path(self, path: str | Path) -> str:

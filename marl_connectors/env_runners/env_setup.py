@@ -124,7 +124,8 @@ class EnvSetup:
                 for agent_id, reward in rewards.items():
                     if not _is_finite_number(reward):
                         raise EnvError(
-                            f"{self.name}: the reward of agent {agent_id!r} at step {t} is {reward!r}, not a finite number."
+                            f"{self.name}: the reward of agent {agent_id!r} at step {t} is {reward!r}, not a finite "
+                            f"number."
                         )
         except MarlConnectorsError:
             raise

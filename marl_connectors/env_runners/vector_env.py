@@ -182,8 +182,8 @@ class VectorEnv:
         lost = [agent for agent in alive if agent not in copy.env.agents]
         if lost:
             raise EnvError(
-                f"{copy}: agents {lost} left env.agents without being terminated or truncated. An agent must be flagged "
-                f"in the step in which it leaves."
+                f"{copy}: agents {lost} left env.agents without being terminated or truncated. An agent must be "
+                f"flagged in the step in which it leaves."
             )
         copy.agents = alive + [agent for agent in copy.env.agents if agent not in before]
         stray = self._stray_rewards(copy, reward, set(before))

@@ -182,8 +182,8 @@ class Rollout:
             return take(self._layers[name][newest], positions)
         raise EpisodeError(
             f"Rollout: of {level.size} rows, {int((level > 0).sum())} hold a {name!r} of another shape that a "
-            f"connector piece wrote back, the others hold another one or the environment's. A piece that changes the shape of "
-            f"{name!r} must write it for every agent at every step, or put its result in the batch instead of the "
+            f"connector piece wrote back, the others hold another one or the environment's. A piece that changes the "
+            f"shape of {name!r} must write it for every agent at every step, or put its result in the batch instead of the "
             f"episodes."
         )
 

@@ -47,7 +47,16 @@ class Learner(ABC):
         self.optimizers = Optimizers(self)
 
     def build(self) -> None:
-        """Makes the optimizers. Called once before the first update."""
+        """Makes the optimizers. Called once before the first update.
+
+        Raises:
+            LearnerError: For a MultiRLModule with a forward pass of its own, which this version can only act with.
+        """
+        if type(self.module)._forward is not MultiRLModule._forward:
+            raise LearnerError(
+                f"{type(self).__name__}: {type(self.module).__name__} runs its modules in a way of its own (_forward), which "
+                f"this version cannot train through. Give each module what it needs itself."
+            )
         for module_id in self.module.keys():
             self.configure_optimizers_for_module(module_id, self.config.get_config_for_module(module_id))
 

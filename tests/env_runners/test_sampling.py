@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from scripted_envs import LifeEnv, Recorded, ScriptEnv, Step, lives_of_chunks, small_config
 
 from marl_connectors.callbacks import Callbacks
@@ -86,6 +87,16 @@ def test_action_logp_is_that_of_the_softmax():
     expected = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     taken = np.take_along_axis(expected, part.get_actions()[:, None], 1)[:, 0]
     np.testing.assert_allclose(part.get_extra_model_outputs("action_logp"), taken, rtol=1e-5)
+
+
+def test_action_logp_of_a_box_of_any_shape_is_that_of_independent_normals():
+    space = spaces.Box(-1.0, 1.0, (2, 2), np.float32)
+    (episode,) = runner_of(life(agents="a", spaces_of={"a": (space, space)})).sample(num_timesteps=6)
+    part = episode.agent_episodes["a"]
+    mean, log_std = np.split(part.get_extra_model_outputs("action_dist_inputs").astype(np.float64), 2, -1)
+    distance = (part.get_actions().reshape(6, 4) - mean) / np.exp(log_std)
+    expected = (-0.5 * distance**2 - log_std - 0.5 * np.log(2 * np.pi)).sum(-1)
+    np.testing.assert_allclose(part.get_extra_model_outputs("action_logp"), expected, rtol=1e-5)
 
 
 def test_random_actions_ask_no_module_and_use_the_whole_space():

@@ -124,7 +124,8 @@ def test_episodes_that_users_built_give_the_same_numbers():
 def test_advantages_are_standardised_for_each_module_over_its_own_real_rows():
     algo = algo_of("a=red,*=blue", standardize=True)
     columns = columns_of(algo, algo.env_runner.sample(num_timesteps=3))
-    # red: mean -3/4 and deviation 5/4.  blue: 7/4, 3, 4 twice: mean 35/12, variance ((14/12)^2 + (1/12)^2 + (13/12)^2)/3.
+    # red: mean -3/4 and deviation 5/4.
+    # blue: 7/4, 3, 4 twice: mean 35/12 and variance ((14/12)^2 + (1/12)^2 + (13/12)^2) / 3.
     assert columns["red"]["advantages"] == pytest.approx([1.0, -1.0], abs=1e-6)
     deviation = ((14**2 + 1 + 13**2) / 144 / 3) ** 0.5
     expected = [(x - 35 / 12) / deviation for x in WHOLE * 2]
