@@ -92,7 +92,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     RESULTS.mkdir(exist_ok=True)
-    print("| task | steps | target | best of each seed | target reached after | seconds |\n| --- | --- | --- | --- | --- | --- |")
+    print("| task | steps | target | best of each seed | target reached after | seconds |\n" + 6 * "| --- " + "|")
     for name in args.only or TASKS:
         task = TASKS[name]
         runs = [train(task, seed, stop_at_target=args.stop_at_target) for seed in range(args.seeds)]

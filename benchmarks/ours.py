@@ -22,7 +22,9 @@ def build(name: str, independent: bool):
         "spread": {"N": 3, "max_cycles": 25, "continuous_actions": False},
         "pursuit": {"max_cycles": 500},
     }[name]
-    env = {"null": "marl_envs.null_v0", "spread": "mpe2.simple_spread_v3", "pursuit": "pettingzoo.sisl.pursuit_v5"}[name]
+    env = {"null": "marl_envs.null_v0", "spread": "mpe2.simple_spread_v3", "pursuit": "pettingzoo.sisl.pursuit_v5"}[
+        name
+    ]
     length = y.fragment_length(name)
     return (
         PPOConfig()

@@ -28,7 +28,12 @@ ITERATIONS = {("sample", "null"): 60, ("sample", "spread"): 6, ("train", "null")
 def rate(script: str, mode: str, name: str) -> float:
     """Agent-steps per second of one run."""
     iterations = str(ITERATIONS.get((mode, name), 5))
-    environment = {**os.environ, "SDL_VIDEODRIVER": "dummy", "PYGAME_HIDE_SUPPORT_PROMPT": "1", "PYTHONWARNINGS": "ignore"}
+    environment = {
+        **os.environ,
+        "SDL_VIDEODRIVER": "dummy",
+        "PYGAME_HIDE_SUPPORT_PROMPT": "1",
+        "PYTHONWARNINGS": "ignore",
+    }
     command = [sys.executable, str(HERE / script), mode, name, iterations]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if done.returncode:
@@ -50,8 +55,8 @@ def main() -> None:
         ratios = [ours / yardstick for yardstick, ours in pairs]
         base = statistics.median(yardstick for yardstick, _ in pairs)
         print(
-            f"| {mode.replace('_', ', ')}, {name} | {base:,.0f} | {statistics.median(ratios):.2f} | {min(ratios):.2f} | "
-            f"{max(ratios):.2f} |",
+            f"| {mode.replace('_', ', ')}, {name} | {base:,.0f} | {statistics.median(ratios):.2f} "
+            f"| {min(ratios):.2f} | {max(ratios):.2f} |",
             flush=True,
         )
 

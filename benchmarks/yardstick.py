@@ -57,7 +57,10 @@ class StackedNetworks:
                 weight = torch.empty(outputs, inputs)
                 torch.nn.init.orthogonal_(weight, gain, generator=generator)
                 weights.append(weight.t())
-            return [torch.stack(weights).contiguous().requires_grad_(), torch.zeros(num_modules, 1, outputs).requires_grad_()]
+            return [
+                torch.stack(weights).contiguous().requires_grad_(),
+                torch.zeros(num_modules, 1, outputs).requires_grad_(),
+            ]
 
         self.policy = layer(obs_dim, HIDDEN, 2**0.5) + layer(HIDDEN, HIDDEN, 2**0.5) + layer(HIDDEN, num_actions, 0.01)
         self.value = layer(obs_dim, HIDDEN, 2**0.5) + layer(HIDDEN, HIDDEN, 2**0.5) + layer(HIDDEN, 1, 1.0)

@@ -178,7 +178,7 @@ class Algorithm:
             runner.close()
 
     def render_episode(self, *, max_frames: int = 200, seed: int = 0, explore: bool = False) -> list[Any]:
-        """Frames of episodes played one after another, ``[height, width, 3]`` uint8; ``[]`` if the env cannot render."""
+        """Frames of episodes one after another, ``[height, width, 3]`` uint8; ``[]`` if the env cannot render."""
         if "rgb_array" not in self._setup.probe.metadata.get("render_modes", ()):
             return []
         runner = building.build_env_runner(
@@ -300,8 +300,8 @@ class Algorithm:
         }
         if here != state["spaces"]:
             raise CheckpointError(
-                f"checkpoint: it is of an environment with agents {_briefly(state['spaces'])}, but {self._setup.name} has "
-                f"{_briefly(here)}. Restore it into the environment that it was made in."
+                f"checkpoint: it is of an environment with agents {_briefly(state['spaces'])}, but {self._setup.name} "
+                f"has {_briefly(here)}. Restore it into the environment that it was made in."
             )
         if set(state["learner"]["module"]) != set(self.rl_module.keys()):
             raise CheckpointError(
@@ -339,7 +339,7 @@ class Algorithm:
             self.set_state(state)
         except KeyError as error:
             raise CheckpointError(
-                f"checkpoint: {path} lacks {error}, so it was written by another version. Use the version that wrote it."
+                f"checkpoint: {path} lacks {error}, so another version wrote it. Use that version."
             ) from error
 
     @classmethod

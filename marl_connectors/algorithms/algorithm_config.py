@@ -380,8 +380,8 @@ class AlgorithmConfig:
         for name in ("num_env_runners", "num_learners"):
             if getattr(self, name) != 0:
                 raise ConfigError(
-                    f"{type(self).__name__}: {name}={getattr(self, name)!r}, but this version samples and learns in one "
-                    f"process. Set {name}=0, and more num_envs_per_env_runner for larger batches."
+                    f"{type(self).__name__}: {name}={getattr(self, name)!r}, but this version samples and learns in "
+                    f"one process. Set {name}=0, and more num_envs_per_env_runner for larger batches."
                 )
         for name in ("num_envs_per_env_runner", "train_batch_size_per_learner", "num_epochs", "evaluation_duration"):
             self._require(name, _is_count(getattr(self, name)) and getattr(self, name) >= 1, "a whole number >= 1")
@@ -408,9 +408,8 @@ class AlgorithmConfig:
             ("count_steps_by", ("env_steps", "agent_steps")),
         ):
             if getattr(self, name) not in choices:
-                raise ConfigError(
-                    f"{type(self).__name__}: {name}={getattr(self, name)!r}. {did_you_mean(getattr(self, name), choices)}"
-                )
+                hint = did_you_mean(getattr(self, name), choices)
+                raise ConfigError(f"{type(self).__name__}: {name}={getattr(self, name)!r}. {hint}")
         for name, default in vars(type(self)()).items():
             if isinstance(default, bool) and not name.startswith("_"):
                 self._require(name, isinstance(getattr(self, name), bool), "True or False")

@@ -94,8 +94,8 @@ def build_modules(
         for module_id in multi.rl_module_specs:
             if module_id not in specs:
                 raise ConfigError(
-                    f"rl_module_spec: has a spec for module {module_id!r}, but the modules are {sorted(specs)}. Add it to "
-                    f"policies, or map an agent to it."
+                    f"rl_module_spec: has a spec for module {module_id!r}, but the modules are {sorted(specs)}. Add it "
+                    f"to policies, or map an agent to it."
                 )
     with torch_stream(seed, "modules"):
         modules = dataclasses.replace(multi, rl_module_specs={}, load_state_path=None).build()

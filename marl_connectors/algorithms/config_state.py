@@ -80,6 +80,6 @@ def _decode(data: Any, setting: str) -> Any:
         case "import":
             return import_attribute(value, who=f"checkpoint, setting {setting!r}", error=CheckpointError)
     raise CheckpointError(
-        f"checkpoint: its setting {setting!r} was {value}, which cannot be found again by name. Build the config as you "
-        f"did then and pass it: Algorithm.from_checkpoint(path, config=...)."
+        f"checkpoint: its setting {setting!r} was {value}, which cannot be found again by name. Build the config as "
+        f"you did then and pass it: Algorithm.from_checkpoint(path, config=...)."
     )

@@ -192,7 +192,7 @@ class ConnectorPipelineV2(ConnectorV2):
         """
         if list(state) != self.names():
             raise ConfigError(
-                f"{type(self).__name__}: the state is of the pieces {list(state)}, but the pipeline has {self.names()}. "
+                f"{type(self).__name__}: the state is of the pieces {list(state)}, but these are {self.names()}. "
                 f"Build it with the same connectors."
             )
         for name, piece in zip(self.names(), self.connectors, strict=True):

@@ -58,7 +58,7 @@ class ConnectorV2:
         Args:
             rl_module: The (Multi)RLModule whose batch is made or whose output is translated.
             batch: What the pieces before made; the first one gets ``{}``.
-            episodes: SingleAgentEpisodes or MultiAgentEpisodes; what is written to them, later pieces and pipelines see.
+            episodes: SingleAgentEpisodes or MultiAgentEpisodes; what is written to them is seen later.
             explore: Whether actions are to be sampled; None in a learner pipeline.
             shared_data: For pieces to pass data to later pieces of the same call, also of the module-to-env pipeline.
             metrics: A place to log to, if there is one.

@@ -128,8 +128,12 @@ def call_builder(setting: str, builder: Builder | None, *arguments: Any) -> list
     """
     if builder is None:
         return []
-    if not callable(builder) or isinstance(builder, ConnectorV2):
-        raise ConfigError(f"{setting}: expected a function that makes connector pieces, got {builder!r}.")
+    cls = builder if isinstance(builder, type) else type(builder)
+    if not callable(builder) or issubclass(cls, ConnectorV2):
+        raise ConfigError(
+            f"{setting}: expected a function that makes connector pieces, got {builder!r}. Write, for example, "
+            f"{setting}=lambda *args: {cls.__name__}()."
+        )
     kinds = inspect.Parameter
     parameters = list(inspect.signature(builder).parameters.values())
     positional = [p for p in parameters if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)]

@@ -68,8 +68,8 @@ def check_forward_batch(batch: ColumnBatch, rl_module: MultiRLModule) -> None:
             if isinstance(space, Box) and Columns.OBS in group and shape != space.shape:
                 raise ModuleError(
                     f"module {module_id!r}: it was built for {spaces.describe(space)}, but the env-to-module pipeline "
-                    f"gives it observations of shape {shape}. A connector piece that changes observations must say so in "
-                    f"recompute_output_observation_space."
+                    f"gives it observations of shape {shape}. A connector piece that changes observations must say so "
+                    f"in recompute_output_observation_space."
                 )
 
 

@@ -21,8 +21,8 @@ from marl_connectors.env_runners.action_noise import ActionNoise
 from marl_connectors.env_runners.data_checks import bad_observations, bad_rewards, check_columns, check_forward_batch
 from marl_connectors.env_runners.episode_metrics import FinishedEpisode, summarize
 from marl_connectors.env_runners.lanes import Lane, LaneGroup, picker
-from marl_connectors.env_runners.ongoing_episodes import OngoingEpisodes
 from marl_connectors.env_runners.random_actions import random_actions
+from marl_connectors.env_runners.replayable_episodes import ReplayableEpisodes
 from marl_connectors.env_runners.vector_env import Transition, VectorEnv
 from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup
 from marl_connectors.errors import CheckpointError, ConfigError
@@ -87,7 +87,7 @@ class EnvRunner:
         self._seed = seed
         self._check_spaces = check_spaces
         self._noise = ActionNoise(seed)
-        self._episodes = OngoingEpisodes(
+        self._episodes = ReplayableEpisodes(
             self.vector_env, agent_spaces, policy_mapping_fn, rl_module, single_agent=single_agent, lookback=lookback
         )
         self._shared_data: dict[str, Any] = {ACTION_NOISE: self._noise}

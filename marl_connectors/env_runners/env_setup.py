@@ -91,8 +91,8 @@ class EnvSetup:
                     given = getattr(self.probe, kind)(agent_id)
                 except Exception as error:
                     raise EnvError(
-                        f"{self.name}: {kind}({agent_id!r}) raised {type(error).__name__}: {error}. Every agent that can "
-                        f"appear needs one."
+                        f"{self.name}: {kind}({agent_id!r}) raised {type(error).__name__}: {error}. Every agent that "
+                        f"can appear needs one."
                     ) from error
             if not isinstance(given, Space):
                 raise EnvError(f"{self.name}: {kind}({agent_id!r}) is {given!r}, not a gymnasium space.")

@@ -244,7 +244,7 @@ class LiveRows(Rows):
 
 
 def picker(order: Sequence[int], length: int) -> Callable[[list], Sequence] | None:
-    """A function that takes a list of ``length`` items and gives those of ``order``; None if that is the list itself."""
+    """A function that takes ``length`` items and gives those of ``order``; None if they stand so already."""
     if list(order) == list(range(length)):
         return None
     if len(order) == 1:

@@ -12,7 +12,7 @@ from marl_connectors.spaces import stack
 
 
 def random_actions(space: Space, num: int, rng: np.random.Generator) -> dict[str, Any]:
-    """``num`` actions, uniform where the space is bounded, as columns ``actions`` and, where needed, ``actions_for_env``.
+    """``num`` actions, uniform where the space is bounded: ``actions`` and, where it differs, ``actions_for_env``.
 
     ``actions`` count from 0 for Discrete, and are the environment's own numbers otherwise.
     """

@@ -10,8 +10,9 @@ from marl_connectors.typing import DEFAULT_AGENT_ID
 
 
 class SingleAgentEnv:
-    """Gives a ``gymnasium.Env`` the methods of a PettingZoo parallel environment whose one agent is called
-    ``DEFAULT_AGENT_ID``, so that everything downstream has one path.
+    """A ``gymnasium.Env`` with the methods of a PettingZoo parallel environment, so that there is one path downstream.
+
+    Its one agent is called ``DEFAULT_AGENT_ID``.
     """
 
     def __init__(self, env: gym.Env):

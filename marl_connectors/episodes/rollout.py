@@ -1,6 +1,6 @@
 """Rollout columns: where trajectories are stored, once.
 
-A *lane* holds one agent episode at a time, a *row* is one agent-step of a lane, and a lane's *cursor* is its newest row:
+A *lane* holds one agent episode at a time, a *row* is one agent-step of a lane, a lane's *cursor* is its newest row:
 
 ====  ==========  ==========  ==========
 row   lane 0      lane 1      lane 2
@@ -68,7 +68,8 @@ class Rollout:
 
     Attributes:
         columns: Name to ``[num_rows * num_lanes, ...]`` array or tree of arrays: ``OBS``, ``ACTIONS``, ``REWARDS``
-            (float64), ``T`` (int32, the env step of the observation, -1 in unused rows) and the module outputs that were recorded.
+            (float64), ``T`` (int32, the env step of the observation, -1 in unused rows) and the recorded
+            module outputs.
         infos: Position to the info dict that came with the observation; empty infos are left out.
         cursor: ``[num_lanes]`` int64, position of each lane's newest row.
         pending: ``[num_lanes]`` bool, True where the agent has acted on its newest row and waits.
@@ -139,7 +140,7 @@ class Rollout:
         for name, values in outputs.items():
             if name not in columns:
                 size = self.num_rows * self.num_lanes
-                columns[name] = tree_map(lambda v: np.zeros((size, *v.shape[1:]), v.dtype), values)
+                columns[name] = tree_map(lambda v, n=size: np.zeros((n, *v.shape[1:]), v.dtype), values)
             column = self.source(name)
             put(column, positions, _shaped(values, column))
             if name in self._level:
@@ -183,8 +184,8 @@ class Rollout:
         raise EpisodeError(
             f"Rollout: of {level.size} rows, {int((level > 0).sum())} hold a {name!r} of another shape that a "
             f"connector piece wrote back, the others hold another one or the environment's. A piece that changes the "
-            f"shape of {name!r} must write it for every agent at every step, or put its result in the batch instead of the "
-            f"episodes."
+            f"shape of {name!r} must write it for every agent at every step, or put its result in the batch instead of "
+            f"the episodes."
         )
 
     def is_uniform(self, name: str, positions: Positions) -> bool:

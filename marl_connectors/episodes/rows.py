@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -62,7 +63,7 @@ class Rows:
         self.counts = counts
         self.acted = acted
         self._length = splits[-1]
-        each = {end - begin for begin, end in zip(splits, splits[1:], strict=False)}
+        each = {end - begin for begin, end in itertools.pairwise(splits)}
         self.rows_per_module = each.pop() if len(each) == 1 else None
 
     def __len__(self) -> int:

@@ -54,10 +54,10 @@ class Learner(ABC):
         """
         if type(self.module)._forward is not MultiRLModule._forward:
             raise LearnerError(
-                f"{type(self).__name__}: {type(self.module).__name__} runs its modules in a way of its own (_forward), which "
-                f"this version cannot train through. Give each module what it needs itself."
+                f"{type(self).__name__}: {type(self.module).__name__} runs its modules in a way of its own (_forward), "
+                f"which this version cannot train through. Give each module what it needs itself."
             )
-        for module_id in self.module.keys():
+        for module_id in self.module:
             self.configure_optimizers_for_module(module_id, self.config.get_config_for_module(module_id))
 
     # To override.
@@ -95,10 +95,10 @@ class Learner(ABC):
         """Registers a module's optimizers: Adam for all its parameters unless overridden."""
         self.optimizers.register_default(module_id)
 
-    def before_gradient_based_update(self, *, timesteps: dict[str, int]) -> None:
+    def before_gradient_based_update(self, *, timesteps: dict[str, int]) -> None:  # noqa: B027
         """Called before the minibatches of an update."""
 
-    def after_gradient_based_update(self, *, timesteps: dict[str, int]) -> None:
+    def after_gradient_based_update(self, *, timesteps: dict[str, int]) -> None:  # noqa: B027
         """Called after the minibatches of an update."""
 
     def postprocess_gradients_for_module(
@@ -168,7 +168,7 @@ class Learner(ABC):
         for episode in own:
             by_module[episode.module_id or DEFAULT_MODULE_ID].append(episode)
         families = [bucket.module_ids for bucket in self.module.buckets]
-        families += [(m,) for m in self.module.keys() if not any(m in family for family in families)]
+        families += [(m,) for m in self.module if not any(m in family for family in families)]
         groups = []
         for family in families:
             present = [m for m in family if m in by_module]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -121,9 +122,9 @@ def _dealt(
     )
     number = math.ceil(rows / size) if size else 1
     bounds = [rows * i // number for i in range(number + 1)]
-    pieces = [orders[:, begin:end].reshape(-1) for begin, end in zip(bounds, bounds[1:], strict=False)]
+    pieces = [orders[:, begin:end].reshape(-1) for begin, end in itertools.pairwise(bounds)]
     epoch = _Epoch(group, torch.from_numpy(np.concatenate(pieces)))
     count = len(module_ids)
-    for begin, end in zip(bounds, bounds[1:], strict=False):
+    for begin, end in itertools.pairwise(bounds):
         columns = MiniBatchColumns(epoch, count * begin, count * end, count if count > 1 else None)
         yield MiniBatch(module_ids, columns, count > 1, end - begin)

@@ -123,7 +123,7 @@ class Optimizers:
 
     def step(self, module_ids: Sequence[ModuleID]) -> None:
         """Steps the optimizers of these modules, and of these only."""
-        default = [m for m in module_ids if m in self._tensors and self._tensors[m]]
+        default = [m for m in module_ids if self._tensors.get(m)]
         if default and self._adam is not None:
             active = {id(tensor) for m in default for tensor in self._tensors[m]}
             resting = [(p, p.grad) for p in self._parameters() if id(p) not in active]
@@ -179,8 +179,7 @@ class Optimizers:
                 self._adam.state.pop(tensor, None)
                 if moments:
                     self._adam.state[tensor] = {
-                        name: torch.as_tensor(value).clone().to(tensor.device)
-                        for name, value in moments.items()
+                        name: torch.as_tensor(value).clone().to(tensor.device) for name, value in moments.items()
                     }
             for name, optimizer_state in own.get("registered", {}).items():
                 self._registered[module_id][name].load_state_dict(_tensors(optimizer_state))

@@ -45,7 +45,9 @@ class DefaultModelConfig:
         known = [field.name for field in dataclasses.fields(cls)]
         for key in given:
             if key not in known:
-                raise ConfigError(f"model_config: the default modules have no setting {key!r}. {did_you_mean(key, known)}")
+                raise ConfigError(
+                    f"model_config: the default modules have no setting {key!r}. {did_you_mean(key, known)}"
+                )
         return cls(**given)
 
     def to_dict(self) -> dict[str, Any]:

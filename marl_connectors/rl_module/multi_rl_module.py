@@ -89,7 +89,9 @@ class MultiRLModule(nn.Module):
         if not isinstance(module, RLModule):
             raise ModuleError(f"MultiRLModule: module {module_id!r} must be an RLModule, not {type(module).__name__}.")
         if module_id in self and not override:
-            raise ModuleError(f"MultiRLModule: there is a module {module_id!r} already. Pass override=True to replace it.")
+            raise ModuleError(
+                f"MultiRLModule: there is a module {module_id!r} already. Pass override=True to replace it."
+            )
         self._members._modules[module_id] = module
         self._buckets = None
 
@@ -243,7 +245,9 @@ class MultiRLModuleSpec:
             ModuleError: If the specs are incomplete.
         """
         if isinstance(self.rl_module_specs, RLModuleSpec):
-            raise ModuleError("MultiRLModuleSpec: rl_module_specs must name the modules: {module_id: RLModuleSpec(...)}.")
+            raise ModuleError(
+                "MultiRLModuleSpec: rl_module_specs must name the modules: {module_id: RLModuleSpec(...)}."
+            )
         module = (self.multi_rl_module_class or MultiRLModule)(
             observation_space=self.observation_space,
             action_space=self.action_space,
@@ -255,5 +259,7 @@ class MultiRLModuleSpec:
             from marl_connectors.checkpoints import load_state
 
             state = load_state(self.load_state_path)
-            module.set_state({m: s for m, s in state.items() if self.modules_to_load is None or m in self.modules_to_load})
+            module.set_state(
+                {m: s for m, s in state.items() if self.modules_to_load is None or m in self.modules_to_load}
+            )
         return module

@@ -183,7 +183,9 @@ class RLModuleSpec:
         """
         for name in ("module_class", "observation_space", "action_space"):
             if getattr(self, name) is None:
-                raise ModuleError(f"RLModuleSpec: {name} is missing, so the module cannot be built. Set it in the spec.")
+                raise ModuleError(
+                    f"RLModuleSpec: {name} is missing, so the module cannot be built. Set it in the spec."
+                )
         assert self.module_class is not None
         module = self.module_class(
             observation_space=self.observation_space,

@@ -67,7 +67,7 @@ class AgentToModuleMapping(ConnectorV2):
 
 def unknown_module(agent_id: AgentID, module_id: ModuleID, known: Any) -> MappingError:
     """The error for an agent that is mapped to a module which does not exist."""
-    modules = ", ".join(repr(m) for m in known.keys())
+    modules = ", ".join(repr(m) for m in known)
     hint = did_you_mean(module_id, known.keys())
     return MappingError(
         f"AgentToModuleMapping: agent {agent_id!r} maps to module {module_id!r}, but there is only {modules}. "

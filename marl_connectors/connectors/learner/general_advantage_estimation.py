@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -75,7 +76,7 @@ class GeneralAdvantageEstimation(ConnectorV2):
         advantages = advantages[real]
         targets = advantages + values[real]
         if self.standardize:
-            for begin, end in zip(splits, splits[1:], strict=False):
+            for begin, end in itertools.pairwise(splits):
                 advantages[begin:end] = standardized(advantages[begin:end])
         index = torch.from_numpy(real)
         for name, column in columns.items():
