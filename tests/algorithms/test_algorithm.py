@@ -91,7 +91,7 @@ class Counter(ConnectorV2):
 
 
 def test_evaluation_random_play_and_rendering_do_not_touch_training():
-    config = match_config().env_runners(env_to_module_connector=Counter)
+    config = match_config().env_runners(env_to_module_connector=lambda env: Counter())
     disturbed, quiet = config.build_algo(), config.build_algo()
     for i in range(3):
         disturbed.evaluate(num_episodes=3, explore=bool(i % 2))

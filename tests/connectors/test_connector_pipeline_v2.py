@@ -101,7 +101,7 @@ def test_two_pieces_of_one_class_keep_separate_state():
 
 
 def test_state_of_other_pieces_is_an_error():
-    with pytest.raises(ConfigError, match=r"the state is of the pieces \['Note'\], but the pipeline has \['Other'\]"):
+    with pytest.raises(ConfigError, match=r"the state is of the pieces \['Note'\], but these are \['Other'\]"):
         ConnectorPipelineV2(connectors=[Other()]).set_state({"Note": {"calls": 1}})
 
 
