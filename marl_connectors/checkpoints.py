@@ -17,7 +17,6 @@ import os
 import shutil
 import uuid
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,6 +25,7 @@ import safetensors
 import safetensors.numpy
 
 from marl_connectors.errors import CheckpointError
+from marl_connectors.version import library_version
 
 FORMAT_VERSION: Final = 1
 STATE_FILE: Final = "state.json"
@@ -41,14 +41,6 @@ _TENSOR, _SCALAR, _TUPLE, _DICT, _FLOAT, _BYTES = (
 )
 _KINDS: Final = "biuf"
 """The numpy kinds that safetensors stores: bool, integers, floats."""
-
-
-def library_version() -> str:
-    """The installed version of this library, or ``"unknown"`` when it runs from a source tree."""
-    try:
-        return metadata.version("marl-connectors")
-    except metadata.PackageNotFoundError:
-        return "unknown"
 
 
 def save_state(path: str | os.PathLike[str], state: Mapping[Any, Any]) -> None:

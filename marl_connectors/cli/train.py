@@ -15,7 +15,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from marl_connectors.checkpoints import library_version
 from marl_connectors.cli import run_folder
 from marl_connectors.cli.progress import open_progress
 from marl_connectors.cli.results import agent_steps, module_returns, spread, table
@@ -24,6 +23,7 @@ from marl_connectors.cli.settings import RunSettings, settings_from_json, use_th
 from marl_connectors.cli.values import jsonable, merged, require_extras
 from marl_connectors.cli.video import record_video
 from marl_connectors.errors import CheckpointError, ConfigError
+from marl_connectors.version import library_version
 
 TRAINING_DEFAULTS: dict[str, Any] = {
     "lr": 3e-4,

@@ -11,8 +11,6 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
-import numpy as np
-
 from marl_connectors.errors import MissingDependencyError
 from marl_connectors.policy_mapping import mapping_to_json, qualified_name
 
@@ -94,6 +92,8 @@ def merged(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 def jsonable(value: Any) -> Any:
     """A value as strict JSON data for people to read: numbers that are not finite become None, objects their names."""
+    import numpy as np
+
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, (float, np.floating)):

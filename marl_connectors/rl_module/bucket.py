@@ -82,13 +82,12 @@ class Bucket:
     @property
     def is_bound(self) -> bool:
         """Whether all parameters still are views of the matrix and all gradients of theirs."""
-        begin = 0
-        for name in self._names:
-            for i, module in enumerate(self.modules.values()):
-                parameter = module.get_parameter(name)
-                if parameter.data_ptr() != self.parameters[i, begin:].data_ptr() or parameter.grad is None:
+        home, size = self.parameters.data_ptr(), self.parameters.element_size()
+        for module in self.modules.values():
+            for parameter in module.parameters():
+                if parameter.data_ptr() != home or parameter.grad is None:
                     return False
-            begin += self._first.get_parameter(name).numel()
+                home += parameter.numel() * size
         return True
 
     def stack(self, columns: Mapping[str, Tensor], rows_per_module: int) -> dict[str, Tensor]:

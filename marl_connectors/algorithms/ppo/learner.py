@@ -24,6 +24,7 @@ class PPOLearner(Learner):
     def build(self) -> None:
         """Adds advantage estimation to the pipeline."""
         self._kl_coeffs: dict[ModuleID, float] = {}
+        self._coefficients_of: dict[tuple[ModuleID, ...], tuple[Any, Any]] = {}
         if self.config.add_default_connectors_to_learner_pipeline:
             ids = [*self.module.keys(), *self.config.algorithm_config_overrides_per_module]
             own = {m: _advantage_settings(self.config.get_config_for_module(m)) for m in ids}
@@ -63,12 +64,23 @@ class PPOLearner(Learner):
         coefficients = self._coefficients(module_ids)
         return self._loss(module_ids, configs[0], bucket.twin, batch, fwd_out, coefficients)
 
+    def before_gradient_based_update(self, *, timesteps: dict[str, int]) -> None:
+        """Lets the coefficients be worked out anew: they hold for a whole update."""
+        self._coefficients_of = {}
+
     def _coefficients(self, module_ids: Sequence[ModuleID]) -> tuple[Any, Any]:
+        """The entropy and KL coefficients: numbers for one module, ``[M]`` tensors for several."""
+        key = tuple(module_ids)
+        if key not in self._coefficients_of:
+            self._coefficients_of[key] = self._work_out_coefficients(key)
+        return self._coefficients_of[key]
+
+    def _work_out_coefficients(self, module_ids: Sequence[ModuleID]) -> tuple[Any, Any]:
         entropy = [value_at(self.config.get_config_for_module(m).entropy_coeff, self.timestep) for m in module_ids]
         kl = [self.kl_coeff(m) for m in module_ids]
         if len(module_ids) == 1:
             return entropy[0], kl[0]
-        device = next(self.module.parameters()).device
+        device = self.config.device
         return torch.tensor(entropy, device=device), torch.tensor(kl, device=device)
 
     def _loss(
