@@ -21,6 +21,7 @@ from .connectors.connector_v2 import ConnectorV2 as ConnectorV2
 from .connectors.learner.add_columns_from_episodes_to_train_batch import (
     AddColumnsFromEpisodesToTrainBatch as AddColumnsFromEpisodesToTrainBatch,
 )
+from .connectors.learner.clip_rewards import ClipRewards as ClipRewards
 from .connectors.learner.general_advantage_estimation import (
     GeneralAdvantageEstimation as GeneralAdvantageEstimation,
 )

@@ -78,6 +78,7 @@ class AlgorithmConfig:
         self.env_config: dict[str, Any] = {}
         self.observation_space: Any = None
         self.action_space: Any = None
+        self.clip_rewards: bool | float | None = None
         self.normalize_actions = True
         self.clip_actions = False
         self.disable_env_checking = False
@@ -133,6 +134,7 @@ class AlgorithmConfig:
         env_config: Mapping[str, Any] = UNSET,
         observation_space: Any = UNSET,
         action_space: Any = UNSET,
+        clip_rewards: bool | float | None = UNSET,
         normalize_actions: bool = UNSET,
         clip_actions: bool = UNSET,
         disable_env_checking: bool = UNSET,
@@ -145,6 +147,7 @@ class AlgorithmConfig:
             env_config: Passed to whatever makes the environment.
             observation_space: Instead of the environment's own, for all agents or ``{agent_id: space}``.
             action_space: Likewise.
+            clip_rewards: For the loss only: True for the sign of rewards, a number x to keep them in [-x, x].
             normalize_actions: Stretch Box actions from [-1, 1] to the space's range.
             clip_actions: Clip Box actions to the space's range.
             disable_env_checking: Skip the trial run of the environment, and let observations leave their space.
@@ -400,6 +403,12 @@ class AlgorithmConfig:
             "grad_clip",
             self.grad_clip is None or (_is_number(self.grad_clip) and self.grad_clip > 0),
             "a number > 0, or None",
+        )
+        clip = self.clip_rewards
+        self._require(
+            "clip_rewards",
+            clip is None or clip is False or clip is True or (_is_number(clip) and clip > 0),
+            "True, a number > 0, or None",
         )
         self._require("seed", self.seed is None or _is_count(self.seed), "a whole number >= 0, or None")
         for name, choices in (

@@ -217,6 +217,7 @@ def build_learner(config: AlgorithmConfig, setup: EnvSetup, modules: MultiRLModu
         observation_space=input_spaces[0],
         action_space=input_spaces[1],
         device=config.device,
+        clip_rewards=config.clip_rewards,
         add_defaults=config.add_default_connectors_to_learner_pipeline,
     )
     learner_class: Any = config.learner_class or config.get_default_learner_class()

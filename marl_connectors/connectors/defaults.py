@@ -26,6 +26,7 @@ from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.learner.add_columns_from_episodes_to_train_batch import (
     AddColumnsFromEpisodesToTrainBatch,
 )
+from marl_connectors.connectors.learner.clip_rewards import ClipRewards
 from marl_connectors.connectors.module_to_env.get_actions import GetActions
 from marl_connectors.connectors.module_to_env.listify_data_for_vector_env import ListifyDataForVectorEnv
 from marl_connectors.connectors.module_to_env.normalize_and_clip_actions import NormalizeAndClipActions
@@ -102,12 +103,14 @@ def learner_pipeline(
     observation_space: Space | None = None,
     action_space: Space | None = None,
     device: torch.device | str | None = None,
+    clip_rewards: bool | float | None = None,
     add_defaults: bool = True,
 ) -> LearnerConnectorPipeline:
     """Custom pieces first, then the defaults; algorithms append their own, such as GeneralAdvantageEstimation."""
     pieces = list(custom)
     if add_defaults:
         pieces += [AddObservationsFromEpisodesToBatch(as_learner_connector=True), AddColumnsFromEpisodesToTrainBatch()]
+        pieces += [ClipRewards(clip_rewards=clip_rewards)] if clip_rewards else []
         pieces += [AgentToModuleMapping()] if multi_agent else []
         pieces += [BatchIndividualItems(multi_agent=multi_agent), NumpyToTensor(device=device)]
     return LearnerConnectorPipeline(observation_space, action_space, connectors=pieces)

@@ -1,0 +1,53 @@
+"""Bounds rewards before they reach a loss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium import Space
+
+from marl_connectors.columns import Columns
+from marl_connectors.connectors.connector_v2 import ConnectorV2
+from marl_connectors.episodes.column_batch import ColumnGroup
+from marl_connectors.errors import ConfigError
+
+
+class ClipRewards(ConnectorV2):
+    """Changes ``rewards`` in the train batch; the episodes, and so the reported returns, keep the environment's.
+
+    Stands after AddColumnsFromEpisodesToTrainBatch. Keeps no state.
+    """
+
+    def __init__(
+        self,
+        input_observation_space: Space | None = None,
+        input_action_space: Space | None = None,
+        *,
+        clip_rewards: bool | float = True,
+    ):
+        """Builds the piece.
+
+        Args:
+            input_observation_space: As for every piece.
+            input_action_space: As for every piece.
+            clip_rewards: True for the sign of each reward (-1, 0 or 1); a number x > 0 to keep rewards in [-x, x].
+        """
+        super().__init__(input_observation_space, input_action_space)
+        if clip_rewards is not True and not (isinstance(clip_rewards, (int, float)) and clip_rewards > 0):
+            raise ConfigError(f"ClipRewards: clip_rewards must be True or a number > 0, not {clip_rewards!r}.")
+        self.clip_rewards = clip_rewards
+
+    def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
+        """Works on all rows of a group at once."""
+        columns[Columns.REWARDS] = self._clipped(columns[Columns.REWARDS])
+
+    def __call__(self, *, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        """Works on single items."""
+        self.foreach_batch_item_change_in_place(batch, Columns.REWARDS, lambda reward, *ids: self._clipped(reward))
+        return batch
+
+    def _clipped(self, rewards: Any) -> Any:
+        return (
+            np.sign(rewards) if self.clip_rewards is True else np.clip(rewards, -self.clip_rewards, self.clip_rewards)
+        )
