@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 
 import gymnasium
 import numpy as np
@@ -21,6 +22,9 @@ from marl_connectors.env_runners.make_env import (
 from marl_connectors.errors import CheckpointError, ConfigError, EnvError
 
 SPREAD = "mpe2.simple_spread_v3"
+PURSUIT = next(
+    f"pettingzoo.sisl.{name}" for name in ("pursuit_v5", "pursuit_v4") if find_spec(f"pettingzoo.sisl.{name}")
+)
 
 
 class Pair(ParallelEnv):
@@ -123,7 +127,7 @@ def test_an_attribute_of_a_users_module_is_found(user_module):
     ("env", "key", "close"),
     [
         (SPREAD, "max_cycle", "max_cycles"),
-        ("pettingzoo.sisl.pursuit_v5", "n_pursuer", "n_pursuers"),
+        (PURSUIT, "n_pursuer", "n_pursuers"),
         ("CartPole-v1", "suton_barto_reward", "sutton_barto_reward"),
         (Pair, "sise", "size"),
     ],
@@ -136,7 +140,7 @@ def test_an_unknown_setting_is_named_with_the_closest(env, key, close):
 def test_the_render_mode_is_passed_only_where_it_is_accepted():
     assert supports_rendering(make_env(SPREAD, render_mode="rgb_array"))
     assert supports_rendering(make_env("CartPole-v1", render_mode="rgb_array"))
-    assert supports_rendering(make_env("pettingzoo.sisl.pursuit_v5", render_mode="rgb_array"))
+    assert supports_rendering(make_env(PURSUIT, render_mode="rgb_array"))
     assert not supports_rendering(make_env(SPREAD))
     assert not supports_rendering(make_env(Pair, render_mode="rgb_array"))
     open_ended = make_env(lambda **kwargs: Pair(**kwargs), {"size": 3}, render_mode="rgb_array")
@@ -147,7 +151,7 @@ def test_the_render_mode_is_passed_only_where_it_is_accepted():
     ("env", "message"),
     [
         ("mpe2.simple_sprad_v3", "Did you mean 'simple_spread_v3'"),
-        ("pettingzoo.sisl.pursuit_v4", "Did you mean 'pursuit_v5'"),
+        ("pettingzoo.sisl.pursuit_v3", "Did you mean 'pursuit_v[45]'"),
         ("pettingzoo.mpe.simple_spread_v3", "Use 'mpe2.simple_spread_v3'.*pip install mpe2"),
         ("simple_spread_v3", "Did you mean 'mpe2.simple_spread_v3'"),
         ("CartPol-v1", "Did you mean 'CartPole-v1'"),

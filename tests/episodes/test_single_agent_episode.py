@@ -141,7 +141,7 @@ def test_another_shape_needs_the_whole_column_of_an_array():
 
 
 def test_appending_to_an_array_keeps_its_dtype():
-    for space in (None, spaces.Discrete(255, dtype=np.uint8)):
+    for space in (None, spaces.Box(0, 255, (), np.uint8)):
         observations = list(np.array([1, 2], np.uint8))
         episode = SingleAgentEpisode(observation_space=space, observations=observations, actions=[0], rewards=[0])
         episode.to_numpy()
