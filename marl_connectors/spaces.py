@@ -151,7 +151,7 @@ def from_json(data: dict[str, Any]) -> spaces.Space:
             return spaces.Box(low.reshape(shape), high.reshape(shape), shape, dtype.type)
         case "Discrete":
             # Older versions of Gymnasium know int64 only, and take no dtype.
-            other = {} if data["dtype"] == "int64" else {"dtype": np.dtype(data["dtype"]).type}
+            other: dict[str, Any] = {} if data["dtype"] == "int64" else {"dtype": np.dtype(data["dtype"]).type}
             return spaces.Discrete(data["n"], start=data["start"], **other)
         case "MultiDiscrete":
             return spaces.MultiDiscrete(data["nvec"], start=data["start"], dtype=np.dtype(data["dtype"]).type)

@@ -6,7 +6,8 @@ import math
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -169,10 +170,16 @@ class Algorithm:
 
     def _play(self, num_episodes: int, seed: int, *, explore: bool, at_random: bool) -> dict[str, Any]:
         runner = self._runner(seed, min(num_episodes, self.config.num_envs_per_env_runner), explore)
+        with self._borrowed(runner):
+            runner.sample(num_episodes=num_episodes, explore=explore, random_actions=at_random)
+            return summarize(runner.take_finished())
+
+    @contextmanager
+    def _borrowed(self, runner: EnvRunner) -> Iterator[None]:
+        """Closes a runner after use, and undoes what its episodes taught the env-to-module pipeline."""
         learned = self._env_to_module.get_state()
         try:
-            runner.sample(num_episodes=num_episodes, explore=explore, random_actions=at_random)
-            return summarize(runner.take_finished()[:num_episodes])
+            yield
         finally:
             self._env_to_module.set_state(learned)
             runner.close()
@@ -193,15 +200,13 @@ class Algorithm:
             render_mode="rgb_array",
         )
         env, frames = runner.vector_env.copies[0].env, []
-        try:
+        with self._borrowed(runner):
             while len(frames) < max_frames:
                 runner.sample(num_timesteps=1)
                 frame = env.render()
                 if frame is None:
                     return []
                 frames.append(frame)
-        finally:
-            runner.close()
         return frames
 
     # Modules.

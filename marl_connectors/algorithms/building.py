@@ -19,6 +19,7 @@ from marl_connectors.connectors.defaults import (
 )
 from marl_connectors.env_runners.env_runner import EnvRunner
 from marl_connectors.env_runners.env_setup import EnvSetup
+from marl_connectors.env_runners.ongoing_episodes import ask_mapping
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.errors import ConfigError, MappingError
 from marl_connectors.learner.learner import Learner
@@ -137,7 +138,7 @@ def agents_by_module(config: AlgorithmConfig, setup: EnvSetup) -> dict[ModuleID,
     declared = None if config.policies is None else list(config.policies)
     agents: dict[ModuleID, list[AgentID]] = {module_id: [] for module_id in declared or ()}
     for agent_id in setup.agent_ids:
-        module_id = _ask_mapping(episode, agent_id)
+        module_id = ask_mapping(episode, agent_id)
         if declared is not None and module_id not in agents:
             raise MappingError(
                 f"policy_mapping_fn: agent {agent_id!r} maps to module {module_id!r}, but policies has only "
@@ -145,23 +146,6 @@ def agents_by_module(config: AlgorithmConfig, setup: EnvSetup) -> dict[ModuleID,
             )
         agents.setdefault(module_id, []).append(agent_id)
     return agents
-
-
-def _ask_mapping(episode: MultiAgentEpisode, agent_id: AgentID) -> ModuleID:
-    try:
-        module_id = episode.module_for(agent_id)
-    except MappingError:
-        raise
-    except Exception as error:
-        raise MappingError(
-            f"policy_mapping_fn raised {type(error).__name__} for agent {agent_id!r}: {error}. It is called as "
-            f"policy_mapping_fn(agent_id, episode) and must return a module id."
-        ) from error
-    if not isinstance(module_id, str):
-        raise MappingError(
-            f"policy_mapping_fn: returned {module_id!r} for agent {agent_id!r}. It must return a module id, a string."
-        )
-    return module_id
 
 
 def _completed(

@@ -145,6 +145,7 @@ def _add_train_options(parser: _Parser) -> None:
     add("--checkpoint-every", type=count, metavar="N", help="iterations from checkpoint to checkpoint (default 20)")
     add("--eval-episodes", type=count, metavar="N", help="episodes of each evaluation (default 20)")
     add("--threads", type=count, metavar="N", help="of torch (default 1, which is fastest for small networks)")
+    add("--no-env-check", dest="env_check", action="store_false", help="let observations leave their space")
     add("--no-video", dest="video", action="store_false", help="write no GIF at the end")
 
 

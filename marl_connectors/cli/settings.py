@@ -36,6 +36,7 @@ class RunSettings:
         checkpoint_every: Iterations from one checkpoint to the next.
         eval_episodes: Episodes of each evaluation.
         video: Whether to write a GIF at the end.
+        env_check: Whether the environment is tried out first, and its observations held against their space.
         threads: Of torch. With networks as small as these, more than one costs more than it saves.
     """
 
@@ -53,6 +54,7 @@ class RunSettings:
     eval_episodes: int = 20
     video: bool = True
     threads: int = 1
+    env_check: bool = True
 
     def default_folder_name(self) -> str:
         """``<env>-<policies>-seed<seed>``, such as ``simple_spread_v3-shared-seed0``."""
@@ -99,7 +101,7 @@ class RunSettings:
         )
         config = (
             PPOConfig()
-            .environment(self.env, env_config=self.env_config)
+            .environment(self.env, env_config=self.env_config, disable_env_checking=not self.env_check)
             .multi_agent(policy_mapping_fn=mapping, count_steps_by="agent_steps")
             .env_runners(num_envs_per_env_runner=self.num_envs)
             .rl_module(model_config=model)

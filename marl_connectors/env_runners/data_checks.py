@@ -37,6 +37,10 @@ def check_columns(group: LaneGroup, vector_env: VectorEnv, *, spaces_too: bool) 
         row = int(np.flatnonzero(~np.isfinite(rewards))[0])
         raise EnvError(f"{_who(group, begin + row)}: the reward is {rewards[row]}. Rewards must be finite numbers.")
     observations = tree_map(lambda leaf: leaf[begin:], rollout.source(Columns.OBS))
+    for leaf in leaves(observations):
+        if np.issubdtype(leaf.dtype, np.floating) and np.isnan(leaf.min(initial=0.0)):
+            row = int(np.argwhere(np.isnan(leaf))[0][0])
+            raise EnvError(f"{_who(group, begin + row)}: the observation contains NaN. Fix the environment.")
     if spaces_too:
         bad, _ = spaces.outside(rollout.observation_space, observations)
         bad &= used
@@ -46,13 +50,8 @@ def check_columns(group: LaneGroup, vector_env: VectorEnv, *, spaces_too: bool) 
             raise EnvError(
                 f"{_who(group, begin + row)}: the observation leaves its space, "
                 f"{spaces.describe(rollout.observation_space)}: {why}. Fix the environment's observation_space, or set "
-                f"disable_env_checking=True (NaN stays an error)."
+                f"disable_env_checking=True (--no-env-check on the command line)."
             )
-        return
-    for leaf in leaves(observations):
-        if np.issubdtype(leaf.dtype, np.floating) and np.isnan(leaf).any():
-            row = int(np.argwhere(np.isnan(leaf))[0][0])
-            raise EnvError(f"{_who(group, begin + row)}: the observation contains NaN. Fix the environment.")
 
 
 def check_forward_batch(batch: ColumnBatch, rl_module: MultiRLModule) -> None:

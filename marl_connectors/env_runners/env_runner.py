@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from gymnasium import Space
 
@@ -96,6 +97,7 @@ class EnvRunner:
         self._pick_actions: Callable[[list], Any] | None = None
         self._live: list[tuple[LaneGroup, Callable[[list], Any] | None]] = []  # groups with lanes, picking their items
         self._check_batch = True
+        self._exploring = explore
         self._deferred_logp: dict[LaneGroup, type[Distribution]] = {}
         pieces = [*env_to_module, *module_to_env]
         self._pieces_read_episodes = not all(works_on_columns(piece) for piece in pieces)
@@ -119,8 +121,8 @@ class EnvRunner:
 
         Args:
             num_timesteps: At least so many env steps, counted over all copies (which step together).
-            num_episodes: Until so many episodes have ended; ones that have not are dropped, so that what is given is
-                whole. Resets the copies first.
+            num_episodes: So many whole episodes, the same number from each copy (or one less), so that short ones are
+                not preferred. Resets the copies first, and drops what they play beyond that.
             explore: Overrides the runner's setting.
             random_actions: Draw actions from the action spaces instead of asking the modules.
             force_reset: Start new episodes even where old ones go on (these are dropped).
@@ -135,25 +137,28 @@ class EnvRunner:
         """
         if num_timesteps is not None and num_episodes is not None:
             raise ConfigError("EnvRunner.sample: give num_timesteps or num_episodes, not both.")
-        explore = self.explore if explore is None else explore
+        self._exploring = explore = self.explore if explore is None else explore
         copies = len(self.vector_env.copies)
         if self._batch is None or force_reset or num_episodes is not None:
             self._reset()
         if num_episodes is not None:
-            while self._episodes.num_done < num_episodes:
+            finished_before = len(self._finished)
+            while (chosen := self._episodes.first_of_each_copy(num_episodes)) is None:
                 self._take_step(explore, random_actions)
+            self._finished[finished_before:] = [self._finished[finished_before + i] for i in chosen]
         else:
             steps = self.rollout_fragment_length if num_timesteps is None else math.ceil(num_timesteps / copies)
             for _ in range(steps):
                 self._take_step(explore, random_actions)
         self._complete_fragment()
         episodes = self._episodes.take_done()
+        if num_episodes is not None:
+            episodes = [episodes[i] for i in chosen]
         for episode in episodes:
             self.callbacks.on_episode_end(episode=episode, env_runner=self)
         if num_episodes is None:
             episodes += self._episodes.cut(num_rows=self.rollout_fragment_length)
         else:
-            episodes = episodes[:num_episodes]
             self._batch = None  # the next sample starts afresh
         self.callbacks.on_sample_end(env_runner=self, samples=episodes)
         return episodes
@@ -260,7 +265,10 @@ class EnvRunner:
 
     def _credit(self, group: LaneGroup, rewards: Any) -> None:
         try:
-            group.rollout.columns[Columns.REWARDS][group.positions] = rewards
+            values = np.array(rewards)
+            if values.dtype.kind not in "fiub":
+                raise TypeError("not numbers")
+            group.rollout.columns[Columns.REWARDS][group.positions] = values
         except (TypeError, ValueError) as error:
             raise bad_rewards(group, self.vector_env, rewards) from error
 
@@ -300,7 +308,7 @@ class EnvRunner:
             ColumnBatch(groups),
             rl_module=self.rl_module,
             episodes=episodes,
-            explore=self.explore,
+            explore=self._exploring,
             shared_data=self._shared_data,
         )
 
@@ -337,12 +345,13 @@ class EnvRunner:
         """Checks what the environments gave and computes what was left to be computed for all steps at once."""
         for group in self._episodes.groups:
             check_columns(group, self.vector_env, spaces_too=self._check_spaces)
-            dist_cls = self._deferred_logp.get(group)
+            dist_cls = self._deferred_logp.pop(group, None)
             if dist_cls is not None:
-                columns = group.rollout.columns
-                inputs = torch.from_numpy(columns[Columns.ACTION_DIST_INPUTS])
-                actions = torch.from_numpy(columns[Columns.ACTIONS])
-                columns[Columns.ACTION_LOGP] = dist_cls.from_logits(inputs).logp(actions).numpy()
+                rollout = group.rollout
+                new = slice(group.lookback * rollout.num_lanes, rollout.num_rows * rollout.num_lanes)
+                inputs = torch.from_numpy(rollout.columns[Columns.ACTION_DIST_INPUTS][new])
+                actions = torch.from_numpy(rollout.columns[Columns.ACTIONS][new])
+                rollout.record(new, {Columns.ACTION_LOGP: dist_cls.from_logits(inputs).logp(actions).numpy()})
 
 
 MultiAgentEnvRunner = EnvRunner

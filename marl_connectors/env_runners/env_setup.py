@@ -148,8 +148,8 @@ class EnvSetup:
             if why:
                 raise EnvError(
                     f"{self.name}: the observation of agent {agent_id!r} at step {t} is not in its space, "
-                    f"{spaces.describe(space)}: {why}. Fix the environment, or set disable_env_checking=True if the "
-                    f"space's bounds are wrong on purpose."
+                    f"{spaces.describe(space)}: {why}. Fix the environment, or set "
+                    f"disable_env_checking=True (--no-env-check) if the space's bounds are wrong on purpose."
                 )
 
     def _why_outside(self, space: Space, observation: Any) -> str:

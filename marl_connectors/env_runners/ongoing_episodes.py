@@ -60,19 +60,29 @@ class OngoingEpisodes:
         self._lanes: list[dict[AgentID, Lane]] = [{} for _ in vector_env.copies]
         self._returns: list[list[tuple[AgentID, ModuleID, float]]] = [[] for _ in vector_env.copies]
         self._done: list[Episode] = []
+        self._done_in: list[int] = []
         self._finished: list[FinishedEpisode] = []
         self._fitting: set[tuple[int, ModuleID]] = set()
         self._group_agents: list[AgentID] = []
 
-    @property
-    def num_done(self) -> int:
-        """How many episodes have ended since ``take_done``."""
-        return len(self._done)
-
     def take_done(self) -> list[Episode]:
         """The episodes that ended since the last call."""
-        done, self._done = self._done, []
+        done, self._done, self._done_in = self._done, [], []
         return done
+
+    def first_of_each_copy(self, num_episodes: int) -> list[int] | None:
+        """Which of the episodes that have ended make up ``num_episodes`` without preferring short ones.
+
+        Each copy contributes its first ones, as many as any other copy (or one less). None while some are missing.
+        """
+        copies = len(self._vector_env.copies)
+        quotas = [num_episodes // copies + (index < num_episodes % copies) for index in range(copies)]
+        chosen = []
+        for i, index in enumerate(self._done_in):
+            if quotas[index]:
+                quotas[index] -= 1
+                chosen.append(i)
+        return None if any(quotas) else chosen
 
     def take_finished(self) -> list[FinishedEpisode]:
         """Their returns and lengths."""
@@ -194,16 +204,8 @@ class OngoingEpisodes:
 
     def _module_for(self, episode: MultiAgentEpisode, lane: Lane) -> ModuleID:
         agent_id = lane.agent_id
-        try:
-            module_id = episode.module_for(agent_id)
-        except MappingError:
-            raise
-        except Exception as error:
-            raise MappingError(
-                f"policy_mapping_fn raised {type(error).__name__} for agent {agent_id!r}: {error}. It is called as "
-                f"policy_mapping_fn(agent_id, episode) and must return a module id."
-            ) from error
-        if not isinstance(module_id, str) or module_id not in self._rl_module:
+        module_id = ask_mapping(episode, agent_id)
+        if module_id not in self._rl_module:
             raise unknown_module(agent_id, module_id, self._rl_module)
         if (lane.group.index, module_id) not in self._fitting:
             self._check_fit(lane, module_id)
@@ -247,6 +249,7 @@ class OngoingEpisodes:
             else:
                 self._close_lanes(lanes, list(lanes))
                 self.ongoing[copy.index] = self._begin_episode(copy)
+                rearranged = True  # even if the agents are the same: their order is not
             rearranged |= modules != {agent_id: lane.module_id for agent_id, lane in self._lanes[copy.index].items()}
             self.write_infos(copy.index, transition.first_infos)
         return rearranged
@@ -300,6 +303,7 @@ class OngoingEpisodes:
             episode.is_truncated = any(ends.values())
             episode.is_terminated = not episode.is_truncated
         self._done.append(episode)
+        self._done_in.append(transition.index)
         self._finished.append(FinishedEpisode(transition.t, self._returns[transition.index]))
 
     def _begin_again(self, copy: EnvCopy) -> None:
@@ -378,7 +382,7 @@ class OngoingEpisodes:
                 self.ongoing[copy.index] = next(iter(lanes.values())).episode
                 continue
             assert isinstance(former, MultiAgentEpisode)
-            episode = self._continued_episode(copy, former.id_)
+            episode = self._continued_episode(copy, former.id_, dict(former._module_of))
             ended = {a: life.is_truncated for a, life in former.agent_episodes.items() if life.is_done}
             episode._ended_before = former._ended_before | ended
             if former.custom_data:
@@ -386,7 +390,8 @@ class OngoingEpisodes:
             self.ongoing[copy.index] = episode
         return chunks
 
-    def _continued_episode(self, copy: EnvCopy, id_: str) -> MultiAgentEpisode:
+    def _continued_episode(self, copy: EnvCopy, id_: str, module_of: dict[AgentID, ModuleID]) -> MultiAgentEpisode:
+        """The chunk that goes on; ``module_of`` also remembers agents that are gone and may come back."""
         lanes = self._lanes[copy.index]
         return MultiAgentEpisode.from_agent_episodes(
             id_,
@@ -394,7 +399,7 @@ class OngoingEpisodes:
             env_t_started=copy.t,
             env_t=copy.t,
             agent_to_module_mapping_fn=self._mapping,
-            module_of={agent_id: lane.module_id for agent_id, lane in lanes.items()},
+            module_of=module_of,
         )
 
     def _continue(self, lane: Lane, last_row: int) -> None:
@@ -414,6 +419,28 @@ class OngoingEpisodes:
             observation_space=former.observation_space,
             action_space=former.action_space,
         )
+
+
+def ask_mapping(episode: MultiAgentEpisode, agent_id: AgentID) -> ModuleID:
+    """The module that the policy mapping function names for an agent.
+
+    Raises:
+        MappingError: If the function raises, or gives anything but a string.
+    """
+    try:
+        module_id = episode.module_for(agent_id)
+    except MappingError:
+        raise
+    except Exception as error:
+        raise MappingError(
+            f"policy_mapping_fn raised {type(error).__name__} for agent {agent_id!r}: {error}. It is called as "
+            f"policy_mapping_fn(agent_id, episode) and must return a module id."
+        ) from error
+    if not isinstance(module_id, str):
+        raise MappingError(
+            f"policy_mapping_fn: returned {module_id!r} for agent {agent_id!r}. It must return a module id, a string."
+        )
+    return module_id
 
 
 def chunk_return(storage: LaneStorage) -> float:

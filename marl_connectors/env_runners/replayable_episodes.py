@@ -30,6 +30,7 @@ class ReplayableEpisodes(OngoingEpisodes):
                     "number": copy.episode_number,
                     "history": [[list(a), list(x)] for a, x in copy.history],
                     "ended": [] if self._single_agent else list(episode._ended_before.items()),  # type: ignore[union-attr]
+                    "modules": [] if self._single_agent else list(episode._module_of.items()),  # type: ignore[union-attr]
                 }
                 for copy, episode in zip(self._vector_env.copies, self.ongoing, strict=True)
             ],
@@ -67,7 +68,8 @@ class ReplayableEpisodes(OngoingEpisodes):
             self._vector_env.replay(copy, own["number"], [(list(a), list(x)) for a, x in own["history"]])
             for copy, own in zip(self._vector_env.copies, state["copies"], strict=True)
         ]
-        self.groups, self._group_agents, self._done, self._finished = [], [], [], []
+        self.groups, self._group_agents, self._finished = [], [], []
+        self.take_done()
         self._fitting = set()
         self._returns = [[tuple(entry) for entry in returns] for returns in state["returns"]]
         for own in state["groups"]:
@@ -86,7 +88,7 @@ class ReplayableEpisodes(OngoingEpisodes):
             if self._single_agent:
                 self.ongoing.append(next(iter(lanes.values())).episode)
                 continue
-            episode = self._continued_episode(copy, f"{copy.index}-{copy.episode_number}")
+            episode = self._continued_episode(copy, f"{copy.index}-{copy.episode_number}", dict(own["modules"]))
             episode._ended_before = dict(own["ended"])
             self.ongoing.append(episode)
 

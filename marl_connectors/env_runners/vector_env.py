@@ -185,7 +185,8 @@ class VectorEnv:
                 f"{copy}: agents {lost} left env.agents without being terminated or truncated. An agent must be "
                 f"flagged in the step in which it leaves."
             )
-        copy.agents = alive + [agent for agent in copy.env.agents if agent not in before]
+        ended = {agent for flags in (terminations, truncations) for agent, flag in flags.items() if flag}
+        copy.agents = alive + [agent for agent in copy.env.agents if agent not in before and agent not in ended]
         stray = self._stray_rewards(copy, reward, set(before))
         transition = Transition(copy.index, copy.t, obs, terminations, truncations, infos, stray)
         if copy.agents:

@@ -40,6 +40,7 @@ class GetActions(ConnectorV2):
         """
         super().__init__(input_observation_space, input_action_space)
         self._defer_logp = defer_logp
+        self._defers_now = False  # and not for a fragment in which modules of different classes may act
         self._asked: tuple[Any, bool | None] | None = None
         self._common: type[Distribution] | None = None
 
@@ -72,7 +73,7 @@ class GetActions(ConnectorV2):
                 columns[Columns.ACTIONS] = distribution.sample(noise)
         else:
             columns[Columns.ACTIONS] = distribution.to_deterministic()
-        if self._defer_logp:
+        if self._defers_now:
             columns.action_dist_cls = dist_cls
         else:
             columns[Columns.ACTION_LOGP] = distribution.logp(columns[Columns.ACTIONS])
@@ -82,8 +83,11 @@ class GetActions(ConnectorV2):
         asked = (columns.rows, explore)
         if self._asked is None or self._asked[0] is not asked[0] or self._asked[1] != asked[1]:
             classes = {_dist_cls(m, rl_module[m], explore) for m in columns.module_ids}
+            space = columns.rows.action_space
+            peers = {_dist_cls(m, module, explore) for m, module in rl_module.items() if module.action_space == space}
             self._asked = asked
             self._common = classes.pop() if len(classes) == 1 else None
+            self._defers_now = self._defer_logp and len(peers | {self._common}) == 1
         return self._common
 
     def _module_by_module(self, rl_module: Any, columns: ColumnGroup, explore: bool | None) -> None:
