@@ -279,7 +279,7 @@ def test_a_module_that_does_not_exist_is_named_also_when_training_has_begun(wron
         mapping=lambda agent_id, episode, **kw: "blue" if episode.id_ == "0-0" else wrong,
     )
     with pytest.raises(
-        MappingError, match=r"agent 'a' maps to module .*blu.*, but there is only 'blue'|maps to module None"
+        MappingError, match=r"agent 'a' maps to module .*blu.*, but there is only 'blue'|returned .* for agent 'a'"
     ):
         runner.sample(num_timesteps=3)
 
