@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from marl_connectors.cli.values import count, key_value, layer_sizes, whole_number
+from marl_connectors.cli.values import count, key_value, layer_sizes, names, whole_number
 from marl_connectors.errors import ConfigError, MarlConnectorsError, did_you_mean
 from marl_connectors.version import library_version
 
@@ -129,6 +129,7 @@ def _add_train_options(parser: _Parser) -> None:
     who.add_argument(
         "--mapping", metavar="MODULE:FN", help="a policy mapping function of (agent_id, episode, **kwargs)"
     )
+    add("--modules", type=names, metavar="A,B", help="all modules that FN can name, if some only come up later")
     add("--steps", type=count, metavar="N", help="agent steps to train for (default 1000000)")
     add("--seed", type=whole_number, metavar="N", help="of all random streams (default 0)")
     add("--num-envs", type=count, metavar="N", help="copies of ENV that are stepped together (default 8)")

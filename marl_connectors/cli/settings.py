@@ -27,6 +27,7 @@ class RunSettings:
         env_config: What the environment is made with.
         policies: ``"shared"``, ``"independent"`` or patterns; not used where ``mapping`` is given.
         mapping: ``"module:function"``, or None.
+        modules: All modules that ``mapping`` can name; None if its answers for a first episode are all.
         steps: Agent steps at which the run ends.
         seed: Of all random streams.
         num_envs: Copies of the environment that are stepped together.
@@ -44,6 +45,7 @@ class RunSettings:
     env_config: dict[str, Any] = field(default_factory=dict)
     policies: str = "shared"
     mapping: str | None = None
+    modules: list[str] | None = None
     steps: int = 1_000_000
     seed: int = 0
     num_envs: int = 8
@@ -102,7 +104,7 @@ class RunSettings:
         config = (
             PPOConfig()
             .environment(self.env, env_config=self.env_config, disable_env_checking=not self.env_check)
-            .multi_agent(policy_mapping_fn=mapping, count_steps_by="agent_steps")
+            .multi_agent(policies=self.modules, policy_mapping_fn=mapping, count_steps_by="agent_steps")
             .env_runners(num_envs_per_env_runner=self.num_envs)
             .rl_module(model_config=model)
             .training(**self.training)
@@ -125,7 +127,10 @@ def settings_from_json(data: Any) -> RunSettings:
         CheckpointError: If they are not settings of this version.
     """
     if not isinstance(data, dict) or not isinstance(data.get("env"), str):
-        raise CheckpointError("config.json of the run: expected its settings under 'command', with an 'env'.")
+        raise CheckpointError(
+            "config.json of the run: expected its settings under 'command', with an 'env', so the file is damaged. "
+            "Start a new run."
+        )
     known = [known_field.name for known_field in dataclasses.fields(RunSettings)]
     for key in data:
         if key not in known:

@@ -76,6 +76,14 @@ def count(text: str) -> int:
     return number
 
 
+def names(text: str) -> list[str]:
+    """``a,b`` as a list of names."""
+    found = [name.strip() for name in text.split(",") if name.strip()]
+    if not found:
+        raise argparse.ArgumentTypeError(f"expected names with commas between them, such as a,b, but got {text!r}")
+    return found
+
+
 def layer_sizes(text: str) -> list[int]:
     """Widths of hidden layers with commas between.
 

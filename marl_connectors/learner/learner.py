@@ -132,7 +132,7 @@ class Learner(ABC):
             Means of the losses' terms and other figures, for each module that had data.
 
         Raises:
-            LearnerError: If a loss or gradient is not finite.
+            LearnerError: If a loss (or the gradients' norm, where it is clipped) is not finite. Found after the update.
         """
         timesteps = timesteps or {}
         self.timestep = timesteps.get("num_env_steps_sampled_lifetime", self.timestep)

@@ -65,13 +65,12 @@ class AgentToModuleMapping(ConnectorV2):
         return by_module
 
 
-def unknown_module(agent_id: AgentID, module_id: ModuleID, known: Any) -> MappingError:
+def unknown_module(agent_id: AgentID, module_id: object, known: Any) -> MappingError:
     """The error for an agent that is mapped to a module which does not exist."""
-    modules = ", ".join(repr(m) for m in known)
     hint = did_you_mean(module_id, known.keys())
+    hint = f"{hint} " if hint.startswith("Did") else ""
     return MappingError(
-        f"AgentToModuleMapping: agent {agent_id!r} maps to module {module_id!r}, but there is only {modules}. "
-        f"{hint if hint.startswith('Did') else ''} Add {module_id!r} to policies, or change policy_mapping_fn.".replace(
-            ".  ", ". "
-        )
+        f"AgentToModuleMapping: agent {agent_id!r} maps to module {module_id!r}, but there is only "
+        f"{', '.join(map(repr, known.keys()))}. {hint}Add {module_id!r} to policies (--modules "
+        f"on the command line), or change policy_mapping_fn."
     )
