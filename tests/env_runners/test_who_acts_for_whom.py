@@ -9,6 +9,8 @@ from gymnasium import spaces
 from pettingzoo import ParallelEnv
 from scripted_envs import LifeEnv, ScriptEnv, Step, small_config
 
+from marl_connectors import ConnectorV2, DefaultPPORLModule, RLModuleSpec, TorchCategorical
+
 BOX = spaces.Box(-1.0, 1.0, (2,), np.float32)
 
 
@@ -117,7 +119,8 @@ def test_an_agent_that_is_flagged_again_and_again_stays_gone():
     script += [Step({"a": 4}, {"a": 1.0}, terminated=("a",), agents=[])]
     algo = small_config(lambda config: ScriptEnv([script])).environment(disable_env_checking=True).build_algo()
     (episode,) = algo.env_runner.sample(num_episodes=1)
-    assert {life.agent_id: len(life) for life in episode.all_agent_episodes()} == {"a": 4, "b": 1}
+    lives = [(life.agent_id, len(life)) for life in episode.all_agent_episodes()]
+    assert sorted(lives) == [("a", 4), ("b", 1)]
 
 
 def test_the_mapping_function_is_asked_once_also_if_an_agent_comes_back_after_a_cut():
@@ -138,17 +141,58 @@ def test_the_mapping_function_is_asked_once_also_if_an_agent_comes_back_after_a_
 
 
 def test_returns_start_at_zero_in_each_episode_also_after_one_that_crossed_a_cut():
-    algo = small_config(lambda config: OtherOrder()).build_algo()
-    for _ in range(6):
-        algo.env_runner.sample(num_timesteps=2)
-    returns = [entry for f in algo.env_runner.take_finished() for entry in f.agent_returns]
-    assert len(returns) == 8
-    assert {value for _, _, value in returns} == {3.0}
+    ones = {"a": 1.0, "b": 1.0}
+    script = [Step({"a": 0, "b": 0}), Step({"a": 1, "b": 1}, ones), Step({"a": 2, "b": 2}, ones)]
+    script += [Step({"a": 3, "b": 3}, ones, truncated=("a", "b"))]
+    for make in (OtherOrder, lambda: ScriptEnv([script])):
+        algo = small_config(lambda config, make=make: make()).build_algo()
+        for _ in range(6):
+            algo.env_runner.sample(num_timesteps=2)
+        returns = [entry for f in algo.env_runner.take_finished() for entry in f.agent_returns]
+        assert len(returns) == 8
+        assert {value for _, _, value in returns} == {3.0}
+
+
+class Sharper(TorchCategorical):
+    """Another distribution of the same inputs."""
+
+    def __init__(self, logits):
+        super().__init__(2.0 * logits + torch.arange(logits.shape[-1]))
+
+    @classmethod
+    def from_logits(cls, logits):
+        return cls(logits)
+
+
+class SharpModule(DefaultPPORLModule):
+    stackable = False
+
+    def get_exploration_action_dist_cls(self):
+        return Sharper
+
+
+def test_log_probabilities_are_of_the_distribution_that_each_module_acted_by():
+    """Also where the mapping puts modules of different distributions into the same lane by turns."""
+    specs = {"plain": RLModuleSpec(), "sharp": RLModuleSpec(module_class=SharpModule)}
+
+    def mapping(agent_id, episode, **kwargs):
+        return "plain" if int(episode.id_.split("-")[1]) % 2 else "sharp"
+
+    config = small_config(lambda config: OtherOrder()).multi_agent(policies=specs, policy_mapping_fn=mapping)
+    runner = config.env_runners(rollout_fragment_length=10).build_algo().env_runner
+    modules = set()
+    for episode in [*runner.sample(), *runner.sample()]:
+        for life in episode.all_agent_episodes():
+            modules.add(life.module_id)
+            dist_cls = Sharper if life.module_id == "sharp" else TorchCategorical
+            inputs = torch.as_tensor(np.stack(list(life.get_extra_model_outputs("action_dist_inputs"))))
+            expected = dist_cls.from_logits(inputs).logp(torch.as_tensor(np.stack(list(life.get_actions()))))
+            seen = torch.as_tensor(np.stack(list(life.get_extra_model_outputs("action_logp"))))
+            torch.testing.assert_close(seen, expected)
+    assert modules == {"plain", "sharp"}
 
 
 def test_pieces_are_told_whether_this_sample_explores():
-    from marl_connectors import ConnectorV2
-
     told = []
 
     class Listening(ConnectorV2):
