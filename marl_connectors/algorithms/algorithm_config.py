@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-import functools
-import inspect
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from marl_connectors.algorithms.section import UNSET, section
 from marl_connectors.callbacks import Callbacks
 from marl_connectors.errors import ConfigError, did_you_mean
 from marl_connectors.ops.schedule import Schedule, check_schedule
@@ -23,43 +22,6 @@ if TYPE_CHECKING:
     from marl_connectors.learner.learner import Learner
     from marl_connectors.rl_module.multi_rl_module import MultiRLModuleSpec
     from marl_connectors.rl_module.rl_module import RLModuleSpec
-
-_Config = TypeVar("_Config", bound="AlgorithmConfig")
-_Settings = ParamSpec("_Settings")
-UNSET: Any = object()
-"""The default of every setting in a section's signature: leaves the setting as it is."""
-
-
-def section(
-    method: Callable[Concatenate[_Config, _Settings], dict[str, Any] | None],
-) -> Callable[Concatenate[_Config, _Settings], _Config]:
-    """Makes a method that takes settings, stores them under their own names, and gives the config back.
-
-    The method's signature says which settings there are; its body only handles what needs more than storing, and
-    returns a dict of names and values to store instead (or None).
-    """
-    names = [name for name in inspect.signature(method).parameters if name != "self"]
-
-    @functools.wraps(method)
-    def wrapper(self: _Config, *args: _Settings.args, **given: _Settings.kwargs) -> _Config:
-        for name in given:
-            if name not in names:
-                raise ConfigError(
-                    f"{type(self).__name__}.{method.__name__}: unknown setting {name!r}. {did_you_mean(name, names)}"
-                )
-        if args and len(args) > 1:
-            raise ConfigError(
-                f"{type(self).__name__}.{method.__name__}: only {names[0]!r} may come without its name. Write "
-                f"{method.__name__}({names[0]}, {names[1]}=...)."
-            )
-        settings: dict[str, Any] = {**dict(zip(names, args, strict=False)), **given}
-        instead = method(self, **settings) or {}  # type: ignore[call-arg]
-        for name, value in {**settings, **instead}.items():
-            if value is not UNSET:
-                self._set(name, value)
-        return self
-
-    return wrapper
 
 
 class AlgorithmConfig:

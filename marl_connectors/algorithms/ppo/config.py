@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from marl_connectors.algorithms.algorithm_config import UNSET, AlgorithmConfig, section
+from marl_connectors.algorithms.algorithm_config import AlgorithmConfig
+from marl_connectors.algorithms.section import UNSET, section
 from marl_connectors.ops.schedule import Schedule, check_schedule
 
 if TYPE_CHECKING:
