@@ -95,6 +95,37 @@ def _first_offender(values: np.ndarray, fine: np.ndarray, low: Any, high: Any) -
     return f"{component}is {values[(row, *place)]}, not in [{low}, {high}]"
 
 
+def misfit(space: spaces.Space, item: Any) -> str:
+    """Why one item is not in a space, in a few words; ``""`` if it is. A dtype that holds the values will do.
+
+    >>> misfit(spaces.Discrete(3), 7)
+    'it is 7, not in [0, 2]'
+    """
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        parts: dict[Any, Any] = dict(space.spaces if isinstance(space, spaces.Dict) else enumerate(space.spaces))
+        if not isinstance(item, dict if isinstance(space, spaces.Dict) else tuple):
+            return f"it is a {type(item).__name__}, not a {'dict' if isinstance(space, spaces.Dict) else 'tuple'}"
+        keys = list(item) if isinstance(space, spaces.Dict) else list(range(len(item)))
+        if set(keys) != set(parts):
+            return f"it has the parts {keys}, not {list(parts)}"
+        why = {key: misfit(part, item[key]) for key, part in parts.items()}
+        return next((f"in part {key!r}, {reason}" for key, reason in why.items() if reason), "")
+    if not isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
+        return "" if space.contains(item) else f"it is {item!r}"
+    try:
+        values = np.asarray(item)
+    except ValueError:
+        values = np.array(None)
+    if values.dtype.kind not in "biuf":
+        return f"it is {item!r}, which is not numbers"
+    if values.shape != space.shape:
+        return f"it has the shape {values.shape}, not {space.shape}"
+    if not isinstance(space, spaces.Box) and not np.array_equal(values, np.round(values)):
+        return f"it is {item!r}, not whole numbers"
+    reason = outside(space, values[None])[1]
+    return f"it {reason}" if reason.startswith("is") else reason
+
+
 def describe(space: spaces.Space) -> str:
     """A space in a few words, for messages: ``Box(18,) float32``, ``Discrete(5)``."""
     if isinstance(space, spaces.Box):

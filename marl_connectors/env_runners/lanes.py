@@ -10,7 +10,8 @@ import numpy as np
 from gymnasium import Space
 
 from marl_connectors.columns import Columns
-from marl_connectors.episodes.rollout import LaneStorage, Positions, Rollout
+from marl_connectors.episodes.lane_storage import LaneStorage
+from marl_connectors.episodes.rollout import Positions, Rollout
 from marl_connectors.episodes.rows import RowPart, Rows
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.typing import AgentID, ModuleID

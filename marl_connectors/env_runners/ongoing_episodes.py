@@ -16,9 +16,10 @@ from marl_connectors.env_runners.episode_metrics import FinishedEpisode
 from marl_connectors.env_runners.lanes import Lane, LaneGroup
 from marl_connectors.env_runners.vector_env import EnvCopy, Transition, VectorEnv
 from marl_connectors.episodes.column_batch import ColumnGroup
+from marl_connectors.episodes.lane_storage import LaneStorage
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.episodes.packing import rows_of_episodes
-from marl_connectors.episodes.rollout import LaneStorage, take
+from marl_connectors.episodes.rollout import take
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.errors import MappingError
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule

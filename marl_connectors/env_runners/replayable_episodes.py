@@ -9,7 +9,8 @@ import numpy as np
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
 from marl_connectors.env_runners.ongoing_episodes import OngoingEpisodes
-from marl_connectors.episodes.rollout import LaneStorage, take
+from marl_connectors.episodes.lane_storage import LaneStorage
+from marl_connectors.episodes.rollout import take
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.errors import CheckpointError
 from marl_connectors.trees import leaves

@@ -8,10 +8,13 @@ import numpy as np
 from gymnasium import Space
 
 from marl_connectors.columns import Columns
+from marl_connectors.episodes.batching import unbatch
 from marl_connectors.episodes.lookback import Indices, count, gather, is_branch, map_tree, resolve
-from marl_connectors.episodes.storage import STEP, WITH_LAST, EpisodeStorage, unbatch
+from marl_connectors.episodes.storage import STEP, EpisodeStorage, known_items
 from marl_connectors.errors import EpisodeError, did_you_mean
 from marl_connectors.typing import AgentID, EpisodeID
+
+PLAIN = (list, np.ndarray)
 
 
 class ColumnAccess:
@@ -26,18 +29,11 @@ class ColumnAccess:
     storage: EpisodeStorage
 
     @property
-    def _who(self) -> str:
+    def who(self) -> str:
         return f"SingleAgentEpisode {self.id_!r}" if self.agent_id is None else f"Episode of agent {self.agent_id!r}"
 
     def _space(self, name: str) -> Space | None:
         return self.observation_space if name == Columns.OBS else self.action_space if name == Columns.ACTIONS else None
-
-    def _length(self, name: str) -> int:
-        """Items without the lookback."""
-        steps = len(self.storage)
-        if name not in WITH_LAST:
-            return steps
-        return steps + 1 if steps or len(self.storage.column(Columns.T)) else 0
 
     def _get(
         self,
@@ -46,25 +42,35 @@ class ColumnAccess:
         neg_index_as_lookback: bool,
         fill: Any,
         one_hot_discrete: bool = False,
+        with_pending: bool = False,
     ) -> Any:
+        """A hot path: one item, or all, without padding, is a plain indexing of the column."""
         storage = self.storage
-        positions = resolve(
-            indices,
-            length=self._length(name),
-            lookback=storage.lookback,
-            neg_index_as_lookback=neg_index_as_lookback,
-            fill=fill is not None,
-            who=f"{self._who}, {name}",
-        )
-        space, opaque = self._space(name), name == Columns.INFOS
-        return gather(
-            storage.column(name), positions, fill=fill, space=space, one_hot_discrete=one_hot_discrete, opaque=opaque
-        )
+        column = known_items(storage, name) if with_pending else storage.column(name)
+        if fill is None and not one_hot_discrete and type(column) in PLAIN:
+            if indices is None:
+                return column[storage.lookback :]
+            if type(indices) is int:
+                if indices >= 0 or neg_index_as_lookback:
+                    position = indices + storage.lookback
+                    if 0 <= position < len(column):
+                        return column[position]
+                elif -indices <= len(column):
+                    return column[indices]
+        total = len(column) if type(column) in PLAIN else count(column)
+        lookback = storage.lookback
+        try:
+            positions = resolve(indices, total - lookback, lookback, neg_index_as_lookback, fill is not None)
+        except (IndexError, TypeError, EpisodeError) as error:
+            raise type(error)(f"{self.who}, {name}: {error}") from None
+        if type(positions) is slice and type(column) in PLAIN and not one_hot_discrete:
+            return column[positions]
+        return gather(column, positions, fill, self._space(name), one_hot_discrete, name == Columns.INFOS)
 
     def _check_key(self, key: str) -> None:
         known = self.storage.extra_keys()
         if key not in known:
-            raise KeyError(f"{self._who}: there is no extra model output {key!r}. {did_you_mean(key, known)}")
+            raise KeyError(f"{self.who}: there is no extra model output {key!r}. {did_you_mean(key, known)}")
 
     def get_observations(
         self,
@@ -171,12 +177,12 @@ class ColumnAccess:
             self._set(key, new_data, at_indices, neg_index_as_lookback)
             return
         if key in STEP:
-            raise EpisodeError(f"{self._who}: {key!r} is no extra model output. Use the setter of that column.")
+            raise EpisodeError(f"{self.who}: {key!r} is no extra model output. Use the setter of that column.")
         items = self._items(new_data, len(self), key)
         zeros = [map_tree(lambda leaf, _: np.zeros_like(leaf), item) for item in items[:1] * self.storage.lookback]
         if self.storage.pending() is not None:
             raise EpisodeError(
-                f"{self._who}: a new extra model output needs a value for each action, also for the one that waits."
+                f"{self.who}: a new extra model output needs a value for each action, also for the one that waits."
             )
         self.storage.set_column(key, zeros + items)
 
@@ -184,21 +190,27 @@ class ColumnAccess:
         return len(self.storage)
 
     def _set(self, name: str, new_data: Any, at_indices: Indices, neg_index_as_lookback: bool) -> None:
-        storage, length = self.storage, self._length(name)
-        positions = resolve(
-            at_indices,
-            length=length,
-            lookback=storage.lookback,
-            neg_index_as_lookback=neg_index_as_lookback,
-            who=f"{self._who}, {name}",
-        )
+        storage = self.storage
+        total = count(storage.column(name))
+        lookback = storage.lookback
+        if type(at_indices) is int:
+            position = at_indices + (lookback if at_indices >= 0 or neg_index_as_lookback else total)
+            if 0 <= position < total:
+                storage.set_items(name, (position,), (new_data,))
+                return
+        try:
+            positions = resolve(at_indices, total - lookback, lookback, neg_index_as_lookback)
+        except (IndexError, TypeError, EpisodeError) as error:
+            raise type(error)(f"{self.who}, {name}: {error}") from None
         if isinstance(positions, int):
             storage.set_items(name, [positions], [new_data])
             return
-        total = length + storage.lookback
         if isinstance(positions, slice):
-            positions = list(range(*positions.indices(total)))
-        if positions == list(range(total)) and not isinstance(new_data, (list, tuple)):
+            positions = range(*positions.indices(total))
+        else:
+            assert isinstance(positions, list)
+            positions = range(total) if positions == list(range(total)) else positions
+        if positions == range(total) and not isinstance(new_data, (list, tuple)):
             self._check_count(new_data, total, name)
             storage.set_column(name, new_data)
         else:
@@ -214,11 +226,11 @@ class ColumnAccess:
     def _check_count(self, new_data: Any, wanted: int, name: str) -> None:
         if not isinstance(new_data, (list, tuple, dict, np.ndarray)):
             raise EpisodeError(
-                f"{self._who}: setting several {name!r} needs a list or an array with {wanted} item(s), but "
+                f"{self.who}: setting several {name!r} needs a list or an array with {wanted} item(s), but "
                 f"{type(new_data).__name__} came."
             )
         if count(new_data) != wanted:
             raise IndexError(
-                f"{self._who}: {wanted} item(s) of {name!r} are to be replaced, but {count(new_data)} came. "
+                f"{self.who}: {wanted} item(s) of {name!r} are to be replaced, but {count(new_data)} came. "
                 f"Setters never change a length."
             )

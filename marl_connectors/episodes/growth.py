@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
+from time import perf_counter
 from typing import Any
 
-from marl_connectors.columns import Columns
+from gymnasium import Space
+
+from marl_connectors import spaces
 from marl_connectors.episodes.column_access import ColumnAccess
-from marl_connectors.episodes.storage import ListStorage
+from marl_connectors.episodes.list_storage import ListStorage
+from marl_connectors.episodes.storage import ACTIONS, INFOS, OBS, REWARDS, T
 from marl_connectors.errors import EpisodeError
 
 
@@ -19,8 +22,17 @@ class GrowingEpisode(ColumnAccess):
     times), then ``observe`` again, or ``end``. ``add_env_step`` is all of them at once.
     """
 
-    __slots__ = ("_last_step_time", "_start_time", "is_terminated", "is_truncated", "t_started", "uncredited_reward")
+    __slots__ = (
+        "_last_step_time",
+        "_start_time",
+        "check_spaces",
+        "is_terminated",
+        "is_truncated",
+        "t_started",
+        "uncredited_reward",
+    )
 
+    check_spaces: bool
     t_started: int
     is_terminated: bool
     is_truncated: bool
@@ -41,7 +53,7 @@ class GrowingEpisode(ColumnAccess):
     @property
     def is_reset(self) -> bool:
         """Whether the agent has observed anything."""
-        return len(self.storage.column(Columns.T)) > 0
+        return len(self.storage.column(T)) > 0
 
     def get_duration_s(self) -> float:
         """Seconds between the first and the last time that something was added; 0 before."""
@@ -56,11 +68,9 @@ class GrowingEpisode(ColumnAccess):
             EpisodeError: If the episode has begun already.
         """
         if self.is_reset or self.is_done:
-            raise EpisodeError(
-                f"{self._who}: add_env_reset() comes first and once, but there is data. Start a new one."
-            )
+            raise EpisodeError(f"{self.who}: add_env_reset() comes first and once, but there is data. Start a new one.")
         self.observe(observation, infos, self.t_started)
-        self._start_time = time.perf_counter()
+        self._start_time = perf_counter()
 
     def add_env_step(
         self,
@@ -76,15 +86,57 @@ class GrowingEpisode(ColumnAccess):
         """Adds an action and what ``env.step()`` returned for it.
 
         Raises:
-            EpisodeError: If the episode has not begun, is over, or ``reward`` is not a number.
+            EpisodeError: If the episode has not begun or is over, ``reward`` is not a number, or something leaves its
+                space and ``check_spaces`` is on. The episode is then as it was.
         """
-        reward = number(reward, self._who)
-        self.act(action, extra_model_outputs)
-        self.credit(reward)
-        self.observe(observation, infos, int(self.storage.column(Columns.T)[-1]) + 1)
-        self.end(terminated=terminated, truncated=truncated)
-        self._last_step_time = time.perf_counter()
-        self._start_time = self._start_time or self._last_step_time
+        storage = self.storage
+        if type(reward) is not float or reward != reward:
+            reward = number(reward, self.who)
+        if (
+            type(storage) is not ListStorage
+            or storage.open_row is not None
+            or self.is_terminated
+            or self.is_truncated
+            or self._start_time is None
+        ):
+            storage = self.acting_storage()
+            self._start_time = self._start_time or perf_counter()
+        if self.check_spaces:
+            self._check(action, ACTIONS)
+            self._check(observation, OBS)
+        if extra_model_outputs is None:
+            if storage.extras:
+                storage.expect({}, self)
+        elif tuple(extra_model_outputs) != storage.extras:
+            storage.expect(extra_model_outputs, self)
+        storage.append(observation, action, reward, infos, extra_model_outputs)
+        if terminated or truncated:
+            self.is_terminated, self.is_truncated = bool(terminated), bool(truncated)
+        self._last_step_time = perf_counter()
+
+    def acting_storage(self) -> ListStorage:
+        """The storage, if the agent may act now.
+
+        Raises:
+            EpisodeError: If not.
+        """
+        storage = self.storage
+        if type(storage) is not ListStorage:
+            storage = self._lists()
+        if self.is_terminated or self.is_truncated:
+            self._check_going_on("acts")
+        if storage.open_row is not None:
+            raise EpisodeError(
+                f"{self.who}: it acts twice without an observation in between. Add the observation it acted upon."
+            )
+        if not storage.columns[T]:
+            raise EpisodeError(f"{self.who}: it acts, but has observed nothing. Call add_env_reset() first.")
+        return storage
+
+    def _check(self, item: Any, name: str) -> None:
+        space = self._space(name)
+        if space is not None:
+            check_item(space, item, name, f"{self.who}, t={self.t}")
 
     def _lists(self) -> ListStorage:
         """The storage as one that grows: a copy if it cannot."""
@@ -98,18 +150,17 @@ class GrowingEpisode(ColumnAccess):
         A second observation before the agent acts replaces the first.
         """
         self._check_going_on("observes")
+        if self.check_spaces:
+            self._check(observation, OBS)
         self._lists().observe(observation, infos, t)
 
     def act(self, action: Any, extra_model_outputs: Mapping[str, Any] | None = None) -> None:
         """The agent does something about its newest observation, and waits for the next."""
-        self._check_going_on("acts")
-        if not self.is_reset:
-            raise EpisodeError(f"{self._who}: it acts, but has observed nothing. Call add_env_reset() first.")
-        if self.storage.pending() is not None:
-            raise EpisodeError(
-                f"{self._who}: it acts twice without an observation in between. Add the observation it acted upon."
-            )
-        self._lists().act(action, extra_model_outputs, self._who)
+        storage = self.acting_storage()
+        if self.check_spaces:
+            self._check(action, ACTIONS)
+        storage.expect(extra_model_outputs or {}, self)
+        storage.act(action, extra_model_outputs or {})
 
     def credit(self, reward: float) -> None:
         """Adds a reward to the step of the agent's last action, also after the episode's end.
@@ -117,13 +168,13 @@ class GrowingEpisode(ColumnAccess):
         What no step of this chunk has earned is added to ``uncredited_reward`` (and shown in the lookback, if the last
         action is there).
         """
-        reward = number(reward, self._who)
+        reward = number(reward, self.who)
         storage = self._lists()
         if storage.open_row is not None:
-            storage.open_row[Columns.REWARDS] = float(storage.open_row[Columns.REWARDS]) + reward
+            storage.open_row[REWARDS] = float(storage.open_row[REWARDS]) + reward
             return
-        if storage.columns[Columns.REWARDS]:
-            storage.columns[Columns.REWARDS][-1] += reward
+        if storage.columns[REWARDS]:
+            storage.columns[REWARDS][-1] += reward
         if not len(storage):
             self.uncredited_reward += reward
 
@@ -135,17 +186,17 @@ class GrowingEpisode(ColumnAccess):
             truncated: The episode was stopped.
             t: The env step of the end. Without it, an observation is missing only if an action waits.
         """
-        waits, observed = self.storage.pending() is not None, self.storage.column(Columns.T)
+        waits, observed = self.storage.pending() is not None, self.storage.column(T)
         if (terminated or truncated) and len(observed) and (waits or (t is not None and observed[-1] < t)):
             columns, newest = self._lists().columns, int(observed[-1])
             final = max(newest + waits, newest if t is None else t)
-            self.observe(columns[Columns.OBS][-1], columns[Columns.INFOS][-1], final)
+            self._lists().observe(columns[OBS][-1], columns[INFOS][-1], final)
         self.is_terminated, self.is_truncated = bool(terminated), bool(truncated)
 
     def _check_going_on(self, what: str) -> None:
         if self.is_done:
             how = "terminated" if self.is_terminated else "truncated"
-            raise EpisodeError(f"{self._who}: it {what} after it was {how}. Start a new episode after the end.")
+            raise EpisodeError(f"{self.who}: it {what} after it was {how}. Start a new episode after the end.")
 
 
 def number(reward: Any, who: str) -> float:
@@ -163,3 +214,18 @@ def number(reward: Any, who: str) -> float:
     if value != value:
         raise EpisodeError(f"{who}: a reward must be one number, but {reward!r} came. Look at what env.step() returns.")
     return value
+
+
+def check_item(space: Space, item: Any, name: str, who: str) -> None:
+    """Checks that an observation or an action is in its space.
+
+    Raises:
+        EpisodeError: If not.
+    """
+    why = spaces.misfit(space, item)
+    if why:
+        what = "observation" if name == OBS else "action"
+        raise EpisodeError(
+            f"{who}: the {what} leaves its space, {spaces.describe(space)}: {why}. Correct the {what} or the space, or "
+            f"turn check_spaces off."
+        )

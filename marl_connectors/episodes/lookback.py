@@ -3,9 +3,9 @@
 An episode's column holds ``lookback`` items from before the episode's first step, then ``length`` of its own:
 
 >>> column = [4, 5, 6, 7, 8, 9]  # 4, 5 and 6 are lookback, 7 is the item of t=0
->>> gather(column, resolve(slice(-2, 1), length=3, lookback=3, neg_index_as_lookback=True))
+>>> gather(column, resolve(slice(-2, 1), 3, 3, neg_index_as_lookback=True))
 [5, 6, 7]
->>> gather(column, resolve([-7, -1], length=3, lookback=3, fill=True), fill=0)
+>>> gather(column, resolve([-7, -1], 3, 3, fill=True), fill=0)
 [0, 9]
 
 :func:`resolve` turns what a user writes into *positions*, counted from the oldest kept item; :func:`gather` picks them.
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from gymnasium import spaces
@@ -27,18 +27,31 @@ from marl_connectors.typing import Tree
 OUTSIDE: Final = -1
 """The position of an item that is neither in the lookback nor in the episode."""
 
+
+class Padded(NamedTuple):
+    """A run of items that reaches beyond the data.
+
+    Attributes:
+        before: How many are missing on the left.
+        inside: The positions that there are.
+        after: How many are missing on the right.
+    """
+
+    before: int
+    inside: slice
+    after: int
+
+
 Indices: TypeAlias = int | Sequence[int] | slice | None
-Positions: TypeAlias = int | list[int] | slice
+Positions: TypeAlias = int | list[int] | slice | Padded
 
 
 def resolve(
     indices: Indices,
-    *,
     length: int,
     lookback: int,
     neg_index_as_lookback: bool = False,
     fill: bool = False,
-    who: str = "episode",
 ) -> Positions:
     """What a user's indices mean, as positions counted from the oldest kept item.
 
@@ -47,11 +60,11 @@ def resolve(
         length: Items without the lookback.
         lookback: Items before t=0.
         neg_index_as_lookback: -1 means the last item before t=0 instead of the last one of all.
-        fill: Whether positions out of range are allowed; they come back as ``OUTSIDE``.
-        who: Names the caller in messages.
+        fill: Whether positions out of range are allowed; they come back as ``OUTSIDE``, or in a ``Padded``.
 
     Returns:
-        An int for an int, a slice (to be applied as it is) for None and for slices inside the range, else a list.
+        An int for an int, a slice (to be applied as it is) for None and for slices inside the range, else a list or,
+        for a run that reaches beyond the data, a ``Padded``.
 
     Raises:
         IndexError: If an index is out of range and ``fill`` is False. Slices are clipped instead, as Python's are.
@@ -60,54 +73,69 @@ def resolve(
     total = lookback + length
     if indices is None:
         return slice(lookback, total)
-
-    def absolute(index: int) -> int:
-        return lookback + index if index >= 0 or neg_index_as_lookback else total + index
-
-    def position(index: Any) -> int:
-        try:
-            index = operator.index(index)
-        except TypeError:
-            raise TypeError(
-                f"{who}: indices must be None, an int, a list of ints or a slice, but {index!r} came."
-            ) from None
-        where = absolute(index)
-        if 0 <= where < total:
-            return where
-        if fill:
-            return OUTSIDE
-        raise IndexError(
-            f"{who}: index {index}{' (counted from t=0)' if neg_index_as_lookback else ''} is out of range for "
-            f"{length} item(s) and a lookback of {lookback}. Pass fill= to pad, or keep a longer lookback."
-        )
-
+    from_the_end = lookback if neg_index_as_lookback else total
     if isinstance(indices, slice):
-        return _resolve_slice(indices, absolute, total=total, lookback=lookback, fill=fill, who=who)
-    if isinstance(indices, (list, tuple, range, np.ndarray)) and np.ndim(indices) == 1:
-        return [position(index) for index in indices]
-    return position(indices)
+        return _resolve_slice(indices, total, lookback, from_the_end, fill)
+    if isinstance(indices, (list, tuple, range)) or (isinstance(indices, np.ndarray) and indices.ndim == 1):
+        wanted = [index if type(index) is int else _integer(index) for index in indices]
+        positions = [i + (lookback if i >= 0 else from_the_end) for i in wanted]
+        if positions and (min(positions) < 0 or max(positions) >= total):
+            if not fill:
+                index = next(i for i, where in zip(wanted, positions, strict=True) if not 0 <= where < total)
+                raise _out_of_range(index, length, lookback, neg_index_as_lookback)
+            positions = [where if 0 <= where < total else OUTSIDE for where in positions]
+        return positions
+    index = _integer(indices)
+    where = index + (lookback if index >= 0 else from_the_end)
+    if 0 <= where < total:
+        return where
+    if fill:
+        return OUTSIDE
+    raise _out_of_range(index, length, lookback, neg_index_as_lookback)
+
+
+def _integer(index: Any) -> int:
+    try:
+        return operator.index(index)
+    except TypeError:
+        raise TypeError(f"indices must be None, an int, a list of ints or a slice, but {index!r} came.") from None
+
+
+def _out_of_range(index: int, length: int, lookback: int, neg_index_as_lookback: bool) -> IndexError:
+    return IndexError(
+        f"index {index}{' (counted from t=0)' if neg_index_as_lookback else ''} is out of range for "
+        f"{length} item(s) and a lookback of {lookback}. Pass fill= to pad, or keep a longer lookback."
+    )
 
 
 def _resolve_slice(
-    indices: slice, absolute: Callable[[int], int], *, total: int, lookback: int, fill: bool, who: str
-) -> slice | list[int]:
-    step = 1 if indices.step is None else indices.step
-    if step == 0:
-        raise EpisodeError(f"{who}: a slice needs a step other than 0, but {indices} came.")
-    if step > 0:
-        start = lookback if indices.start is None else absolute(indices.start)
-        stop = total if indices.stop is None else absolute(indices.stop)
-        low, high = 0, total
+    indices: slice, total: int, lookback: int, from_the_end: int, fill: bool
+) -> slice | list[int] | Padded:
+    start, stop, step = indices.start, indices.stop, indices.step
+    if step is None:
+        step = 1
+    elif _integer(step) == 0:
+        raise EpisodeError(f"a slice needs a step other than 0, but {indices} came.")
+    if start is None:
+        start = lookback if step > 0 else total - 1
     else:
-        start = total - 1 if indices.start is None else absolute(indices.start)
-        stop = lookback - 1 if indices.stop is None else absolute(indices.stop)
-        low, high = -1, total - 1
-    if fill:
-        wanted = range(start, stop, step)
-        if wanted and not (min(wanted[0], wanted[-1]) >= 0 and max(wanted[0], wanted[-1]) < total):
-            return [where if 0 <= where < total else OUTSIDE for where in wanted]
+        start = _integer(start)
+        start += lookback if start >= 0 else from_the_end
+    if stop is None:
+        stop = total if step > 0 else lookback - 1
+    else:
+        stop = _integer(stop)
+        stop += lookback if stop >= 0 else from_the_end
+    low, high = (0, total) if step > 0 else (-1, total - 1)
+    if fill and not (low <= start <= high and low <= stop <= high):
+        if step != 1:
+            return [where if 0 <= where < total else OUTSIDE for where in range(start, stop, step)]
+        if start < stop:
+            first, last = min(max(start, 0), total), min(max(stop, 0), total)
+            before, after = max(0, min(stop, 0) - start), max(0, stop - max(start, total))
+            return Padded(before, slice(first, last), after)
     start, stop = min(max(start, low), high), min(max(stop, low), high)
-    if not range(start, stop, step):
+    if (stop - start) * step <= 0:
         return slice(0, 0)
     return slice(start, None if stop < 0 else stop, step)
 
@@ -115,7 +143,6 @@ def _resolve_slice(
 def gather(
     column: list | Tree,
     positions: Positions,
-    *,
     fill: Any = None,
     space: spaces.Space | None = None,
     one_hot_discrete: bool = False,
@@ -142,37 +169,62 @@ def gather(
     if isinstance(positions, int):
         if not one_hot_discrete and positions != OUTSIDE:
             return column[positions] if type(column) in (list, np.ndarray) else row(column, positions)
-        if isinstance(column, list):
-            return gather(
-                column, [positions], fill=fill, space=space, one_hot_discrete=one_hot_discrete, opaque=opaque
-            )[0]
-        return row(gather(column, [positions], fill=fill, space=space, one_hot_discrete=one_hot_discrete), 0)
+        picked = gather(column, [positions], fill=fill, space=space, one_hot_discrete=one_hot_discrete, opaque=opaque)
+        return picked[0] if isinstance(column, list) else row(picked, 0)
     if isinstance(column, list):
-        picked = column[positions] if isinstance(positions, slice) else positions
-        if isinstance(positions, list):
-            missing = _filler(column, fill, space, one_hot_discrete, opaque) if OUTSIDE in positions else None
-            picked = [missing if p == OUTSIDE else _shown(column[p], space, one_hot_discrete) for p in positions]
-        elif one_hot_discrete:
-            picked = [_shown(item, space, True) for item in picked]
-        return picked
+        return _gather_list(column, positions, fill, space, one_hot_discrete, opaque)
     if isinstance(positions, slice) and not one_hot_discrete:
         return column[positions] if type(column) is np.ndarray else map_tree(lambda leaf, _: leaf[positions], column)
-    if isinstance(positions, slice):
-        positions = list(range(*positions.indices(count(column))))
-    where = np.array(positions, np.int64)
-    inside = where >= 0
+    if isinstance(positions, Padded):
+        before, inside, after = positions
+    elif isinstance(positions, slice):
+        before, inside, after = 0, positions, 0
+    else:
+        before, inside, after = 0, np.array(positions, np.int64), 0
 
     def pick(leaf: np.ndarray, part: spaces.Space | None) -> np.ndarray:
-        picked, padding = leaf[where[inside]], fill
+        padding, hole = fill, None
+        if isinstance(inside, np.ndarray) and (inside < 0).any():
+            hole = inside < 0
+            picked = leaf[inside[~hole]]
+        else:
+            picked = leaf[inside]
         if one_hot_discrete and isinstance(part, (spaces.Discrete, spaces.MultiDiscrete)):
             picked, padding = one_hot(picked, part), 0.0
-        if len(picked) == len(where):
+        if hole is None and not before and not after:
             return picked
-        padded = np.full((len(where), *picked.shape[1:]), padding, _holding(picked.dtype, padding))
-        padded[inside] = picked
+        size = before + len(picked) + after if hole is None else len(hole)
+        padded = np.empty((size, *picked.shape[1:]), _holding(picked.dtype, padding))
+        padded[...] = padding
+        if hole is None:
+            padded[before : before + len(picked)] = picked
+        else:
+            padded[~hole] = picked
         return padded
 
     return map_tree(pick, column, space)
+
+
+def _gather_list(
+    column: list, positions: Positions, fill: Any, space: spaces.Space | None, one_hot_discrete: bool, opaque: bool
+) -> list:
+    if isinstance(positions, (slice, Padded)):
+        inside = positions.inside if isinstance(positions, Padded) else positions
+        picked = column[inside]
+        if one_hot_discrete:
+            picked = [_shown(item, space) for item in picked]
+        if isinstance(positions, Padded):
+            missing = _filler(column, fill, space, one_hot_discrete, opaque)
+            return [missing] * positions.before + picked + [missing] * positions.after
+        return picked
+    assert isinstance(positions, list)
+    if OUTSIDE not in positions:
+        picked = [column[p] for p in positions]
+        return [_shown(item, space) for item in picked] if one_hot_discrete else picked
+    missing = _filler(column, fill, space, one_hot_discrete, opaque)
+    if one_hot_discrete:
+        return [missing if p == OUTSIDE else _shown(column[p], space) for p in positions]
+    return [missing if p == OUTSIDE else column[p] for p in positions]
 
 
 def one_hot(values: Any, space: spaces.Discrete | spaces.MultiDiscrete) -> np.ndarray:
@@ -200,10 +252,7 @@ def _one_hot(values: np.ndarray, n: int, space: spaces.Space) -> np.ndarray:
     return (values[..., None] == np.arange(n)).astype(np.float32)
 
 
-def _shown(item: Any, space: spaces.Space | None, one_hot_discrete: bool) -> Any:
-    if not one_hot_discrete:
-        return item
-
+def _shown(item: Any, space: spaces.Space | None) -> Any:
     def show(leaf: Any, part: spaces.Space | None) -> Any:
         return one_hot(leaf, part) if isinstance(part, (spaces.Discrete, spaces.MultiDiscrete)) else leaf
 
@@ -214,6 +263,15 @@ def _filler(column: list, fill: Any, space: spaces.Space | None, one_hot_discret
     """One filled item that looks like those of a list."""
     if opaque:
         return fill
+    if not column:
+        return fill if space is None else _filler([_zeros(space)], fill, space, one_hot_discrete, opaque)
+    newest = column[-1]
+    if space is None and type(newest) in (int, float):
+        return fill
+    if space is None and type(newest) is np.ndarray:
+        filled = np.empty(newest.shape, _holding(newest.dtype, fill))
+        filled[...] = fill
+        return filled
 
     def padding(leaf: Any, part: spaces.Space | None) -> Any:
         if one_hot_discrete and isinstance(part, spaces.Discrete):
@@ -222,14 +280,18 @@ def _filler(column: list, fill: Any, space: spaces.Space | None, one_hot_discret
             return np.zeros(int(part.nvec.sum()), np.float32)
         shape = np.shape(leaf)
         if part is not None and part.dtype is not None and part.shape == shape:
-            return np.full(shape, fill, _holding(part.dtype, fill))[()]
-        if isinstance(leaf, (np.ndarray, np.generic)):
-            return np.full(shape, fill, _holding(leaf.dtype, fill))[()]
-        return fill if shape == () else np.full(shape, fill)
+            dtype = _holding(part.dtype, fill)
+        elif isinstance(leaf, (np.ndarray, np.generic)):
+            dtype = _holding(leaf.dtype, fill)
+        elif shape == ():
+            return fill
+        else:
+            dtype = None
+        filled = np.empty(shape, np.asarray(fill).dtype if dtype is None else dtype)
+        filled[...] = fill
+        return filled[()]
 
-    if column:
-        return map_tree(padding, column[-1], space)
-    return fill if space is None else map_tree(padding, _zeros(space), space)
+    return map_tree(padding, newest, space)
 
 
 def _zeros(space: spaces.Space) -> Any:

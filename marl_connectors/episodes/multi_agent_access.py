@@ -2,39 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from marl_connectors.columns import Columns
-from marl_connectors.episodes.lookback import OUTSIDE, Indices, count, gather, resolve
+from marl_connectors.episodes.column_access import PLAIN
+from marl_connectors.episodes.env_time import NEVER, AgentColumn, EnvSteps, is_empty
+from marl_connectors.episodes.lookback import OUTSIDE, Indices, Padded, count, gather, resolve, row
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
-from marl_connectors.episodes.storage import STEP, WITH_LAST, batch, head, joined
+from marl_connectors.episodes.storage import STEP, UNSURE, WITH_LAST
 from marl_connectors.errors import EpisodeError, did_you_mean
-from marl_connectors.typing import AgentID, EpisodeID, ModuleID, Tree
-
-_NEVER = -(2**62)
-
-
-def known_items(lives: Iterable[SingleAgentEpisode], name: str) -> tuple[list | Tree, list[int]] | None:
-    """All items of a column of one agent's episodes, and the env steps of the observations that they belong to.
-
-    An action that waits counts: it is known, and so is its reward so far. None if there is no such column.
-    """
-    columns: list[Any] = []
-    times: list[int] = []
-    for episode in lives:
-        storage = episode.storage
-        if name not in STEP and name not in storage.extra_keys():
-            continue
-        column, observed = storage.column(name), storage.column(Columns.T)
-        rows = storage.lookback + len(storage)
-        times.extend(int(t) for t in (observed if name in WITH_LAST else observed[:rows]))
-        columns.append(column)
-        pending = storage.pending()
-        if pending is not None and name in pending:
-            columns.append([pending[name]] if isinstance(column, list) else batch([pending[name]], like=head(column)))
-            times.append(int(observed[rows]))
-    return (joined([c for c in columns if count(c)] or columns[:1]), times) if columns else None
+from marl_connectors.typing import AgentID, EpisodeID, ModuleID
 
 
 class MultiAgentAccess:
@@ -56,6 +34,13 @@ class MultiAgentAccess:
         """The episodes of all lives of all agents, former lives first."""
         return [*self.past_agent_episodes, *self.agent_episodes.values()]
 
+    def past_lives(self) -> dict[AgentID, list[SingleAgentEpisode]]:
+        """Agent to the episodes of its former lives, oldest first."""
+        past: dict[AgentID, list[SingleAgentEpisode]] = {}
+        for episode in self.past_agent_episodes:
+            past.setdefault(episode.agent_id, []).append(episode)
+        return past
+
     @property
     def env_lookback(self) -> int:
         """Env steps from before this chunk of which any agent still keeps an observation."""
@@ -66,29 +51,29 @@ class MultiAgentAccess:
                 first = min(first, int(observed[0]))
         return self.env_t_started - first
 
-    def _lives(self, agent_id: AgentID) -> list[SingleAgentEpisode]:
-        past = [episode for episode in self.past_agent_episodes if episode.agent_id == agent_id]
-        return [*past, self.agent_episodes[agent_id]]
-
-    def _wanted(self, agent_ids: Collection[AgentID] | AgentID | None) -> list[AgentID]:
+    def _wanted(self, agent_ids: Collection[AgentID] | AgentID | None) -> dict[AgentID, SingleAgentEpisode]:
         """The asked-for agents that have data here; one that ended in an earlier chunk has none."""
         if agent_ids is None:
-            return list(self.agent_episodes)
+            return self.agent_episodes
+        known = self.agent_episodes
+        if type(agent_ids) is str and agent_ids in known:
+            return {agent_ids: known[agent_ids]}
         if isinstance(agent_ids, (list, set, frozenset, tuple, dict)) and not (
-            isinstance(agent_ids, (tuple, frozenset)) and agent_ids in self.agent_episodes
+            isinstance(agent_ids, (tuple, frozenset)) and agent_ids in known
         ):
-            asked = list(agent_ids)
+            asked = set(agent_ids)
         else:
-            asked = [agent_ids]
+            asked = {agent_ids}
         for agent_id in asked:
-            if agent_id not in self.agent_episodes and agent_id not in self._module_of:
-                raise KeyError(
-                    f"{self._who}: there is no agent {agent_id!r}. {did_you_mean(agent_id, self._module_of)}"
-                )
-        return [agent_id for agent_id in self.agent_episodes if agent_id in asked]
+            if agent_id not in known and agent_id not in self._module_of:
+                raise KeyError(f"{self.who}: there is no agent {agent_id!r}. {did_you_mean(agent_id, self._module_of)}")
+        if len(asked) == 1:
+            (agent_id,) = asked
+            return {agent_id: known[agent_id]} if agent_id in known else {}
+        return {agent_id: episode for agent_id, episode in known.items() if agent_id in asked}
 
     @property
-    def _who(self) -> str:
+    def who(self) -> str:
         return f"MultiAgentEpisode {self.id_!r}"
 
     def _get(
@@ -96,70 +81,96 @@ class MultiAgentAccess:
         name: str,
         indices: Indices,
         agent_ids: Collection[AgentID] | AgentID | None,
-        *,
         env_steps: bool,
         neg_index_as_lookback: bool,
         fill: Any,
-        one_hot_discrete: bool = False,
-        return_list: bool = False,
+        one_hot_discrete: bool,
+        return_list: bool,
     ) -> Any:
-        if return_list and not env_steps:
-            raise EpisodeError(f"{self._who}: return_list=True gives one dict an env step. Leave env_steps=False out.")
-        times, single = [], False
-        if env_steps:
-            times, single = self._times(name, indices, neg_index_as_lookback, fill is not None)
-        by_agent: dict[AgentID, Any] = {}
-        by_time: list[dict[AgentID, Any]] = [{} for _ in times] if return_list else []
-        for agent_id in self._wanted(agent_ids):
-            episode = self.agent_episodes[agent_id]
-            found = known_items(self._lives(agent_id) if env_steps else [episode], name)
-            if found is None:
-                continue
-            (column, observed), space = found, episode._space(name)
-
-            def pick(rows: Any, column: Any = column, space: Any = space) -> Any:
-                opaque = name == Columns.INFOS
-                return gather(column, rows, fill=fill, space=space, one_hot_discrete=one_hot_discrete, opaque=opaque)
-
-            if not env_steps:
-                lookback = episode.storage.lookback
-                rows = resolve(
-                    indices,
-                    length=count(column) - lookback,
-                    lookback=lookback,
-                    neg_index_as_lookback=neg_index_as_lookback,
-                    fill=fill is not None,
-                    who=f"{episode._who}, {name}",
-                )
-                picked = pick(rows)
-                if isinstance(rows, int) or count(picked):
-                    by_agent[agent_id] = picked
-                continue
-            row_at = {t: row for row, t in enumerate(observed)}
-            rows = [row_at.get(t, OUTSIDE) for t in times]
-            kept = [i for i, row in enumerate(rows) if row != OUTSIDE or fill is not None]
-            if not kept:
-                continue
-            by_agent[agent_id] = pick(rows[0] if single and not return_list else [rows[i] for i in kept])
+        wanted = self._wanted(agent_ids)
+        if not env_steps:
             if return_list:
-                for position, i in enumerate(kept):
-                    by_time[i][agent_id] = gather(by_agent[agent_id], position)
+                raise EpisodeError(
+                    f"{self.who}: return_list=True gives one dict an env step. Leave env_steps=False out."
+                )
+            return self._by_agent_steps(name, indices, wanted, neg_index_as_lookback, fill, one_hot_discrete)
+        times = self._times(name, indices, neg_index_as_lookback, fill is not None)
+        steps = [times] if isinstance(times, int) and return_list else times
+        by_agent: dict[AgentID, Any] = {}
+        by_time: list[dict[AgentID, Any]] = [{} for _ in steps] if return_list else []  # type: ignore[union-attr]
+        past = self.past_lives() if self.past_agent_episodes else {}
+        quick = type(times) is int and not past and not return_list and not one_hot_discrete and fill is None
+        for agent_id, episode in wanted.items():
+            if quick:
+                item = episode.storage.item_at(name, times)  # type: ignore[arg-type]
+                if item is not UNSURE:
+                    by_agent[agent_id] = item
+                    continue
+            column = AgentColumn.of((*past[agent_id], episode) if agent_id in past else (episode,), name)
+            if column is None:
+                continue
+            rows, places = column.rows_at(steps, fill=fill is not None)
+            if is_empty(rows) and not (fill is not None and type(rows) is int):
+                continue
+            items = column.items
+            if type(items) in PLAIN and type(rows) in (int, slice) and rows != OUTSIDE and not one_hot_discrete:
+                picked = items[rows]  # type: ignore[index]
+            else:
+                opaque = name == Columns.INFOS
+                picked = gather(items, rows, fill, episode._space(name), one_hot_discrete, opaque)
+            if not return_list:
+                by_agent[agent_id] = picked
+            elif type(picked) in PLAIN:
+                for place, item in zip(places, picked, strict=True):
+                    by_time[place][agent_id] = item
+            else:
+                for position, place in enumerate(places):
+                    by_time[place][agent_id] = row(picked, position)
         return by_time if return_list else by_agent
 
-    def _times(self, name: str, indices: Indices, neg_index_as_lookback: bool, fill: bool) -> tuple[list[int], bool]:
-        """The env steps that indices mean (``_NEVER`` for those out of range), and whether it is a single one."""
-        lookback, length = self.env_lookback, len(self) + (name in WITH_LAST)
-        at = resolve(
-            indices,
-            length=length,
-            lookback=lookback,
-            neg_index_as_lookback=neg_index_as_lookback,
-            fill=fill,
-            who=f"{self._who}, {name}",
-        )
-        positions = [at] if isinstance(at, int) else range(length + lookback)[at] if isinstance(at, slice) else at
-        first = self.env_t_started - lookback
-        return [_NEVER if position == OUTSIDE else first + position for position in positions], isinstance(at, int)
+    def _by_agent_steps(
+        self,
+        name: str,
+        indices: Indices,
+        wanted: Mapping[AgentID, SingleAgentEpisode],
+        neg_index_as_lookback: bool,
+        fill: Any,
+        one_hot_discrete: bool,
+    ) -> dict[AgentID, Any]:
+        """At the agents' own steps, of their newest lives."""
+        by_agent: dict[AgentID, Any] = {}
+        for agent_id, episode in wanted.items():
+            if name not in STEP and name not in episode.storage.extra_keys():
+                continue
+            picked = episode._get(name, indices, neg_index_as_lookback, fill, one_hot_discrete, with_pending=True)
+            if type(indices) is int or count(picked):
+                by_agent[agent_id] = picked
+        return by_agent
+
+    def _times(self, name: str, indices: Indices, neg_index_as_lookback: bool, fill: bool) -> EnvSteps:
+        """The env steps that indices mean; ``NEVER`` for those out of range."""
+        start = self.env_t_started
+        length = self.env_t - start + (name in WITH_LAST)
+        if indices is None:
+            return range(start, start + length)
+        if type(indices) is int:
+            if 0 <= indices < length:
+                return start + indices
+            if -length <= indices < 0 and not neg_index_as_lookback:
+                return start + length + indices
+        lookback = self.env_lookback
+        try:
+            at = resolve(indices, length, lookback, neg_index_as_lookback, fill)
+        except (IndexError, TypeError, EpisodeError) as error:
+            raise type(error)(f"{self.who}, {name}: {error}") from None
+        first = start - lookback
+        if isinstance(at, slice):
+            return range(first, first + lookback + length)[at]
+        if isinstance(at, Padded):
+            return range(first + at.inside.start - at.before, first + at.inside.stop + at.after)
+        if isinstance(at, int):
+            return NEVER if at == OUTSIDE else first + at
+        return [NEVER if position == OUTSIDE else first + position for position in at]
 
     def get_observations(
         self,
@@ -187,16 +198,8 @@ class MultiAgentAccess:
             IndexError: If an index is out of range and there is no ``fill``.
             KeyError: If there is no such agent.
         """
-        return self._get(
-            Columns.OBS,
-            indices,
-            agent_ids,
-            env_steps=env_steps,
-            neg_index_as_lookback=neg_index_as_lookback,
-            fill=fill,
-            one_hot_discrete=one_hot_discrete,
-            return_list=return_list,
-        )
+        options = (env_steps, neg_index_as_lookback, fill, one_hot_discrete, return_list)
+        return self._get(Columns.OBS, indices, agent_ids, *options)
 
     def get_infos(
         self,
@@ -209,15 +212,8 @@ class MultiAgentAccess:
         return_list: bool = False,
     ) -> Any:
         """Info dicts by agent; see ``get_observations``. ``fill`` is used as it is."""
-        return self._get(
-            Columns.INFOS,
-            indices,
-            agent_ids,
-            env_steps=env_steps,
-            neg_index_as_lookback=neg_index_as_lookback,
-            fill=fill,
-            return_list=return_list,
-        )
+        options = (env_steps, neg_index_as_lookback, fill, False, return_list)
+        return self._get(Columns.INFOS, indices, agent_ids, *options)
 
     def get_actions(
         self,
@@ -234,16 +230,8 @@ class MultiAgentAccess:
 
         Index -1 is the last env step taken. An action that waits for an answer counts.
         """
-        return self._get(
-            Columns.ACTIONS,
-            indices,
-            agent_ids,
-            env_steps=env_steps,
-            neg_index_as_lookback=neg_index_as_lookback,
-            fill=fill,
-            one_hot_discrete=one_hot_discrete,
-            return_list=return_list,
-        )
+        options = (env_steps, neg_index_as_lookback, fill, one_hot_discrete, return_list)
+        return self._get(Columns.ACTIONS, indices, agent_ids, *options)
 
     def get_rewards(
         self,
@@ -256,15 +244,8 @@ class MultiAgentAccess:
         return_list: bool = False,
     ) -> Any:
         """Everything that was paid for an action, by agent, at the same index as the action; see ``get_actions``."""
-        return self._get(
-            Columns.REWARDS,
-            indices,
-            agent_ids,
-            env_steps=env_steps,
-            neg_index_as_lookback=neg_index_as_lookback,
-            fill=fill,
-            return_list=return_list,
-        )
+        options = (env_steps, neg_index_as_lookback, fill, False, return_list)
+        return self._get(Columns.REWARDS, indices, agent_ids, *options)
 
     def get_extra_model_outputs(
         self,
@@ -280,24 +261,15 @@ class MultiAgentAccess:
         """Extra model outputs by agent, at the same index as the action; with ``key=None`` a dict of all of them."""
         known = list(dict.fromkeys(k for e in self.all_agent_episodes() for k in e.storage.extra_keys()))
         if key is not None and key not in known:
-            raise KeyError(f"{self._who}: there is no extra model output {key!r}. {did_you_mean(key, known)}")
-        found = {
-            k: self._get(
-                k,
-                indices,
-                agent_ids,
-                env_steps=env_steps,
-                neg_index_as_lookback=neg_index_as_lookback,
-                fill=fill,
-                return_list=return_list,
-            )
-            for k in (known if key is None else [key])
-        }
+            raise KeyError(f"{self.who}: there is no extra model output {key!r}. {did_you_mean(key, known)}")
+        options = (env_steps, neg_index_as_lookback, fill, False, return_list)
+        found = {k: self._get(k, indices, agent_ids, *options) for k in (known if key is None else [key])}
         if key is not None:
             return found[key]
         if return_list:
-            times, _ = self._times(Columns.ACTIONS, indices, neg_index_as_lookback, fill is not None)
-            return [_by_agent({k: dicts[i] for k, dicts in found.items()}) for i in range(len(times))]
+            times = self._times(Columns.ACTIONS, indices, neg_index_as_lookback, fill is not None)
+            steps = 1 if isinstance(times, int) else len(times)
+            return [_by_agent({k: dicts[i] for k, dicts in found.items()}) for i in range(steps)]
         return _by_agent(found)
 
     # Setters.
@@ -305,7 +277,7 @@ class MultiAgentAccess:
     def _episode(self, agent_id: AgentID) -> SingleAgentEpisode:
         if agent_id not in self.agent_episodes:
             known = did_you_mean(agent_id, self.agent_episodes)
-            raise KeyError(f"{self._who}: agent {agent_id!r} has no data here. {known}")
+            raise KeyError(f"{self.who}: agent {agent_id!r} has no data here. {known}")
         return self.agent_episodes[agent_id]
 
     def set_observations(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -13,15 +12,17 @@ from gymnasium import Space
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
 from marl_connectors.episodes.growth import number
-from marl_connectors.episodes.multi_agent_growth import ALL, AgentToModule, GrowingMultiAgentEpisode, PerAgent
+from marl_connectors.episodes.list_storage import ListStorage
+from marl_connectors.episodes.multi_agent_chunks import ChunkedMultiAgentEpisode
+from marl_connectors.episodes.multi_agent_growth import ALL, AgentToModule, PerAgent
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.episodes.state import decode, encode
-from marl_connectors.episodes.storage import ArrayStorage, ListStorage, unbatch
+from marl_connectors.episodes.table import table
 from marl_connectors.errors import EpisodeError
 from marl_connectors.typing import AgentID, EpisodeID, ModuleID
 
 
-class MultiAgentEpisode(GrowingMultiAgentEpisode):
+class MultiAgentEpisode(ChunkedMultiAgentEpisode):
     """One ``SingleAgentEpisode`` for each agent, and the env steps at which each agent observed.
 
     Agents may join, pause, end and come back at any step, and need not be announced. One that comes back after its end
@@ -66,13 +67,15 @@ class MultiAgentEpisode(GrowingMultiAgentEpisode):
         agent_episode_ids: Mapping[AgentID, EpisodeID] | None = None,
         agent_module_ids: Mapping[AgentID, ModuleID] | None = None,
         agent_to_module_mapping_fn: AgentToModule | None = None,
+        check_spaces: bool = False,
     ):
         """An empty episode, or one from given data: lists with one dict (agent to item) for each env step.
 
         Args:
             id_: Made up if None. Chunks of one episode share it.
             observations: What was observed at each env step.
-            observation_space: Agent to space (a Dict space or a dict), or one space for all agents.
+            observation_space: Agent to space (a Dict space or a dict), or one space for all agents. A Dict space none
+                of whose keys is an agent is one for all.
             infos: As many as observations.
             actions: What was done about them: one less than observations, or as many if the last ones wait.
             action_space: See ``observation_space``.
@@ -87,6 +90,7 @@ class MultiAgentEpisode(GrowingMultiAgentEpisode):
             agent_module_ids: Agent to module, for agents that are not to be mapped by the function.
             agent_to_module_mapping_fn: Called once with each agent id and this episode; all agents have
                 ``DEFAULT_MODULE_ID`` if None.
+            check_spaces: Whether what is added must be in the agents' spaces.
 
         Raises:
             EpisodeError: If the data have unequal lengths, or an agent acts without having observed.
@@ -100,6 +104,7 @@ class MultiAgentEpisode(GrowingMultiAgentEpisode):
             dict(agent_module_ids or {}),
         )
         self.observation_space, self.action_space = observation_space, action_space
+        self.check_spaces = check_spaces
         if observations:
             self._replay(
                 observations,
@@ -112,7 +117,7 @@ class MultiAgentEpisode(GrowingMultiAgentEpisode):
                 agent_episode_ids or {},
             )
         elif actions or rewards or infos or extra_model_outputs:
-            raise EpisodeError(f"{self._who}: there are actions, rewards, infos or outputs, but no observations.")
+            raise EpisodeError(f"{self.who}: there are actions, rewards, infos or outputs, but no observations.")
         self._end(
             terminateds if isinstance(terminateds, Mapping) else {ALL: terminateds},
             truncateds if isinstance(truncateds, Mapping) else {ALL: truncateds},
@@ -145,31 +150,6 @@ class MultiAgentEpisode(GrowingMultiAgentEpisode):
         episode._init(id_, agent_episodes, env_t_started, env_t, agent_to_module_mapping_fn, known)
         return episode
 
-    def _init(
-        self,
-        id_: EpisodeID,
-        agent_episodes: dict[AgentID, SingleAgentEpisode],
-        env_t_started: int,
-        env_t: int,
-        agent_to_module_mapping_fn: AgentToModule | None,
-        module_of: dict[AgentID, ModuleID],
-    ) -> None:
-        self.id_ = id_
-        self.agent_episodes = agent_episodes
-        self.past_agent_episodes: list[SingleAgentEpisode] = []
-        self.env_t_started = env_t_started
-        self.env_t = env_t
-        self.agent_to_module_mapping_fn = agent_to_module_mapping_fn
-        self._module_of = module_of
-        self.observation_space: Any = None
-        self.action_space: Any = None
-        self.is_terminated = self.is_truncated = False
-        self._ended_before: dict[AgentID, bool] = {}  # in earlier chunks: whether by truncation
-        self._unclaimed: dict[AgentID, float] = {}
-        self._custom_data: dict[str, Any] | None = None
-        self._start_time: float | None = None
-        self._last_step_time: float | None = None
-
     def _replay(
         self,
         observations: Sequence[PerAgent],
@@ -192,7 +172,7 @@ class MultiAgentEpisode(GrowingMultiAgentEpisode):
         if wrong or acted not in (seen - 1, seen):
             came = ", ".join([f"{acted} actions", *wrong])
             raise EpisodeError(
-                f"{self._who}: {seen} observations need {seen - 1} actions (or {seen}, if the last ones wait), as many "
+                f"{self.who}: {seen} observations need {seen - 1} actions (or {seen}, if the last ones wait), as many "
                 f"rewards and extra_model_outputs, and {seen} infos, but there are {came}."
             )
         lookback = seen - 1 if len_lookback_buffer == "auto" else min(len_lookback_buffer, seen - 1)
@@ -203,10 +183,12 @@ class MultiAgentEpisode(GrowingMultiAgentEpisode):
                     self._join(agent_id, agent_episode_ids.get(agent_id))
                 episode = self.agent_episodes[agent_id]
                 episode.observe(observation, infos[i].get(agent_id) if infos else None, self.env_t)
-            for agent_id, action in actions[i].items() if actions and i < acted else ():
-                self._acting(agent_id).act(action, outputs[i].get(agent_id) if outputs else None)
+            if actions and i < acted:
+                extras = outputs[i] if outputs else {}
+                for agent_id, episode in self._acting(actions[i], extras).items():
+                    episode.act(actions[i][agent_id], extras.get(agent_id))
             for agent_id, reward in rewards[i].items() if rewards and i < acted else ():
-                self._credit(agent_id, number(reward, self._who))
+                self._credit(agent_id, number(reward, self.who))
         for agent_id, episode in self.agent_episodes.items():
             storage = episode.storage
             assert isinstance(storage, ListStorage)
@@ -221,7 +203,7 @@ class MultiAgentEpisode(GrowingMultiAgentEpisode):
 
     def __getitem__(self, item: slice) -> MultiAgentEpisode:
         if not isinstance(item, slice):
-            raise TypeError(f"{self._who}: episode[a:b] takes a slice, but {item!r} came. For items, use get_...().")
+            raise TypeError(f"{self.who}: episode[a:b] takes a slice, but {item!r} came. For items, use get_...().")
         return self.slice(item)
 
     def validate(self) -> None:
@@ -240,136 +222,8 @@ class MultiAgentEpisode(GrowingMultiAgentEpisode):
         return self
 
     def print(self) -> None:
-        """Prints who did what when: one row an agent, one column an env step."""
-        first, names = self.env_t_started - self.env_lookback, [str(agent_id) for agent_id in self.agent_episodes]
-        width = max([len("env step"), *map(len, names)])
-        steps = range(first, self.env_t + 1)
-        lines = [f"{'env step':<{width}} " + " ".join(f"{t:>3}" for t in steps)]
-        for agent_id in self.agent_episodes:
-            marks: dict[int, str] = {}
-            for episode in self._lives(agent_id):
-                observed = [int(t) for t in episode.storage.column(Columns.T)]
-                marks.update(dict.fromkeys(observed, "x"))
-                if observed and episode.storage.pending() is None:
-                    marks[observed[-1]] = "T" if episode.is_terminated else "/" if episode.is_truncated else "o"
-            lines.append(f"{agent_id!s:<{width}} " + " ".join(f"{marks.get(t, '.'):>3}" for t in steps))
-        lines.append("x observed and acted, o observed, T terminated, / truncated, . nothing")
-        print("\n".join(lines))
-
-    # Chunks.
-
-    def cut(self, len_lookback_buffer: int = 0) -> MultiAgentEpisode:
-        """A successor chunk of length 0 that goes on where this one stops.
-
-        It has the same id, mapping and custom data (copied) and the agents that have not ended, each with its newest
-        observation, the action that waits, and up to ``len_lookback_buffer`` of its own steps of lookback.
-
-        Raises:
-            EpisodeError: If the episode is over.
-        """
-        if self.is_done:
-            raise EpisodeError(f"{self._who}: cut() makes a successor, but the episode is over. Start a new one.")
-        going_on = {a: e.cut(len_lookback_buffer) for a, e in self.agent_episodes.items() if not e.is_done}
-        successor = self._with(going_on, self.env_t, self.env_t)
-        successor._ended_before = self._ended_before | {
-            a: e.is_truncated for a, e in self.agent_episodes.items() if e.is_done
-        }
-        return successor
-
-    def _with(self, agent_episodes: dict[AgentID, Any], env_t_started: int, env_t: int) -> MultiAgentEpisode:
-        """An episode of the same identity with other steps."""
-        other = MultiAgentEpisode.__new__(MultiAgentEpisode)
-        module_of, mapping = dict(self._module_of), self.agent_to_module_mapping_fn
-        other._init(self.id_, agent_episodes, env_t_started, env_t, mapping, module_of)
-        other.observation_space, other.action_space = self.observation_space, self.action_space
-        other._ended_before = dict(self._ended_before)
-        if self._custom_data:
-            other._custom_data = copy.deepcopy(self._custom_data)
-        return other
-
-    def slice(self, slice_: slice, *, len_lookback_buffer: int | None = None) -> MultiAgentEpisode:
-        """A copy of the env steps ``[start, stop)``: the agents' steps that were completed there.
-
-        A step that an agent began before ``stop`` and completed later is the action that waits in this slice, and is a
-        step of the slice that begins at ``stop``; so consecutive slices concatenate to the whole.
-
-        Args:
-            slice_: Env steps of this chunk, without a step size.
-            len_lookback_buffer: How many of its own steps of lookback each agent keeps, as far as there are any; None
-                for as many as here.
-
-        Raises:
-            EpisodeError: If the slice has a step size.
-        """
-        if slice_.step not in (None, 1):
-            raise EpisodeError(f"{self._who}: a slice with step {slice_.step} would lose rewards. Leave the step out.")
-        start, stop, _ = slice_.indices(len(self))
-        begin, end = self.env_t_started + start, self.env_t_started + max(start, stop)
-        part = self._with({}, begin, end)
-        for episode in self.all_agent_episodes():
-            piece = self._between(episode, begin, end, len_lookback_buffer)
-            if piece is not None:
-                part.attach(episode.agent_id, piece)
-        if begin == self.env_t_started and (end > begin or not len(self)):
-            part._unclaimed = dict(self._unclaimed)
-        if end == self.env_t:
-            part.is_terminated, part.is_truncated = self.is_terminated, self.is_truncated
-        return part
-
-    def _between(
-        self, episode: SingleAgentEpisode, begin: int, end: int, len_lookback_buffer: int | None
-    ) -> SingleAgentEpisode | None:
-        """One agent's part of a slice of env steps, or None if it has none."""
-        storage = episode.storage
-        times = np.asarray(storage.column(Columns.T))
-        if not len(times) or times[storage.lookback] > end:
-            return None
-        gone = episode.is_done and times[-1] <= begin
-        if gone and begin > self.env_t_started:
-            return None
-        first = max(int(np.searchsorted(times, begin, "right")) - 1, storage.lookback)
-        last = max(int(np.searchsorted(times, end, "right")) - 1, first)
-        piece = episode._rows(first - storage.lookback, last - storage.lookback, len_lookback_buffer)
-        joined_here = times[storage.lookback] > begin or (
-            begin == self.env_t_started and (end > begin or not len(self))
-        )
-        piece.uncredited_reward = episode.uncredited_reward if joined_here else 0.0
-        pending = storage.pending()
-        if last < len(times) - 1:
-            names = (Columns.ACTIONS, Columns.REWARDS, *storage.extra_keys())
-            pending = {name: unbatch(storage.column(name), last, last + 1)[0] for name in names}
-        if not episode.is_done or last < len(times) - 1:
-            own = piece.storage
-            assert isinstance(own, (ListStorage, ArrayStorage))
-            own.open_row = pending if times[last] < end or end == self.env_t else None
-        return piece
-
-    def concat_episode(self, other: MultiAgentEpisode) -> None:
-        """Appends a successor chunk, as ``cut()`` or ``slice()`` made it; ``other`` stays as it is.
-
-        Raises:
-            EpisodeError: If ``other`` is not this episode's continuation.
-        """
-        if self.is_done:
-            raise EpisodeError(f"{self._who}: concat_episode() continues an episode, but this one is over.")
-        if (other.id_, other.env_t_started) != (self.id_, self.env_t):
-            raise EpisodeError(
-                f"{self._who}: concat_episode() needs the chunk of {self.id_!r} that starts at env_t={self.env_t}, but "
-                f"that of {other.id_!r} from env_t={other.env_t_started} came."
-            )
-        for agent_id, reward in other._unclaimed.items():
-            self._credit(agent_id, reward)
-        for theirs in other.all_agent_episodes():
-            mine = self.agent_episodes.get(theirs.agent_id)
-            if mine is not None and mine.id_ == theirs.id_:
-                mine.concat_episode(theirs)
-            else:
-                self.attach(theirs.agent_id, theirs[:])
-        self.env_t = other.env_t
-        self.is_terminated, self.is_truncated = other.is_terminated, other.is_truncated
-        self._module_of.update(other._module_of)
-        if other._custom_data:
-            self.custom_data.update(copy.deepcopy(other._custom_data))
+        """Prints who did what when, one row an agent, one column an env step (of the newest 40)."""
+        print(table(self))
 
     # As plain data.
 
@@ -388,6 +242,7 @@ class MultiAgentEpisode(GrowingMultiAgentEpisode):
             "agent_episodes": [episode.get_state() for episode in self.all_agent_episodes()],
             "module_of": encode(list(self._module_of.items()), "module_of"),
             "ended_before": encode(list(self._ended_before.items()), "ended_before"),
+            "truncated_before": self._truncated_before,
             "unclaimed": encode(list(self._unclaimed.items()), "unclaimed"),
             "observation_space": _spaces_to_json(self.observation_space),
             "action_space": _spaces_to_json(self.action_space),
@@ -409,6 +264,7 @@ class MultiAgentEpisode(GrowingMultiAgentEpisode):
             episode.attach(life.agent_id, life)
         episode.is_terminated, episode.is_truncated = state["is_terminated"], state["is_truncated"]
         episode._ended_before = dict(decode(state["ended_before"]))
+        episode._truncated_before = state["truncated_before"]
         episode._unclaimed = dict(decode(state["unclaimed"]))
         episode.observation_space = _spaces_from_json(state["observation_space"])
         episode.action_space = _spaces_from_json(state["action_space"])

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-import time
+import copy
 from collections.abc import Callable, Mapping
+from time import perf_counter
 from typing import Any, TypeAlias
 
+from gymnasium.spaces import Dict
+
 from marl_connectors.columns import Columns
-from marl_connectors.episodes.growth import number
+from marl_connectors.episodes.growth import check_item, number
+from marl_connectors.episodes.list_storage import ListStorage
 from marl_connectors.episodes.multi_agent_access import MultiAgentAccess
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
-from marl_connectors.episodes.storage import ListStorage
 from marl_connectors.errors import EpisodeError, did_you_mean
 from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID, EpisodeID, ModuleID
 
 AgentToModule: TypeAlias = Callable[[AgentID, Any], ModuleID]
 PerAgent: TypeAlias = Mapping[Any, Any]
 ALL = "__all__"
+REMEMBERED_AGENTS = 1_000
+"""So many of the agents that ended last are remembered by later chunks. Others leave nothing behind."""
 
 
 class GrowingMultiAgentEpisode(MultiAgentAccess):
@@ -27,9 +32,11 @@ class GrowingMultiAgentEpisode(MultiAgentAccess):
         "_ended_before",
         "_last_step_time",
         "_start_time",
+        "_truncated_before",
         "_unclaimed",
         "action_space",
         "agent_to_module_mapping_fn",
+        "check_spaces",
         "is_terminated",
         "is_truncated",
         "observation_space",
@@ -40,7 +47,9 @@ class GrowingMultiAgentEpisode(MultiAgentAccess):
     agent_to_module_mapping_fn: AgentToModule | None
     is_terminated: bool
     is_truncated: bool
+    check_spaces: bool
     _ended_before: dict[AgentID, bool]
+    _truncated_before: bool
     _unclaimed: dict[AgentID, float]
     _custom_data: dict[str, Any] | None
     _start_time: float | None
@@ -154,10 +163,10 @@ class GrowingMultiAgentEpisode(MultiAgentAccess):
             EpisodeError: If the episode has begun already.
         """
         if self.is_reset or self.is_done or len(self):
-            raise EpisodeError(f"{self._who}: add_env_reset() comes first and once, but there are data.")
+            raise EpisodeError(f"{self.who}: add_env_reset() comes first and once, but there are data.")
         for agent_id, observation in observations.items():
             self._observe(agent_id, observation, (infos or {}).get(agent_id), False)
-        self._start_time = time.perf_counter()
+        self._start_time = perf_counter()
 
     def add_env_step(
         self,
@@ -190,25 +199,85 @@ class GrowingMultiAgentEpisode(MultiAgentAccess):
             EpisodeError: If the episode is over, an agent acts that is not there, has ended or has nothing to act upon,
                 or a reward is not a number. The episode is then as it was.
         """
-        if self.is_done:
-            raise EpisodeError(f"{self._who}: add_env_step() after the end of the episode. Start a new one.")
-        terminateds, truncateds, outputs = terminateds or {}, truncateds or {}, extra_model_outputs or {}
-        acting = {agent_id: action for agent_id, action in actions.items() if action is not None}
-        earned = {agent_id: number(r, f"{self._who}, agent {agent_id!r}") for agent_id, r in rewards.items()}
-        for agent_id in outputs:
-            if agent_id not in acting:
-                raise EpisodeError(f"{self._who}: agent {agent_id!r} has extra_model_outputs, but no action.")
-        for episode, agent_id in [(self._acting(agent_id), agent_id) for agent_id in acting]:
-            episode.act(acting[agent_id], outputs.get(agent_id))
-        self.env_t += 1
+        if self.is_terminated or self.is_truncated:
+            raise EpisodeError(f"{self.who}: add_env_step() after the end of the episode. Start a new one.")
+        infos, outputs = infos or {}, extra_model_outputs or {}
+        acting = self._acting(actions, outputs)
+        earned = {
+            agent_id: reward
+            if type(reward) is float and reward == reward
+            else number(reward, f"{self.who}, agent {agent_id!r}")
+            for agent_id, reward in rewards.items()
+        }
+        if self.check_spaces:
+            self._check_spaces(observations, actions)
+        self.env_t = t = self.env_t + 1
+        stepped = set()
+        for agent_id, episode in acting.items():
+            observation, storage = observations.get(agent_id), episode.storage
+            if observation is None:
+                storage.act(actions[agent_id], outputs.get(agent_id) or {})  # type: ignore[attr-defined]
+            else:
+                stepped.add(agent_id)
+                storage.append(  # type: ignore[attr-defined]
+                    observation,
+                    actions[agent_id],
+                    earned.pop(agent_id, 0.0),
+                    infos.get(agent_id),
+                    outputs.get(agent_id),
+                    t,
+                )
         for agent_id, reward in earned.items():
             self._credit(agent_id, reward)
-        for agent_id, observation in observations.items():
-            flagged = bool(terminateds.get(agent_id) or truncateds.get(agent_id))
-            self._observe(agent_id, observation, (infos or {}).get(agent_id), flagged)
-        self._end(terminateds, truncateds, self.env_t)
-        self._last_step_time = time.perf_counter()
-        self._start_time = self._start_time or self._last_step_time
+        if len(stepped) < len(observations):
+            for agent_id, observation in observations.items():
+                if agent_id not in stepped:
+                    flagged = bool((terminateds or {}).get(agent_id) or (truncateds or {}).get(agent_id))
+                    self._observe(agent_id, observation, infos.get(agent_id), flagged)
+        if terminateds or truncateds:
+            self._end(terminateds or {}, truncateds or {}, t)
+        self._last_step_time = now = perf_counter()
+        if self._start_time is None:
+            self._start_time = now
+
+    def _acting(self, actions: PerAgent, outputs: PerAgent) -> dict[AgentID, SingleAgentEpisode]:
+        """The agents that act, and their episodes.
+
+        Raises:
+            EpisodeError: If an agent acts that is not there, has ended or has nothing to act upon.
+        """
+        acting: dict[AgentID, SingleAgentEpisode] = {}
+        for agent_id, action in actions.items():
+            if action is None:
+                continue
+            episode = self.agent_episodes.get(agent_id)
+            if episode is None:
+                known = did_you_mean(agent_id, self.agent_episodes)
+                raise EpisodeError(f"{self.who}: agent {agent_id!r} acts, but has not observed anything. {known}")
+            if episode.is_terminated or episode.is_truncated:
+                raise EpisodeError(f"{self.who}: agent {agent_id!r} acts, but has ended. Leave its action out.")
+            extras = outputs.get(agent_id)
+            storage = episode.acting_storage()
+            if extras is None:
+                if storage.extras:
+                    storage.expect({}, episode)
+            elif tuple(extras) != storage.extras:
+                storage.expect(extras, episode)
+            acting[agent_id] = episode
+        for agent_id in outputs:
+            if agent_id not in acting:
+                raise EpisodeError(f"{self.who}: agent {agent_id!r} has extra_model_outputs, but no action.")
+        return acting
+
+    def _check_spaces(self, observations: PerAgent, actions: PerAgent) -> None:
+        for items, whole, name in (
+            (observations, self.observation_space, Columns.OBS),
+            (actions, self.action_space, Columns.ACTIONS),
+        ):
+            for agent_id, item in items.items():
+                space = self._space_of(whole, agent_id)
+                if item is not None and space is not None:
+                    check_item(space, item, name, f"{self.who}, agent {agent_id!r}, env step {self.env_t}")
 
     def attach(self, agent_id: AgentID, episode: SingleAgentEpisode) -> None:
         """Begins a life of an agent.
@@ -219,39 +288,28 @@ class GrowingMultiAgentEpisode(MultiAgentAccess):
         former = self.agent_episodes.get(agent_id)
         if former is not None:
             if not former.is_done:
-                raise EpisodeError(f"{self._who}: agent {agent_id!r} begins a life, but has not ended the last.")
+                raise EpisodeError(f"{self.who}: agent {agent_id!r} begins a life, but has not ended the last.")
             self.past_agent_episodes.append(former)
         self.agent_episodes[agent_id] = episode
 
     def _join(self, agent_id: AgentID, id_: EpisodeID | None = None) -> SingleAgentEpisode:
-        def space_of(whole: Any) -> Any:
-            return whole.get(agent_id) if isinstance(whole, Mapping) else whole
-
         episode = SingleAgentEpisode.from_storage(
             ListStorage(),
             id_=f"{self.id_}/{agent_id}/{self.env_t}" if id_ is None else id_,
             agent_id=agent_id,
             module_id=self.module_for(agent_id),
             multi_agent_episode_id=self.id_,
-            observation_space=space_of(self.observation_space),
-            action_space=space_of(self.action_space),
+            observation_space=self._space_of(self.observation_space, agent_id),
+            action_space=self._space_of(self.action_space, agent_id),
         )
         self.attach(agent_id, episode)
         return episode
 
-    def _acting(self, agent_id: AgentID) -> SingleAgentEpisode:
-        episode = self.agent_episodes.get(agent_id)
-        if episode is None:
-            known = did_you_mean(agent_id, self.agent_episodes)
-            raise EpisodeError(f"{self._who}: agent {agent_id!r} acts, but has not observed anything. {known}")
-        if episode.is_done:
-            raise EpisodeError(f"{self._who}: agent {agent_id!r} acts, but has ended. Leave its action out.")
-        if episode.storage.pending() is not None:
-            raise EpisodeError(
-                f"{self._who}: agent {agent_id!r} acts twice without an observation in between. Add the observation it "
-                f"acted upon."
-            )
-        return episode
+    def _space_of(self, whole: Any, agent_id: AgentID) -> Any:
+        """One agent's space. A Dict space is one for all agents, unless an agent is among its keys."""
+        if isinstance(whole, Dict) and agent_id not in whole.spaces and not self.agent_episodes.keys() & whole.spaces:
+            return whole
+        return whole.get(agent_id) if isinstance(whole, Mapping) else whole  # type: ignore[arg-type]
 
     def _credit(self, agent_id: AgentID, reward: float) -> None:
         if agent_id in self.agent_episodes:
@@ -270,6 +328,8 @@ class GrowingMultiAgentEpisode(MultiAgentAccess):
 
     def _end(self, terminateds: PerAgent, truncateds: PerAgent, t: int | None) -> None:
         """Sets the agents' done flags, then the episode's."""
+        if not (any(terminateds.values()) or any(truncateds.values())):
+            return
         every = bool(terminateds.get(ALL)), bool(truncateds.get(ALL))
         for agent_id, episode in self.agent_episodes.items():
             terminated, truncated = bool(terminateds.get(agent_id)), bool(truncateds.get(agent_id))
@@ -279,6 +339,26 @@ class GrowingMultiAgentEpisode(MultiAgentAccess):
                 episode.end(terminated=terminated, truncated=truncated, t=t)
         episodes = self.agent_episodes.values()
         over = bool(episodes) and all(episode.is_done for episode in episodes)
-        before = any(cut for agent_id, cut in self._ended_before.items() if agent_id not in self.agent_episodes)
+        before = self._truncated_before or any(
+            cut for agent_id, cut in self._ended_before.items() if agent_id not in self.agent_episodes
+        )
         self.is_terminated = every[0] or (over and not before and all(episode.is_terminated for episode in episodes))
         self.is_truncated = every[1] or (over and (before or any(episode.is_truncated for episode in episodes)))
+
+    def remember_from(self, former: GrowingMultiAgentEpisode) -> None:
+        """Takes over what outlives a chunk: the user's notes (copied), who maps to which module, and who has ended."""
+        live = {agent_id for agent_id, episode in former.agent_episodes.items() if not episode.is_done}
+        ended = {agent_id: cut for agent_id, cut in former._ended_before.items() if agent_id not in live}
+        for agent_id, episode in former.agent_episodes.items():
+            if episode.is_done:
+                ended.pop(agent_id, None)  # so that the newest come last
+                ended[agent_id] = episode.is_truncated
+        forgotten = list(ended)[: max(0, len(ended) - REMEMBERED_AGENTS)]
+        self._truncated_before = former._truncated_before or any(ended[agent_id] for agent_id in forgotten)
+        self._module_of = dict(former._module_of)
+        for agent_id in forgotten:
+            del ended[agent_id]
+            self._module_of.pop(agent_id, None)
+        self._ended_before = ended
+        if former._custom_data:
+            self._custom_data = copy.deepcopy(former._custom_data)

@@ -9,7 +9,8 @@ import numpy as np
 
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
-from marl_connectors.episodes.rollout import LaneStorage, Rollout
+from marl_connectors.episodes.lane_storage import LaneStorage
+from marl_connectors.episodes.rollout import Rollout
 from marl_connectors.episodes.rows import RowPart, Rows
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.trees import tree_map

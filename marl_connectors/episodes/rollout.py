@@ -22,7 +22,7 @@ the same row, the newest rows are one contiguous slice; otherwise they are one i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -30,15 +30,12 @@ from gymnasium import Space
 
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
-from marl_connectors.episodes.storage import ListStorage
 from marl_connectors.errors import EpisodeError
 from marl_connectors.trees import leaves, same_structure, tree_map
 from marl_connectors.typing import Tree
 
 Positions = slice | np.ndarray
 """Flat positions in a column: a slice where they are contiguous, else ``[B]`` int64."""
-
-_ALWAYS = (Columns.OBS, Columns.ACTIONS, Columns.REWARDS, Columns.T)
 
 
 def take(column: Tree, positions: Positions) -> Tree:
@@ -73,15 +70,17 @@ class Rollout:
         infos: Position to the info dict that came with the observation; empty infos are left out.
         cursor: ``[num_lanes]`` int64, position of each lane's newest row.
         pending: ``[num_lanes]`` bool, True where the agent has acted on its newest row and waits.
+        layered: Of the columns to which items of other shapes were written back, which layer holds each row: 0 the
+            environment's.
     """
 
     __slots__ = (
         "_layers",
-        "_level",
         "action_space",
         "columns",
         "cursor",
         "infos",
+        "layered",
         "num_lanes",
         "num_rows",
         "observation_space",
@@ -103,10 +102,9 @@ class Rollout:
         self.infos: dict[int, dict] = {}
         self.cursor = np.arange(num_lanes)
         self.pending = np.zeros(num_lanes, bool)
-        # Of columns that pieces gave other shapes: one column for each shape, the environment's first, and which one
-        # holds each row.
+        # Of columns that pieces gave other shapes: one column for each shape, the environment's first.
         self._layers: dict[str, list[Tree]] = {}
-        self._level: dict[str, np.ndarray] = {}
+        self.layered: dict[str, np.ndarray] = {}
 
     @classmethod
     def of_columns(
@@ -118,7 +116,7 @@ class Rollout:
         rollout.num_rows, rollout.num_lanes = num_rows, 1
         rollout.columns, rollout.infos = columns, {}
         rollout.cursor, rollout.pending = np.array([num_rows - 1]), np.zeros(1, bool)
-        rollout._layers, rollout._level = {}, {}
+        rollout._layers, rollout.layered = {}, {}
         return rollout
 
     # What the environment says goes in ...
@@ -131,8 +129,8 @@ class Rollout:
         """Opens rows: ``[B, ...]`` observations of the observation space, made at env step(s) ``t``."""
         put(self.source(Columns.OBS), positions, observations)
         self.columns[Columns.T][positions] = t
-        if Columns.OBS in self._level:
-            self._level[Columns.OBS][positions] = 0
+        if Columns.OBS in self.layered:
+            self.layered[Columns.OBS][positions] = 0
 
     def record(self, positions: Positions, outputs: dict[str, Tree]) -> None:
         """Writes actions and module outputs, ``[B, ...]`` each, to the rows that they were computed for."""
@@ -143,8 +141,8 @@ class Rollout:
                 columns[name] = tree_map(lambda v, n=size: np.zeros((n, *v.shape[1:]), v.dtype), values)
             column = self.source(name)
             put(column, positions, _shaped(values, column))
-            if name in self._level:
-                self._level[name][positions] = 0
+            if name in self.layered:
+                self.layered[name][positions] = 0
 
     def reserve(self, row: int) -> None:
         """Makes sure that ``row`` exists, for all lanes."""
@@ -161,7 +159,7 @@ class Rollout:
         self.num_rows = num_rows
 
     def _replace_leaves(self, change: Callable[[np.ndarray], np.ndarray]) -> None:
-        for columns in (self.columns, self._layers, self._level):
+        for columns in (self.columns, self._layers, self.layered):
             for name, column in columns.items():
                 columns[name] = tree_map(change, column)
         self._share_layers()
@@ -177,7 +175,7 @@ class Rollout:
         """The items of a column, ``[B, ...]``, as the last piece that wrote them left them."""
         if name not in self._layers:
             return take(self.columns[name], positions)
-        level = self._level[name][positions]
+        level = self.layered[name][positions]
         newest = int(level.max(initial=0))
         if (level == newest).all():
             return take(self._layers[name][newest], positions)
@@ -190,9 +188,9 @@ class Rollout:
 
     def is_uniform(self, name: str, positions: Positions) -> bool:
         """Whether ``read`` can give these items as one array."""
-        if name not in self._level:
+        if name not in self.layered:
             return True
-        level = self._level[name][positions]
+        level = self.layered[name][positions]
         return bool((level == level.max(initial=0)).all())
 
     def write(self, name: str, positions: Positions, values: Tree) -> None:
@@ -206,10 +204,10 @@ class Rollout:
             size = self.num_rows * self.num_lanes
             layers.append(tree_map(lambda v: np.zeros((size, *v.shape[1:]), v.dtype), values))
             self._layers[name], self.columns[name] = layers, layers[-1]
-            self._level.setdefault(name, np.zeros(size, np.int8))
+            self.layered.setdefault(name, np.zeros(size, np.int8))
         put(layers[level], positions, values)
-        if name in self._level:
-            self._level[name][positions] = level
+        if name in self.layered:
+            self.layered[name][positions] = level
 
     def continued(self, num_rows: int, lookback: int) -> Rollout:
         """A fresh rollout that goes on where this one stopped.
@@ -230,7 +228,7 @@ class Rollout:
             fresh[target] = leaf[source]
             return fresh
 
-        for old, fresh in ((self.columns, new.columns), (self._layers, new._layers), (self._level, new._level)):
+        for old, fresh in ((self.columns, new.columns), (self._layers, new._layers), (self.layered, new.layered)):
             for name, column in old.items():
                 fresh[name] = tree_map(carried, column)
         new._share_layers()
@@ -249,13 +247,13 @@ class Rollout:
         return {
             "columns": {name: _head(column, size) for name, column in self.columns.items()},
             "layers": {name: _head(layers, size) for name, layers in self._layers.items()},
-            "level": {name: level[:size] for name, level in self._level.items()},
+            "level": {name: level[:size] for name, level in self.layered.items()},
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Takes what ``get_state`` gave; this rollout must have as many lanes and enough rows."""
         size = self.num_rows * self.num_lanes
-        for home, saved in ((self.columns, "columns"), (self._layers, "layers"), (self._level, "level")):
+        for home, saved in ((self.columns, "columns"), (self._layers, "layers"), (self.layered, "level")):
             for name, column in state[saved].items():
                 full = tree_map(lambda leaf: np.zeros((size, *leaf.shape[1:]), leaf.dtype), column)
                 put(full, slice(0, len(leaves(column)[0])), column)
@@ -294,86 +292,3 @@ def _shaped(values: Tree, column: Tree) -> Tree:
 
 def _head(column: Tree, size: int) -> Tree:
     return tree_map(lambda leaf: leaf[:size], column)
-
-
-class LaneStorage:
-    """The part of a rollout that is one agent's episode: bytes, not copies.
-
-    While the episode goes on (``stop_row`` is None), it grows with the lane's cursor.
-    """
-
-    __slots__ = ("first_row", "lane", "rollout", "start_row", "stop_row")
-    is_numpy = True
-
-    def __init__(self, rollout: Rollout, lane: int, *, first_row: int, start_row: int, stop_row: int | None = None):
-        """Rows ``[first_row, start_row)`` are lookback, ``[start_row, stop_row)`` steps, ``stop_row`` the last obs."""
-        self.rollout = rollout
-        self.lane = lane
-        self.first_row = first_row
-        self.start_row = start_row
-        self.stop_row = stop_row
-
-    @property
-    def last_row(self) -> int:
-        """The row of the newest observation."""
-        return int(self.rollout.cursor[self.lane]) // self.rollout.num_lanes if self.stop_row is None else self.stop_row
-
-    @property
-    def lookback(self) -> int:
-        """Steps that are kept from before the chunk."""
-        return self.start_row - self.first_row
-
-    def __len__(self) -> int:
-        return self.last_row - self.start_row
-
-    def _positions(self, name: str) -> slice:
-        lanes = self.rollout.num_lanes
-        last = self.last_row + (name in (Columns.OBS, Columns.INFOS, Columns.T))
-        return slice(self.first_row * lanes + self.lane, max(last, self.first_row) * lanes + self.lane, lanes)
-
-    def column(self, name: str) -> list | Tree:
-        """All items, oldest first, lookback included: a view of the rollout where one column holds them all."""
-        positions = self._positions(name)
-        if name == Columns.INFOS:
-            infos = self.rollout.infos
-            return [infos.get(position, {}) for position in range(positions.start, positions.stop, positions.step)]
-        if not self.rollout.is_uniform(name, positions):
-            return [
-                tree_map(lambda leaf: leaf[0], self.rollout.read(name, slice(position, position + 1)))
-                for position in range(positions.start, positions.stop, positions.step)
-            ]
-        return self.rollout.read(name, positions)
-
-    def extra_keys(self) -> tuple[str, ...]:
-        """The module outputs that were recorded."""
-        return tuple(name for name in self.rollout.columns if name not in _ALWAYS)
-
-    def pending(self) -> dict[str, Any] | None:
-        """What the agent has done on its newest observation, if it has acted and waits."""
-        if self.stop_row is not None or not self.rollout.pending[self.lane]:
-            return None
-        position = int(self.rollout.cursor[self.lane])
-        names = [name for name in self.rollout.columns if name not in (Columns.OBS, Columns.T)]
-        here = slice(position, position + 1)
-        return {n: tree_map(lambda leaf: leaf[0], take(self.rollout.columns[n], here)) for n in names}
-
-    def set_items(self, name: str, positions: list[int], items: Sequence[Any]) -> None:
-        """Writes items to places in ``column(name)``; later readers of the rollout see them."""
-        lanes = self.rollout.num_lanes
-        flat = [(self.first_row + position) * lanes + self.lane for position in positions]
-        if name == Columns.INFOS:
-            self.rollout.infos.update(zip(flat, items, strict=True))
-        else:
-            self.rollout.write(name, np.array(flat, np.int64), spaces.stack(items))
-
-    def set_column(self, name: str, values: list | Tree) -> None:
-        """Writes all items of ``column(name)`` at once."""
-        positions = self._positions(name)
-        if name == Columns.INFOS:
-            self.set_items(name, list(range(len(values))), values)
-        else:
-            self.rollout.write(name, positions, spaces.stack(values) if isinstance(values, list) else values)
-
-    def to_lists(self) -> ListStorage:
-        """A copy that can grow on its own."""
-        return ListStorage.from_storage(self)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -12,15 +11,18 @@ from gymnasium import Space
 
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
-from marl_connectors.episodes.growth import GrowingEpisode, number
+from marl_connectors.episodes.array_storage import ArrayStorage
+from marl_connectors.episodes.chunks import ChunkedEpisode
+from marl_connectors.episodes.growth import number
+from marl_connectors.episodes.list_storage import ListStorage
 from marl_connectors.episodes.lookback import count
 from marl_connectors.episodes.state import decode, encode
-from marl_connectors.episodes.storage import STEP, WITH_LAST, ArrayStorage, EpisodeStorage, ListStorage, same_item
+from marl_connectors.episodes.storage import STEP, WITH_LAST, EpisodeStorage
 from marl_connectors.errors import EpisodeError
 from marl_connectors.typing import AgentID, EpisodeID, ModuleID
 
 
-class SingleAgentEpisode(GrowingEpisode):
+class SingleAgentEpisode(ChunkedEpisode):
     """One agent's observations, actions, rewards, infos and extra model outputs.
 
     It holds one observation (and info) more than the rest: observation ``t`` led to action ``t``, which brought reward
@@ -46,11 +48,7 @@ class SingleAgentEpisode(GrowingEpisode):
         storage: Where the columns are.
     """
 
-    __slots__ = (
-        "_custom_data",
-        "module_id",
-        "multi_agent_episode_id",
-    )
+    __slots__ = ()
 
     def __init__(
         self,
@@ -70,6 +68,7 @@ class SingleAgentEpisode(GrowingEpisode):
         agent_id: AgentID | None = None,
         module_id: ModuleID | None = None,
         multi_agent_episode_id: EpisodeID | None = None,
+        check_spaces: bool = False,
     ):
         """An empty episode, or one from given data.
 
@@ -89,6 +88,7 @@ class SingleAgentEpisode(GrowingEpisode):
             agent_id: Whose episode it is.
             module_id: Who chooses the actions.
             multi_agent_episode_id: The episode of all agents that this one is part of.
+            check_spaces: Whether what is added must be in the spaces.
 
         Raises:
             EpisodeError: If the data have unequal lengths.
@@ -96,16 +96,18 @@ class SingleAgentEpisode(GrowingEpisode):
         started = t_started or 0
         storage = ListStorage()
         if observations is not None or actions or rewards or infos or extra_model_outputs:
-            seen, lists = list(observations or ()), storage.columns
-            steps = len(rewards) if rewards is not None else 0
-            lists.update({name: list(items) for name, items in (extra_model_outputs or {}).items()})
-            lists[Columns.OBS], lists[Columns.ACTIONS] = seen, list(actions if actions is not None else ())
-            lists[Columns.REWARDS] = [number(reward, "SingleAgentEpisode") for reward in (rewards if steps else ())]  # type: ignore[union-attr]
-            lists[Columns.INFOS] = [dict(info or {}) for info in infos] if infos is not None else [{} for _ in seen]
-            wanted = steps if len_lookback_buffer == "auto" else len_lookback_buffer
-            storage.lookback = max(0, min(wanted, steps))
-            first = started - storage.lookback
-            lists[Columns.T] = list(range(first, first + len(seen)))
+            seen, paid = list(observations or ()), list(rewards if rewards is not None else ())
+            wanted = len(paid) if len_lookback_buffer == "auto" else len_lookback_buffer
+            lookback = max(0, min(wanted, len(paid)))
+            columns: dict[str, list] = {
+                Columns.OBS: seen,
+                Columns.INFOS: [dict(info or {}) for info in infos] if infos is not None else [{} for _ in seen],
+                Columns.T: list(range(started - lookback, started - lookback + len(seen))),
+                Columns.ACTIONS: list(actions if actions is not None else ()),
+                Columns.REWARDS: [number(reward, "SingleAgentEpisode") for reward in paid],
+                **{name: list(items) for name, items in (extra_model_outputs or {}).items()},
+            }
+            storage = ListStorage(columns, lookback=lookback)
         self._init(
             storage,
             uuid.uuid4().hex if id_ is None else id_,
@@ -117,6 +119,7 @@ class SingleAgentEpisode(GrowingEpisode):
             action_space,
         )
         self.is_terminated, self.is_truncated = terminated, truncated
+        self.check_spaces = check_spaces
         self.validate()
 
     @classmethod
@@ -139,48 +142,6 @@ class SingleAgentEpisode(GrowingEpisode):
         )
         return episode
 
-    def _init(
-        self,
-        storage: EpisodeStorage,
-        id_: EpisodeID,
-        agent_id: AgentID | None,
-        module_id: ModuleID | None,
-        multi_agent_episode_id: EpisodeID | None,
-        t_started: int,
-        observation_space: Space | None,
-        action_space: Space | None,
-    ) -> None:
-        self.storage = storage
-        self.id_ = id_
-        self.agent_id = agent_id
-        self.module_id = module_id
-        self.multi_agent_episode_id = multi_agent_episode_id
-        self.t_started = t_started
-        self.observation_space = observation_space
-        self.action_space = action_space
-        self.is_terminated = self.is_truncated = False
-        self.uncredited_reward = 0.0
-        self._custom_data: dict[str, Any] | None = None
-        self._start_time: float | None = None
-        self._last_step_time: float | None = None
-
-    def _with(self, storage: EpisodeStorage, t_started: int) -> SingleAgentEpisode:
-        """An episode of the same identity with other steps."""
-        other = SingleAgentEpisode.__new__(SingleAgentEpisode)
-        other._init(
-            storage,
-            self.id_,
-            self.agent_id,
-            self.module_id,
-            self.multi_agent_episode_id,
-            t_started,
-            self.observation_space,
-            self.action_space,
-        )
-        if self._custom_data:
-            other._custom_data = copy.deepcopy(self._custom_data)
-        return other
-
     # What it is.
 
     def __repr__(self) -> str:
@@ -189,20 +150,13 @@ class SingleAgentEpisode(GrowingEpisode):
 
     def __getitem__(self, item: slice) -> SingleAgentEpisode:
         if not isinstance(item, slice):
-            raise TypeError(f"{self._who}: episode[a:b] takes a slice, but {item!r} came. For items, use get_...().")
+            raise TypeError(f"{self.who}: episode[a:b] takes a slice, but {item!r} came. For items, use get_...().")
         return self.slice(item)
 
     @property
     def is_numpy(self) -> bool:
         """Whether the columns are arrays."""
         return self.storage.is_numpy
-
-    @property
-    def custom_data(self) -> dict[str, Any]:
-        """The user's own notes. ``cut()`` passes them on."""
-        if self._custom_data is None:
-            self._custom_data = {}
-        return self._custom_data
 
     def env_steps(self) -> int:
         """Steps of this chunk."""
@@ -214,98 +168,8 @@ class SingleAgentEpisode(GrowingEpisode):
 
     def get_return(self) -> float:
         """The sum of the rewards of this chunk's steps, not discounted."""
-        return float(sum(self.get_rewards()))
-
-    # Chunks.
-
-    def cut(self, len_lookback_buffer: int = 0) -> SingleAgentEpisode:
-        """A successor chunk of length 0 that goes on where this one stops.
-
-        It has the same identity and custom data (copied), up to ``len_lookback_buffer`` steps of lookback, and the
-        action that waits, if there is one.
-
-        Raises:
-            EpisodeError: If the episode is over.
-        """
-        if self.is_done:
-            raise EpisodeError(f"{self._who}: cut() makes a successor, but the episode is over. Start a new one.")
-        if len_lookback_buffer < 0:
-            raise EpisodeError(f"{self._who}: len_lookback_buffer must be 0 or more, but is {len_lookback_buffer}.")
-        rows = self.storage.lookback + len(self)
-        lookback = min(len_lookback_buffer, rows)
-        return self._with(ListStorage.from_storage(self.storage, rows - lookback, None, lookback), self.t)
-
-    def slice(self, slice_: slice, *, len_lookback_buffer: int | None = None) -> SingleAgentEpisode:
-        """A copy of the steps ``[start, stop)``, with the observation after them and a lookback before them.
-
-        Ids, infos, agent, module and custom data are kept; the done flags and an action that waits are, too, if the
-        slice reaches the end.
-
-        Args:
-            slice_: Steps of this chunk, without a step size.
-            len_lookback_buffer: How many steps of lookback to keep, as far as there are any; None for as many as here.
-
-        Raises:
-            EpisodeError: If the slice has a step size.
-        """
-        if slice_.step not in (None, 1):
-            raise EpisodeError(f"{self._who}: a slice with step {slice_.step} would lose rewards. Leave the step out.")
-        start, stop, _ = slice_.indices(len(self))
-        return self._rows(start, max(start, stop), len_lookback_buffer)
-
-    def _rows(self, start: int, stop: int, len_lookback_buffer: int | None) -> SingleAgentEpisode:
-        storage, at_end = self.storage, stop == len(self)
-        lookback = storage.lookback if len_lookback_buffer is None else len_lookback_buffer
-        lookback = min(lookback, storage.lookback + start)
-        first, last = storage.lookback + start - lookback, storage.lookback + stop
-        if storage.is_numpy:
-            open_row = storage.pending() if at_end else None
-            part: EpisodeStorage = ArrayStorage.from_storage(storage, first, last, lookback, open_row)
-        else:
-            part = ListStorage.from_storage(storage, first, None if at_end else last, lookback)
-        new = self._with(part, self.t_started + start)
-        if at_end:
-            new.is_terminated, new.is_truncated = self.is_terminated, self.is_truncated
-        if start == 0 and (stop > 0 or at_end):
-            new.uncredited_reward = self.uncredited_reward
-        return new
-
-    def concat_episode(self, other: SingleAgentEpisode) -> None:
-        """Appends a successor chunk, as ``cut()`` or ``slice()`` made it; ``other`` stays as it is.
-
-        Raises:
-            EpisodeError: If ``other`` is not this episode's continuation.
-        """
-        if self.is_done:
-            raise EpisodeError(f"{self._who}: concat_episode() continues an episode, but this one is over.")
-        if (other.id_, other.t_started) != (self.id_, self.t):
-            raise EpisodeError(
-                f"{self._who}: concat_episode() needs the chunk of {self.id_!r} that starts at t={self.t}, but that of "
-                f"{other.id_!r} from t={other.t_started} came."
-            )
-        mine, theirs = self.storage, other.storage
-        if not other.is_reset:
-            raise EpisodeError(f"{self._who}: concat_episode() got a chunk without observations. Give it at least one.")
-        boundary, here = mine.column(Columns.T)[-1:], theirs.lookback
-        shared = len(boundary) and boundary[0] == theirs.column(Columns.T)[here]
-        if shared and not same_item(self.get_observations(-1), other.get_observations(0)):
-            raise EpisodeError(f"{self._who}: the chunks differ in the observation that they share, at t={self.t}.")
-        lists = ListStorage.from_storage(mine)
-        lists.extend(theirs, self._who)
-        self.storage = lists
-        if other.uncredited_reward:
-            self._credit_before(other)
-        self.is_terminated, self.is_truncated = other.is_terminated, other.is_truncated
-        if other._custom_data:
-            self.custom_data.update(copy.deepcopy(other._custom_data))
-
-    def _credit_before(self, other: SingleAgentEpisode) -> None:
-        """What the appended chunk could not credit belongs to the last action before it, if there was one."""
-        rewards, before = self.storage.column(Columns.REWARDS), self.storage.lookback + len(self) - len(other)
-        if before:
-            rewards[before - 1] += other.uncredited_reward
-        if before <= self.storage.lookback:
-            self.uncredited_reward += other.uncredited_reward
+        rewards = self.get_rewards()
+        return float(sum(rewards if isinstance(rewards, list) else rewards.tolist()))
 
     def to_numpy(self) -> SingleAgentEpisode:
         """Turns the columns into arrays, or trees of arrays, in the spaces' dtypes, in place. Infos stay a list.
@@ -330,7 +194,7 @@ class SingleAgentEpisode(GrowingEpisode):
         wrong = [f"{n} {name}" for name, n in counts.items() if n != (seen if name in WITH_LAST else steps)]
         if wrong:
             raise EpisodeError(
-                f"{self._who}: {steps} reward(s) need as many actions and extra model outputs, and {steps + 1} "
+                f"{self.who}: {steps} reward(s) need as many actions and extra model outputs, and {steps + 1} "
                 f"observations and infos, but there are {', '.join(wrong)}."
             )
 

@@ -9,10 +9,13 @@ import numpy as np
 from marl_connectors.errors import EpisodeError
 
 _PLAIN = (str, int, float, bool, type(None))
+_PLAIN_TYPES = frozenset(_PLAIN)
 
 
 def encode(value: Any, where: str = "value") -> Any:
-    """``value`` in plain data; tuples, and dicts whose keys are not strings, are marked.
+    """``value`` in plain data; tuples, lists of numpy scalars, and dicts whose keys are not strings, are marked.
+
+    Arrays in a list are not copied.
 
     Args:
         value: Numbers, strings, None, arrays, and dicts, lists and tuples of them.
@@ -33,6 +36,13 @@ def encode(value: Any, where: str = "value") -> Any:
     if type(value) in _PLAIN:
         return value
     if isinstance(value, list):
+        kinds = set(map(type, value))
+        if kinds <= _PLAIN_TYPES or (kinds == {dict} and not any(value)):
+            return list(value) if kinds <= _PLAIN_TYPES else [{} for _ in value]
+        if len(kinds) == 1 and issubclass(next(iter(kinds)), np.generic):
+            return {"__scalars__": np.array(value)}
+        if kinds == {np.ndarray} and not any(dtype.hasobject for dtype in {item.dtype for item in value}):
+            return list(value)
         return [encode(item, f"{where}[{i}]") for i, item in enumerate(value)]
     if isinstance(value, tuple):
         return {"__tuple__": [encode(item, f"{where}[{i}]") for i, item in enumerate(value)]}
@@ -53,8 +63,10 @@ def decode(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value[()] if value.ndim == 0 else value.copy()
     if isinstance(value, list):
-        return [decode(item) for item in value]
+        return list(value) if set(map(type, value)) <= _PLAIN_TYPES else [decode(item) for item in value]
     if isinstance(value, dict):
+        if "__scalars__" in value:
+            return list(value["__scalars__"])
         if "__tuple__" in value:
             return tuple(decode(item) for item in value["__tuple__"])
         if "__items__" in value:

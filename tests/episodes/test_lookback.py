@@ -11,7 +11,7 @@ DATA = [4, 5, 6, 7, 8, 9]  # 4, 5, 6 are lookback, 7 is t=0
 def pick(indices, column=None, **options):
     fill = options.pop("fill", None)
     neg = options.pop("neg_index_as_lookback", False)
-    where = resolve(indices, length=3, lookback=3, neg_index_as_lookback=neg, fill=fill is not None)
+    where = resolve(indices, 3, 3, neg_index_as_lookback=neg, fill=fill is not None)
     return gather(DATA if column is None else column, where, fill=fill, **options)
 
 
@@ -72,16 +72,16 @@ def test_what_is_no_index_is_refused():
 def test_fill_has_the_shape_and_dtype_of_the_space():
     box = spaces.Box(0, 255, (2,), np.uint8)
     for column in ([np.array([1, 2], np.uint8)], np.array([[1, 2]], np.uint8)):
-        where = resolve([-2, -1], length=1, lookback=0, fill=True)
+        where = resolve([-2, -1], 1, 0, fill=True)
         items = gather(column, where, fill=0.0, space=box)
         assert [list(item) for item in items] == [[0, 0], [1, 2]]
         assert items[0].dtype == np.uint8
-    where = resolve(0, length=0, lookback=0, fill=True)
+    where = resolve(0, 0, 0, fill=True)
     np.testing.assert_array_equal(gather([], where, fill=3, space=box), [3, 3])
 
 
 def test_a_fill_that_the_dtype_cannot_hold_is_not_wrapped():
-    where = resolve([-2, -1], length=1, lookback=0, fill=True)
+    where = resolve([-2, -1], 1, 0, fill=True)
     np.testing.assert_array_equal(gather(np.array([7], np.uint8), where, fill=-1), [-1, 7])
     np.testing.assert_array_equal(gather(np.array([7], np.uint8), where, fill=0.5), [0.5, 7])
 
@@ -98,7 +98,7 @@ def test_a_filled_one_hot_item_is_all_zeros_and_the_rest_of_it_is_filled():
     space = spaces.Dict({"d": spaces.Discrete(2), "x": spaces.Box(-1, 1, (1,))})
     items = [{"d": 1, "x": np.array([0.5], np.float32)}]
     arrays = {"d": np.array([1]), "x": np.array([[0.5]], np.float32)}
-    where = resolve([-2, -1], length=1, lookback=0, fill=True)
+    where = resolve([-2, -1], 1, 0, fill=True)
     assert where == [OUTSIDE, 0]
     missing, given = gather(items, where, fill=9, space=space, one_hot_discrete=True)
     assert missing["d"].tolist() == [0, 0] and missing["x"].tolist() == [9]

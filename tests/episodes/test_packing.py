@@ -1,8 +1,8 @@
 import numpy as np
 from gymnasium import spaces
 
+from marl_connectors.episodes.lane_storage import LaneStorage
 from marl_connectors.episodes.packing import rows_of_episodes
-from marl_connectors.episodes.rollout import LaneStorage
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 
 OBS, ACT = spaces.Box(-99.0, 99.0, (1,), np.float32), spaces.Discrete(9)

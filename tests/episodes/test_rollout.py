@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from marl_connectors.episodes.rollout import LaneStorage, Rollout
+from marl_connectors.episodes.lane_storage import LaneStorage
+from marl_connectors.episodes.rollout import Rollout
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.errors import EpisodeError
 

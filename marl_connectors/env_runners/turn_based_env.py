@@ -1,0 +1,227 @@
+"""A turn-based (AEC) environment as one that steps with dicts, a turn a step."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import gymnasium as gym
+import numpy as np
+from pettingzoo import AECEnv
+
+from marl_connectors.errors import EnvError
+from marl_connectors.trees import tree_map
+from marl_connectors.typing import AgentID
+
+EnvStep: TypeAlias = tuple[
+    dict[AgentID, Any], dict[AgentID, Any], dict[AgentID, bool], dict[AgentID, bool], dict[AgentID, dict]
+]
+"""Observations, rewards, terminations, truncations and infos, each by agent."""
+
+
+class TurnBasedEnv:
+    """A PettingZoo ``AECEnv`` with the methods of a parallel environment, for ``MultiAgentEpisode.add_env_step``.
+
+    A step is one agent's turn: the agent that acts next observes, and nobody else. It is told then what it was paid
+    since its last turn, as ``AECEnv.last()`` has it. What ``AECEnv`` asks for once an agent has ended, ``step(None)``,
+    is done inside: the agent's final observation, reward, flags and info are in the dicts of the step after which its
+    turn came. An agent that the environment removes without such a turn is told the same, but its final observation is
+    missing where ``observe()`` does not work for it any more.
+
+    A live agent's observation and info are the environment's own objects, good until the next step.
+
+    An agent that has ended may come back. Where it is the very next to act, one step's dicts have no room for its last
+    and its first observation: then nobody acts next, and ``step({})`` gives the first.
+
+    Attributes:
+        env: The AEC environment.
+        agents: Who takes part, as ``env.agents``; empty before the reset and after the end.
+        agent_selection: Who acts next; None if nobody does.
+    """
+
+    __slots__ = ("_turn", "_untold", "agent_selection", "agents", "env")
+
+    def __init__(self, env: AECEnv):
+        """Wraps an environment, which need not have been reset.
+
+        Raises:
+            EnvError: If it is not an ``AECEnv``.
+        """
+        if not isinstance(env, AECEnv):
+            raise EnvError(
+                f"TurnBasedEnv: expected a PettingZoo AECEnv, but got a {type(env).__name__}. A parallel environment "
+                f"or a gymnasium.Env needs no wrapping."
+            )
+        self.env = env
+        self.agents: list[AgentID] = []
+        self.agent_selection: AgentID | None = None
+        self._turn = 0
+        self._untold: dict[AgentID, Any] = {}
+
+    @property
+    def possible_agents(self) -> list[AgentID]:
+        """All agents that may appear, where the environment says so."""
+        return self.env.possible_agents
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """The environment's."""
+        return self.env.metadata
+
+    @property
+    def render_mode(self) -> str | None:
+        """The environment's, or None."""
+        return getattr(self.env, "render_mode", None)
+
+    @property
+    def unwrapped(self) -> AECEnv:
+        """The environment without any wrappers."""
+        return self.env.unwrapped
+
+    def observation_space(self, agent: AgentID) -> gym.Space:
+        """An agent's."""
+        return self.env.observation_space(agent)
+
+    def action_space(self, agent: AgentID) -> gym.Space:
+        """An agent's."""
+        return self.env.action_space(agent)
+
+    def render(self) -> Any:
+        """What the environment draws."""
+        return self.env.render()
+
+    def close(self) -> None:
+        """Closes the environment."""
+        self.env.close()
+
+    def reset(
+        self, seed: int | None = None, options: dict | None = None
+    ) -> tuple[dict[AgentID, Any], dict[AgentID, dict]]:
+        """Starts an episode.
+
+        Returns:
+            Observations and infos of the agent that acts first; empty if the episode is over already. What the reset
+            itself paid is told with the first step.
+
+        Raises:
+            EnvError: If the environment breaks the rules of ``AECEnv``.
+        """
+        self.env.reset(seed=seed, options=options)
+        self._turn, self._untold = 0, {}
+        self.agents = list(self.env.agents)
+        observations, rewards, _, _, infos = self._next_turn()
+        self._untold = {agent: reward for agent, reward in rewards.items() if np.any(reward)}
+        first = self.agent_selection
+        return ({}, {}) if first is None else ({first: observations[first]}, {first: infos[first]})
+
+    def step(self, actions: dict[AgentID, Any]) -> EnvStep:
+        """Plays one turn. A hot path: beside ``env.step()`` and ``env.last()``, a few looks at the environment.
+
+        Args:
+            actions: The action of the agent in ``agent_selection``, and no other.
+
+        Returns:
+            Observations, rewards, terminations, truncations and infos, of the agent that acts next and of those that
+            have ended.
+
+        Raises:
+            EnvError: If it is another agent's turn, or nobody's, or the environment breaks the rules of ``AECEnv``.
+        """
+        agent = self.agent_selection
+        if agent is None or len(actions) != 1 or agent not in actions:
+            self._check_empty_step(actions)
+        else:
+            self.env.step(actions[agent])
+        self._turn += 1
+        told = self._next_turn()
+        if self._untold:
+            rewards = told[1]
+            for paid, reward in self._untold.items():
+                rewards[paid] = reward + rewards[paid] if paid in rewards else reward
+            self._untold = {}
+        return told
+
+    def _check_empty_step(self, actions: dict[AgentID, Any]) -> None:
+        if not self.agents:
+            raise self._error("step() before the reset or after the end of the episode. Call reset() first.")
+        if self.agent_selection is None:
+            if actions:
+                raise self._error(f"agents {list(actions)} act, but it is nobody's turn. Call step({{}}).")
+            return
+        raise self._error(
+            f"it is the turn of agent {self.agent_selection!r}, but the actions are of {list(actions)}. Give the "
+            f"action of the one agent that has just observed."
+        )
+
+    def _next_turn(self) -> EnvStep:
+        """Goes on to the next live agent's turn. Told are that agent and all that have ended."""
+        env = self.env
+        self.agent_selection = None
+        observations, rewards, terminations, truncations, infos = told = ({}, {}, {}, {}, {})
+        while True:
+            agents = env.agents
+            if agents != self.agents:
+                self._update_agents(list(agents), told)
+            if not agents:
+                return told
+            agent = env.agent_selection
+            if agent not in agents:
+                raise self._error(
+                    f"env.agent_selection is {agent!r}, which is not in env.agents, {list(agents)}. An AEC environment "
+                    f"must select a live agent until there is none."
+                )
+            if agent in terminations:
+                return told
+            observation, rewards[agent], terminated, truncated, info = env.last()
+            if not (terminated or truncated):
+                if observation is None:
+                    raise self._error(f"agent {agent!r} acts next, but observes None. Look at env.observe().")
+                self.agent_selection = agent
+                observations[agent], infos[agent] = observation, info
+                terminations[agent] = truncations[agent] = False
+                return told
+            self._tell_end(agent, observation, terminated, truncated, info, told)
+            env.step(None)
+            if agent in env.agents and (env.terminations[agent] or env.truncations[agent]):
+                raise self._error(
+                    f"agent {agent!r} has ended, but step(None) did not remove it from env.agents. An AEC environment "
+                    f"must do so, as AECEnv._was_dead_step() does."
+                )
+
+    def _update_agents(self, agents: list[AgentID], told: EnvStep) -> None:
+        """Takes note of those that came, and tells those that left without a turn of their own."""
+        env = self.env
+        _, rewards, ended, _, _ = told
+        for agent in self.agents:
+            if agent in agents or agent in ended:
+                continue
+            terminated, truncated = env.terminations.get(agent), env.truncations.get(agent)
+            if not (terminated or truncated):
+                raise self._error(
+                    f"agent {agent!r} left env.agents without being terminated or truncated. An agent must be flagged "
+                    f"in the step in which it leaves."
+                )
+            try:
+                observation = env.observe(agent)
+            except Exception:  # AECEnv does not promise that it works for an agent that has left
+                observation = None
+            rewards[agent] = env._cumulative_rewards.get(agent, 0.0)
+            self._tell_end(agent, observation, terminated, truncated, env.infos.get(agent, {}), told)
+        self.agents = agents
+
+    def _tell_end(
+        self, agent: AgentID, observation: Any, terminated: Any, truncated: Any, info: dict, told: EnvStep
+    ) -> None:
+        """Copies what is told about an agent that has ended: the environment goes on within the same step."""
+        observations, rewards, terminations, truncations, infos = told
+        if observation is not None:
+            observations[agent] = tree_map(_copied, observation)
+        rewards[agent] = _copied(rewards[agent])
+        terminations[agent], truncations[agent] = bool(terminated), bool(truncated)
+        infos[agent] = tree_map(_copied, info)
+
+    def _error(self, text: str) -> EnvError:
+        return EnvError(f"{self.env}, step {self._turn}: {text}")
+
+
+def _copied(leaf: Any) -> Any:
+    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf

@@ -1,0 +1,123 @@
+"""Between lists of items and arrays, or trees of arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import Space
+
+from marl_connectors import spaces
+from marl_connectors.episodes.lookback import count, is_branch, map_tree, part_of, row
+from marl_connectors.errors import EpisodeError
+from marl_connectors.trees import leaves, same_structure, tree_map
+from marl_connectors.typing import Tree
+
+
+def batch(items: list[Any], space: Space | None = None, like: Tree | None = None, name: str = "items") -> Tree:
+    """Items as one array (or tree of arrays) with a new first axis.
+
+    Args:
+        items: Numbers, arrays, or dicts and tuples of them, all of one shape.
+        space: Their space, if known. Its dtype is used wherever it loses nothing.
+        like: An array or tree whose dtype is used in the same way where there is no space.
+        name: Stands in messages.
+
+    Raises:
+        EpisodeError: If the items differ in shape or in keys.
+    """
+    if not items:
+        return like if like is not None else np.zeros(0) if space is None else spaces.zeros(space, 0)
+    first = items[0]
+    if is_branch(first, space):
+        keys = list(first) if isinstance(first, dict) else range(len(first))
+        if any(type(item) is not type(first) or len(item) != len(first) for item in items):
+            raise EpisodeError(
+                f"episode: the {name!r} have different keys, so they do not stand in one tree of arrays."
+            )
+        parts = {
+            key: batch([item[key] for item in items], part_of(space, key), part_of(like, key), f"{name}/{key}")
+            for key in keys
+        }
+        return parts if isinstance(first, dict) else tuple(parts.values())
+    try:
+        array = np.array(items)
+    except ValueError as error:
+        shapes = sorted({str(np.shape(item)) for item in items})
+        raise EpisodeError(
+            f"episode: the {name!r} have different shapes ({', '.join(shapes)}), so they do not stand in one array. "
+            f"Write items of one shape for all steps."
+        ) from error
+    if space is not None and space.dtype is not None and space.shape == array.shape[1:]:
+        return _lossless(array, space.dtype)
+    return _lossless(array, like.dtype) if isinstance(like, np.ndarray) else array
+
+
+def unbatch(column: list | Tree) -> list[Any]:
+    """The items of a column as a list that shares nothing with an array."""
+    if type(column) is np.ndarray:
+        return list(column.copy())
+    if isinstance(column, list):
+        return column[:]
+    columns = map_tree(lambda leaf, _: leaf.copy(), column)
+    return [row(columns, position) for position in range(count(columns))]
+
+
+def joined(columns: Sequence[list | Tree]) -> list | Tree:
+    """Columns one after the other."""
+    if len(columns) == 1:
+        return columns[0]
+    if any(isinstance(column, list) for column in columns):
+        return [item for column in columns for item in unbatch(column)]
+    trees: list[Any] = list(columns)
+    return tree_map(lambda *leaves: np.concatenate(leaves), *trees)
+
+
+def head(column: Tree) -> Tree:
+    """The column without its items: dtypes and shapes."""
+    if type(column) is np.ndarray:
+        return np.empty((0, *column.shape[1:]), column.dtype)
+    return map_tree(lambda leaf, _: np.empty((0, *leaf.shape[1:]), leaf.dtype), column)
+
+
+def owned(item: Any) -> Any:
+    """The item, its arrays copied: environments may write to theirs again."""
+    if type(item) is np.ndarray:
+        return item.copy()
+    if not is_branch(item):
+        return item
+    return map_tree(lambda leaf, _: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, item)
+
+
+def _lossless(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """The array in ``dtype`` if that holds its values (rounding of floats aside), else as it is."""
+    if array.dtype == dtype or array.dtype.kind not in "biufc":
+        return array
+    with np.errstate(invalid="ignore", over="ignore"):
+        cast = array.astype(dtype)
+    return cast if (array.dtype.kind == "f" and cast.dtype.kind == "f") or np.array_equal(cast, array) else array
+
+
+def fits(column: Tree, values: Tree) -> bool:
+    """Whether both have the same shapes and dtypes."""
+    if not same_structure(column, values):
+        return False
+    pairs = zip(leaves(column), leaves(values), strict=True)
+    return all(old.shape[1:] == new.shape[1:] and old.dtype == new.dtype for old, new in pairs)
+
+
+def kind(column: Tree) -> str:
+    """Dtypes and shapes of the items, for messages."""
+    return " and ".join(f"{leaf.dtype}{list(leaf.shape[1:])}" for leaf in leaves(column))
+
+
+def same_item(one: Any, other: Any) -> bool:
+    """Whether two items are equal, not-a-number in the same places included."""
+    if is_branch(one) or is_branch(other):
+        if type(one) is not type(other) or len(one) != len(other):
+            return False
+        keys = one if isinstance(one, dict) else range(len(one))
+        return all((not isinstance(other, dict) or key in other) and same_item(one[key], other[key]) for key in keys)
+    one, other = np.asarray(one), np.asarray(other)
+    return np.array_equal(one, other, equal_nan=one.dtype.kind == "f" and other.dtype.kind == "f")

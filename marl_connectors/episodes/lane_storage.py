@@ -1,0 +1,125 @@
+"""The part of a rollout that is one agent's episode: bytes, not copies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from marl_connectors import spaces
+from marl_connectors.episodes.list_storage import ListStorage
+from marl_connectors.episodes.rollout import Rollout, take
+from marl_connectors.episodes.storage import ACTIONS, INFOS, OBS, REWARDS, UNSURE, WITH_LAST, T
+from marl_connectors.trees import tree_map
+from marl_connectors.typing import Tree
+
+_ALWAYS = (OBS, ACTIONS, REWARDS, T)
+
+
+class LaneStorage:
+    """Rows of one lane of a rollout.
+
+    While the episode goes on (``stop_row`` is None), it grows with the lane's cursor.
+    """
+
+    __slots__ = ("first_row", "lane", "lookback", "rollout", "start_row", "stop_row")
+    is_numpy = True
+
+    def __init__(self, rollout: Rollout, lane: int, *, first_row: int, start_row: int, stop_row: int | None = None):
+        """Rows ``[first_row, start_row)`` are lookback, ``[start_row, stop_row)`` steps, ``stop_row`` the last obs."""
+        self.rollout = rollout
+        self.lane = lane
+        self.first_row = first_row
+        self.start_row = start_row
+        self.stop_row = stop_row
+        self.lookback = start_row - first_row
+
+    @property
+    def last_row(self) -> int:
+        """The row of the newest observation."""
+        stop_row = self.stop_row
+        return self.rollout.cursor.item(self.lane) // self.rollout.num_lanes if stop_row is None else stop_row
+
+    def __len__(self) -> int:
+        return self.last_row - self.start_row
+
+    def part(self, name: str, start: int, stop: int | None) -> list | Tree:
+        """The items ``[start, stop)`` of a column: a view of the rollout where one column holds them all."""
+        rollout = self.rollout
+        lanes, first_row = rollout.num_lanes, self.first_row
+        if stop is None:
+            stop = self.stop_row
+            stop = (self.last_row if stop is None else stop) - first_row
+            if name in WITH_LAST:
+                stop += 1
+        begin = (first_row + start) * lanes + self.lane
+        end = begin + (stop - start) * lanes if stop > start else begin
+        column = rollout.columns.get(name)
+        if type(column) is np.ndarray and name not in rollout.layered:
+            return column[begin:end:lanes]
+        positions = slice(begin, end, lanes)
+        if name == INFOS:
+            infos = rollout.infos
+            if not infos:
+                return [{} for _ in range(start, stop)]
+            return [infos.get(position, {}) for position in range(positions.start, positions.stop, lanes)]
+        if name in rollout.layered and not rollout.is_uniform(name, positions):
+            return [
+                tree_map(lambda leaf: leaf[0], rollout.read(name, slice(position, position + 1)))
+                for position in range(positions.start, positions.stop, lanes)
+            ]
+        return rollout.read(name, positions)
+
+    def column(self, name: str) -> list | Tree:
+        """All items, oldest first, lookback included."""
+        return self.part(name, 0, None)
+
+    def item_at(self, name: str, t: int) -> Any:
+        """The item of the row that was observed at env step ``t``, or ``UNSURE``. A hot path."""
+        rollout = self.rollout
+        column = rollout.columns.get(name)
+        if type(column) is not np.ndarray or name in rollout.layered:
+            return UNSURE
+        lanes, lane, last_row = rollout.num_lanes, self.lane, self.last_row
+        observed_at: Any = rollout.columns[T].item  # type: ignore[union-attr]
+        row = last_row - observed_at(last_row * lanes + lane) + t
+        if self.first_row <= row < last_row + (name in WITH_LAST) and observed_at(row * lanes + lane) == t:
+            return column[row * lanes + lane]
+        return UNSURE
+
+    def extra_keys(self) -> tuple[str, ...]:
+        """The module outputs that were recorded."""
+        return tuple([name for name in self.rollout.columns if name not in _ALWAYS])
+
+    def pending(self) -> dict[str, Any] | None:
+        """What the agent has done on its newest observation, if it has acted and waits."""
+        if self.stop_row is not None or not self.rollout.pending[self.lane]:
+            return None
+        position = int(self.rollout.cursor[self.lane])
+        names = [name for name in self.rollout.columns if name not in (OBS, T)]
+        here = slice(position, position + 1)
+        return {n: tree_map(lambda leaf: leaf[0], take(self.rollout.columns[n], here)) for n in names}
+
+    def set_items(self, name: str, positions: Sequence[int], items: Sequence[Any]) -> None:
+        """Writes items to places in ``column(name)``; later readers of the rollout see them."""
+        lanes = self.rollout.num_lanes
+        flat = [(self.first_row + position) * lanes + self.lane for position in positions]
+        if name == INFOS:
+            self.rollout.infos.update(zip(flat, items, strict=True))
+        elif flat:
+            self.rollout.write(name, np.array(flat, np.int64), spaces.stack(items))
+
+    def set_column(self, name: str, values: list | Tree) -> None:
+        """Writes all items of ``column(name)`` at once."""
+        if name == INFOS:
+            self.set_items(name, range(len(values)), values)  # type: ignore[arg-type]
+            return
+        lanes, begin = self.rollout.num_lanes, self.first_row * self.rollout.num_lanes + self.lane
+        rows = self.last_row - self.first_row + (name in WITH_LAST)
+        positions = slice(begin, begin + rows * lanes, lanes)
+        self.rollout.write(name, positions, spaces.stack(values) if isinstance(values, list) else values)
+
+    def to_lists(self) -> ListStorage:
+        """A copy that can grow on its own."""
+        return ListStorage.from_storage(self)
