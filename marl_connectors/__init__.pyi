@@ -34,6 +34,7 @@ from .env_runners.env_runner import MultiAgentEnvRunner as MultiAgentEnvRunner
 from .env_runners.env_runner import SingleAgentEnvRunner as SingleAgentEnvRunner
 from .env_runners.make_env import make_env as make_env
 from .env_runners.make_env import register_env as register_env
+from .env_runners.turn_based_env import TurnBasedEnv as TurnBasedEnv
 from .episodes.multi_agent_episode import MultiAgentEpisode as MultiAgentEpisode
 from .episodes.single_agent_episode import SingleAgentEpisode as SingleAgentEpisode
 from .errors import CheckpointError as CheckpointError

@@ -21,8 +21,20 @@ from marl_connectors.typing import Tree
 class ArrayStorage(ColumnStorage):
     """Arrays, or trees of arrays, one row each. Infos stay a list of dicts."""
 
-    __slots__ = ()
+    __slots__ = ("untyped",)
     is_numpy = True
+
+    def __init__(
+        self,
+        columns: dict[str, Any],
+        *,
+        lookback: int = 0,
+        open_row: Mapping[str, Any] | None = None,
+        untyped: frozenset[str] = frozenset(),
+    ):
+        """``untyped`` are empty columns that have the dtype float64 for want of a better one."""
+        super().__init__(columns, lookback=lookback, open_row=open_row)
+        self.untyped = untyped
 
     @classmethod
     def from_lists(
@@ -36,9 +48,13 @@ class ArrayStorage(ColumnStorage):
                 columns[name] = items
             elif name in (Columns.T, Columns.REWARDS):
                 columns[name] = np.array(items, np.int64 if name == Columns.T else np.float64)
+            elif not items and lists.open_row is not None:
+                columns[name] = head(batch([lists.open_row[name]], known.get(name), lists.heads.get(name), name))
             else:
                 columns[name] = batch(items, known.get(name), lists.heads.get(name), name)
-        return cls(columns, lookback=lists.lookback, open_row=lists.open_row)
+        typed = {*(name for name in known if known[name] is not None), *lists.heads, *(lists.open_row or ())}
+        untyped = frozenset(name for name, items in lists.columns.items() if not items and name not in typed)
+        return cls(columns, lookback=lists.lookback, open_row=lists.open_row, untyped=untyped)
 
     @classmethod
     def from_storage(cls, storage: EpisodeStorage, start: int, stop: int, lookback: int, open_row: Mapping | None):
@@ -50,7 +66,7 @@ class ArrayStorage(ColumnStorage):
                 columns[name] = column.copy()
             else:
                 columns[name] = column if type(column) is list else map_tree(lambda leaf, _: leaf.copy(), column)
-        return cls(columns, lookback=lookback, open_row=open_row)
+        return cls(columns, lookback=lookback, open_row=open_row, untyped=storage.untyped)
 
     def to_lists(self) -> ListStorage:
         return ListStorage.from_storage(self)

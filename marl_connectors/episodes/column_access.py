@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from gymnasium import Space
 from marl_connectors.columns import Columns
 from marl_connectors.episodes.batching import unbatch
 from marl_connectors.episodes.lookback import Indices, count, gather, is_branch, map_tree, resolve
-from marl_connectors.episodes.storage import STEP, EpisodeStorage, known_items
+from marl_connectors.episodes.storage import STEP, WITH_LAST, EpisodeStorage, known_items
 from marl_connectors.errors import EpisodeError, did_you_mean
 from marl_connectors.typing import AgentID, EpisodeID
 
@@ -189,32 +190,48 @@ class ColumnAccess:
     def __len__(self) -> int:
         return len(self.storage)
 
-    def _set(self, name: str, new_data: Any, at_indices: Indices, neg_index_as_lookback: bool) -> None:
+    def _set(
+        self,
+        name: str,
+        new_data: Any,
+        at_indices: Indices,
+        neg_index_as_lookback: bool,
+        with_pending: bool = False,
+    ) -> None:
         storage = self.storage
-        total = count(storage.column(name))
-        lookback = storage.lookback
-        if type(at_indices) is int:
-            position = at_indices + (lookback if at_indices >= 0 or neg_index_as_lookback else total)
-            if 0 <= position < total:
-                storage.set_items(name, (position,), (new_data,))
-                return
+        rows, lookback = count(storage.column(name)), storage.lookback
+        waits = with_pending and name not in WITH_LAST and name in (storage.pending() or ())
+        total = rows + waits
         try:
             positions = resolve(at_indices, total - lookback, lookback, neg_index_as_lookback)
         except (IndexError, TypeError, EpisodeError) as error:
             raise type(error)(f"{self.who}, {name}: {error}") from None
         if isinstance(positions, int):
-            storage.set_items(name, [positions], [new_data])
+            self._set_items(name, (positions,), (new_data,), rows)
             return
         if isinstance(positions, slice):
             positions = range(*positions.indices(total))
         else:
             assert isinstance(positions, list)
             positions = range(total) if positions == list(range(total)) else positions
+        if waits:
+            self._set_items(name, positions, self._items(new_data, len(positions), name), rows)
+            return
         if positions == range(total) and not isinstance(new_data, (list, tuple)):
             self._check_count(new_data, total, name)
             storage.set_column(name, new_data)
         else:
             storage.set_items(name, positions, self._items(new_data, len(positions), name))
+
+    def _set_items(self, name: str, positions: Sequence[int], items: Sequence[Any], rows: int) -> None:
+        """Position ``rows`` is that of the row that waits."""
+        if rows in positions:
+            for position, item in zip(positions, items, strict=True):
+                if position == rows:
+                    self.storage.set_pending(name, item)
+            closed = [i for i, position in enumerate(positions) if position < rows]
+            positions, items = [positions[i] for i in closed], [items[i] for i in closed]
+        self.storage.set_items(name, positions, items)
 
     def _items(self, new_data: Any, wanted: int, name: str) -> list[Any]:
         """A batch as a list of items; a tuple is a tree of arrays only if the column is one."""

@@ -25,6 +25,7 @@ class LaneStorage:
 
     __slots__ = ("first_row", "lane", "lookback", "rollout", "start_row", "stop_row")
     is_numpy = True
+    untyped: frozenset[str] = frozenset()
 
     def __init__(self, rollout: Rollout, lane: int, *, first_row: int, start_row: int, stop_row: int | None = None):
         """Rows ``[first_row, start_row)`` are lookback, ``[start_row, stop_row)`` steps, ``stop_row`` the last obs."""
@@ -109,6 +110,11 @@ class LaneStorage:
             self.rollout.infos.update(zip(flat, items, strict=True))
         elif flat:
             self.rollout.write(name, np.array(flat, np.int64), spaces.stack(items))
+
+    def set_pending(self, name: str, item: Any) -> None:
+        """Overwrites what is in the row that waits."""
+        position = int(self.rollout.cursor[self.lane])
+        self.rollout.write(name, slice(position, position + 1), spaces.stack([item]))
 
     def set_column(self, name: str, values: list | Tree) -> None:
         """Writes all items of ``column(name)`` at once."""

@@ -64,7 +64,8 @@ class ListStorage(ColumnStorage):
             elif name in (T, REWARDS):
                 columns[name] = column.tolist()  # type: ignore[union-attr]
             else:
-                heads[name] = head(column)
+                if name not in storage.untyped:
+                    heads[name] = head(column)
                 columns[name] = unbatch(column)
         return cls(
             columns,

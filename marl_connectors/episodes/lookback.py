@@ -239,7 +239,7 @@ def one_hot(values: Any, space: spaces.Discrete | spaces.MultiDiscrete) -> np.nd
     """
     if isinstance(space, spaces.MultiDiscrete):
         lead = np.shape(values)[: np.ndim(values) - space.nvec.ndim]
-        parts = np.reshape(np.asarray(values, np.int64), (*lead, -1))
+        parts = np.reshape(np.asarray(values, np.int64), (*lead, space.nvec.size))
         sizes, starts = space.nvec.ravel(), space.start.ravel()
         columns = [_one_hot(parts[..., i] - starts[i], int(sizes[i]), space) for i in range(len(sizes))]
         return np.concatenate(columns, axis=-1)

@@ -59,7 +59,7 @@ class MultiAgentAccess:
         if type(agent_ids) is str and agent_ids in known:
             return {agent_ids: known[agent_ids]}
         if isinstance(agent_ids, (list, set, frozenset, tuple, dict)) and not (
-            isinstance(agent_ids, (tuple, frozenset)) and agent_ids in known
+            isinstance(agent_ids, (tuple, frozenset)) and (agent_ids in known or agent_ids in self._module_of)
         ):
             asked = set(agent_ids)
         else:
@@ -262,12 +262,15 @@ class MultiAgentAccess:
         known = list(dict.fromkeys(k for e in self.all_agent_episodes() for k in e.storage.extra_keys()))
         if key is not None and key not in known:
             raise KeyError(f"{self.who}: there is no extra model output {key!r}. {did_you_mean(key, known)}")
+        self._wanted(agent_ids)
         options = (env_steps, neg_index_as_lookback, fill, False, return_list)
         found = {k: self._get(k, indices, agent_ids, *options) for k in (known if key is None else [key])}
         if key is not None:
             return found[key]
-        if return_list:
+        if return_list or (env_steps and not found):
             times = self._times(Columns.ACTIONS, indices, neg_index_as_lookback, fill is not None)
+            if not return_list:
+                return {}
             steps = 1 if isinstance(times, int) else len(times)
             return [_by_agent({k: dicts[i] for k, dicts in found.items()}) for i in range(steps)]
         return _by_agent(found)
@@ -293,7 +296,7 @@ class MultiAgentAccess:
             KeyError: If there is no such agent.
         """
         for agent_id, data in new_data.items():
-            self._episode(agent_id)._set(Columns.OBS, data, at_indices, neg_index_as_lookback)
+            self._episode(agent_id)._set(Columns.OBS, data, at_indices, neg_index_as_lookback, with_pending=True)
 
     def set_actions(
         self,
@@ -302,9 +305,9 @@ class MultiAgentAccess:
         at_indices: Indices = None,
         neg_index_as_lookback: bool = False,
     ) -> None:
-        """Overwrites actions; see ``set_observations``."""
+        """Overwrites actions, those that wait included; see ``set_observations``."""
         for agent_id, data in new_data.items():
-            self._episode(agent_id)._set(Columns.ACTIONS, data, at_indices, neg_index_as_lookback)
+            self._episode(agent_id)._set(Columns.ACTIONS, data, at_indices, neg_index_as_lookback, with_pending=True)
 
     def set_rewards(
         self,
@@ -315,7 +318,7 @@ class MultiAgentAccess:
     ) -> None:
         """Overwrites rewards; see ``set_observations``."""
         for agent_id, data in new_data.items():
-            self._episode(agent_id)._set(Columns.REWARDS, data, at_indices, neg_index_as_lookback)
+            self._episode(agent_id)._set(Columns.REWARDS, data, at_indices, neg_index_as_lookback, with_pending=True)
 
     def set_extra_model_outputs(
         self,
@@ -327,9 +330,13 @@ class MultiAgentAccess:
     ) -> None:
         """Overwrites items of one extra model output; see ``set_observations``."""
         for agent_id, data in new_data.items():
-            self._episode(agent_id).set_extra_model_outputs(
-                key=key, new_data=data, at_indices=at_indices, neg_index_as_lookback=neg_index_as_lookback
-            )
+            episode = self._episode(agent_id)
+            if key in episode.storage.extra_keys():
+                episode._set(key, data, at_indices, neg_index_as_lookback, with_pending=True)
+            else:
+                episode.set_extra_model_outputs(
+                    key=key, new_data=data, at_indices=at_indices, neg_index_as_lookback=neg_index_as_lookback
+                )
 
 
 def _by_agent(by_key: Mapping[str, Mapping[AgentID, Any]]) -> dict[AgentID, dict[str, Any]]:

@@ -239,6 +239,7 @@ class SingleAgentEpisode(ChunkedEpisode):
             "uncredited_reward": self.uncredited_reward,
             "is_numpy": storage.is_numpy,
             "lookback": storage.lookback,
+            "untyped": sorted(storage.untyped),
             "columns": {name: encode(column, name) for name, column in columns.items()},
             "pending": encode(storage.pending(), "pending"),
             "observation_space": None if self.observation_space is None else spaces.to_json(self.observation_space),
@@ -250,14 +251,18 @@ class SingleAgentEpisode(ChunkedEpisode):
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> SingleAgentEpisode:
         """The episode that ``get_state()`` described."""
-        kind = ArrayStorage if state["is_numpy"] else ListStorage
         columns = {name: decode(column) for name, column in state["columns"].items()}
+        held: dict[str, Any] = {"lookback": state["lookback"], "open_row": decode(state["pending"])}
+        if state["is_numpy"]:
+            storage: EpisodeStorage = ArrayStorage(columns, untyped=frozenset(state["untyped"]), **held)
+        else:
+            storage = ListStorage(columns, **held)
         observation_space, action_space = (
             None if state[name] is None else spaces.from_json(state[name])
             for name in ("observation_space", "action_space")
         )
         episode = cls.from_storage(
-            kind(columns, lookback=state["lookback"], open_row=decode(state["pending"])),
+            storage,
             id_=state["id_"],
             agent_id=decode(state["agent_id"]),
             module_id=state["module_id"],

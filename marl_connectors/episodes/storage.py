@@ -48,6 +48,11 @@ class EpisodeStorage(Protocol):
         ...
 
     @property
+    def untyped(self) -> frozenset[str]:
+        """Columns of arrays that are empty, and of which nobody knows the items' dtype."""
+        ...
+
+    @property
     def lookback(self) -> int:
         """Closed rows that are kept from before the chunk."""
         ...
@@ -80,6 +85,10 @@ class EpisodeStorage(Protocol):
         """Overwrites items; positions count as in ``column``."""
         ...
 
+    def set_pending(self, name: str, item: Any) -> None:
+        """Overwrites what is in the row that waits."""
+        ...
+
     def set_column(self, name: str, values: list | Tree) -> None:
         """Overwrites all items of a column, or adds one."""
         ...
@@ -101,6 +110,7 @@ class ColumnStorage:
 
     __slots__ = ("columns", "extras", "lookback", "open_row")
     is_numpy = False
+    untyped: frozenset[str] = frozenset()
     columns: dict[str, Any]
 
     def __init__(self, columns: dict[str, Any], *, lookback: int = 0, open_row: Mapping[str, Any] | None = None):
@@ -135,6 +145,10 @@ class ColumnStorage:
     def pending(self) -> dict[str, Any] | None:
         return None if self.open_row is None else dict(self.open_row)
 
+    def set_pending(self, name: str, item: Any) -> None:
+        assert self.open_row is not None
+        self.open_row[name] = float(item) if name == REWARDS else item
+
     def _accept(self, name: str, values: list | Tree) -> None:
         """Checks a column's length, and notes a new one's name."""
         wanted = self.lookback + len(self) if name not in WITH_LAST else len(self.columns[Columns.T])
@@ -152,5 +166,8 @@ def known_items(storage: EpisodeStorage, name: str) -> list | Tree:
     pending = None if name in WITH_LAST else storage.pending()
     if pending is None or name not in pending:
         return column
-    newest = [pending[name]] if isinstance(column, list) else batch([pending[name]], like=head(column))
+    if isinstance(column, list):
+        newest: Any = [pending[name]]
+    else:
+        newest = batch([pending[name]], like=None if name in storage.untyped else head(column))
     return joined([column, newest]) if count(column) else newest
