@@ -64,8 +64,11 @@ class ColumnAccess:
             positions = resolve(indices, total - lookback, lookback, neg_index_as_lookback, fill is not None)
         except (IndexError, TypeError, EpisodeError) as error:
             raise type(error)(f"{self.who}, {name}: {error}") from None
-        if type(positions) is slice and type(column) in PLAIN and not one_hot_discrete:
-            return column[positions]
+        if not one_hot_discrete:
+            if type(positions) is slice and type(column) in PLAIN:
+                return column[positions]
+            if type(positions) is list and type(column) is list and fill is None:
+                return [column[position] for position in positions]
         return gather(column, positions, fill, self._space(name), one_hot_discrete, name == Columns.INFOS)
 
     def _check_key(self, key: str) -> None:
@@ -202,6 +205,11 @@ class ColumnAccess:
         rows, lookback = count(storage.column(name)), storage.lookback
         waits = with_pending and name not in WITH_LAST and name in (storage.pending() or ())
         total = rows + waits
+        if type(at_indices) is int and not waits:
+            position = at_indices + (lookback if at_indices >= 0 or neg_index_as_lookback else total)
+            if 0 <= position < total:
+                storage.set_items(name, (position,), (new_data,))
+                return
         try:
             positions = resolve(at_indices, total - lookback, lookback, neg_index_as_lookback)
         except (IndexError, TypeError, EpisodeError) as error:

@@ -77,11 +77,13 @@ def resolve(
     if isinstance(indices, slice):
         return _resolve_slice(indices, total, lookback, from_the_end, fill)
     if isinstance(indices, (list, tuple, range)) or (isinstance(indices, np.ndarray) and indices.ndim == 1):
-        wanted = [index if type(index) is int else _integer(index) for index in indices]
-        positions = [i + (lookback if i >= 0 else from_the_end) for i in wanted]
+        try:
+            positions = [i + lookback if i >= 0 else i + from_the_end for i in map(operator.index, indices)]
+        except TypeError:
+            raise next(_not_an_integer(index) for index in indices if not hasattr(index, "__index__")) from None
         if positions and (min(positions) < 0 or max(positions) >= total):
             if not fill:
-                index = next(i for i, where in zip(wanted, positions, strict=True) if not 0 <= where < total)
+                index = next(i for i, where in zip(indices, positions, strict=True) if not 0 <= where < total)
                 raise _out_of_range(index, length, lookback, neg_index_as_lookback)
             positions = [where if 0 <= where < total else OUTSIDE for where in positions]
         return positions
@@ -98,7 +100,11 @@ def _integer(index: Any) -> int:
     try:
         return operator.index(index)
     except TypeError:
-        raise TypeError(f"indices must be None, an int, a list of ints or a slice, but {index!r} came.") from None
+        raise _not_an_integer(index) from None
+
+
+def _not_an_integer(index: Any) -> TypeError:
+    return TypeError(f"indices must be None, an int, a list of ints or a slice, but {index!r} came.")
 
 
 def _out_of_range(index: int, length: int, lookback: int, neg_index_as_lookback: bool) -> IndexError:

@@ -10,7 +10,7 @@ from marl_connectors.episodes.column_access import PLAIN
 from marl_connectors.episodes.env_time import NEVER, AgentColumn, EnvSteps, is_empty
 from marl_connectors.episodes.lookback import OUTSIDE, Indices, Padded, count, gather, resolve, row
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
-from marl_connectors.episodes.storage import STEP, UNSURE, WITH_LAST
+from marl_connectors.episodes.storage import NOTHING, STEP, UNSURE, WITH_LAST
 from marl_connectors.errors import EpisodeError, did_you_mean
 from marl_connectors.typing import AgentID, EpisodeID, ModuleID
 
@@ -104,7 +104,8 @@ class MultiAgentAccess:
             if quick:
                 item = episode.storage.item_at(name, times)  # type: ignore[arg-type]
                 if item is not UNSURE:
-                    by_agent[agent_id] = item
+                    if item is not NOTHING:
+                        by_agent[agent_id] = item
                     continue
             column = AgentColumn.of((*past[agent_id], episode) if agent_id in past else (episode,), name)
             if column is None:

@@ -154,7 +154,8 @@ class GrowingMultiAgentEpisode(MultiAgentAccess):
 
     def agent_steps(self) -> int:
         """Steps of all agents in this chunk."""
-        return sum(len(episode) for episode in self.all_agent_episodes())
+        newest = sum([len(episode.storage) for episode in self.agent_episodes.values()])
+        return newest + sum([len(episode.storage) for episode in self.past_agent_episodes])
 
     def add_env_reset(self, *, observations: PerAgent, infos: PerAgent | None = None) -> None:
         """Adds what ``env.reset()`` returned, for the agents that observe at the start.

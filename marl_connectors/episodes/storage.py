@@ -36,7 +36,9 @@ STEP = OBS, INFOS, T, ACTIONS, REWARDS = Columns.OBS, Columns.INFOS, Columns.T, 
 
 
 UNSURE: Final = object()
-"""What a quick look could not find."""
+"""A quick look did not find out."""
+NOTHING: Final = object()
+"""There is no such item."""
 
 
 class EpisodeStorage(Protocol):
@@ -70,7 +72,7 @@ class EpisodeStorage(Protocol):
         ...
 
     def item_at(self, name: str, t: int) -> Any:
-        """The item of the row that was observed at env step ``t`` if that is quickly found, else ``UNSURE``."""
+        """The item of the row that was observed at env step ``t``, or ``NOTHING``; ``UNSURE`` if that takes longer."""
         ...
 
     def extra_keys(self) -> tuple[str, ...]:
@@ -131,7 +133,13 @@ class ColumnStorage:
         if not len(times) or not isinstance(column, (list, np.ndarray)):
             return UNSURE
         row = len(times) - 1 - (times[-1] if type(times) is list else times.item(-1)) + t
-        return column[row] if 0 <= row < len(column) and times[row] == t else UNSURE
+        if row >= len(times):
+            return NOTHING
+        if row < 0 or times[row] != t:
+            return UNSURE
+        if row < len(column):
+            return column[row]
+        return NOTHING if self.open_row is None else self.open_row.get(name, NOTHING)
 
     def part(self, name: str, start: int, stop: int | None) -> Any:
         column = self.columns[name]
