@@ -17,7 +17,7 @@ from marl_connectors.algorithms.config_state import config_from_state, config_to
 from marl_connectors.checkpoints import load_state, save_state
 from marl_connectors.env_runners.env_runner import EnvRunner
 from marl_connectors.env_runners.env_setup import EnvSetup
-from marl_connectors.env_runners.episode_metrics import FinishedEpisode, summarize
+from marl_connectors.env_runners.episode_metrics import EpisodeTally, summarize
 from marl_connectors.errors import CheckpointError
 from marl_connectors.rl_module.rl_module import RLModule, RLModuleSpec
 from marl_connectors.seeding import derived_seed, torch_stream
@@ -57,7 +57,7 @@ class Algorithm:
         self.iteration = 0
         self._time_total_s = 0.0
         self._num_evaluations = 0
-        self._recent: deque[FinishedEpisode] = deque(maxlen=self.config.metrics_num_episodes_for_smoothing)
+        self._recent: deque[EpisodeTally] = deque(maxlen=self.config.metrics_num_episodes_for_smoothing)
         self.callbacks.on_algorithm_init(algorithm=self)
 
     def _runner(self, seed: int, num_envs: int, explore: bool) -> EnvRunner:
@@ -92,8 +92,9 @@ class Algorithm:
         """One iteration.
 
         Returns:
-            ``env_runners`` (returns and lengths of the newest episodes), ``learners`` (losses by module),
-            ``timers``, and counts of steps and iterations.
+            ``env_runners`` (returns and lengths of the newest episodes, and ``uncredited_reward``, the sum of the
+            rewards of this iteration that are in no train batch), ``learners`` (losses by module), ``timers``, and
+            counts of steps and iterations.
         """
         began = time.perf_counter()
         episodes = self._sample()
@@ -116,7 +117,7 @@ class Algorithm:
             "num_agent_steps_sampled_lifetime": runner.num_agent_steps,
             "time_this_iter_s": ended - began,
             "time_total_s": self._time_total_s,
-            "env_runners": summarize(list(self._recent)),
+            "env_runners": summarize(self._recent) | {"uncredited_reward": runner.take_uncredited_reward()},
             "learners": learned,
             "timers": {"sample_s": sampled - began, "learn_s": ended - sampled},
         }
@@ -172,7 +173,7 @@ class Algorithm:
         runner = self._runner(seed, min(num_episodes, self.config.num_envs_per_env_runner), explore)
         with self._borrowed(runner):
             runner.sample(num_episodes=num_episodes, explore=explore, random_actions=at_random)
-            return summarize(runner.take_finished())
+            return runner.get_metrics()
 
     @contextmanager
     def _borrowed(self, runner: EnvRunner) -> Iterator[None]:
@@ -270,7 +271,7 @@ class Algorithm:
             "iteration": self.iteration,
             "time_total_s": self._time_total_s,
             "num_evaluations": self._num_evaluations,
-            "recent_episodes": [(e.length, e.agent_returns) for e in self._recent],
+            "recent_tallies": [tally.get_state() for tally in self._recent],
             "spaces": {
                 str(agent_id): [describe(space) for space in self._setup.agent_spaces(agent_id)]
                 for agent_id in self._setup.agent_ids
@@ -292,9 +293,7 @@ class Algorithm:
         self._time_total_s = state["time_total_s"]
         self._num_evaluations = state["num_evaluations"]
         self._recent.clear()
-        self._recent.extend(
-            FinishedEpisode(length, [tuple(entry) for entry in returns]) for length, returns in state["recent_episodes"]
-        )
+        self._recent.extend(EpisodeTally.from_state(tally) for tally in state["recent_tallies"])
         self.learner.set_state(state["learner"])
         self.env_runner.set_state(state["env_runner"])
 

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from marl_connectors.algorithms.config_checks import check_settings, require
 from marl_connectors.algorithms.section import UNSET, section
 from marl_connectors.callbacks import Callbacks
 from marl_connectors.errors import ConfigError, did_you_mean
-from marl_connectors.ops.schedule import Schedule, check_schedule
+from marl_connectors.ops.schedule import Schedule
 from marl_connectors.policy_mapping import SharedPolicy, policy_mapping
 from marl_connectors.typing import ModuleID
 
@@ -340,55 +341,7 @@ class AlgorithmConfig:
 
     def validate(self) -> None:
         """Raises ConfigError for settings that are of the wrong kind, or at odds with one another."""
-        if self.env is None:
-            raise ConfigError(f"{type(self).__name__}: no environment. Call .environment(env=...).")
-        for name in ("num_env_runners", "num_learners"):
-            if getattr(self, name) != 0:
-                raise ConfigError(
-                    f"{type(self).__name__}: {name}={getattr(self, name)!r}, but this version samples and learns in "
-                    f"one process. Set {name}=0, and more num_envs_per_env_runner for larger batches."
-                )
-        for name in ("num_envs_per_env_runner", "train_batch_size_per_learner", "num_epochs", "evaluation_duration"):
-            self._require(name, _is_count(getattr(self, name)) and getattr(self, name) >= 1, "a whole number >= 1")
-        for name in ("minibatch_size", "evaluation_interval"):
-            value = getattr(self, name)
-            self._require(name, value is None or (_is_count(value) and value >= 1), "a whole number >= 1, or None")
-        self._require("episode_lookback_horizon", _is_count(self.episode_lookback_horizon), "a whole number >= 0")
-        fragment = self.rollout_fragment_length
-        self._require(
-            "rollout_fragment_length",
-            fragment == "auto" or (_is_count(fragment) and fragment),
-            "'auto' or a whole number >= 1",
-        )
-        self._require("gamma", _is_number(self.gamma) and 0 <= self.gamma <= 1, "a number in [0, 1]")
-        self._require(
-            "grad_clip",
-            self.grad_clip is None or (_is_number(self.grad_clip) and self.grad_clip > 0),
-            "a number > 0, or None",
-        )
-        clip = self.clip_rewards
-        self._require(
-            "clip_rewards",
-            clip is None or clip is False or clip is True or (_is_number(clip) and clip > 0),
-            "True, a number > 0, or None",
-        )
-        self._require("seed", self.seed is None or _is_count(self.seed), "a whole number >= 0, or None")
-        for name, choices in (
-            ("grad_clip_by", ("global_norm", "norm", "value")),
-            ("batch_mode", ("truncate_episodes", "complete_episodes")),
-            ("count_steps_by", ("env_steps", "agent_steps")),
-        ):
-            if getattr(self, name) not in choices:
-                hint = did_you_mean(getattr(self, name), choices)
-                raise ConfigError(f"{type(self).__name__}: {name}={getattr(self, name)!r}. {hint}")
-        for name, default in vars(type(self)()).items():
-            if isinstance(default, bool) and not name.startswith("_"):
-                self._require(name, isinstance(getattr(self, name), bool), "True or False")
-        check_schedule(f"{type(self).__name__}: lr", self.lr)
-        if self.num_gpus_per_learner and not torch.cuda.is_available():
-            raise ConfigError(
-                f"{type(self).__name__}: num_gpus_per_learner={self.num_gpus_per_learner}, but torch sees no GPU."
-            )
+        check_settings(self)
         for module_id in self.algorithm_config_overrides_per_module:
             self.get_config_for_module(module_id).validate()
 
@@ -414,13 +367,4 @@ class AlgorithmConfig:
                 raise ConfigError(f"{type(self).__name__}: unknown setting {name!r}. {did_you_mean(name, known)}")
 
     def _require(self, name: str, holds: object, expected: str) -> None:
-        if not holds:
-            raise ConfigError(f"{type(self).__name__}: {name} must be {expected}, not {getattr(self, name)!r}.")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+        require(self, name, holds, expected)

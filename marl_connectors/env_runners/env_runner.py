@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -18,12 +19,15 @@ from marl_connectors.connectors.connector_v2 import works_on_columns
 from marl_connectors.connectors.defaults import DEFAULT_PIECES
 from marl_connectors.connectors.module_to_env.get_actions import ACTION_NOISE
 from marl_connectors.connectors.module_to_env.listify_data_for_vector_env import env_actions
+from marl_connectors.env_runners.action_history import HISTORY_BYTES
 from marl_connectors.env_runners.action_noise import ActionNoise
 from marl_connectors.env_runners.data_checks import bad_observations, bad_rewards, check_columns, check_forward_batch
-from marl_connectors.env_runners.episode_metrics import FinishedEpisode, summarize
+from marl_connectors.env_runners.done_episodes import first_of_each_copy
+from marl_connectors.env_runners.episode_metrics import EpisodeTally, summarize
 from marl_connectors.env_runners.lanes import Lane, LaneGroup, picker
 from marl_connectors.env_runners.random_actions import random_actions
 from marl_connectors.env_runners.replayable_episodes import ReplayableEpisodes
+from marl_connectors.env_runners.saved_batch import batch_from_state, batch_to_state
 from marl_connectors.env_runners.vector_env import Transition, VectorEnv
 from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup
 from marl_connectors.errors import CheckpointError, ConfigError
@@ -92,7 +96,8 @@ class EnvRunner:
             self.vector_env, agent_spaces, policy_mapping_fn, rl_module, single_agent=single_agent, lookback=lookback
         )
         self._shared_data: dict[str, Any] = {ACTION_NOISE: self._noise}
-        self._finished: list[FinishedEpisode] = []
+        self._finished: list[EpisodeTally] = []
+        self._uncredited_reward = 0.0
         self._batch: ColumnBatch | None = None
         self._pick_actions: Callable[[list], Any] | None = None
         self._live: list[tuple[LaneGroup, Callable[[list], Any] | None]] = []  # groups with lanes, picking their items
@@ -142,35 +147,44 @@ class EnvRunner:
         if self._batch is None or force_reset or num_episodes is not None:
             self._reset()
         if num_episodes is not None:
-            finished_before = len(self._finished)
-            while (chosen := self._episodes.first_of_each_copy(num_episodes)) is None:
+            while (done := first_of_each_copy(self._episodes.done, copies, num_episodes)) is None:
                 self._take_step(explore, random_actions)
-            self._finished[finished_before:] = [self._finished[finished_before + i] for i in chosen]
         else:
             steps = self.rollout_fragment_length if num_timesteps is None else math.ceil(num_timesteps / copies)
             for _ in range(steps):
                 self._take_step(explore, random_actions)
+            done = self._episodes.done
         self._complete_fragment()
-        episodes = self._episodes.take_done()
-        if num_episodes is not None:
-            episodes = [episodes[i] for i in chosen]
+        self._episodes.take_done()
+        self._finished += [entry.tally for entry in done]
+        episodes = [entry.episode for entry in done]
         for episode in episodes:
             self.callbacks.on_episode_end(episode=episode, env_runner=self)
         if num_episodes is None:
             episodes += self._episodes.cut(num_rows=self.rollout_fragment_length)
         else:
             self._batch = None  # the next sample starts afresh
+        self._uncredited_reward += sum(episode.uncredited_reward for episode in episodes)
         self.callbacks.on_sample_end(env_runner=self, samples=episodes)
         return episodes
 
-    def take_finished(self) -> list[FinishedEpisode]:
+    def take_finished(self) -> list[EpisodeTally]:
         """Returns and lengths of the episodes that ended since the last call."""
         finished, self._finished = self._finished, []
         return finished
 
+    def take_uncredited_reward(self) -> float:
+        """The sum of the rewards in the samples since the last call that no action in the same chunk has earned.
+
+        They are in no train batch: they came before an agent ever acted, or for an action of an earlier chunk by an
+        agent that has ended there.
+        """
+        uncredited, self._uncredited_reward = self._uncredited_reward, 0.0
+        return uncredited
+
     def get_metrics(self) -> dict[str, Any]:
-        """What ``summarize`` says of them."""
-        return summarize(self.take_finished())
+        """What ``summarize`` says of the finished episodes, and ``uncredited_reward``; of each once."""
+        return summarize(self.take_finished()) | {"uncredited_reward": self.take_uncredited_reward()}
 
     def set_policy_mapping_fn(self, policy_mapping_fn: PolicyMappingFn) -> None:
         """Maps agents anew in episodes that begin from now on."""
@@ -188,6 +202,8 @@ class EnvRunner:
 
     def get_state(self) -> dict[str, Any]:
         """Counts, connector states, and how to get the ongoing episodes back, as JSON data and arrays."""
+        episodes = None if self._batch is None else self._episodes.get_state()
+        shared_data = {key: value for key, value in self._shared_data.items() if key != ACTION_NOISE}
         return {
             "seed": self._seed,
             "num_env_steps": self.num_env_steps,
@@ -195,7 +211,11 @@ class EnvRunner:
             "noise_step": self._noise.step,
             "env_to_module": self.env_to_module.get_state(),
             "module_to_env": self.module_to_env.get_state(),
-            "episodes": None if self._batch is None else self._episodes.get_state(),
+            "episodes": episodes,
+            "episodes_too_long": self._batch is not None and episodes is None,
+            "batch": None if episodes is None or self._batch is None else batch_to_state(self._batch, shared_data),
+            "finished": [tally.get_state() for tally in self._finished],
+            "uncredited_reward": self._uncredited_reward,
             "episode_numbers": [copy.episode_number for copy in self.vector_env.copies],
         }
 
@@ -211,18 +231,36 @@ class EnvRunner:
                 f"{len(self.vector_env.copies)}. Use the same num_envs_per_env_runner."
             )
         self._seed = self.vector_env.seed = state["seed"]
-        self._noise = self._shared_data[ACTION_NOISE] = ActionNoise(self._seed)
+        self._noise = ActionNoise(self._seed)
+        self._shared_data = {ACTION_NOISE: self._noise}
         self._noise.step = state["noise_step"]
         self.num_env_steps, self.num_agent_steps = state["num_env_steps"], state["num_agent_steps"]
         self.env_to_module.set_state(state["env_to_module"])
         self.module_to_env.set_state(state["module_to_env"])
         for copy, number in zip(self.vector_env.copies, state["episode_numbers"], strict=True):
             copy.episode_number = number
+        self._finished = [EpisodeTally.from_state(tally) for tally in state["finished"]]
+        self._uncredited_reward = state["uncredited_reward"]
         self._batch = None
         if state["episodes"] is not None:
             self._episodes.set_state(state["episodes"])
             self._arrange()
+            self._restore_batch(state["batch"])
+        elif state["episodes_too_long"]:
+            warnings.warn(
+                f"EnvRunner: an ongoing episode was too long to be replayed (more than {HISTORY_BYTES:,} bytes of "
+                f"actions), so the run goes on with new episodes, and not step for step as if it had never stopped.",
+                stacklevel=2,
+            )
+
+    def _restore_batch(self, state: dict[str, Any] | None) -> None:
+        """The forward batch of a checkpoint; made anew if pieces put something in that no file can hold."""
+        if state is None:
             self._make_batch()
+            return
+        device = next((parameter.device for parameter in self.rl_module.parameters()), torch.device("cpu"))
+        self._batch, shared_data = batch_from_state(state, [group.rows for group, _ in self._live], device)
+        self._shared_data.update(shared_data)
 
     # One step.
 
@@ -246,7 +284,7 @@ class EnvRunner:
             self._follow(step.transitions)
         self._observe(step.observations)
         for env_index, infos in step.infos:
-            self._episodes.write_infos(env_index, infos)
+            self._episodes.lanes.write_infos(env_index, infos)
         self._make_batch()
 
     def _forward(self, explore: bool) -> ColumnBatch:
@@ -274,15 +312,14 @@ class EnvRunner:
 
     def _follow(self, transitions: list[Transition]) -> None:
         rearranged = self._episodes.follow(transitions)
-        self._finished += self._episodes.take_finished()
         if self._pieces_write_episodes and self._episodes.ended_agents:
             self._run_env_to_module(self._episodes.ended_rows(), self._episodes.ended)
         if rearranged:
             self._arrange()
         else:
-            for group in self._episodes.groups:
+            for group in self._episodes.lanes.groups:
                 group.locate()
-            self._episodes.set_clocks()
+            self._episodes.lanes.set_clocks(self.vector_env.copies)
 
     def _observe(self, items: list[Any]) -> None:
         for group, pick in self._live:
@@ -295,6 +332,8 @@ class EnvRunner:
 
     def _make_batch(self) -> None:
         """Runs the env-to-module pipeline on the newest observations, for the next forward pass."""
+        if self._pieces_write_episodes:
+            self._episodes.note_observations()
         groups = [ColumnGroup(group.rows) for group, _ in self._live]
         self._batch = self._run_env_to_module(groups, self._episodes.ongoing)
         if self._check_batch:
@@ -323,12 +362,12 @@ class EnvRunner:
     def _arrange(self) -> None:
         """Works out all orders anew, after agents came or went."""
         module_order = {module_id: i for i, module_id in enumerate(self.rl_module.keys())}
-        by_copy = self._episodes.lanes_by_copy()
+        by_copy = self._episodes.lanes.in_order()
         place = {lane: i for i, lane in enumerate(by_copy)}
         by_row: list[Lane] = []
         self._live = []
         self._check_batch = True
-        for group in self._episodes.groups:
+        for group in self._episodes.lanes.groups:
             group.arrange(module_order)
             if not group.lanes:
                 continue
@@ -337,13 +376,13 @@ class EnvRunner:
             self._noise.place(
                 group.index, group.rows, [(lane.env_index, lane.slot) for lane in group.lanes], group.num_slots
             )
-        self._episodes.set_clocks()
+        self._episodes.lanes.set_clocks(self.vector_env.copies)
         position = {lane: i for i, lane in enumerate(by_row)}
         self._pick_actions = picker([position[lane] for lane in by_copy], len(by_copy))
 
     def _complete_fragment(self) -> None:
         """Checks what the environments gave and computes what was left to be computed for all steps at once."""
-        for group in self._episodes.groups:
+        for group in self._episodes.lanes.groups:
             check_columns(group, self.vector_env, spaces_too=self._check_spaces)
             dist_cls = self._deferred_logp.pop(group, None)
             if dist_cls is not None:

@@ -1,60 +1,211 @@
-"""Returns and lengths of finished episodes."""
+"""Returns and lengths of episodes: tallied while they go on, summarised when they are over."""
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 
+from marl_connectors.episodes.multi_agent_growth import REMEMBERED_AGENTS
 from marl_connectors.typing import AgentID, ModuleID
 
 
 @dataclass(slots=True)
-class FinishedEpisode:
-    """What is worth knowing of an episode once it is over.
+class Returns:
+    """Count, sum, spread and extremes of returns, without the returns.
 
     Attributes:
-        length: Env steps.
-        agent_returns: ``(agent_id, module_id, return)`` of every agent episode in it.
+        count: How many there are.
+        total: Their sum.
+        squares: The sum of their squared distances from their mean.
+        lowest: The lowest, infinite if there is none.
+        highest: The highest, minus infinite if there is none.
     """
 
-    length: int
-    agent_returns: list[tuple[AgentID, ModuleID, float]] = field(default_factory=list)
+    count: int = 0
+    total: float = 0.0
+    squares: float = 0.0
+    lowest: float = math.inf
+    highest: float = -math.inf
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Returns:
+        """Of at least one return."""
+        array = np.array(values)
+        squares = float(np.square(array - array.mean()).sum())
+        return cls(len(array), float(array.sum()), squares, float(array.min()), float(array.max()))
+
+    @property
+    def mean(self) -> float:
+        """NaN if there is none."""
+        return self.total / self.count if self.count else math.nan
+
+    @property
+    def std(self) -> float:
+        """The standard deviation of these very returns; NaN if there is none."""
+        return math.sqrt(self.squares / self.count) if self.count else math.nan
+
+    def merge(self, other: Returns) -> None:
+        """Takes in others; Chan, Golub and LeVeque (1979) have the formula for the squares."""
+        if self.count and other.count:
+            gap = other.mean - self.mean
+            self.squares += gap * gap * self.count * other.count / (self.count + other.count)
+        self.count += other.count
+        self.total += other.total
+        self.squares += other.squares
+        self.lowest = min(self.lowest, other.lowest)
+        self.highest = max(self.highest, other.highest)
 
 
-def summarize(episodes: list[FinishedEpisode]) -> dict[str, Any]:
+@dataclass(slots=True)
+class EndedAgent:
+    """What an agent was paid in its lives, the newest of which has ended.
+
+    Attributes:
+        module_id: Who chose its actions in the newest life.
+        life_return: Of the newest life; it still grows if the agent is paid late.
+        is_truncated: Whether that life was truncated.
+        earlier_lives: How many lives it had before, in the same episode.
+        earlier_returns: The sum of their returns.
+    """
+
+    module_id: ModuleID
+    life_return: float
+    is_truncated: bool
+    earlier_lives: int = 0
+    earlier_returns: float = 0.0
+
+
+@dataclass(slots=True)
+class EpisodeTally:
+    """The returns of an episode, in bounded memory.
+
+    Attributes:
+        length: Env steps, once the episode is over.
+        episode_return: All that the environment paid to anyone; while the episode goes on, without what live agents
+            were paid.
+        agents: The ``REMEMBERED_AGENTS`` agents that ended last, the very last one at the end.
+        settled: Module to the returns of all other lives that have ended.
+        any_settled_truncated: Whether an agent ended by truncation that is not in ``agents`` any more.
+    """
+
+    length: int = 0
+    episode_return: float = 0.0
+    agents: dict[AgentID, EndedAgent] = field(default_factory=dict)
+    settled: dict[ModuleID, Returns] = field(default_factory=dict)
+    any_settled_truncated: bool = False
+
+    @property
+    def is_truncated(self) -> bool:
+        """Whether the newest life of any agent ended by truncation."""
+        return self.any_settled_truncated or any(agent.is_truncated for agent in self.agents.values())
+
+    def end_life(self, agent_id: AgentID, module_id: ModuleID, life_return: float, is_truncated: bool) -> None:
+        """An agent has ended. A hot path."""
+        self.episode_return += life_return
+        agents = self.agents
+        former = agents.pop(agent_id, None)
+        if former is None:
+            agents[agent_id] = EndedAgent(module_id, life_return, is_truncated)
+            if len(agents) > REMEMBERED_AGENTS:
+                oldest = agents.pop(next(iter(agents)))
+                self._settle(oldest)
+                self.any_settled_truncated |= oldest.is_truncated
+        else:
+            self._settle(former)
+            lives, returns = former.earlier_lives + 1, former.earlier_returns + former.life_return
+            agents[agent_id] = EndedAgent(module_id, life_return, is_truncated, lives, returns)
+
+    def pay(self, agent_id: AgentID, reward: float) -> None:
+        """An agent was paid that did not act: after its end, or before its first action."""
+        self.episode_return += reward
+        agent = self.agents.get(agent_id)
+        if agent is not None:
+            agent.life_return += reward
+
+    def _settle(self, agent: EndedAgent) -> None:
+        paid = agent.life_return
+        self.settled.setdefault(agent.module_id, Returns()).merge(Returns(1, paid, 0.0, paid, paid))
+
+    @property
+    def agent_returns(self) -> dict[AgentID, tuple[int, float]]:
+        """Agent to the number of its lives that have ended and the sum of their returns, as far as remembered."""
+        return {a: (e.earlier_lives + 1, e.earlier_returns + e.life_return) for a, e in self.agents.items()}
+
+    def get_state(self) -> dict[str, Any]:
+        """As plain data and arrays."""
+        agents = self.agents.values()
+        return {
+            "length": self.length,
+            "episode_return": self.episode_return,
+            "agent_ids": list(self.agents),
+            "module_ids": [agent.module_id for agent in agents],
+            "life_returns": np.array([agent.life_return for agent in agents], np.float64),
+            "truncated": np.array([agent.is_truncated for agent in agents], bool),
+            "earlier_lives": np.array([agent.earlier_lives for agent in agents], np.int64),
+            "earlier_returns": np.array([agent.earlier_returns for agent in agents], np.float64),
+            "settled": {module_id: asdict(returns) for module_id, returns in self.settled.items()},
+            "any_settled_truncated": self.any_settled_truncated,
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> EpisodeTally:
+        """The tally that ``get_state`` described."""
+        columns = [state[name].tolist() for name in ("life_returns", "truncated", "earlier_lives", "earlier_returns")]
+        agents = map(EndedAgent, state["module_ids"], *columns)
+        return cls(
+            length=state["length"],
+            episode_return=state["episode_return"],
+            agents=dict(zip(state["agent_ids"], agents, strict=True)),
+            settled={module_id: Returns(**returns) for module_id, returns in state["settled"].items()},
+            any_settled_truncated=state["any_settled_truncated"],
+        )
+
+
+def summarize(episodes: Collection[EpisodeTally]) -> dict[str, Any]:
     """Means over finished episodes; NaN where there are none.
 
     Returns:
-        ``episode_return_mean/min/max`` (a multi-agent episode's return is the sum over its agents),
+        ``episode_return_mean/min/max`` (a multi-agent episode's return is all that its agents were paid),
         ``episode_len_mean``, ``num_episodes``, ``module_episode_returns`` (``{module_id: {mean, std, min, max,
-        num_episodes}}`` over the returns of the module's agents) and ``agent_episode_returns_mean``.
+        num_episodes}}`` over the returns of the module's agents) and ``agent_episode_returns_mean`` (of at most
+        ``REMEMBERED_AGENTS`` agents).
     """
-    totals = np.array([sum(r for _, _, r in episode.agent_returns) for episode in episodes])
-    by_module: dict[ModuleID, list[float]] = defaultdict(list)
-    by_agent: dict[AgentID, list[float]] = defaultdict(list)
+    lives: dict[ModuleID, list[float]] = defaultdict(list)
+    by_module: dict[ModuleID, Returns] = defaultdict(Returns)
+    by_agent: dict[AgentID, tuple[int, float]] = {}
     for episode in episodes:
-        for agent_id, module_id, episode_return in episode.agent_returns:
-            by_module[module_id].append(episode_return)
-            by_agent[agent_id].append(episode_return)
-    none = float("nan")
+        for agent in episode.agents.values():
+            lives[agent.module_id].append(agent.life_return)
+        for module_id, returns in episode.settled.items():
+            by_module[module_id].merge(returns)
+        for agent_id, (count, total) in episode.agent_returns.items():
+            earlier_count, earlier_total = by_agent.get(agent_id, (0, 0.0))
+            by_agent[agent_id] = earlier_count + count, earlier_total + total
+    for module_id, values in lives.items():
+        by_module[module_id].merge(Returns.of(values))
+    whole = Returns.of([episode.episode_return for episode in episodes]) if episodes else Returns()
     return {
-        "episode_return_mean": float(totals.mean()) if len(totals) else none,
-        "episode_return_min": float(totals.min()) if len(totals) else none,
-        "episode_return_max": float(totals.max()) if len(totals) else none,
-        "episode_len_mean": float(np.mean([e.length for e in episodes])) if episodes else none,
+        "episode_return_mean": whole.mean,
+        "episode_return_min": whole.lowest if episodes else math.nan,
+        "episode_return_max": whole.highest if episodes else math.nan,
+        "episode_len_mean": float(np.mean([episode.length for episode in episodes])) if episodes else math.nan,
         "num_episodes": len(episodes),
         "module_episode_returns": {
             module_id: {
-                "mean": float(np.mean(returns)),
-                "std": float(np.std(returns)),
-                "min": float(np.min(returns)),
-                "max": float(np.max(returns)),
-                "num_episodes": len(returns),
+                "mean": returns.mean,
+                "std": returns.std,
+                "min": returns.lowest,
+                "max": returns.highest,
+                "num_episodes": returns.count,
             }
             for module_id, returns in sorted(by_module.items())
         },
-        "agent_episode_returns_mean": {agent_id: float(np.mean(returns)) for agent_id, returns in by_agent.items()},
+        "agent_episode_returns_mean": {
+            agent_id: total / count for agent_id, (count, total) in list(by_agent.items())[-REMEMBERED_AGENTS:]
+        },
     }

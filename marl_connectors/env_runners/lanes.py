@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any
@@ -14,7 +15,7 @@ from marl_connectors.episodes.lane_storage import LaneStorage
 from marl_connectors.episodes.rollout import Positions, Rollout
 from marl_connectors.episodes.rows import RowPart, Rows
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
-from marl_connectors.typing import AgentID, ModuleID
+from marl_connectors.typing import AgentID, EpisodeID, ModuleID
 
 
 class Lane:
@@ -47,6 +48,80 @@ class Lane:
         """The row of the newest observation."""
         rollout = self.group.rollout
         return int(rollout.cursor[self.number]) // rollout.num_lanes
+
+    @property
+    def storage(self) -> LaneStorage:
+        """What the agent's episode is a view of."""
+        return self.episode.storage  # type: ignore[return-value]
+
+    def begin_episode(
+        self,
+        id_: EpisodeID,
+        agent_id: AgentID | None = None,
+        module_id: ModuleID | None = None,
+        multi_agent_episode_id: EpisodeID | None = None,
+    ) -> SingleAgentEpisode:
+        """An episode whose first observation is in the newest row."""
+        rollout = self.group.rollout
+        position = int(rollout.cursor[self.number])
+        rollout.infos.pop(position, None)  # of the lane's former agent
+        self.earlier_return = 0.0
+        return self.view(id_, agent_id, module_id, multi_agent_episode_id, start_row=position // rollout.num_lanes)
+
+    def continue_episode(self, last_row: int) -> None:
+        """Freezes the episode's chunk, and begins its successor in the rollout that the group goes on in.
+
+        Args:
+            last_row: The chunk's last observation, in the rollout before.
+        """
+        former, storage = self.episode, self.storage
+        storage.stop_row = last_row
+        lookback = self.group.lookback
+        self.view(
+            former.id_,
+            former.agent_id,
+            former.module_id,
+            former.multi_agent_episode_id,
+            start_row=lookback,
+            lookback=min(lookback, last_row - storage.first_row),
+            t_started=former.t_started + last_row - storage.start_row,
+        )
+        if former._custom_data:
+            self.episode._custom_data = copy.deepcopy(former._custom_data)
+
+    def view(
+        self,
+        id_: EpisodeID,
+        agent_id: AgentID | None,
+        module_id: ModuleID | None,
+        multi_agent_episode_id: EpisodeID | None,
+        *,
+        start_row: int,
+        lookback: int = 0,
+        t_started: int = 0,
+    ) -> SingleAgentEpisode:
+        """Makes ``episode`` a view of the lane, from ``start_row`` on and with ``lookback`` rows before it."""
+        rollout = self.group.rollout
+        self.episode = SingleAgentEpisode.from_storage(
+            LaneStorage(rollout, self.number, first_row=start_row - lookback, start_row=start_row),
+            id_=id_,
+            agent_id=agent_id,
+            module_id=module_id,
+            multi_agent_episode_id=multi_agent_episode_id,
+            t_started=t_started,
+            observation_space=rollout.observation_space,
+            action_space=rollout.action_space,
+        )
+        return self.episode
+
+    def end_episode(self, position: int, terminated: bool, truncated: bool) -> float:
+        """Ends the episode at its newest row's position; what the agent was paid in all of its chunks."""
+        episode, rollout = self.episode, self.group.rollout
+        lanes, storage = rollout.num_lanes, self.storage
+        storage.stop_row = position // lanes
+        episode.is_terminated, episode.is_truncated = terminated, truncated
+        paid = rollout.columns[Columns.REWARDS][storage.start_row * lanes + self.number : position : lanes]
+        return self.earlier_return + float(paid.sum())
 
 
 class LaneGroup:
@@ -91,9 +166,9 @@ class LaneGroup:
         """A free lane for an agent; its first row is the next one that is unused there."""
         slots = self._slots.setdefault(env_index, {})
         if agent_id not in slots:
-            slots[agent_id] = next(n for n in range(len(slots) + 1) if n not in slots.values())
+            slots[agent_id] = _lowest_not_in(set(slots.values()))
         slot = slots[agent_id]
-        number = next(n for n in range(len(self._numbers_in_use) + 1) if n not in self._numbers_in_use)
+        number = _lowest_not_in(self._numbers_in_use)
         if number >= self.rollout.num_lanes:
             self.rollout.widened(max(number + 1, number * 3 // 2))
         self._numbers_in_use.add(number)
@@ -176,9 +251,8 @@ class LaneGroup:
     def chunk_ends(self) -> tuple[list[int], list[float]]:
         """For each lane, in the order of the rows: its newest row, and what it was paid in this chunk."""
         rollout = self.rollout
-        storages: list[LaneStorage] = [lane.episode.storage for lane in self.lanes]  # type: ignore[misc]
         numbers = [lane.number for lane in self.lanes]
-        starts = np.array([storage.start_row for storage in storages])
+        starts = np.array([lane.storage.start_row for lane in self.lanes])
         ends = rollout.cursor[numbers] // max(rollout.num_lanes, 1)
         rewards = rollout.columns[Columns.REWARDS].reshape(rollout.num_rows, -1)[:, numbers]
         rows = np.arange(rollout.num_rows)[:, None]
@@ -187,8 +261,6 @@ class LaneGroup:
 
     def restart(self, num_rows: int) -> None:
         """Goes on in a fresh rollout in which all lanes are in step."""
-        for number in self._numbers_in_use:
-            self._next_row.pop(number, None)
         self.rollout = self.rollout.continued(num_rows + self.lookback + 2, self.lookback)
         self.last_row = self.lookback
         self._next_row = {}
@@ -215,9 +287,9 @@ class LiveRows(Rows):
         """Where the rows are now."""
         group = self.group
         lanes = group.rollout.num_lanes
-        storages: list[LaneStorage] = [lane.episode.storage for lane in group.lanes]  # type: ignore[misc]
-        first = np.array([storage.first_row * lanes + storage.lane for storage in storages])
-        return (RowPart(group.rollout, group.positions, first, group.rollout.cursor[[s.lane for s in storages]]),)
+        first = np.array([lane.storage.first_row * lanes + lane.number for lane in group.lanes])
+        last = group.rollout.cursor[[lane.number for lane in group.lanes]]
+        return (RowPart(group.rollout, group.positions, first, last),)
 
     @parts.setter
     def parts(self, value: tuple[RowPart, ...]) -> None:
@@ -242,6 +314,10 @@ class LiveRows(Rows):
         if offset == 0:
             return self.group.rollout.read(column, self.group.positions)
         return super().get(column, offset, fill)
+
+
+def _lowest_not_in(taken: set[int]) -> int:
+    return next(n for n in range(len(taken) + 1) if n not in taken)
 
 
 def picker(order: Sequence[int], length: int) -> Callable[[list], Sequence] | None:

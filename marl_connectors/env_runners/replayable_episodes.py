@@ -2,39 +2,63 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
+from marl_connectors.env_runners.action_history import ActionHistory
+from marl_connectors.env_runners.done_episodes import Episode
+from marl_connectors.env_runners.episode_metrics import EpisodeTally
+from marl_connectors.env_runners.lanes import Lane
 from marl_connectors.env_runners.ongoing_episodes import OngoingEpisodes
-from marl_connectors.episodes.lane_storage import LaneStorage
+from marl_connectors.env_runners.plain_data import storable
+from marl_connectors.env_runners.vector_env import EnvCopy, not_repeatable
+from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.episodes.rollout import take
-from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
-from marl_connectors.errors import CheckpointError
-from marl_connectors.trees import leaves
-from marl_connectors.typing import AgentID
+from marl_connectors.episodes.state import decode, encode
+from marl_connectors.trees import leaves, tree_map
+from marl_connectors.typing import Tree
 
 
 class ReplayableEpisodes(OngoingEpisodes):
     """OngoingEpisodes that can be brought back to where they stood.
 
-    Each copy is reset with the episode's seed and given the same actions again.
+    Each copy is reset with the episode's seed and given the same actions again. What does not follow from those is
+    saved: the rows that the episodes keep, as connector pieces left them, their infos, the user's notes, and what was
+    paid so far.
     """
 
-    def get_state(self) -> dict[str, Any]:
-        """The ongoing episodes: the rows that they keep, and the actions that lead to where their copies are."""
+    _observed: list[Tree] | None = None  # by group, in the order of its lanes, where pieces change observations
+
+    def note_observations(self) -> None:
+        """Remembers the newest observations as the environments gave them. For pieces that may write others to them."""
+        self._observed = [
+            tree_map(np.copy, take(group.rollout.source(Columns.OBS), group.positions)) for group in self.lanes.groups
+        ]
+
+    def get_state(self) -> dict[str, Any] | None:
+        """The ongoing episodes, right after a cut; None if one of them is too long to be replayed.
+
+        Raises:
+            EpisodeError: If custom data hold what no file can.
+        """
+        copies = self._vector_env.copies
+        if not all(copy.pack_history().is_complete for copy in copies):
+            return None
         return {
             "copies": [
                 {
                     "number": copy.episode_number,
-                    "history": [[list(a), list(x)] for a, x in copy.history],
-                    "ended": [] if self._single_agent else list(episode._ended_before.items()),  # type: ignore[union-attr]
-                    "modules": [] if self._single_agent else list(episode._module_of.items()),  # type: ignore[union-attr]
+                    "actions": copy.history.get_state(),
+                    "memory": _memory_of(episode),
+                    "tally": tally.get_state(),
                 }
-                for copy, episode in zip(self._vector_env.copies, self.ongoing, strict=True)
+                for copy, episode, tally in zip(copies, self.ongoing, self._tallies, strict=True)
             ],
+            "observed": self._observed,
             "groups": [
                 {
                     "agent_id": agent_id,
@@ -43,81 +67,119 @@ class ReplayableEpisodes(OngoingEpisodes):
                     "slots": group.get_slots(),
                     "rollout": group.rollout.get_state(),
                 }
-                for group, agent_id in zip(self.groups, self._group_agents, strict=True)
+                for group, agent_id in zip(self.lanes.groups, self.lanes.group_agents, strict=True)
             ],
             "lanes": [
                 {
                     "group": lane.group.index,
+                    "row": lane.group.lanes.index(lane),
                     "number": lane.number,
                     "env_index": lane.env_index,
                     "slot": lane.slot,
                     "agent_id": lane.agent_id,
                     "module_id": lane.module_id,
                     "episode_id": lane.episode.id_,
+                    "ids": [lane.episode.agent_id, lane.episode.module_id, lane.episode.multi_agent_episode_id],
                     "earlier_return": lane.earlier_return,
                     "t_started": lane.episode.t_started,
-                    "kept": lane.episode.storage.lookback,
+                    "kept": lane.storage.lookback,
+                    "infos": [storable(info) for info in lane.storage.column(Columns.INFOS)],
+                    "custom_data": _notes(lane.episode),
                 }
-                for lane in self.lanes_by_copy()
+                for lane in self.lanes.in_order()
             ],
-            "returns": [list(returns) for returns in self._returns],
         }
 
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Takes what ``get_state`` gave. Must be called right after construction, or instead of a reset."""
-        observed = [
-            self._vector_env.replay(copy, own["number"], [(list(a), list(x)) for a, x in own["history"]])
-            for copy, own in zip(self._vector_env.copies, state["copies"], strict=True)
-        ]
-        self.groups, self._group_agents, self._finished = [], [], []
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Takes what ``get_state`` gave. Must be called right after construction, or instead of a reset.
+
+        Raises:
+            CheckpointError: If an episode does not lead to where it led before.
+        """
+        self.lanes.clear()
         self.take_done()
         self._fitting = set()
-        self._returns = [[tuple(entry) for entry in returns] for returns in state["returns"]]
+        self._observed = state["observed"]
         for own in state["groups"]:
-            group = self._add_group(own["agent_id"])
+            group = self.lanes.add_group(own["agent_id"])
             group.make_room(own["num_lanes"])
             group.num_slots = own["num_slots"]
             group.set_slots(own["slots"])
             group.rollout.set_state(own["rollout"])
-        self._lanes = [{} for _ in self._vector_env.copies]
-        for own in state["lanes"]:
-            self._restore_lane(own, observed[own["env_index"]][0])
+        restored = [(self._restore_lane(own), own) for own in state["lanes"]]
         self.ongoing = []
-        for copy, lanes, own in zip(self._vector_env.copies, self._lanes, state["copies"], strict=True):
-            copy.agents = list(lanes)
-            self.write_infos(copy.index, observed[copy.index][1])
-            if self._single_agent:
-                self.ongoing.append(next(iter(lanes.values())).episode)
-                continue
-            episode = self._continued_episode(copy, f"{copy.index}-{copy.episode_number}", dict(own["modules"]))
-            episode._ended_before = dict(own["ended"])
+        for copy, own in zip(self._vector_env.copies, state["copies"], strict=True):
+            copy.episode_number = own["number"]
+            self._replay(copy, own["actions"], [pair for pair in restored if pair[0].env_index == copy.index])
+            self._tallies[copy.index] = EpisodeTally.from_state(own["tally"])
+            episode = self._continued_episode(copy, f"{copy.index}-{copy.episode_number}")
+            _remember(episode, own["memory"])
             self.ongoing.append(episode)
 
-    def _restore_lane(self, own: dict[str, Any], observations: dict[AgentID, Any]) -> None:
-        copy, agent_id = self._vector_env.copies[own["env_index"]], own["agent_id"]
-        group = self.groups[own["group"]]
-        lane = group.reopen(own["number"], own["env_index"], own["slot"], agent_id)
-        group.lanes.append(lane)
-        self._lanes[copy.index][agent_id] = lane
+    def _restore_lane(self, own: Mapping[str, Any]) -> Lane:
+        lane = self.lanes.reopen(own["group"], own["number"], own["env_index"], own["slot"], own["agent_id"])
         lane.module_id, lane.earlier_return = own["module_id"], own["earlier_return"]
-        position = int(group.rollout.cursor[lane.number])
-        kept = take(group.rollout.source(Columns.OBS), slice(position, position + 1))
-        replayed = spaces.stack([observations[agent_id]], group.rollout.observation_space)
-        if not all(map(np.array_equal, leaves(kept), leaves(replayed))):
-            raise CheckpointError(
-                f"{copy}: replaying the episode from its seed leads agent {agent_id!r} elsewhere than before the "
-                f"checkpoint, so the environment does not follow from reset(seed=...) and the run cannot be continued "
-                f"exactly. Load the modules with Algorithm.from_checkpoint and start a new run."
-            )
-        episode_id = f"{copy.index}-{copy.episode_number}"
-        ids = {"agent_id": None, "module_id": None, "multi_agent_episode_id": None}
-        if not self._single_agent:
-            ids = {"agent_id": agent_id, "module_id": lane.module_id, "multi_agent_episode_id": episode_id}
-        lane.episode = SingleAgentEpisode.from_storage(
-            LaneStorage(group.rollout, lane.number, first_row=self._lookback - own["kept"], start_row=self._lookback),
-            id_=own["episode_id"],
+        lane.view(
+            own["episode_id"],
+            *own["ids"],
+            start_row=self._lookback,
+            lookback=own["kept"],
             t_started=own["t_started"],
-            observation_space=group.rollout.observation_space,
-            action_space=group.rollout.action_space,
-            **ids,
         )
+        lane.episode.custom_data.update(decode(own["custom_data"]))
+        return lane
+
+    def _replay(self, copy: EnvCopy, actions: Mapping[str, Any], lanes: list[tuple[Lane, Mapping[str, Any]]]) -> None:
+        """Brings a copy to where its lanes are, and gives these their infos."""
+        observed_at = [[int(t) for t in lane.storage.column(Columns.T)] for lane, _ in lanes]
+        unknown = {
+            t
+            for times, (_, own) in zip(observed_at, lanes, strict=True)
+            for t, info in zip(times, own["infos"], strict=True)
+            if info is None
+        }
+        steps = ActionHistory.from_state(actions)
+        observations, infos_at = self._vector_env.replay(copy, copy.episode_number, steps, unknown)
+        if list(observations) != [lane.agent_id for lane, _ in lanes]:
+            raise not_repeatable(copy)
+        for times, (lane, own) in zip(observed_at, lanes, strict=True):
+            rollout, first_row = lane.group.rollout, lane.storage.first_row
+            if self._observed is None:
+                position = int(rollout.cursor[lane.number])
+                observed = take(rollout.source(Columns.OBS), slice(position, position + 1))
+            else:
+                observed = take(self._observed[lane.group.index], slice(own["row"], own["row"] + 1))
+            replayed = spaces.stack([observations[lane.agent_id]], rollout.observation_space)
+            if not all(map(np.array_equal, leaves(observed), leaves(replayed))):
+                raise not_repeatable(copy, lane.agent_id)
+            for row, (t, saved) in enumerate(zip(times, own["infos"], strict=True), first_row):
+                info = infos_at[t].get(lane.agent_id) if saved is None else decode(saved)
+                if info:
+                    rollout.infos[row * rollout.num_lanes + lane.number] = info
+
+
+# What is neither in the lanes nor follows from the actions.
+
+
+def _memory_of(episode: Episode) -> dict[str, Any]:
+    """What outlives the chunks of an episode of several agents."""
+    if not isinstance(episode, MultiAgentEpisode):
+        return {}
+    return {
+        "custom_data": _notes(episode),
+        "modules": list(episode._module_of.items()),
+        "ended": list(episode._ended_before.items()),
+        "any_truncated": episode._truncated_before,
+    }
+
+
+def _remember(episode: Episode, memory: Mapping[str, Any]) -> None:
+    if isinstance(episode, MultiAgentEpisode):
+        episode.custom_data.update(decode(memory["custom_data"]))
+        episode._module_of = dict(memory["modules"])
+        episode._ended_before = dict(memory["ended"])
+        episode._truncated_before = memory["any_truncated"]
+
+
+def _notes(episode: Episode) -> Any:
+    return encode(episode.custom_data, f"custom_data of episode {episode.id_!r}")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy as copying
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from marl_connectors.errors import EnvError, MarlConnectorsError
+from marl_connectors.env_runners.action_history import ActionHistory
+from marl_connectors.errors import CheckpointError, EnvError, MarlConnectorsError
 from marl_connectors.seeding import derived_seed
 from marl_connectors.typing import AgentID
 
@@ -70,10 +71,10 @@ class EnvCopy:
         agents: Who acts next, in the order of all lists.
         episode_number: How many episodes were started, less one.
         t: Env steps since the reset.
-        history: The actions of the episode so far, ``(agents, actions)`` a step, from which it can be replayed.
+        newest_actions: Those of the newest steps of the episode, which are not in ``history`` yet.
     """
 
-    __slots__ = ("agents", "env", "episode_number", "history", "index", "step", "t")
+    __slots__ = ("agents", "env", "episode_number", "history", "index", "newest_actions", "step", "t")
 
     def __init__(self, env: Any, index: int):
         self.env = env
@@ -82,7 +83,15 @@ class EnvCopy:
         self.agents: list[AgentID] = []
         self.episode_number = -1
         self.t = 0
-        self.history: list[tuple[list[AgentID], list[Any]]] = []
+        self.newest_actions: list[list[Any]] = []
+        self.history = ActionHistory()
+
+    def pack_history(self, at_least: int = 0) -> ActionHistory:
+        """All actions of the episode so far; the newest are only packed if there are ``at_least`` so many steps."""
+        if len(self.newest_actions) >= at_least:
+            self.history.extend(self.newest_actions)
+            self.newest_actions.clear()
+        return self.history
 
     def __str__(self) -> str:
         return f"environment copy {self.index}, episode {self.episode_number}, step {self.t}"
@@ -110,7 +119,7 @@ class VectorEnv:
         """Starts the copy's next episode: observations and infos by agent."""
         copy.episode_number += 1
         copy.t = 0
-        copy.history = []
+        copy.newest_actions, copy.history = [], ActionHistory()
         try:
             observations, infos = copy.env.reset(seed=self.reset_seed(copy))
         except MarlConnectorsError:
@@ -135,16 +144,19 @@ class VectorEnv:
         Args:
             actions: One for each agent, in the order of ``copies`` and their ``agents``.
         """
+        return self._step(self.copies, actions)
+
+    def _step(self, copies: Sequence[EnvCopy], actions: list[Any]) -> VectorStep:
         rewards: list[Any] = []
         observations: list[Any] = []
         result = VectorStep(rewards, observations, [], [])
         end = 0
-        for copy in self.copies:
+        for copy in copies:
             agents = copy.agents
             begin = end
             end += len(agents)
             chosen = actions[begin:end]
-            copy.history.append((agents, chosen))
+            copy.newest_actions.append(chosen)
             try:
                 obs, reward, terminations, truncations, infos = copy.step(dict(zip(agents, chosen)))  # noqa: B905
             except MarlConnectorsError:
@@ -195,7 +207,7 @@ class VectorEnv:
             transition.is_over = True
             # The reset may write to the very arrays and dicts that this step gave.
             transition.observations = {agent: _copied(obs[agent]) for agent in before if agent in obs}
-            transition.infos = {agent: dict(infos[agent]) for agent in before if infos.get(agent)}
+            transition.infos = _copied_infos({agent: infos.get(agent) for agent in before})
             transition.first_observations, transition.first_infos = self.reset(copy)
             obs = transition.first_observations
         result.observations.extend([obs[agent] for agent in copy.agents])
@@ -233,26 +245,54 @@ class VectorEnv:
         return EnvError(f"{copy} (seed {self.reset_seed(copy)}): step({acted}) raised {type(error).__name__}: {error}")
 
     def replay(
-        self, copy: EnvCopy, episode_number: int, history: list[tuple[list[AgentID], list[Any]]]
-    ) -> tuple[dict[AgentID, Any], dict[AgentID, dict]]:
+        self, copy: EnvCopy, episode_number: int, steps: Iterable[list[Any]], wanted: Collection[int]
+    ) -> tuple[dict[AgentID, Any], dict[int, dict[AgentID, dict]]]:
         """Brings a copy to where an episode stood: resets it with that episode's seed and repeats the actions.
 
+        Args:
+            copy: Which.
+            episode_number: Of the episode.
+            steps: The actions of all agents, step by step.
+            wanted: Env steps whose infos are wanted.
+
         Returns:
-            The newest observations and infos, by agent.
+            The newest observations by agent, and the infos by env step and agent.
+
+        Raises:
+            CheckpointError: If the episode ends, or other agents act, than before.
         """
         copy.episode_number = episode_number - 1
         observations, infos = self.reset(copy)
-        for agents, actions in history:
-            observations, _, _, _, infos = copy.env.step(dict(zip(agents, actions, strict=True)))
-            copy.t += 1
-        copy.history = list(history)
-        copy.agents = list(copy.env.agents)
-        return observations, infos or {}
+        newest = [observations[agent_id] for agent_id in copy.agents]
+        infos_at = {0: _copied_infos(infos)} if 0 in wanted else {}
+        for actions in steps:
+            step = self._step([copy], actions) if len(actions) == len(copy.agents) else None
+            if step is None or copy.episode_number != episode_number:
+                raise not_repeatable(copy)
+            newest = step.observations
+            if copy.t in wanted:
+                given = [transition.infos for transition in step.transitions] or [infos for _, infos in step.infos]
+                infos_at[copy.t] = _copied_infos(given[0]) if given else {}
+        return dict(zip(copy.agents, newest, strict=True)), infos_at
 
     def close(self) -> None:
         """Closes all copies."""
         for copy in self.copies:
             copy.env.close()
+
+
+def not_repeatable(copy: EnvCopy, agent_id: AgentID | None = None) -> CheckpointError:
+    """The error for an episode that does not lead to where it led before."""
+    whom = "" if agent_id is None else f"agent {agent_id!r} "
+    return CheckpointError(
+        f"{copy}: replaying the episode from its seed leads {whom}elsewhere than before the checkpoint, so the "
+        f"environment does not follow from reset(seed=...) and the run cannot be continued exactly. Start a new run "
+        f"with its modules: algo.rl_module.set_state(load_state(path)['learner']['module'])."
+    )
+
+
+def _copied_infos(infos: dict[AgentID, Any]) -> dict[AgentID, dict]:
+    return {agent: dict(info) for agent, info in infos.items() if info}
 
 
 def _copied(observation: Any) -> Any:

@@ -9,7 +9,7 @@ from gymnasium import spaces
 from scripted_envs import LifeEnv, Recorded, ScriptEnv, Step, lives_of_chunks, small_config
 
 from marl_connectors.callbacks import Callbacks
-from marl_connectors.errors import ConfigError, MappingError
+from marl_connectors.errors import ConfigError, EnvError, MappingError
 
 
 def runner_of(make, *, num_envs=1, policies="independent", mapping=None, callbacks=Callbacks):
@@ -40,9 +40,30 @@ def test_episodes_are_whole_and_as_many_as_asked_for():
     assert runner.sample(num_timesteps=2)[0].env_t_started == 0, "what went on was dropped"
 
 
+def test_after_an_error_in_the_environment_old_episodes_are_not_handed_out():
+    class BreaksOnce(LifeEnv):
+        episodes = 0
+
+        def reset(self, seed=None, options=None):
+            BreaksOnce.episodes += 1
+            return super().reset(seed=seed)
+
+        def step(self, actions):
+            if BreaksOnce.episodes == 3:
+                BreaksOnce.episodes += 1
+                raise RuntimeError("once")
+            return super().step(actions)
+
+    runner = small_config(lambda: BreaksOnce(max_steps=2), disable_env_checking=True).build_algo().env_runner
+    with pytest.raises(EnvError, match="once"):
+        runner.sample(num_episodes=4)
+    assert [episode.id_ for episode in runner.sample(num_episodes=2)] == ["0-3", "0-4"]
+    assert [tally.length for tally in runner.take_finished()] == [2, 2]
+
+
 def test_sampling_episodes_for_ever_takes_no_more_memory():
     runner = runner_of(life(max_steps=4))
-    group = lambda: runner._episodes.groups[0]
+    group = lambda: runner._episodes.lanes.groups[0]
     for _ in range(3):
         runner.sample(num_episodes=2)
     size = group().rollout.num_rows
@@ -124,7 +145,7 @@ def test_rewards_of_the_dead_go_to_their_last_action_and_to_their_return():
     assert episode.agent_episodes["b"].get_rewards().tolist() == [2.0, 3.0, 4.0]
     assert episode.uncredited_reward == 0.0
     (finished,) = runner.take_finished()
-    assert sorted((agent, total) for agent, _, total in finished.agent_returns) == [("a", 31.0), ("b", 9.0)]
+    assert sorted((agent, total) for agent, (_, total) in finished.agent_returns.items()) == [("a", 31.0), ("b", 9.0)]
 
 
 def test_rewards_after_a_cut_for_an_agent_that_ended_before_it_are_kept():
@@ -138,7 +159,7 @@ def test_rewards_after_a_cut_for_an_agent_that_ended_before_it_are_kept():
     (first,), (second,) = runner.sample(num_timesteps=1), runner.sample(num_timesteps=2)
     assert (first.get_return(), second.get_return(), second.uncredited_reward) == (3.0, 7.0, 10.0)
     (finished,) = runner.take_finished()
-    assert sorted((agent, total) for agent, _, total in finished.agent_returns) == [("a", 11.0), ("b", 9.0)]
+    assert sorted((agent, total) for agent, (_, total) in finished.agent_returns.items()) == [("a", 11.0), ("b", 9.0)]
     whole = first[:]
     whole.concat_episode(second)
     assert whole.get_rewards(agent_ids="a", env_steps=False)["a"] == [11.0]
@@ -180,7 +201,7 @@ def test_returns_in_the_metrics_are_the_sums_over_all_chunks():
     finished = runner.take_finished()
     logs = [e for copy in runner.vector_env.copies for e in copy.env.log if e["steps"] and not e["steps"][-1][-1]]
     expected = [sum(sum(step[2].values()) for step in entry["steps"]) for entry in logs]
-    assert sorted(sum(r for _, _, r in e.agent_returns) for e in finished) == pytest.approx(sorted(expected))
+    assert sorted(e.episode_return for e in finished) == pytest.approx(sorted(expected))
     assert sorted(e.length for e in finished) == sorted(len(entry["steps"]) for entry in logs)
 
 

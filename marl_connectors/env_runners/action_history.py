@@ -1,0 +1,126 @@
+"""The actions of an episode, from which it can be replayed, in a few bytes each."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any, TypeAlias
+
+import numpy as np
+
+HISTORY_BYTES = 4 * 2**20
+"""What one episode's history may take, or one that never ends would fill the memory: some 2 million actions of a
+Discrete space. An episode that goes on beyond that cannot be replayed."""
+
+_Kind: TypeAlias = tuple[str, tuple[int, ...], bool]
+"""The dtype and shape of an action, and whether it is a Python number."""
+
+
+class ActionHistory:
+    """Steps of one environment copy, each with the actions of all agents that acted, in their order.
+
+    Actions are Python numbers or arrays, of any number of kinds, and come back as they were.
+
+    >>> history = ActionHistory()
+    >>> history.extend([[1, 2], [0]])
+    >>> list(history)
+    [[1, 2], [0]]
+    """
+
+    def __init__(self) -> None:
+        self._counts = array("I")  # actions of each step
+        self._order = bytearray()  # for each action, which of the kinds it is of
+        self._items: dict[_Kind, bytearray] = {}
+        self.is_complete = True
+        """Whether all steps are here; False, and nothing is kept, once they would take more than ``HISTORY_BYTES``."""
+
+    @property
+    def num_bytes(self) -> int:
+        """What it takes."""
+        counts = self._counts.itemsize * len(self._counts)
+        return counts + len(self._order) + sum(len(items) for items in self._items.values())
+
+    def extend(self, steps: list[list[Any]]) -> None:
+        """Adds steps."""
+        if not self.is_complete:
+            return
+        actions = [action for step in steps for action in step]
+        self._counts.extend(map(len, steps))
+        order = np.empty(len(actions), np.uint8)
+        for kind, (places, items) in _by_kind(actions).items():
+            self._items.setdefault(kind, bytearray()).extend(items.tobytes())
+            order[places] = list(self._items).index(kind)
+        self._order += order.tobytes()
+        if self.num_bytes > HISTORY_BYTES:
+            self._counts, self._order, self._items = array("I"), bytearray(), {}
+            self.is_complete = False
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        items = [
+            iter(array.tolist() if is_number else list(array))
+            for (_, _, is_number), array in zip(self._items, self._arrays(), strict=True)
+        ]
+        order = iter(self._order)
+        for count in self._counts:
+            yield [next(items[kind]) for kind in islice(order, count)]
+
+    def _arrays(self) -> list[np.ndarray]:
+        counts = np.bincount(np.frombuffer(self._order, np.uint8), minlength=len(self._items))
+        return [
+            np.frombuffer(bytes(items), dtype).reshape(count, *shape).copy()
+            for ((dtype, shape, _), items), count in zip(self._items.items(), counts.tolist(), strict=True)
+        ]
+
+    def get_state(self) -> dict[str, Any] | None:
+        """The steps as arrays; None if they are not complete."""
+        if not self.is_complete:
+            return None
+        return {
+            "counts": np.array(self._counts, np.uint32),
+            "order": np.frombuffer(bytes(self._order), np.uint8).copy(),
+            "items": self._arrays(),
+            "is_number": [is_number for _, _, is_number in self._items],
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> ActionHistory:
+        """The steps that ``get_state`` gave."""
+        history = cls()
+        history._counts.extend(state["counts"].tolist())
+        history._order += state["order"].tobytes()
+        for items, is_number in zip(state["items"], state["is_number"], strict=True):
+            history._items[items.dtype.str, items.shape[1:], is_number] = bytearray(items.tobytes())
+        return history
+
+
+def _by_kind(actions: list[Any]) -> dict[_Kind, tuple[slice | list[int], np.ndarray]]:
+    """For each kind of action where those of it stand, and they themselves as an array."""
+    if set(map(type, actions)) == {int}:
+        return {_kind(array := _small(np.array(actions)), True): (slice(None), array)}
+    places: dict[tuple[str, tuple[int, ...], bool], list[int]] = {}
+    for place, action in enumerate(actions):
+        is_number = type(action) is not np.ndarray
+        key = (_number_type(action), (), True) if is_number else (action.dtype.str, action.shape, False)
+        places.setdefault(key, []).append(place)
+    found = {}
+    for (_, _, is_number), where in places.items():
+        array = np.array([actions[place] for place in where])
+        array = _small(array) if is_number else array
+        found[_kind(array, is_number)] = where, array
+    return found
+
+
+def _number_type(action: Any) -> str:
+    kind = np.asarray(action).dtype.kind
+    return "i" if kind == "u" else kind
+
+
+def _kind(array: np.ndarray, is_number: bool) -> _Kind:
+    return array.dtype.str, array.shape[1:], is_number
+
+
+def _small(array: np.ndarray) -> np.ndarray:
+    """Whole numbers in a byte each, if they fit."""
+    fits = array.dtype.kind == "i" and len(array) and array.min() >= 0 and array.max() < 256
+    return array.astype(np.uint8) if fits else array

@@ -1,0 +1,105 @@
+"""The lanes of all environment copies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import Space
+
+from marl_connectors.env_runners.lanes import Lane, LaneGroup
+from marl_connectors.env_runners.vector_env import EnvCopy
+from marl_connectors.typing import AgentID
+
+
+class CopyLanes:
+    """Finds lanes by environment copy and agent, opens and closes them.
+
+    Attributes:
+        groups: The lanes, by observation and action space.
+        group_agents: For each group, an agent with its spaces.
+        by_copy: For each copy, agent to lane, in the order in which the copy lists its agents.
+    """
+
+    def __init__(self, num_copies: int, agent_spaces: Callable[[AgentID], tuple[Space, Space]], lookback: int):
+        self.groups: list[LaneGroup] = []
+        self.group_agents: list[AgentID] = []
+        self.by_copy: list[dict[AgentID, Lane]] = [{} for _ in range(num_copies)]
+        self._agent_spaces = agent_spaces
+        self._lookback = lookback
+
+    def in_order(self) -> list[Lane]:
+        """All live lanes, in the order of the copies and their agents."""
+        return [lane for lanes in self.by_copy for lane in lanes.values()]
+
+    def open(self, env_index: int, agent_id: AgentID) -> Lane:
+        """Gives an agent a lane."""
+        group = self._group_of(agent_id)
+        return self._add(group.open(env_index, agent_id))
+
+    def reopen(self, group_index: int, number: int, env_index: int, slot: int, agent_id: AgentID) -> Lane:
+        """Gives an agent the lane that it had at a checkpoint."""
+        return self._add(self.groups[group_index].reopen(number, env_index, slot, agent_id))
+
+    def _add(self, lane: Lane) -> Lane:
+        lane.group.lanes.append(lane)
+        self.by_copy[lane.env_index][lane.agent_id] = lane
+        return lane
+
+    def close(self, env_index: int, agent_ids: Sequence[AgentID]) -> None:
+        """Frees the lanes of some of a copy's agents."""
+        lanes = self.by_copy[env_index]
+        for agent_id in agent_ids:
+            lane = lanes.pop(agent_id)
+            lane.group.lanes.remove(lane)
+            lane.group.close(lane)
+
+    def restart(self) -> None:
+        """Frees all lanes, and lets all groups begin in fresh rollouts of the size that they have."""
+        for env_index, lanes in enumerate(self.by_copy):
+            self.close(env_index, list(lanes))
+        for group in self.groups:
+            group.restart(group.rollout.num_rows - self._lookback - 2)
+
+    def clear(self) -> None:
+        """Forgets all lanes and groups."""
+        self.groups, self.group_agents = [], []
+        self.by_copy = [{} for _ in self.by_copy]
+
+    def make_room(self, copies: Sequence[EnvCopy]) -> None:
+        """Makes the rollouts wide enough for all agents of the copies."""
+        counts: dict[LaneGroup, list[int]] = {}
+        for copy in copies:
+            for agent_id in copy.agents:
+                per_copy = counts.setdefault(self._group_of(agent_id), [0] * len(self.by_copy))
+                per_copy[copy.index] += 1
+        for group, per_copy in counts.items():
+            group.make_room(sum(per_copy))
+            group.num_slots = group.num_slots or max(per_copy)
+
+    def _group_of(self, agent_id: AgentID) -> LaneGroup:
+        observation_space, action_space = self._agent_spaces(agent_id)
+        for group in self.groups:
+            if group.matches(observation_space, action_space):
+                return group
+        return self.add_group(agent_id)
+
+    def add_group(self, agent_id: AgentID) -> LaneGroup:
+        """A group for agents with spaces like this one's."""
+        self.groups.append(LaneGroup(len(self.groups), *self._agent_spaces(agent_id), self._lookback))
+        self.group_agents.append(agent_id)
+        return self.groups[-1]
+
+    def set_clocks(self, copies: Sequence[EnvCopy]) -> None:
+        """Tells all groups the env step that each of their lanes is at, after copies began anew."""
+        for group in self.groups:
+            group.t = np.array([copies[lane.env_index].t for lane in group.lanes], np.int32)
+
+    def write_infos(self, env_index: int, infos: dict[AgentID, dict[str, Any]]) -> None:
+        """Keeps the infos that came with live agents' newest observations."""
+        for agent_id, lane in self.by_copy[env_index].items():
+            info = infos.get(agent_id)
+            if info:
+                rollout = lane.group.rollout
+                rollout.infos[int(rollout.cursor[lane.number])] = dict(info)

@@ -1,0 +1,178 @@
+"""From what a user calls an environment to what makes it.
+
+An environment is named by an importable PettingZoo module, by ``"package.module:attribute"``, by a Gymnasium id or by a
+registered name, or it is given as a class or function.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import pkgutil
+import re
+import sys
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+import gymnasium
+from gymnasium.envs.registration import load_env_creator
+
+from marl_connectors.env_runners.env_maker import GYMNASIUM_KEYS, EnvMaker, has_one_required, wants_dict
+from marl_connectors.errors import EnvError, did_you_mean
+from marl_connectors.policy_mapping import import_attribute
+
+REGISTERED: dict[str, Callable[[dict[str, Any]], Any]] = {}
+"""The names given to ``register_env``, and the functions that they stand for."""
+
+_FAMILIES = ("mpe2", "pettingzoo.sisl", "pettingzoo.butterfly", "pettingzoo.classic", "pettingzoo.atari", "marl_envs")
+_PIP_NAMES = {
+    "mpe2": "mpe2",
+    "pettingzoo": "pettingzoo",
+    "magent2": "magent2",
+    "vmas": "vmas",
+    "supersuit": "supersuit",
+    "gymnasium_robotics": "gymnasium-robotics",
+    "ale_py": "ale-py",
+    "marl_envs": "marl-connectors",
+}
+
+
+def find_env(env: Any, config: Mapping[str, Any]) -> EnvMaker:
+    """What makes an environment.
+
+    Args:
+        env: A name, a class or a function.
+        config: The settings it will be made with; they tell whether a function of one parameter wants them as a dict.
+
+    Raises:
+        EnvError: If there is no such environment, or a package is missing.
+    """
+    if isinstance(env, str) and env.strip():
+        return _find_by_name(env.strip())
+    if not callable(env):
+        raise EnvError(
+            f"environment: expected a name, a class or a function of env_config, but got {env!r}. "
+            f"To use an environment that you have made, give a function that makes it."
+        )
+    name = getattr(env, "__name__", type(env).__name__)
+    takes_dict = wants_dict(env) or (not inspect.isclass(env) and has_one_required(env, config))
+    return EnvMaker(name, env, (env,), takes_dict)
+
+
+def _find_by_name(env: str) -> EnvMaker:
+    if env in REGISTERED:
+        return EnvMaker(env, REGISTERED[env], (), takes_dict=True)
+    if env in gymnasium.registry:
+        return _gymnasium_maker(env, env)
+    module_name, colon, attribute = env.partition(":")
+    if not colon:
+        return _module_maker(env)
+    if not attribute.replace(".", "").isidentifier():
+        # A Gymnasium id that a package registers when it is imported, such as "ale_py:ALE/Pong-v5".
+        _import_env_module(env, module_name)
+        if attribute in gymnasium.registry:
+            return _gymnasium_maker(env, attribute)
+        close = did_you_mean(attribute, gymnasium.registry)
+        hint = close if close.startswith("Did you mean") else "Check the id."
+        raise EnvError(f"environment {env!r}: {module_name!r} registers no Gymnasium id {attribute!r}. {hint}")
+    module = _import_env_module(env, module_name)
+    make = import_attribute(env, who=f"environment {env!r}", error=EnvError)
+    if not callable(make):
+        raise EnvError(f"environment {env!r}: expected a class or a function, but it is {make!r}.")
+    raw = getattr(module, "raw_env", None) if attribute in ("parallel_env", "env") else None
+    return EnvMaker(env, make, (make, raw) if callable(raw) else (make,), wants_dict(make))
+
+
+def _gymnasium_maker(name: str, env_id: str) -> EnvMaker:
+    spec = gymnasium.spec(env_id)
+
+    def make(**kwargs: Any) -> gymnasium.Env:
+        # What the environment returns is checked by this library, with messages that name agent and step.
+        return gymnasium.make(env_id, **{"disable_env_checker": True, **kwargs})
+
+    creator: Any = spec.entry_point
+    if isinstance(creator, str):
+        try:
+            creator = load_env_creator(creator)
+        except Exception as cause:
+            raise EnvError(f"environment {name!r} cannot be loaded: {type(cause).__name__}: {cause}") from cause
+    return EnvMaker(name, make, (creator,) if creator is not None else (), extra_keys=GYMNASIUM_KEYS)
+
+
+def _module_maker(env: str) -> EnvMaker:
+    module = _import_env_module(env, env)
+    for attribute in ("parallel_env", "env"):
+        make = getattr(module, attribute, None)
+        if callable(make):
+            raw = getattr(module, "raw_env", None)
+            return EnvMaker(env, make, (make, raw) if callable(raw) else (make,), wants_dict(make))
+    raise EnvError(
+        f"environment {env!r}: the module has neither parallel_env nor env, as a PettingZoo environment does. "
+        f'Name the class or function that makes it, as in "{env}:make".'
+    )
+
+
+def _import_env_module(env: str, module_name: str) -> ModuleType:
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as cause:
+        missing = cause.name or ""
+        if missing and (module_name == missing or module_name.startswith(missing + ".")):
+            raise EnvError(f"environment {env!r}: {_why_not_found(env, module_name, missing)}") from cause
+        raise EnvError(
+            f"environment {env!r} needs the package {missing!r}. Install it with: "
+            f'pip install "{_pip_name(module_name, missing)}"'
+        ) from cause
+    except Exception as cause:
+        if module_name.startswith("pettingzoo.mpe"):
+            moved = module_name.replace("pettingzoo.mpe", "mpe2", 1)
+            raise EnvError(
+                f"environment {env!r} is not in PettingZoo any more. Use {moved!r}, and install it with: "
+                f"pip install mpe2"
+            ) from cause
+        raise EnvError(f"environment {env!r}: its module fails to import: {type(cause).__name__}: {cause}") from cause
+
+
+def _why_not_found(env: str, module_name: str, missing: str) -> str:
+    """One sentence about a name that is no module, and one about what to do."""
+    top = module_name.partition(".")[0]
+    if missing == top and top in _PIP_NAMES:
+        return f"the package {top!r} is not installed. Install it with: pip install {_PIP_NAMES[top]}"
+    parent_name, _, last = missing.rpartition(".")
+    parent = sys.modules.get(parent_name)
+    if parent is not None:
+        if callable(vars(parent).get(last)):
+            return f"{last!r} is no module but a part of the module {parent_name!r}. Write '{parent_name}:{last}'."
+        siblings = [module.name for module in pkgutil.iter_modules(getattr(parent, "__path__", []))]
+        versioned = [name for name in siblings if re.search(r"_v\d+$", name)]
+        return f"{parent_name!r} has no module {last!r}. {did_you_mean(last, versioned or siblings)}"
+    elsewhere = [f"{family}.{env}" for family in _FAMILIES if "." not in env and _module_exists(f"{family}.{env}")]
+    if elsewhere:
+        return f"there is no such module. Did you mean {elsewhere[0]!r}?"
+    close = did_you_mean(env, gymnasium.registry)
+    if close.startswith("Did you mean"):
+        return f"there is neither a module nor a Gymnasium id of that name. {close}"
+    return (
+        f"there is neither a module {missing!r} nor a Gymnasium id of that name. Check the spelling, run from the "
+        f"folder that holds it, or install the package that has it."
+    )
+
+
+def _module_exists(name: str) -> bool:
+    parent, _, last = name.rpartition(".")
+    try:
+        found = importlib.util.find_spec(parent)
+    except ModuleNotFoundError:
+        return False
+    locations = found.submodule_search_locations if found else None
+    return any(module.name == last for module in pkgutil.iter_modules(locations or []))
+
+
+def _pip_name(module_name: str, missing: str) -> str:
+    """What to install for a package that an environment's module could not import."""
+    family = re.match(r"pettingzoo\.(sisl|butterfly|classic|atari)\b", module_name)
+    if family and missing.partition(".")[0] != "pettingzoo":
+        return f"pettingzoo[{family[1]}]"
+    return _PIP_NAMES.get(missing.partition(".")[0], missing.partition(".")[0])

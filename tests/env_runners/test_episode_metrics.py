@@ -1,0 +1,125 @@
+"""Tallies give the numbers that all returns would give, in bounded memory."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marl_connectors.checkpoints import load_state, save_state
+from marl_connectors.env_runners.episode_metrics import EpisodeTally, Returns, summarize
+from marl_connectors.episodes.multi_agent_growth import REMEMBERED_AGENTS
+
+RETURNS = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=8)
+
+
+@given(st.lists(RETURNS, min_size=1, max_size=5))
+def test_merged_returns_are_those_of_all_together(parts):
+    merged = Returns()
+    for part in parts:
+        merged.merge(Returns.of(part))
+    whole = np.concatenate(parts)
+    assert (merged.count, merged.lowest, merged.highest) == (len(whole), whole.min(), whole.max())
+    assert merged.mean == pytest.approx(whole.mean(), abs=1e-6)
+    assert merged.std == pytest.approx(whole.std(), abs=1e-6)
+
+
+def test_returns_far_from_zero_keep_their_spread():
+    merged = Returns()
+    for value in (1e9, 1e9 + 1, 1e9 + 2):
+        merged.merge(Returns.of([value]))
+    assert merged.std == pytest.approx(math.sqrt(2 / 3), rel=1e-6)
+
+
+def test_an_agent_with_several_lives_counts_as_often():
+    tally = EpisodeTally()
+    tally.end_life("a", "m", 1.0, False)
+    tally.end_life("b", "m", 4.0, False)
+    tally.end_life("a", "n", 16.0, False)
+    tally.length = 7
+    metrics = summarize([tally])
+    assert (metrics["episode_return_mean"], metrics["episode_len_mean"]) == (21.0, 7.0)
+    assert metrics["agent_episode_returns_mean"] == {"b": 4.0, "a": 8.5}
+    modules = metrics["module_episode_returns"]
+    assert modules["m"] == {"mean": 2.5, "std": 1.5, "min": 1.0, "max": 4.0, "num_episodes": 2}
+    assert modules["n"] == {"mean": 16.0, "std": 0.0, "min": 16.0, "max": 16.0, "num_episodes": 1}
+
+
+def test_a_late_reward_belongs_to_the_newest_life_that_has_ended():
+    tally = EpisodeTally()
+    for life_return in (1.0, 4.0):
+        tally.end_life("a", "m", life_return, False)
+    tally.pay("a", -8.0)
+    tally.pay("never seen", 32.0)
+    stats = summarize([tally])
+    assert stats["episode_return_mean"] == 29.0
+    assert stats["module_episode_returns"]["m"] == {
+        "mean": -1.5,
+        "std": 2.5,
+        "min": -4.0,
+        "max": 1.0,
+        "num_episodes": 2,
+    }
+    assert stats["agent_episode_returns_mean"] == {"a": -1.5}
+
+
+def test_only_the_agents_that_ended_last_are_remembered_but_all_are_counted():
+    tally = EpisodeTally()
+    number = REMEMBERED_AGENTS + 500
+    for i in range(number):
+        tally.end_life(i, "m", float(i), i == 3)
+    tally.end_life(600, "m", 0.5, False)  # comes back and ends again, so it is the last one now
+    tally.pay(700, 1000.0)
+    tally.pay(0, 0.25)  # forgotten: a reward of the episode, but of no life
+    assert list(tally.agents) == [*range(500, 600), *range(601, number), 600]
+    assert tally.is_truncated
+    stats = summarize([tally])
+    lives = [float(i) + 1000.0 * (i == 700) for i in range(number)] + [0.5]
+    assert stats["episode_return_mean"] == sum(lives) + 0.25
+    module = stats["module_episode_returns"]["m"]
+    assert (module["num_episodes"], module["min"], module["max"]) == (number + 1, 0.0, 1700.0)
+    assert module["mean"] == pytest.approx(np.mean(lives), rel=1e-12)
+    assert module["std"] == pytest.approx(np.std(lives), rel=1e-12)
+    assert len(stats["agent_episode_returns_mean"]) == REMEMBERED_AGENTS
+    assert stats["agent_episode_returns_mean"][600] == 300.25
+
+
+@pytest.mark.parametrize(("flags", "expected"), [((True, False), False), ((False, True), True), ((False,), False)])
+def test_an_agent_counts_as_truncated_by_its_newest_life(flags, expected):
+    tally = EpisodeTally()
+    for flag in flags:
+        tally.end_life("a", "m", 0.0, flag)
+    assert tally.is_truncated is expected
+
+
+def test_agents_of_many_episodes_are_bounded_too():
+    tallies = []
+    for start in range(0, 3 * REMEMBERED_AGENTS, REMEMBERED_AGENTS):
+        tallies.append(EpisodeTally())
+        for i in range(REMEMBERED_AGENTS):
+            tallies[-1].end_life(start + i, "m", 1.0, False)
+    stats = summarize(tallies)
+    assert list(stats["agent_episode_returns_mean"]) == list(range(2 * REMEMBERED_AGENTS, 3 * REMEMBERED_AGENTS))
+    assert stats["module_episode_returns"]["m"]["num_episodes"] == 3 * REMEMBERED_AGENTS
+
+
+def test_without_episodes_there_are_no_numbers():
+    stats = summarize([])
+    assert [math.isnan(stats[f"episode_{what}"]) for what in ("return_mean", "return_min", "return_max", "len_mean")]
+    assert stats["num_episodes"] == 0 and not stats["module_episode_returns"]
+
+
+def test_a_tally_goes_on_from_a_checkpoint(tmp_path):
+    tally = EpisodeTally()
+    for i, agent_id in enumerate(["a", 7, ("x", 1), "a", *range(2000)]):
+        tally.end_life(agent_id, f"m{i % 3}", 0.1 * i, i % 5 == 0)
+    save_state(tmp_path / "c", {"tally": tally.get_state()})
+    again = EpisodeTally.from_state(load_state(tmp_path / "c")["tally"])
+    assert again == tally
+    for one in (tally, again):
+        one.end_life(1999, "m0", 0.3, True)
+        one.pay(1998, 0.7)
+    assert summarize([again]) == summarize([tally])
