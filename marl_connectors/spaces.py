@@ -158,10 +158,16 @@ def to_json(space: spaces.Space) -> dict[str, Any]:
         case spaces.MultiBinary():
             return {"type": "MultiBinary", "n": space.n if isinstance(space.n, int) else list(space.shape)}
         case spaces.Dict():
-            return {"type": "Dict", "spaces": {k: to_json(s) for k, s in space.spaces.items()}}
+            return {"type": "Dict", "spaces": [[_key(key), to_json(part)] for key, part in space.spaces.items()]}
         case spaces.Tuple():
             return {"type": "Tuple", "spaces": [to_json(s) for s in space.spaces]}
     raise ConfigError(f"spaces: {space} cannot be written to JSON.")
+
+
+def _key(key: Any) -> str | int:
+    if not isinstance(key, (str, int)):
+        raise ConfigError(f"spaces: the key {key!r} of a Dict space cannot be written to JSON. Use strings or ints.")
+    return key
 
 
 def _bounds_to_json(bounds: np.ndarray) -> Any:
@@ -189,7 +195,7 @@ def from_json(data: dict[str, Any]) -> spaces.Space:
         case "MultiBinary":
             return spaces.MultiBinary(data["n"])
         case "Dict":
-            return spaces.Dict({k: from_json(s) for k, s in data["spaces"].items()})
+            return spaces.Dict({key: from_json(part) for key, part in data["spaces"]})
         case "Tuple":
             return spaces.Tuple([from_json(s) for s in data["spaces"]])
     raise ConfigError(f"spaces: {data['type']!r} is not a kind of space that JSON can hold.")

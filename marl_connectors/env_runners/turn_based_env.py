@@ -121,7 +121,7 @@ class TurnBasedEnv:
 
         Returns:
             Observations, rewards, terminations, truncations and infos, of the agent that acts next and of those that
-            have ended.
+            have ended. If nobody acts next although the episode goes on, ``"__all__"`` is False among the flags.
 
         Raises:
             EnvError: If it is another agent's turn, or nobody's, or the environment breaks the rules of ``AECEnv``.
@@ -138,6 +138,8 @@ class TurnBasedEnv:
             for paid, reward in self._untold.items():
                 rewards[paid] = reward + rewards[paid] if paid in rewards else reward
             self._untold = {}
+        if self.agent_selection is None and self.agents:  # somebody who ends here comes back: the episode goes on
+            told[2]["__all__"] = told[3]["__all__"] = False
         return told
 
     def _check_empty_step(self, actions: dict[AgentID, Any]) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import Space
 
 from marl_connectors.columns import Columns
-from marl_connectors.episodes.batching import batch, fits, head, kind
+from marl_connectors.episodes.batching import alike, batch, head, kind
 from marl_connectors.episodes.list_storage import ListStorage
 from marl_connectors.episodes.lookback import count, map_tree
 from marl_connectors.episodes.storage import STEP, WITH_LAST, ColumnStorage, EpisodeStorage
@@ -82,7 +82,7 @@ class ArrayStorage(ColumnStorage):
                 order = np.argsort(positions)
                 self.columns[name] = map_tree(lambda leaf, _: leaf[order], values)
                 return
-            if not fits(column, values):
+            if not alike(column, values):
                 raise EpisodeError(
                     f"episode: column {name!r} holds {kind(column)}, but {kind(values)} came for "
                     f"{len(positions)} of its {count(column)} item(s). Set all items (lookback included) at once to "

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ def batch(items: list[Any], space: Space | None = None, like: Tree | None = None
     first = items[0]
     if is_branch(first, space):
         keys = list(first) if isinstance(first, dict) else range(len(first))
-        if any(type(item) is not type(first) or len(item) != len(first) for item in items):
+        if any(type(item) is not type(first) or _keys(item) != _keys(first) for item in items):
             raise EpisodeError(
                 f"episode: the {name!r} have different keys, so they do not stand in one tree of arrays."
             )
@@ -50,8 +51,12 @@ def batch(items: list[Any], space: Space | None = None, like: Tree | None = None
             f"Write items of one shape for all steps."
         ) from error
     if space is not None and space.dtype is not None and space.shape == array.shape[1:]:
-        return _lossless(array, space.dtype)
-    return _lossless(array, like.dtype) if isinstance(like, np.ndarray) else array
+        return lossless(array, space.dtype)
+    return lossless(array, like.dtype) if isinstance(like, np.ndarray) else array
+
+
+def _keys(branch: dict | tuple) -> Any:
+    return branch.keys() if isinstance(branch, dict) else len(branch)
 
 
 def unbatch(column: list | Tree) -> list[Any]:
@@ -81,30 +86,51 @@ def head(column: Tree) -> Tree:
     return map_tree(lambda leaf, _: np.empty((0, *leaf.shape[1:]), leaf.dtype), column)
 
 
-def owned(item: Any) -> Any:
-    """The item, its arrays copied: environments may write to theirs again."""
-    if type(item) is np.ndarray:
+def owned(item: Any, space: Space | None = None) -> Any:
+    """The item, its arrays copied: whoever gave it may write to them again.
+
+    A tuple that is one value of, say, a MultiDiscrete ``space`` becomes an array.
+    """
+    kind = type(item)
+    if kind is np.ndarray:
         return item.copy()
+    if kind is tuple and space is not None and space.shape is not None:
+        return batch([item], space)[0]
     if not is_branch(item):
         return item
     return map_tree(lambda leaf, _: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, item)
 
 
-def _lossless(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+def owned_infos(infos: Any, who: str) -> dict[str, Any]:
+    """A copy of an info dict and of the arrays in it; an empty one for None.
+
+    Raises:
+        EpisodeError: If it is not a dict.
+    """
+    if infos is None:
+        return {}
+    if not isinstance(infos, Mapping):
+        raise EpisodeError(f"{who}: infos must be a dict, but {type(infos).__name__} came.")
+    return {key: owned(value) for key, value in infos.items()}
+
+
+def lossless(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """The array in ``dtype`` if that holds its values (rounding of floats aside), else as it is."""
     if array.dtype == dtype or array.dtype.kind not in "biufc":
         return array
     with np.errstate(invalid="ignore", over="ignore"):
         cast = array.astype(dtype)
-    return cast if (array.dtype.kind == "f" and cast.dtype.kind == "f") or np.array_equal(cast, array) else array
+    if array.dtype.kind == "f" and cast.dtype.kind == "f":
+        return cast if np.array_equal(np.isfinite(cast), np.isfinite(array)) else array
+    return cast if np.array_equal(cast, array) else array
 
 
-def fits(column: Tree, values: Tree) -> bool:
-    """Whether both have the same shapes and dtypes."""
-    if not same_structure(column, values):
+def alike(column: Tree, other: Tree) -> bool:
+    """Whether items of both can stand in one array."""
+    if not same_structure(column, other):
         return False
-    pairs = zip(leaves(column), leaves(values), strict=True)
-    return all(old.shape[1:] == new.shape[1:] and old.dtype == new.dtype for old, new in pairs)
+    pairs = zip(leaves(column), leaves(other), strict=True)
+    return all(one.shape[1:] == two.shape[1:] and one.dtype == two.dtype for one, two in pairs)
 
 
 def kind(column: Tree) -> str:
@@ -121,3 +147,20 @@ def same_item(one: Any, other: Any) -> bool:
         return all((not isinstance(other, dict) or key in other) and same_item(one[key], other[key]) for key in keys)
     one, other = np.asarray(one), np.asarray(other)
     return np.array_equal(one, other, equal_nan=one.dtype.kind == "f" and other.dtype.kind == "f")
+
+
+def number(reward: Any, who: str) -> float:
+    """A reward as a float.
+
+    Raises:
+        EpisodeError: If it is not a finite number.
+    """
+    try:
+        value = math.nan if isinstance(reward, (str, bytes)) else float(reward)
+    except (TypeError, ValueError, OverflowError):
+        value = math.nan
+    if not math.isfinite(value):
+        raise EpisodeError(
+            f"{who}: a reward must be one finite number, but {reward!r} came. Look at what env.step() returns."
+        )
+    return value

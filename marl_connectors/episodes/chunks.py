@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from gymnasium import Space
 
-from marl_connectors.columns import Columns
 from marl_connectors.episodes.array_storage import ArrayStorage
 from marl_connectors.episodes.batching import same_item
 from marl_connectors.episodes.growth import GrowingEpisode
 from marl_connectors.episodes.list_storage import ListStorage
-from marl_connectors.episodes.storage import EpisodeStorage
+from marl_connectors.episodes.storage import REWARDS, EpisodeStorage, T
 from marl_connectors.errors import EpisodeError
 from marl_connectors.typing import AgentID, EpisodeID, ModuleID
 
@@ -23,11 +22,10 @@ if TYPE_CHECKING:
 class ChunkedEpisode(GrowingEpisode):
     """An episode of which chunks can be made."""
 
-    __slots__ = ("_custom_data", "module_id", "multi_agent_episode_id")
+    __slots__ = ("module_id", "multi_agent_episode_id")
 
     module_id: ModuleID | None
     multi_agent_episode_id: EpisodeID | None
-    _custom_data: dict[str, Any] | None
 
     def _init(
         self,
@@ -48,19 +46,8 @@ class ChunkedEpisode(GrowingEpisode):
         self.t_started = t_started
         self.observation_space = observation_space
         self.action_space = action_space
-        self.is_terminated = self.is_truncated = False
         self.uncredited_reward = 0.0
-        self.check_spaces = False
-        self._custom_data: dict[str, Any] | None = None
-        self._start_time: float | None = None
-        self._last_step_time: float | None = None
-
-    @property
-    def custom_data(self) -> dict[str, Any]:
-        """The user's own notes. ``cut()`` passes them on."""
-        if self._custom_data is None:
-            self._custom_data = {}
-        return self._custom_data
+        self._init_base()
 
     def _with(self, storage: EpisodeStorage, t_started: int) -> Self:
         """An episode of the same identity with other steps."""
@@ -76,8 +63,7 @@ class ChunkedEpisode(GrowingEpisode):
             self.action_space,
         )
         other.check_spaces = self.check_spaces
-        if self._custom_data:
-            other._custom_data = copy.deepcopy(self._custom_data)
+        other._copy_notes(self)
         return other
 
     def cut(self, len_lookback_buffer: int = 0) -> Self:
@@ -91,8 +77,7 @@ class ChunkedEpisode(GrowingEpisode):
         """
         if self.is_done:
             raise EpisodeError(f"{self.who}: cut() makes a successor, but the episode is over. Start a new one.")
-        if len_lookback_buffer < 0:
-            raise EpisodeError(f"{self.who}: len_lookback_buffer must be 0 or more, but is {len_lookback_buffer}.")
+        check_lookback(len_lookback_buffer, self.who)
         rows = self.storage.lookback + len(self)
         lookback = min(len_lookback_buffer, rows)
         return self._with(ListStorage.from_storage(self.storage, rows - lookback, None, lookback), self.t)
@@ -110,10 +95,8 @@ class ChunkedEpisode(GrowingEpisode):
         Raises:
             EpisodeError: If the slice has a step size.
         """
-        if slice_.step not in (None, 1):
-            raise EpisodeError(f"{self.who}: a slice with step {slice_.step} would lose rewards. Leave the step out.")
-        start, stop, _ = slice_.indices(len(self))
-        return self._rows(start, max(start, stop), len_lookback_buffer)
+        start, stop = slice_bounds(slice_, len_lookback_buffer, len(self), self.who)
+        return self._rows(start, stop, len_lookback_buffer)
 
     def _rows(self, start: int, stop: int, len_lookback_buffer: int | None) -> Self:
         storage, at_end = self.storage, stop == len(self)
@@ -136,7 +119,21 @@ class ChunkedEpisode(GrowingEpisode):
         """Appends a successor chunk, as ``cut()`` or ``slice()`` made it; ``other`` stays as it is.
 
         Raises:
-            EpisodeError: If ``other`` is not this episode's continuation.
+            EpisodeError: If ``other`` is not this episode's continuation. The episode is then as it was.
+        """
+        self.check_continuation(other)
+        lists = self.storage if isinstance(self.storage, ListStorage) else self.storage.to_lists()
+        lists.extend(other.storage)
+        self.storage = lists
+        if other.uncredited_reward:
+            self._credit_before(other)
+        self._append_notes(other)
+
+    def check_continuation(self, other: ChunkedEpisode) -> None:
+        """Checks that ``other`` is the chunk that follows this one.
+
+        Raises:
+            EpisodeError: If not.
         """
         if self.is_done:
             raise EpisodeError(f"{self.who}: concat_episode() continues an episode, but this one is over.")
@@ -148,23 +145,47 @@ class ChunkedEpisode(GrowingEpisode):
         mine, theirs = self.storage, other.storage
         if not other.is_reset:
             raise EpisodeError(f"{self.who}: concat_episode() got a chunk without observations. Give it at least one.")
-        boundary, here = mine.column(Columns.T)[-1:], theirs.lookback
-        shared = len(boundary) and boundary[0] == theirs.column(Columns.T)[here]
+        boundary, here = mine.column(T)[-1:], theirs.lookback  # type: ignore[index]
+        shared = len(boundary) and boundary[0] == theirs.column(T)[here]  # type: ignore[index]
         if shared and not same_item(self.get_observations(-1), other.get_observations(0)):
             raise EpisodeError(f"{self.who}: the chunks differ in the observation that they share, at t={self.t}.")
-        lists = ListStorage.from_storage(mine)
-        lists.extend(theirs, self.who)
-        self.storage = lists
-        if other.uncredited_reward:
-            self._credit_before(other)
-        self.is_terminated, self.is_truncated = other.is_terminated, other.is_truncated
-        if other._custom_data:
-            self.custom_data.update(copy.deepcopy(other._custom_data))
+        known, extras = mine.extra_keys(), theirs.extra_keys()
+        if set(known) != set(extras) and len(mine.column(REWARDS)) and (len(theirs) or theirs.pending()):
+            raise EpisodeError(
+                f"{self.who}: its extra model outputs are {sorted(known)}, those of the chunk to append "
+                f"{sorted(extras)}. Both must have the same ones."
+            )
 
     def _credit_before(self, other: ChunkedEpisode) -> None:
         """What the appended chunk could not credit belongs to the last action before it, if there was one."""
-        rewards, before = self.storage.column(Columns.REWARDS), self.storage.lookback + len(self) - len(other)
+        rewards, before = self.storage.column(REWARDS), self.storage.lookback + len(self) - len(other)
         if before:
             rewards[before - 1] += other.uncredited_reward
         if before <= self.storage.lookback:
             self.uncredited_reward += other.uncredited_reward
+
+
+def check_lookback(len_lookback_buffer: Any, who: str) -> None:
+    """Checks a number of steps of lookback.
+
+    Raises:
+        EpisodeError: If it is not 0 or more.
+    """
+    if not isinstance(len_lookback_buffer, (int, np.integer)) or len_lookback_buffer < 0:
+        raise EpisodeError(f"{who}: len_lookback_buffer must be an int of 0 or more, but is {len_lookback_buffer!r}.")
+
+
+def slice_bounds(slice_: slice, len_lookback_buffer: int | None, length: int, who: str) -> tuple[int, int]:
+    """First step of a slice, and the one after its last.
+
+    Raises:
+        EpisodeError: If it is no slice, has a step size, or the lookback is negative.
+    """
+    if not isinstance(slice_, slice):
+        raise EpisodeError(f"{who}: a slice(start, stop) is needed, but {slice_!r} came.")
+    if slice_.step not in (None, 1):
+        raise EpisodeError(f"{who}: a slice with step {slice_.step} would lose rewards. Leave the step out.")
+    if len_lookback_buffer is not None:
+        check_lookback(len_lookback_buffer, who)
+    start, stop, _ = slice_.indices(length)
+    return start, max(start, stop)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from gymnasium import Space
 
 from marl_connectors.columns import Columns
-from marl_connectors.episodes.batching import unbatch
+from marl_connectors.episodes.batching import number, owned, unbatch
+from marl_connectors.episodes.episode_base import EpisodeBase
 from marl_connectors.episodes.lookback import Indices, count, gather, is_branch, map_tree, resolve
 from marl_connectors.episodes.storage import STEP, WITH_LAST, EpisodeStorage, known_items
 from marl_connectors.errors import EpisodeError, did_you_mean
@@ -18,7 +19,7 @@ from marl_connectors.typing import AgentID, EpisodeID
 PLAIN = (list, np.ndarray)
 
 
-class ColumnAccess:
+class ColumnAccess(EpisodeBase):
     """Reads and writes columns by name and step; ``SingleAgentEpisode`` says what ``indices`` and ``fill`` mean."""
 
     __slots__ = ("action_space", "agent_id", "id_", "observation_space", "storage")
@@ -205,6 +206,7 @@ class ColumnAccess:
         rows, lookback = count(storage.column(name)), storage.lookback
         waits = with_pending and name not in WITH_LAST and name in (storage.pending() or ())
         total = rows + waits
+        new_data = self._as_held(name, new_data, is_one=isinstance(at_indices, (int, np.integer)))
         if type(at_indices) is int and not waits:
             position = at_indices + (lookback if at_indices >= 0 or neg_index_as_lookback else total)
             if 0 <= position < total:
@@ -231,6 +233,21 @@ class ColumnAccess:
         else:
             storage.set_items(name, positions, self._items(new_data, len(positions), name))
 
+    def _as_held(self, name: str, new_data: Any, *, is_one: bool) -> Any:
+        """Rewards as finite floats, and a tuple that is one value of a space as an array."""
+        if name == Columns.REWARDS:
+            if is_one:
+                return number(new_data, self.who)
+            if isinstance(new_data, np.ndarray) and new_data.dtype.kind in "biuf" and np.isfinite(new_data).all():
+                return new_data.astype(np.float64)
+            return [number(reward, self.who) for reward in new_data] if isinstance(new_data, Iterable) else new_data
+        space = self._space(name)
+        if space is None or space.shape is None:
+            return new_data
+        if is_one:
+            return owned(new_data, space) if type(new_data) is tuple else new_data
+        return [owned(item, space) for item in new_data] if isinstance(new_data, (list, tuple)) else new_data
+
     def _set_items(self, name: str, positions: Sequence[int], items: Sequence[Any], rows: int) -> None:
         """Position ``rows`` is that of the row that waits."""
         if rows in positions:
@@ -254,8 +271,14 @@ class ColumnAccess:
                 f"{self.who}: setting several {name!r} needs a list or an array with {wanted} item(s), but "
                 f"{type(new_data).__name__} came."
             )
-        if count(new_data) != wanted:
+        try:
+            came = count(new_data)
+        except (TypeError, IndexError):
+            raise EpisodeError(
+                f"{self.who}: setting several {name!r} needs {wanted} item(s), but {new_data!r} has no first axis."
+            ) from None
+        if came != wanted:
             raise IndexError(
-                f"{self.who}: {wanted} item(s) of {name!r} are to be replaced, but {count(new_data)} came. "
-                f"Setters never change a length."
+                f"{self.who}: {wanted} item(s) of {name!r} are to be replaced, but {came} came. Setters never change a "
+                f"length."
             )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from time import perf_counter
 from typing import Any
 
+import numpy as np
 from gymnasium import Space
 
 from marl_connectors import spaces
+from marl_connectors.episodes.batching import number, owned, owned_infos
 from marl_connectors.episodes.column_access import ColumnAccess
 from marl_connectors.episodes.list_storage import ListStorage
 from marl_connectors.episodes.storage import ACTIONS, INFOS, OBS, REWARDS, T
@@ -22,23 +23,10 @@ class GrowingEpisode(ColumnAccess):
     times), then ``observe`` again, or ``end``. ``add_env_step`` is all of them at once.
     """
 
-    __slots__ = (
-        "_last_step_time",
-        "_start_time",
-        "check_spaces",
-        "is_terminated",
-        "is_truncated",
-        "t_started",
-        "uncredited_reward",
-    )
+    __slots__ = ("t_started", "uncredited_reward")
 
-    check_spaces: bool
     t_started: int
-    is_terminated: bool
-    is_truncated: bool
     uncredited_reward: float
-    _start_time: float | None
-    _last_step_time: float | None
 
     @property
     def t(self) -> int:
@@ -46,20 +34,9 @@ class GrowingEpisode(ColumnAccess):
         return self.t_started + len(self.storage)
 
     @property
-    def is_done(self) -> bool:
-        """Whether the episode has ended, by termination or by truncation."""
-        return self.is_terminated or self.is_truncated
-
-    @property
     def is_reset(self) -> bool:
         """Whether the agent has observed anything."""
         return len(self.storage.column(T)) > 0
-
-    def get_duration_s(self) -> float:
-        """Seconds between the first and the last time that something was added; 0 before."""
-        if self._start_time is None or self._last_step_time is None:
-            return 0.0
-        return self._last_step_time - self._start_time
 
     def add_env_reset(self, observation: Any, infos: Mapping[str, Any] | None = None) -> None:
         """Adds what ``env.reset()`` returned.
@@ -70,7 +47,7 @@ class GrowingEpisode(ColumnAccess):
         if self.is_reset or self.is_done:
             raise EpisodeError(f"{self.who}: add_env_reset() comes first and once, but there is data. Start a new one.")
         self.observe(observation, infos, self.t_started)
-        self._start_time = perf_counter()
+        self._tick()
 
     def add_env_step(
         self,
@@ -90,29 +67,36 @@ class GrowingEpisode(ColumnAccess):
                 space and ``check_spaces`` is on. The episode is then as it was.
         """
         storage = self.storage
-        if type(reward) is not float or reward != reward:
+        if type(reward) is not float or reward - reward != 0.0:
             reward = number(reward, self.who)
         if (
             type(storage) is not ListStorage
             or storage.open_row is not None
             or self.is_terminated
             or self.is_truncated
-            or self._start_time is None
+            or not storage.columns[T]
         ):
             storage = self.acting_storage()
-            self._start_time = self._start_time or perf_counter()
         if self.check_spaces:
             self._check(action, ACTIONS)
             self._check(observation, OBS)
         if extra_model_outputs is None:
             if storage.extras:
                 storage.expect({}, self)
-        elif tuple(extra_model_outputs) != storage.extras:
-            storage.expect(extra_model_outputs, self)
-        storage.append(observation, action, reward, infos, extra_model_outputs)
+        else:
+            if tuple(extra_model_outputs) != storage.extras:
+                storage.expect(extra_model_outputs, self)
+            extra_model_outputs = {name: owned(value) for name, value in extra_model_outputs.items()}
+        storage.append(
+            observation.copy() if type(observation) is np.ndarray else owned(observation, self.observation_space),
+            action if type(action) is int else owned(action, self.action_space),
+            reward,
+            owned_infos(infos, self.who) if infos else {},
+            extra_model_outputs,
+        )
         if terminated or truncated:
             self.is_terminated, self.is_truncated = bool(terminated), bool(truncated)
-        self._last_step_time = perf_counter()
+        self._tick()
 
     def acting_storage(self) -> ListStorage:
         """The storage, if the agent may act now.
@@ -122,7 +106,7 @@ class GrowingEpisode(ColumnAccess):
         """
         storage = self.storage
         if type(storage) is not ListStorage:
-            storage = self._lists()
+            storage = self.lists()
         if self.is_terminated or self.is_truncated:
             self._check_going_on("acts")
         if storage.open_row is not None:
@@ -138,7 +122,7 @@ class GrowingEpisode(ColumnAccess):
         if space is not None:
             check_item(space, item, name, f"{self.who}, t={self.t}")
 
-    def _lists(self) -> ListStorage:
+    def lists(self) -> ListStorage:
         """The storage as one that grows: a copy if it cannot."""
         if not isinstance(self.storage, ListStorage):
             self.storage = self.storage.to_lists()
@@ -152,7 +136,7 @@ class GrowingEpisode(ColumnAccess):
         self._check_going_on("observes")
         if self.check_spaces:
             self._check(observation, OBS)
-        self._lists().observe(observation, infos, t)
+        self.lists().observe(owned(observation, self.observation_space), owned_infos(infos, self.who), t)
 
     def act(self, action: Any, extra_model_outputs: Mapping[str, Any] | None = None) -> None:
         """The agent does something about its newest observation, and waits for the next."""
@@ -160,7 +144,8 @@ class GrowingEpisode(ColumnAccess):
         if self.check_spaces:
             self._check(action, ACTIONS)
         storage.expect(extra_model_outputs or {}, self)
-        storage.act(action, extra_model_outputs or {})
+        outputs = {name: owned(value) for name, value in (extra_model_outputs or {}).items()}
+        storage.act(owned(action, self.action_space), outputs)
 
     def credit(self, reward: float) -> None:
         """Adds a reward to the step of the agent's last action, also after the episode's end.
@@ -169,7 +154,7 @@ class GrowingEpisode(ColumnAccess):
         action is there).
         """
         reward = number(reward, self.who)
-        storage = self._lists()
+        storage = self.lists()
         if storage.open_row is not None:
             storage.open_row[REWARDS] = float(storage.open_row[REWARDS]) + reward
             return
@@ -188,32 +173,15 @@ class GrowingEpisode(ColumnAccess):
         """
         waits, observed = self.storage.pending() is not None, self.storage.column(T)
         if (terminated or truncated) and len(observed) and (waits or (t is not None and observed[-1] < t)):
-            columns, newest = self._lists().columns, int(observed[-1])
+            columns, newest = self.lists().columns, int(observed[-1])
             final = max(newest + waits, newest if t is None else t)
-            self._lists().observe(columns[OBS][-1], columns[INFOS][-1], final)
+            self.lists().observe(columns[OBS][-1], dict(columns[INFOS][-1]), final)
         self.is_terminated, self.is_truncated = bool(terminated), bool(truncated)
 
     def _check_going_on(self, what: str) -> None:
         if self.is_done:
             how = "terminated" if self.is_terminated else "truncated"
             raise EpisodeError(f"{self.who}: it {what} after it was {how}. Start a new episode after the end.")
-
-
-def number(reward: Any, who: str) -> float:
-    """A reward as a float.
-
-    Raises:
-        EpisodeError: If it is not a number, or not-a-number.
-    """
-    if type(reward) is float and reward == reward:
-        return reward
-    try:
-        value = float("nan") if isinstance(reward, (str, bytes)) else float(reward)
-    except (TypeError, ValueError):
-        value = float("nan")
-    if value != value:
-        raise EpisodeError(f"{who}: a reward must be one number, but {reward!r} came. Look at what env.step() returns.")
-    return value
 
 
 def check_item(space: Space, item: Any, name: str, who: str) -> None:

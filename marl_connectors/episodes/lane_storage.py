@@ -77,7 +77,7 @@ class LaneStorage:
         return self.part(name, 0, None)
 
     def item_at(self, name: str, t: int) -> Any:
-        """A hot path: the item of the row observed at env step ``t``, ``NOTHING``, or ``UNSURE`` if that takes longer."""
+        """A hot path: the item of the row observed at env step ``t``, ``NOTHING`` or ``UNSURE``."""
         rollout = self.rollout
         column = rollout.columns.get(name)
         if type(column) is not np.ndarray or name in rollout.layered:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from marl_connectors.episodes.batching import head, owned, unbatch
+from marl_connectors.episodes.batching import head, unbatch
 from marl_connectors.episodes.storage import (
     ACTIONS,
     INFOS,
@@ -24,12 +22,9 @@ from marl_connectors.typing import Tree
 
 
 class ListStorage(ColumnStorage):
-    """Python lists, one item a row. The only storage that grows.
+    """Python lists, one item a row. The only storage that grows."""
 
-    A column's list stays the same object from first to last, so that ``append`` can keep hold of it.
-    """
-
-    __slots__ = ("_ends", "heads")
+    __slots__ = ("heads",)
 
     def __init__(
         self,
@@ -44,7 +39,6 @@ class ListStorage(ColumnStorage):
             {name: [] for name in STEP} if columns is None else columns, lookback=lookback, open_row=open_row
         )
         self.heads = {} if heads is None else heads
-        self._ends: tuple | None = None
 
     @classmethod
     def from_storage(
@@ -56,7 +50,7 @@ class ListStorage(ColumnStorage):
         """
         end = storage.lookback + len(storage) if stop is None else stop
         columns: dict[str, list] = {}
-        heads: dict[str, Tree] = {}
+        heads: dict[str, Tree] = dict(storage.heads) if isinstance(storage, ListStorage) else {}
         for name in (*STEP, *storage.extra_keys()):
             column = storage.part(name, start, end + 1 if name in WITH_LAST else end)
             if type(column) is list:
@@ -79,35 +73,30 @@ class ListStorage(ColumnStorage):
         observation: Any,
         action: Any,
         reward: float,
-        infos: Mapping[str, Any] | None,
+        infos: dict[str, Any],
         extra_model_outputs: Mapping[str, Any] | None,
         t: int | None = None,
     ) -> None:
         """A whole step: what the agent does about its newest observation, and the next one. A hot path.
 
         No row may be open, and the extra model outputs must be the expected ones. Without ``t``, it is the next env
-        step.
-        """
-        if self._ends is None:
-            self._ends = (*(self.columns[name].append for name in STEP), self.columns[T])
-        add_observation, add_infos, add_t, add_action, add_reward, times = self._ends
-        if extra_model_outputs:
-            columns = self.columns
-            for name in extra_model_outputs:
-                columns[name].append(extra_model_outputs[name])
-        add_observation(observation.copy() if type(observation) is np.ndarray else owned(observation))
-        add_infos(dict(infos) if infos else {})
-        add_t(times[-1] + 1 if t is None else t)
-        add_action(action)
-        add_reward(reward)
-
-    def observe(self, observation: Any, infos: Mapping[str, Any] | None, t: int) -> None:
-        """Closes the row that is open, and opens the next one. An observation not yet acted on is replaced.
-
-        Environments may reuse their buffers and info dicts, so both are copied.
+        step. Nothing is copied.
         """
         columns = self.columns
-        newest = (owned(observation), dict(infos) if infos else {}, int(t))
+        if extra_model_outputs:
+            for name in extra_model_outputs:
+                columns[name].append(extra_model_outputs[name])
+        columns[OBS].append(observation)
+        columns[INFOS].append(infos)
+        times = columns[T]
+        times.append(times[-1] + 1 if t is None else t)
+        columns[ACTIONS].append(action)
+        columns[REWARDS].append(reward)
+
+    def observe(self, observation: Any, infos: dict[str, Any], t: int) -> None:
+        """Closes the row that is open, and opens the next one. An observation not yet acted on is replaced."""
+        columns = self.columns
+        newest = (observation, infos, int(t))
         if self.open_row is None and columns[T]:
             columns[OBS][-1], columns[INFOS][-1], columns[T][-1] = newest
             return
@@ -152,26 +141,25 @@ class ListStorage(ColumnStorage):
             self.columns.setdefault(name, [])
         self.extras = names
 
-    def extend(self, other: EpisodeStorage, who: str) -> None:
+    def extend(self, other: EpisodeStorage) -> None:
         """Appends another storage's own rows, and the open one. Its first observation is this one's newest.
 
-        Raises:
-            EpisodeError: If the extra model outputs differ.
+        Both must have the same extra model outputs, if both have steps.
         """
-        known, extras = self.extra_keys(), other.extra_keys()
-        if set(known) != set(extras) and (len(other) or other.pending()):
-            if self.columns[REWARDS]:
-                raise EpisodeError(
-                    f"{who}: its extra model outputs are {sorted(known)}, those of the chunk to append "
-                    f"{sorted(extras)}. Both must have the same ones."
-                )
+        extras = other.extra_keys()
+        if set(self.extras) != set(extras) and (len(other) or other.pending()):
             self._set_extras(extras)
+        if isinstance(other, ListStorage):
+            self.heads = other.heads | self.heads
         start, stop = other.lookback, other.lookback + len(other)
         for name in (*STEP, *extras) if len(other) else WITH_LAST:
             column = self.columns[name]
             if name in WITH_LAST:
                 del column[-1:]
-            column.extend(unbatch(other.part(name, start, stop + (name in WITH_LAST))))
+            part = other.part(name, start, stop + (name in WITH_LAST))
+            if not isinstance(part, list) and name not in other.untyped:
+                self.heads.setdefault(name, head(part))
+            column.extend(unbatch(part))
         self.open_row = other.pending()
 
     def to_lists(self) -> ListStorage:

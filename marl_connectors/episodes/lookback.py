@@ -77,10 +77,9 @@ def resolve(
     if isinstance(indices, slice):
         return _resolve_slice(indices, total, lookback, from_the_end, fill)
     if isinstance(indices, (list, tuple, range)) or (isinstance(indices, np.ndarray) and indices.ndim == 1):
-        try:
-            positions = [i + lookback if i >= 0 else i + from_the_end for i in map(operator.index, indices)]
-        except TypeError:
-            raise next(_not_an_integer(index) for index in indices if not hasattr(index, "__index__")) from None
+        if not set(map(type, indices)) <= {int}:
+            indices = [_integer(index) for index in indices]
+        positions = [i + lookback if i >= 0 else i + from_the_end for i in indices]
         if positions and (min(positions) < 0 or max(positions) >= total):
             if not fill:
                 index = next(i for i, where in zip(indices, positions, strict=True) if not 0 <= where < total)
@@ -98,13 +97,11 @@ def resolve(
 
 def _integer(index: Any) -> int:
     try:
+        if isinstance(index, (bool, np.bool_)):
+            raise TypeError
         return operator.index(index)
     except TypeError:
-        raise _not_an_integer(index) from None
-
-
-def _not_an_integer(index: Any) -> TypeError:
-    return TypeError(f"indices must be None, an int, a list of ints or a slice, but {index!r} came.")
+        raise TypeError(f"indices must be None, an int, a list of ints or a slice, but {index!r} came.") from None
 
 
 def _out_of_range(index: int, length: int, lookback: int, neg_index_as_lookback: bool) -> IndexError:
@@ -273,7 +270,7 @@ def _filler(column: list, fill: Any, space: spaces.Space | None, one_hot_discret
         return fill if space is None else _filler([_zeros(space)], fill, space, one_hot_discrete, opaque)
     newest = column[-1]
     if space is None and type(newest) in (int, float):
-        return fill
+        return float(fill) if type(newest) is float else fill
     if space is None and type(newest) is np.ndarray:
         filled = np.empty(newest.shape, _holding(newest.dtype, fill))
         filled[...] = fill

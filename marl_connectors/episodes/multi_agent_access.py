@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from marl_connectors.columns import Columns
 from marl_connectors.episodes.column_access import PLAIN
 from marl_connectors.episodes.env_time import NEVER, AgentColumn, EnvSteps, is_empty
+from marl_connectors.episodes.episode_base import EpisodeBase
 from marl_connectors.episodes.lookback import OUTSIDE, Indices, Padded, count, gather, resolve, row
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.episodes.storage import NOTHING, STEP, UNSURE, WITH_LAST
@@ -15,7 +16,7 @@ from marl_connectors.errors import EpisodeError, did_you_mean
 from marl_connectors.typing import AgentID, EpisodeID, ModuleID
 
 
-class MultiAgentAccess:
+class MultiAgentAccess(EpisodeBase):
     """Reads and writes the columns of all agents; ``MultiAgentEpisode`` says what ``indices`` mean."""
 
     __slots__ = ("_module_of", "agent_episodes", "env_t", "env_t_started", "id_", "past_agent_episodes")
@@ -58,12 +59,10 @@ class MultiAgentAccess:
         known = self.agent_episodes
         if type(agent_ids) is str and agent_ids in known:
             return {agent_ids: known[agent_ids]}
-        if isinstance(agent_ids, (list, set, frozenset, tuple, dict)) and not (
-            isinstance(agent_ids, (tuple, frozenset)) and (agent_ids in known or agent_ids in self._module_of)
-        ):
-            asked = set(agent_ids)
-        else:
-            asked = {agent_ids}
+        is_one = not isinstance(agent_ids, Iterable) or isinstance(agent_ids, (str, bytes))
+        if not is_one and isinstance(agent_ids, (tuple, frozenset)):  # an agent's id, or several of them
+            is_one = agent_ids in known or agent_ids in self._module_of
+        asked = {agent_ids} if is_one else set(agent_ids)  # type: ignore[arg-type]
         for agent_id in asked:
             if agent_id not in known and agent_id not in self._module_of:
                 raise KeyError(f"{self.who}: there is no agent {agent_id!r}. {did_you_mean(agent_id, self._module_of)}")
@@ -98,8 +97,8 @@ class MultiAgentAccess:
         steps = [times] if isinstance(times, int) and return_list else times
         by_agent: dict[AgentID, Any] = {}
         by_time: list[dict[AgentID, Any]] = [{} for _ in steps] if return_list else []  # type: ignore[union-attr]
-        past = self.past_lives() if self.past_agent_episodes else {}
-        quick = type(times) is int and not past and not return_list and not one_hot_discrete and fill is None
+        past: dict[AgentID, list[SingleAgentEpisode]] | None = None if self.past_agent_episodes else {}
+        quick = type(times) is int and not return_list and not one_hot_discrete and fill is None
         for agent_id, episode in wanted.items():
             if quick:
                 item = episode.storage.item_at(name, times)  # type: ignore[arg-type]
@@ -107,6 +106,8 @@ class MultiAgentAccess:
                     if item is not NOTHING:
                         by_agent[agent_id] = item
                     continue
+            if past is None:
+                past = self.past_lives()
             column = AgentColumn.of((*past[agent_id], episode) if agent_id in past else (episode,), name)
             if column is None:
                 continue
@@ -284,6 +285,12 @@ class MultiAgentAccess:
             raise KeyError(f"{self.who}: agent {agent_id!r} has no data here. {known}")
         return self.agent_episodes[agent_id]
 
+    def _for_known(self, new_data: Mapping[AgentID, Any]) -> list[tuple[AgentID, Any]]:
+        """The items of a dict all of whose keys are agents that have data here."""
+        for agent_id in new_data:
+            self._episode(agent_id)
+        return list(new_data.items())
+
     def set_observations(
         self,
         *,
@@ -291,12 +298,14 @@ class MultiAgentAccess:
         at_indices: Indices = None,
         neg_index_as_lookback: bool = False,
     ) -> None:
-        """Overwrites observations, at the agents' own steps; see ``SingleAgentEpisode.set_observations``.
+        """Overwrites observations; ``at_indices`` count each agent's own steps (of its newest life).
+
+        See ``SingleAgentEpisode.set_observations``.
 
         Raises:
-            KeyError: If there is no such agent.
+            KeyError: If there is no such agent. Nothing has changed then.
         """
-        for agent_id, data in new_data.items():
+        for agent_id, data in self._for_known(new_data):
             self._episode(agent_id)._set(Columns.OBS, data, at_indices, neg_index_as_lookback, with_pending=True)
 
     def set_actions(
@@ -307,7 +316,7 @@ class MultiAgentAccess:
         neg_index_as_lookback: bool = False,
     ) -> None:
         """Overwrites actions, those that wait included; see ``set_observations``."""
-        for agent_id, data in new_data.items():
+        for agent_id, data in self._for_known(new_data):
             self._episode(agent_id)._set(Columns.ACTIONS, data, at_indices, neg_index_as_lookback, with_pending=True)
 
     def set_rewards(
@@ -318,7 +327,7 @@ class MultiAgentAccess:
         neg_index_as_lookback: bool = False,
     ) -> None:
         """Overwrites rewards; see ``set_observations``."""
-        for agent_id, data in new_data.items():
+        for agent_id, data in self._for_known(new_data):
             self._episode(agent_id)._set(Columns.REWARDS, data, at_indices, neg_index_as_lookback, with_pending=True)
 
     def set_extra_model_outputs(
@@ -330,7 +339,7 @@ class MultiAgentAccess:
         neg_index_as_lookback: bool = False,
     ) -> None:
         """Overwrites items of one extra model output; see ``set_observations``."""
-        for agent_id, data in new_data.items():
+        for agent_id, data in self._for_known(new_data):
             episode = self._episode(agent_id)
             if key in episode.storage.extra_keys():
                 episode._set(key, data, at_indices, neg_index_as_lookback, with_pending=True)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from marl_connectors.columns import Columns
 from marl_connectors.episodes.array_storage import ArrayStorage
 from marl_connectors.episodes.batching import unbatch
+from marl_connectors.episodes.chunks import check_lookback, slice_bounds
 from marl_connectors.episodes.list_storage import ListStorage
 from marl_connectors.episodes.multi_agent_growth import AgentToModule, GrowingMultiAgentEpisode
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
+from marl_connectors.episodes.storage import ACTIONS, REWARDS, T
 from marl_connectors.errors import EpisodeError
 from marl_connectors.typing import AgentID, EpisodeID, ModuleID
 
@@ -43,14 +43,11 @@ class ChunkedMultiAgentEpisode(GrowingMultiAgentEpisode):
         self._module_of = module_of
         self.observation_space: Any = None
         self.action_space: Any = None
-        self.is_terminated = self.is_truncated = False
-        self.check_spaces = False
+        self._init_base()
         self._ended_before: dict[AgentID, bool] = {}  # in earlier chunks: whether by truncation
         self._truncated_before = False  # of those that are no longer remembered, whether any was
         self._unclaimed: dict[AgentID, float] = {}
-        self._custom_data: dict[str, Any] | None = None
-        self._start_time: float | None = None
-        self._last_step_time: float | None = None
+        self._spaces_by_agent: bool | None = None  # whether Dict spaces are agents' spaces, once that is known
 
     def cut(self, len_lookback_buffer: int = 0) -> Self:
         """A successor chunk of length 0 that goes on where this one stops.
@@ -63,6 +60,7 @@ class ChunkedMultiAgentEpisode(GrowingMultiAgentEpisode):
         """
         if self.is_done:
             raise EpisodeError(f"{self.who}: cut() makes a successor, but the episode is over. Start a new one.")
+        check_lookback(len_lookback_buffer, self.who)
         going_on = {a: e.cut(len_lookback_buffer) for a, e in self.agent_episodes.items() if not e.is_done}
         successor = self._chunk(going_on, self.env_t, self.env_t)
         successor.remember_from(self)
@@ -73,7 +71,7 @@ class ChunkedMultiAgentEpisode(GrowingMultiAgentEpisode):
         other = type(self).__new__(type(self))
         other._init(self.id_, agent_episodes, env_t_started, env_t, self.agent_to_module_mapping_fn, {})
         other.observation_space, other.action_space = self.observation_space, self.action_space
-        other.check_spaces = self.check_spaces
+        other.check_spaces, other._spaces_by_agent = self.check_spaces, self._spaces_by_agent
         return other
 
     def slice(self, slice_: slice, *, len_lookback_buffer: int | None = None) -> Self:
@@ -90,14 +88,12 @@ class ChunkedMultiAgentEpisode(GrowingMultiAgentEpisode):
         Raises:
             EpisodeError: If the slice has a step size.
         """
-        if slice_.step not in (None, 1):
-            raise EpisodeError(f"{self.who}: a slice with step {slice_.step} would lose rewards. Leave the step out.")
-        start, stop, _ = slice_.indices(len(self))
-        begin, end = self.env_t_started + start, self.env_t_started + max(start, stop)
+        start, stop = slice_bounds(slice_, len_lookback_buffer, len(self), self.who)
+        begin, end = self.env_t_started + start, self.env_t_started + stop
         part = self._chunk({}, begin, end)
         part._module_of, part._ended_before = dict(self._module_of), dict(self._ended_before)
         part._truncated_before = self._truncated_before
-        part._custom_data = copy.deepcopy(self._custom_data)
+        part._copy_notes(self)
         for episode in self.all_agent_episodes():
             piece = self._between(episode, begin, end, len_lookback_buffer)
             if piece is not None:
@@ -113,7 +109,7 @@ class ChunkedMultiAgentEpisode(GrowingMultiAgentEpisode):
     ) -> SingleAgentEpisode | None:
         """One agent's part of a slice of env steps, or None if it has none."""
         storage = episode.storage
-        times = np.asarray(storage.column(Columns.T))
+        times = np.asarray(storage.column(T))
         if not len(times) or times[storage.lookback] > end:
             return None
         gone = episode.is_done and times[-1] <= begin
@@ -128,7 +124,7 @@ class ChunkedMultiAgentEpisode(GrowingMultiAgentEpisode):
         piece.uncredited_reward = episode.uncredited_reward if joined_here else 0.0
         pending = storage.pending()
         if last < len(times) - 1:
-            names = (Columns.ACTIONS, Columns.REWARDS, *storage.extra_keys())
+            names = (ACTIONS, REWARDS, *storage.extra_keys())
             pending = {name: unbatch(storage.part(name, last, last + 1))[0] for name in names}
         if not episode.is_done or last < len(times) - 1:
             own = piece.storage
@@ -149,16 +145,23 @@ class ChunkedMultiAgentEpisode(GrowingMultiAgentEpisode):
                 f"{self.who}: concat_episode() needs the chunk of {self.id_!r} that starts at env_t={self.env_t}, but "
                 f"that of {other.id_!r} from env_t={other.env_t_started} came."
             )
+        theirs = other.all_agent_episodes()
+        continued = [self._continued_by(episode) for episode in theirs]
+        for mine, episode in zip(continued, theirs, strict=True):
+            if mine is not None:
+                mine.check_continuation(episode)
         for agent_id, reward in other._unclaimed.items():
             self._credit(agent_id, reward)
-        for theirs in other.all_agent_episodes():
-            mine = self.agent_episodes.get(theirs.agent_id)
-            if mine is not None and mine.id_ == theirs.id_:
-                mine.concat_episode(theirs)
+        for mine, episode in zip(continued, theirs, strict=True):
+            if mine is not None:
+                mine.concat_episode(episode)
             else:
-                self.attach(theirs.agent_id, theirs[:])
+                self.attach(episode.agent_id, episode[:])
         self.env_t = other.env_t
-        self.is_terminated, self.is_truncated = other.is_terminated, other.is_truncated
         self._module_of.update(other._module_of)
-        if other._custom_data:
-            self.custom_data.update(copy.deepcopy(other._custom_data))
+        self._append_notes(other)
+
+    def _continued_by(self, episode: SingleAgentEpisode) -> SingleAgentEpisode | None:
+        """The life here that goes on in another chunk's episode, or None if that begins a life."""
+        mine = self.agent_episodes.get(episode.agent_id)
+        return mine if mine is not None and mine.id_ == episode.id_ else None

@@ -10,13 +10,14 @@ import numpy as np
 from gymnasium import Space
 
 from marl_connectors import spaces
-from marl_connectors.columns import Columns
-from marl_connectors.episodes.growth import number
+from marl_connectors.episodes.batching import number
+from marl_connectors.episodes.chunks import check_lookback
 from marl_connectors.episodes.list_storage import ListStorage
 from marl_connectors.episodes.multi_agent_chunks import ChunkedMultiAgentEpisode
 from marl_connectors.episodes.multi_agent_growth import ALL, AgentToModule, PerAgent
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.episodes.state import decode, encode
+from marl_connectors.episodes.storage import ACTIONS, T
 from marl_connectors.episodes.table import table
 from marl_connectors.errors import EpisodeError
 from marl_connectors.typing import AgentID, EpisodeID, ModuleID
@@ -105,7 +106,7 @@ class MultiAgentEpisode(ChunkedMultiAgentEpisode):
         )
         self.observation_space, self.action_space = observation_space, action_space
         self.check_spaces = check_spaces
-        if observations:
+        if observations is not None and len(observations):
             self._replay(
                 observations,
                 infos,
@@ -116,7 +117,7 @@ class MultiAgentEpisode(ChunkedMultiAgentEpisode):
                 agent_t_started or {},
                 agent_episode_ids or {},
             )
-        elif actions or rewards or infos or extra_model_outputs:
+        elif any(given is not None and len(given) for given in (actions, rewards, infos, extra_model_outputs)):
             raise EpisodeError(f"{self.who}: there are actions, rewards, infos or outputs, but no observations.")
         self._end(
             terminateds if isinstance(terminateds, Mapping) else {ALL: terminateds},
@@ -175,24 +176,30 @@ class MultiAgentEpisode(ChunkedMultiAgentEpisode):
                 f"{self.who}: {seen} observations need {seen - 1} actions (or {seen}, if the last ones wait), as many "
                 f"rewards and extra_model_outputs, and {seen} infos, but there are {came}."
             )
+        if len_lookback_buffer != "auto":
+            check_lookback(len_lookback_buffer, self.who)
         lookback = seen - 1 if len_lookback_buffer == "auto" else min(len_lookback_buffer, seen - 1)
         for i in range(seen):
             self.env_t = self.env_t_started - lookback + i
-            for agent_id, observation in observations[i].items():
+            if i == lookback:  # what could not be credited before is of an earlier chunk
+                self._unclaimed.clear()
+                for episode in self.agent_episodes.values():
+                    episode.uncredited_reward = 0.0
+            for agent_id, item, info in self._seen(observations[i], infos[i] if infos else None):
                 if agent_id not in self.agent_episodes:
                     self._join(agent_id, agent_episode_ids.get(agent_id))
-                episode = self.agent_episodes[agent_id]
-                episode.observe(observation, infos[i].get(agent_id) if infos else None, self.env_t)
+                self.agent_episodes[agent_id].lists().observe(item, info, self.env_t)
             if actions and i < acted:
-                extras = outputs[i] if outputs else {}
-                for agent_id, episode in self._acting(actions[i], extras).items():
-                    episode.act(actions[i][agent_id], extras.get(agent_id))
+                if self.check_spaces:
+                    self._check_spaces(actions[i], self.action_space, ACTIONS)
+                for storage, action, extras in self._acting(actions[i], outputs[i] if outputs else {}).values():
+                    storage.act(action, extras)
             for agent_id, reward in rewards[i].items() if rewards and i < acted else ():
                 self._credit(agent_id, number(reward, self.who))
         for agent_id, episode in self.agent_episodes.items():
             storage = episode.storage
             assert isinstance(storage, ListStorage)
-            storage.lookback = max(0, int(np.searchsorted(storage.columns[Columns.T], self.env_t_started, "right")) - 1)
+            storage.lookback = max(0, int(np.searchsorted(storage.columns[T], self.env_t_started, "right")) - 1)
             episode.t_started = agent_t_started.get(agent_id, 0)
 
     # What it is.
@@ -217,8 +224,10 @@ class MultiAgentEpisode(ChunkedMultiAgentEpisode):
 
     def to_numpy(self) -> MultiAgentEpisode:
         """Turns all agents' columns into arrays, in place; see ``SingleAgentEpisode.to_numpy``."""
-        for episode in self.all_agent_episodes():
-            episode.to_numpy()
+        episodes = self.all_agent_episodes()
+        storages = [episode.as_arrays() for episode in episodes]
+        for episode, storage in zip(episodes, storages, strict=True):
+            episode.storage = storage
         return self
 
     def print(self) -> None:
@@ -234,7 +243,7 @@ class MultiAgentEpisode(ChunkedMultiAgentEpisode):
             EpisodeError: If observations, infos or custom data hold anything else.
         """
         return {
-            "id_": self.id_,
+            "id_": encode(self.id_, "id_"),
             "env_t_started": self.env_t_started,
             "env_t": self.env_t,
             "is_terminated": self.is_terminated,
@@ -248,6 +257,8 @@ class MultiAgentEpisode(ChunkedMultiAgentEpisode):
             "action_space": _spaces_to_json(self.action_space),
             "custom_data": encode(self._custom_data or {}, "custom_data"),
             "duration_s": self.get_duration_s(),
+            "check_spaces": self.check_spaces,
+            "spaces_by_agent": self._spaces_by_agent,
         }
 
     @classmethod
@@ -258,7 +269,7 @@ class MultiAgentEpisode(ChunkedMultiAgentEpisode):
         module_of = dict(decode(state["module_of"]))
         begin, end = state["env_t_started"], state["env_t"]
         episode = cls.__new__(cls)
-        episode._init(state["id_"], {}, begin, end, agent_to_module_mapping_fn, module_of)
+        episode._init(decode(state["id_"]), {}, begin, end, agent_to_module_mapping_fn, module_of)
         for agent_state in state["agent_episodes"]:
             life = SingleAgentEpisode.from_state(agent_state)
             episode.attach(life.agent_id, life)
@@ -269,7 +280,8 @@ class MultiAgentEpisode(ChunkedMultiAgentEpisode):
         episode.observation_space = _spaces_from_json(state["observation_space"])
         episode.action_space = _spaces_from_json(state["action_space"])
         episode._custom_data = decode(state["custom_data"])
-        episode._start_time, episode._last_step_time = 0.0, state["duration_s"]
+        episode._set_duration(state["duration_s"])
+        episode.check_spaces, episode._spaces_by_agent = state["check_spaces"], state["spaces_by_agent"]
         return episode
 
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
-from time import perf_counter
 from typing import Any, TypeAlias
 
+import numpy as np
 from gymnasium.spaces import Dict
 
-from marl_connectors.columns import Columns
-from marl_connectors.episodes.growth import check_item, number
+from marl_connectors.episodes.batching import number, owned, owned_infos
+from marl_connectors.episodes.growth import check_item
 from marl_connectors.episodes.list_storage import ListStorage
 from marl_connectors.episodes.multi_agent_access import MultiAgentAccess
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
+from marl_connectors.episodes.storage import ACTIONS, OBS, REWARDS, T
 from marl_connectors.errors import EpisodeError, did_you_mean
 from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID, EpisodeID, ModuleID
 
@@ -28,37 +28,22 @@ class GrowingMultiAgentEpisode(MultiAgentAccess):
     """Takes in what the agents see, do and earn at each env step."""
 
     __slots__ = (
-        "_custom_data",
         "_ended_before",
-        "_last_step_time",
-        "_start_time",
+        "_spaces_by_agent",
         "_truncated_before",
         "_unclaimed",
         "action_space",
         "agent_to_module_mapping_fn",
-        "check_spaces",
-        "is_terminated",
-        "is_truncated",
         "observation_space",
     )
 
     observation_space: Any
     action_space: Any
     agent_to_module_mapping_fn: AgentToModule | None
-    is_terminated: bool
-    is_truncated: bool
-    check_spaces: bool
     _ended_before: dict[AgentID, bool]
     _truncated_before: bool
     _unclaimed: dict[AgentID, float]
-    _custom_data: dict[str, Any] | None
-    _start_time: float | None
-    _last_step_time: float | None
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the whole episode has ended."""
-        return self.is_terminated or self.is_truncated
+    _spaces_by_agent: bool | None
 
     @property
     def is_reset(self) -> bool:
@@ -69,13 +54,6 @@ class GrowingMultiAgentEpisode(MultiAgentAccess):
     def is_numpy(self) -> bool:
         """Whether all agents' columns are arrays."""
         return bool(self.agent_episodes) and all(episode.is_numpy for episode in self.all_agent_episodes())
-
-    @property
-    def custom_data(self) -> dict[str, Any]:
-        """The user's own notes. ``cut()`` passes them on."""
-        if self._custom_data is None:
-            self._custom_data = {}
-        return self._custom_data
 
     @property
     def agent_ids(self) -> set[AgentID]:
@@ -126,7 +104,7 @@ class GrowingMultiAgentEpisode(MultiAgentAccess):
         return {
             agent_id
             for agent_id, episode in self.agent_episodes.items()
-            if episode.is_reset and episode.storage.column(Columns.T)[-1] == self.env_t
+            if episode.is_reset and episode.storage.column(T)[-1] == self.env_t
         }
 
     def get_return(self, include_hanging_rewards: bool = False) -> float:
@@ -139,14 +117,8 @@ class GrowingMultiAgentEpisode(MultiAgentAccess):
         total = sum(episode.get_return() for episode in episodes)
         if include_hanging_rewards:
             waiting = [episode.storage.pending() for episode in episodes]
-            total += sum(float(row[Columns.REWARDS]) for row in waiting if row is not None)
+            total += sum(float(row[REWARDS]) for row in waiting if row is not None)
         return float(total)
-
-    def get_duration_s(self) -> float:
-        """Seconds between the first and the last time that something was added; 0 before."""
-        if self._start_time is None or self._last_step_time is None:
-            return 0.0
-        return self._last_step_time - self._start_time
 
     def env_steps(self) -> int:
         """Env steps of this chunk."""
@@ -165,9 +137,9 @@ class GrowingMultiAgentEpisode(MultiAgentAccess):
         """
         if self.is_reset or self.is_done or len(self):
             raise EpisodeError(f"{self.who}: add_env_reset() comes first and once, but there are data.")
-        for agent_id, observation in observations.items():
-            self._observe(agent_id, observation, (infos or {}).get(agent_id), False)
-        self._start_time = perf_counter()
+        for agent_id, item, info in self._seen(observations, infos):
+            self._observe(agent_id, item, info, False)
+        self._tick()
 
     def add_env_step(
         self,
@@ -193,7 +165,8 @@ class GrowingMultiAgentEpisode(MultiAgentAccess):
             rewards: Agent to reward, for anyone.
             infos: Agent to info.
             terminateds: Agent (or ``"__all__"``) to whether its state has no future.
-            truncateds: Agent (or ``"__all__"``) to whether it was stopped. Its own flags go before ``"__all__"``.
+            truncateds: Agent (or ``"__all__"``) to whether it was stopped. Its own flags go before ``"__all__"``. The
+                episode is over when all agents have ended, unless ``"__all__"`` is False.
             extra_model_outputs: Agent to a dict of what its module put out along with the action.
 
         Raises:
@@ -202,52 +175,86 @@ class GrowingMultiAgentEpisode(MultiAgentAccess):
         """
         if self.is_terminated or self.is_truncated:
             raise EpisodeError(f"{self.who}: add_env_step() after the end of the episode. Start a new one.")
-        infos, outputs = infos or {}, extra_model_outputs or {}
+        self._check_mappings(actions, rewards, terminateds, truncateds, extra_model_outputs)
+        outputs = extra_model_outputs or {}
         acting = self._acting(actions, outputs)
         earned = {
             agent_id: reward
-            if type(reward) is float and reward == reward
+            if type(reward) is float and reward - reward == 0.0
             else number(reward, f"{self.who}, agent {agent_id!r}")
             for agent_id, reward in rewards.items()
         }
         if self.check_spaces:
-            self._check_spaces(observations, actions)
+            self._check_spaces(actions, self.action_space, ACTIONS)
+        seen = self._seen(observations, infos)
         self.env_t = t = self.env_t + 1
-        stepped = set()
-        for agent_id, episode in acting.items():
-            observation, storage = observations.get(agent_id), episode.storage
-            if observation is None:
-                storage.act(actions[agent_id], outputs.get(agent_id) or {})  # type: ignore[attr-defined]
-            else:
-                stepped.add(agent_id)
-                storage.append(  # type: ignore[attr-defined]
-                    observation,
-                    actions[agent_id],
-                    earned.pop(agent_id, 0.0),
-                    infos.get(agent_id),
-                    outputs.get(agent_id),
-                    t,
-                )
+        closing = {agent_id for agent_id, _, _ in seen} & acting.keys() if len(acting) else ()
+        for agent_id, item, info in seen:
+            if agent_id in closing:
+                storage, action, extras = acting.pop(agent_id)
+                storage.append(item, action, earned.pop(agent_id, 0.0), info, extras, t)
+        for storage, action, extras in acting.values():
+            storage.act(action, extras)
         for agent_id, reward in earned.items():
             self._credit(agent_id, reward)
-        if len(stepped) < len(observations):
-            for agent_id, observation in observations.items():
-                if agent_id not in stepped:
+        if len(seen) > len(closing):
+            for agent_id, item, info in seen:
+                if agent_id not in closing:
                     flagged = bool((terminateds or {}).get(agent_id) or (truncateds or {}).get(agent_id))
-                    self._observe(agent_id, observation, infos.get(agent_id), flagged)
+                    self._observe(agent_id, item, info, flagged)
         if terminateds or truncateds:
             self._end(terminateds or {}, truncateds or {}, t)
-        self._last_step_time = now = perf_counter()
-        if self._start_time is None:
-            self._start_time = now
+        self._tick()
 
-    def _acting(self, actions: PerAgent, outputs: PerAgent) -> dict[AgentID, SingleAgentEpisode]:
-        """The agents that act, and their episodes.
+    def _check_mappings(self, *given: Any) -> None:
+        """Checks that what came has agents for keys.
+
+        Raises:
+            EpisodeError: If not.
+        """
+        for items in given:
+            if items is not None and not isinstance(items, (dict, Mapping)):
+                raise EpisodeError(
+                    f"{self.who}: dicts with an item for each agent are needed, but {items!r} ({type(items).__name__}) "
+                    f"came."
+                )
+
+    def _seen(self, observations: PerAgent, infos: PerAgent | None) -> list[tuple[AgentID, Any, dict[str, Any]]]:
+        """Who observes what, copied and checked: nothing can fail when it is written.
+
+        Raises:
+            EpisodeError: If there is something wrong with it.
+        """
+        if observations is None:
+            raise EpisodeError(f"{self.who}: observations must be a dict, but None came. Give {{}} if nobody observes.")
+        self._check_mappings(observations, infos)
+        if ALL in observations:
+            raise EpisodeError(f"{self.who}: {ALL!r} is no agent, but observes. It belongs among the done flags.")
+        if self.check_spaces:
+            self._check_spaces(observations, self.observation_space, OBS)
+        seen = []
+        for agent_id, observation in observations.items():
+            if observation is None:
+                continue
+            if type(observation) is np.ndarray:
+                item = observation.copy()
+            elif type(observation) is tuple:
+                item = owned(observation, self._space_of(self.observation_space, agent_id))
+            else:
+                item = owned(observation)
+            info = infos.get(agent_id) if infos else None
+            seen.append((agent_id, item, owned_infos(info, f"{self.who}, agent {agent_id!r}") if info else {}))
+            if agent_id not in self.agent_episodes:
+                self.module_for(agent_id)
+        return seen
+
+    def _acting(self, actions: PerAgent, outputs: PerAgent) -> dict[AgentID, tuple[ListStorage, Any, dict[str, Any]]]:
+        """Where the agents that act do so, and what they do, copied and checked.
 
         Raises:
             EpisodeError: If an agent acts that is not there, has ended or has nothing to act upon.
         """
-        acting: dict[AgentID, SingleAgentEpisode] = {}
+        acting: dict[AgentID, tuple[ListStorage, Any, dict[str, Any]]] = {}
         for agent_id, action in actions.items():
             if action is None:
                 continue
@@ -257,28 +264,22 @@ class GrowingMultiAgentEpisode(MultiAgentAccess):
                 raise EpisodeError(f"{self.who}: agent {agent_id!r} acts, but has not observed anything. {known}")
             if episode.is_terminated or episode.is_truncated:
                 raise EpisodeError(f"{self.who}: agent {agent_id!r} acts, but has ended. Leave its action out.")
-            extras = outputs.get(agent_id)
             storage = episode.acting_storage()
-            if extras is None:
-                if storage.extras:
-                    storage.expect({}, episode)
-            elif tuple(extras) != storage.extras:
+            extras = outputs.get(agent_id) or {}
+            if tuple(extras) != storage.extras:
                 storage.expect(extras, episode)
-            acting[agent_id] = episode
+            item = action if type(action) is int else owned(action, episode.action_space)
+            acting[agent_id] = (storage, item, {name: owned(value) for name, value in extras.items()})
         for agent_id in outputs:
             if agent_id not in acting:
                 raise EpisodeError(f"{self.who}: agent {agent_id!r} has extra_model_outputs, but no action.")
         return acting
 
-    def _check_spaces(self, observations: PerAgent, actions: PerAgent) -> None:
-        for items, whole, name in (
-            (observations, self.observation_space, Columns.OBS),
-            (actions, self.action_space, Columns.ACTIONS),
-        ):
-            for agent_id, item in items.items():
-                space = self._space_of(whole, agent_id)
-                if item is not None and space is not None:
-                    check_item(space, item, name, f"{self.who}, agent {agent_id!r}, env step {self.env_t}")
+    def _check_spaces(self, items: PerAgent, whole: Any, name: str) -> None:
+        for agent_id, item in items.items():
+            space = self._space_of(whole, agent_id)
+            if item is not None and space is not None:
+                check_item(space, item, name, f"{self.who}, agent {agent_id!r}, env step {self.env_t}")
 
     def attach(self, agent_id: AgentID, episode: SingleAgentEpisode) -> None:
         """Begins a life of an agent.
@@ -307,10 +308,12 @@ class GrowingMultiAgentEpisode(MultiAgentAccess):
         return episode
 
     def _space_of(self, whole: Any, agent_id: AgentID) -> Any:
-        """One agent's space. A Dict space is one for all agents, unless an agent is among its keys."""
-        if isinstance(whole, Dict) and agent_id not in whole.spaces and not self.agent_episodes.keys() & whole.spaces:
-            return whole
-        return whole.get(agent_id) if isinstance(whole, Mapping) else whole  # type: ignore[arg-type]
+        """One agent's space. A Dict space is for all agents, unless the first to observe is among its keys."""
+        if isinstance(whole, Dict):
+            if self._spaces_by_agent is None:
+                self._spaces_by_agent = agent_id in whole.spaces
+            return whole.spaces.get(agent_id) if self._spaces_by_agent else whole  # type: ignore[arg-type]
+        return whole.get(agent_id) if isinstance(whole, Mapping) else whole
 
     def _credit(self, agent_id: AgentID, reward: float) -> None:
         if agent_id in self.agent_episodes:
@@ -318,14 +321,14 @@ class GrowingMultiAgentEpisode(MultiAgentAccess):
         else:
             self._unclaimed[agent_id] = self._unclaimed.get(agent_id, 0.0) + reward
 
-    def _observe(self, agent_id: AgentID, observation: Any, infos: PerAgent | None, flagged: bool) -> None:
+    def _observe(self, agent_id: AgentID, item: Any, info: dict[str, Any], flagged: bool) -> None:
         episode = self.agent_episodes.get(agent_id)
         ended = agent_id in self._ended_before if episode is None else episode.is_done
-        if observation is None or (ended and flagged):
+        if ended and flagged:
             return
         if episode is None or episode.is_done:
             episode = self._join(agent_id)
-        episode.observe(observation, infos, self.env_t)
+        episode.lists().observe(item, info, self.env_t)
 
     def _end(self, terminateds: PerAgent, truncateds: PerAgent, t: int | None) -> None:
         """Sets the agents' done flags, then the episode's."""
@@ -340,11 +343,18 @@ class GrowingMultiAgentEpisode(MultiAgentAccess):
                 episode.end(terminated=terminated, truncated=truncated, t=t)
         episodes = self.agent_episodes.values()
         over = bool(episodes) and all(episode.is_done for episode in episodes)
+        over = over and self._may_be_over(terminateds, truncateds)
         before = self._truncated_before or any(
             cut for agent_id, cut in self._ended_before.items() if agent_id not in self.agent_episodes
         )
         self.is_terminated = every[0] or (over and not before and all(episode.is_terminated for episode in episodes))
         self.is_truncated = every[1] or (over and (before or any(episode.is_truncated for episode in episodes)))
+
+    @staticmethod
+    def _may_be_over(terminateds: PerAgent, truncateds: PerAgent) -> bool:
+        """Whether the end of all agents is the end of the episode: yes, unless the environment says otherwise."""
+        said = [bool(flags[ALL]) for flags in (terminateds, truncateds) if ALL in flags]
+        return not said or any(said)
 
     def remember_from(self, former: GrowingMultiAgentEpisode) -> None:
         """Takes over what outlives a chunk: the user's notes (copied), who maps to which module, and who has ended."""
@@ -361,5 +371,4 @@ class GrowingMultiAgentEpisode(MultiAgentAccess):
             del ended[agent_id]
             self._module_of.pop(agent_id, None)
         self._ended_before = ended
-        if former._custom_data:
-            self._custom_data = copy.deepcopy(former._custom_data)
+        self._copy_notes(former)

@@ -12,7 +12,7 @@ row   lane 0      lane 1      lane 2
 ====  ==========  ==========  ==========
 
 A row opens when the agent observes. Its action and the module's outputs are written when the agent acts, and every
-reward until the next observation is added to it. The next observation, in the row below, closes it; the last
+reward until the agent acts again is added to it. The next observation, in the row below, closes it; the last
 observation of an episode has a row of its own that is never acted on. So whether an agent was terminated or truncated,
 the state that its last action led to is at hand, and the value of what comes next is always "one row further".
 
@@ -30,6 +30,7 @@ from gymnasium import Space
 
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
+from marl_connectors.episodes.batching import alike
 from marl_connectors.errors import EpisodeError
 from marl_connectors.trees import leaves, same_structure, tree_map
 from marl_connectors.typing import Tree
@@ -54,10 +55,14 @@ def put(column: Tree, positions: Positions, values: Tree) -> None:
 
 
 def fits(column: Tree, values: Tree) -> bool:
-    """Whether ``values`` can be written to ``column`` without changing the column's shape or kind of number."""
+    """Whether ``values`` can be written to ``column`` without changing its shape, or the values (rounding aside)."""
     if type(column) is not np.ndarray or type(values) is not np.ndarray:
         return same_structure(column, values) and all(map(fits, leaves(column), leaves(values)))
-    return column.shape[1:] == values.shape[1:] and np.can_cast(values.dtype, column.dtype, "same_kind")
+    if column.shape[1:] != values.shape[1:] or not np.can_cast(values.dtype, column.dtype, "same_kind"):
+        return False
+    if column.dtype == values.dtype or column.dtype.kind not in "iu":
+        return True
+    return np.array_equal(values.astype(column.dtype), values)
 
 
 class Rollout:
@@ -176,30 +181,44 @@ class Rollout:
         if name not in self._layers:
             return take(self.columns[name], positions)
         level = self.layered[name][positions]
-        newest = int(level.max(initial=0))
-        if (level == newest).all():
-            return take(self._layers[name][newest], positions)
-        raise EpisodeError(
-            f"Rollout: of {level.size} rows, {int((level > 0).sum())} hold a {name!r} of another shape that a "
-            f"connector piece wrote back, the others hold another one or the environment's. A piece that changes the "
-            f"shape of {name!r} must write it for every agent at every step, or put its result in the batch instead of "
-            f"the episodes."
-        )
+        used = np.unique(level)
+        layers = [self._layers[name][i] for i in used.tolist()]
+        if len(layers) < 2:
+            return take(layers[0] if layers else self.columns[name], positions)
+        if not all(alike(layers[0], layer) for layer in layers[1:]):
+            raise EpisodeError(
+                f"Rollout: of {level.size} rows, {int((level > 0).sum())} hold a {name!r} of another shape that a "
+                f"connector piece wrote back, the others hold another one or the environment's. A piece that changes "
+                f"the shape of {name!r} must write it for every agent at every step, or put its result in the batch "
+                f"instead of the episodes."
+            )
+
+        def mixed(*leaves: np.ndarray) -> np.ndarray:
+            values = leaves[0][positions].copy()
+            for i, leaf in zip(used[1:], leaves[1:], strict=True):
+                values[level == i] = leaf[positions][level == i]
+            return values
+
+        return tree_map(mixed, *layers)
 
     def is_uniform(self, name: str, positions: Positions) -> bool:
         """Whether ``read`` can give these items as one array."""
         if name not in self.layered:
             return True
-        level = self.layered[name][positions]
-        return bool((level == level.max(initial=0)).all())
+        layers = [self._layers[name][i] for i in np.unique(self.layered[name][positions]).tolist()]
+        return all(alike(layers[0], layer) for layer in layers[1:])
 
     def write(self, name: str, positions: Positions, values: Tree) -> None:
-        """Writes items back; values of another shape or type than the column's get a column of their own."""
+        """Writes items back; values of another shape or type than the column's get a column of their own.
+
+        So do all observations: what the environment gave stays (``source``).
+        """
         if name not in self.columns:
             self.record(positions, {name: values})
             return
         layers = self._layers.get(name, [self.columns[name]])
-        level = next((i for i in reversed(range(len(layers))) if fits(layers[i], values)), len(layers))
+        first = 1 if name == Columns.OBS else 0
+        level = next((i for i in reversed(range(first, len(layers))) if fits(layers[i], values)), len(layers))
         if level == len(layers):
             size = self.num_rows * self.num_lanes
             layers.append(tree_map(lambda v: np.zeros((size, *v.shape[1:]), v.dtype), values))

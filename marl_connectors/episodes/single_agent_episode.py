@@ -12,12 +12,12 @@ from gymnasium import Space
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
 from marl_connectors.episodes.array_storage import ArrayStorage
-from marl_connectors.episodes.chunks import ChunkedEpisode
-from marl_connectors.episodes.growth import number
+from marl_connectors.episodes.batching import number
+from marl_connectors.episodes.chunks import ChunkedEpisode, check_lookback
 from marl_connectors.episodes.list_storage import ListStorage
 from marl_connectors.episodes.lookback import count
 from marl_connectors.episodes.state import decode, encode
-from marl_connectors.episodes.storage import STEP, WITH_LAST, EpisodeStorage
+from marl_connectors.episodes.storage import ACTIONS, INFOS, OBS, REWARDS, STEP, WITH_LAST, EpisodeStorage, T
 from marl_connectors.errors import EpisodeError
 from marl_connectors.typing import AgentID, EpisodeID, ModuleID
 
@@ -95,16 +95,20 @@ class SingleAgentEpisode(ChunkedEpisode):
         """
         started = t_started or 0
         storage = ListStorage()
-        if observations is not None or actions or rewards or infos or extra_model_outputs:
-            seen, paid = list(observations or ()), list(rewards if rewards is not None else ())
+        if len_lookback_buffer != "auto":
+            check_lookback(len_lookback_buffer, "SingleAgentEpisode")
+        if any(
+            given is not None and len(given) for given in (observations, actions, rewards, infos, extra_model_outputs)
+        ):
+            seen, paid = _listed(observations), _listed(rewards)
             wanted = len(paid) if len_lookback_buffer == "auto" else len_lookback_buffer
-            lookback = max(0, min(wanted, len(paid)))
+            lookback = min(wanted, len(paid))
             columns: dict[str, list] = {
-                Columns.OBS: seen,
-                Columns.INFOS: [dict(info or {}) for info in infos] if infos is not None else [{} for _ in seen],
-                Columns.T: list(range(started - lookback, started - lookback + len(seen))),
-                Columns.ACTIONS: list(actions if actions is not None else ()),
-                Columns.REWARDS: [number(reward, "SingleAgentEpisode") for reward in paid],
+                OBS: seen,
+                INFOS: [dict(info or {}) for info in infos] if infos is not None else [{} for _ in seen],
+                T: list(range(started - lookback, started - lookback + len(seen))),
+                ACTIONS: _listed(actions),
+                REWARDS: [number(reward, "SingleAgentEpisode") for reward in paid],
                 **{name: list(items) for name, items in (extra_model_outputs or {}).items()},
             }
             storage = ListStorage(columns, lookback=lookback)
@@ -118,9 +122,13 @@ class SingleAgentEpisode(ChunkedEpisode):
             observation_space,
             action_space,
         )
-        self.is_terminated, self.is_truncated = terminated, truncated
+        self.is_terminated, self.is_truncated = bool(terminated), bool(truncated)
         self.check_spaces = check_spaces
         self.validate()
+        if check_spaces:
+            for name in (OBS, ACTIONS):
+                for item in storage.column(name):
+                    self._check(item, name)
 
     @classmethod
     def from_storage(
@@ -177,9 +185,14 @@ class SingleAgentEpisode(ChunkedEpisode):
         Raises:
             EpisodeError: If the items of a column differ in shape.
         """
-        if isinstance(self.storage, ListStorage):
-            self.storage = ArrayStorage.from_lists(self.storage, self.observation_space, self.action_space)
+        self.storage = self.as_arrays()
         return self
+
+    def as_arrays(self) -> EpisodeStorage:
+        """The storage, or arrays made of it if it is lists."""
+        if isinstance(self.storage, ListStorage):
+            return ArrayStorage.from_lists(self.storage, self.observation_space, self.action_space)
+        return self.storage
 
     def validate(self) -> None:
         """Checks that the columns fit together.
@@ -190,7 +203,7 @@ class SingleAgentEpisode(ChunkedEpisode):
         storage = self.storage
         counts = {name: count(storage.column(name)) for name in (*STEP, *storage.extra_keys())}
         steps = storage.lookback + len(storage)
-        seen = 0 if steps == 0 and counts[Columns.OBS] == 0 else steps + 1
+        seen = 0 if steps == 0 and counts[OBS] == 0 else steps + 1
         wrong = [f"{n} {name}" for name, n in counts.items() if n != (seen if name in WITH_LAST else steps)]
         if wrong:
             raise EpisodeError(
@@ -209,15 +222,15 @@ class SingleAgentEpisode(ChunkedEpisode):
         data: dict[str, Any] = {
             Columns.TERMINATEDS: terminateds,
             Columns.TRUNCATEDS: truncateds,
-            Columns.T: list(range(self.t_started, self.t)),
+            T: list(range(self.t_started, self.t)),
             Columns.EPS_ID: [self.id_] * steps,
         }
         if self.is_numpy:
             data = {name: np.array(items) for name, items in data.items()}
-        data[Columns.OBS] = self.get_observations(slice(0, steps))
-        data[Columns.INFOS] = self.get_infos(slice(0, steps))
-        data[Columns.ACTIONS] = self.get_actions()
-        data[Columns.REWARDS] = self.get_rewards()
+        data[OBS] = self.get_observations(slice(0, steps))
+        data[INFOS] = self.get_infos(slice(0, steps))
+        data[ACTIONS] = self.get_actions()
+        data[REWARDS] = self.get_rewards()
         return data | {key: self.get_extra_model_outputs(key) for key in self.storage.extra_keys()}
 
     def get_state(self) -> dict[str, Any]:
@@ -229,10 +242,10 @@ class SingleAgentEpisode(ChunkedEpisode):
         storage = self.storage
         columns = {name: storage.column(name) for name in (*STEP, *storage.extra_keys())}
         return {
-            "id_": self.id_,
+            "id_": encode(self.id_, "id_"),
             "agent_id": encode(self.agent_id, "agent_id"),
-            "module_id": self.module_id,
-            "multi_agent_episode_id": self.multi_agent_episode_id,
+            "module_id": encode(self.module_id, "module_id"),
+            "multi_agent_episode_id": encode(self.multi_agent_episode_id, "multi_agent_episode_id"),
             "t_started": self.t_started,
             "is_terminated": self.is_terminated,
             "is_truncated": self.is_truncated,
@@ -240,12 +253,16 @@ class SingleAgentEpisode(ChunkedEpisode):
             "is_numpy": storage.is_numpy,
             "lookback": storage.lookback,
             "untyped": sorted(storage.untyped),
+            "heads": {name: encode(column, name) for name, column in storage.heads.items()}
+            if isinstance(storage, ListStorage)
+            else {},
             "columns": {name: encode(column, name) for name, column in columns.items()},
             "pending": encode(storage.pending(), "pending"),
             "observation_space": None if self.observation_space is None else spaces.to_json(self.observation_space),
             "action_space": None if self.action_space is None else spaces.to_json(self.action_space),
             "custom_data": encode(self._custom_data or {}, "custom_data"),
             "duration_s": self.get_duration_s(),
+            "check_spaces": self.check_spaces,
         }
 
     @classmethod
@@ -256,17 +273,18 @@ class SingleAgentEpisode(ChunkedEpisode):
         if state["is_numpy"]:
             storage: EpisodeStorage = ArrayStorage(columns, untyped=frozenset(state["untyped"]), **held)
         else:
-            storage = ListStorage(columns, **held)
+            heads = {name: decode(column) for name, column in state["heads"].items()}
+            storage = ListStorage(columns, heads=heads, **held)
         observation_space, action_space = (
             None if state[name] is None else spaces.from_json(state[name])
             for name in ("observation_space", "action_space")
         )
         episode = cls.from_storage(
             storage,
-            id_=state["id_"],
+            id_=decode(state["id_"]),
             agent_id=decode(state["agent_id"]),
-            module_id=state["module_id"],
-            multi_agent_episode_id=state["multi_agent_episode_id"],
+            module_id=decode(state["module_id"]),
+            multi_agent_episode_id=decode(state["multi_agent_episode_id"]),
             t_started=state["t_started"],
             observation_space=observation_space,
             action_space=action_space,
@@ -274,6 +292,11 @@ class SingleAgentEpisode(ChunkedEpisode):
         episode.is_terminated, episode.is_truncated = state["is_terminated"], state["is_truncated"]
         episode.uncredited_reward = state["uncredited_reward"]
         episode._custom_data = decode(state["custom_data"])
-        episode._start_time, episode._last_step_time = 0.0, state["duration_s"]
+        episode._set_duration(state["duration_s"])
+        episode.check_spaces = state["check_spaces"]
         episode.validate()
         return episode
+
+
+def _listed(items: Sequence[Any] | None) -> list[Any]:
+    return [] if items is None else list(items)

@@ -13,7 +13,7 @@ _PLAIN_TYPES = frozenset(_PLAIN)
 
 
 def encode(value: Any, where: str = "value") -> Any:
-    """``value`` in plain data; tuples, lists of numpy scalars, and dicts whose keys are not strings, are marked.
+    """``value`` in plain data; tuples, numpy scalars, and dicts whose keys are not strings, are marked.
 
     Arrays in a list are not copied.
 
@@ -27,8 +27,10 @@ def encode(value: Any, where: str = "value") -> Any:
     >>> encode({"goal": (1, 2)})
     {'goal': {'__tuple__': [1, 2]}}
     """
+    if isinstance(value, np.str_):
+        return str(value)
     if isinstance(value, np.generic):
-        value = np.asarray(value)
+        return {"__scalar__": np.array([value])}
     if isinstance(value, np.ndarray):
         if value.dtype.hasobject:
             raise EpisodeError(f"episode: {where} is an array of Python objects, which no state can hold. Use numbers.")
@@ -39,7 +41,7 @@ def encode(value: Any, where: str = "value") -> Any:
         kinds = set(map(type, value))
         if kinds <= _PLAIN_TYPES or (kinds == {dict} and not any(value)):
             return list(value) if kinds <= _PLAIN_TYPES else [{} for _ in value]
-        if len(kinds) == 1 and issubclass(next(iter(kinds)), np.generic):
+        if len(kinds) == 1 and issubclass(next(iter(kinds)), np.number):
             return {"__scalars__": np.array(value)}
         if kinds == {np.ndarray} and not any(dtype.hasobject for dtype in {item.dtype for item in value}):
             return list(value)
@@ -61,10 +63,12 @@ def encode(value: Any, where: str = "value") -> Any:
 def decode(value: Any) -> Any:
     """What :func:`encode` was given."""
     if isinstance(value, np.ndarray):
-        return value[()] if value.ndim == 0 else value.copy()
+        return value.copy()
     if isinstance(value, list):
         return list(value) if set(map(type, value)) <= _PLAIN_TYPES else [decode(item) for item in value]
     if isinstance(value, dict):
+        if "__scalar__" in value:
+            return value["__scalar__"][0]
         if "__scalars__" in value:
             return list(value["__scalars__"])
         if "__tuple__" in value:

@@ -8,8 +8,8 @@ ArrayStorage  a finished chunk: one array, or tree of arrays, for each column
 LaneStorage   a view of a rollout that other code fills
 ============  =================================================================
 
-A *row* is one agent-step. It opens when the agent observes, it holds what the agent does, every reward until the
-next observation is added to it, and that observation closes it. Only closed rows are in the columns; a row whose
+A *row* is one agent-step. It opens when the agent observes and holds what the agent does; every reward until the agent
+acts again is added to it, and the next observation closes it. Only closed rows are in the columns; a row whose
 action waits for the environment's answer is *pending*.
 """
 
@@ -31,10 +31,13 @@ if TYPE_CHECKING:
 WITH_LAST = frozenset((Columns.OBS, Columns.INFOS, Columns.T))
 """The columns that hold one item more than the others: what the newest observation brought."""
 
-STEP = OBS, INFOS, T, ACTIONS, REWARDS = Columns.OBS, Columns.INFOS, Columns.T, Columns.ACTIONS, Columns.REWARDS
+OBS: Final = Columns.OBS
+INFOS: Final = Columns.INFOS
+T: Final = Columns.T
+ACTIONS: Final = Columns.ACTIONS
+REWARDS: Final = Columns.REWARDS
+STEP: Final = (OBS, INFOS, T, ACTIONS, REWARDS)
 """The columns that every episode has; all others are extra model outputs."""
-
-
 UNSURE: Final = object()
 """A quick look did not find out."""
 NOTHING: Final = object()
@@ -136,7 +139,7 @@ class ColumnStorage:
         if row >= len(times):
             return NOTHING
         if row < 0 or times[row] != t:
-            return UNSURE
+            return UNSURE  # the agent may have skipped steps, or lived before
         if row < len(column):
             return column[row]
         return NOTHING if self.open_row is None else self.open_row.get(name, NOTHING)

@@ -195,6 +195,7 @@ def test_an_agent_that_is_back_at_once_begins_after_an_empty_step():
     episode = MultiAgentEpisode()
     episode.add_env_reset(observations=env.reset()[0])
     result = env.step({"a": 1})
+    assert result[2].pop("__all__") is False and result[3].pop("__all__") is False
     assert told(plain(result)) == {"b": ([1, 1], 3, True, False)}
     assert env.agent_selection is None and env.agents == ["a", "b"]
     add(episode, {"a": 1}, result)
@@ -209,6 +210,16 @@ def test_an_agent_that_is_back_at_once_begins_after_an_empty_step():
     assert former.is_done and len(former) == 0
     assert latest.get_actions() == [] and latest.storage.pending()["actions"] == 2 and not latest.is_done
     assert len(episode) == 3 and episode.uncredited_reward == 3
+
+
+def test_the_episode_goes_on_when_the_only_player_ends_and_comes_back():
+    env = TurnBasedEnv(ScriptedAEC([Beat("a"), Beat("a", {"a": 3}, terminated="a"), Beat("a")], returning="a"))
+    episode = MultiAgentEpisode()
+    episode.add_env_reset(observations=env.reset()[0])
+    add(episode, {"a": 1}, env.step({"a": 1}))
+    assert env.agent_selection is None and env.agents and not episode.is_done
+    add(episode, {}, env.step({}))
+    assert episode.get_agents_to_act() == {"a"} and len(episode.past_agent_episodes) == 1
 
 
 def add(episode, actions, result):

@@ -1,24 +1,15 @@
-"""Random episodes, and ways to live through them: in one piece, in chunks, as lists, as arrays, as views."""
+"""Random histories of episodes: what the agents do, and how an environment tells it."""
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from episodes.reference import Log, ReferenceEpisode, Step, flags_of
+from episodes.reference import Log, Step
 from episodes.reference_life import ACTIONS, OBS
 from gymnasium import spaces
 from hypothesis import strategies as st
-
-from marl_connectors.columns import Columns
-from marl_connectors.episodes.lane_storage import LaneStorage
-from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
-from marl_connectors.episodes.rollout import Rollout
-from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
-from marl_connectors.trees import leaves as tree_leaves
-from marl_connectors.trees import tree_map
 
 AGENT_IDS = ("a", 0, ("team", 1), "b", 1, "1", ("a", "b"), "wolf_2", 7, ("team", ("x", 2)))
 EVERYONE = "__all__"
@@ -64,10 +55,18 @@ def value(space, number, loose=False):
         item = ((number + np.arange(size)) % 256).reshape(space.shape)
     else:
         item = (number + np.arange(size) * (0.25 if space.dtype.kind == "f" else 1)).reshape(space.shape)
-    if not loose:
-        return np.asarray(item, space.dtype)[()]
-    plain = np.asarray(item, np.float64 if space.dtype.kind == "f" else np.int64)
-    return plain if plain.ndim else plain.item()
+    item = np.asarray(item, space.dtype)[()]
+    return loosened(item) if loose else item
+
+
+def loosened(tree):
+    """Items in other types than they have."""
+    if isinstance(tree, dict):
+        return {key: loosened(part) for key, part in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(map(loosened, tree))
+    wide = np.asarray(tree, np.float64 if np.asarray(tree).dtype.kind == "f" else np.int64)
+    return wide if wide.ndim else wide.item()
 
 
 def another(item, space, number):
@@ -171,6 +170,10 @@ class History:
         last = len(self.steps) - any(self.log.flags())
         return sorted(cut for cut in cuts if cut[0] <= last)
 
+    def until(self, t):
+        """The first ``t`` steps."""
+        return History(self.agent_ids, self.observation_space, self.action_space, self.reset, self.steps[:t])
+
     def changed(self, change):
         """The same with ``change`` made to each dict of agents."""
         steps = [Step(*(part if part is None else change(part) for part in step)) for step in self.steps]
@@ -192,7 +195,9 @@ def histories(draw, spaced=None, who_acts=("free", "turns", "parallel"), one_age
     """A history; ``spaced`` says whether the episode knows its spaces."""
     most = 1 if one_agent else 4
     agent_ids = tuple(draw(st.lists(st.sampled_from(AGENT_IDS), min_size=1, max_size=most, unique=True)))
-    told = draw(st.sampled_from(("one", "each", "none") if spaced is None else ("one", "each") if spaced else ("none",)))
+    told = draw(
+        st.sampled_from(("one", "each", "none") if spaced is None else ("one", "each") if spaced else ("none",))
+    )
     kinds = st.tuples(st.sampled_from(of), st.sampled_from(of))
     pairs = [draw(kinds)] * len(agent_ids) if told == "one" else [draw(kinds) for _ in agent_ids]
     manner = draw(
@@ -271,147 +276,14 @@ def _info(t, k):
 
 
 def _extras(number):
-    return {
+    extras = {
         "action_logp": np.float32(-number),
         "action_dist_inputs": np.array([number, -number, 0.5], np.float32),
         "state_out": {"h": np.full(2, number, np.float16), "c": (np.full((1, 2), number), float(number))},
     }
-
-
-# Living through it.
+    return dict(reversed(extras.items())) if number % 2 else extras
 
 
 def cuts(most=3):
     """Pairs of an env step and a lookback."""
     return st.lists(st.tuples(st.integers(0, 12), st.integers(0, 3) | st.integers(0, 12)), max_size=most)
-
-
-def play(history, cuts=(), to_numpy=frozenset()):
-    """The chunks; before the env steps in ``to_numpy``, the newest one's columns are made arrays."""
-    chunks = [
-        MultiAgentEpisode(
-            id_="game",
-            observation_space=history.observation_space,
-            action_space=history.action_space,
-            agent_to_module_mapping_fn=lambda agent_id, episode: f"module of {agent_id}",
-        )
-    ]
-    chunks[0].custom_data["note"] = [1, ("two", 3)]
-    observations, infos = map(copy.deepcopy, history.reset)
-    chunks[0].add_env_reset(observations=observations, infos=infos)
-    _reuse(observations, infos)
-    for t in range(len(history.steps) + 1):
-        if t in to_numpy:
-            chunks[-1].to_numpy()
-        for at, lookback in cuts:
-            if at == t:
-                chunks.append(chunks[-1].cut(lookback))
-        if t < len(history.steps):
-            add(chunks[-1], history.steps[t])
-    return chunks
-
-
-def add(episode, step):
-    """Adds a step as an environment does that reuses its observations and infos."""
-    step = step._replace(observations=copy.deepcopy(step.observations), infos=copy.deepcopy(step.infos))
-    episode.add_env_step(*step[:4], **dict(zip(Step._fields[4:], step[4:], strict=True)))
-    _reuse(step.observations, step.infos)
-
-
-def _reuse(observations, infos):
-    for infos_of_agent in (infos or {}).values():
-        infos_of_agent.clear()
-    for tree in observations.values():
-        for leaf in tree_leaves(tree):
-            if isinstance(leaf, np.ndarray):
-                leaf.fill(99)
-
-
-def play_alone(history, cuts=(), to_numpy=frozenset()):
-    """The chunks of a history of one agent that acts at every step."""
-    (agent_id,) = history.agent_ids
-    spaces_of = history.spaces_of(agent_id)
-    chunks = [
-        SingleAgentEpisode(
-            "game", observation_space=spaces_of.get(OBS), action_space=spaces_of.get(ACTIONS), agent_id=agent_id
-        )
-    ]
-    observations, infos = history.reset
-    chunks[0].add_env_reset(observations[agent_id], (infos or {}).get(agent_id))
-    for t in range(len(history.steps) + 1):
-        if t in to_numpy:
-            chunks[-1].to_numpy()
-        for at, lookback in cuts:
-            if at == t:
-                chunks.append(chunks[-1].cut(lookback))
-        if t < len(history.steps):
-            observed, acted, earned, infos, _, _, extras = history.steps[t]
-            terminated, truncated = flags_of(history.steps[t], agent_id)
-            chunks[-1].add_env_step(
-                observed[agent_id],
-                acted[agent_id],
-                earned.get(agent_id, 0.0),
-                (infos or {}).get(agent_id),
-                terminated=np.bool_(terminated),
-                truncated=np.bool_(truncated),
-                extra_model_outputs=(extras or {}).get(agent_id),
-            )
-    return chunks
-
-
-def references(history, cuts):
-    """What the chunks of ``play`` should be."""
-    log = history.log
-    until = [*(at for at, _ in cuts), log.t]
-    return [ReferenceEpisode(log, cuts[:i], end) for i, end in enumerate(until)]
-
-
-def views(reference):
-    """A chunk as a runner hands it out: each life a lane of a rollout, here the second of two."""
-    episode = MultiAgentEpisode.from_agent_episodes(
-        "game",
-        {},
-        env_t_started=reference.env_t_started,
-        env_t=reference.env_t,
-        module_of={agent_id: f"module of {agent_id}" for agent_id in reference.known},
-    )
-    for life in reference.lives:
-        episode.attach(life.agent_id, _view(life, reference))
-    episode.is_terminated, episode.is_truncated = reference.flags()
-    return episode
-
-
-def _view(life, reference):
-    rows, lane = life.rows[life.first :], 1
-    rollout = Rollout(life.spaces[OBS], life.spaces[ACTIONS], num_rows=len(rows) + 1, num_lanes=2)
-
-    def places(count):
-        return slice(lane, 2 * count + lane, 2)
-
-    rollout.observe(places(len(rows)), stacked([row.observation for row in rows]), np.array([row.t for row in rows]))
-    acted = [row for row in rows if row.acted]
-    for key in life.keys:
-        like = stacked([row.extras[key] for row in life.rows if row.acted])
-        rollout.record(slice(0, 0), {key: tree_map(lambda leaf: leaf[:0], like)})
-    if acted:
-        outputs = {key: stacked([row.extras[key] for row in acted]) for key in life.keys}
-        rollout.record(places(len(acted)), {Columns.ACTIONS: stacked([row.action for row in acted]), **outputs})
-        rollout.columns[Columns.REWARDS][places(len(acted))] = [row.reward for row in acted]
-    rollout.infos.update({2 * i + lane: row.info for i, row in enumerate(rows) if row.info})
-    rollout.cursor[lane] = 2 * (len(rows) - 1) + lane
-    rollout.pending[lane] = life.waits
-    stop_row = len(rows) - 1 if life.is_done else None
-    storage = LaneStorage(rollout, lane, first_row=0, start_row=life.lookback, stop_row=stop_row)
-    view = SingleAgentEpisode.from_storage(
-        storage,
-        id_=f"game/{life.agent_id}/{life.rows[0].t}",
-        agent_id=life.agent_id,
-        module_id=f"module of {life.agent_id}",
-        multi_agent_episode_id="game",
-        t_started=life.start,
-        observation_space=life.spaces[OBS],
-        action_space=life.spaces[ACTIONS],
-    )
-    view.is_terminated, view.is_truncated = life.is_terminated, life.is_truncated
-    view.uncredited_reward = life.uncredited_reward
-    return view

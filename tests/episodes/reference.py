@@ -186,13 +186,23 @@ class ReferenceEpisode:
         }
 
     def get(self, column, indices=None, agent_ids=None, *, env_steps=True, return_list=False, fill=None, **options):
-        """The answer of the multi-agent ``get_observations`` and so on; EXTRAS stands for all extra model outputs."""
+        """The answer of the multi-agent ``get_observations`` and so on; EXTRAS stands for all extra model outputs.
+
+        Raises:
+            KeyError: If there is no such column or agent.
+            IndexError: If an index is out of range and there is no fill.
+            LookupError: If either of the two is right.
+        """
         keys = {key for life in self.lives for key in life.keys}
         if column not in (OBS, INFOS, ACTIONS, REWARDS, EXTRAS, *keys):
             raise KeyError(column)
-        times = self._times(column, indices, fill, **options) if env_steps else []
         asked = list(agent_ids) if isinstance(agent_ids, (list, set)) else [agent_ids]
-        if agent_ids is not None and not self.known.issuperset(asked):
+        unknown = agent_ids is not None and not self.known.issuperset(asked)
+        try:
+            times = self._times(column, indices, fill, **options) if env_steps else []
+        except IndexError:
+            raise LookupError if unknown else IndexError from None
+        if unknown:
             raise KeyError(agent_ids)
         wanted = [a for a in self.newest_lives() if agent_ids is None or a in asked]
         if column == EXTRAS:

@@ -126,8 +126,8 @@ class Life:
         shown = [self.show(column, item, fill, one_hot, items) for item in found]
         return shown[0] if isinstance(indices, int) else shown
 
-    def set(self, column, new_data, indices=None, *, neg_index_as_lookback=False):
-        length = len(self) + (column == OBS)
+    def set(self, column, new_data, indices=None, *, with_waiting=False, neg_index_as_lookback=False):
+        length = len(self.items(column, with_waiting)) - self.lookback
         at = reached(indices, length, self.lookback, neg_index_as_lookback, False)
         for i, item in zip(at, [new_data] if isinstance(indices, int) else new_data, strict=True):
             row = self.rows[self.start + i]

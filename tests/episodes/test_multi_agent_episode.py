@@ -274,7 +274,7 @@ def test_wrong_use_is_an_error_and_changes_nothing():
     for step, message in [
         (({}, {"zoe": 1}, {}), "'zoe' acts, but has not observed"),
         (({}, {"b": 1}, {}), "acts twice"),
-        (({"a": 5}, {"a": 1}, {"b": None}), "agent 'b': a reward must be one number"),
+        (({"a": 5}, {"a": 1}, {"b": None}), "agent 'b': a reward must be one finite number"),
     ]:
         with pytest.raises(EpisodeError, match=message):
             episode.add_env_step(*step)

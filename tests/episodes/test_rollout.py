@@ -134,11 +134,22 @@ def test_state_goes_there_and_back():
     assert new.read("obs", slice(6, 8)).tolist() == [[3], [13]]
 
 
-def test_values_of_the_columns_shape_are_written_in_place():
+def test_observations_that_are_written_back_leave_the_environments_own_alone():
     rollout = filled()
-    rollout.write("obs", np.array([2]), np.array([[7.5]]))
-    assert table(rollout)[1] == [7.5, 11]
-    assert rollout.source("obs") is rollout.columns["obs"]
+    rollout.write("obs", np.array([2]), np.array([[7.5]], np.float32))
+    assert rollout.read("obs", np.array([2, 3])).tolist() == [[7.5], [11]]  # one written, one from the environment
+    assert rollout.is_uniform("obs", np.array([2, 3]))
+    assert rollout.source("obs")[2:4].tolist() == [[1], [11]]
+    rollout.write("obs", np.array([2]), np.array([[8.5]], np.float32))
+    assert len(rollout._layers["obs"]) == 2
+    rollout.write("rewards", np.array([2]), np.array([4.0]))
+    assert rollout.source("rewards") is rollout.columns["rewards"] and rollout.columns["rewards"][2] == 4.0
+
+
+def test_values_that_a_columns_dtype_cannot_hold_get_a_column_of_their_own():
+    rollout = filled()
+    rollout.write("actions", np.array([0]), np.array([300]))
+    assert rollout.read("actions", np.array([0])).tolist() == [300]
 
 
 def test_another_shape_gets_a_column_of_its_own():

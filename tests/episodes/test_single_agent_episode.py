@@ -292,7 +292,7 @@ def test_wrong_use_is_an_error_at_the_call():
     episode = make(1)
     wrong: tuple[Any, ...] = (None, "1", float("nan"), [1, 2])
     for reward in wrong:
-        with pytest.raises(EpisodeError, match="must be one number"):
+        with pytest.raises(EpisodeError, match="must be one finite number"):
             episode.add_env_step(2, 0, reward, extra_model_outputs={"logp": 0.0})
     with pytest.raises(EpisodeError, match="same ones"):
         episode.add_env_step(2, 0, 1.0)

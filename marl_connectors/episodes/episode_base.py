@@ -1,0 +1,61 @@
+"""What episodes of one agent and of many have in common."""
+
+from __future__ import annotations
+
+import copy
+from time import perf_counter
+from typing import Any
+
+
+class EpisodeBase:
+    """Done flags, the user's own notes, and a clock."""
+
+    __slots__ = ("_custom_data", "_first_time", "_last_time", "check_spaces", "is_terminated", "is_truncated")
+
+    is_terminated: bool
+    is_truncated: bool
+    check_spaces: bool
+    _custom_data: dict[str, Any] | None
+    _first_time: float | None
+    _last_time: float | None
+
+    def _init_base(self) -> None:
+        self.is_terminated = self.is_truncated = self.check_spaces = False
+        self._custom_data = self._first_time = self._last_time = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the episode has ended, by termination or by truncation."""
+        return self.is_terminated or self.is_truncated
+
+    @property
+    def custom_data(self) -> dict[str, Any]:
+        """The user's own notes. ``cut()`` and slices pass a copy of them on."""
+        if self._custom_data is None:
+            self._custom_data = {}
+        return self._custom_data
+
+    def _copy_notes(self, other: EpisodeBase) -> None:
+        if other._custom_data:
+            self._custom_data = copy.deepcopy(other._custom_data)
+
+    def get_duration_s(self) -> float:
+        """Seconds between the first and the last time that something was added; of chunks put together, their sum."""
+        return 0.0 if self._first_time is None or self._last_time is None else self._last_time - self._first_time
+
+    def _tick(self) -> None:
+        """Something was added. A hot path."""
+        self._last_time = now = perf_counter()
+        if self._first_time is None:
+            self._first_time = now
+
+    def _append_notes(self, other: EpisodeBase) -> None:
+        """Of the chunk that was put after this one: done flags, notes and duration."""
+        self.is_terminated, self.is_truncated = other.is_terminated, other.is_truncated
+        if other._custom_data:
+            self.custom_data.update(copy.deepcopy(other._custom_data))
+        self._set_duration(self.get_duration_s() + other.get_duration_s())
+
+    def _set_duration(self, seconds: float) -> None:
+        self._last_time = perf_counter()
+        self._first_time = self._last_time - seconds
