@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -203,7 +204,10 @@ class ColumnAccess(EpisodeBase):
         with_pending: bool = False,
     ) -> None:
         storage = self.storage
-        rows, lookback = count(storage.column(name)), storage.lookback
+        lookback = storage.lookback
+        rows = lookback + len(storage)
+        if name in WITH_LAST and (rows or len(storage.column(Columns.T))):
+            rows += 1
         waits = with_pending and name not in WITH_LAST and name in (storage.pending() or ())
         total = rows + waits
         new_data = self._as_held(name, new_data, is_one=isinstance(at_indices, (int, np.integer)))
@@ -238,6 +242,8 @@ class ColumnAccess(EpisodeBase):
         if name == Columns.REWARDS:
             if is_one:
                 return number(new_data, self.who)
+            if type(new_data) is list and set(map(type, new_data)) == {float} and math.isfinite(sum(new_data)):
+                return new_data
             if isinstance(new_data, np.ndarray) and new_data.dtype.kind in "biuf" and np.isfinite(new_data).all():
                 return new_data.astype(np.float64)
             return [number(reward, self.who) for reward in new_data] if isinstance(new_data, Iterable) else new_data

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -80,13 +81,9 @@ class GrowingEpisode(ColumnAccess):
         if self.check_spaces:
             self._check(action, ACTIONS)
             self._check(observation, OBS)
-        if extra_model_outputs is None:
-            if storage.extras:
-                storage.expect({}, self)
-        else:
-            if tuple(extra_model_outputs) != storage.extras:
-                storage.expect(extra_model_outputs, self)
-            extra_model_outputs = {name: owned(value) for name, value in extra_model_outputs.items()}
+        outputs = () if extra_model_outputs is None else tuple(extra_model_outputs)
+        if outputs != storage.extras:
+            storage.expect(extra_model_outputs or {}, self)
         storage.append(
             observation.copy() if type(observation) is np.ndarray else owned(observation, self.observation_space),
             action if type(action) is int else owned(action, self.action_space),
@@ -96,7 +93,9 @@ class GrowingEpisode(ColumnAccess):
         )
         if terminated or truncated:
             self.is_terminated, self.is_truncated = bool(terminated), bool(truncated)
-        self._tick()
+        self._last_time = perf_counter()
+        if self._first_time is None:
+            self._first_time = self._last_time
 
     def acting_storage(self) -> ListStorage:
         """The storage, if the agent may act now.
@@ -144,8 +143,7 @@ class GrowingEpisode(ColumnAccess):
         if self.check_spaces:
             self._check(action, ACTIONS)
         storage.expect(extra_model_outputs or {}, self)
-        outputs = {name: owned(value) for name, value in (extra_model_outputs or {}).items()}
-        storage.act(owned(action, self.action_space), outputs)
+        storage.act(owned(action, self.action_space), extra_model_outputs or {})
 
     def credit(self, reward: float) -> None:
         """Adds a reward to the step of the agent's last action, also after the episode's end.

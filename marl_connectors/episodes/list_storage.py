@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from marl_connectors.episodes.batching import head, unbatch
+import numpy as np
+
+from marl_connectors.episodes.batching import head, owned, unbatch
 from marl_connectors.episodes.storage import (
     ACTIONS,
     INFOS,
@@ -19,6 +21,8 @@ from marl_connectors.episodes.storage import (
 )
 from marl_connectors.errors import EpisodeError
 from marl_connectors.typing import Tree
+
+_NUMBERS = frozenset((int, float, np.float32, np.float64, np.int64))
 
 
 class ListStorage(ColumnStorage):
@@ -80,12 +84,12 @@ class ListStorage(ColumnStorage):
         """A whole step: what the agent does about its newest observation, and the next one. A hot path.
 
         No row may be open, and the extra model outputs must be the expected ones. Without ``t``, it is the next env
-        step. Nothing is copied.
+        step. Of these, only the extra model outputs are copied.
         """
         columns = self.columns
         if extra_model_outputs:
-            for name in extra_model_outputs:
-                columns[name].append(extra_model_outputs[name])
+            for name, value in extra_model_outputs.items():
+                columns[name].append(value if type(value) in _NUMBERS else owned(value))
         columns[OBS].append(observation)
         columns[INFOS].append(infos)
         times = columns[T]
@@ -109,7 +113,8 @@ class ListStorage(ColumnStorage):
 
     def act(self, action: Any, extra_model_outputs: Mapping[str, Any]) -> None:
         """Writes what the agent does to the row that is open. The extra model outputs must be the expected ones."""
-        self.open_row = {ACTIONS: action, REWARDS: 0.0, **extra_model_outputs}
+        outputs = {name: owned(value) for name, value in extra_model_outputs.items()}
+        self.open_row = {ACTIONS: action, REWARDS: 0.0, **outputs}
 
     def expect(self, extra_model_outputs: Mapping[str, Any], whose: Any) -> None:
         """Checks that these are the extra model outputs of the rows before; the first action says which there are.

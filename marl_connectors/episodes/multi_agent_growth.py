@@ -248,13 +248,13 @@ class GrowingMultiAgentEpisode(MultiAgentAccess):
                 self.module_for(agent_id)
         return seen
 
-    def _acting(self, actions: PerAgent, outputs: PerAgent) -> dict[AgentID, tuple[ListStorage, Any, dict[str, Any]]]:
-        """Where the agents that act do so, and what they do, copied and checked.
+    def _acting(self, actions: PerAgent, outputs: PerAgent) -> dict[AgentID, tuple[ListStorage, Any, PerAgent]]:
+        """Where the agents that act do so, and what they do, checked.
 
         Raises:
             EpisodeError: If an agent acts that is not there, has ended or has nothing to act upon.
         """
-        acting: dict[AgentID, tuple[ListStorage, Any, dict[str, Any]]] = {}
+        acting: dict[AgentID, tuple[ListStorage, Any, PerAgent]] = {}
         for agent_id, action in actions.items():
             if action is None:
                 continue
@@ -269,7 +269,7 @@ class GrowingMultiAgentEpisode(MultiAgentAccess):
             if tuple(extras) != storage.extras:
                 storage.expect(extras, episode)
             item = action if type(action) is int else owned(action, episode.action_space)
-            acting[agent_id] = (storage, item, {name: owned(value) for name, value in extras.items()})
+            acting[agent_id] = (storage, item, extras)
         for agent_id in outputs:
             if agent_id not in acting:
                 raise EpisodeError(f"{self.who}: agent {agent_id!r} has extra_model_outputs, but no action.")

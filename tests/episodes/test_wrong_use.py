@@ -278,7 +278,8 @@ def test_given_lookback_has_no_uncredited_rewards():
 
 def test_durations_of_chunks_add_up(monkeypatch):
     clock = iter(range(100))
-    monkeypatch.setattr("marl_connectors.episodes.episode_base.perf_counter", lambda: float(next(clock)))
+    for module in ("episode_base", "growth"):
+        monkeypatch.setattr(f"marl_connectors.episodes.{module}.perf_counter", lambda: float(next(clock)))
     first = alone(2)
     second = first.cut()
     second.add_env_step(3, 3, 0.0)
