@@ -68,9 +68,6 @@ class ArrayStorage(ColumnStorage):
                 columns[name] = column if type(column) is list else map_tree(lambda leaf, _: leaf.copy(), column)
         return cls(columns, lookback=lookback, open_row=open_row, untyped=storage.untyped)
 
-    def to_lists(self) -> ListStorage:
-        return ListStorage.from_storage(self)
-
     def set_items(self, name: str, positions: Sequence[int], items: Sequence[Any]) -> None:
         column = self.columns[name]
         if isinstance(column, list):

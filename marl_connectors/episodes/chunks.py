@@ -122,9 +122,7 @@ class ChunkedEpisode(GrowingEpisode):
             EpisodeError: If ``other`` is not this episode's continuation. The episode is then as it was.
         """
         self.check_continuation(other)
-        lists = self.storage if isinstance(self.storage, ListStorage) else self.storage.to_lists()
-        lists.extend(other.storage)
-        self.storage = lists
+        self.lists().extend(other.storage)
         if other.uncredited_reward:
             self._credit_before(other)
         self._append_notes(other)

@@ -124,7 +124,7 @@ class GrowingEpisode(ColumnAccess):
     def lists(self) -> ListStorage:
         """The storage as one that grows: a copy if it cannot."""
         if not isinstance(self.storage, ListStorage):
-            self.storage = self.storage.to_lists()
+            self.storage = ListStorage.from_storage(self.storage)
         return self.storage
 
     def observe(self, observation: Any, infos: Mapping[str, Any] | None, t: int) -> None:

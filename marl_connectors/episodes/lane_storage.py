@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from marl_connectors import spaces
-from marl_connectors.episodes.list_storage import ListStorage
 from marl_connectors.episodes.rollout import Rollout, take
 from marl_connectors.episodes.storage import ACTIONS, INFOS, NOTHING, OBS, REWARDS, UNSURE, WITH_LAST, T
 from marl_connectors.trees import tree_map
@@ -129,7 +128,3 @@ class LaneStorage:
         rows = self.last_row - self.first_row + (name in WITH_LAST)
         positions = slice(begin, begin + rows * lanes, lanes)
         self.rollout.write(name, positions, spaces.stack(values) if isinstance(values, list) else values)
-
-    def to_lists(self) -> ListStorage:
-        """A copy that can grow on its own."""
-        return ListStorage.from_storage(self)

@@ -167,9 +167,6 @@ class ListStorage(ColumnStorage):
             column.extend(unbatch(part))
         self.open_row = other.pending()
 
-    def to_lists(self) -> ListStorage:
-        return ListStorage.from_storage(self)
-
     def set_items(self, name: str, positions: Sequence[int], items: Sequence[Any]) -> None:
         column = self.columns[name]
         if name == REWARDS and set(map(type, items)) != {float}:

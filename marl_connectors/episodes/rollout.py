@@ -264,8 +264,10 @@ class Rollout:
         """The rows that a fresh rollout starts with, up to the lowest cursor, as arrays."""
         size = (int(self.cursor.max(initial=-1)) // max(self.num_lanes, 1) + 1) * self.num_lanes
         return {
-            "columns": {name: _head(column, size) for name, column in self.columns.items()},
-            "layers": {name: _head(layers, size) for name, layers in self._layers.items()},
+            "columns": {name: take(column, slice(0, size)) for name, column in self.columns.items()},
+            "layers": {
+                name: [take(layer, slice(0, size)) for layer in layers] for name, layers in self._layers.items()
+            },
             "level": {name: level[:size] for name, level in self.layered.items()},
         }
 
@@ -307,7 +309,3 @@ def _shaped(values: Tree, column: Tree) -> Tree:
     if type(values) is not np.ndarray or type(column) is not np.ndarray or values.shape[1:] == column.shape[1:]:
         return values
     return values.reshape(len(values), *column.shape[1:])
-
-
-def _head(column: Tree, size: int) -> Tree:
-    return tree_map(lambda leaf: leaf[:size], column)

@@ -16,7 +16,7 @@ action waits for the environment's answer is *pending*.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 
@@ -24,9 +24,6 @@ from marl_connectors.columns import Columns
 from marl_connectors.episodes.batching import batch, head, joined
 from marl_connectors.episodes.lookback import count, map_tree
 from marl_connectors.typing import Tree
-
-if TYPE_CHECKING:
-    from marl_connectors.episodes.list_storage import ListStorage
 
 WITH_LAST = frozenset((Columns.OBS, Columns.INFOS, Columns.T))
 """The columns that hold one item more than the others: what the newest observation brought."""
@@ -96,10 +93,6 @@ class EpisodeStorage(Protocol):
 
     def set_column(self, name: str, values: list | Tree) -> None:
         """Overwrites all items of a column, or adds one."""
-        ...
-
-    def to_lists(self) -> ListStorage:
-        """A copy that can grow."""
         ...
 
 
