@@ -64,25 +64,28 @@ class AgentColumn:
         times = [int(t) for part in whole for t in part.times[: count(part.items)]]
         return cls(joined([part.items for part in whole]), times)
 
-    def rows_at(self, wanted: EnvSteps, *, fill: bool) -> tuple[Positions, Sequence[int]]:
-        """The rows observed at the wanted env steps.
+    def rows_at(self, wanted: EnvSteps, *, fill: bool) -> Positions:
+        """The rows observed at the wanted env steps, as positions in ``items``.
 
         Args:
             wanted: Env steps.
             fill: Whether a row is wanted for each of them; those that there are not come back as ``OUTSIDE``.
-
-        Returns:
-            Positions in ``items``, and for each of them its place in ``wanted``.
         """
         if type(wanted) is int:
-            return self._row_at(wanted), (0,)
+            return self._row_at(wanted)
         if type(wanted) is range and wanted.step == 1:
             return self._rows_in(wanted, fill)
         rows = [self._row_at(t) for t in wanted]  # type: ignore[union-attr]
-        if fill or OUTSIDE not in rows:
-            return rows, range(len(rows))
-        kept = [i for i, row in enumerate(rows) if row != OUTSIDE]
-        return [rows[i] for i in kept], kept
+        return rows if fill else [row for row in rows if row != OUTSIDE]
+
+    def places(self, wanted: range | list[int], *, fill: bool) -> Sequence[int]:
+        """Of the rows that ``rows_at`` gives, each one's place in ``wanted``."""
+        if fill:
+            return range(len(wanted))
+        if type(wanted) is range and wanted.step == 1:
+            rows = self._rows_in(wanted, fill)
+            return [int(t) - wanted.start for t in self.times[rows]]  # type: ignore[index]
+        return [place for place, t in enumerate(wanted) if self._row_at(t) != OUTSIDE]
 
     def _row_at(self, t: int) -> int:
         times = self.times
@@ -90,27 +93,22 @@ class AgentColumn:
         rows = len(self.items) if type(self.items) in (list, np.ndarray) else count(self.items)
         return row if row < rows and times[row] == t else OUTSIDE
 
-    def _rows_in(self, wanted: range, fill: bool) -> tuple[Positions, Sequence[int]]:
+    def _rows_in(self, wanted: range, fill: bool) -> slice | Padded | list[int]:
         times, start = self.times, wanted.start
         high = min(first_row_from(times, wanted.stop), count(self.items))
         low = min(first_row_from(times, start), high)
         inside = slice(low, high)
-        if high - low == len(wanted):
-            return inside, range(len(wanted))
-        if not fill:
-            if high - low and times[high - 1] - times[low] == high - low - 1:
-                first = int(times[low]) - start
-                return inside, range(first, first + high - low)
-            return inside, [int(t) - start for t in times[low:high]]
+        if not fill or high - low == len(wanted):
+            return inside
         if low == high:
-            return Padded(len(wanted), slice(0, 0), 0), range(len(wanted))
+            return Padded(len(wanted), slice(0, 0), 0)
         before, after = int(times[low]) - start, wanted.stop - 1 - int(times[high - 1])
         if len(wanted) == before + high - low + after:
-            return Padded(before, inside, after), range(len(wanted))
+            return Padded(before, inside, after)
         rows = [OUTSIDE] * len(wanted)
         for row in range(low, high):
             rows[int(times[row]) - start] = row
-        return rows, range(len(wanted))
+        return rows
 
 
 def is_empty(positions: Positions) -> bool:

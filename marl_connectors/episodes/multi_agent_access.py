@@ -111,7 +111,7 @@ class MultiAgentAccess(EpisodeBase):
             column = AgentColumn.of((*past[agent_id], episode) if agent_id in past else (episode,), name)
             if column is None:
                 continue
-            rows, places = column.rows_at(steps, fill=fill is not None)
+            rows = column.rows_at(steps, fill=fill is not None)
             if is_empty(rows) and not (fill is not None and type(rows) is int):
                 continue
             items = column.items
@@ -122,7 +122,9 @@ class MultiAgentAccess(EpisodeBase):
                 picked = gather(items, rows, fill, episode._space(name), one_hot_discrete, opaque)
             if not return_list:
                 by_agent[agent_id] = picked
-            elif type(picked) in PLAIN:
+                continue
+            places = column.places(steps, fill=fill is not None)  # type: ignore[arg-type]
+            if type(picked) in PLAIN:
                 for place, item in zip(places, picked, strict=True):
                     by_time[place][agent_id] = item
             else:

@@ -1,0 +1,167 @@
+"""Episodes with an artificial step behind them, for connector pieces that work on items in a learner pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+import numpy as np
+
+from marl_connectors.episodes.extended_storage import ExtendedStorage
+from marl_connectors.episodes.lookback import OUTSIDE, Indices, Padded, Positions, gather, resolve
+from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
+from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
+from marl_connectors.episodes.storage import INFOS, REWARDS
+from marl_connectors.errors import EpisodeError
+from marl_connectors.typing import AgentID
+
+AnyEpisode = TypeVar("AnyEpisode", bound=SingleAgentEpisode | MultiAgentEpisode)
+
+
+class ExtendedEpisode(SingleAgentEpisode):
+    """A SingleAgentEpisode that is one step longer than the one it stands for; ``ExtendedStorage`` says how.
+
+    It is truncated if the other one has not ended. Everything else, custom data included, is the other one's.
+    """
+
+    __slots__ = ()
+    storage: ExtendedStorage
+
+    @property
+    def original(self) -> SingleAgentEpisode:
+        """The episode without the artificial step."""
+        return self.storage.episode
+
+    def _get(
+        self,
+        name: str,
+        indices: Indices,
+        neg_index_as_lookback: bool,
+        fill: Any,
+        one_hot_discrete: bool = False,
+        with_pending: bool = False,
+    ) -> Any:
+        """A hot path: only the rows that are asked for are looked at, so that nothing else is copied."""
+        storage, lookback = self.storage, self.storage.lookback
+        total = storage.real(name) + 1
+        try:
+            positions = resolve(indices, total - lookback, lookback, neg_index_as_lookback, fill is not None)
+        except (IndexError, TypeError, EpisodeError) as error:
+            raise type(error)(f"{self.who}, {name}: {error}") from None
+        first, stop, positions = _window(positions, total)
+        column = storage.part(name, first, stop)
+        return gather(column, positions, fill, self._space(name), one_hot_discrete, name == INFOS)
+
+    def _set(
+        self,
+        name: str,
+        new_data: Any,
+        at_indices: Indices,
+        neg_index_as_lookback: bool,
+        with_pending: bool = False,
+    ) -> None:
+        """A hot path for single items: a real one is written where it is."""
+        if not isinstance(at_indices, (int, np.integer)):
+            super()._set(name, new_data, at_indices, neg_index_as_lookback)
+            return
+        lookback, real = self.storage.lookback, self.storage.real(name)
+        try:
+            position = resolve(at_indices, real + 1 - lookback, lookback, neg_index_as_lookback)
+        except IndexError as error:
+            raise IndexError(f"{self.who}, {name}: {error}") from None
+        assert isinstance(position, int)
+        if position < real:
+            self.original._set(name, new_data, position - lookback, position < lookback)
+        elif name == REWARDS:
+            float(new_data)
+
+
+def _window(positions: Positions, total: int) -> tuple[int, int, Positions]:
+    """The rows ``[first, stop)`` that some positions lie in, never none, and the positions counted from ``first``."""
+    if isinstance(positions, int):
+        return (total - 1, total, OUTSIDE) if positions == OUTSIDE else (positions, positions + 1, 0)
+    if isinstance(positions, list):
+        inside = [position for position in positions if position != OUTSIDE]
+        first, stop = (min(inside), max(inside) + 1) if inside else (total - 1, total)
+        return first, stop, [p if p == OUTSIDE else p - first for p in positions]
+    run = positions.inside if isinstance(positions, Padded) else positions
+    if (run.step or 1) < 0:
+        return 0, total, positions
+    first, stop = (run.start, run.stop) if run.stop > run.start else (total - 1, total)
+    shifted = slice(run.start - first, run.stop - first, run.step) if run.stop > run.start else slice(0, 0)
+    return first, stop, positions._replace(inside=shifted) if isinstance(positions, Padded) else shifted
+
+
+class ExtendedMultiAgentEpisode(MultiAgentEpisode):
+    """A MultiAgentEpisode whose agents' episodes are one step longer.
+
+    An artificial step is one of its agent only: env steps, and who observed or may act, are as they were.
+    """
+
+    __slots__ = ("original",)
+    original: MultiAgentEpisode
+
+    def _get(self, name: str, indices: Indices, agent_ids: Any, env_steps: bool, *options: Any) -> Any:
+        source = self.original if env_steps else super()
+        return source._get(name, indices, agent_ids, env_steps, *options)
+
+    @property
+    def env_lookback(self) -> int:
+        return self.original.env_lookback
+
+    def get_agents_to_act(self) -> set[AgentID]:
+        return self.original.get_agents_to_act()
+
+    def get_agents_that_stepped(self) -> set[AgentID]:
+        return self.original.get_agents_that_stepped()
+
+    def print(self) -> None:
+        self.original.print()
+
+
+def extended(episode: AnyEpisode) -> AnyEpisode:
+    """A view of an episode with one artificial step more for each agent that has steps.
+
+    Nothing is copied. What is written to real steps reaches the episode itself.
+
+    >>> episode = SingleAgentEpisode(observations=[7, 8, 9], actions=[1, 1], rewards=[0.5, 1.0], len_lookback_buffer=0)
+    >>> longer = extended(episode)
+    >>> len(longer), longer.get_observations(), longer.get_actions(), longer.get_rewards(), longer.is_truncated
+    (3, [7, 8, 9, 9], [1, 1, 0], [0.5, 1.0, 0.0], True)
+    """
+    if isinstance(episode, (ExtendedEpisode, ExtendedMultiAgentEpisode)):
+        return episode
+    if isinstance(episode, MultiAgentEpisode):
+        view: Any = _copied(episode, ExtendedMultiAgentEpisode)
+        view.original = episode
+        view.agent_episodes = {agent_id: extended(part) for agent_id, part in episode.agent_episodes.items()}
+        view.past_agent_episodes = [extended(part) for part in episode.past_agent_episodes]
+        return view
+    if not len(episode):
+        return episode
+    view = _copied(episode, ExtendedEpisode)
+    view.storage = ExtendedStorage(episode)
+    view.is_truncated = episode.is_truncated or not episode.is_terminated
+    return view
+
+
+def _copied(episode: Any, cls: type[Any]) -> Any:
+    """An object of ``cls`` that has all attributes of the episode; the custom data are shared."""
+    notes = episode.custom_data  # made now, so that both have the same dict
+    view = object.__new__(cls)
+    for base in type(episode).__mro__:
+        for name in base.__dict__.get("__slots__", ()):
+            if hasattr(episode, name):
+                setattr(view, name, getattr(episode, name))
+    assert view.custom_data is notes
+    return view
+
+
+def original(episode: SingleAgentEpisode) -> SingleAgentEpisode:
+    """The episode without an artificial step."""
+    return episode.original if isinstance(episode, ExtendedEpisode) else episode
+
+
+def originals(episodes: Iterable[SingleAgentEpisode]) -> list[SingleAgentEpisode]:
+    """The episodes without artificial steps."""
+    return [e.original if isinstance(e, ExtendedEpisode) else e for e in episodes]
