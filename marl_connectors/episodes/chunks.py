@@ -96,7 +96,12 @@ class ChunkedEpisode(GrowingEpisode):
             EpisodeError: If the slice has a step size.
         """
         start, stop = slice_bounds(slice_, len_lookback_buffer, len(self), self.who)
-        return self._rows(start, stop, len_lookback_buffer)
+        part = self._rows(start, stop, len_lookback_buffer)
+        if start == 0 and (stop > 0 or len(self) == 0):
+            part.uncredited_reward = self.uncredited_reward
+        elif start == 0:
+            part.take_back(self.uncredited_reward)
+        return part
 
     def _rows(self, start: int, stop: int, len_lookback_buffer: int | None) -> Self:
         storage, at_end = self.storage, stop == len(self)
@@ -111,9 +116,13 @@ class ChunkedEpisode(GrowingEpisode):
         new = self._with(part, self.t_started + start)
         if at_end:
             new.is_terminated, new.is_truncated = self.is_terminated, self.is_truncated
-        if start == 0 and (stop > 0 or at_end):
-            new.uncredited_reward = self.uncredited_reward
         return new
+
+    def take_back(self, reward: float) -> None:
+        """Leaves a late reward that these steps do not know of yet out of the lookback, where it is shown."""
+        lookback = self.storage.lookback
+        if lookback:
+            self.storage.column(REWARDS)[lookback - 1] -= reward  # type: ignore[index]
 
     def concat_episode(self, other: ChunkedEpisode) -> None:
         """Appends a successor chunk, as ``cut()`` or ``slice()`` made it; ``other`` stays as it is.

@@ -121,7 +121,10 @@ class ChunkedMultiAgentEpisode(GrowingMultiAgentEpisode):
         joined_here = times[storage.lookback] > begin or (
             begin == self.env_t_started and (end > begin or not len(self))
         )
-        piece.uncredited_reward = episode.uncredited_reward if joined_here else 0.0
+        if joined_here:
+            piece.uncredited_reward = episode.uncredited_reward
+        elif begin == self.env_t_started:
+            piece.take_back(episode.uncredited_reward)
         pending = storage.pending()
         if last < len(times) - 1:
             names = (ACTIONS, REWARDS, *storage.extra_keys())

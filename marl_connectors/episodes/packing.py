@@ -9,6 +9,7 @@ import numpy as np
 
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
+from marl_connectors.episodes.extended_episodes import originals
 from marl_connectors.episodes.lane_storage import LaneStorage
 from marl_connectors.episodes.rollout import Rollout
 from marl_connectors.episodes.rows import RowPart, Rows
@@ -23,7 +24,7 @@ def rows_of_episodes(
     """All steps of agent episodes, and each one's last observation, sorted by module.
 
     Episodes that are views of a rollout stay where they are. Others are copied into one, and become views of it, so
-    that what connector pieces write back reaches them.
+    that what connector pieces write back reaches them. Of an episode with an artificial step, the real steps are meant.
 
     Args:
         episodes: Each with at least one step, of the modules ``module_ids`` only.
@@ -32,13 +33,13 @@ def rows_of_episodes(
     """
     order = {module_id: i for i, module_id in enumerate(module_ids)}
     episodes = sorted(episodes, key=lambda e: order[e.module_id or DEFAULT_MODULE_ID])
-    strangers = [e for e in episodes if not isinstance(e.storage, LaneStorage)]
-    if strangers:
-        _pack(strangers)
+    if any(type(e.storage) is not LaneStorage for e in episodes):
+        episodes = originals(episodes)
+        _pack([e for e in episodes if type(e.storage) is not LaneStorage])
     storages: list[LaneStorage] = [e.storage for e in episodes]  # type: ignore[misc]
-    runs = groupby(storages, key=lambda storage: id(storage.rollout))
-    parts = tuple(_part(list(run), last_only) for _, run in runs)
-    counts = [1 if last_only else len(storage) + 1 for storage in storages]
+    runs = [list(run) for _, run in groupby(storages, key=lambda storage: id(storage.rollout))]
+    parts, lengths = zip(*[_part(run, last_only) for run in runs], strict=True)
+    counts = np.concatenate(lengths)
     ends = np.cumsum(counts)
     acted = np.ones(int(ends[-1]), bool)
     acted[ends - 1] = False
@@ -51,26 +52,29 @@ def rows_of_episodes(
         module_ids=tuple(module_ids[i] for i in present),
         splits=(0, *(int(splits[i + 1]) for i in present)),
         episodes=episodes,
-        counts=counts,
+        counts=counts.tolist(),
         acted=acted,
     )
 
 
-def _part(storages: list[LaneStorage], last_only: bool) -> RowPart:
+def _part(storages: list[LaneStorage], last_only: bool) -> tuple[RowPart, np.ndarray]:
+    """The rows of episodes of one rollout, and how many each has. A hot path: nothing in Python for each row."""
     rollout = storages[0].rollout
     lanes = rollout.num_lanes
     table = np.array([(s.lane, s.first_row, s.start_row, s.last_row) for s in storages])
     lane, first, start, last = table.T
     if last_only:
-        return RowPart(rollout, last * lanes + lane, first * lanes + lane, last * lanes + lane)
+        part = RowPart(rollout, last * lanes + lane, first * lanes + lane, last * lanes + lane)
+        return part, np.ones(len(storages), np.int64)
     counts = last - start + 1
-    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    return RowPart(
+    number = np.arange(counts.sum())  # of a row, in the order of the batch
+    part = RowPart(
         rollout,
-        positions=np.repeat(start * lanes + lane, counts) + within * lanes,
+        positions=np.repeat((start - np.cumsum(counts) + counts) * lanes + lane, counts) + number * lanes,
         first=np.repeat(first * lanes + lane, counts),
         last=np.repeat(last * lanes + lane, counts),
     )
+    return part, counts
 
 
 def _pack(episodes: list[SingleAgentEpisode]) -> None:
