@@ -115,7 +115,8 @@ _ON_AND_OFF = (False, True)
 _WHOLE = [Doing(o, a, e) for o in _ON_AND_OFF for a in _ON_AND_OFF for e in _ON_AND_OFF]
 _LAST = [doing._replace(ends=ends) for doing in _WHOLE for ends in ("terminated", "truncated")]
 DOINGS = st.sampled_from([*_WHOLE * 25, *_LAST, Doing(True, True, True, "terminated truncated")])
-ALL_END = st.sampled_from((*("",) * 60, "terminated", "truncated", "terminated truncated"))
+GOES_ON = "goes on"
+ALL_END = st.sampled_from((*("",) * 50, *(GOES_ON,) * 10, "terminated", "truncated", "terminated truncated"))
 
 
 class Manner(NamedTuple):
@@ -124,7 +125,7 @@ class Manner(NamedTuple):
     Attributes:
         who_acts: "free", "turns" or "parallel".
         loose: Items are of other types than their spaces'.
-        wordy: False flags, and None for those that do nothing, are spelled out.
+        wordy: False flags of agents, and None for those that do nothing, are spelled out.
         infos: Infos are given.
         extras: Agents (by number) whose actions come with extra model outputs, or, in every second life, do not.
     """
@@ -167,7 +168,7 @@ class History:
 
     def possible_cuts(self, cuts):
         """Those of the (env step, lookback) pairs that this history is long enough for."""
-        last = len(self.steps) - any(self.log.flags())
+        last = len(self.steps) - any(self.log.flags)
         return sorted(cut for cut in cuts if cut[0] <= last)
 
     def until(self, t):
@@ -191,8 +192,8 @@ class History:
 
 
 @st.composite
-def histories(draw, spaced=None, who_acts=("free", "turns", "parallel"), one_agent=False, of=SPACES):
-    """A history; ``spaced`` says whether the episode knows its spaces."""
+def histories(draw, spaced=None, who_acts=("free", "turns", "parallel"), one_agent=False, of=SPACES, endless=False):
+    """A history; ``spaced`` says whether the episode knows its spaces. One agent alone lives once."""
     most = 1 if one_agent else 4
     agent_ids = tuple(draw(st.lists(st.sampled_from(AGENT_IDS), min_size=1, max_size=most, unique=True)))
     told = draw(
@@ -220,8 +221,12 @@ def histories(draw, spaced=None, who_acts=("free", "turns", "parallel"), one_age
     history = History(agent_ids, *known, (observations, infos), [])
     log = history.log
     for all_end, *of_agents in doings:
-        if any(log.flags()):
+        if any(log.flags):
             break
+        if endless or (one_agent and all_end == GOES_ON):
+            all_end = ""
+        if endless:
+            of_agents = [doing._replace(ends="") for doing in of_agents]
         step = _step(log, agent_ids, pairs, manner, all_end, of_agents)
         log.add_step(step)
         history.steps.append(step)
@@ -260,7 +265,7 @@ def _step(log, agent_ids, pairs, manner, all_end, doings):
             step.observations.setdefault(agent_id, None)
             step.actions.setdefault(agent_id, None)
     for flags, name in ((step.terminateds, "terminated"), (step.truncateds, "truncated")):
-        if name in all_end or manner.wordy:
+        if name in all_end or (all_end == GOES_ON and (manner.wordy or flags is step.terminateds)):
             flags[EVERYONE] = name in all_end
     return step if manner.wordy else Step(*step[:3], *(part or None for part in step[3:]))
 

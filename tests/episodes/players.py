@@ -37,9 +37,9 @@ def play(history, cuts=(), to_numpy=frozenset()):
         id_="game", observation_space=whole[0], action_space=whole[1], agent_to_module_mapping_fn=mapping
     )
     episode.custom_data["note"] = [1, ("two", 3)]
-    observations, infos = map(copy.deepcopy, history.reset)
+    observations, infos = reset = copy.deepcopy(history.reset)
     episode.add_env_reset(observations=observations, infos=infos)
-    _reuse(observations, infos)
+    _reuse(reset)
     return _chunks(episode, history, cuts, to_numpy, add)
 
 
@@ -61,19 +61,18 @@ def _chunks(episode, history, cuts, to_numpy, add):
 
 
 def add(episode, step):
-    """Adds a step as an environment does that reuses its observations and infos."""
-    step = step._replace(observations=copy.deepcopy(step.observations), infos=copy.deepcopy(step.infos))
+    """Adds a step as an environment does that reuses its arrays and infos."""
+    step = copy.deepcopy(step)
     episode.add_env_step(*step[:4], **dict(zip(Step._fields[4:], step[4:], strict=True)))
-    _reuse(step.observations, step.infos)
+    _reuse((step.observations, step.infos, step.actions, step.extra_model_outputs))
 
 
-def _reuse(observations, infos):
-    for infos_of_agent in (infos or {}).values():
-        infos_of_agent.clear()
-    for tree in observations.values():
-        for leaf in leaves(tree):
-            if isinstance(leaf, np.ndarray):
-                leaf.fill(99)
+def _reuse(tree):
+    for leaf in leaves(tree):
+        if isinstance(leaf, np.ndarray):
+            leaf.fill(99)
+    for infos in (tree[1] or {}).values():
+        infos.clear()
 
 
 def play_alone(history, cuts=(), to_numpy=frozenset()):
@@ -129,7 +128,7 @@ def views(reference, history):
     episode.observation_space, episode.action_space = history.observation_space, history.action_space
     for life in reference.lives:
         episode.attach(life.agent_id, _view(life))
-    episode.is_terminated, episode.is_truncated = reference.flags()
+    episode.is_terminated, episode.is_truncated = reference.flags
     return episode
 
 

@@ -40,11 +40,14 @@ class Log:
     """All that happened in an episode, however it is cut."""
 
     def __init__(self, spaces_of):
-        """``spaces_of`` gives an agent's spaces: column to space, as far as they are known."""
+        """``spaces_of`` gives an agent's spaces: column to space, as far as they are known.
+
+        ``flags`` say whether the whole episode is terminated, and whether it is truncated.
+        """
         self.spaces_of = spaces_of
         self.events: list[Event] = []
         self.t = 0
-        self.flags_of_all = (False, False)
+        self.flags = (False, False)
         self.now = ReferenceEpisode(self)
 
     def add_reset(self, observations, infos):
@@ -64,11 +67,11 @@ class Log:
             said_again = agent_id in ended and any(_flags(step, agent_id))
             if observation is not None and not said_again:
                 self._observes(agent_id, observation, step.infos)
-        self.flags_of_all = _flags(step, "__all__")
         for agent_id in self.alive():
             flags = flags_of(step, agent_id)
             if any(flags):
                 self._add(agent_id, "ends", flags, {})
+        self._set_flags(step)
 
     def _observes(self, agent_id, observation, infos):
         self._add(agent_id, "observes", observation, (infos or {}).get(agent_id) or {})
@@ -81,12 +84,14 @@ class Log:
         """Agent to life, for those that have not ended."""
         return {agent_id: life for agent_id, life in self.now.newest_lives().items() if not life.is_done}
 
-    def flags(self):
-        """Whether the whole episode is terminated, and whether it is truncated."""
+    def _set_flags(self, step):
+        """The end of all agents is that of the episode, unless the environment says otherwise."""
+        said = [flags["__all__"] for flags in (step.terminateds, step.truncateds) if flags and "__all__" in flags]
+        flagged = any(any(flags.values()) for flags in (step.terminateds, step.truncateds) if flags)
         lives = self.now.newest_lives().values()
-        over = bool(lives) and all(life.is_done for life in lives)
-        terminated, truncated = self.flags_of_all
-        return (
+        over = flagged and bool(lives) and all(life.is_done for life in lives) and (not said or any(said))
+        terminated, truncated = _flags(step, "__all__")
+        self.flags = (
             terminated or (over and all(life.is_terminated for life in lives)),
             truncated or (over and any(life.is_truncated for life in lives)),
         )
@@ -100,10 +105,6 @@ def flags_of(step, agent_id):
     """Whether the agent is terminated, and whether it is truncated: its own flags go before those of all."""
     own = _flags(step, agent_id)
     return own if any(own) else _flags(step, "__all__")
-
-
-def _no_flags():
-    return False, False
 
 
 class ReferenceEpisode:
@@ -123,7 +124,7 @@ class ReferenceEpisode:
         self.unclaimed: dict[Any, float] = {}
         self.known = {event.agent_id for event in log.events if event.what == "observes" and event.t <= self.env_t}
         at_end = until is None or until == log.t
-        self.flags = log.flags if at_end else _no_flags
+        self.flags = log.flags if at_end else (False, False)
         left = list(cuts)
         for event in log.events:
             while left and event.t > left[0][0]:
@@ -168,7 +169,7 @@ class ReferenceEpisode:
 
     def facts(self):
         """What an episode says of itself, apart from its columns."""
-        newest, (terminated, truncated) = self.newest_lives(), self.flags()
+        newest, (terminated, truncated) = self.newest_lives(), self.flags
         credited = sum(life.get_return() for life in self.lives)
         return {
             "len": len(self),
@@ -255,7 +256,7 @@ class ReferenceEpisode:
         parts = [life.part(begin, end, last_t, first_t, lookback) for life in self.lives]
         new.env_t_started, new.env_t, new.lives = begin, end, [part for part in parts if part is not None]
         new.unclaimed = dict(self.unclaimed) if holds_the_start(begin, end, first_t, last_t) else {}
-        new.flags = self.flags if end == last_t else _no_flags
+        new.flags = self.flags if end == last_t else (False, False)
         return new
 
 

@@ -28,7 +28,6 @@ from episodes.questions import (
     questions,
     questions_of_one,
 )
-from episodes.reference import ReferenceEpisode
 from episodes.reference_life import OBS
 from hypothesis import given
 from hypothesis import strategies as st
@@ -118,14 +117,10 @@ def test_single_agent_episodes_answer_as_the_reference_does(history, cuts, to_nu
     assert state_of(chunks[0].to_numpy()) == state_of(whole.to_numpy())
 
 
-@given(histories(), STEPS, st.data())
-def test_given_data_are_as_good_as_steps(history, lookback, data):
-    """Up to the first end: what ends on the way cannot be given."""
-    ends = [event.t for event in history.log.events if event.what == "ends"]
-    history = history.until(min(ends) - 1 if ends else None)
-    lookback = min(lookback, len(history.steps))
+def given_data(history, lookback):
+    """An episode of all observations, actions and so on at once, without a step."""
     seen = [history.reset, *((step.observations, step.infos) for step in history.steps)]
-    episode = MultiAgentEpisode(
+    return MultiAgentEpisode(
         "game",
         observations=[{a: o for a, o in observations.items() if o is not None} for observations, _ in seen],
         infos=[infos or {} for _, infos in seen],
@@ -137,9 +132,27 @@ def test_given_data_are_as_good_as_steps(history, lookback, data):
         len_lookback_buffer=lookback,
         env_t_started=lookback,
     )
-    reference = ReferenceEpisode(history.log).part(lookback, len(history.steps), 99)
+
+
+@given(histories(endless=True), STEPS, st.data())
+def test_given_data_are_as_good_as_steps(history, lookback, data):
+    lookback = min(lookback, len(history.steps))
+    episode = given_data(history, lookback)
+    reference = references(history)[0].part(lookback, len(history.steps), 99)
     assert_same_answers(asked(data, history), episode, reference)
     assert episode.get_agents_to_act() == reference.facts()["to_act"]
+
+
+@given(histories(endless=True), STEPS)
+def test_rewards_of_given_data_are_conserved(history, lookback):
+    """Those of the chunk's env steps, and those before them for actions that still waited."""
+    lookback = min(lookback, len(history.steps))
+    episode = given_data(history, lookback)
+    starts = {life.agent_id: life.start for life in references(history)[0].part(lookback, len(history.steps)).lives}
+    before = references(history.until(lookback))[0].lives
+    paid = sum(row.reward for life in before for row in life.rows[starts[life.agent_id] :])
+    paid += sum(float(reward) for step in history.steps[lookback:] for reward in step.rewards.values())
+    assert episode.get_return(include_hanging_rewards=True) + episode.uncredited_reward == paid
 
 
 # Chunks.

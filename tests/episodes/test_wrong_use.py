@@ -121,9 +121,7 @@ def test_spaces_are_checked_when_that_is_on():
     with pytest.raises(EpisodeError, match="leaves its space"):
         MultiAgentEpisode(observations=[{"a": good - 1}], observation_space=small, check_spaces=True)
     with pytest.raises(EpisodeError, match=r"the action leaves its space"):
-        SingleAgentEpisode(
-            observations=[0, 1], actions=[7], rewards=[1.0], action_space=Discrete(2), check_spaces=True
-        )
+        SingleAgentEpisode(observations=[0, 1], actions=[7], rewards=[1.0], action_space=Discrete(2), check_spaces=True)
     single = alone(observation_space=Discrete(9), check_spaces=True)
     with pytest.raises(EpisodeError, match=r"t=3: the observation leaves its space"):
         single.cut().add_env_step(10, 0, 0.0)
