@@ -11,7 +11,7 @@ from marl_connectors.episodes.batching import joined
 from marl_connectors.episodes.list_storage import ListStorage
 from marl_connectors.episodes.lookback import count, map_tree, row
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
-from marl_connectors.episodes.storage import INFOS, OBS, REWARDS, WITH_LAST, EpisodeStorage, T
+from marl_connectors.episodes.storage import INFOS, OBS, WITH_LAST, EpisodeStorage, T
 from marl_connectors.typing import Tree
 
 
@@ -71,8 +71,6 @@ class ExtendedStorage:
 
     def _artificial(self, name: str) -> Any:
         """The item of the artificial step; for columns with a newest item more, the one after it."""
-        if name == REWARDS:
-            return 0.0
         newest = self.real(name) - 1
         items = self._inner.part(name, newest, newest + 1)
         item = items[0] if isinstance(items, list) else row(items, 0)

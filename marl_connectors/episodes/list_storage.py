@@ -162,7 +162,10 @@ class ListStorage(ColumnStorage):
             if name in WITH_LAST:
                 del column[-1:]
             part = other.part(name, start, stop + (name in WITH_LAST))
-            if not isinstance(part, list) and name not in other.untyped:
+            if isinstance(part, list) or name in (T, REWARDS):
+                column.extend(part if isinstance(part, list) else part.tolist())  # type: ignore[union-attr]
+                continue
+            if name not in other.untyped:
                 self.heads.setdefault(name, head(part))
             column.extend(unbatch(part))
         self.open_row = other.pending()

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import uuid
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-import numpy as np
 from gymnasium import Space
 
 from marl_connectors import spaces
 from marl_connectors.episodes.batching import number
 from marl_connectors.episodes.chunks import check_lookback
-from marl_connectors.episodes.list_storage import ListStorage
 from marl_connectors.episodes.multi_agent_chunks import ChunkedMultiAgentEpisode
 from marl_connectors.episodes.multi_agent_growth import ALL, AgentToModule, PerAgent
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.episodes.state import decode, encode
-from marl_connectors.episodes.storage import ACTIONS, T
+from marl_connectors.episodes.storage import ACTIONS, REWARDS, T
 from marl_connectors.episodes.table import table
 from marl_connectors.errors import EpisodeError
 from marl_connectors.typing import AgentID, EpisodeID, ModuleID
@@ -179,6 +178,7 @@ class MultiAgentEpisode(ChunkedMultiAgentEpisode):
         if len_lookback_buffer != "auto":
             check_lookback(len_lookback_buffer, self.who)
         lookback = seen - 1 if len_lookback_buffer == "auto" else min(len_lookback_buffer, seen - 1)
+        late: list[tuple[AgentID, int, float]] = []
         for i in range(seen):
             self.env_t = self.env_t_started - lookback + i
             if i == lookback:  # what could not be credited before is of an earlier chunk
@@ -196,11 +196,17 @@ class MultiAgentEpisode(ChunkedMultiAgentEpisode):
                     storage.act(action, extras)
             for agent_id, reward in rewards[i].items() if rewards and i < acted else ():
                 self._credit(agent_id, number(reward, self.who))
+                if i >= lookback and agent_id in self.agent_episodes:
+                    storage = self.agent_episodes[agent_id].lists()
+                    rows = len(storage.columns[REWARDS])
+                    late.append((agent_id, rows if storage.open_row is not None else rows - 1, float(reward)))
         for agent_id, episode in self.agent_episodes.items():
-            storage = episode.storage
-            assert isinstance(storage, ListStorage)
-            storage.lookback = max(0, int(np.searchsorted(storage.columns[T], self.env_t_started, "right")) - 1)
+            storage = episode.lists()
+            storage.lookback = max(0, bisect_right(storage.columns[T], self.env_t_started) - 1)
             episode.t_started = agent_t_started.get(agent_id, 0)
+        for agent_id, row, reward in late:  # for an action before the chunk
+            if 0 <= row < self.agent_episodes[agent_id].storage.lookback:
+                self.agent_episodes[agent_id].uncredited_reward += reward
 
     # What it is.
 
