@@ -1,32 +1,65 @@
 from .algorithms.algorithm import Algorithm as Algorithm
 from .algorithms.algorithm_config import AlgorithmConfig as AlgorithmConfig
+from .algorithms.explain import explain_algorithm as explain_algorithm
 from .algorithms.ppo.config import PPOConfig as PPOConfig
 from .algorithms.ppo.learner import PPOLearner as PPOLearner
 from .algorithms.ppo.rl_module import DefaultPPORLModule as DefaultPPORLModule
 from .callbacks import Callbacks as Callbacks
 from .columns import Columns as Columns
+from .connectors.column_connector import ColumnConnector as ColumnConnector
 from .connectors.common.add_observations_from_episodes_to_batch import (
     AddObservationsFromEpisodesToBatch as AddObservationsFromEpisodesToBatch,
 )
 from .connectors.common.agent_to_module_mapping import AgentToModuleMapping as AgentToModuleMapping
 from .connectors.common.batch_individual_items import BatchIndividualItems as BatchIndividualItems
+from .connectors.common.flatten_observations import FlattenObservations as FlattenObservations
+from .connectors.common.frame_stacking import FrameStacking as FrameStacking
 from .connectors.common.module_to_agent_unmapping import ModuleToAgentUnmapping as ModuleToAgentUnmapping
 from .connectors.common.numpy_to_tensor import NumpyToTensor as NumpyToTensor
 from .connectors.common.tensor_to_numpy import TensorToNumpy as TensorToNumpy
 from .connectors.connector_pipeline_v2 import ConnectorPipelineV2 as ConnectorPipelineV2
-from .connectors.connector_pipeline_v2 import EnvToModulePipeline as EnvToModulePipeline
-from .connectors.connector_pipeline_v2 import LearnerConnectorPipeline as LearnerConnectorPipeline
-from .connectors.connector_pipeline_v2 import ModuleToEnvPipeline as ModuleToEnvPipeline
 from .connectors.connector_v2 import ConnectorV2 as ConnectorV2
+from .connectors.env_to_module.agent_id_encoding import AgentIdEncoding as AgentIdEncoding
+from .connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline as EnvToModulePipeline
+from .connectors.env_to_module.image_to_float import ImageToFloat as ImageToFloat
+from .connectors.env_to_module.mean_std_filter import MeanStdFilter as MeanStdFilter
+from .connectors.env_to_module.observation_preprocessor import (
+    MultiAgentObservationPreprocessor as MultiAgentObservationPreprocessor,
+)
+from .connectors.env_to_module.observation_preprocessor import ObservationPreprocessor as ObservationPreprocessor
+from .connectors.env_to_module.observation_preprocessor import (
+    SingleAgentObservationPreprocessor as SingleAgentObservationPreprocessor,
+)
+from .connectors.env_to_module.one_hot_observations import OneHotObservations as OneHotObservations
+from .connectors.env_to_module.pad_observations import PadObservations as PadObservations
+from .connectors.env_to_module.prev_actions_prev_rewards import PrevActionsPrevRewards as PrevActionsPrevRewards
+from .connectors.env_to_module.write_observations_to_episodes import (
+    WriteObservationsToEpisodes as WriteObservationsToEpisodes,
+)
+from .connectors.explain import Explanation as Explanation
 from .connectors.learner.add_columns_from_episodes_to_train_batch import (
     AddColumnsFromEpisodesToTrainBatch as AddColumnsFromEpisodesToTrainBatch,
 )
+from .connectors.learner.add_infos_from_episodes_to_train_batch import (
+    AddInfosFromEpisodesToTrainBatch as AddInfosFromEpisodesToTrainBatch,
+)
+from .connectors.learner.add_next_observations_from_episodes_to_train_batch import (
+    AddNextObservationsFromEpisodesToTrainBatch as AddNextObservationsFromEpisodesToTrainBatch,
+)
+from .connectors.learner.add_one_ts_to_episodes_and_truncate import (
+    AddOneTsToEpisodesAndTruncate as AddOneTsToEpisodesAndTruncate,
+)
 from .connectors.learner.clip_rewards import ClipRewards as ClipRewards
+from .connectors.learner.compute_returns_to_go import ComputeReturnsToGo as ComputeReturnsToGo
 from .connectors.learner.general_advantage_estimation import (
     GeneralAdvantageEstimation as GeneralAdvantageEstimation,
 )
+from .connectors.learner.learner_connector_pipeline import LearnerConnectorPipeline as LearnerConnectorPipeline
+from .connectors.learner.normalize_rewards import NormalizeRewards as NormalizeRewards
+from .connectors.learner.scale_rewards import ScaleRewards as ScaleRewards
 from .connectors.module_to_env.get_actions import GetActions as GetActions
 from .connectors.module_to_env.listify_data_for_vector_env import ListifyDataForVectorEnv as ListifyDataForVectorEnv
+from .connectors.module_to_env.module_to_env_pipeline import ModuleToEnvPipeline as ModuleToEnvPipeline
 from .connectors.module_to_env.normalize_and_clip_actions import NormalizeAndClipActions as NormalizeAndClipActions
 from .connectors.module_to_env.unbatch_to_individual_items import UnBatchToIndividualItems as UnBatchToIndividualItems
 from .env_runners.env_runner import EnvRunner as EnvRunner

@@ -47,5 +47,7 @@ class Columns:
     """``[B]`` the value function's estimate for ``OBS``."""
     ADVANTAGES: Final = "advantages"
     VALUE_TARGETS: Final = "value_targets"
+    RETURNS_TO_GO: Final = "returns_to_go"
+    """``[B]`` discounted sum of this reward and all later ones of the episode."""
     LOSS_MASK: Final = "loss_mask"
     SEQ_LENS: Final = "seq_lens"

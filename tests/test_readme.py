@@ -105,7 +105,7 @@ def test_the_table_of_the_command_lines_own_defaults_is_right():
     assert listed == {name: (repr(value), repr(settings[name])) for name, value in TRAINING_DEFAULTS.items()}
 
 
-@pytest.mark.parametrize("command", ["train", "evaluate"])
+@pytest.mark.parametrize("command", ["train", "evaluate", "explain"])
 def test_the_table_of_options_has_every_option_of_the_command(command):
     _, parsers = _build_parser()
     options = set()

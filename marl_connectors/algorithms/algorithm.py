@@ -15,6 +15,7 @@ from marl_connectors.algorithms import building
 from marl_connectors.algorithms.algorithm_config import AlgorithmConfig
 from marl_connectors.algorithms.config_state import config_from_state, config_to_state
 from marl_connectors.checkpoints import load_state, save_state
+from marl_connectors.connectors.explain import Explanation
 from marl_connectors.env_runners.env_runner import EnvRunner
 from marl_connectors.env_runners.env_setup import EnvSetup
 from marl_connectors.env_runners.episode_metrics import EpisodeTally, summarize
@@ -184,6 +185,19 @@ class Algorithm:
         finally:
             self._env_to_module.set_state(learned)
             runner.close()
+
+    def explain(self, num_steps: int = 4) -> dict[str, Explanation]:
+        """What each piece of the three pipelines does to the batch, for a few steps of a runner of its own.
+
+        Args:
+            num_steps: Env steps of each copy before looking, and as many to look at.
+
+        Returns:
+            ``env_to_module``, ``module_to_env`` and ``learner``; print them for a table each. Nothing here changes.
+        """
+        from marl_connectors.algorithms.explain import explain_algorithm
+
+        return explain_algorithm(self, num_steps=num_steps)
 
     def render_episode(self, *, max_frames: int = 200, seed: int = 0, explore: bool = False) -> list[Any]:
         """Frames of episodes one after another, ``[height, width, 3]`` uint8; ``[]`` if the env cannot render."""

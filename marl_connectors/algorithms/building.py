@@ -10,13 +10,15 @@ from gymnasium import Space
 
 from marl_connectors import spaces
 from marl_connectors.algorithms.algorithm_config import AlgorithmConfig
-from marl_connectors.connectors.connector_pipeline_v2 import EnvToModulePipeline, ModuleToEnvPipeline
+from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from marl_connectors.connectors.defaults import (
     call_builder,
     env_to_module_pipeline,
     learner_pipeline,
     module_to_env_pipeline,
 )
+from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
+from marl_connectors.connectors.module_to_env.module_to_env_pipeline import ModuleToEnvPipeline
 from marl_connectors.env_runners.env_runner import EnvRunner
 from marl_connectors.env_runners.env_setup import EnvSetup
 from marl_connectors.env_runners.ongoing_episodes import ask_mapping
@@ -234,9 +236,15 @@ def build_env_runner(
         env_to_module=env_to_module,
         module_to_env=build_module_to_env(config, setup),
         explore=explore,
-        lookback=config.episode_lookback_horizon,
+        lookback=max(config.episode_lookback_horizon, needed_lookback(env_to_module)),
         rollout_fragment_length=rollout_fragment_length,
         check_spaces=not config.disable_env_checking,
         callbacks=config.callbacks_class(),
         env_config=config.env_config,
     )
+
+
+def needed_lookback(pipeline: ConnectorPipelineV2) -> int:
+    """How many earlier steps the pieces of a pipeline look at."""
+    inner = [needed_lookback(p) if isinstance(p, ConnectorPipelineV2) else getattr(p, "lookback", 0) for p in pipeline]
+    return max(inner, default=0)

@@ -29,6 +29,11 @@ examples:
   marl-connectors evaluate runs/simple_spread_v3-shared-seed0
   marl-connectors evaluate runs/simple_spread_v3-shared-seed0/checkpoints/000020 --episodes 100 --video play.gif
 """
+_EXPLAIN_EXAMPLES = """\
+examples:
+  marl-connectors explain mpe2.simple_spread_v3
+  marl-connectors explain mpe2.simple_tag_v3 --policies independent --json
+"""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -87,7 +92,7 @@ def _build_parser() -> tuple[_Parser, dict[str, _Parser]]:
     parser = _Parser(
         prog="marl-connectors",
         description="Train and evaluate policies on PettingZoo and Gymnasium environments.",
-        epilog=_TRAIN_EXAMPLES + _EVALUATE_EXAMPLES.partition("\n")[2],
+        epilog=_TRAIN_EXAMPLES + "".join(text.partition("\n")[2] for text in (_EVALUATE_EXAMPLES, _EXPLAIN_EXAMPLES)),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -114,13 +119,36 @@ def _build_parser() -> tuple[_Parser, dict[str, _Parser]]:
     )
     _add_evaluate_options(evaluate)
     evaluate.set_defaults(run=_run_evaluate)
-    return parser, {"train": train, "evaluate": evaluate}
+    explain = subparsers.add_parser(
+        "explain",
+        help="show what each connector piece does to the data of an environment",
+        description="Show what each connector piece does to the data of an environment: columns, time, bytes copied.",
+        epilog=_EXPLAIN_EXAMPLES,
+        argument_default=argparse.SUPPRESS,
+        **raw,
+    )
+    explain.add_argument("env", metavar="ENV", help="PettingZoo module, package.module:function, or Gymnasium id")
+    _add_building_options(explain)
+    explain.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    explain.set_defaults(run=_run_explain)
+    return parser, {"train": train, "evaluate": evaluate, "explain": explain}
 
 
 def _add_train_options(parser: _Parser) -> None:
     add = parser.add_argument
     add("env", nargs="?", metavar="ENV", help="PettingZoo module, package.module:function, or Gymnasium id")
     add("--resume", metavar="RUN", help="go on with the run in this folder, from its latest checkpoint")
+    _add_building_options(parser)
+    add("--steps", type=count, metavar="N", help="agent steps to train for (default 1000000)")
+    add("--out", metavar="DIR", help="folder of the run (default runs/ENV-POLICIES-seedN)")
+    add("--checkpoint-every", type=count, metavar="N", help="iterations from checkpoint to checkpoint (default 20)")
+    add("--eval-episodes", type=count, metavar="N", help="episodes of each evaluation (default 20)")
+    add("--no-video", dest="video", action="store_false", help="write no GIF at the end")
+
+
+def _add_building_options(parser: _Parser) -> None:
+    """What decides about environments, modules and pipelines."""
+    add = parser.add_argument
     add("--env-config", action="append", type=key_value, metavar="KEY=VALUE", help="a setting of ENV; repeatable")
     who = parser.add_mutually_exclusive_group()
     who.add_argument(
@@ -130,7 +158,6 @@ def _add_train_options(parser: _Parser) -> None:
         "--mapping", metavar="MODULE:FN", help="a policy mapping function of (agent_id, episode, **kwargs)"
     )
     add("--modules", type=names, metavar="A,B", help="all modules that FN can name, if some only come up later")
-    add("--steps", type=count, metavar="N", help="agent steps to train for (default 1000000)")
     add("--seed", type=whole_number, metavar="N", help="of all random streams (default 0)")
     add("--num-envs", type=count, metavar="N", help="copies of ENV that are stepped together (default 8)")
     add(
@@ -142,12 +169,8 @@ def _add_train_options(parser: _Parser) -> None:
     )
     add("--hidden", type=layer_sizes, metavar="N,N", help="widths of the hidden layers (default 64,64)")
     add("--share-value-layers", action="store_true", help="one body for policy and value function")
-    add("--out", metavar="DIR", help="folder of the run (default runs/ENV-POLICIES-seedN)")
-    add("--checkpoint-every", type=count, metavar="N", help="iterations from checkpoint to checkpoint (default 20)")
-    add("--eval-episodes", type=count, metavar="N", help="episodes of each evaluation (default 20)")
     add("--threads", type=count, metavar="N", help="of torch (default 1, which is fastest for small networks)")
     add("--no-env-check", dest="env_check", action="store_false", help="let observations leave their space")
-    add("--no-video", dest="video", action="store_false", help="write no GIF at the end")
 
 
 def _add_evaluate_options(parser: _Parser) -> None:
@@ -170,3 +193,9 @@ def _run_evaluate(args: argparse.Namespace) -> int:
     from marl_connectors.cli import evaluate
 
     return evaluate.run(args)
+
+
+def _run_explain(args: argparse.Namespace) -> int:
+    from marl_connectors.cli import explain
+
+    return explain.run(args)

@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gymnasium import Space
 
 from marl_connectors.connectors.connector_v2 import ConnectorV2, works_on_columns
 from marl_connectors.connectors.conversion import to_columns, to_items
-from marl_connectors.episodes.column_batch import ColumnBatch
+from marl_connectors.connectors.failures import progress
+from marl_connectors.connectors.requirements import check_order
+from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup
 from marl_connectors.errors import ConfigError, ConnectorError, did_you_mean
+
+if TYPE_CHECKING:
+    from marl_connectors.connectors.explain import Explanation
 
 
 class ConnectorPipelineV2(ConnectorV2):
     """Connector pieces in order. A pipeline is a piece itself, so pipelines nest.
 
     ``pipeline(rl_module=..., batch={}, episodes=[...])`` runs all pieces on items. ``pipeline.run(batch, ...)`` is what
-    runners and learners call: it keeps the batch in columns wherever the pieces allow it.
+    runners and learners call: it keeps the batch in columns wherever the pieces allow it. ``pipeline.explain(...)``
+    says what each piece does to a batch.
 
     Pieces are named by their class; a second piece of one class is called ``Name_2``, and so on.
+
+    Raises:
+        ConfigError: If one of the library's pieces stands before another one whose work it needs.
     """
 
     def __init__(
@@ -32,6 +41,7 @@ class ConnectorPipelineV2(ConnectorV2):
         self.connectors: list[ConnectorV2] = []
         for piece in connectors or ():
             self.connectors.append(_checked(piece))
+        self._check_order()
         super().__init__()
         self.set_input_spaces(input_observation_space, input_action_space)
 
@@ -44,6 +54,13 @@ class ConnectorPipelineV2(ConnectorV2):
         return iter(self.connectors)
 
     def __getitem__(self, key: int | str | type) -> ConnectorV2:
+        if not isinstance(key, (int, str, type)):
+            raise TypeError(
+                f"{type(self).__name__}: expected a position, a name or a class between the brackets, got {key!r}. "
+                f"Use list(pipeline) for a slice."
+            )
+        if isinstance(key, int) and not -len(self) <= key < len(self):
+            raise IndexError(f"{type(self).__name__}: there is no piece {key}; it has {len(self)}: {self.names()}.")
         return self.connectors[key if isinstance(key, int) else self._find(key)]
 
     def names(self) -> list[str]:
@@ -79,6 +96,11 @@ class ConnectorPipelineV2(ConnectorV2):
 
     def _insert(self, index: int, connector: ConnectorV2) -> None:
         self.connectors.insert(index, _checked(connector))
+        try:
+            self._check_order()
+        except ConfigError:
+            del self.connectors[index]
+            raise
         self.set_input_spaces(self.input_observation_space, self.input_action_space)
 
     def _find(self, name_or_class: str | type) -> int:
@@ -88,6 +110,16 @@ class ConnectorPipelineV2(ConnectorV2):
                 return i
         wanted = name_or_class if isinstance(name_or_class, str) else name_or_class.__name__
         raise KeyError(f"{type(self).__name__}: no piece {wanted!r}. {did_you_mean(wanted, names)}")
+
+    def _check_order(self) -> None:
+        check_order(type(self).__name__, list(self._flat()))
+
+    def _flat(self) -> Iterator[ConnectorV2]:
+        for piece in self.connectors:
+            if isinstance(piece, ConnectorPipelineV2):
+                yield from piece._flat()
+            else:
+                yield piece
 
     # Running.
 
@@ -111,22 +143,26 @@ class ConnectorPipelineV2(ConnectorV2):
         common = {"explore": explore, "shared_data": shared_data, "metrics": metrics, **kwargs}
         piece: ConnectorV2 = self
         try:
-            for piece in self.connectors:
+            for piece, _, _ in self._steps:
+                progress.begin(self.in_learner_pipeline)
                 batch = _checked_batch(piece(rl_module=rl_module, batch=batch, episodes=episodes, **common))
         except Exception as error:
-            raise self._failure(piece, error) from (error.__cause__ if isinstance(error, ConnectorError) else error)
+            cause = error.__cause__ if isinstance(error, ConnectorError) and error.__cause__ else error
+            raise self._failure(piece, error) from cause
         return batch
 
-    def _failure(self, piece: ConnectorV2, error: Exception) -> ConnectorError:
-        """The error for a failure inside a piece."""
+    def _failure(self, piece: ConnectorV2, error: Exception, group: ColumnGroup | None = None) -> ConnectorError:
+        """The error for a failure inside a piece: on items of an agent, or on the columns of a group."""
+        who = type(self).__name__
         if isinstance(error, ConnectorError) and isinstance(piece, ConnectorPipelineV2):
-            return ConnectorError(
-                f"{type(self).__name__}: {error}"
-            )  # the inner pipeline has named itself and the piece
+            return ConnectorError(f"{who}: {error}")  # the inner pipeline has named itself and the piece
         name = next(name for name, other in zip(self.names(), self.connectors, strict=True) if other is piece)
+        whose = progress.describe() if group is None else progress.modules(group.module_ids)
+        what = str(error) + progress.odd_item()
+        progress.begin(None)
         if isinstance(error, ConnectorError):
-            return ConnectorError(f"{type(self).__name__}: {name}: {error}")
-        return ConnectorError(f"{type(self).__name__}: {name} failed: {type(error).__name__}: {error}")
+            return ConnectorError(f"{who}: {name}{whose}: {what}")
+        return ConnectorError(f"{who}: {name} failed{whose}: {type(error).__name__}: {what}")
 
     def run(
         self,
@@ -147,6 +183,7 @@ class ConnectorPipelineV2(ConnectorV2):
         """
         common = {"rl_module": rl_module, "explore": explore, "shared_data": shared_data, "metrics": metrics}
         piece: ConnectorV2 = self
+        group: ColumnGroup | None = None
         try:
             for piece, on_columns, on_items in self._steps:
                 if not on_items:
@@ -154,21 +191,55 @@ class ConnectorPipelineV2(ConnectorV2):
                         for group in batch.groups:
                             on_columns(columns=group, **common)
                     batch.phase = piece.phase_after or batch.phase
-                elif isinstance(piece, ConnectorPipelineV2):
+                    continue
+                group = None
+                if isinstance(piece, ConnectorPipelineV2):
                     batch = piece.run(batch, episodes=episodes, **common)
                 else:
+                    progress.begin(self.in_learner_pipeline)
                     items = _checked_batch(piece(batch=to_items(batch), episodes=episodes, **common))
                     batch.phase = piece.phase_after or batch.phase
+                    progress.converting = items
                     batch = to_columns(items, batch)
         except Exception as error:
-            raise self._failure(piece, error) from (error.__cause__ if isinstance(error, ConnectorError) else error)
+            cause = error.__cause__ if isinstance(error, ConnectorError) and error.__cause__ else error
+            raise self._failure(piece, error, group) from cause
         return batch
+
+    def explain(
+        self,
+        batch: ColumnBatch | dict[str, Any] | None = None,
+        *,
+        rl_module: Any = None,
+        episodes: Sequence[Any] = (),
+        explore: bool | None = None,
+        shared_data: dict[str, Any] | None = None,
+        metrics: Any = None,
+    ) -> Explanation:
+        """What each piece does to a batch: its columns before and after, the time, what was copied.
+
+        A dry run on copies: batch, episodes and the pieces' states are afterwards as they were before.
+
+        Args:
+            batch: Columns, as ``run`` takes them; a batch of items, or None for an empty one, as calling takes them.
+            rl_module: As in ``run``.
+            episodes: As in ``run``.
+            explore: As in ``run``.
+            shared_data: As in ``run``.
+            metrics: As in ``run``.
+        """
+        from marl_connectors.connectors.explain import explain
+
+        common = {"rl_module": rl_module, "explore": explore, "metrics": metrics}
+        return explain(self, {} if batch is None else batch, episodes, shared_data, **common)
 
     def set_input_spaces(self, observation_space: Space | None, action_space: Space | None) -> None:
         """Passes the spaces through all pieces."""
         self._input_observation_space = observation_space
         self._input_action_space = action_space
         for piece in self.connectors:
+            if self.in_learner_pipeline is not None:
+                piece.in_learner_pipeline = self.in_learner_pipeline
             piece.set_input_spaces(observation_space, action_space)
             observation_space, action_space = piece.observation_space, piece.action_space
         self._observation_space, self._action_space = observation_space, action_space
@@ -190,13 +261,35 @@ class ConnectorPipelineV2(ConnectorV2):
         Raises:
             ConfigError: If the pieces are not those of the state.
         """
+        self._check_state(state)
+        for name, piece in zip(self.names(), self.connectors, strict=True):
+            piece.set_state(state[name])
+
+    def merge_states(self, states: list[dict[str, Any]]) -> dict[str, Any]:
+        """One state from those of several runners' copies of the pipeline: each piece merges its own.
+
+        Raises:
+            ConfigError: If a state is of other pieces.
+        """
+        for state in states:
+            self._check_state(state)
+        if not states:
+            return {}
+        return {
+            name: piece.merge_states([state[name] for state in states])
+            for name, piece in zip(self.names(), self.connectors, strict=True)
+        }
+
+    def _check_state(self, state: dict[str, Any]) -> None:
+        """Checks that a state is of these pieces, nested ones too, before anything is changed."""
         if list(state) != self.names():
             raise ConfigError(
                 f"{type(self).__name__}: the state is of the pieces {list(state)}, but these are {self.names()}. "
                 f"Build it with the same connectors."
             )
         for name, piece in zip(self.names(), self.connectors, strict=True):
-            piece.set_state(state[name])
+            if isinstance(piece, ConnectorPipelineV2):
+                piece._check_state(state[name])
 
     def reset_state(self) -> None:
         """Lets every piece forget what it has learned."""
@@ -222,15 +315,3 @@ def _checked_batch(batch: Any) -> dict[str, Any]:
             f"returned {type(batch).__name__} instead of the batch. End its __call__ with 'return batch'."
         )
     return batch
-
-
-class EnvToModulePipeline(ConnectorPipelineV2):
-    """From the newest observations of ongoing episodes to a forward batch."""
-
-
-class ModuleToEnvPipeline(ConnectorPipelineV2):
-    """From a module's outputs to actions."""
-
-
-class LearnerConnectorPipeline(ConnectorPipelineV2):
-    """From finished episodes, or chunks of them, to a train batch."""

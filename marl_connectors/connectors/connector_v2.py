@@ -7,6 +7,7 @@ from typing import Any
 
 from gymnasium import Space
 
+from marl_connectors.connectors.failures import progress
 from marl_connectors.episodes.column_batch import ColumnGroup, Phase
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
@@ -23,6 +24,7 @@ class ConnectorV2:
       single items, and may read from and write to both. The most convenient form, at the price of Python per item.
     * On columns, override ``on_columns``: it gets arrays with one row for each agent-step. The fast form. A pipeline
       whose pieces all have it never touches a single item; around pieces that do not, the batch is converted.
+      ``ColumnConnector`` makes this form as short as the other one.
 
     A piece that changes spaces overrides ``recompute_output_observation_space`` (or ``..._action_space``).
     """
@@ -31,6 +33,8 @@ class ConnectorV2:
     """What the batch looks like to pieces after this one, if this one changes that."""
     nothing_on_columns = False
     """True for a piece whose work on items has no counterpart in columns; a pipeline of columns passes it over."""
+    in_learner_pipeline: bool | None = None
+    """Whether the piece makes train batches; pipelines say so to their pieces, None where nobody has."""
 
     def __init__(self, input_observation_space: Space | None = None, input_action_space: Space | None = None):
         self._input_observation_space = input_observation_space
@@ -53,7 +57,7 @@ class ConnectorV2:
         metrics: Any = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Works on items.
+        """Works on items. A piece with ``on_columns`` only does the same work on them as on columns.
 
         Args:
             rl_module: The (Multi)RLModule whose batch is made or whose output is translated.
@@ -67,7 +71,14 @@ class ConnectorV2:
         Returns:
             The batch for the next piece.
         """
-        raise NotImplementedError(f"{type(self).__name__}: override __call__ (on items) or on_columns (on columns).")
+        if type(self).on_columns is ConnectorV2.on_columns:
+            raise NotImplementedError(
+                f"{type(self).__name__}: override __call__ (on items) or on_columns (on columns)."
+            )
+        from marl_connectors.connectors.columns_of_items import run_on_items
+
+        common = {"rl_module": rl_module, "explore": explore, "shared_data": shared_data, "metrics": metrics, **kwargs}
+        return run_on_items(self, batch, episodes, **common)
 
     def on_columns(
         self,
@@ -116,9 +127,8 @@ class ConnectorV2:
     def reset_state(self) -> None:
         """Forgets what the piece has learned."""
 
-    @staticmethod
-    def merge_states(states: list[dict[str, Any]]) -> dict[str, Any]:
-        """One state from those of several runners' copies of the piece."""
+    def merge_states(self, states: list[dict[str, Any]]) -> dict[str, Any]:
+        """One state from those of several runners' copies of the piece; the first one unless overridden."""
         return states[0] if states else {}
 
     # Spaces.
@@ -182,22 +192,17 @@ class ConnectorV2:
                 next item are given, for episodes that have one.
         """
         items = {key: iter(values) for key, values in (zip_with_batch_column or {}).items()}
+        before = progress.episode  # noted for the error message if the caller fails on an episode
         for episode in episodes:
-            if not isinstance(episode, MultiAgentEpisode):
-                parts = [episode]
-            elif agents_that_stepped_only:
-                stepped = episode.get_agents_that_stepped()
-                parts = [part for agent_id, part in episode.agent_episodes.items() if agent_id in stepped]
-                parts = [part for part in parts if not part.is_done] or parts
-            else:
-                parts = list(episode.all_agent_episodes())
-            for part in parts:
+            for part in _parts(episode, agents_that_stepped_only):
+                progress.episode = part
                 if zip_with_batch_column is None:
                     yield part
                     continue
                 for item in items.get(item_key(part), iter(())):
                     yield part, item
                     break
+        progress.episode = before
 
     @staticmethod
     def add_batch_item(
@@ -245,7 +250,11 @@ class ConnectorV2:
         names = [column] if isinstance(column, str) else list(column)
         for columns, ids in _item_lists(batch, names):
             for i, items in enumerate(zip(*(columns[name] for name in names), strict=True)):
-                results = func(items[0] if isinstance(column, str) else items, *ids)
+                try:
+                    results = func(items[0] if isinstance(column, str) else items, *ids)
+                except Exception:
+                    progress.item = (column, ids)
+                    raise
                 for name, result in zip(names, [results] if isinstance(column, str) else results, strict=True):
                     columns[name][i] = result
 
@@ -260,6 +269,19 @@ class ConnectorV2:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
+
+
+def _parts(
+    episode: SingleAgentEpisode | MultiAgentEpisode, agents_that_stepped_only: bool
+) -> Sequence[SingleAgentEpisode]:
+    """The agent episodes of an episode."""
+    if not isinstance(episode, MultiAgentEpisode):
+        return [episode]
+    if not agents_that_stepped_only:
+        return list(episode.all_agent_episodes())
+    stepped = episode.get_agents_that_stepped()
+    parts = [part for agent_id, part in episode.agent_episodes.items() if agent_id in stepped]
+    return [part for part in parts if not part.is_done] or parts
 
 
 def item_key(episode: SingleAgentEpisode) -> ItemKey:

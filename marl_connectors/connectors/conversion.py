@@ -14,9 +14,11 @@ from marl_connectors import spaces
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import item_key, unstack
 from marl_connectors.episodes.column_batch import ColumnBatch, Phase, slice_tree
+from marl_connectors.episodes.info_column import InfoColumn
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.errors import ConnectorError
 from marl_connectors.rl_module.module_columns import columns_by_module, set_columns_by_module
+from marl_connectors.typing import ModuleID
 
 
 def to_items(batch: ColumnBatch) -> dict[str, Any]:
@@ -31,7 +33,9 @@ def to_items(batch: ColumnBatch) -> dict[str, Any]:
                     by_key.setdefault(item_key(episode), []).extend(unstack(slice_tree(column, begin, begin + count)))
                     begin += count
         return items
-    by_module = columns_by_module(batch)
+    by_module = columns_by_module(_without_infos(batch))
+    for module_id, infos in _infos_by_module(batch).items():
+        by_module[module_id][Columns.INFOS] = infos
     if batch.phase is Phase.MODULE_ITEMS:
         return {m: {name: unstack(column) for name, column in columns.items()} for m, columns in by_module.items()}
     return by_module
@@ -49,7 +53,10 @@ def to_columns(items: dict[str, Any], like: ColumnBatch) -> ColumnBatch:
     """
     batch = ColumnBatch([group.like() for group in like.groups], like.phase)
     if like.phase is not Phase.ITEMS:
-        set_columns_by_module(batch, items)
+        infos = {m: list(columns[Columns.INFOS]) for m, columns in items.items() if Columns.INFOS in columns}
+        others = {m: {n: c for n, c in columns.items() if n != Columns.INFOS} for m, columns in items.items()}
+        set_columns_by_module(batch, others)
+        _set_infos(batch, infos)
         return batch
     for name, by_key in items.items():
         remaining = _by_episode(name, by_key, batch) if isinstance(by_key, dict) else {}
@@ -64,6 +71,39 @@ def to_columns(items: dict[str, Any], like: ColumnBatch) -> ColumnBatch:
     return batch
 
 
+def _without_infos(batch: ColumnBatch) -> ColumnBatch:
+    """The other columns: no array is made of info dicts."""
+    if not any(Columns.INFOS in group for group in batch.groups):
+        return batch
+    groups = [group.like() for group in batch.groups]
+    for group, source in zip(groups, batch.groups, strict=True):
+        group.update({name: column for name, column in source.items() if name != Columns.INFOS})
+    return ColumnBatch(groups, batch.phase)
+
+
+def _infos_by_module(batch: ColumnBatch) -> dict[ModuleID, InfoColumn]:
+    found: dict[ModuleID, InfoColumn] = {}
+    for group in batch.groups:
+        if Columns.INFOS in group:
+            for module_id, begin, end in zip(group.module_ids, group.splits, group.splits[1:], strict=False):
+                found.setdefault(module_id, InfoColumn()).extend(group[Columns.INFOS][begin:end])
+    return found
+
+
+def _set_infos(batch: ColumnBatch, by_module: dict[ModuleID, list]) -> None:
+    for group in batch.groups:
+        if not all(module_id in by_module for module_id in group.module_ids):
+            continue
+        own = group[Columns.INFOS] = InfoColumn()
+        for module_id, begin, end in zip(group.module_ids, group.splits, group.splits[1:], strict=False):
+            own.extend(by_module[module_id][: end - begin])
+            by_module[module_id] = by_module[module_id][end - begin :]
+        if len(own) != group.splits[-1]:
+            raise ConnectorError(
+                f"{len(own)} info dicts, but the batch has {group.splits[-1]} rows. Give each row one."
+            )
+
+
 def _by_episode(name: str, by_key: dict[Any, list], batch: ColumnBatch) -> dict[int, list]:
     """The items of a column for each episode (by its ``id``); chunks of one episode, and an agent's lives, share a key.
 
@@ -73,29 +113,46 @@ def _by_episode(name: str, by_key: dict[Any, list], batch: ColumnBatch) -> dict[
     sharing: dict[Any, list[tuple[SingleAgentEpisode, int, bool]]] = {}
     for group in batch.groups:
         for episode, count in zip(group.rows.episodes, group.rows.counts, strict=True):
-            has_last = group.rows.acted is not None and count > 1 and name != Columns.OBS
+            has_last = group.rows.acted is not None and count > 1
             sharing.setdefault(item_key(episode), []).append((episode, count, has_last))
     found: dict[int, list] = {}
     for key, parts in sharing.items():
         given = by_key.get(key, [])
         wanted = sum(count for _, count, _ in parts)
         steps = sum(count - has_last for _, count, has_last in parts)
-        if len(given) not in (wanted, steps):
-            raise ConnectorError(
-                f"{len(given)} items of {name!r} for episode {key}, expected {wanted}. A piece adds one item for each "
-                f"acting agent before a forward pass; for a train batch one for each step, and one more of 'obs' for "
-                f"the episode's last observation."
-            )
+        short = len(given) == steps != wanted and name != Columns.OBS
+        if len(given) != wanted and not short:
+            raise ConnectorError(_wrong_number(name, key, len(given), wanted, steps))
         begin = 0
         for episode, count, has_last in parts:
-            repeat = has_last and len(given) == steps
+            repeat = has_last and short
             own = given[begin : begin + count - repeat]
             begin += len(own)
             found[id(episode)] = [*own, own[-1]] if repeat else own
     return found
 
 
+def _wrong_number(name: str, key: Any, given: int, wanted: int, steps: int) -> str:
+    """What went wrong with the items of an episode, and what to do."""
+    message = f"{given} items of {name!r} for episode {key}, expected {wanted}"
+    if wanted == steps:
+        return (
+            f"{message}. Before a forward pass, add one item for each episode that single_agent_episode_iterator("
+            f"episodes) gives: add_batch_item(batch, {name!r}, item, episode)."
+        )
+    also = "" if name == Columns.OBS else f" (or {steps}, without the last observation)"
+    return (
+        f"{message}{also}: a train batch has one for each of the {steps} steps and one for the last observation. "
+        f"Behind AddOneTsToEpisodesAndTruncate, which is first in the default learner pipeline, add one for each i in "
+        f"range(len(episode)) of every episode that single_agent_episode_iterator(episodes, "
+        f"agents_that_stepped_only=False) gives. Without that piece, add one more of 'obs', for "
+        f"episode.get_observations(-1)."
+    )
+
+
 def _stacked(items: list, name: str) -> Any:
+    if name == Columns.INFOS:
+        return InfoColumn(items)
     try:
         return torch.stack(items) if isinstance(items[0], torch.Tensor) else spaces.stack(items)
     except (ValueError, RuntimeError) as error:

@@ -17,18 +17,17 @@ from marl_connectors.connectors.common.batch_individual_items import BatchIndivi
 from marl_connectors.connectors.common.module_to_agent_unmapping import ModuleToAgentUnmapping
 from marl_connectors.connectors.common.numpy_to_tensor import NumpyToTensor
 from marl_connectors.connectors.common.tensor_to_numpy import TensorToNumpy
-from marl_connectors.connectors.connector_pipeline_v2 import (
-    EnvToModulePipeline,
-    LearnerConnectorPipeline,
-    ModuleToEnvPipeline,
-)
 from marl_connectors.connectors.connector_v2 import ConnectorV2
+from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
 from marl_connectors.connectors.learner.add_columns_from_episodes_to_train_batch import (
     AddColumnsFromEpisodesToTrainBatch,
 )
+from marl_connectors.connectors.learner.add_one_ts_to_episodes_and_truncate import AddOneTsToEpisodesAndTruncate
 from marl_connectors.connectors.learner.clip_rewards import ClipRewards
+from marl_connectors.connectors.learner.learner_connector_pipeline import LearnerConnectorPipeline
 from marl_connectors.connectors.module_to_env.get_actions import GetActions
 from marl_connectors.connectors.module_to_env.listify_data_for_vector_env import ListifyDataForVectorEnv
+from marl_connectors.connectors.module_to_env.module_to_env_pipeline import ModuleToEnvPipeline
 from marl_connectors.connectors.module_to_env.normalize_and_clip_actions import NormalizeAndClipActions
 from marl_connectors.connectors.module_to_env.unbatch_to_individual_items import UnBatchToIndividualItems
 from marl_connectors.errors import ConfigError
@@ -44,6 +43,7 @@ DEFAULT_PIECES = (
     ModuleToAgentUnmapping,
     NormalizeAndClipActions,
     ListifyDataForVectorEnv,
+    AddOneTsToEpisodesAndTruncate,
     AddColumnsFromEpisodesToTrainBatch,
 )
 """The classes of the default pieces, none of which writes to episodes."""
@@ -106,9 +106,13 @@ def learner_pipeline(
     clip_rewards: bool | float | None = None,
     add_defaults: bool = True,
 ) -> LearnerConnectorPipeline:
-    """Custom pieces first, then the defaults; algorithms append their own, such as GeneralAdvantageEstimation."""
+    """A step more for each episode, custom pieces, then the defaults.
+
+    Algorithms append their own, such as GeneralAdvantageEstimation.
+    """
     pieces = list(custom)
     if add_defaults:
+        pieces.insert(0, AddOneTsToEpisodesAndTruncate())
         pieces += [AddObservationsFromEpisodesToBatch(as_learner_connector=True), AddColumnsFromEpisodesToTrainBatch()]
         pieces += [ClipRewards(clip_rewards=clip_rewards)] if clip_rewards else []
         pieces += [AgentToModuleMapping()] if multi_agent else []

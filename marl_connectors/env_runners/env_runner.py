@@ -14,11 +14,12 @@ from gymnasium import Space
 from marl_connectors import spaces
 from marl_connectors.callbacks import Callbacks
 from marl_connectors.columns import Columns
-from marl_connectors.connectors.connector_pipeline_v2 import EnvToModulePipeline, ModuleToEnvPipeline
 from marl_connectors.connectors.connector_v2 import works_on_columns
 from marl_connectors.connectors.defaults import DEFAULT_PIECES
+from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
 from marl_connectors.connectors.module_to_env.get_actions import ACTION_NOISE
 from marl_connectors.connectors.module_to_env.listify_data_for_vector_env import env_actions
+from marl_connectors.connectors.module_to_env.module_to_env_pipeline import ModuleToEnvPipeline
 from marl_connectors.env_runners.action_history import HISTORY_BYTES
 from marl_connectors.env_runners.action_noise import ActionNoise
 from marl_connectors.env_runners.data_checks import bad_observations, bad_rewards, check_columns, check_forward_batch

@@ -149,6 +149,7 @@ class LaneGroup:
         self.last_row = lookback
         self._numbers_in_use: set[int] = set()
         self._next_row: dict[int, int] = {}
+        self._first: np.ndarray | None = None
         self._slots: dict[int, dict[AgentID, int]] = {}
         self.num_slots = 0
         """Slots that every copy has from the start; lanes beyond are of late joiners."""
@@ -225,12 +226,21 @@ class LaneGroup:
         self.rollout.cursor[lane.number] += self.rollout.num_lanes
         self.last_row = max(self.last_row, lane.row)
         self.rollout.reserve(self.last_row + 1)
+        self._first = None
+
+    def first_positions(self) -> np.ndarray:
+        """``[B]`` where the oldest rows are that the lanes' episodes keep, in the order of the rows."""
+        if self._first is None:
+            lanes = self.rollout.num_lanes
+            self._first = np.array([lane.storage.first_row * lanes + lane.number for lane in self.lanes], np.int64)
+        return self._first
 
     def arrange(self, module_order: dict[ModuleID, int]) -> None:
         """Puts the lanes in row order and makes ``rows``, after lanes were opened or closed."""
         self.lanes.sort(key=lambda lane: (module_order.get(lane.module_id, -1), lane.env_index, lane.slot))
         numbers = [lane.number for lane in self.lanes]
         identity = numbers == list(range(self.rollout.num_lanes))
+        self._first = None
         self.numbers = None if identity else np.array(numbers, np.int64)
         self.locate()
         modules = [lane.module_id for lane in self.lanes]
@@ -264,6 +274,7 @@ class LaneGroup:
         self.rollout = self.rollout.continued(num_rows + self.lookback + 2, self.lookback)
         self.last_row = self.lookback
         self._next_row = {}
+        self._first = None
         self.locate()
 
 
@@ -285,11 +296,9 @@ class LiveRows(Rows):
     @property
     def parts(self) -> tuple[RowPart, ...]:  # type: ignore[override]
         """Where the rows are now."""
-        group = self.group
-        lanes = group.rollout.num_lanes
-        first = np.array([lane.storage.first_row * lanes + lane.number for lane in group.lanes])
-        last = group.rollout.cursor[[lane.number for lane in group.lanes]]
-        return (RowPart(group.rollout, group.positions, first, last),)
+        group, positions = self.group, self.group.positions
+        last = np.arange(positions.start, positions.stop) if isinstance(positions, slice) else positions
+        return (RowPart(group.rollout, positions, group.first_positions(), last),)
 
     @parts.setter
     def parts(self, value: tuple[RowPart, ...]) -> None:
@@ -314,6 +323,10 @@ class LiveRows(Rows):
         if offset == 0:
             return self.group.rollout.read(column, self.group.positions)
         return super().get(column, offset, fill)
+
+    def set(self, column: str, values: Any) -> None:
+        """Writes to the newest rows."""
+        self.group.rollout.write(column, self.group.positions, values)
 
 
 def _lowest_not_in(taken: set[int]) -> int:

@@ -11,7 +11,7 @@ from marl_connectors.episodes.extended_storage import ExtendedStorage
 from marl_connectors.episodes.lookback import OUTSIDE, Indices, Padded, Positions, gather, resolve
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
-from marl_connectors.episodes.storage import INFOS, REWARDS
+from marl_connectors.episodes.storage import INFOS, REWARDS, EpisodeStorage
 from marl_connectors.errors import EpisodeError
 from marl_connectors.typing import AgentID
 
@@ -31,6 +31,14 @@ class ExtendedEpisode(SingleAgentEpisode):
     def original(self) -> SingleAgentEpisode:
         """The episode without the artificial step."""
         return self.storage.episode
+
+    def to_numpy(self) -> SingleAgentEpisode:
+        self.original.to_numpy()
+        return self
+
+    def _with(self, storage: EpisodeStorage, t_started: int) -> Any:
+        """A slice holds a copy of the artificial step, and is an ordinary episode."""
+        return self.original._with(storage, t_started)
 
     def _get(
         self,
@@ -104,6 +112,12 @@ class ExtendedMultiAgentEpisode(MultiAgentEpisode):
     def _get(self, name: str, indices: Indices, agent_ids: Any, env_steps: bool, *options: Any) -> Any:
         source = self.original if env_steps else super()
         return source._get(name, indices, agent_ids, env_steps, *options)
+
+    def cut(self, len_lookback_buffer: int = 0) -> Any:
+        return self.original.cut(len_lookback_buffer)
+
+    def slice(self, slice_: slice, *, len_lookback_buffer: int | None = None) -> Any:
+        return self.original.slice(slice_, len_lookback_buffer=len_lookback_buffer)
 
     @property
     def env_lookback(self) -> int:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from marl_connectors.episodes.batching import joined
-from marl_connectors.episodes.list_storage import ListStorage
 from marl_connectors.episodes.lookback import count, map_tree, row
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.episodes.storage import INFOS, OBS, WITH_LAST, EpisodeStorage, T
@@ -111,9 +110,6 @@ class ExtendedStorage:
             )
         plain = isinstance(values, (list, np.ndarray))
         self._inner.set_column(name, values[:real] if plain else map_tree(lambda leaf, _: leaf[:real], values))
-
-    def to_lists(self) -> ListStorage:
-        return ListStorage.from_storage(self)
 
 
 def _stacked(leaf: Any, _: Any) -> np.ndarray:

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from marl_connectors.connectors.connector_pipeline_v2 import LearnerConnectorPipeline
 from marl_connectors.connectors.connector_v2 import ConnectorV2
+from marl_connectors.connectors.learner.learner_connector_pipeline import LearnerConnectorPipeline
 from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup
 from marl_connectors.episodes.packing import rows_of_episodes
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode

@@ -1,15 +1,39 @@
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 from gymnasium import spaces
 from histories import columns_of, make_modules, play
 
+from marl_connectors import connectors
 from marl_connectors.connectors.common.add_observations_from_episodes_to_batch import (
     AddObservationsFromEpisodesToBatch,
 )
 from marl_connectors.connectors.common.batch_individual_items import BatchIndividualItems
+from marl_connectors.connectors.common.module_to_agent_unmapping import ModuleToAgentUnmapping
+from marl_connectors.connectors.common.numpy_to_tensor import NumpyToTensor
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from marl_connectors.connectors.connector_v2 import ConnectorV2
-from marl_connectors.connectors.defaults import call_builder, env_to_module_pipeline
+from marl_connectors.connectors.defaults import (
+    call_builder,
+    env_to_module_pipeline,
+    learner_pipeline,
+    module_to_env_pipeline,
+)
+from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
+from marl_connectors.connectors.learner.add_columns_from_episodes_to_train_batch import (
+    AddColumnsFromEpisodesToTrainBatch,
+)
+from marl_connectors.connectors.learner.add_one_ts_to_episodes_and_truncate import AddOneTsToEpisodesAndTruncate
+from marl_connectors.connectors.learner.clip_rewards import ClipRewards
+from marl_connectors.connectors.learner.general_advantage_estimation import GeneralAdvantageEstimation
+from marl_connectors.connectors.learner.learner_connector_pipeline import LearnerConnectorPipeline
+from marl_connectors.connectors.module_to_env.get_actions import GetActions
+from marl_connectors.connectors.module_to_env.module_to_env_pipeline import ModuleToEnvPipeline
+from marl_connectors.connectors.module_to_env.normalize_and_clip_actions import NormalizeAndClipActions
+from marl_connectors.connectors.module_to_env.unbatch_to_individual_items import UnBatchToIndividualItems
+from marl_connectors.connectors.requirements import NEEDS_BEFORE
 from marl_connectors.errors import ConfigError, ConnectorError
 
 
@@ -226,6 +250,283 @@ def test_a_subclass_that_overrides_call_works_on_items_and_one_with_on_columns_o
     episodes = play([[]], dict.fromkeys("abcd", "red"))
     run(columns_of(episodes, train=False), rl_module=None, episodes=episodes)
     assert seen == ["items", "columns"]
+
+
+# Positions.
+
+
+def test_a_slice_is_an_error_and_so_is_a_position_beyond_the_end():
+    pipeline = ConnectorPipelineV2(connectors=[Note("a"), Note("b")])
+    with pytest.raises(TypeError, match=r"expected a position, a name or a class .* Use list\(pipeline\)"):
+        pipeline[0:1]
+    for position in (2, -3):
+        with pytest.raises(IndexError, match=rf"there is no piece {position}; it has 2: \['Note', 'Note_2'\]"):
+            pipeline[position]
+    assert [pipeline[i].letter for i in (0, 1, -1, -2)] == ["a", "b", "b", "a"]
+
+
+# State.
+
+
+class Adding(Note):
+    """Its states are merged by addition."""
+
+    def merge_states(self, states):
+        return {"calls": sum(state["calls"] for state in states)}
+
+
+def nested():
+    return ConnectorPipelineV2(connectors=[Adding(), ConnectorPipelineV2(connectors=[Note(), Adding(), Adding()])])
+
+
+def test_states_are_merged_piece_by_piece_through_nested_pipelines():
+    pipelines = [nested() for _ in range(3)]
+    for number, pipeline in enumerate(pipelines, 1):
+        pipeline[0].calls = number
+        for i in range(3):
+            pipeline[1][i].calls = 10 * number + i
+    merged = pipelines[0].merge_states([pipeline.get_state() for pipeline in pipelines])
+    assert merged == {
+        "Adding": {"calls": 6},
+        "ConnectorPipelineV2": {"Note": {"calls": 10}, "Adding": {"calls": 63}, "Adding_2": {"calls": 66}},
+    }
+    pipelines[2].set_state(merged)
+    assert [piece.calls for piece in pipelines[2][1]] == [10, 63, 66]
+    pipelines[2].reset_state()
+    assert [piece.calls for piece in pipelines[2]._flat()] == [0, 0, 0, 0]
+    assert pipelines[0].merge_states([]) == {}
+
+
+def test_a_state_of_other_inner_pieces_changes_nothing_and_is_an_error():
+    pipeline, other = nested(), nested()
+    other[1].append(Note())
+    other[0].calls = 5
+    message = (
+        r"^ConnectorPipelineV2: the state is of the pieces \['Note', 'Adding', 'Adding_2', 'Note_2'\], but these are"
+    )
+    with pytest.raises(ConfigError, match=message):
+        pipeline.set_state(other.get_state())
+    with pytest.raises(ConfigError, match=message):
+        pipeline.merge_states([pipeline.get_state(), other.get_state()])
+    assert pipeline[0].calls == 0
+
+
+# Order.
+
+
+@pytest.mark.parametrize(
+    ("kind", "pieces", "message"),
+    [
+        (
+            EnvToModulePipeline,
+            [BatchIndividualItems(), AddObservationsFromEpisodesToBatch()],
+            "EnvToModulePipeline: BatchIndividualItems stands before AddObservationsFromEpisodesToBatch, but needs",
+        ),
+        (
+            ModuleToEnvPipeline,
+            [ModuleToAgentUnmapping(), UnBatchToIndividualItems()],
+            "ModuleToAgentUnmapping stands before UnBatchToIndividualItems, but needs items in lists",
+        ),
+        (
+            ConnectorPipelineV2,
+            [NumpyToTensor(), Note(), BatchIndividualItems()],
+            "NumpyToTensor stands before BatchIndividualItems, but needs arrays",
+        ),
+        (
+            LearnerConnectorPipeline,
+            [GeneralAdvantageEstimation(), NumpyToTensor()],
+            "GeneralAdvantageEstimation stands before NumpyToTensor, but needs tensors",
+        ),
+        (
+            ModuleToEnvPipeline,
+            [NormalizeAndClipActions(), GetActions()],
+            r'needs the actions from it. Put NormalizeAndClipActions behind GetActions, .*insert_after\("GetActions"',
+        ),
+        (
+            LearnerConnectorPipeline,
+            [GeneralAdvantageEstimation(), ClipRewards()],
+            "GeneralAdvantageEstimation stands before ClipRewards, but needs the rewards that it changes from it",
+        ),
+        (
+            LearnerConnectorPipeline,
+            [AddColumnsFromEpisodesToTrainBatch(), AddOneTsToEpisodesAndTruncate()],
+            "AddColumnsFromEpisodesToTrainBatch stands before AddOneTsToEpisodesAndTruncate, but needs episodes with",
+        ),
+        (
+            EnvToModulePipeline,
+            [ConnectorPipelineV2(connectors=[NumpyToTensor()]), BatchIndividualItems()],
+            "EnvToModulePipeline: NumpyToTensor stands before BatchIndividualItems",
+        ),
+    ],
+)
+def test_a_misordered_pipeline_is_an_error_when_it_is_built(kind, pieces, message):
+    with pytest.raises(ConfigError, match=message):
+        kind(connectors=pieces)
+    assert len(kind(connectors=pieces[::-1])) == len(pieces)
+
+
+@pytest.mark.parametrize("make", [env_to_module_pipeline, module_to_env_pipeline, learner_pipeline])
+@pytest.mark.parametrize("multi_agent", [False, True])
+def test_the_default_pipelines_are_in_order_and_each_swap_of_what_needs_each_other_is_not(make, multi_agent):
+    pipeline = make(multi_agent=multi_agent)
+    names = pipeline.names()
+    swaps = [(i, j) for i in range(len(names)) for j in range(i) if names[j] in NEEDS_BEFORE.get(names[i], {})]
+    assert swaps
+    for i, j in swaps:
+        pieces = list(pipeline)
+        pieces[i], pieces[j] = pieces[j], pieces[i]
+        with pytest.raises(ConfigError, match="stands before"):
+            type(pipeline)(connectors=pieces)
+
+
+def test_an_edit_that_would_misorder_a_pipeline_is_an_error_and_changes_nothing():
+    pipeline = env_to_module_pipeline(multi_agent=True)
+    before = pipeline.names()
+    piece = pipeline.remove("NumpyToTensor")
+    with pytest.raises(ConfigError, match="NumpyToTensor stands before BatchIndividualItems"):
+        pipeline.prepend(piece)
+    pipeline.append(piece)
+    assert pipeline.names() == before
+
+
+def test_rewards_may_be_clipped_before_they_are_in_the_batch_too():
+    """As a user's own piece is by default."""
+    pipeline = learner_pipeline([ClipRewards()], multi_agent=True)
+    assert pipeline.names()[1] == "ClipRewards"
+
+
+def test_every_name_in_the_table_is_of_a_piece_that_the_library_has_or_that_rllib_has():
+    named = {*NEEDS_BEFORE, *(name for needed in NEEDS_BEFORE.values() for name in needed)}
+    planned = {"AddTimeDimToBatchAndZeroPad", "AddStatesFromEpisodesToBatch", "RemoveSingleTsTimeRankFromBatch"}
+    files = [path.stem for path in Path(connectors.__file__).parent.rglob("*.py")]
+    snake = lambda name: re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name.replace("UnBatch", "Unbatch")).lower()
+    assert {name for name in named - planned if snake(name) not in files} == set()
+
+
+def test_any_piece_may_be_left_out_and_a_users_piece_may_stand_anywhere():
+    class MyBatching(BatchIndividualItems):
+        pass
+
+    class ClipRewards(ConnectorV2):  # a user's own, of a name that the library has too
+        def __call__(self, *, batch, **kwargs):
+            return batch
+
+    for make in (env_to_module_pipeline, module_to_env_pipeline, learner_pipeline):
+        for name in make(multi_agent=True).names():
+            pipeline = make(multi_agent=True)
+            pipeline.remove(name)
+            type(pipeline)(connectors=list(pipeline))
+    ConnectorPipelineV2(connectors=[ClipRewards(), MyBatching(), AddColumnsFromEpisodesToTrainBatch()])
+    with pytest.raises(ConfigError, match="NumpyToTensor stands before BatchIndividualItems"):
+        ConnectorPipelineV2(connectors=[NumpyToTensor(), MyBatching()])  # which does its base's work too late
+
+
+# Whose fault it is.
+
+
+class FailsOn(ConnectorV2):
+    """Fails when it comes to an agent; ``how`` is how it works."""
+
+    def __init__(self, agent_id, how="iterator"):
+        super().__init__()
+        self.agent_id, self.how = agent_id, how
+
+    def __call__(self, *, batch, episodes, **kwargs):
+        if self.how == "change":
+            self.foreach_batch_item_change_in_place(batch, "x", self._change)
+            return batch
+        for episode in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=self.how == "iterator"):
+            list(self.single_agent_episode_iterator(episodes))  # another one, which is through
+            if episode.agent_id == self.agent_id:
+                raise ZeroDivisionError("by hand")
+        return batch
+
+    def _change(self, item, eps_id, agent_id, module_id):
+        return 1 / (agent_id != self.agent_id)
+
+
+ONE_STEP = {"absent": set(), "ends": {}, "rewards": {}}
+COLOURS = dict(zip("abcd", ("red", "green", "blue", "red"), strict=True))
+
+
+@pytest.mark.parametrize("run", [run_on_items, run_on_columns])
+@pytest.mark.parametrize(
+    ("kind", "how", "where"),
+    [
+        (EnvToModulePipeline, "iterator", "at env step 2"),
+        (LearnerConnectorPipeline, "all", "in env steps 0 to 2"),
+    ],
+)
+def test_an_error_names_the_agent_that_the_piece_was_working_on(run, kind, how, where):
+    pipeline = kind(connectors=[Note(), FailsOn("b", how)])
+    episodes = play([[ONE_STEP, ONE_STEP]], COLOURS)
+    message = (
+        rf"^{kind.__name__}: FailsOn failed for agent 'b' \(module 'green', episode 'e0'\) {where}: "
+        r"ZeroDivisionError: by hand$"
+    )
+    if run is run_on_items:
+        act, batch = pipeline, {}
+    else:
+        pipeline.remove(Note)  # which adds what is no column
+        act, batch = pipeline.run, columns_of(episodes, train=kind is LearnerConnectorPipeline)
+    with pytest.raises(ConnectorError, match=message) as caught:
+        act(rl_module=None, batch=batch, episodes=episodes)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_a_single_agents_episode_is_named_too():
+    from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
+
+    episode = SingleAgentEpisode("alone", observations=[0, 1], actions=[0], rewards=[1.0], len_lookback_buffer=0)
+    with pytest.raises(ConnectorError, match=r"FailsOn failed for episode 'alone' at env step 1: ZeroDivisionError"):
+        EnvToModulePipeline(connectors=[FailsOn(None)])(rl_module=None, batch={}, episodes=[episode])
+
+
+def test_a_failed_change_of_an_item_names_column_and_agent():
+    batch = {"x": {("e0", agent, COLOURS[agent]): [0] for agent in "ab"}}
+    message = r"FailsOn failed for column 'x' of agent 'b' \(module 'green', episode 'e0'\): ZeroDivisionError"
+    with pytest.raises(ConnectorError, match=message):
+        ConnectorPipelineV2(connectors=[FailsOn("b", "change")])(rl_module=None, batch=batch, episodes=[])
+
+
+def test_an_agent_that_an_earlier_piece_has_left_off_at_is_not_blamed():
+    kept = []
+
+    class LeavesOff(ConnectorV2):
+        def __call__(self, *, batch, episodes, **kwargs):
+            kept.append(self.single_agent_episode_iterator(episodes))
+            next(kept[0])
+            return batch
+
+    pipeline = ConnectorPipelineV2(connectors=[LeavesOff(), Broken()])
+    with pytest.raises(ConnectorError, match=r"^ConnectorPipelineV2: Broken failed: ValueError"):
+        pipeline(rl_module=None, batch={}, episodes=play([[]], COLOURS))
+
+
+def test_a_failing_column_piece_names_its_modules():
+    class Fails(ConnectorV2):
+        def on_columns(self, *, columns, **kwargs):
+            raise ZeroDivisionError("by hand")
+
+    message = r"^ConnectorPipelineV2: Fails failed for modules 'red', 'green', 'blue': ZeroDivisionError: by hand$"
+    with pytest.raises(ConnectorError, match=message):
+        ConnectorPipelineV2(connectors=[Fails()]).run(
+            columns_of(play([[]], COLOURS), train=False), rl_module=None, episodes=[]
+        )
+
+
+def test_an_item_of_another_shape_is_named_with_its_agent():
+    class Adds(ConnectorV2):
+        def __call__(self, *, batch, episodes, **kwargs):
+            for episode in self.single_agent_episode_iterator(episodes):
+                self.add_batch_item(batch, "x", np.zeros(3 + (episode.agent_id == "b")), episode)
+            return batch
+
+    message = r"first item of 'x' that is not \(3,\) but \(4,\) is of agent 'b' \(module 'green', episode 'e0'\)\."
+    with pytest.raises(ConnectorError, match=message):
+        ConnectorPipelineV2(connectors=[Adds()]).run(
+            columns_of(episodes := play([[]], COLOURS), train=False), rl_module=None, episodes=episodes
+        )
 
 
 # Builders.

@@ -3,6 +3,7 @@ import pytest
 from gymnasium import spaces
 
 from marl_connectors.connectors.connector_v2 import ConnectorV2
+from marl_connectors.connectors.failures import progress
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 
@@ -119,3 +120,18 @@ def test_a_piece_without_either_method_says_what_to_override():
         ConnectorV2()(rl_module=None, batch={}, episodes=[])
     with pytest.raises(NotImplementedError, match="on_columns"):
         ConnectorV2().on_columns(rl_module=None, columns=None)
+
+
+def test_a_state_is_merged_by_taking_the_first_unless_a_piece_knows_better():
+    assert ConnectorV2().merge_states([{"a": 1}, {"a": 2}]) == {"a": 1}
+    assert ConnectorV2().merge_states([]) == {}
+
+
+def test_the_iterator_notes_whose_turn_it_is(game):
+    progress.begin(None)
+    turns = []
+    for part in ConnectorV2.single_agent_episode_iterator([game]):
+        list(ConnectorV2.single_agent_episode_iterator([game], agents_that_stepped_only=False))
+        turns.append(progress.episode is part)
+    assert turns == [True, True]
+    assert progress.episode is None

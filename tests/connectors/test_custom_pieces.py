@@ -224,18 +224,45 @@ def test_a_learner_piece_may_add_a_column_with_one_item_for_each_step():
     assert by_agent(seen["default_policy"], "who") == {"a": [97] * 2, "b": [98] * 4, "c": [99] * 6}
 
 
-def test_observations_without_the_last_one_are_an_error():
-    """They could not be bootstrapped from."""
+class AddsObservations(ConnectorV2):
+    """Adds some of each episode's observations, and as many items of a column of its own."""
 
-    class NoLast(ConnectorV2):
-        def __call__(self, *, batch, episodes, **kwargs):
-            for episode in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=False):
-                self.add_n_batch_items(batch, "obs", episode.get_observations(slice(0, -1)), len(episode), episode)
-            return batch
+    def __init__(self, part):
+        super().__init__()
+        self.part = part
 
-    algorithm = config(lambda env_config: MortalEnv()).learners(learner_connector=lambda: NoLast()).build_algo()
-    with pytest.raises(ConnectorError, match=r"NoLast: 2 items of 'obs' for episode .* expected 3"):
-        algorithm.train()
+    def __call__(self, *, batch, episodes, **kwargs):
+        for episode in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=False):
+            observations = episode.get_observations(self.part(episode))
+            self.add_n_batch_items(batch, "obs", -observations, len(observations), episode)
+            self.add_n_batch_items(batch, "numbers", [*range(len(observations))], len(observations), episode)
+        return batch
+
+
+@pytest.mark.parametrize("part", [lambda episode: slice(0, len(episode)), lambda episode: slice(0, -1)])
+def test_a_learner_piece_adds_observations_as_for_rllib(part):
+    """Episodes have a step more there, so the last observation is one of them."""
+    settings = config(lambda env_config: MortalEnv()).learners(learner_connector=lambda: AddsObservations(part))
+    seen, _ = train_and_spy(settings)
+    batch = seen["default_policy"]
+    found = {agent: batch["obs"][batch["obs"][:, 0] == -i].tolist() for i, agent in enumerate("abc")}
+    assert found == {agent: [[-i, -t] for t in range(2 + 2 * i)] for i, agent in enumerate("abc")}
+    assert batch["numbers"].tolist() == [t for i in range(3) for t in range(2 + 2 * i)]
+    assert "loss_mask" not in batch, "no row is left that it would be needed for"
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        (lambda episode: slice(0, len(episode) - 1), r"2 items of 'obs' for episode \(.*'a'.*\), expected 3: a train"),
+        (lambda episode: None, r"4 items of 'obs' for episode .*, expected 3: .* each i in range\(len\(episode\)\)"),
+    ],
+)
+def test_observations_that_are_too_few_or_too_many_are_an_error_that_says_how_many_to_add(part, message):
+    """Too few could not be bootstrapped from."""
+    algorithm = config(lambda env_config: MortalEnv()).learners(learner_connector=lambda: AddsObservations(part))
+    with pytest.raises(ConnectorError, match=rf"AddsObservations.*: {message}"):
+        algorithm.build_algo().train()
 
 
 class OnlyTheFirst(ConnectorV2):

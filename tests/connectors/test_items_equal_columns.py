@@ -31,7 +31,9 @@ from marl_connectors.connectors.defaults import env_to_module_pipeline, learner_
 from marl_connectors.connectors.learner.add_columns_from_episodes_to_train_batch import (
     AddColumnsFromEpisodesToTrainBatch,
 )
+from marl_connectors.connectors.learner.add_one_ts_to_episodes_and_truncate import AddOneTsToEpisodesAndTruncate
 from marl_connectors.connectors.learner.general_advantage_estimation import GeneralAdvantageEstimation
+from marl_connectors.connectors.learner.learner_connector_pipeline import LearnerConnectorPipeline
 from marl_connectors.connectors.module_to_env.get_actions import GetActions
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 
@@ -92,6 +94,25 @@ def test_train_columns_are_the_same_on_items_and_columns(histories, mapping):
 
 @settings(max_examples=20)
 @given(EPISODES, MAPPINGS)
+def test_with_a_step_more_the_train_columns_are_the_same_in_all_rows(histories, mapping):
+    episodes = play(histories, mapping)
+    if not agent_episodes(episodes, stepped_only=False):
+        return
+    pieces = [
+        AddOneTsToEpisodesAndTruncate(),
+        AddObservationsFromEpisodesToBatch(as_learner_connector=True),
+        AddColumnsFromEpisodesToTrainBatch(),
+    ]
+    pipeline = LearnerConnectorPipeline(connectors=pieces)
+    items = pipeline(rl_module=None, batch={}, episodes=copy.deepcopy(episodes))
+    batch = pipeline.run(columns_of(episodes, train=True), rl_module=None, episodes=episodes)
+    assert_same_items(items, to_items(batch))
+    for group in batch.groups:
+        np.testing.assert_array_equal(group["loss_mask"], group.rows.acted)
+
+
+@settings(max_examples=20)
+@given(EPISODES, MAPPINGS)
 def test_env_to_module_pipeline_is_the_same_on_items_and_columns(histories, mapping):
     episodes = play(histories, mapping)
     pipeline = env_to_module_pipeline(multi_agent=True)
@@ -144,6 +165,24 @@ def test_ppo_train_batch_is_the_same_on_items_and_columns(standardize, histories
     items = pipeline(rl_module=MODULES_OF_ALL_TESTS, batch={}, episodes=copy.deepcopy(episodes), shared_data={})
     batch = pipeline.run(columns_of(episodes, train=True), rl_module=MODULES_OF_ALL_TESTS, episodes=episodes)
     assert_same_batch(sorted_by_observation(items), sorted_by_observation(real_rows(batch)), atol=1e-4)
+    assert {"advantages", "value_targets"} <= set(next(iter(items.values())))
+
+
+@settings(max_examples=20)
+@given(histories=EPISODES, mapping=MAPPINGS)
+def test_advantages_are_the_same_with_and_without_a_step_more(histories, mapping):
+    """Without it, the last observations are read from the episodes."""
+    episodes = play(histories, mapping)
+    if not agent_episodes(episodes, stepped_only=False):
+        return
+    found = []
+    for step_more in (True, False):
+        pipeline = learner_pipeline(multi_agent=True)
+        pipeline.append(GeneralAdvantageEstimation(gamma=0.9, lambda_=0.8))
+        if not step_more:
+            pipeline.remove("AddOneTsToEpisodesAndTruncate")
+        found.append(pipeline(rl_module=MODULES_OF_ALL_TESTS, batch={}, episodes=copy.deepcopy(episodes)))
+    assert_same_batch(*found, atol=1e-4)
 
 
 def test_chunks_of_one_episode_keep_their_own_advantages():

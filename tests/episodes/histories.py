@@ -115,6 +115,7 @@ _ON_AND_OFF = (False, True)
 _WHOLE = [Doing(o, a, e) for o in _ON_AND_OFF for a in _ON_AND_OFF for e in _ON_AND_OFF]
 _LAST = [doing._replace(ends=ends) for doing in _WHOLE for ends in ("terminated", "truncated")]
 DOINGS = st.sampled_from([*_WHOLE * 25, *_LAST, Doing(True, True, True, "terminated truncated")])
+COUNTS = st.sampled_from((*range(13), *range(6, 13)))  # of steps
 GOES_ON = "goes on"
 ALL_END = st.sampled_from((*("",) * 50, *(GOES_ON,) * 10, "terminated", "truncated", "terminated truncated"))
 
@@ -212,8 +213,8 @@ def histories(draw, spaced=None, who_acts=("free", "turns", "parallel"), one_age
         )
     )
     at_first = draw(st.sets(st.integers(0, len(agent_ids) - 1), min_size=manner.who_acts != "free"))
-    least = draw(st.sampled_from((0, 8)))
-    doings = draw(st.lists(st.tuples(ALL_END, *[DOINGS] * len(agent_ids)), min_size=least, max_size=12))
+    one_step = st.tuples(ALL_END, *[DOINGS] * len(agent_ids))
+    doings = [draw(one_step) for _ in range(draw(COUNTS))]
     observations = {agent_ids[k]: value(pairs[k][0], k, manner.loose) for k in sorted(at_first)}
     infos = {agent_ids[k]: _info(0, k) for k in at_first} if manner.infos else None
     each = [dict(zip(agent_ids, own, strict=True)) for own in zip(*pairs, strict=True)]

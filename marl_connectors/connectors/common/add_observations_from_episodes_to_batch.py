@@ -14,7 +14,8 @@ class AddObservationsFromEpisodesToBatch(ConnectorV2):
     """Adds ``obs``, unless a piece before has done so.
 
     Before a forward pass: the newest observation of each acting agent. For a train batch: all observations that were
-    acted on. Two episodes of 10 and 20 steps make 30 rows. Keeps no state.
+    acted on. Two episodes of 10 and 20 steps make 30 rows, and 32 with AddOneTsToEpisodesAndTruncate before. Keeps no
+    state.
     """
 
     def __init__(self, input_observation_space=None, input_action_space=None, *, as_learner_connector: bool = False):

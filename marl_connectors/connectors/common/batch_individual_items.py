@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from marl_connectors import spaces
+from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import ConnectorV2, item_key
 from marl_connectors.episodes.column_batch import Phase
+from marl_connectors.episodes.info_column import InfoColumn
 from marl_connectors.typing import DEFAULT_MODULE_ID
 
 
@@ -41,4 +43,8 @@ class BatchIndividualItems(ConnectorV2):
 
 
 def _stacked(columns: dict[str, Any]) -> dict[str, Any]:
-    return {name: spaces.stack(items) if isinstance(items, list) else items for name, items in columns.items()}
+    return {name: _batched(name, items) if isinstance(items, list) else items for name, items in columns.items()}
+
+
+def _batched(name: str, items: list) -> Any:
+    return InfoColumn(items) if name == Columns.INFOS else spaces.stack(items)

@@ -10,6 +10,7 @@ import numpy as np
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.episodes.column_batch import ColumnGroup
+from marl_connectors.episodes.extended_episodes import original
 
 _NOT_OUTPUTS = (Columns.OBS, Columns.ACTIONS, Columns.REWARDS, Columns.T, Columns.ACTIONS_FOR_ENV)
 
@@ -17,7 +18,8 @@ _NOT_OUTPUTS = (Columns.OBS, Columns.ACTIONS, Columns.REWARDS, Columns.T, Column
 class AddColumnsFromEpisodesToTrainBatch(ConnectorV2):
     """Adds ``actions``, ``rewards``, ``terminateds``, ``truncateds`` and all module outputs that the episodes keep.
 
-    Columns that are in the batch already stay as they are. Keeps no state.
+    Columns that are in the batch already stay as they are. A chunk that was cut is neither terminated nor truncated.
+    Keeps no state.
     """
 
     def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
@@ -44,12 +46,13 @@ class AddColumnsFromEpisodesToTrainBatch(ConnectorV2):
             steps = len(episode)
             if not steps:
                 continue
-            last = np.arange(steps) == steps - 1
+            real = original(episode)
+            last = np.arange(steps) == len(real) - 1
             values = {
                 Columns.ACTIONS: episode.get_actions(),
                 Columns.REWARDS: list(np.asarray(episode.get_rewards(), np.float32)),
-                Columns.TERMINATEDS: list(last & episode.is_terminated),
-                Columns.TRUNCATEDS: list(last & episode.is_truncated),
+                Columns.TERMINATEDS: list(last & real.is_terminated),
+                Columns.TRUNCATEDS: list(last & real.is_truncated),
             }
             for name in episode.storage.extra_keys():
                 if name not in _NOT_OUTPUTS:

@@ -7,16 +7,14 @@ from typing import Any
 import numpy as np
 from gymnasium import Space
 
-from marl_connectors.columns import Columns
-from marl_connectors.connectors.connector_v2 import ConnectorV2
-from marl_connectors.episodes.column_batch import ColumnGroup
+from marl_connectors.connectors.learner.changes_rewards import ChangesRewards
 from marl_connectors.errors import ConfigError
 
 
-class ClipRewards(ConnectorV2):
+class ClipRewards(ChangesRewards):
     """Changes ``rewards`` in the train batch; the episodes, and so the reported returns, keep the environment's.
 
-    Stands after AddColumnsFromEpisodesToTrainBatch. Keeps no state.
+    ``.environment(clip_rewards=...)`` puts it behind AddColumnsFromEpisodesToTrainBatch. Keeps no state.
     """
 
     def __init__(
@@ -38,16 +36,8 @@ class ClipRewards(ConnectorV2):
             raise ConfigError(f"ClipRewards: clip_rewards must be True or a number > 0, not {clip_rewards!r}.")
         self.clip_rewards = clip_rewards
 
-    def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
-        """Works on all rows of a group at once."""
-        columns[Columns.REWARDS] = self._clipped(columns[Columns.REWARDS])
-
-    def __call__(self, *, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """Works on single items."""
-        self.foreach_batch_item_change_in_place(batch, Columns.REWARDS, lambda reward, *ids: self._clipped(reward))
-        return batch
-
-    def _clipped(self, rewards: Any) -> Any:
+    def changed(self, rewards: Any) -> Any:
+        """Signs, or clipped rewards."""
         return (
             np.sign(rewards) if self.clip_rewards is True else np.clip(rewards, -self.clip_rewards, self.clip_rewards)
         )

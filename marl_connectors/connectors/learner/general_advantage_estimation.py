@@ -13,6 +13,8 @@ from marl_connectors import spaces
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import ConnectorV2, item_key
 from marl_connectors.episodes.column_batch import ColumnGroup
+from marl_connectors.episodes.extended_episodes import ExtendedEpisode, original
+from marl_connectors.episodes.rows import Rows
 from marl_connectors.errors import ModuleError
 from marl_connectors.ops.gae import compute_gae, compute_gae_of_episodes
 from marl_connectors.rl_module.apis import ValueFunctionAPI
@@ -58,18 +60,26 @@ class GeneralAdvantageEstimation(ConnectorV2):
     def _setting(self, name: str, module_id: str) -> Any:
         return self.module_settings.get(module_id, {}).get(name, getattr(self, name))
 
+    def _settings_of_episodes(self, rows: Rows) -> tuple[Any, Any]:
+        """Discounts and trade-offs: one of each, or ``[E]`` where modules differ."""
+        own = {m: (self._setting("gamma", m), self._setting("lambda_", m)) for m in rows.module_ids}
+        if len(set(own.values())) == 1:
+            return next(iter(own.values()))
+        found = np.array([own[episode.module_id or DEFAULT_MODULE_ID] for episode in rows.episodes])
+        return found[:, 0], found[:, 1]
+
     def on_columns(self, *, rl_module: Any, columns: ColumnGroup, **kwargs: Any) -> None:
         """Works on all episodes of all modules of a group at once."""
         rows = columns.rows
         values = compute_values(rl_module, columns).cpu().numpy()
-        module_of = [episode.module_id or DEFAULT_MODULE_ID for episode in rows.episodes]
+        gamma, lambda_ = self._settings_of_episodes(rows)
         advantages = compute_gae_of_episodes(
             columns[Columns.REWARDS].cpu().numpy(),
             values,
             np.array(rows.counts),
             np.array([episode.is_terminated for episode in rows.episodes], bool),
-            gamma=np.array([self._setting("gamma", m) for m in module_of]),
-            lambda_=np.array([self._setting("lambda_", m) for m in module_of]),
+            gamma=gamma,
+            lambda_=lambda_,
         )
         real = np.arange(len(rows)) if rows.acted is None else np.flatnonzero(rows.acted)
         splits = np.searchsorted(real, columns.splits)
@@ -78,9 +88,9 @@ class GeneralAdvantageEstimation(ConnectorV2):
         if self.standardize:
             for begin, end in itertools.pairwise(splits):
                 advantages[begin:end] = standardized(advantages[begin:end])
-        index = torch.from_numpy(real)
+        columns.pop(Columns.LOSS_MASK, None)
         for name, column in columns.items():
-            columns[name] = tree_map(lambda leaf: leaf.index_select(0, index.to(leaf.device)), column)
+            columns[name] = _rows(column, real)
         device = columns[Columns.REWARDS].device
         columns[Columns.ADVANTAGES] = torch.from_numpy(advantages.astype(np.float32)).to(device)
         columns[Columns.VALUE_TARGETS] = torch.from_numpy(targets.astype(np.float32)).to(device)
@@ -91,37 +101,58 @@ class GeneralAdvantageEstimation(ConnectorV2):
     def __call__(
         self, *, rl_module: Any, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any
     ) -> dict[str, Any]:
-        """Works on each module's columns of tensors; the last observations are read from the episodes."""
+        """Works on each module's tensors; last observations without a row are read from the episodes."""
         by_module: dict[str, dict[tuple, list]] = {}  # chunks of one episode have one key, and stand together
         for episode in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=False):
             if len(episode):
                 by_key = by_module.setdefault(episode.module_id or DEFAULT_MODULE_ID, {})
                 by_key.setdefault(item_key(episode), []).append(episode)
         for module_id, columns in batch.items():
-            module = _with_values(rl_module, module_id)
             own = [episode for several in by_module[module_id].values() for episode in several]
-            last = spaces.stack([episode.get_observations(-1) for episode in own])
-            last = tree_map(lambda x, like: torch.as_tensor(x).to(like), last, columns[Columns.OBS])
-            with torch.no_grad():
-                values = module.compute_values(columns).cpu().numpy().astype(np.float64)
-                last_values = module.compute_values({Columns.OBS: last}).cpu().numpy()
-            rewards, advantages, begin = columns[Columns.REWARDS].cpu().numpy(), np.zeros(len(values)), 0
-            for episode, last_value in zip(own, last_values, strict=True):
-                end = begin + len(episode)
-                advantages[begin:end] = compute_gae(
-                    rewards[begin:end],
-                    np.append(values[begin:end], last_value),
-                    terminated=episode.is_terminated,
-                    gamma=self._setting("gamma", module_id),
-                    lambda_=self._setting("lambda_", module_id),
+            values = self._values_of_items(_with_values(rl_module, module_id), columns, own)
+            rewards, begin = columns[Columns.REWARDS].cpu().numpy(), 0
+            advantages, real = [np.zeros(0)], [np.zeros(0, np.int64)]
+            for episode, value in zip(own, values, strict=True):
+                steps = len(original(episode))
+                advantages.append(
+                    compute_gae(
+                        rewards[begin : begin + steps],
+                        value,
+                        terminated=episode.is_terminated,
+                        gamma=self._setting("gamma", module_id),
+                        lambda_=self._setting("lambda_", module_id),
+                    )
                 )
-                begin = end
-            targets = advantages + values
-            advantages = standardized(advantages) if self.standardize else advantages
+                real.append(np.arange(begin, begin + steps))
+                begin += len(episode)
+            found = np.concatenate(advantages)
+            targets = found + np.concatenate([np.zeros(0), *(value[:-1] for value in values)])
+            found = standardized(found) if self.standardize else found
+            columns.pop(Columns.LOSS_MASK, None)
+            for name, column in columns.items():
+                columns[name] = _rows(column, np.concatenate(real))
             device = columns[Columns.REWARDS].device
-            columns[Columns.ADVANTAGES] = torch.from_numpy(advantages.astype(np.float32)).to(device)
+            columns[Columns.ADVANTAGES] = torch.from_numpy(found.astype(np.float32)).to(device)
             columns[Columns.VALUE_TARGETS] = torch.from_numpy(targets.astype(np.float32)).to(device)
         return batch
+
+    def _values_of_items(self, module: Any, columns: dict[str, Any], episodes: list) -> list[np.ndarray]:
+        """``[T + 1]`` values for each episode."""
+        with torch.no_grad():
+            values = module.compute_values(columns).cpu().numpy().astype(np.float64)
+            if all(isinstance(episode, ExtendedEpisode) for episode in episodes):
+                return np.split(values, np.cumsum([len(episode) for episode in episodes])[:-1])
+            last = spaces.stack([episode.get_observations(-1) for episode in episodes])
+            last = tree_map(lambda x, like: torch.as_tensor(x).to(like), last, columns[Columns.OBS])
+            last_values = module.compute_values({Columns.OBS: last}).cpu().numpy()
+        parts = np.split(values, np.cumsum([len(episode) for episode in episodes])[:-1])
+        return [np.append(part, last_value) for part, last_value in zip(parts, last_values, strict=True)]
+
+
+def _rows(column: Any, index: np.ndarray) -> Any:
+    """The rows that ``index`` names, of tensors, trees of them, or info dicts."""
+    wanted = torch.from_numpy(index)
+    return tree_map(lambda leaf: leaf.index_select(0, wanted.to(leaf.device)), column)
 
 
 def standardized(values: np.ndarray) -> np.ndarray:

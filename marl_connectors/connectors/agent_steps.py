@@ -1,0 +1,213 @@
+"""What a piece that changes observations may know about the agent-steps behind them, on columns and on items alike."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from gymnasium import Space
+
+from marl_connectors import spaces
+from marl_connectors.columns import Columns
+from marl_connectors.episodes.rows import RowPart, Rows
+from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
+from marl_connectors.errors import ConnectorError
+from marl_connectors.trees import tree_map
+from marl_connectors.typing import AgentID, Tree
+
+_REMEMBERED = 16
+
+
+class Recent(NamedTuple):
+    """The newest items of a column, as seen from each of ``B`` agent-steps.
+
+    Attributes:
+        values: ``[B, n, ...]`` array or tree of arrays, oldest first; zeros where the episode does not reach.
+        reached: ``[B, n]`` bool, False there.
+    """
+
+    values: Tree
+    reached: np.ndarray
+
+
+class Agents(NamedTuple):
+    """Whose agent-steps these are.
+
+    Attributes:
+        ids: The agents that have steps here, each once; (None,) in single-agent use.
+        index: ``[B]`` the place in ``ids`` of each step's agent.
+    """
+
+    ids: tuple[AgentID | None, ...]
+    index: np.ndarray
+
+
+class Steps(Protocol):
+    """``B`` agent-steps."""
+
+    @property
+    def agents(self) -> Agents:
+        """Whose they are."""
+        ...
+
+    @property
+    def spaces(self) -> tuple[Space | None, Space | None]:
+        """The observation and action spaces that the environment names, where known."""
+        ...
+
+    def recent(self, column: str, n: int, *, newest: int, who: str, zero: Any = None) -> Recent:
+        """The ``n`` newest items of a column.
+
+        Args:
+            column: A column of the trajectories.
+            n: How many.
+            newest: Which one is the last: 0 the step's own (of observations), -1 the one before (of actions).
+            who: The piece, for messages.
+            zero: One item of zeros, where there may be none at all.
+
+        Raises:
+            ConnectorError: If the episode went on before its lookback, so that there are items that are not kept.
+        """
+        ...
+
+
+class AgentLookup:
+    """Works out whose rows are whose, once for each set of rows that go on and on."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Rows, Agents]] = {}
+
+    def of(self, rows: Rows) -> Agents:
+        """A hot path: a runner's rows are the same object from step to step, as long as no agent comes or goes."""
+        known = self._known.get(id(rows))
+        if known is not None and known[0] is rows:
+            return known[1]
+        by_episode = [episode.agent_id for episode in rows.episodes]
+        place = {agent_id: i for i, agent_id in enumerate(dict.fromkeys(by_episode))}
+        index = np.repeat(np.array([place[agent_id] for agent_id in by_episode], np.int64), rows.counts)
+        agents = Agents(tuple(place), index)
+        if rows.acted is None:
+            while len(self._known) >= _REMEMBERED:
+                self._known.pop(next(iter(self._known)))
+            self._known[id(rows)] = (rows, agents)
+        return agents
+
+
+class ColumnSteps:
+    """The agent-steps of rows."""
+
+    __slots__ = ("_lookup", "_parts", "rows")
+
+    def __init__(self, rows: Rows, lookup: AgentLookup):
+        self.rows = rows
+        self._lookup = lookup
+        self._parts: tuple[RowPart, ...] | None = None
+
+    @property
+    def parts(self) -> tuple[RowPart, ...]:
+        """Where the rows are; live rows work that out anew whenever they are asked."""
+        if self._parts is None:
+            self._parts = self.rows.parts
+        return self._parts
+
+    @property
+    def agents(self) -> Agents:
+        return self._lookup.of(self.rows)
+
+    @property
+    def spaces(self) -> tuple[Space | None, Space | None]:
+        rollout = self.parts[0].rollout
+        return rollout.observation_space, rollout.action_space
+
+    def recent(self, column: str, n: int, *, newest: int, who: str, zero: Any = None) -> Recent:
+        found = [_recent(part, column, n, newest) for part in self.parts]
+        values, reached = found[0]
+        if len(found) > 1:
+            values = tree_map(lambda *leaves: np.concatenate(leaves), *(values for values, _ in found))
+            reached = np.concatenate([reached for _, reached in found])
+        if not reached.all():
+            self._check_beginnings(~reached[:, 0], column, n, newest, who)
+        return Recent(values, reached)
+
+    def _check_beginnings(self, short: np.ndarray, column: str, n: int, newest: int, who: str) -> None:
+        owners = np.repeat(np.arange(len(self.rows.counts)), self.rows.counts)
+        episodes = self.rows.episodes
+        for i in np.unique(owners[short]).tolist():
+            _check_beginning(episodes[i], column, n, newest, who)
+
+
+class ItemSteps:
+    """Consecutive agent-steps of one episode."""
+
+    __slots__ = ("count", "episode", "first")
+
+    def __init__(self, episode: SingleAgentEpisode, first: int, count: int):
+        """``first`` is the place of the first step's observation among all that the episode keeps."""
+        self.episode = episode
+        self.first = first
+        self.count = count
+
+    @property
+    def agents(self) -> Agents:
+        return Agents((self.episode.agent_id,), np.zeros(self.count, np.int64))
+
+    @property
+    def spaces(self) -> tuple[Space | None, Space | None]:
+        return self.episode.observation_space, self.episode.action_space
+
+    def recent(self, column: str, n: int, *, newest: int, who: str, zero: Any = None) -> Recent:
+        reached = np.ones((self.count, n), bool)
+        steps = []
+        for i in range(self.count):
+            stop = self.first + i + newest + 1
+            begin = max(stop - n, 0)
+            kept = self.episode.storage.part(column, begin, stop)
+            items = (
+                kept
+                if isinstance(kept, list)
+                else [tree_map(lambda leaf, j=j: leaf[j], kept) for j in range(stop - begin)]
+            )
+            missing = n - len(items)
+            if missing:
+                _check_beginning(self.episode, column, n, newest, who)
+                reached[i, :missing] = False
+                blank = zero if not items else tree_map(np.zeros_like, items[0])
+                items = [blank] * missing + list(items)
+            steps.append(spaces.stack(items))
+        return Recent(spaces.stack(steps), reached)
+
+
+def _recent(part: RowPart, column: str, n: int, newest: int) -> Recent:
+    """One gather for all rows and offsets."""
+    rollout, positions = part.rollout, part.positions
+    if isinstance(positions, slice):
+        positions = np.arange(positions.start, positions.stop, positions.step)
+    here = positions[:, None]
+    wanted = here + rollout.num_lanes * np.arange(newest - n + 1, newest + 1)
+    reached = wanted >= part.first[:, None]
+    all_reached = reached.all()
+    values = rollout.read(column, (wanted if all_reached else np.where(reached, wanted, here)).ravel())
+
+    def arranged(leaf: np.ndarray) -> np.ndarray:
+        leaf = leaf.reshape(*wanted.shape, *leaf.shape[1:])
+        if not all_reached:
+            leaf[~reached] = 0
+        return leaf
+
+    return Recent(arranged(values) if type(values) is np.ndarray else tree_map(arranged, values), reached)
+
+
+def _check_beginning(episode: SingleAgentEpisode, column: str, n: int, newest: int, who: str) -> None:
+    kept = episode.storage.lookback
+    if episode.t_started <= kept:
+        return
+    wanted = n - 1 if newest == 0 else n
+    name = "observations" if column == Columns.OBS else column
+    raise ConnectorError(
+        f"{who}: looks {wanted} steps back for {name}, but {_name(episode)} went on for {episode.t_started} steps "
+        f"before this chunk, of which {kept} are kept. Set .env_runners(episode_lookback_horizon={wanted}) or more."
+    )
+
+
+def _name(episode: SingleAgentEpisode) -> str:
+    return f"episode {episode.id_!r}" if episode.agent_id is None else f"the episode of agent {episode.agent_id!r}"

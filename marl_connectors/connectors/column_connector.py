@@ -1,0 +1,341 @@
+"""The short way to write a piece that works on columns."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import Space
+
+from marl_connectors.columns import Columns
+from marl_connectors.connectors.columns_of_items import EpisodeRows
+from marl_connectors.connectors.connector_v2 import ConnectorV2
+from marl_connectors.connectors.failures import modules_named, progress
+from marl_connectors.episodes.column_batch import ColumnGroup, slice_tree
+from marl_connectors.episodes.rows import RowPart, Rows
+from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
+from marl_connectors.errors import ConnectorError, did_you_mean
+from marl_connectors.rl_module.module_columns import concatenated
+from marl_connectors.trees import leaves, same_structure, tree_map
+from marl_connectors.typing import ModuleID, Tree
+
+
+class ColumnConnector(ConnectorV2):
+    """A piece that gets a module's columns as arrays and returns the columns to set. Override ``transform``.
+
+    Reads what ``transform`` reads of the batch and, through ``rows``, of the trajectories. Writes the columns that it
+    returns: to the batch, or to the trajectories where ``write_to_episodes`` names them. Keeps no state of its own.
+
+    >>> import numpy as np
+    >>> class ScaleObservations(ColumnConnector):
+    ...     def transform(self, batch, *, rows, module_id, explore, **kwargs):
+    ...         return {"obs": (batch["obs"] / 255.0).astype(np.float32)}
+    """
+
+    write_to_episodes: tuple[str, ...] = ()
+    """Returned columns that go to the trajectories, where all later pieces and the learner see them, and not to the
+    batch."""
+    by_module: bool = True
+    """False for a piece that treats all modules alike, which is faster with many: ``transform`` is then called once for
+    all modules of agents with like spaces, with None as ``module_id``."""
+
+    def transform(
+        self,
+        batch: Mapping[str, Any],
+        *,
+        rows: ModuleRows,
+        module_id: ModuleID | None,
+        explore: bool | None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Works on the rows of one module; called once for each module that has any.
+
+        Args:
+            batch: The columns that earlier pieces made, ``[B, ...]`` (arrays, after NumpyToTensor tensors). ``"obs"``
+                is always there: from the trajectories while no piece has put it into the batch.
+            rows: The agent-steps that the ``B`` rows stand for, and the way to the rest of their trajectories.
+            module_id: Whose rows these are; None where ``by_module`` is False.
+            explore: Whether actions are to be sampled; None in a learner pipeline.
+            **kwargs: ``rl_module``, ``shared_data``, ``metrics``, and whatever a newer version adds.
+
+        Returns:
+            The columns to set, ``[B, ...]`` each; ``{}`` for none.
+        """
+        raise NotImplementedError(f"{type(self).__name__}: override transform(batch, *, rows, module_id, explore).")
+
+    def on_columns(self, *, rl_module: Any, columns: ColumnGroup, explore: bool | None = None, **kwargs: Any) -> None:
+        """Calls ``transform`` for each module, and sets what comes back.
+
+        Raises:
+            ConnectorError: If what comes back is not one row for each that went in.
+        """
+        everyone = columns.rows
+        several = self.by_module and len(columns.module_ids) > 1
+        parts: list[RowPart] = []
+        bounds: Any = zip(columns.module_ids, itertools.pairwise(columns.splits), strict=True)
+        if not self.by_module:
+            bounds = [(None, (0, columns.splits[-1]))]
+        before: list[ModuleColumns] = []
+        made: list[dict[str, Any]] = []
+        for i, (module_id, (begin, end)) in enumerate(bounds):
+            rows = ModuleRows(everyone, i if several else None, end - begin, parts)
+            batch = ModuleColumns(
+                {name: slice_tree(column, begin, end) for name, column in columns.items()}
+                if several
+                else dict(columns),
+                rows,
+            )
+            try:
+                returned = self.transform(
+                    batch, rows=rows, module_id=module_id, explore=explore, rl_module=rl_module, **kwargs
+                )
+                self._check(returned, end - begin)
+                for name in self.write_to_episodes:
+                    if name in returned:
+                        rows.set(name, returned[name])
+            except Exception:
+                progress.module_id = module_id
+                raise
+            before.append(batch)
+            made.append({name: values for name, values in returned.items() if name not in self.write_to_episodes})
+        for name in dict.fromkeys(name for own in made for name in own):
+            columns[name] = made[0][name] if not several else self._joined(name, made, before, columns)
+
+    def _check(self, returned: Any, rows: int) -> None:
+        if not isinstance(returned, dict):
+            raise ConnectorError(
+                f"transform returned {type(returned).__name__}, expected a dict of columns. "
+                f"End it with 'return {{\"obs\": ...}}', or 'return {{}}' if it sets nothing."
+            )
+        for name, column in returned.items():
+            for leaf in (column,) if type(column) is np.ndarray else leaves(column):
+                if not isinstance(leaf, (np.ndarray, torch.Tensor)) or not leaf.ndim or len(leaf) != rows:
+                    shape = f"shape {tuple(leaf.shape)}" if hasattr(leaf, "shape") else f"a {type(leaf).__name__}"
+                    raise ConnectorError(
+                        f"transform returned {name!r} with {shape}, expected an array [{rows}, ...] with one "
+                        f"row for each that it got."
+                    )
+
+    def _joined(self, name: str, made: list[dict[str, Any]], before: list[ModuleColumns], columns: ColumnGroup) -> Any:
+        """A column of all modules; of those that returned nothing, what they had before."""
+        parts: list[Any] = []
+        for module_id, own, batch in zip(columns.module_ids, made, before, strict=True):
+            if name not in own and name not in batch:
+                others = modules_named(m for m, other in zip(columns.module_ids, made, strict=True) if name in other)
+                raise ConnectorError(
+                    f"transform returned {name!r}{others}, but not for module {module_id!r}, which has no such column "
+                    f"yet. Return it for every module."
+                )
+            parts.append(own[name] if name in own else batch[name])
+        kinds = {m: _kind(part) for m, part in zip(columns.module_ids, parts, strict=True)}
+        first = kinds[columns.module_ids[0]]
+        for module_id, kind in kinds.items():
+            if kind != first:
+                raise ConnectorError(
+                    f"transform returned {name!r} of {kind} for module {module_id!r}, but of {first} for module "
+                    f"{columns.module_ids[0]!r}. Agents with like spaces need like columns."
+                )
+        return concatenated(parts)
+
+
+def _kind(column: Tree) -> str:
+    """What an item of a column looks like."""
+    if isinstance(column, (np.ndarray, torch.Tensor)):
+        return f"{type(column).__name__} {tuple(column.shape[1:])}"
+    return ", ".join(_kind(leaf) for leaf in leaves(column))
+
+
+class ModuleColumns(Mapping[str, Any]):
+    """The columns of one module; ``"obs"`` is read from the trajectories while it is not in the batch."""
+
+    __slots__ = ("_columns", "_rows")
+
+    def __init__(self, columns: dict[str, Any], rows: ModuleRows):
+        self._columns = columns
+        self._rows = rows
+
+    def __getitem__(self, name: str) -> Any:
+        if name in self._columns:
+            return self._columns[name]
+        if name == Columns.OBS:
+            return self._rows.get(Columns.OBS)
+        raise KeyError(
+            f"no column {name!r} in the batch yet. {did_you_mean(name, self)} Columns of the trajectories: "
+            f"rows.get({name!r})."
+        )
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._columns or name == Columns.OBS
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns if Columns.OBS in self._columns else {**self._columns, Columns.OBS: None})
+
+    def __len__(self) -> int:
+        return len(self._columns) + (Columns.OBS not in self._columns)
+
+
+class ModuleRows:
+    """The agent-steps of one module's part of a batch, and the way to their trajectories.
+
+    Args:
+        rows: Those of all modules of a group.
+        index: Which module of theirs; None for all.
+        num_rows: How many rows the batch has for it: with those of last observations, or without them if an earlier
+            piece has dropped them.
+        parts: ``rows.parts``, worked out when a first module needs them.
+    """
+
+    def __init__(self, rows: Rows, index: int | None, num_rows: int, parts: list[RowPart]):
+        self._index = index
+        self._all = rows
+        self._parts = parts
+        self._found: Rows | None = None
+        begin, end = (0, len(rows)) if index is None else rows.splits[index : index + 2]
+        self._bounds = (begin, end)
+        self._picked: np.ndarray | None = None
+        if num_rows != end - begin:
+            assert rows.acted is not None
+            self._picked = np.flatnonzero(rows.acted[begin:end])
+
+    def _own(self) -> Rows:
+        """The rows of the module, for reading and writing; worked out when they are first needed."""
+        if self._found is None:
+            rows, index = self._all, self._index
+            if index is None:
+                self._found = rows
+            elif isinstance(rows, EpisodeRows):
+                self._found = rows.of_module(index)
+            else:
+                if not self._parts:
+                    self._parts.extend(rows.parts)
+                self._found = _rows_between(rows, self._parts, index, *self._bounds)
+        return self._found
+
+    def __len__(self) -> int:
+        return self._bounds[1] - self._bounds[0] if self._picked is None else len(self._picked)
+
+    # What the trajectories hold.
+
+    def has(self, column: str) -> bool:
+        """Whether the trajectories hold this column."""
+        return self._own().has(column)
+
+    def get(self, column: str, offset: int = 0, fill: float | None = None) -> Tree:
+        """The items of a column of the trajectories, ``[B, ...]``.
+
+        Args:
+            column: Such as ``Columns.OBS`` or ``Columns.REWARDS``.
+            offset: Whose item: 0 for the row itself, -1 for the same agent's step before, 1 for the one after.
+            fill: Stands where the agent's episode (with its lookback) does not reach.
+
+        Raises:
+            EpisodeError: If a row is out of reach and there is no ``fill``.
+        """
+        return self._narrowed(self._own().get(column, offset, fill))
+
+    def set(self, column: str, values: Tree) -> None:
+        """Writes ``[B, ...]`` items back to the trajectories, where all later pieces and pipelines see them."""
+        if self._picked is not None:
+            whole, picked = self._own().get(column), self._picked
+            if not same_structure(whole, values):
+                raise ConnectorError(f"rows.set: {column!r} cannot change its structure in a part of the rows.")
+            whole = tree_map(np.array, whole)
+            tree_map(lambda leaf, value: leaf.__setitem__(picked, value), whole, values)
+            values = whole
+        self._own().set(column, values)
+
+    # Whose rows they are.
+
+    @property
+    def action_space(self) -> Space:
+        """Of the agents."""
+        return self._own().action_space
+
+    @cached_property
+    def counts(self) -> np.ndarray:
+        """``[N]`` how many rows each agent episode has."""
+        counts = self._counts
+        return counts if self._picked is None else counts - 1
+
+    @cached_property
+    def episodes(self) -> list[SingleAgentEpisode]:
+        """The ``N`` agent episodes that have rows here, in order."""
+        begin, end = np.searchsorted(np.cumsum(self._all.counts), self._bounds, side="right")
+        return list(self._all.episodes[begin:end])
+
+    @cached_property
+    def agent_ids(self) -> np.ndarray:
+        """``[B]`` objects: whose row it is; None in single-agent use."""
+        return self._repeated([episode.agent_id for episode in self.episodes])
+
+    @cached_property
+    def episode_ids(self) -> np.ndarray:
+        """``[B]`` objects: the id of the (multi-agent) episode."""
+        return self._repeated([e.id_ if e.agent_id is None else e.multi_agent_episode_id for e in self.episodes])
+
+    @property
+    def t(self) -> np.ndarray:
+        """``[B]`` the env step at which the row was observed."""
+        return self.get(Columns.T)
+
+    @cached_property
+    def acted(self) -> np.ndarray:
+        """``[B]`` bool, False in the row of an episode's last observation."""
+        acted = self._all.acted
+        return np.ones(len(self), bool) if acted is None else self._narrowed(acted[slice(*self._bounds)])
+
+    @cached_property
+    def terminateds(self) -> np.ndarray:
+        """``[B]`` bool, True in the row of the last step of an episode that was terminated."""
+        return self._at_last_steps([episode.is_terminated for episode in self.episodes])
+
+    @cached_property
+    def truncateds(self) -> np.ndarray:
+        """``[B]`` bool, True in the row of the last step of an episode that was truncated."""
+        return self._at_last_steps([episode.is_truncated for episode in self.episodes])
+
+    @cached_property
+    def _counts(self) -> np.ndarray:
+        begin, end = np.searchsorted(np.cumsum(self._all.counts), self._bounds, side="right")
+        return np.array(self._all.counts[begin:end])
+
+    def _repeated(self, items: list[Any]) -> np.ndarray:
+        values = np.empty(len(items), object)
+        values[:] = items
+        return np.repeat(values, self.counts)
+
+    def _at_last_steps(self, flags: list[bool]) -> np.ndarray:
+        found = np.zeros(self._bounds[1] - self._bounds[0], bool)
+        has_last = (self._counts > 1) & (self._all.acted is not None)
+        found[np.cumsum(self._counts) - 1 - has_last] = flags
+        return self._narrowed(found)
+
+    def _narrowed(self, values: Tree) -> Tree:
+        picked = self._picked
+        return values if picked is None else tree_map(lambda leaf: leaf[picked], values)
+
+
+def _rows_between(rows: Rows, all_parts: list[RowPart], index: int, begin: int, end: int) -> Rows:
+    """The rows of one module, for reading and writing only."""
+    parts: list[RowPart] = []
+    start = 0
+    for part in all_parts:
+        stop = start + len(part.first)
+        low, high = max(begin, start) - start, min(end, stop) - start
+        if low < high:
+            parts.append(
+                RowPart(part.rollout, _between(part.positions, low, high), part.first[low:high], part.last[low:high])
+            )
+        start = stop
+    return Rows(tuple(parts), module_ids=(rows.module_ids[index],), splits=(0, end - begin), episodes=[], counts=[])
+
+
+def _between(positions: slice | np.ndarray, low: int, high: int) -> slice | np.ndarray:
+    if not isinstance(positions, slice):
+        return positions[low:high]
+    step = positions.step or 1
+    return slice(positions.start + low * step, positions.start + high * step, positions.step)

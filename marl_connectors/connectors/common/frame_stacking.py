@@ -1,0 +1,126 @@
+"""Stacks the newest observations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import Space, spaces
+
+from marl_connectors.columns import Columns
+from marl_connectors.connectors.agent_steps import ColumnSteps, ItemSteps, Recent
+from marl_connectors.connectors.connector_v2 import unstack
+from marl_connectors.connectors.observation_transform import ObservationTransform, Plan
+from marl_connectors.connectors.space_trees import map_space
+from marl_connectors.episodes.column_batch import ColumnGroup
+from marl_connectors.errors import ConfigError, ConnectorError
+from marl_connectors.spaces import describe
+from marl_connectors.trees import tree_map
+from marl_connectors.typing import AgentID, Tree
+
+
+class FrameStacking(ObservationTransform):
+    """Puts the newest ``num_frames`` observations of each agent together, oldest first.
+
+    They stand one after another along the last axis: ``(w, h, 1)`` becomes ``(w, h, N)``, ``(w, h, c)`` becomes
+    ``(w, h, c * N)``, ``(n,)`` becomes ``(n * N,)``, and a number ``(N,)``. Parts of Dict and Tuple observations are
+    stacked one by one. Before an episode's (an agent's life's) first observation there are zeros.
+
+    Reads ``obs`` of the episodes, and writes it to the batch: the episodes keep single observations, so the learner
+    pipeline needs the piece too, with ``as_learner_connector=True``. Keeps no state.
+    """
+
+    def __init__(
+        self,
+        input_observation_space: Space | None = None,
+        input_action_space: Space | None = None,
+        *,
+        num_frames: int = 1,
+        multi_agent: bool | None = None,
+        as_learner_connector: bool = False,
+    ):
+        """Builds the piece.
+
+        Args:
+            input_observation_space: As for every piece.
+            input_action_space: As for every piece.
+            num_frames: How many observations. The episodes must keep ``num_frames - 1`` steps from before each chunk
+                (``episode_lookback_horizon``).
+            multi_agent: Whether the spaces are Dicts by agent id; None finds out.
+            as_learner_connector: Whether the piece stands in a learner pipeline.
+        """
+        if isinstance(num_frames, bool) or not isinstance(num_frames, int) or num_frames < 1:
+            raise ConfigError(f"FrameStacking: num_frames must be a whole number > 0, not {num_frames!r}.")
+        self.num_frames = num_frames
+        super().__init__(
+            input_observation_space,
+            input_action_space,
+            multi_agent=multi_agent,
+            as_learner_connector=as_learner_connector,
+        )
+
+    @property
+    def lookback(self) -> int:
+        """How many steps before a chunk its episode must keep."""
+        return self.num_frames - 1
+
+    def plan(self, agent_id: AgentID | None, space: Space, action_space: Space | None) -> Plan:
+        """The space of stacked observations."""
+        return Plan(space, map_space(self._stacked_space, space))
+
+    def _stacked_space(self, space: Space) -> Space:
+        shape = space.shape or (1,)
+        shape = (*shape[:-1], shape[-1] * self.num_frames)
+        if isinstance(space, spaces.Box):
+            newest = space.low.reshape(space.shape or (1,)), space.high.reshape(space.shape or (1,))
+            older = np.minimum(newest[0], 0).astype(space.dtype), np.maximum(newest[1], 0).astype(space.dtype)
+            low, high = (
+                np.concatenate([*[o] * (self.num_frames - 1), n], axis=-1) for o, n in zip(older, newest, strict=True)
+            )
+            return spaces.Box(low, high, shape, space.dtype.type)  # type: ignore[union-attr]
+        if isinstance(space, spaces.MultiBinary):
+            return spaces.MultiBinary(shape)
+        if self._as_learner_connector:  # observations may have been changed since the environment gave them
+            return space
+        raise ConfigError(
+            f"FrameStacking: observations of {describe(space)} cannot be stacked, since 0 would stand for a value "
+            f"before the episode's start. Put FlattenObservations or OneHotObservations before it."
+        )
+
+    def _arranged(self, recent: Recent) -> Tree:
+        def arranged(leaf: np.ndarray) -> np.ndarray:
+            if leaf.ndim <= 2:
+                return leaf
+            return np.moveaxis(leaf, 1, -2).reshape(len(leaf), *leaf.shape[2:-1], leaf.shape[-1] * self.num_frames)
+
+        return tree_map(arranged, recent.values)
+
+    def _who(self) -> str:
+        return f"FrameStacking(num_frames={self.num_frames})"
+
+    def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
+        """One gather for all rows and frames."""
+        self._check_empty(columns)
+        recent = ColumnSteps(columns.rows, self._lookup).recent(Columns.OBS, self.num_frames, newest=0, who=self._who())
+        columns[Columns.OBS] = self._arranged(recent)
+
+    def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any) -> dict[str, Any]:
+        """Works on one episode after another."""
+        self._check_empty(batch)
+        learns = self._as_learner_connector
+        for episode in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=not learns):
+            count = len(episode) if learns else 1
+            if not count:
+                continue
+            steps = ItemSteps(episode, episode.storage.lookback + len(episode) * (not learns), count)
+            recent = steps.recent(Columns.OBS, self.num_frames, newest=0, who=self._who())
+            self.add_n_batch_items(batch, Columns.OBS, unstack(self._arranged(recent)), count, episode)
+        return batch
+
+    def _check_empty(self, batch: Any) -> None:
+        if Columns.OBS in batch:
+            raise ConnectorError(
+                "FrameStacking: 'obs' is in the batch already, where there are no earlier observations to stack. Put "
+                "FrameStacking before the piece that adds it (AddObservationsFromEpisodesToBatch, for example)."
+            )

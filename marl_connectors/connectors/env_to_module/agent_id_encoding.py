@@ -1,0 +1,96 @@
+"""Tells a shared module which agent it decides for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from gymnasium import Space, spaces
+
+from marl_connectors.connectors.agent_steps import Steps
+from marl_connectors.connectors.observation_transform import ObservationTransform, Plan
+from marl_connectors.errors import ConfigError, ConnectorError, did_you_mean
+from marl_connectors.spaces import describe
+from marl_connectors.typing import AgentID, Tree
+
+
+class AgentIdEncoding(ObservationTransform):
+    """Appends the agent's place among ``agent_ids``, as a one-hot vector, to flat observations.
+
+    ``(n,)`` becomes ``(n + number of agents,)``, float32. Agents that share a module can so learn to behave
+    differently. Writes ``obs`` back to the episodes. Keeps no state.
+    """
+
+    def __init__(
+        self,
+        input_observation_space: Space | None = None,
+        input_action_space: Space | None = None,
+        *,
+        agent_ids: Sequence[AgentID] | None = None,
+        multi_agent: bool | None = None,
+        as_learner_connector: bool = False,
+    ):
+        """Builds the piece.
+
+        Args:
+            input_observation_space: As for every piece.
+            input_action_space: As for every piece.
+            agent_ids: All agents, in the order of their numbers. None for those of the observation space.
+            multi_agent: Whether the spaces are Dicts by agent id; None finds out.
+            as_learner_connector: Whether the piece stands in a learner pipeline.
+        """
+        if isinstance(agent_ids, str) or (agent_ids is not None and len(set(agent_ids)) < max(len(agent_ids), 1)):
+            raise ConfigError(
+                f"AgentIdEncoding: agent_ids must be a list of agent ids, each once, and not {agent_ids!r}."
+            )
+        self._given = agent_ids
+        self._number: dict[AgentID | None, int] = {} if agent_ids is None else _numbered(agent_ids)
+        super().__init__(
+            input_observation_space,
+            input_action_space,
+            multi_agent=multi_agent,
+            as_learner_connector=as_learner_connector,
+        )
+
+    def prepare(self, agents: Mapping[AgentID | None, tuple[Space, Space | None]]) -> None:
+        """Numbers the agents."""
+        if None in agents:
+            raise ConfigError("AgentIdEncoding: is for several agents, but there is one. Leave it out.")
+        if self._given is None:
+            self._number = _numbered(list(agents))
+        for agent_id in agents:
+            self._number_of(agent_id, ConfigError)
+
+    def _number_of(self, agent_id: AgentID | None, error: type[Exception]) -> int:
+        if agent_id not in self._number:
+            raise error(
+                f"AgentIdEncoding: agent {agent_id!r} is none of the agents that are numbered. "
+                f"{did_you_mean(agent_id, self._number)} Name all agents that may appear in agent_ids."
+            )
+        return self._number[agent_id]
+
+    def plan(self, agent_id: AgentID | None, space: Space, action_space: Space | None) -> Plan:
+        """The longer space."""
+        if not isinstance(space, spaces.Box) or len(space.shape) != 1:
+            raise ConfigError(
+                f"AgentIdEncoding: takes flat observations, but those of agent {agent_id!r} are {describe(space)}. Put "
+                f"FlattenObservations before it."
+            )
+        more = len(self._number)
+        with np.errstate(over="ignore"):
+            low, high = space.low.astype(np.float32), space.high.astype(np.float32)
+        low, high = np.append(low, np.zeros(more, np.float32)), np.append(high, np.ones(more, np.float32))
+        return Plan(space, spaces.Box(low, high, dtype=np.float32), space.shape[0])
+
+    def transform(self, observations: Tree, plan: Plan, steps: Steps) -> Tree:
+        """Writes all one-hot vectors at once."""
+        ids, index = steps.agents
+        numbers = self.remembered(ids, lambda ids: np.array([self._number_of(i, ConnectorError) for i in ids]))
+        longer = np.zeros((len(observations), plan.how + len(self._number)), np.float32)
+        longer[:, : plan.how] = observations
+        longer[np.arange(len(longer)), plan.how + numbers[index]] = 1.0
+        return longer
+
+
+def _numbered(agent_ids: Sequence[AgentID | None]) -> dict[AgentID | None, int]:
+    return {agent_id: i for i, agent_id in enumerate(agent_ids)}

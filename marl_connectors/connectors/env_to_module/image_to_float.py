@@ -1,0 +1,92 @@
+"""Makes images what convolutions take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium import Space, spaces
+
+from marl_connectors.connectors.agent_steps import Steps
+from marl_connectors.connectors.observation_transform import ObservationTransform, Plan
+from marl_connectors.connectors.space_trees import map_space, map_values, parts_of
+from marl_connectors.errors import ConfigError
+from marl_connectors.spaces import describe
+from marl_connectors.typing import AgentID, Tree
+
+
+class ImageToFloat(ObservationTransform):
+    """Turns uint8 images ``(height, width, channels)`` into float32 ones in [0, 1], ``(channels, height, width)``.
+
+    Images ``(height, width)`` get one channel. In Dict and Tuple spaces each image is changed and all other parts stay
+    as they are. Writes ``obs`` back to the episodes, four times as large; where FrameStacking stands before it, it
+    changes the batch only, and the learner pipeline needs both pieces with ``as_learner_connector=True``. Keeps no
+    state.
+    """
+
+    def __init__(
+        self,
+        input_observation_space: Space | None = None,
+        input_action_space: Space | None = None,
+        *,
+        channels_first: bool = True,
+        multi_agent: bool | None = None,
+        as_learner_connector: bool = False,
+    ):
+        """Builds the piece.
+
+        Args:
+            input_observation_space: As for every piece.
+            input_action_space: As for every piece.
+            channels_first: Whether the channels become the first axis, as torch's convolutions want it, or stay last.
+            multi_agent: Whether the spaces are Dicts by agent id; None finds out.
+            as_learner_connector: Whether the piece stands in a learner pipeline.
+        """
+        self._channels_first = channels_first
+        super().__init__(
+            input_observation_space,
+            input_action_space,
+            multi_agent=multi_agent,
+            as_learner_connector=as_learner_connector,
+        )
+
+    def prepare(self, agents: Mapping[AgentID | None, tuple[Space, Space | None]]) -> None:
+        """Looks for an image."""
+        if not self._as_learner_connector and not any(
+            _is_image(part) for space, _ in agents.values() for part in parts_of(space)
+        ):
+            space = next(iter(agents.values()))[0]
+            raise ConfigError(
+                f"ImageToFloat: there is no image, which is a uint8 Box (height, width, channels) or (height, width), "
+                f"in {describe(space)}. Leave the piece out."
+            )
+
+    def plan(self, agent_id: AgentID | None, space: Space, action_space: Space | None) -> Plan:
+        """The space of float images; ``how`` says whether there are any."""
+        return Plan(space, map_space(self._changed_space, space), any(map(_is_image, parts_of(space))))
+
+    def _changed_space(self, space: Space) -> Space:
+        if not _is_image(space):
+            return space
+        assert isinstance(space, spaces.Box)
+        low, high = (self._changed(space, bound[None])[0] for bound in (space.low, space.high))
+        return spaces.Box(low, high, dtype=np.float32)
+
+    def _changed(self, space: Space, values: Any) -> Any:
+        if not _is_image(space):
+            return values
+        if values.ndim == 3:
+            values = values[..., None]
+        if self._channels_first:
+            values = np.moveaxis(values, -1, 1)
+        scaled = np.empty(values.shape, np.float32)
+        return np.divide(values, np.float32(255), out=scaled, dtype=np.float32, casting="unsafe")
+
+    def transform(self, observations: Tree, plan: Plan, steps: Steps) -> Tree:
+        """Changes the images."""
+        return map_values(self._changed, plan.before, observations) if plan.how else observations
+
+
+def _is_image(space: Space) -> bool:
+    return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) in (2, 3)

@@ -1,0 +1,242 @@
+"""Standardises observations with running statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import Space, spaces
+
+from marl_connectors.columns import Columns
+from marl_connectors.connectors.agent_steps import ColumnSteps, Steps
+from marl_connectors.connectors.observation_transform import ObservationTransform, Plan
+from marl_connectors.connectors.running_stats import Moments, StatsTable, merge_streams, to_state
+from marl_connectors.connectors.space_trees import fits, map_space, map_values, parts_of
+from marl_connectors.episodes.column_batch import ColumnGroup
+from marl_connectors.errors import ConfigError, ConnectorError
+from marl_connectors.spaces import describe
+from marl_connectors.typing import AgentID, Tree
+
+_TINY = 1e-8
+
+
+class MeanStdFilter(ObservationTransform):
+    """Subtracts the running mean from each number of an observation and divides by the running standard deviation.
+
+    Works on all Box parts, also in Dict and Tuple spaces; other parts stay as they are. Floats keep their dtype,
+    whole numbers become float32. Observations count before they are changed, all of one call together, and each that
+    is acted on exactly once: the last one of an ended episode is standardised, but not counted.
+
+    As in RLlib each agent has statistics of its own; ``share_between_agents=True`` gives one to all agents with like
+    spaces, which is what agents with one module usually want. Agents that no space has announced share theirs, so that
+    ever new agents do not pile up.
+
+    Reads ``obs``; writes it back to the episodes, so that the learner gets what the policy got. State: count, mean and
+    sum of squared distances (float64) for each key; ``merge_states`` makes of several runners' states what one filter
+    would have that had seen everything (Chan et al.), to which all of them are then set.
+    """
+
+    def __init__(
+        self,
+        input_observation_space: Space | None = None,
+        input_action_space: Space | None = None,
+        *,
+        multi_agent: bool | None = None,
+        de_mean_to_zero: bool = True,
+        de_std_to_one: bool = True,
+        clip_by_value: float | None = 10.0,
+        update_stats: bool = True,
+        share_between_agents: bool = False,
+    ):
+        """Builds the piece.
+
+        Args:
+            input_observation_space: As for every piece.
+            input_action_space: As for every piece.
+            multi_agent: Whether the spaces are Dicts by agent id; None finds out.
+            de_mean_to_zero: Whether to subtract the mean.
+            de_std_to_one: Whether to divide by the standard deviation.
+            clip_by_value: What comes out is kept in [-x, x]; None for no bound.
+            update_stats: Whether observations count; False for evaluation. May be changed at any time.
+            share_between_agents: Whether agents with like spaces have one set of statistics.
+        """
+        if clip_by_value is not None and not (isinstance(clip_by_value, (int, float)) and clip_by_value > 0):
+            raise ConfigError(f"MeanStdFilter: clip_by_value must be a number > 0 or None, not {clip_by_value!r}.")
+        self.de_mean_to_zero = de_mean_to_zero
+        self.de_std_to_one = de_std_to_one
+        self.clip_by_value = clip_by_value
+        self.update_stats = update_stats
+        self._share = share_between_agents
+        self._tables: dict[int, StatsTable] = {}
+        super().__init__(input_observation_space, input_action_space, multi_agent=multi_agent)
+
+    # Spaces.
+
+    def plan(self, agent_id: AgentID | None, space: Space, action_space: Space | None) -> Plan:
+        """The bounded space; ``how`` is the number of numbers, and the key of agents that share statistics."""
+        boxes = [part for part in parts_of(space) if isinstance(part, spaces.Box)]
+        features = sum(int(np.prod(box.shape)) for box in boxes)
+        if not features:
+            raise ConfigError(
+                f"MeanStdFilter: there is no Box to standardise in {describe(space)}. Put FlattenObservations before "
+                f"it, or leave it out."
+            )
+        actions = "" if action_space is None else f" and actions of {describe(action_space)}"
+        return Plan(
+            space, map_space(self._filtered_space, space), (features, f"agents with {describe(space)}{actions}")
+        )
+
+    def _filtered_space(self, space: Space) -> Space:
+        if not isinstance(space, spaces.Box):
+            return space
+        bound = np.inf if self.clip_by_value is None else self.clip_by_value
+        return spaces.Box(-bound, bound, space.shape, _dtype(space).type)
+
+    # The two forms.
+
+    def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
+        """Counts all rows of a group, then standardises them."""
+        rows = columns.rows
+        if self.in_learner_pipeline or len(rows) != len(rows.counts):
+            raise _misplaced()
+        if self.update_stats:
+            observations = columns[Columns.OBS] if Columns.OBS in columns else rows.get(Columns.OBS)
+            steps = ColumnSteps(rows, self._lookup)
+            if rows.acted is None:  # the last observations of ended agents come in calls of their own
+                self._count(observations, steps)
+        super().on_columns(columns=columns, **kwargs)
+
+    def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any) -> dict[str, Any]:
+        """Counts the newest observations of all episodes, then standardises them."""
+        if self.in_learner_pipeline:
+            raise _misplaced()
+        if self.update_stats:
+            for episode, steps, observations in self.work(batch, episodes):
+                if not episode.is_done:
+                    self._count(observations, steps)
+        return super().__call__(batch=batch, episodes=episodes, **kwargs)
+
+    def _streams(self, plan: Plan, steps: Steps) -> tuple[StatsTable, np.ndarray, np.ndarray]:
+        """The table, the streams in it that these steps are of, and ``[B]`` the place of each step's among those."""
+        features, shared_key = plan.how
+        if features not in self._tables:
+            self._tables[features] = StatsTable(features)
+        table = self._tables[features]
+        ids, index = steps.agents
+
+        def find(ids: tuple[AgentID | None, ...]) -> tuple[np.ndarray, np.ndarray]:
+            own = None in self._plans
+            keys = [
+                None if own else shared_key if self._share or agent_id not in self._plans else agent_id
+                for agent_id in ids
+            ]
+            return np.unique([table.stream_of(key) for key in keys], return_inverse=True)
+
+        streams, place = self.remembered(ids, find)
+        return table, streams, place[index]
+
+    def _count(self, observations: Tree, steps: Steps) -> None:
+        plan = self._plan_for(steps)
+        if not fits(plan.before, observations):
+            return  # the error comes with the change
+        table, streams, index = self._streams(plan, steps)
+        with np.errstate(invalid="ignore", over="ignore"):
+            present, moments = Moments.of(_numbers(plan.before, observations), index)
+        if not np.isfinite(moments.mean).all():
+            bad = int(np.flatnonzero(~np.isfinite(moments.mean).all(axis=1))[0])
+            keys = list(table.keys)
+            raise ConnectorError(
+                f"MeanStdFilter: an observation of {keys[streams[present[bad]]]!r} is not finite, which would stay in "
+                f"the statistics for ever. Fix the environment."
+            )
+        table.add(streams[present], moments)
+
+    def transform(self, observations: Tree, plan: Plan, steps: Steps) -> Tree:
+        """Standardises with what is known so far."""
+        table, streams, index = self._streams(plan, steps)
+        total = table.total(streams)
+        values = _numbers(plan.before, observations)
+        row: Any = index if len(streams) > 1 else slice(None)
+        if self.de_mean_to_zero:
+            values = values - total.mean[row]
+        if self.de_std_to_one:
+            values = values / (total.std() + _TINY)[row]
+        if self.clip_by_value is not None:
+            values = np.clip(values, -self.clip_by_value, self.clip_by_value)
+        begin = 0
+
+        def filtered(space: Space, leaf: np.ndarray) -> np.ndarray:
+            nonlocal begin
+            if not isinstance(space, spaces.Box):
+                return leaf
+            end = begin + int(np.prod(space.shape))
+            part, begin = values[:, begin:end], end
+            return part.reshape(leaf.shape).astype(_dtype(space))
+
+        return map_values(filtered, plan.before, observations)
+
+    # State.
+
+    def get_state(self) -> dict[str, Any]:
+        """``{key: {"base": ..., "own": ...}}``: what was merged last, and what came since. Keys are agent ids."""
+        return {
+            key: {"base": to_state(table.base, stream), "own": to_state(table.own, stream)}
+            for table in self._tables.values()
+            for key, stream in table.keys.items()
+        }  # type: ignore[return-value]
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Takes what ``get_state`` or ``merge_states`` gave.
+
+        Raises:
+            ConfigError: If an agent's observations have another size than those of the state.
+        """
+        for key, own in state.items():
+            size, plan = len(own["own"]["mean"]), self._plans.get(key)
+            if plan is not None and plan.how[0] != size:
+                raise ConfigError(
+                    f"MeanStdFilter: the state has {size} numbers for {key!r}, whose observations have {plan.how[0]}. "
+                    f"Build the pipeline with the same environment and pieces."
+                )
+        self.reset_state()
+        for key, own in state.items():
+            size = len(own["own"]["mean"])
+            self._tables.setdefault(size, StatsTable(size)).restore(key, own["base"], own["own"])
+
+    def reset_state(self) -> None:
+        """Forgets all statistics."""
+        self._tables = {}
+        self.forget()
+
+    def merge_states(self, states: list[dict[str, Any]]) -> dict[str, Any]:
+        """What one filter would know that had seen what all of them have, and nothing twice."""
+        keys = dict.fromkeys(key for state in states for key in state)
+        return {key: merge_streams([state[key] for state in states if key in state]) for key in keys}
+
+
+def _misplaced() -> ConnectorError:
+    return ConnectorError(
+        "MeanStdFilter: stands in an env-to-module pipeline, not in a learner pipeline: it writes to the episodes what "
+        "the learner then finds there. Pass it as env_to_module_connector."
+    )
+
+
+def _dtype(space: Space) -> np.dtype:
+    assert space.dtype is not None
+    return space.dtype if np.issubdtype(space.dtype, np.floating) else np.dtype(np.float32)
+
+
+def _numbers(space: Space, observations: Tree) -> np.ndarray:
+    """``[B, F]`` float64, all Box parts one after another."""
+    if isinstance(space, spaces.Box):
+        return observations.reshape(len(observations), -1).astype(np.float64)
+    found: list[np.ndarray] = []
+
+    def take(part: Space, leaf: np.ndarray) -> np.ndarray:
+        if isinstance(part, spaces.Box):
+            found.append(leaf.reshape(len(leaf), -1).astype(np.float64))
+        return leaf
+
+    map_values(take, space, observations)
+    return np.concatenate(found, axis=1)

@@ -1,0 +1,66 @@
+"""Makes agents with observations of different sizes fit one module."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from gymnasium import Space, spaces
+
+from marl_connectors.connectors.agent_steps import Steps
+from marl_connectors.connectors.observation_transform import ObservationTransform, Plan
+from marl_connectors.errors import ConfigError
+from marl_connectors.spaces import describe
+from marl_connectors.typing import AgentID, Tree
+
+
+class PadObservations(ObservationTransform):
+    """Appends zeros to flat observations until those of all agents are as long as the longest.
+
+    All agents get one and the same space, so they can share a module (if their action spaces are alike). Writes ``obs``
+    back to the episodes. Keeps no state.
+    """
+
+    _common: spaces.Box | None = None
+
+    def prepare(self, agents: Mapping[AgentID | None, tuple[Space, Space | None]]) -> None:
+        """Works out the space that holds everyone's padded observations."""
+        boxes = [_flat(agent_id, space) for agent_id, (space, _) in agents.items()]
+        size = max(box.shape[0] for box in boxes)
+        dtype = np.result_type(*(box.dtype for box in boxes))  # type: ignore[arg-type]
+        low, high = (
+            np.array([np.pad(bound.astype(dtype), (0, size - len(bound))) for bound in bounds])
+            for bounds in ([box.low for box in boxes], [box.high for box in boxes])
+        )
+        self._common = spaces.Box(low.min(axis=0), high.max(axis=0), dtype=dtype.type)
+
+    def plan(self, agent_id: AgentID | None, space: Space, action_space: Space | None) -> Plan:
+        """The common space."""
+        size = _flat(agent_id, space).shape[0]
+        if self._common is None or size > self._common.shape[0]:
+            longest = 0 if self._common is None else self._common.shape[0]
+            raise ConfigError(
+                f"PadObservations: agent {agent_id!r} has observations of {describe(space)}, but the longest that were "
+                f"announced have {longest} numbers. The environment's possible_agents must name it."
+            )
+        return Plan(space, self._common, size)
+
+    def transform(self, observations: Tree, plan: Plan, steps: Steps) -> Tree:
+        """Copies into zeros."""
+        after = plan.after
+        assert isinstance(after, spaces.Box)
+        if plan.how == after.shape[0] and observations.dtype == after.dtype:
+            return observations
+        padded = np.zeros((len(observations), *after.shape), after.dtype)
+        padded[:, : plan.how] = observations
+        return padded
+
+
+def _flat(agent_id: AgentID | None, space: Space) -> spaces.Box:
+    if not isinstance(space, spaces.Box) or len(space.shape) != 1:
+        who = "" if agent_id is None else f" of agent {agent_id!r}"
+        raise ConfigError(
+            f"PadObservations: takes flat observations, but those{who} are {describe(space)}. Put FlattenObservations "
+            f"before it."
+        )
+    return space

@@ -1,0 +1,139 @@
+"""Adds what an agent did and was paid before to its observation."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from gymnasium import Space, spaces
+
+from marl_connectors import spaces as own_spaces
+from marl_connectors.columns import Columns
+from marl_connectors.connectors.agent_steps import Steps
+from marl_connectors.connectors.flattening import Flattener
+from marl_connectors.connectors.observation_transform import ObservationTransform, Plan
+from marl_connectors.errors import ConfigError
+from marl_connectors.trees import tree_map
+from marl_connectors.typing import AgentID, Tree
+
+
+class _How(NamedTuple):
+    observations: Flattener | None
+    actions: Flattener | None
+    no_action: Tree
+    width: int
+
+
+class PrevActionsPrevRewards(ObservationTransform):
+    """Adds the newest actions and rewards of each agent to its observation.
+
+    What comes out is one float32 vector: the flat observation, the actions (oldest first; Discrete ones one-hot), the
+    rewards (oldest first). Before an episode's (an agent's life's) first step there are zeros. Takes observations and
+    actions of all spaces that FlattenObservations takes.
+
+    With ``flatten=False`` it is RLlib's Dict of ``_orig_obs`` (the observation as it is), ``prev_n_actions`` and
+    ``prev_n_rewards``, for modules that take a Dict.
+
+    Reads ``obs``, ``actions`` and ``rewards``; writes ``obs`` back to the episodes. Keeps no state.
+    """
+
+    ORIG_OBS_KEY = "_orig_obs"
+    PREV_ACTIONS_KEY = "prev_n_actions"
+    PREV_REWARDS_KEY = "prev_n_rewards"
+
+    def __init__(
+        self,
+        input_observation_space: Space | None = None,
+        input_action_space: Space | None = None,
+        *,
+        multi_agent: bool | None = None,
+        n_prev_actions: int = 1,
+        n_prev_rewards: int = 1,
+        as_learner_connector: bool = False,
+        flatten: bool = True,
+    ):
+        """Builds the piece.
+
+        Args:
+            input_observation_space: As for every piece.
+            input_action_space: As for every piece.
+            multi_agent: Whether the spaces are Dicts by agent id; None finds out.
+            n_prev_actions: How many actions. The episodes must keep as many steps from before each chunk
+                (``episode_lookback_horizon``).
+            n_prev_rewards: How many rewards, likewise.
+            as_learner_connector: Whether the piece stands in a learner pipeline, where it puts the longer observations
+                into the batch: for episodes that have not been through an env-to-module pipeline with this piece.
+            flatten: Whether observations become flat; False for RLlib's Dict.
+        """
+        for name, value in (("n_prev_actions", n_prev_actions), ("n_prev_rewards", n_prev_rewards)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise ConfigError(f"PrevActionsPrevRewards: {name} must be a whole number >= 0, not {value!r}.")
+        if not n_prev_actions and not n_prev_rewards:
+            raise ConfigError(
+                "PrevActionsPrevRewards: n_prev_actions and n_prev_rewards are both 0. Leave the piece out."
+            )
+        self.n_prev_actions = n_prev_actions
+        self.n_prev_rewards = n_prev_rewards
+        self._flatten = flatten
+        super().__init__(
+            input_observation_space,
+            input_action_space,
+            multi_agent=multi_agent,
+            as_learner_connector=as_learner_connector,
+        )
+
+    @property
+    def lookback(self) -> int:
+        """How many steps before a chunk its episode must keep."""
+        return max(self.n_prev_actions, self.n_prev_rewards)
+
+    def plan(self, agent_id: AgentID | None, space: Space, action_space: Space | None) -> Plan:
+        """How to flatten observations and actions."""
+        actions, no_action, width = None, None, 0
+        if self.n_prev_actions:
+            if action_space is None:
+                raise ConfigError(
+                    "PrevActionsPrevRewards: the action space is unknown. Build the piece with input_action_space, or "
+                    "give the episodes their spaces."
+                )
+            actions = Flattener(action_space, count_from_0=isinstance(action_space, spaces.Discrete))
+            no_action, width = own_spaces.zeros(action_space), actions.size * self.n_prev_actions
+        observations = Flattener(space) if self._flatten else None
+        how = _How(observations, actions, no_action, width)
+        own: list[tuple[str, spaces.Box]] = []
+        if actions is not None:
+            low, high = np.minimum(actions.space.low, 0), np.maximum(actions.space.high, 0)
+            n = self.n_prev_actions
+            own.append((self.PREV_ACTIONS_KEY, spaces.Box(np.tile(low, n), np.tile(high, n), dtype=np.float32)))
+        if self.n_prev_rewards:
+            own.append((self.PREV_REWARDS_KEY, spaces.Box(-np.inf, np.inf, (self.n_prev_rewards,), np.float32)))
+        if observations is None:
+            return Plan(space, spaces.Dict({self.ORIG_OBS_KEY: space, **dict(own)}), how)
+        boxes = [observations.space, *(box for _, box in own)]
+        low, high = (np.concatenate([getattr(box, side) for box in boxes]) for side in ("low", "high"))
+        return Plan(space, spaces.Box(low, high, dtype=np.float32), how)
+
+    def transform(self, observations: Tree, plan: Plan, steps: Steps) -> Tree:
+        """Reads the history of all steps at once."""
+        how: _How = plan.how
+        own: list[tuple[str, np.ndarray]] = []
+        if how.actions is not None:
+            own.append((self.PREV_ACTIONS_KEY, self._prev_actions(how, steps)))
+        if self.n_prev_rewards:
+            n = self.n_prev_rewards
+            recent = steps.recent(Columns.REWARDS, n, newest=-1, who=type(self).__name__, zero=0.0)
+            own.append((self.PREV_REWARDS_KEY, recent.values.astype(np.float32)))
+        if how.observations is None:
+            return {self.ORIG_OBS_KEY: observations, **dict(own)}
+        return np.concatenate([how.observations(observations), *(part for _, part in own)], axis=1)
+
+    def _prev_actions(self, how: _How, steps: Steps) -> np.ndarray:
+        assert how.actions is not None
+        n = self.n_prev_actions
+        recent = steps.recent(Columns.ACTIONS, n, newest=-1, who=type(self).__name__, zero=how.no_action)
+        size = len(recent.reached)
+        flat = how.actions(tree_map(lambda leaf: leaf.reshape(size * n, *leaf.shape[2:]), recent.values))
+        flat = flat.reshape(size, n, how.actions.size)
+        if not recent.reached.all():
+            flat = flat * recent.reached[:, :, None]
+        return flat.reshape(size, how.width)

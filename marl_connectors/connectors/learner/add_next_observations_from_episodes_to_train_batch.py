@@ -1,0 +1,43 @@
+"""Puts the observations after each step into the train batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from marl_connectors.columns import Columns
+from marl_connectors.connectors.connector_v2 import ConnectorV2
+from marl_connectors.episodes.column_batch import ColumnGroup
+from marl_connectors.trees import tree_map
+
+
+class AddNextObservationsFromEpisodesToTrainBatch(ConnectorV2):
+    """Adds ``new_obs``, what the agent saw next, unless a piece before has done so.
+
+    Reads the episodes' observations, whatever stands in the batch's ``obs``. In an episode's last row, which was not
+    acted on, ``new_obs`` is the last observation itself. Keeps no state.
+    """
+
+    def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
+        """Reads the observations one row further."""
+        if Columns.NEXT_OBS in columns:
+            return
+        rows = columns.rows
+        if rows.acted is None:
+            columns[Columns.NEXT_OBS] = rows.get(Columns.OBS, offset=1)
+            return
+        further = np.arange(len(rows)) + rows.acted
+        columns[Columns.NEXT_OBS] = tree_map(lambda leaf: leaf[further], rows.get(Columns.OBS))
+
+    def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any) -> dict[str, Any]:
+        """Reads the episodes' observations."""
+        if Columns.NEXT_OBS in batch:
+            return batch
+        for episode in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=False):
+            steps = len(episode)
+            if steps:
+                further = episode.get_observations(slice(1, steps + 1))
+                self.add_n_batch_items(batch, Columns.NEXT_OBS, further, steps, episode)
+        return batch

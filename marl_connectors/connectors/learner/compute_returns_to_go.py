@@ -1,0 +1,71 @@
+"""Adds what is still to come."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import Space
+
+from marl_connectors.connectors.connector_v2 import ConnectorV2
+from marl_connectors.connectors.learner.changes_rewards import rewards_of_columns, rewards_of_items
+from marl_connectors.connectors.learner.discounting import discounted_sums
+from marl_connectors.episodes.column_batch import ColumnGroup
+from marl_connectors.errors import ConfigError
+
+RETURNS_TO_GO = "returns_to_go"
+"""``[B]`` discounted sum of the rewards from a step to the end of its episode, or chunk."""
+
+
+class ComputeReturnsToGo(ConnectorV2):
+    """Adds ``returns_to_go``: at each step, the discounted sum of its own and all later rewards of its episode.
+
+    A chunk that was cut or truncated ends where it ends; nothing is bootstrapped. Reads the batch's ``rewards`` or,
+    where no piece has added them yet, those of the episodes. Keeps no state.
+    """
+
+    def __init__(
+        self,
+        input_observation_space: Space | None = None,
+        input_action_space: Space | None = None,
+        *,
+        gamma: float,
+    ):
+        """Builds the piece.
+
+        Args:
+            input_observation_space: As for every piece.
+            input_action_space: As for every piece.
+            gamma: Discount per agent step, in [0, 1].
+        """
+        super().__init__(input_observation_space, input_action_space)
+        self.gamma = checked_gamma("ComputeReturnsToGo", gamma)
+
+    def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
+        """Works on all episodes of a group at once."""
+        rewards, acted = np.asarray(rewards_of_columns(columns), np.float64), columns.rows.acted
+        rewards = rewards if acted is None else np.where(acted, rewards, 0.0)
+        lengths = np.array(columns.rows.counts)
+        columns[RETURNS_TO_GO] = discounted_sums(rewards[::-1], lengths[::-1], self.gamma)[::-1].astype(np.float32)
+
+    def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any) -> dict[str, Any]:
+        """Works on each episode."""
+        for episode, rewards in rewards_of_items(self, batch, episodes):
+            total, totals = 0.0, []
+            for reward in reversed(rewards.tolist()):
+                total = reward + self.gamma * total
+                totals.append(np.float32(total))
+            self.add_n_batch_items(batch, RETURNS_TO_GO, totals[::-1], len(totals), episode)
+        return batch
+
+
+def checked_gamma(who: str, gamma: float) -> float:
+    """A discount factor.
+
+    Raises:
+        ConfigError: If it is none.
+    """
+    if not isinstance(gamma, (int, float)) or not 0.0 <= gamma <= 1.0:
+        raise ConfigError(f"{who}: gamma must be a number in [0, 1], not {gamma!r}.")
+    return float(gamma)

@@ -1,0 +1,233 @@
+"""Brings rewards to a common scale before they reach a loss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium import Space
+
+from marl_connectors.columns import Columns
+from marl_connectors.connectors.connector_v2 import ConnectorV2
+from marl_connectors.connectors.learner.changes_rewards import rewards_of_columns, rewards_of_items
+from marl_connectors.connectors.learner.compute_returns_to_go import checked_gamma
+from marl_connectors.connectors.learner.discounting import discounted_sums, rows_within
+from marl_connectors.episodes.column_batch import ColumnGroup
+from marl_connectors.episodes.extended_episodes import original
+from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
+from marl_connectors.errors import ConfigError, ConnectorError
+from marl_connectors.typing import DEFAULT_MODULE_ID, EpisodeID, ModuleID
+
+_KEEP_AT_LEAST = 256
+"""So many running returns of a module are kept, or four for each of its episodes in a batch if those are more."""
+
+
+class Moments(NamedTuple):
+    """How many numbers there were, their mean, and the sum of their squared distances from it."""
+
+    count: float = 0.0
+    mean: float = 0.0
+    squares: float = 0.0
+
+    def merged(self, other: Moments) -> Moments:
+        """The moments of both sets of numbers: Chan, Golub and LeVeque (1979), equation 2.1."""
+        count = self.count + other.count
+        if not count:
+            return self
+        apart = other.mean - self.mean
+        mean = self.mean + apart * other.count / count
+        return Moments(count, mean, self.squares + other.squares + apart * apart * self.count * other.count / count)
+
+    @property
+    def variance(self) -> float:
+        """1 while there are no numbers."""
+        return self.squares / self.count if self.count else 1.0
+
+
+class NormalizeRewards(ConnectorV2):
+    """Divides the train batch's ``rewards`` by the running standard deviation of the discounted return.
+
+    The return ``R(t) = gamma * R(t - 1) + r(t)`` runs forwards along each agent's episode, through all of its chunks,
+    and begins anew with each episode, as in Gymnasium's NormalizeReward. Each module has its own statistics, of all
+    returns that its agents have had so far, those of the batch included.
+
+    Reads the batch's rewards or, where no piece has added them yet, those of the episodes, which keep the
+    environment's. State: the statistics, and the returns of episodes that go on.
+    """
+
+    def __init__(
+        self,
+        input_observation_space: Space | None = None,
+        input_action_space: Space | None = None,
+        *,
+        gamma: float = 0.99,
+        clip: float | None = 10.0,
+        epsilon: float = 1e-8,
+        update_stats: bool = True,
+    ):
+        """Builds the piece.
+
+        Args:
+            input_observation_space: As for every piece.
+            input_action_space: As for every piece.
+            gamma: Discount per agent step, in [0, 1]: the algorithm's.
+            clip: Normalised rewards are kept in [-clip, clip]; None for no bounds.
+            epsilon: Added to the variance.
+            update_stats: False to use the statistics as they are.
+        """
+        super().__init__(input_observation_space, input_action_space)
+        self.gamma = checked_gamma("NormalizeRewards", gamma)
+        for name, value in (("clip", clip), ("epsilon", epsilon)):
+            if not (value is None and name == "clip") and not (isinstance(value, (int, float)) and value > 0):
+                raise ConfigError(f"NormalizeRewards: {name} must be a number > 0, not {value!r}.")
+        self.clip = clip
+        self.epsilon = epsilon
+        self.update_stats = update_stats
+        self.reset_state()
+
+    def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
+        """Works on all rows of a group at once."""
+        rewards, rows = rewards_of_columns(columns), columns.rows
+        if not isinstance(rewards, np.ndarray):
+            raise ConnectorError("NormalizeRewards: the rewards are tensors already. Put it before NumpyToTensor.")
+        acted = np.ones(len(rows), bool) if rows.acted is None else rows.acted
+        if self.update_stats:
+            returns = self._returns(rewards, columns, rows.acted is not None)[acted]
+            bounds = np.concatenate([[0], np.cumsum(acted)])[np.array(columns.splits)]
+            counts, begins = np.diff(bounds), bounds[:-1]
+            means = np.add.reduceat(returns, begins) / counts
+            squares = np.add.reduceat((returns - np.repeat(means, counts)) ** 2, begins)
+            self._learn(zip(columns.module_ids, np.stack([counts, means, squares], axis=1).tolist(), strict=True))
+        scales = np.array([self._scale(module_id) for module_id in columns.module_ids])
+        columns[Columns.REWARDS] = self._normalized(rewards, np.repeat(scales, np.diff(columns.splits)))
+
+    def _returns(self, rewards: np.ndarray, columns: ColumnGroup, has_last: bool) -> np.ndarray:
+        """``[B]`` running returns, and notes how the episodes that go on stand."""
+        rows = columns.rows
+        lengths = np.array(rows.counts)
+        returns = discounted_sums(rewards, lengths, self.gamma)
+        steps = lengths - has_last
+        newest = returns[np.cumsum(lengths) - 1 - has_last].tolist()
+        decays = (self.gamma**steps).tolist()
+        earlier = np.zeros(len(lengths))
+        for i, episode in enumerate(rows.episodes):
+            earlier[i] = before = self._continued(episode)
+            self._note(episode, newest[i] + decays[i] * before)
+        self._forget_oldest(rows.episodes)
+        if earlier.any():
+            returns += np.repeat(earlier, lengths) * self.gamma ** (rows_within(lengths) + 1.0)
+        return returns
+
+    def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any) -> dict[str, Any]:
+        """Works on each episode."""
+        own = rewards_of_items(self, batch, episodes)
+        if self.update_stats:
+            found: dict[ModuleID, list[float]] = {}
+            for episode, rewards in own:
+                real = original(episode)
+                total = self._continued(real)
+                for reward in rewards[: len(real)].tolist():
+                    total = self.gamma * total + reward
+                    found.setdefault(_module_of(real), []).append(total)
+                self._note(real, total)
+            self._forget_oldest([episode for episode, _ in own])
+            self._learn((m, (len(x), np.mean(x), np.var(x) * len(x))) for m, x in found.items())
+        batch[Columns.REWARDS] = {}
+        for episode, rewards in own:
+            normalized = self._normalized(rewards, self._scale(_module_of(episode)))
+            self.add_n_batch_items(batch, Columns.REWARDS, list(normalized), len(normalized), episode)
+        return batch
+
+    # What both forms do.
+
+    def _continued(self, episode: SingleAgentEpisode) -> float:
+        """The return at the end of the chunk before, if this one goes on there."""
+        t, total = self._ongoing.setdefault(_module_of(episode), {}).get(episode.id_, (-1, 0.0))
+        return total if t == episode.t_started else 0.0
+
+    def _note(self, episode: SingleAgentEpisode, total: float) -> None:
+        ongoing = self._ongoing[_module_of(episode)]
+        ongoing.pop(episode.id_, None)  # so that the newest stand last
+        if not episode.is_done:
+            ongoing[episode.id_] = (episode.t_started + len(episode), total)
+
+    def _forget_oldest(self, episodes: Iterable[SingleAgentEpisode]) -> None:
+        """Episodes that nobody finishes must not be remembered for ever."""
+        counts: dict[ModuleID, int] = {}
+        for episode in episodes:
+            module_id = _module_of(episode)
+            counts[module_id] = counts.get(module_id, 0) + 1
+        for module_id, count in counts.items():
+            ongoing = self._ongoing[module_id]
+            for id_ in list(ongoing)[: max(0, len(ongoing) - max(_KEEP_AT_LEAST, 4 * count))]:
+                del ongoing[id_]
+
+    def _learn(self, found: Iterable[tuple[ModuleID, Any]]) -> None:
+        for module_id, (count, mean, squares) in found:
+            new = Moments(float(count), float(mean), float(squares))
+            self._moments[module_id] = self._moments.get(module_id, Moments()).merged(new)
+
+    def _scale(self, module_id: ModuleID) -> float:
+        return float(np.sqrt(self._moments.get(module_id, Moments()).variance + self.epsilon))
+
+    def _normalized(self, rewards: np.ndarray, scales: Any) -> np.ndarray:
+        normalized = rewards / scales
+        if self.clip is not None:
+            normalized = np.clip(normalized, -self.clip, self.clip)
+        return normalized.astype(np.float32)
+
+    # State.
+
+    def standard_deviations(self) -> dict[ModuleID, float]:
+        """What each module's rewards are divided by."""
+        return {module_id: self._scale(module_id) for module_id in self._moments}
+
+    def get_state(self) -> dict[str, Any]:
+        """The statistics, ``[count, mean, sum of squares]`` by module, and the returns of episodes that go on."""
+        return {
+            "moments": {module_id: list(moments) for module_id, moments in self._moments.items()},
+            "ongoing": {
+                module_id: {
+                    "episodes": list(ongoing),
+                    "t": np.array([t for t, _ in ongoing.values()], np.int64),
+                    "returns": np.array([total for _, total in ongoing.values()], np.float64),
+                }
+                for module_id, ongoing in self._ongoing.items()
+                if ongoing
+            },
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Takes what ``get_state`` gave."""
+        self._moments = {module_id: Moments(*map(float, moments)) for module_id, moments in state["moments"].items()}
+        self._ongoing = {
+            module_id: dict(
+                zip(
+                    saved["episodes"],
+                    zip(np.asarray(saved["t"]).tolist(), np.asarray(saved["returns"]).tolist(), strict=True),
+                    strict=True,
+                )
+            )
+            for module_id, saved in state["ongoing"].items()
+        }
+
+    def reset_state(self) -> None:
+        """Forgets the statistics and all returns."""
+        self._moments: dict[ModuleID, Moments] = {}
+        self._ongoing: dict[ModuleID, dict[EpisodeID, tuple[int, float]]] = {}
+
+    def merge_states(self, states: list[dict[str, Any]]) -> dict[str, Any]:
+        """The statistics of one piece that has seen what all of them have seen, each something else."""
+        merged = NormalizeRewards()
+        for state in states:
+            other = NormalizeRewards()
+            other.set_state(state)
+            merged._learn(other._moments.items())
+            for module_id, ongoing in other._ongoing.items():
+                merged._ongoing.setdefault(module_id, {}).update(ongoing)
+        return merged.get_state()
+
+
+def _module_of(episode: SingleAgentEpisode) -> ModuleID:
+    return episode.module_id or DEFAULT_MODULE_ID

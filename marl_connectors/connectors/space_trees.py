@@ -1,0 +1,71 @@
+"""Nested spaces and batches of their values, part by part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from gymnasium import Space, spaces
+
+from marl_connectors.typing import Tree
+
+
+def fits(space: Space, values: Tree) -> bool:
+    """Whether a batch has the structure and the item shapes of a space. Says nothing about the numbers."""
+    if isinstance(space, spaces.Dict):
+        return (
+            isinstance(values, dict)
+            and len(values) == len(space.spaces)
+            and all(key in values and fits(part, values[key]) for key, part in space.spaces.items())
+        )
+    if isinstance(space, spaces.Tuple):
+        return isinstance(values, tuple) and len(values) == len(space.spaces) and all(map(fits, space.spaces, values))
+    return type(values) is np.ndarray and values.shape[1:] == space.shape
+
+
+def has_dtypes(space: Space, values: Tree) -> bool:
+    """Whether a batch that ``fits`` a space has its dtypes, too."""
+    if isinstance(space, spaces.Dict):
+        return all(has_dtypes(part, values[key]) for key, part in space.spaces.items())
+    if isinstance(space, spaces.Tuple):
+        return all(map(has_dtypes, space.spaces, values))
+    return values.dtype == space.dtype
+
+
+def map_space(change: Callable[[Space], Space], space: Space) -> Space:
+    """The space in which each part that is no Dict or Tuple is replaced by ``change(part)``."""
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict({key: map_space(change, part) for key, part in space.spaces.items()})
+    if isinstance(space, spaces.Tuple):
+        return spaces.Tuple([map_space(change, part) for part in space.spaces])
+    return change(space)
+
+
+def map_values(change: Callable[[Space, Any], Any], space: Space, values: Tree) -> Tree:
+    """The values in which each array is replaced by ``change(its part of the space, array)``."""
+    if isinstance(space, spaces.Dict):
+        return {key: map_values(change, part, values[key]) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple([map_values(change, part, value) for part, value in zip(space.spaces, values, strict=True)])
+    return change(space, values)
+
+
+def parts_of(space: Space) -> list[Space]:
+    """All parts that are no Dict or Tuple, in order."""
+    if isinstance(space, spaces.Dict):
+        return [leaf for part in space.spaces.values() for leaf in parts_of(part)]
+    if isinstance(space, spaces.Tuple):
+        return [leaf for part in space.spaces for leaf in parts_of(part)]
+    return [space]
+
+
+def shape_of(values: Tree) -> str:
+    """What a batch of values looks like, without its first axis; for messages."""
+    if isinstance(values, dict):
+        return "Dict(" + ", ".join(f"{key}: {shape_of(part)}" for key, part in values.items()) + ")"
+    if isinstance(values, tuple):
+        return "Tuple(" + ", ".join(map(shape_of, values)) + ")"
+    if type(values) is np.ndarray:
+        return f"{values.dtype}{list(values.shape[1:])}"
+    return type(values).__name__

@@ -1,0 +1,305 @@
+"""The X-ray of a pipeline says what happened, and changes nothing."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import numpy as np
+import pytest
+import torch
+from histories import columns_of, make_modules, play
+from test_custom_pieces import AddLastRewardToObservations, MortalEnv, config
+
+from marl_connectors.algorithms.explain import explain_algorithm
+from marl_connectors.connectors.column_connector import ColumnConnector
+from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
+from marl_connectors.connectors.connector_v2 import ConnectorV2
+from marl_connectors.connectors.defaults import env_to_module_pipeline, learner_pipeline
+from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
+from marl_connectors.connectors.explain import WIDTH, trace
+from marl_connectors.connectors.learner.general_advantage_estimation import GeneralAdvantageEstimation
+from marl_connectors.connectors.snapshots import ColumnShape
+from marl_connectors.errors import ConnectorError
+
+COLOURS = dict(zip("abcd", ("red", "green", "blue", "red"), strict=True))
+STEP = {"absent": set(), "ends": {}, "rewards": {"a": 1}}
+RGB = ("red", "green", "blue")
+
+
+class Counts(ConnectorV2):
+    """State: how often it was called."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def __call__(self, *, batch, **kwargs):
+        self.calls += 1
+        return batch
+
+    def get_state(self):
+        return {"calls": self.calls}
+
+    def set_state(self, state):
+        self.calls = state["calls"]
+
+
+class Doubles(ColumnConnector):
+    """Doubles observations where they lie, halves a copy, and drops a column."""
+
+    def on_columns(self, *, columns, **kwargs):
+        columns["half"] = columns["obs"] / 2
+        columns["obs"] *= 2
+        columns.pop("extra", None)
+
+
+class AddsExtra(ConnectorV2):
+    def __call__(self, *, batch, episodes, **kwargs):
+        for episode in self.single_agent_episode_iterator(episodes):
+            self.add_batch_item(batch, "extra", np.float32(1), episode)
+        return batch
+
+
+class Overwrites(ColumnConnector):
+    write_to_episodes = ("obs",)
+
+    def transform(self, batch, *, rows, **kwargs):
+        return {"obs": batch["obs"] + 1}
+
+
+def acting(episodes=None):
+    episodes = play([[STEP, STEP]], COLOURS) if episodes is None else episodes
+    return {"batch": columns_of(episodes, train=False), "rl_module": make_modules(), "episodes": episodes}
+
+
+def test_the_default_pipeline_by_hand():
+    explanation = env_to_module_pipeline(multi_agent=True).explain(**acting())
+    assert explanation.pipeline == "EnvToModulePipeline"
+    assert [(piece.name, piece.form) for piece in explanation] == [
+        ("AddObservationsFromEpisodesToBatch", "columns"),
+        ("AgentToModuleMapping", "columns"),
+        ("BatchIndividualItems", "idle"),
+        ("NumpyToTensor", "columns"),
+    ]
+    observations, mapping, _, tensors = explanation
+    array = ColumnShape(RGB, "obs", "", (4, 3), "float32", "cpu")
+    assert (observations.before, observations.after, observations.added) == ((), (array,), ("obs",))
+    assert observations.bytes_copied == 0  # a view of the trajectories
+    assert (mapping.before, mapping.after, mapping.added, mapping.changed) == ((array,), (array,), (), ())
+    assert tensors.changed == ("obs",)
+    assert tensors.after == (ColumnShape(RGB, "obs", "", (4, 3), "tensor float32", "cpu"),)
+    assert tensors.bytes_copied == 0  # which shares memory with the array
+    assert all(piece.seconds > 0 for piece in explanation)
+    assert explanation.seconds == pytest.approx(sum(piece.seconds for piece in explanation))
+
+
+def test_what_is_copied_changed_in_place_and_removed():
+    pipeline = env_to_module_pipeline([AddsExtra()], multi_agent=True)
+    pipeline.insert_after("AddObservationsFromEpisodesToBatch", Doubles())
+    explanation = pipeline.explain(**acting())
+    adds, doubles = explanation["AddsExtra"], explanation["Doubles"]
+    assert (adds.form, adds.added, adds.bytes_copied) == ("items", ("extra",), 4 * 4)
+    assert (doubles.added, doubles.changed, doubles.removed) == (("half",), ("obs",), ("extra",))
+    assert doubles.bytes_copied == 4 * 3 * 4  # the new column only: the other was changed where it lies
+    assert "obs" in doubles.written  # and it lies in the trajectories
+    with pytest.raises(KeyError, match=r"no piece 'Triples'\. Pieces: AddsExtra, "):
+        explanation["Triples"]
+
+
+@pytest.mark.parametrize("form", ["columns", "items"])
+def test_it_is_a_dry_run(form):
+    arguments = acting()
+    if form == "items":
+        arguments["batch"] = {}
+    episodes = arguments["episodes"]
+    counter = Counts()
+    pipeline = env_to_module_pipeline([counter, Overwrites()], multi_agent=True)
+    counter.calls = 3
+    rng = torch.get_rng_state()
+    before = [part.get_observations() for part in episodes[0].all_agent_episodes()]
+    before = copy.deepcopy(before)
+    explanation = pipeline.explain(**arguments)
+    assert explanation["Overwrites"].written == ("obs",)
+    assert counter.calls == 3
+    for part, observations in zip(episodes[0].all_agent_episodes(), before, strict=True):
+        np.testing.assert_array_equal(part.get_observations(), observations)
+    if form == "columns":
+        assert list(arguments["batch"].groups[0]) == []
+    assert torch.equal(torch.get_rng_state(), rng)
+
+
+def test_a_batch_of_items_is_explained_as_it_is_called():
+    episodes = play([[STEP, STEP]], COLOURS)
+    explanation = env_to_module_pipeline(multi_agent=True).explain(rl_module=make_modules(), episodes=episodes)
+    assert {piece.form for piece in explanation} == {"items"}
+    observations, mapping, batching, tensors = explanation
+    assert observations.after == (ColumnShape((), "obs", "", (4, 3), "list of float32", ""),)
+    assert mapping.after == tuple(
+        ColumnShape((m,), "obs", "", (n, 3), "list of float32", "") for m, n in (("red", 2), ("green", 1), ("blue", 1))
+    )
+    assert batching.after[0] == ColumnShape(("red",), "obs", "", (2, 3), "float32", "cpu")
+    assert batching.bytes_copied == 4 * 3 * 4
+    assert (tensors.bytes_copied, tensors.after[0].dtype) == (0, "tensor float32")
+
+
+@pytest.mark.parametrize("form", ["columns", "items"])
+def test_a_train_batch_is_explained_in_both_forms(form):
+    episodes = play([[STEP, STEP]], COLOURS)
+    pipeline = learner_pipeline([Counts()], multi_agent=True)
+    pipeline.append(GeneralAdvantageEstimation())
+    batch = columns_of(episodes, train=True) if form == "columns" else {}
+    explanation = pipeline.explain(batch, rl_module=make_modules(), episodes=episodes)
+    names = {shape.name for shape in explanation["GeneralAdvantageEstimation"].after}
+    assert {"obs", "actions", "rewards", "advantages", "value_targets"} <= names
+    rows = sum(len(e) for e in episodes[0].all_agent_episodes())
+    after = [s for s in explanation["GeneralAdvantageEstimation"].after if s.name == "advantages"]
+    assert sum(shape.shape[0] for shape in after) == rows
+    assert not any(piece.written for piece in explanation)
+
+
+def test_pieces_of_nested_pipelines_have_both_names():
+    inner = ConnectorPipelineV2(connectors=[Overwrites(), Overwrites()])
+    pipeline = EnvToModulePipeline(connectors=[Counts(), inner])
+    explanation = pipeline.explain(**acting())
+    assert [piece.name for piece in explanation] == [
+        "Counts",
+        "ConnectorPipelineV2.Overwrites",
+        "ConnectorPipelineV2.Overwrites_2",
+    ]
+
+
+def test_watching_a_run_gives_what_the_run_gives():
+    arguments = acting()
+    pipeline = env_to_module_pipeline([Overwrites()], multi_agent=True)
+    plain = pipeline.run(**copy.deepcopy(arguments))
+    _, watched = trace(pipeline, **arguments)
+    assert watched.phase is plain.phase
+    torch.testing.assert_close(watched.groups[0]["obs"], plain.groups[0]["obs"])
+
+
+def test_an_error_while_explaining_names_pipelines_and_piece_and_leaves_the_state():
+    class Breaks(ConnectorV2):
+        def __call__(self, *, batch, **kwargs):
+            raise ValueError("no such luck")
+
+    counter = Counts()
+    inner = ConnectorPipelineV2(connectors=[counter, Breaks()])
+    pipeline = EnvToModulePipeline(connectors=[inner])
+    message = "^EnvToModulePipeline: ConnectorPipelineV2: Breaks failed: ValueError: no such luck$"
+    with pytest.raises(ConnectorError, match=message) as caught:
+        pipeline.explain(**acting())
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert counter.calls == 0
+
+
+def test_what_cannot_be_copied_is_an_error_that_says_so():
+    with pytest.raises(ConnectorError, match=r"EnvToModulePipeline: explain works on copies, .*generator"):
+        EnvToModulePipeline(connectors=[]).explain(episodes=[], shared_data={"x": (i for i in "abc")})
+
+
+def test_the_table_fits_a_terminal_and_the_dict_is_json():
+    class AddsManyLongNames(ConnectorV2):
+        def on_columns(self, *, columns, **kwargs):
+            for i in range(5):
+                columns[f"a_column_with_a_rather_long_name_number_{i}" * (1 + 3 * (i == 4))] = np.zeros((4, 1))
+
+    class APieceWhoseNameIsLongerThanThereIsRoomForInAnyTable(Overwrites):
+        pass
+
+    pieces = [
+        AddsManyLongNames(),
+        ConnectorPipelineV2(connectors=[APieceWhoseNameIsLongerThanThereIsRoomForInAnyTable()]),
+    ]
+    explanation = env_to_module_pipeline(pieces, multi_agent=True).explain(**acting())
+    lines = str(explanation).splitlines()
+    assert max(map(len, lines)) <= WIDTH == 120
+    assert lines[0] == "EnvToModulePipeline"
+    assert lines[1].split() == ["piece", "form", "µs", "copied", "columns"]
+    assert any(line.strip().startswith("+a_column_with_a_rather_long… [4, 1] float64") for line in lines)
+    assert any(line.rstrip().endswith(">obs") for line in lines)
+    assert any("+obs [4, 3] float32" in line for line in lines)
+    data = json.loads(json.dumps(explanation.to_dict()))
+    assert data["pieces"][-1]["after"][-1] == {
+        "modules": ["red", "green", "blue"],
+        "name": "obs",
+        "leaf": "",
+        "shape": [4, 3],
+        "dtype": "tensor float32",
+        "device": "cpu",
+    }
+
+
+def test_trees_are_shown_leaf_by_leaf():
+    class Splits(ConnectorV2):
+        def on_columns(self, *, columns, **kwargs):
+            columns["tree"] = {"x": np.zeros((4, 2)), "y": (np.zeros(4, np.int8),)}
+
+    (report,) = EnvToModulePipeline(connectors=[Splits()]).explain(**acting())
+    assert [(shape.leaf, shape.shape, shape.dtype) for shape in report.after] == [
+        ("['x']", (4, 2), "float64"),
+        ("['y'][0]", (4,), "int8"),
+    ]
+    assert (report.added, report.bytes_copied) == (("tree",), 4 * 2 * 8 + 4)
+
+
+# A whole algorithm.
+
+
+def states_equal(one, other):
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(states_equal(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(states_equal, one, other))
+    if isinstance(one, (np.ndarray, torch.Tensor)):
+        return bool((torch.as_tensor(one) == torch.as_tensor(other)).all())
+    return one == other
+
+
+def counting():
+    return config(
+        lambda env_config: MortalEnv(), env_to_module_connector=lambda: [Counts(), AddLastRewardToObservations()]
+    ).learners(learner_connector=lambda: Counts())
+
+
+def test_an_algorithm_goes_on_as_if_it_had_not_been_explained():
+    plain, explained = counting().build_algo(), counting().build_algo()
+    plain.train()
+    explained.train()
+    before, rng = copy.deepcopy(explained.get_state()), torch.get_rng_state()
+    explanations = explain_algorithm(explained)
+    assert states_equal(before, explained.get_state())
+    assert torch.equal(rng, torch.get_rng_state())
+    assert list(explanations) == ["env_to_module", "module_to_env", "learner"]
+    assert explained.learner.pipeline["Counts"].calls == 1
+    one, other = plain.train(), explained.train()
+    assert one["learners"] == other["learners"]
+    assert states_equal(plain.learner.get_state(), explained.learner.get_state())
+
+
+def test_the_explanations_of_an_algorithm_are_of_its_own_pipelines_and_data():
+    algorithm = counting().build_algo()
+    explanations = explain_algorithm(algorithm)
+    there = explanations["env_to_module"]
+    assert [piece.name for piece in there] == algorithm._env_to_module.names()
+    assert (there["AddLastRewardToObservations"].form, there["AddLastRewardToObservations"].written) == (
+        "items",
+        ("obs",),
+    )
+    assert there["NumpyToTensor"].after[0].shape == (3, 3)  # three agents, two numbers and the reward
+    back = explanations["module_to_env"]
+    assert {"actions", "action_dist_inputs"} <= {shape.name for shape in back["TensorToNumpy"].after}
+    learner = explanations["learner"]
+    assert [piece.name for piece in learner] == algorithm.learner.pipeline.names()
+    assert "advantages" in learner["GeneralAdvantageEstimation"].added
+    algorithm.stop()
+
+
+def test_a_single_agent_is_explained_too():
+    algorithm = config("CartPole-v1").build_algo()
+    explanations = explain_algorithm(algorithm, num_steps=2)
+    assert explanations["learner"]["GeneralAdvantageEstimation"].after
+    assert explanations["env_to_module"]["NumpyToTensor"].after[0] == ColumnShape(
+        ("default_policy",), "obs", "", (1, 4), "tensor float32", "cpu"
+    )
+    algorithm.stop()

@@ -1,0 +1,285 @@
+"""NormalizeRewards against a loop over single steps."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+
+import numpy as np
+import pytest
+import torch
+from histories import EPISODES, MAPPINGS, agent_episodes, columns_of, make_modules, play
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from marl_connectors import ConfigError, PPOConfig
+from marl_connectors.connectors.conversion import to_items
+from marl_connectors.connectors.learner.add_columns_from_episodes_to_train_batch import (
+    AddColumnsFromEpisodesToTrainBatch,
+)
+from marl_connectors.connectors.learner.add_one_ts_to_episodes_and_truncate import AddOneTsToEpisodesAndTruncate
+from marl_connectors.connectors.learner.learner_connector_pipeline import LearnerConnectorPipeline
+from marl_connectors.connectors.learner.normalize_rewards import Moments, NormalizeRewards
+from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup
+from marl_connectors.episodes.packing import rows_of_episodes
+from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
+from marl_connectors.errors import ConnectorError
+
+MODULES = make_modules()
+REWARDS = st.lists(st.integers(-8, 8).map(float), min_size=1, max_size=12)
+
+
+def chunk(id_, rewards, t=0, *, terminated=False, truncated=False, module_id=None):
+    return SingleAgentEpisode(
+        id_,
+        observations=[np.zeros(2, np.float32)] * (len(rewards) + 1),
+        actions=[0] * len(rewards),
+        rewards=rewards,
+        t_started=t,
+        terminated=terminated,
+        truncated=truncated,
+        module_id=module_id,
+        len_lookback_buffer=0,
+    )
+
+
+def run(piece, episodes, *, form="columns", before=()):
+    """Normalised rewards of all real steps, in order."""
+    pieces = [AddOneTsToEpisodesAndTruncate(), *before, piece]
+    if form == "items":
+        batch = LearnerConnectorPipeline(connectors=pieces)(rl_module=None, batch={}, episodes=episodes)
+        return [r for e, r in zip_rewards(batch, episodes)]
+    module_ids = list(dict.fromkeys(e.module_id or "default_policy" for e in episodes))
+    batch = ColumnBatch([ColumnGroup(rows_of_episodes(episodes, module_ids))])
+    (group,) = LearnerConnectorPipeline(connectors=pieces).run(batch, rl_module=None, episodes=episodes).groups
+    return group["rewards"][group.rows.acted].tolist()
+
+
+def zip_rewards(batch, episodes):
+    begins = {}
+    for episode in episodes:
+        key, steps = (episode.id_,), len(episode)
+        begin = begins.get(key, 0)
+        begins[key] = begin + steps + 1
+        for reward in batch["rewards"][key][begin : begin + steps]:
+            yield episode, float(reward)
+
+
+def returns_of(rewards, gamma):
+    total, found = 0.0, []
+    for reward in rewards:
+        total = gamma * total + reward
+        found.append(total)
+    return found
+
+
+@pytest.mark.parametrize("form", ["items", "columns"])
+def test_rewards_are_divided_by_the_deviation_of_the_running_return(form):
+    """gamma 1/2: the returns are 2, 5, 6.5 and, of the other episode, 8."""
+    piece = NormalizeRewards(gamma=0.5, clip=None)
+    found = run(piece, [chunk("x", [2.0, 4.0, 4.0]), chunk("y", [8.0])], form=form)
+    deviation = np.std([2.0, 5.0, 6.5, 8.0])
+    np.testing.assert_allclose(found, np.array([2.0, 4.0, 4.0, 8.0]) / deviation, rtol=1e-6)
+    assert piece.standard_deviations() == {"default_policy": pytest.approx(deviation)}
+
+
+@settings(max_examples=40)
+@given(REWARDS, st.lists(st.integers(0, 12), max_size=4), st.sampled_from(["items", "columns"]), st.booleans())
+def test_the_return_goes_on_through_the_chunks_of_an_episode(rewards, cuts, form, together):
+    """In one batch or in several, the statistics are those of the whole episode."""
+    bounds = sorted({0, len(rewards), *(cut for cut in cuts if cut < len(rewards))})
+    chunks = [chunk("x", rewards[a:b], a) for a, b in itertools.pairwise(bounds)]
+    piece = NormalizeRewards(gamma=0.9)
+    for batch in [chunks] if together else [[part] for part in chunks]:
+        run(piece, batch, form=form)
+    returns = returns_of(rewards, 0.9)
+    count, mean, squares = piece.get_state()["moments"]["default_policy"]
+    assert count == len(returns)
+    np.testing.assert_allclose([mean, squares], [np.mean(returns), np.var(returns) * count], rtol=1e-9, atol=1e-9)
+    saved = piece.get_state()["ongoing"]["default_policy"]
+    assert (saved["episodes"], saved["t"].tolist()) == (["x"], [len(rewards)])
+    assert saved["returns"].tolist() == pytest.approx([returns[-1]])
+
+
+@settings(max_examples=20)
+@given(EPISODES, MAPPINGS, st.booleans())
+def test_items_and_columns_give_the_same(histories, mapping, after_columns):
+    episodes = play(histories, mapping)
+    if not agent_episodes(episodes, stepped_only=False):
+        return
+    pieces = [NormalizeRewards(gamma=0.9), NormalizeRewards(gamma=0.9)]
+    found = []
+    for piece, episodes_ in zip(pieces, [copy.deepcopy(episodes), episodes], strict=True):
+        before = [AddColumnsFromEpisodesToTrainBatch()] if after_columns else []
+        pipeline = LearnerConnectorPipeline(connectors=[AddOneTsToEpisodesAndTruncate(), *before, piece])
+        if piece is pieces[0]:
+            found.append(pipeline(rl_module=None, batch={}, episodes=episodes_))
+        else:
+            batch = pipeline.run(columns_of(episodes_, train=True), rl_module=MODULES, episodes=episodes_)
+            found.append(to_items(batch))
+    assert set(found[0]["rewards"]) == set(found[1]["rewards"])
+    for key, rewards in found[0]["rewards"].items():
+        np.testing.assert_allclose(rewards, found[1]["rewards"][key], rtol=1e-5, atol=1e-5)
+    one, other = (piece.get_state() for piece in pieces)
+    assert set(one["moments"]) == set(other["moments"])
+    for module_id, moments in one["moments"].items():
+        np.testing.assert_allclose(moments, other["moments"][module_id], rtol=1e-9, atol=1e-9)
+    assert set(one["ongoing"]) == set(other["ongoing"])
+    for module_id, saved in one["ongoing"].items():
+        also = other["ongoing"][module_id]
+        by_id = dict(zip(also["episodes"], zip(also["t"], also["returns"], strict=True), strict=True))
+        assert set(by_id) == set(saved["episodes"])
+        for id_, t, total in zip(saved["episodes"], saved["t"], saved["returns"], strict=True):
+            assert by_id[id_][0] == t
+            assert by_id[id_][1] == pytest.approx(total)
+
+
+@pytest.mark.parametrize("how", ["terminated", "truncated"])
+def test_an_episode_that_has_ended_is_forgotten(how):
+    piece = NormalizeRewards()
+    run(piece, [chunk("x", [1.0]), chunk("y", [1.0])])
+    assert piece.get_state()["ongoing"]["default_policy"]["episodes"] == ["x", "y"]
+    run(piece, [chunk("x", [1.0], 1, **{how: True})])
+    assert piece.get_state()["ongoing"]["default_policy"]["episodes"] == ["y"]
+
+
+def test_a_chunk_that_does_not_follow_begins_anew():
+    piece = NormalizeRewards(gamma=1.0)
+    run(piece, [chunk("x", [8.0])])
+    run(piece, [chunk("x", [1.0], t=5)])
+    assert piece.get_state()["ongoing"]["default_policy"]["returns"].tolist() == [1.0]
+
+
+def test_episodes_that_nobody_finishes_do_not_pile_up():
+    piece = NormalizeRewards()
+    for i in range(1000):
+        run(piece, [chunk(f"x{i}", [1.0]), chunk("goes on", [1.0], i)])
+    kept = piece.get_state()["ongoing"]["default_policy"]["episodes"]
+    assert len(kept) == 256
+    assert kept[-2:] == ["x999", "goes on"]
+    many = [chunk(f"y{i}", [1.0]) for i in range(500)]
+    run(piece, many)
+    assert len(piece.get_state()["ongoing"]["default_policy"]["episodes"]) == 756, "four for each of the batch's"
+
+
+def test_each_module_has_its_own_statistics():
+    piece = NormalizeRewards(gamma=0.0, clip=None)
+    episodes = [chunk("x", [1.0, 3.0], module_id="red"), chunk("y", [10.0, 30.0, 50.0], module_id="blue")]
+    found = run(piece, episodes)
+    assert found == pytest.approx(
+        [1.0, 3.0, 10 / np.std([10, 30, 50]), 30 / np.std([10, 30, 50]), 50 / np.std([10, 30, 50])]
+    )
+
+
+@pytest.mark.parametrize("form", ["items", "columns"])
+def test_normalised_rewards_are_clipped(form):
+    piece = NormalizeRewards(gamma=0.0, clip=1.5)
+    assert run(piece, [chunk("x", [1.0, -1.0, 4.0, 0.0])], form=form)[2] == 1.5
+
+
+@pytest.mark.parametrize("form", ["items", "columns"])
+def test_without_updates_the_statistics_stay(form):
+    piece = NormalizeRewards(gamma=0.0, clip=None)
+    run(piece, [chunk("x", [0.0, 4.0])], form=form)
+    fixed = NormalizeRewards(gamma=0.0, clip=None, update_stats=False)
+    fixed.set_state(piece.get_state())
+    before = str(fixed.get_state())
+    assert run(fixed, [chunk("y", [2.0, 100.0])], form=form) == pytest.approx([1.0, 50.0])
+    assert str(fixed.get_state()) == before
+    assert run(NormalizeRewards(update_stats=False), [chunk("y", [2.0])], form=form) == pytest.approx([2.0])
+
+
+def test_episodes_keep_their_rewards():
+    episode = chunk("x", [5.0, -5.0])
+    run(NormalizeRewards(), [episode])
+    assert list(episode.get_rewards()) == [5.0, -5.0]
+
+
+@settings(max_examples=40)
+@given(st.lists(st.lists(st.floats(-1e3, 1e3), max_size=8), min_size=1, max_size=4))
+def test_merged_moments_are_those_of_all_numbers(parts):
+    merged = Moments()
+    for numbers in parts:
+        if numbers:
+            merged = merged.merged(Moments(len(numbers), np.mean(numbers), np.var(numbers) * len(numbers)))
+    everything = np.concatenate(parts)
+    if not len(everything):
+        assert merged == Moments()
+        assert merged.variance == 1.0
+        return
+    assert merged.count == len(everything)
+    scale = 1 + np.abs(everything).max()
+    assert abs(merged.mean - everything.mean()) < 1e-12 * scale
+    assert abs(merged.variance - everything.var()) < 1e-12 * scale * scale
+
+
+def test_merged_states_are_that_of_one_piece_that_has_seen_everything():
+    rng = np.random.default_rng(3)
+    batches = [[chunk(f"{i}{k}", rng.normal(i, 1 + k, 7).tolist()) for k in range(3)] for i in range(4)]
+    whole, copies = NormalizeRewards(), [NormalizeRewards() for _ in batches]
+    for piece, batch in zip(copies, batches, strict=True):
+        run(piece, batch)
+        run(whole, batch)
+    merged = NormalizeRewards().merge_states([piece.get_state() for piece in copies])
+    found, expected = merged["moments"]["default_policy"], whole.get_state()["moments"]["default_policy"]
+    assert np.allclose(found, expected, rtol=1e-12, atol=0)
+    assert merged["ongoing"]["default_policy"]["episodes"] == whole.get_state()["ongoing"]["default_policy"]["episodes"]
+
+
+def test_a_state_survives_json_and_gives_the_same_afterwards():
+    one, other = NormalizeRewards(), NormalizeRewards()
+    run(one, [chunk("x", [1.0, 5.0]), chunk("y", [3.0], module_id="red")])
+    state = one.get_state()
+    plain = json.loads(json.dumps(state, default=np.ndarray.tolist))
+    other.set_state(plain)
+    following = [chunk("x", [2.0, 9.0], 2)]
+    assert run(other, following) == run(one, following)
+    assert str(other.get_state()) == str(one.get_state())
+    other.reset_state()
+    assert other.get_state() == {"moments": {}, "ongoing": {}}
+
+
+def test_behind_the_pieces_that_sort_by_module_it_is_an_error():
+    episode = chunk("x", [1.0])
+    with pytest.raises(ConnectorError, match=r"NormalizeRewards: .* sorted by module. Put it before"):
+        NormalizeRewards()(batch={"default_policy": {"rewards": [1.0]}}, episodes=[episode], rl_module=None)
+    group = ColumnGroup(rows_of_episodes([episode], ["default_policy"]))
+    group["rewards"] = torch.zeros(2)
+    with pytest.raises(ConnectorError, match=r"NormalizeRewards: .* tensors already. Put it before"):
+        NormalizeRewards().on_columns(columns=group, rl_module=None)
+
+
+@pytest.mark.parametrize(
+    "setting", [{"gamma": 2.0}, {"gamma": "x"}, {"clip": 0.0}, {"clip": "x"}, {"epsilon": -1.0}, {"epsilon": None}]
+)
+def test_a_wrong_setting_is_an_error(setting):
+    with pytest.raises(ConfigError, match=f"NormalizeRewards: {next(iter(setting))} must be"):
+        NormalizeRewards(**setting)
+
+
+def test_a_run_that_is_stopped_and_resumed_normalises_as_one_that_is_not(tmp_path):
+    def config():
+        return (
+            PPOConfig()
+            .environment("CartPole-v1")
+            .env_runners(rollout_fragment_length=20)
+            .training(train_batch_size_per_learner=20, num_epochs=1, minibatch_size=20)
+            .learners(learner_connector=lambda obs, act: NormalizeRewards(gamma=0.9))
+            .rl_module(model_config={"fcnet_hiddens": [4]})
+            .debugging(seed=2)
+        )
+
+    whole, first = config().build_algo(), config().build_algo()
+    for _ in range(2):
+        whole.train()
+    first.train()
+    first.save_to_path(tmp_path / "checkpoint")
+    resumed = config().build_algo()
+    resumed.restore_from_path(tmp_path / "checkpoint")
+    resumed.train()
+    one, other = (a.learner.pipeline["NormalizeRewards"].get_state() for a in (whole, resumed))
+    assert one["moments"]["default_policy"][0] == 40
+    assert str(one) == str(other)
+    for algo in (whole, first, resumed):
+        algo.stop()
