@@ -341,17 +341,20 @@ class GrowingMultiAgentEpisode(MultiAgentAccess):
                 terminated, truncated = every
             if (terminated or truncated) and not episode.is_done:
                 episode.end(terminated=terminated, truncated=truncated, t=t)
-        episodes = self.agent_episodes.values()
-        over = bool(episodes) and all(episode.is_done for episode in episodes)
-        over = over and self._may_be_over(terminateds, truncateds)
-        before = self._truncated_before or any(
-            cut for agent_id, cut in self._ended_before.items() if agent_id not in self.agent_episodes
-        )
-        self.is_terminated = every[0] or (over and not before and all(episode.is_terminated for episode in episodes))
-        self.is_truncated = every[1] or (over and (before or any(episode.is_truncated for episode in episodes)))
+        self.is_terminated, self.is_truncated = every
+        if self._all_ended() and self._may_go_by_agents(terminateds, truncateds):
+            any_cut = (
+                self._truncated_before
+                or any(episode.is_truncated for episode in self.agent_episodes.values())
+                or any(cut for agent_id, cut in self._ended_before.items() if agent_id not in self.agent_episodes)
+            )
+            self.is_terminated, self.is_truncated = every[0] or not any_cut, every[1] or any_cut
+
+    def _all_ended(self) -> bool:
+        return bool(self.agent_episodes) and all(episode.is_done for episode in self.agent_episodes.values())
 
     @staticmethod
-    def _may_be_over(terminateds: PerAgent, truncateds: PerAgent) -> bool:
+    def _may_go_by_agents(terminateds: PerAgent, truncateds: PerAgent) -> bool:
         """Whether the end of all agents is the end of the episode: yes, unless the environment says otherwise."""
         said = [bool(flags[ALL]) for flags in (terminateds, truncateds) if ALL in flags]
         return not said or any(said)
