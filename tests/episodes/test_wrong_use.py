@@ -270,8 +270,25 @@ def test_agents_may_be_asked_for_in_any_collection():
 
 
 def test_given_lookback_has_no_uncredited_rewards():
-    episode = MultiAgentEpisode(observations=[{"a": 0}, {"a": 1}], actions=[{}], rewards=[{"a": 5.0}])
+    episode = MultiAgentEpisode(observations=[{"a": 0}, {"a": 1}], actions=[{}], rewards=[{"a": 5.0, "b": 3.0}])
     assert len(episode) == 0 and episode.uncredited_reward == 0
+
+
+def test_a_slice_before_a_late_reward_does_not_know_of_it():
+    for make, late in (
+        (alone, lambda chunk: (chunk.credit(4.0), chunk.add_env_step(9, 9, 0.5))),
+        (game, lambda chunk: chunk.add_env_step({}, {}, {"a": 4.0})),
+    ):
+        whole = make().cut(1)
+        late(whole)
+        head, rest = whole[:0], whole[0:]
+        life = head if make is alone else head.agent_episodes["a"]
+        paid = 2.0 if make is alone else 1.0
+        assert (life.get_rewards(-1, neg_index_as_lookback=True), life.uncredited_reward) == (paid, 0.0)
+        head.concat_episode(rest)
+        assert head.uncredited_reward == whole.uncredited_reward == 4.0
+        after = head if make is alone else head.agent_episodes["a"]
+        assert after.get_rewards(-1, neg_index_as_lookback=True) == paid + 4.0
 
 
 def test_durations_of_chunks_add_up(monkeypatch):
