@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from marl_connectors.episodes.column_batch import ColumnGroup
+from marl_connectors.errors import did_you_mean
 from marl_connectors.rl_module.bucket import Bucket
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import ModuleID
@@ -26,6 +27,11 @@ class _Epoch:
         self._gathered: dict[str, Any] = {}
 
     def column(self, name: str) -> Any:
+        if name not in self.columns:
+            raise KeyError(
+                f"the train batch has no column {name!r}, which the loss reads. Add the learner connector piece that makes "
+                f"it, such as GeneralAdvantageEstimation. {did_you_mean(name, self.columns)}"
+            )
         if name not in self._gathered:
             self._gathered[name] = tree_map(
                 lambda leaf: leaf.index_select(0, self._order.to(leaf.device)), self.columns[name]

@@ -164,22 +164,28 @@ class Life:
             part.is_terminated = part.is_truncated = False
         if self.rows[stop].t == end < last_t:
             part.rows[-1] = Row(self.rows[stop].t, self.rows[stop].observation, self.rows[stop].info)
-        if not (own[0].t > begin or holds_the_start(begin, end, first_t, last_t)):
-            part.uncredited_reward = 0.0
+        if own[0].t <= begin and not holds_the_start(begin, end, first_t, last_t):
+            part.forget_late_rewards(shown=begin == first_t)
         return part
 
     def part_of_steps(self, begin, end, lookback):
         """What a slice of the agent's own steps has."""
         part = copy.copy(self)
-        part.start, part.rows = self.start + begin, list(self.rows[: self.start + end + 1])
+        part.start, part.rows = self.start + begin, [copy.copy(row) for row in self.rows[: self.start + end + 1]]
         part.first = max(self.first, part.start - (self.lookback if lookback is None else lookback))
         if end < len(self):
             last = part.rows[-1]
             part.rows[-1] = Row(last.t, last.observation, last.info)
             part.is_terminated = part.is_truncated = False
         if not holds_the_start(begin, end, 0, len(self)):
-            part.uncredited_reward = 0.0
+            part.forget_late_rewards(shown=begin == 0)
         return part
+
+    def forget_late_rewards(self, shown):
+        """Those for the action before the chunk, which may be shown in its lookback."""
+        if shown and self.start:
+            self.rows[self.start - 1].reward -= self.uncredited_reward
+        self.uncredited_reward = 0.0
 
 
 def holds_the_start(begin, end, first_t, last_t):
@@ -218,6 +224,7 @@ def reached(indices, length, lookback, neg_index_as_lookback, fill):
 
 
 def filler(fill, space, like, one_hot):
+    """What stands where there is nothing: ``fill`` in the shape of the space, or of another item."""
     if isinstance(space, spaces.Dict) or (space is None and isinstance(like, dict)):
         return {k: filler(fill, None if space is None else space[k], _part(like, k), one_hot) for k in space or like}
     if isinstance(space, spaces.Tuple) or (space is None and isinstance(like, tuple)):
@@ -235,6 +242,7 @@ def _part(like, key):
 
 
 def one_hot_item(item, space):
+    """The item with its discrete parts as one-hot vectors."""
     if isinstance(space, spaces.Dict):
         return {key: one_hot_item(item[key], part) for key, part in space.items()}
     if isinstance(space, spaces.Tuple):

@@ -104,3 +104,13 @@ def test_nothing_can_be_set_in_a_view_without_steps():
     view.set_actions(new_data=[])
     view.set_rewards(new_data=[], at_indices=slice(0, 0))
     assert len(view.get_actions()) == 0 and rollout.columns[Columns.ACTIONS].tolist() == [0, 0]
+
+
+def test_flags_said_again_end_an_episode_that_went_on_without_agents_also_after_a_cut():
+    episode = MultiAgentEpisode(id_="e")
+    episode.add_env_reset(observations={"a": 0})
+    episode.add_env_step({"a": 1}, {"a": 1}, {"a": 1.0}, terminateds={"a": True, "__all__": False})
+    chunks = (episode.cut(), episode)
+    for chunk in chunks:
+        chunk.add_env_step({"a": 1}, {}, {}, terminateds={"a": True})
+        assert chunk.is_terminated and not chunk.is_truncated

@@ -441,3 +441,10 @@ def test_the_same_episodes_give_the_same_update_twice():
         {m: {k: v.numpy() for k, v in s.items()} for m, s in weights(one).items()},
         {m: {k: v.numpy() for k, v in s.items()} for m, s in weights(other).items()},
     )
+
+
+def test_a_column_that_nobody_made_is_named_with_the_piece_that_makes_it():
+    algo = match_config().build_algo()
+    algo.learner.pipeline.remove("GeneralAdvantageEstimation")
+    with pytest.raises(KeyError, match=r"no column '\w+', which the loss reads.*such as GeneralAdvantageEstimation"):
+        algo.train()
