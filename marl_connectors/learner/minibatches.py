@@ -29,8 +29,8 @@ class _Epoch:
     def column(self, name: str) -> Any:
         if name not in self.columns:
             raise KeyError(
-                f"the train batch has no column {name!r}, which the loss reads. Add the learner connector piece that makes "
-                f"it, such as GeneralAdvantageEstimation. {did_you_mean(name, self.columns)}"
+                f"the train batch has no column {name!r}, which the loss reads. Add the learner connector piece that "
+                f"makes it, such as GeneralAdvantageEstimation. {did_you_mean(name, self.columns)}"
             )
         if name not in self._gathered:
             self._gathered[name] = tree_map(
