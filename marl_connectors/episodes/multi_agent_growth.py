@@ -343,15 +343,17 @@ class GrowingMultiAgentEpisode(MultiAgentAccess):
                 episode.end(terminated=terminated, truncated=truncated, t=t)
         self.is_terminated, self.is_truncated = every
         if self._all_ended() and self._may_go_by_agents(terminateds, truncateds):
-            any_cut = (
-                self._truncated_before
-                or any(episode.is_truncated for episode in self.agent_episodes.values())
-                or any(cut for agent_id, cut in self._ended_before.items() if agent_id not in self.agent_episodes)
+            lives = self.agent_episodes.values()
+            cut_before = self._truncated_before or any(
+                cut for agent_id, cut in self._ended_before.items() if agent_id not in self.agent_episodes
             )
-            self.is_terminated, self.is_truncated = every[0] or not any_cut, every[1] or any_cut
+            self.is_terminated |= not cut_before and all(episode.is_terminated for episode in lives)
+            self.is_truncated |= cut_before or any(episode.is_truncated for episode in lives)
 
     def _all_ended(self) -> bool:
-        return bool(self.agent_episodes) and all(episode.is_done for episode in self.agent_episodes.values())
+        """Whether there were agents, and none is left."""
+        lives = self.agent_episodes.values()
+        return bool(lives or self._ended_before) and all(episode.is_done for episode in lives)
 
     @staticmethod
     def _may_go_by_agents(terminateds: PerAgent, truncateds: PerAgent) -> bool:
