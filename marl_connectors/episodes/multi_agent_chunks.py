@@ -162,6 +162,8 @@ class ChunkedMultiAgentEpisode(GrowingMultiAgentEpisode):
                 self.attach(episode.agent_id, episode[:])
         self.env_t = other.env_t
         self._module_of.update(other._module_of)
+        if self._spaces_by_agent is None:
+            self._spaces_by_agent = other._spaces_by_agent
         self._append_notes(other)
 
     def _continued_by(self, episode: SingleAgentEpisode) -> SingleAgentEpisode | None:

@@ -290,6 +290,8 @@ def _extras(number):
     return dict(reversed(extras.items())) if number % 2 else extras
 
 
-def cuts(most=3):
+def cuts(most=3, least=0):
     """Pairs of an env step and a lookback."""
-    return st.lists(st.tuples(st.integers(0, 12), st.integers(0, 3) | st.integers(0, 12)), max_size=most)
+    return st.lists(
+        st.tuples(st.integers(0, 12), st.integers(0, 3) | st.integers(0, 12)), min_size=least, max_size=most
+    )

@@ -114,3 +114,14 @@ def test_flags_said_again_end_an_episode_that_went_on_without_agents_also_after_
     for chunk in chunks:
         chunk.add_env_step({"a": 1}, {}, {}, terminateds={"a": True})
         assert chunk.is_terminated and not chunk.is_truncated
+
+
+def test_what_the_first_agent_tells_about_a_dict_space_holds_after_chunks_are_put_together():
+    first = MultiAgentEpisode(id_="e", observation_space=Dict({"a": Discrete(2), "b": Discrete(3)}))
+    first.add_env_reset(observations={})
+    second = first.cut()
+    second.add_env_step({"a": 0}, {}, {})
+    first.concat_episode(second)
+    first.add_env_step({"ghost": 1}, {}, {})
+    assert first.agent_episodes["a"].observation_space == Discrete(2)
+    assert first.agent_episodes["ghost"].observation_space is None

@@ -70,7 +70,7 @@ def test_lists_arrays_and_views_give_the_same(history, cuts, data):
     everything, of_one = asked(data, history, one_hot=True), asked_of_one(data, one_hot=True)
     reference = references(history, cuts)[-1]
     episodes = lists, arrays, viewed = [newest_chunk(kind, history, cuts) for kind in KINDS]
-    assert arrays.is_numpy == viewed.is_numpy == bool(arrays.agent_ids) and not lists.is_numpy
+    assert not lists.is_numpy and (not lists.agent_ids or (arrays.is_numpy and viewed.is_numpy))
     for question in everything:
         expected, answers = question.ask(reference), [question.ask(episode) for episode in episodes]
         assert all(same_answers(question, answer, expected) for answer in answers), (question, answers)
@@ -158,7 +158,7 @@ def test_rewards_of_given_data_are_conserved(history, lookback):
 # Chunks.
 
 
-@given(histories(), cuts(4), TO_NUMPY, st.randoms(use_true_random=False), st.data())
+@given(histories(), cuts(4, least=1), TO_NUMPY, st.randoms(use_true_random=False), st.data())
 def test_chunks_concatenate_in_any_order_to_what_was_never_cut(history, cuts, to_numpy, random, data):
     cuts = history.possible_cuts(cuts)
     chunks, (whole,) = play(history, cuts, to_numpy), play(history)
@@ -279,5 +279,5 @@ def test_the_state_of_views_is_that_of_arrays(history, cuts, data):
     cuts = history.possible_cuts(cuts)
     viewed, reference = newest_chunk("views", history, cuts), references(history, cuts)[-1]
     again = MultiAgentEpisode.from_state(through_json(viewed.get_state()))
-    assert again.is_numpy == viewed.is_numpy and state_of(again) == state_of(viewed)
+    assert (again.is_numpy or not again.agent_ids) and state_of(again) == state_of(viewed)
     assert_equals_reference(asked(data, history), again, reference, but="uncredited")

@@ -104,7 +104,7 @@ def test_a_whole_column_can_take_another_shape(history, cuts, kind, data):
             assert len(life) == len(own)
 
 
-@given(histories(), cuts(), TO_NUMPY)
+@given(histories(), cuts(least=1), TO_NUMPY)
 def test_a_chunk_stays_as_it_is_while_its_successor_grows_and_is_written_to(history, cuts, to_numpy):
     cuts = history.possible_cuts(cuts)
     chunks = play(history, cuts, to_numpy)
@@ -121,7 +121,7 @@ def test_a_chunk_stays_as_it_is_while_its_successor_grows_and_is_written_to(hist
 # Types.
 
 
-@given(histories(spaced=True), cuts(4), TO_NUMPY)
+@given(histories(spaced=True), cuts(4, least=1), TO_NUMPY)
 def test_types_never_drift(history, cuts, to_numpy):
     cuts = history.possible_cuts(cuts)
     chunks, joined, (fresh,) = play(history, cuts, to_numpy), play(history, cuts, to_numpy), play(history)
