@@ -90,9 +90,11 @@ class Log:
         flagged = any(any(flags.values()) for flags in (step.terminateds, step.truncateds) if flags)
         lives = self.now.newest_lives().values()
         over = flagged and bool(lives) and all(life.is_done for life in lives) and (not said or any(said))
-        cut_short = any(life.is_truncated for life in lives)
         terminated, truncated = _flags(step, "__all__")
-        self.flags = (terminated or (over and not cut_short), truncated or (over and cut_short))
+        self.flags = (
+            terminated or (over and all(life.is_terminated for life in lives)),
+            truncated or (over and any(life.is_truncated for life in lives)),
+        )
 
 
 def _flags(step, agent_id):
