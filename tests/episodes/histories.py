@@ -11,7 +11,7 @@ from episodes.reference_life import ACTIONS, OBS
 from gymnasium import spaces
 from hypothesis import strategies as st
 
-AGENT_IDS = ("a", 0, ("team", 1), "b", 1, "1", ("a", "b"), "wolf_2", 7, ("team", ("x", 2)))
+AGENT_IDS = ("a", 0, ("team", 1), "b", 1, "1", ("a", "rider"), "wolf_2", 7, ("team", ("x", 2)))
 EVERYONE = "__all__"
 
 MANY = spaces.Discrete(100)
