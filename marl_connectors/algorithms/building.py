@@ -12,6 +12,7 @@ from marl_connectors import spaces
 from marl_connectors.algorithms.algorithm_config import AlgorithmConfig
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from marl_connectors.connectors.defaults import (
+    add_state_pieces,
     call_builder,
     env_to_module_pipeline,
     learner_pipeline,
@@ -52,7 +53,7 @@ def build_env_to_module(config: AlgorithmConfig, setup: EnvSetup) -> EnvToModule
     )
 
 
-def build_module_to_env(config: AlgorithmConfig, setup: EnvSetup) -> ModuleToEnvPipeline:
+def build_module_to_env(config: AlgorithmConfig, setup: EnvSetup, *, stateful: bool) -> ModuleToEnvPipeline:
     """The module-to-env pipeline, with the user's pieces before actions get the environment's range."""
     input_spaces = setup.space_of_all(0), setup.space_of_all(1)
     custom = call_builder(
@@ -69,6 +70,7 @@ def build_module_to_env(config: AlgorithmConfig, setup: EnvSetup) -> ModuleToEnv
         normalize_actions=config.normalize_actions,
         clip_actions=config.clip_actions,
         add_defaults=config.add_default_connectors_to_module_to_env_pipeline,
+        stateful=stateful,
     )
 
 
@@ -76,6 +78,8 @@ def build_modules(
     config: AlgorithmConfig, setup: EnvSetup, env_to_module: EnvToModulePipeline, seed: int
 ) -> MultiRLModule:
     """All modules, each with the spaces of the agents that are mapped to it.
+
+    If one of them is stateful, the pipeline gets the pieces that it needs.
 
     Raises:
         ConfigError: If a module's spaces cannot be worked out.
@@ -111,9 +115,8 @@ def build_modules(
         state = load_state(multi.load_state_path)
         wanted = multi.modules_to_load
         modules.set_state({m: s for m, s in state.items() if wanted is None or m in wanted})
-    if modules.is_stateful():
-        stateful = [module_id for module_id, module in modules.items() if module.is_stateful()]
-        raise ConfigError(f"rl_module: modules {stateful} are stateful, which this version does not support.")
+    if modules.is_stateful() and config.add_default_connectors_to_env_to_module_pipeline:
+        add_state_pieces(env_to_module)
     return modules.to(config.device)
 
 
@@ -205,6 +208,7 @@ def build_learner(config: AlgorithmConfig, setup: EnvSetup, modules: MultiRLModu
         device=config.device,
         clip_rewards=config.clip_rewards,
         add_defaults=config.add_default_connectors_to_learner_pipeline,
+        stateful=modules.is_stateful(),
     )
     learner_class: Any = config.learner_class or config.get_default_learner_class()
     learner = learner_class(config=config, module=modules, pipeline=pipeline, seed=seed)
@@ -234,7 +238,7 @@ def build_env_runner(
         policy_mapping_fn=config.policy_mapping_fn,
         rl_module=modules,
         env_to_module=env_to_module,
-        module_to_env=build_module_to_env(config, setup),
+        module_to_env=build_module_to_env(config, setup, stateful=modules.is_stateful()),
         explore=explore,
         lookback=max(config.episode_lookback_horizon, needed_lookback(env_to_module)),
         rollout_fragment_length=rollout_fragment_length,

@@ -133,7 +133,7 @@ class ColumnSteps:
         owners = np.repeat(np.arange(len(self.rows.counts)), self.rows.counts)
         episodes = self.rows.episodes
         for i in np.unique(owners[short]).tolist():
-            _check_beginning(episodes[i], column, n, newest, who)
+            check_beginning(episodes[i], column, n, newest, who)
 
 
 class ItemSteps:
@@ -169,7 +169,7 @@ class ItemSteps:
             )
             missing = n - len(items)
             if missing:
-                _check_beginning(self.episode, column, n, newest, who)
+                check_beginning(self.episode, column, n, newest, who)
                 reached[i, :missing] = False
                 blank = zero if not items else tree_map(np.zeros_like, items[0])
                 items = [blank] * missing + list(items)
@@ -197,7 +197,8 @@ def _recent(part: RowPart, column: str, n: int, newest: int) -> Recent:
     return Recent(arranged(values) if type(values) is np.ndarray else tree_map(arranged, values), reached)
 
 
-def _check_beginning(episode: SingleAgentEpisode, column: str, n: int, newest: int, who: str) -> None:
+def check_beginning(episode: SingleAgentEpisode, column: str, n: int, newest: int, who: str) -> None:
+    """Raises a ConnectorError if an episode began before its lookback, so that items exist which are not kept."""
     kept = episode.storage.lookback
     if episode.t_started <= kept:
         return

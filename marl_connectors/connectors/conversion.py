@@ -5,6 +5,7 @@ Used only around pieces that work on items; see ``Phase`` for what their batch l
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,13 @@ import torch
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import item_key, unstack
-from marl_connectors.episodes.column_batch import ColumnBatch, Phase, slice_tree
+from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup, Phase
 from marl_connectors.episodes.info_column import InfoColumn
+from marl_connectors.episodes.sequences import Sequences
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.errors import ConnectorError
 from marl_connectors.rl_module.module_columns import columns_by_module, set_columns_by_module
-from marl_connectors.typing import ModuleID
+from marl_connectors.typing import DEFAULT_MODULE_ID, ModuleID
 
 
 def to_items(batch: ColumnBatch) -> dict[str, Any]:
@@ -26,12 +28,10 @@ def to_items(batch: ColumnBatch) -> dict[str, Any]:
     if batch.phase is Phase.ITEMS:
         items: dict[str, Any] = {}
         for group in batch.groups:
-            for name, column in group.items():
-                by_key = items.setdefault(name, {})
-                begin = 0
-                for episode, count in zip(group.rows.episodes, group.rows.counts, strict=True):
-                    by_key.setdefault(item_key(episode), []).extend(unstack(slice_tree(column, begin, begin + count)))
-                    begin += count
+            if group.sequences is not None:
+                _share_out(items, group, _sequence_items(group), group.sequences.counts.tolist())
+            else:
+                _share_out(items, group, {n: unstack(column) for n, column in group.items()}, group.rows.counts)
         return items
     by_module = columns_by_module(_without_infos(batch))
     for module_id, infos in _infos_by_module(batch).items():
@@ -58,17 +58,64 @@ def to_columns(items: dict[str, Any], like: ColumnBatch) -> ColumnBatch:
         set_columns_by_module(batch, others)
         _set_infos(batch, infos)
         return batch
-    for name, by_key in items.items():
-        remaining = _by_episode(name, by_key, batch) if isinstance(by_key, dict) else {}
-        for group in batch.groups:
+    for group, source in zip(batch.groups, like.groups, strict=True):
+        if source.sequences is not None:
+            _from_sequence_items(items, group, source.sequences)
+            if Columns.INFOS in source:
+                group[Columns.INFOS] = source[Columns.INFOS]
+            continue
+        keys = {item_key(episode) for episode in group.rows.episodes}
+        for name, by_key in items.items():
             if isinstance(by_key, dict):
-                flat = [item for episode in group.rows.episodes for item in remaining[id(episode)]]
+                if name != Columns.OBS and keys.isdisjoint(by_key):
+                    continue  # a column of other groups, such as states
+                own = _by_episode(name, by_key, group)
+                flat = [item for episode in group.rows.episodes for item in own[id(episode)]]
             else:
                 flat = list(by_key)
             if len(flat) != len(group.rows):
                 raise ConnectorError(f"{len(flat)} items of {name!r}, but the batch has {len(group.rows)} rows.")
             group[name] = _stacked(flat, name)
     return batch
+
+
+def _share_out(items: dict[str, Any], group: ColumnGroup, columns: Mapping[str, list], counts: Sequence[int]) -> None:
+    """Puts a group's items, of which each agent episode has so many, under the episodes' keys."""
+    for name, column in columns.items():
+        by_key = items.setdefault(name, {})
+        begin = 0
+        for episode, count in zip(group.rows.episodes, counts, strict=True):
+            by_key.setdefault(item_key(episode), []).extend(column[begin : begin + count])
+            begin += count
+
+
+def _sequence_items(group: ColumnGroup) -> dict[str, list]:
+    """Each sequence of a group is an item, ``[L, ...]``."""
+    found: dict[str, list] = {}
+    for _, columns in group.module_columns():
+        for name in columns:
+            if name != Columns.INFOS:
+                found.setdefault(name, []).extend(unstack(columns[name]))
+    return found
+
+
+def _from_sequence_items(items: dict[str, Any], group: ColumnGroup, sequences: Sequences) -> None:
+    """Rows of what pieces have made of ``_sequence_items``."""
+    sharing: dict[Any, int] = {}
+    by_module: dict[ModuleID, dict[str, list]] = {module_id: {} for module_id in group.module_ids}
+    for episode, count in zip(group.rows.episodes, sequences.counts.tolist(), strict=True):
+        key = item_key(episode)
+        begin = sharing.get(key, 0)
+        sharing[key] = begin + count
+        for name, by_key in items.items():
+            own = by_key.get(key, [])[begin : begin + count]
+            if name != Columns.INFOS and len(own) != count:
+                raise ConnectorError(f"{len(own)} sequences of {name!r} for episode {key}, expected {count}.")
+            by_module[episode.module_id or DEFAULT_MODULE_ID].setdefault(name, []).extend(own)
+    part = ColumnBatch([group], Phase.ITEMS)
+    set_columns_by_module(
+        part, {m: {n: _stacked(own, n) for n, own in c.items() if n != Columns.INFOS} for m, c in by_module.items()}
+    )
 
 
 def _without_infos(batch: ColumnBatch) -> ColumnBatch:
@@ -104,17 +151,16 @@ def _set_infos(batch: ColumnBatch, by_module: dict[ModuleID, list]) -> None:
             )
 
 
-def _by_episode(name: str, by_key: dict[Any, list], batch: ColumnBatch) -> dict[int, list]:
+def _by_episode(name: str, by_key: dict[Any, list], group: ColumnGroup) -> dict[int, list]:
     """The items of a column for each episode (by its ``id``); chunks of one episode, and an agent's lives, share a key.
 
     In a train batch, an episode's last row stands for its last observation, and other columns mean nothing there. So
     a piece may give one item for each step; the last of them is repeated.
     """
     sharing: dict[Any, list[tuple[SingleAgentEpisode, int, bool]]] = {}
-    for group in batch.groups:
-        for episode, count in zip(group.rows.episodes, group.rows.counts, strict=True):
-            has_last = group.rows.acted is not None and count > 1
-            sharing.setdefault(item_key(episode), []).append((episode, count, has_last))
+    for episode, count in zip(group.rows.episodes, group.rows.counts, strict=True):
+        has_last = group.rows.acted is not None and count > 1
+        sharing.setdefault(item_key(episode), []).append((episode, count, has_last))
     found: dict[int, list] = {}
     for key, parts in sharing.items():
         given = by_key.get(key, [])

@@ -12,11 +12,14 @@ from gymnasium import Space
 from marl_connectors.connectors.common.add_observations_from_episodes_to_batch import (
     AddObservationsFromEpisodesToBatch,
 )
+from marl_connectors.connectors.common.add_states_from_episodes_to_batch import AddStatesFromEpisodesToBatch
+from marl_connectors.connectors.common.add_time_dim_to_batch_and_zero_pad import AddTimeDimToBatchAndZeroPad
 from marl_connectors.connectors.common.agent_to_module_mapping import AgentToModuleMapping
 from marl_connectors.connectors.common.batch_individual_items import BatchIndividualItems
 from marl_connectors.connectors.common.module_to_agent_unmapping import ModuleToAgentUnmapping
 from marl_connectors.connectors.common.numpy_to_tensor import NumpyToTensor
 from marl_connectors.connectors.common.tensor_to_numpy import TensorToNumpy
+from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
 from marl_connectors.connectors.learner.add_columns_from_episodes_to_train_batch import (
@@ -29,11 +32,16 @@ from marl_connectors.connectors.module_to_env.get_actions import GetActions
 from marl_connectors.connectors.module_to_env.listify_data_for_vector_env import ListifyDataForVectorEnv
 from marl_connectors.connectors.module_to_env.module_to_env_pipeline import ModuleToEnvPipeline
 from marl_connectors.connectors.module_to_env.normalize_and_clip_actions import NormalizeAndClipActions
+from marl_connectors.connectors.module_to_env.remove_single_ts_time_rank_from_batch import (
+    RemoveSingleTsTimeRankFromBatch,
+)
 from marl_connectors.connectors.module_to_env.unbatch_to_individual_items import UnBatchToIndividualItems
 from marl_connectors.errors import ConfigError
 
 DEFAULT_PIECES = (
     AddObservationsFromEpisodesToBatch,
+    AddTimeDimToBatchAndZeroPad,
+    AddStatesFromEpisodesToBatch,
     AgentToModuleMapping,
     BatchIndividualItems,
     NumpyToTensor,
@@ -41,6 +49,7 @@ DEFAULT_PIECES = (
     TensorToNumpy,
     UnBatchToIndividualItems,
     ModuleToAgentUnmapping,
+    RemoveSingleTsTimeRankFromBatch,
     NormalizeAndClipActions,
     ListifyDataForVectorEnv,
     AddOneTsToEpisodesAndTruncate,
@@ -59,6 +68,7 @@ def env_to_module_pipeline(
     action_space: Space | None = None,
     device: torch.device | str | None = None,
     add_defaults: bool = True,
+    stateful: bool = False,
 ) -> EnvToModulePipeline:
     """Custom pieces first, then the defaults."""
     pieces = list(custom)
@@ -66,7 +76,10 @@ def env_to_module_pipeline(
         pieces.append(AddObservationsFromEpisodesToBatch())
         pieces += [AgentToModuleMapping()] if multi_agent else []
         pieces += [BatchIndividualItems(multi_agent=multi_agent), NumpyToTensor(device=device)]
-    return EnvToModulePipeline(observation_space, action_space, connectors=pieces)
+    pipeline = EnvToModulePipeline(observation_space, action_space, connectors=pieces)
+    if add_defaults and stateful:
+        add_state_pieces(pipeline)
+    return pipeline
 
 
 def module_to_env_pipeline(
@@ -78,6 +91,7 @@ def module_to_env_pipeline(
     normalize_actions: bool = True,
     clip_actions: bool = False,
     add_defaults: bool = True,
+    stateful: bool = False,
 ) -> ModuleToEnvPipeline:
     """The defaults, with custom pieces before actions get the environment's range."""
     if not add_defaults:
@@ -93,7 +107,10 @@ def module_to_env_pipeline(
         NormalizeAndClipActions(normalize_actions=normalize_actions, clip_actions=clip_actions),
         ListifyDataForVectorEnv(),
     ]
-    return ModuleToEnvPipeline(observation_space, action_space, connectors=pieces)
+    pipeline = ModuleToEnvPipeline(observation_space, action_space, connectors=pieces)
+    if stateful:
+        add_state_pieces(pipeline)
+    return pipeline
 
 
 def learner_pipeline(
@@ -105,6 +122,7 @@ def learner_pipeline(
     device: torch.device | str | None = None,
     clip_rewards: bool | float | None = None,
     add_defaults: bool = True,
+    stateful: bool = False,
 ) -> LearnerConnectorPipeline:
     """A step more for each episode, custom pieces, then the defaults.
 
@@ -117,7 +135,25 @@ def learner_pipeline(
         pieces += [ClipRewards(clip_rewards=clip_rewards)] if clip_rewards else []
         pieces += [AgentToModuleMapping()] if multi_agent else []
         pieces += [BatchIndividualItems(multi_agent=multi_agent), NumpyToTensor(device=device)]
-    return LearnerConnectorPipeline(observation_space, action_space, connectors=pieces)
+    pipeline = LearnerConnectorPipeline(observation_space, action_space, connectors=pieces)
+    if add_defaults and stateful:
+        add_state_pieces(pipeline)
+    return pipeline
+
+
+def add_state_pieces(pipeline: ConnectorPipelineV2) -> None:
+    """Gives a pipeline of default pieces those that only stateful modules need, unless it has them already."""
+    names = pipeline.names()
+    if isinstance(pipeline, ModuleToEnvPipeline):
+        if RemoveSingleTsTimeRankFromBatch.__name__ not in names:
+            unmapped = ModuleToAgentUnmapping if ModuleToAgentUnmapping.__name__ in names else UnBatchToIndividualItems
+            pipeline.insert_after(unmapped, RemoveSingleTsTimeRankFromBatch())
+        return
+    train = isinstance(pipeline, LearnerConnectorPipeline)
+    sorting = AgentToModuleMapping if AgentToModuleMapping.__name__ in names else BatchIndividualItems
+    for piece in (AddTimeDimToBatchAndZeroPad, AddStatesFromEpisodesToBatch):
+        if piece.__name__ not in names:
+            pipeline.insert_before(sorting, piece(as_learner_connector=train))
 
 
 def call_builder(setting: str, builder: Builder | None, *arguments: Any) -> list[ConnectorV2]:

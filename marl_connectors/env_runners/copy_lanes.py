@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,33 +10,49 @@ from gymnasium import Space
 
 from marl_connectors.env_runners.lanes import Lane, LaneGroup
 from marl_connectors.env_runners.vector_env import EnvCopy
-from marl_connectors.typing import AgentID
+from marl_connectors.rl_module.module_states import state_kind
+from marl_connectors.rl_module.multi_rl_module import MultiRLModule
+from marl_connectors.typing import AgentID, ModuleID
 
 
 class CopyLanes:
     """Finds lanes by environment copy and agent, opens and closes them.
 
     Attributes:
-        groups: The lanes, by observation and action space.
-        group_agents: For each group, an agent with its spaces.
+        groups: The lanes, by observation and action space, and by the kind of state that their modules have.
+        group_members: For each group, an agent with its spaces, and a module with its kind of state (None for none).
         by_copy: For each copy, agent to lane, in the order in which the copy lists its agents.
     """
 
-    def __init__(self, num_copies: int, agent_spaces: Callable[[AgentID], tuple[Space, Space]], lookback: int):
+    def __init__(
+        self,
+        num_copies: int,
+        agent_spaces: Callable[[AgentID], tuple[Space, Space]],
+        rl_module: MultiRLModule,
+        lookback: int,
+    ):
         self.groups: list[LaneGroup] = []
-        self.group_agents: list[AgentID] = []
+        self.group_members: list[tuple[AgentID, ModuleID | None]] = []
         self.by_copy: list[dict[AgentID, Lane]] = [{} for _ in range(num_copies)]
         self._agent_spaces = agent_spaces
+        self._rl_module = rl_module
         self._lookback = lookback
 
     def in_order(self) -> list[Lane]:
         """All live lanes, in the order of the copies and their agents."""
         return [lane for lanes in self.by_copy for lane in lanes.values()]
 
-    def open(self, env_index: int, agent_id: AgentID) -> Lane:
-        """Gives an agent a lane."""
-        group = self._group_of(agent_id)
+    def open(self, env_index: int, agent_id: AgentID, module_id: ModuleID) -> Lane:
+        """Gives an agent a lane that is fit for a module."""
+        group = self._group_of(agent_id, module_id)
         return self._add(group.open(env_index, agent_id))
+
+    def fit(self, env_index: int, modules: Mapping[AgentID, ModuleID]) -> bool:
+        """Whether exactly these agents, in this order, have lanes that are fit for these modules."""
+        lanes = self.by_copy[env_index]
+        return list(lanes) == list(modules) and all(
+            lane.group.state_kind == state_kind(self._rl_module[modules[agent_id]]) for agent_id, lane in lanes.items()
+        )
 
     def reopen(self, group_index: int, number: int, env_index: int, slot: int, agent_id: AgentID) -> Lane:
         """Gives an agent the lane that it had at a checkpoint."""
@@ -64,31 +80,33 @@ class CopyLanes:
 
     def clear(self) -> None:
         """Forgets all lanes and groups."""
-        self.groups, self.group_agents = [], []
+        self.groups, self.group_members = [], []
         self.by_copy = [{} for _ in self.by_copy]
 
-    def make_room(self, copies: Sequence[EnvCopy]) -> None:
-        """Makes the rollouts wide enough for all agents of the copies."""
+    def make_room(self, modules_by_copy: Sequence[Mapping[AgentID, ModuleID]]) -> None:
+        """Makes the rollouts wide enough for the agents of all copies."""
         counts: dict[LaneGroup, list[int]] = {}
-        for copy in copies:
-            for agent_id in copy.agents:
-                per_copy = counts.setdefault(self._group_of(agent_id), [0] * len(self.by_copy))
-                per_copy[copy.index] += 1
+        for env_index, modules in enumerate(modules_by_copy):
+            for agent_id, module_id in modules.items():
+                per_copy = counts.setdefault(self._group_of(agent_id, module_id), [0] * len(self.by_copy))
+                per_copy[env_index] += 1
         for group, per_copy in counts.items():
             group.make_room(sum(per_copy))
             group.num_slots = group.num_slots or max(per_copy)
 
-    def _group_of(self, agent_id: AgentID) -> LaneGroup:
+    def _group_of(self, agent_id: AgentID, module_id: ModuleID) -> LaneGroup:
         observation_space, action_space = self._agent_spaces(agent_id)
+        kind = state_kind(self._rl_module[module_id])
         for group in self.groups:
-            if group.matches(observation_space, action_space):
+            if group.matches(observation_space, action_space, kind):
                 return group
-        return self.add_group(agent_id)
+        return self.add_group(agent_id, None if kind is None else module_id)
 
-    def add_group(self, agent_id: AgentID) -> LaneGroup:
-        """A group for agents with spaces like this one's."""
-        self.groups.append(LaneGroup(len(self.groups), *self._agent_spaces(agent_id), self._lookback))
-        self.group_agents.append(agent_id)
+    def add_group(self, agent_id: AgentID, module_id: ModuleID | None) -> LaneGroup:
+        """A group for agents with spaces like this one's, and modules with a state like this one's (None: without)."""
+        kind = None if module_id is None else state_kind(self._rl_module[module_id])
+        self.groups.append(LaneGroup(len(self.groups), *self._agent_spaces(agent_id), self._lookback, kind))
+        self.group_members.append((agent_id, module_id))
         return self.groups[-1]
 
     def set_clocks(self, copies: Sequence[EnvCopy]) -> None:

@@ -63,7 +63,8 @@ def check_forward_batch(batch: ColumnBatch, rl_module: MultiRLModule) -> None:
     for group in batch.groups:
         for module_id in group.module_ids:
             space = rl_module[module_id].observation_space
-            shape = tuple(getattr(group.get(Columns.OBS), "shape", ()))[1:]
+            lead = 2 if Columns.STATE_IN in group else 1  # rows, and for a stateful module time
+            shape = tuple(getattr(group.get(Columns.OBS), "shape", ()))[lead:]
             if isinstance(space, Box) and Columns.OBS in group and shape != space.shape:
                 raise ModuleError(
                     f"module {module_id!r}: it was built for {spaces.describe(space)}, but the env-to-module pipeline "

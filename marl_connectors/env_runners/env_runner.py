@@ -26,7 +26,7 @@ from marl_connectors.env_runners.data_checks import bad_observations, bad_reward
 from marl_connectors.env_runners.done_episodes import first_of_each_copy
 from marl_connectors.env_runners.episode_metrics import EpisodeTally, summarize
 from marl_connectors.env_runners.lanes import Lane, LaneGroup, picker
-from marl_connectors.env_runners.random_actions import random_actions
+from marl_connectors.env_runners.random_actions import random_batch
 from marl_connectors.env_runners.replayable_episodes import ReplayableEpisodes
 from marl_connectors.env_runners.saved_batch import batch_from_state, batch_to_state
 from marl_connectors.env_runners.vector_env import Transition, VectorEnv
@@ -34,7 +34,6 @@ from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup
 from marl_connectors.errors import CheckpointError, ConfigError
 from marl_connectors.rl_module.distributions import Distribution
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
-from marl_connectors.seeding import stream
 from marl_connectors.typing import AgentID, ModuleID
 
 PolicyMappingFn = Callable[..., ModuleID]
@@ -267,7 +266,8 @@ class EnvRunner:
 
     def _take_step(self, explore: bool, at_random: bool) -> None:
         """A hot path: everything here is per vector step and group, nothing is per agent."""
-        batch = self._random_batch() if at_random else self._forward(explore)
+        groups = [group for group, _ in self._live]
+        batch = random_batch(self._seed, self._noise.step, groups, self._batch) if at_random else self._forward(explore)
         actions: list[Any] = []
         for (group, _), columns in zip(self._live, batch.groups, strict=True):
             group.rollout.record(group.positions, columns)
@@ -294,13 +294,6 @@ class EnvRunner:
         return self.module_to_env.run(
             outputs, rl_module=module, episodes=self._episodes.ongoing, explore=explore, shared_data=self._shared_data
         )
-
-    def _random_batch(self) -> ColumnBatch:
-        batch = ColumnBatch([ColumnGroup(group.rows) for group, _ in self._live])
-        for (group, _), columns in zip(self._live, batch.groups, strict=True):
-            rng = stream(self._seed, "random actions", group.index, self._noise.step)
-            columns.update(random_actions(group.rollout.action_space, len(columns.rows), rng))
-        return batch
 
     def _credit(self, group: LaneGroup, rewards: Any) -> None:
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -125,11 +125,12 @@ class Lane:
 
 
 class LaneGroup:
-    """All lanes of agents with like observation and action spaces, over one rollout.
+    """All lanes of agents with like spaces whose modules have like states, over one rollout.
 
     Attributes:
         index: The group's place among the groups.
         rollout: The columns of the current fragment.
+        state_kind: What the states of the lanes' modules are like; None for stateless ones.
         lanes: The live lanes, in the order of the rows: by module, copy and slot.
         numbers: ``[B]`` the lanes' numbers in that order, or None if they are ``0, 1, ..., num_lanes - 1``.
         positions: Of the newest rows, in that order.
@@ -137,8 +138,11 @@ class LaneGroup:
         t: ``[B]`` int32, the env step of each newest observation, in the order of the rows.
     """
 
-    def __init__(self, index: int, observation_space: Space, action_space: Space, lookback: int):
+    def __init__(
+        self, index: int, observation_space: Space, action_space: Space, lookback: int, state_kind: Hashable = None
+    ):
         self.index = index
+        self.state_kind = state_kind
         self.lookback = lookback
         self.rollout = Rollout(observation_space, action_space, num_rows=lookback + 2, num_lanes=0)
         self.lanes: list[Lane] = []
@@ -154,9 +158,14 @@ class LaneGroup:
         self.num_slots = 0
         """Slots that every copy has from the start; lanes beyond are of late joiners."""
 
-    def matches(self, observation_space: Space, action_space: Space) -> bool:
-        """Whether agents of these spaces belong here."""
-        return self.rollout.observation_space == observation_space and self.rollout.action_space == action_space
+    def matches(self, observation_space: Space, action_space: Space, state_kind: Hashable) -> bool:
+        """Whether agents of these spaces, and of modules with such a state, belong here."""
+        rollout = self.rollout
+        return (
+            rollout.observation_space == observation_space
+            and rollout.action_space == action_space
+            and self.state_kind == state_kind
+        )
 
     def make_room(self, num_lanes: int) -> None:
         """Makes the rollout exactly wide enough for that many lanes, if it is not yet."""

@@ -51,7 +51,7 @@ class OngoingEpisodes:
         single_agent: bool,
         lookback: int,
     ):
-        self.lanes = CopyLanes(len(vector_env.copies), agent_spaces, lookback)
+        self.lanes = CopyLanes(len(vector_env.copies), agent_spaces, rl_module, lookback)
         self.ongoing: list[Episode] = []
         self.done: list[DoneEpisode] = []
         self.ended: list[Episode] = []
@@ -87,8 +87,9 @@ class OngoingEpisodes:
         first = [self._vector_env.reset(copy) for copy in copies]
         self.done = []
         self.lanes.restart()
-        self.lanes.make_room(copies)
-        self.ongoing = [self._begin_episode(copy) for copy in copies]
+        begun = [self._mapped(copy) for copy in copies]
+        self.lanes.make_room([modules for _, modules in begun])
+        self.ongoing = [self._begin_episode(copy, *own) for copy, own in zip(copies, begun, strict=True)]
         for copy, (_, infos) in zip(copies, first, strict=True):
             self.lanes.write_infos(copy.index, infos)
         return [
@@ -97,39 +98,48 @@ class OngoingEpisodes:
             for agent_id in copy.agents
         ]
 
-    def _begin_episode(self, copy: EnvCopy) -> Episode:
-        """The copy's next episode, in new lanes, or in those that its agents have."""
-        index, id_ = copy.index, f"{copy.index}-{copy.episode_number}"
-        lanes = self.lanes.by_copy[index]
-        for agent_id in copy.agents:
-            if agent_id not in lanes:
-                self.lanes.open(index, agent_id)
-        self._tallies[index] = EpisodeTally()
+    def _mapped(self, copy: EnvCopy) -> tuple[MultiAgentEpisode | None, dict[AgentID, ModuleID]]:
+        """The copy's next episode, still without agents (None for a single one), and the modules of its agents."""
         if self._single_agent:
-            lane = lanes[copy.agents[0]]
-            lane.module_id = DEFAULT_MODULE_ID
-            return lane.begin_episode(id_)
+            return None, dict.fromkeys(copy.agents, DEFAULT_MODULE_ID)
         episode = MultiAgentEpisode.from_agent_episodes(
-            id_, {}, env_t_started=0, env_t=0, agent_to_module_mapping_fn=self._mapping
+            f"{copy.index}-{copy.episode_number}",
+            {},
+            env_t_started=0,
+            env_t=0,
+            agent_to_module_mapping_fn=self._mapping,
         )
-        for agent_id in copy.agents:
-            self._begin_agent(episode, lanes[agent_id])
+        return episode, {agent_id: self._module_for(episode, agent_id) for agent_id in copy.agents}
+
+    def _begin_episode(
+        self, copy: EnvCopy, episode: MultiAgentEpisode | None, modules: dict[AgentID, ModuleID]
+    ) -> Episode:
+        """Lets the agents begin, in new lanes, or in those that they have."""
+        index = copy.index
+        lanes = self.lanes.by_copy[index]
+        self._tallies[index] = EpisodeTally()
+        for agent_id, module_id in modules.items():
+            lane = lanes.get(agent_id) or self.lanes.open(index, agent_id, module_id)
+            if episode is None:
+                lane.module_id = module_id
+                return lane.begin_episode(f"{index}-{copy.episode_number}")
+            self._begin_agent(episode, lane, module_id)
+        assert episode is not None
         return episode
 
-    def _begin_agent(self, episode: MultiAgentEpisode, lane: Lane) -> None:
+    def _begin_agent(self, episode: MultiAgentEpisode, lane: Lane, module_id: ModuleID) -> None:
         agent_id = lane.agent_id
-        lane.module_id = self._module_for(episode, lane)
-        id_ = f"{episode.id_}/{agent_id}/{episode.env_t}"
-        episode.attach(agent_id, lane.begin_episode(id_, agent_id, lane.module_id, episode.id_))
-
-    def _module_for(self, episode: MultiAgentEpisode, lane: Lane) -> ModuleID:
-        agent_id = lane.agent_id
-        module_id = ask_mapping(episode, agent_id)
-        if module_id not in self._rl_module:
-            raise unknown_module(agent_id, module_id, self._rl_module)
         if (lane.group.index, module_id) not in self._fitting:
             self._check_fit(lane, module_id)
             self._fitting.add((lane.group.index, module_id))
+        lane.module_id = module_id
+        id_ = f"{episode.id_}/{agent_id}/{episode.env_t}"
+        episode.attach(agent_id, lane.begin_episode(id_, agent_id, module_id, episode.id_))
+
+    def _module_for(self, episode: MultiAgentEpisode, agent_id: AgentID) -> ModuleID:
+        module_id = ask_mapping(episode, agent_id)
+        if module_id not in self._rl_module:
+            raise unknown_module(agent_id, module_id, self._rl_module)
         return module_id
 
     def _check_fit(self, lane: Lane, module_id: ModuleID) -> None:
@@ -149,7 +159,8 @@ class OngoingEpisodes:
         episode.env_t = copy.t
         for agent_id in copy.agents:
             if agent_id not in lanes:
-                self._begin_agent(episode, self.lanes.open(copy.index, agent_id))
+                module_id = self._module_for(episode, agent_id)
+                self._begin_agent(episode, self.lanes.open(copy.index, agent_id, module_id), module_id)
         self.lanes.write_infos(copy.index, transition.infos)
 
     # Ends.
@@ -225,15 +236,16 @@ class OngoingEpisodes:
     def _begin_after(self, copy: EnvCopy) -> bool:
         """The copy's next episode, after one that has ended; True if lanes were opened or closed, or changed module."""
         lanes = self.lanes.by_copy[copy.index]
-        modules = {agent_id: lane.module_id for agent_id, lane in lanes.items()}
-        same_agents = list(lanes) == copy.agents  # in the same order
-        if same_agents:
+        before = {agent_id: lane.module_id for agent_id, lane in lanes.items()}
+        episode, modules = self._mapped(copy)
+        fit = self.lanes.fit(copy.index, modules)
+        if fit:
             for lane in lanes.values():
                 lane.group.skip_row(lane)
         else:
             self.lanes.close(copy.index, list(lanes))
-        self.ongoing[copy.index] = self._begin_episode(copy)
-        return not same_agents or modules != {agent_id: lane.module_id for agent_id, lane in lanes.items()}
+        self.ongoing[copy.index] = self._begin_episode(copy, episode, modules)
+        return not fit or modules != before
 
     def ended_rows(self) -> list[ColumnGroup]:
         """The last observations of the agents that ended in the newest step, for pieces that write to episodes."""

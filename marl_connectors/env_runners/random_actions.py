@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from gymnasium import Space, spaces
 
 from marl_connectors.columns import Columns
+from marl_connectors.env_runners.lanes import LaneGroup
+from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup
+from marl_connectors.seeding import stream
 from marl_connectors.spaces import stack
+from marl_connectors.trees import tree_map
 
 
 def random_actions(space: Space, num: int, rng: np.random.Generator) -> dict[str, Any]:
@@ -22,3 +28,25 @@ def random_actions(space: Space, num: int, rng: np.random.Generator) -> dict[str
         return {**columns, Columns.ACTIONS_FOR_ENV: actions + space.start} if space.start else columns
     space.seed(int(rng.integers(2**31)))
     return {Columns.ACTIONS: stack([space.sample() for _ in range(num)], space)}
+
+
+def random_batch(seed: int, step: int, groups: Sequence[LaneGroup], waiting: ColumnBatch | None) -> ColumnBatch:
+    """What the modules would have put out, drawn at random. A stateful module that is not asked keeps its state.
+
+    Args:
+        seed: The run's.
+        step: The number of the vector step; with the seed, it names the random stream.
+        groups: The groups with live lanes.
+        waiting: The forward batch that the modules do not get.
+    """
+    batch = ColumnBatch([ColumnGroup(group.rows) for group in groups])
+    for i, (group, columns) in enumerate(zip(groups, batch.groups, strict=True)):
+        rng = stream(seed, "random actions", group.index, step)
+        columns.update(random_actions(group.rollout.action_space, len(columns.rows), rng))
+        if waiting is not None and Columns.STATE_IN in waiting.groups[i]:
+            columns[Columns.STATE_OUT] = tree_map(_array, waiting.groups[i][Columns.STATE_IN])
+    return batch
+
+
+def _array(leaf: Any) -> np.ndarray:
+    return leaf.cpu().numpy() if isinstance(leaf, torch.Tensor) else leaf

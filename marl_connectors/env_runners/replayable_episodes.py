@@ -61,13 +61,13 @@ class ReplayableEpisodes(OngoingEpisodes):
             "observed": self._observed,
             "groups": [
                 {
-                    "agent_id": agent_id,
+                    "members": list(members),
                     "num_lanes": group.rollout.num_lanes,
                     "num_slots": group.num_slots,
                     "slots": group.get_slots(),
                     "rollout": group.rollout.get_state(),
                 }
-                for group, agent_id in zip(self.lanes.groups, self.lanes.group_agents, strict=True)
+                for group, members in zip(self.lanes.groups, self.lanes.group_members, strict=True)
             ],
             "lanes": [
                 {
@@ -101,7 +101,7 @@ class ReplayableEpisodes(OngoingEpisodes):
         self._fitting = set()
         self._observed = state["observed"]
         for own in state["groups"]:
-            group = self.lanes.add_group(own["agent_id"])
+            group = self.lanes.add_group(*own["members"])
             group.make_room(own["num_lanes"])
             group.num_slots = own["num_slots"]
             group.set_slots(own["slots"])

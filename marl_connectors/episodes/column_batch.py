@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Any
 
 from marl_connectors.episodes.rows import Rows
+from marl_connectors.episodes.sequences import PaddedColumns, Sequences
 from marl_connectors.typing import ModuleID
 
 
@@ -27,10 +28,11 @@ class ColumnGroup(dict[str, Any]):
         module_ids: The modules that have rows here, in order.
         splits: Module ``i`` has rows ``splits[i]:splits[i + 1]``.
         rows_per_module: How many rows each module has, or None if they differ.
+        sequences: In a train batch of stateful modules, how the rows follow one another; the columns stay rows.
         action_dist_cls: Set by GetActions when it leaves the log-probabilities to be computed for the whole fragment.
     """
 
-    __slots__ = ("action_dist_cls", "module_ids", "rows", "rows_per_module", "splits")
+    __slots__ = ("action_dist_cls", "module_ids", "rows", "rows_per_module", "sequences", "splits")
 
     def __init__(self, rows: Rows):
         super().__init__()
@@ -38,16 +40,22 @@ class ColumnGroup(dict[str, Any]):
         self.module_ids: tuple[ModuleID, ...] = rows.module_ids
         self.splits: tuple[int, ...] = rows.splits
         self.rows_per_module: int | None = rows.rows_per_module
+        self.sequences: Sequences | None = None
         self.action_dist_cls: type | None = None
 
     def like(self) -> ColumnGroup:
         """A group for the same rows without columns."""
         group = ColumnGroup(self.rows)
         group.module_ids, group.splits, group.rows_per_module = self.module_ids, self.splits, self.rows_per_module
+        group.sequences = self.sequences
         return group
 
-    def module_columns(self) -> Iterator[tuple[ModuleID, dict[str, Any]]]:
-        """Each module's own part of all columns."""
+    def module_columns(self) -> Iterator[tuple[ModuleID, Mapping[str, Any]]]:
+        """Each module's own part of all columns, as the module gets it: sequences are filled up."""
+        if self.sequences is not None:
+            for i, module_id in enumerate(self.module_ids):
+                yield module_id, PaddedColumns(self, self.sequences, i)
+            return
         for module_id, begin, end in zip(self.module_ids, self.splits, self.splits[1:], strict=False):
             yield module_id, {name: slice_tree(column, begin, end) for name, column in self.items()}
 

@@ -92,6 +92,27 @@ class Rows:
         values = [_get(part, column, offset, fill) for part in self.parts]
         return values[0] if len(values) == 1 else tree_map(lambda *leaves: np.concatenate(leaves), *values)
 
+    def reached(self, offset: int) -> np.ndarray:
+        """``[B]`` bool, whether the agent's episode (with its lookback) has a row at an offset; see ``get``."""
+        return np.concatenate([_wanted(part, offset)[1] for part in self.parts])
+
+    def at(self, index: np.ndarray) -> Rows:
+        """Some of the rows, for reading and writing only.
+
+        Args:
+            index: ``[N]`` their numbers, ascending.
+        """
+        parts: list[RowPart] = []
+        begin = 0
+        for part in self.parts:
+            end = begin + len(part.first)
+            own = index[slice(*np.searchsorted(index, [begin, end]))] - begin
+            if len(own):
+                positions = _positions(part)[own]
+                parts.append(RowPart(part.rollout, positions, part.first[own], part.last[own]))
+            begin = end
+        return Rows(tuple(parts), module_ids=(), splits=(len(index),), episodes=[], counts=[])
+
     def set(self, column: str, values: Tree) -> None:
         """Writes items, ``[B, ...]``, back to the trajectories, where all later pieces and pipelines see them."""
         begin = 0
@@ -106,10 +127,7 @@ def _get(part: RowPart, column: str, offset: int, fill: float | None) -> Tree:
     rollout, positions = part.rollout, part.positions
     if offset == 0:
         return rollout.read(column, positions)
-    if isinstance(positions, slice):
-        positions = np.arange(positions.start, positions.stop, positions.step)
-    wanted = positions + offset * rollout.num_lanes
-    reached = (wanted >= part.first) & (wanted <= part.last)
+    wanted, reached = _wanted(part, offset)
     if reached.all():
         return rollout.read(column, wanted)
     if fill is None:
@@ -117,7 +135,7 @@ def _get(part: RowPart, column: str, offset: int, fill: float | None) -> Tree:
             f"Rows: {int((~reached).sum())} of {len(wanted)} rows have no {column!r} at offset {offset}; the agent's "
             f"episode does not reach that far. Pass fill=, or raise episode_lookback_horizon."
         )
-    values = rollout.read(column, np.where(reached, wanted, positions))
+    values = rollout.read(column, np.where(reached, wanted, _positions(part)))
 
     def filled(leaf: np.ndarray) -> np.ndarray:
         leaf = leaf.copy()
@@ -125,3 +143,14 @@ def _get(part: RowPart, column: str, offset: int, fill: float | None) -> Tree:
         return leaf
 
     return tree_map(filled, values)
+
+
+def _positions(part: RowPart) -> np.ndarray:
+    positions = part.positions
+    return np.arange(positions.start, positions.stop) if isinstance(positions, slice) else positions
+
+
+def _wanted(part: RowPart, offset: int) -> tuple[np.ndarray, np.ndarray]:
+    """Where the rows at an offset are, and whether they are the agent's own."""
+    wanted = _positions(part) + offset * part.rollout.num_lanes
+    return wanted, (wanted >= part.first) & (wanted <= part.last)

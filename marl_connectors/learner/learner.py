@@ -17,7 +17,7 @@ from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup
 from marl_connectors.episodes.packing import rows_of_episodes
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.errors import LearnerError
-from marl_connectors.learner.minibatches import MiniBatch, minibatches_of_epoch
+from marl_connectors.learner.minibatches import MemberColumns, MiniBatch, minibatches_of_epoch
 from marl_connectors.learner.optimizers import Optimizers
 from marl_connectors.rl_module.bucket import Bucket
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
@@ -85,8 +85,8 @@ class Learner(ABC):
                 self.compute_loss_for_module(
                     module_id=module_id,
                     config=self.config.get_config_for_module(module_id),
-                    batch={name: _member(batch[name], i) for name in batch},
-                    fwd_out={name: _member(fwd_out[name], i) for name in fwd_out},
+                    batch=MemberColumns(batch, i),
+                    fwd_out=MemberColumns(fwd_out, i),
                 )
             )
         return torch.stack(losses)
@@ -287,11 +287,3 @@ class Learner(ABC):
         self._seed = state["seed"]
         self.num_updates = state["num_updates"]
         self.timestep = state["timestep"]
-
-
-def _member(column: Any, index: int) -> Any:
-    if isinstance(column, dict):
-        return {key: _member(part, index) for key, part in column.items()}
-    if isinstance(column, tuple):
-        return tuple(_member(part, index) for part in column)
-    return column[index]

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from marl_connectors.episodes.column_batch import ColumnGroup
+from marl_connectors.episodes.sequences import PaddedColumns, Sequences
 from marl_connectors.errors import did_you_mean
 from marl_connectors.rl_module.bucket import Bucket
 from marl_connectors.trees import tree_map
@@ -28,10 +29,7 @@ class _Epoch:
 
     def column(self, name: str) -> Any:
         if name not in self.columns:
-            raise KeyError(
-                f"the train batch has no column {name!r}, which the loss reads. Add the learner connector piece that "
-                f"makes it, such as GeneralAdvantageEstimation. {did_you_mean(name, self.columns)}"
-            )
+            raise _missing(name, self.columns)
         if name not in self._gathered:
             self._gathered[name] = tree_map(
                 lambda leaf: leaf.index_select(0, self._order.to(leaf.device)), self.columns[name]
@@ -39,12 +37,34 @@ class _Epoch:
         return self._gathered[name]
 
 
+class _EpochOfSequences:
+    """The same for a stateful module: its sequences in the epoch's order, filled up with zeros."""
+
+    def __init__(self, group: ColumnGroup, sequences: Sequences, module: int, order: np.ndarray):
+        self.columns = PaddedColumns(group, sequences, module, order)
+
+    def column(self, name: str) -> Any:
+        if name not in self.columns:
+            raise _missing(name, self.columns)
+        return self.columns[name]
+
+
+def _missing(name: str, columns: Mapping[str, Any]) -> KeyError:
+    return KeyError(
+        f"the train batch has no column {name!r}, which the loss reads. Add the learner connector piece that "
+        f"makes it, such as GeneralAdvantageEstimation. {did_you_mean(name, columns)}"
+    )
+
+
 class MiniBatchColumns(Mapping[str, Any]):
-    """The columns of one minibatch: ``[B, ...]`` for one module, ``[M, B, ...]`` for a stacked bucket."""
+    """The columns of one minibatch: ``[B, ...]`` for one module, ``[M, B, ...]`` for a stacked bucket.
+
+    For a stateful module they are sequences, ``[S, L, ...]``; ``loss_mask`` is False where a step means nothing.
+    """
 
     __slots__ = ("_begin", "_end", "_epoch", "_stack")
 
-    def __init__(self, epoch: _Epoch, begin: int, end: int, stack: int | None):
+    def __init__(self, epoch: _Epoch | _EpochOfSequences, begin: int, end: int, stack: int | None):
         self._epoch = epoch
         self._begin = begin
         self._end = end
@@ -58,11 +78,36 @@ class MiniBatchColumns(Mapping[str, Any]):
         part = leaf[self._begin : self._end]
         return part if self._stack is None else part.unflatten(0, (self._stack, -1))
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._epoch.columns
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._epoch.columns)
 
     def __len__(self) -> int:
         return len(self._epoch.columns)
+
+
+class MemberColumns(Mapping[str, Any]):
+    """One module's part of the columns of a stacked bucket: ``[B, ...]`` of ``[M, B, ...]``."""
+
+    __slots__ = ("_columns", "_index")
+
+    def __init__(self, columns: Mapping[str, Any], index: int):
+        self._columns = columns
+        self._index = index
+
+    def __getitem__(self, name: str) -> Any:
+        return tree_map(lambda leaf: leaf[self._index], self._columns[name])
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._columns
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
 
 
 @dataclass(slots=True)
@@ -71,9 +116,9 @@ class MiniBatch:
 
     Attributes:
         module_ids: Whose rows these are.
-        columns: ``[B, ...]`` each, or ``[M, B, ...]`` if ``is_stacked``.
+        columns: ``[B, ...]`` each, or ``[M, B, ...]`` if ``is_stacked``; of a stateful module ``[S, L, ...]``.
         is_stacked: Whether the columns have a first axis for the modules.
-        size: ``B``.
+        size: ``B``; of a stateful module, how many steps of its sequences are real.
     """
 
     module_ids: tuple[ModuleID, ...]
@@ -93,15 +138,21 @@ def minibatches_of_epoch(
 
     A module's rows are dealt out evenly: ``ceil(rows / size)`` minibatches whose sizes differ by at most one, so no
     row is left out and none is in a tiny minibatch. Each module has its own number of them. Modules of a bucket with
-    equally many rows go through together, stacked.
+    equally many rows go through together, stacked. A stateful module's sequences are dealt out whole, so that each
+    minibatch has about as many steps as the others.
 
     Args:
         group: The train batch, in tensors.
         bucket: The bucket of exactly the group's modules, if they may run stacked.
         size_of: A module's minibatch size; None for all rows at once.
-        shuffle: ``(module_id, rows)`` to a permutation of ``range(rows)``; None to keep the order.
+        shuffle: ``(module_id, rows)`` to a permutation of ``range(rows)``; None to keep the order. Of a stateful
+            module, sequences are permuted.
     """
     ids, splits = group.module_ids, group.splits
+    if group.sequences is not None:
+        for i, module_id in enumerate(ids):
+            yield from _dealt_in_sequences(group, group.sequences, i, size_of(module_id), shuffle)
+        return
     sizes = {size_of(module_id) for module_id in ids}
     if bucket is not None and group.rows_per_module is not None and len(sizes) == 1:
         yield from _dealt(group, ids, splits[:-1], group.rows_per_module, sizes.pop(), shuffle)
@@ -134,3 +185,27 @@ def _dealt(
     for begin, end in itertools.pairwise(bounds):
         columns = MiniBatchColumns(epoch, count * begin, count * end, count if count > 1 else None)
         yield MiniBatch(module_ids, columns, count > 1, end - begin)
+
+
+def _dealt_in_sequences(
+    group: ColumnGroup,
+    sequences: Sequences,
+    module: int,
+    size: int | None,
+    shuffle: Callable[[ModuleID, int], np.ndarray] | None,
+) -> Iterator[MiniBatch]:
+    module_id = group.module_ids[module]
+    begin, end = sequences.splits[module : module + 2]
+    if begin == end:
+        return
+    order = begin + (np.arange(end - begin) if shuffle is None else shuffle(module_id, end - begin))
+    steps = np.concatenate([[0], np.cumsum(sequences.lengths[order])])
+    number = min(math.ceil(int(steps[-1]) / size) if size else 1, len(order))
+    # Each minibatch ends with the sequence that brings it nearest to its share of the steps, and has at least one.
+    ends = np.searchsorted(steps, steps[-1] * np.arange(1, number) / number - sequences.lengths.mean() / 2)
+    ends = np.maximum.accumulate(np.maximum(ends, 1) - np.arange(number - 1)) + np.arange(number - 1)
+    ends = np.minimum(ends, len(order) - np.arange(number - 1, 0, -1))
+    epoch = _EpochOfSequences(group, sequences, module, order)
+    for first, last in itertools.pairwise([0, *ends.tolist(), len(order)]):
+        columns = MiniBatchColumns(epoch, first, last, None)
+        yield MiniBatch((module_id,), columns, False, int(steps[last] - steps[first]))

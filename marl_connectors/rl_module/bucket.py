@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from marl_connectors.rl_module.module_columns import concatenated
 from marl_connectors.rl_module.rl_module import RLModule
+from marl_connectors.trees import tree_map
 from marl_connectors.typing import ModuleID
 
 
@@ -94,13 +96,14 @@ class Bucket:
         """``[M * B, ...]`` columns as the twin takes them, ``[M, B, ...]``; views."""
         if len(self.modules) == 1:
             return dict(columns)
-        return {k: v.reshape(len(self.modules), rows_per_module, *v.shape[1:]) for k, v in columns.items()}
+        lead = len(self.modules), rows_per_module
+        return {k: tree_map(lambda leaf: leaf.reshape(*lead, *leaf.shape[1:]), v) for k, v in columns.items()}
 
     def unstack(self, columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What the twin gave, ``[M, B, ...]``, as ``[M * B, ...]`` columns."""
         if len(self.modules) == 1:
             return dict(columns)
-        return {k: v.flatten(0, 1) for k, v in columns.items()}
+        return {k: tree_map(lambda leaf: leaf.flatten(0, 1), v) for k, v in columns.items()}
 
     def gradient_norms(self) -> Tensor:
         """``[M]`` Euclidean norms of the members' gradients."""
@@ -146,4 +149,4 @@ def sort_into_buckets(
 def concatenate(outputs: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """The columns of several modules as one, for the names that all of them have."""
     names = [name for name in outputs[0] if all(name in output for output in outputs)]
-    return {name: torch.cat([output[name] for output in outputs]) for name in names}
+    return {name: concatenated([output[name] for output in outputs]) for name in names}

@@ -22,6 +22,7 @@ class DefaultModelConfig:
         free_log_std: For Box actions: whether the log standard deviations are parameters of their own instead of
             outputs that depend on the observation.
         log_std_clip_param: For Box actions: the log standard deviations are kept in ``[-x, x]``.
+        max_seq_len: For stateful modules: how many steps a training sequence has at most.
     """
 
     fcnet_hiddens: Sequence[int] = (256, 256)
@@ -31,6 +32,7 @@ class DefaultModelConfig:
     vf_share_layers: bool = True
     free_log_std: bool = False
     log_std_clip_param: float = 20.0
+    max_seq_len: int = 20
 
     @classmethod
     def of(cls, model_config: DefaultModelConfig | Mapping[str, Any] | None) -> DefaultModelConfig:

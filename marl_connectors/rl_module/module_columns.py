@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from marl_connectors import spaces
+from marl_connectors.columns import Columns
 from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup, slice_tree
+from marl_connectors.episodes.sequences import Sequences, unpadded
 from marl_connectors.errors import ModuleError
 from marl_connectors.typing import ModuleID
 
@@ -32,7 +34,7 @@ def concatenated(parts: Sequence[Any]) -> Any:
 
 def columns_by_module(batch: ColumnBatch) -> dict[ModuleID, dict[str, Any]]:
     """``{module_id: {column: [B, ...]}}``; a module with rows in several groups gets them one after another."""
-    parts: dict[ModuleID, list[dict[str, Any]]] = {}
+    parts: dict[ModuleID, list[Mapping[str, Any]]] = {}
     for group in batch.groups:
         for module_id, columns in group.module_columns():
             parts.setdefault(module_id, []).append(columns)
@@ -46,21 +48,21 @@ def set_columns_by_module(batch: ColumnBatch, by_module: dict[ModuleID, dict[str
     """Puts ``{module_id: {column: ...}}`` back into a batch's groups; columns that a module lacks are left out.
 
     Raises:
-        ModuleError: If a column does not have one row for each of the module's.
+        ModuleError: If a column does not have one row (or sequence) for each of the module's.
     """
-    wanted: dict[ModuleID, int] = {}
     for group in batch.groups:
+        if group.sequences is not None:
+            _set_sequences(group, group.sequences, by_module)
+    rest = [group for group in batch.groups if group.sequences is None]
+    wanted: dict[ModuleID, int] = {}
+    for group in rest:
         for module_id, begin, end in zip(group.module_ids, group.splits, group.splits[1:], strict=False):
             wanted[module_id] = wanted.get(module_id, 0) + end - begin
     for module_id, rows in wanted.items():
         for name, column in by_module.get(module_id, {}).items():
-            if _count(column) != rows:
-                raise ModuleError(
-                    f"module {module_id!r}: {_count(column)} rows of {name!r}, expected {rows}, one for each row of "
-                    f"the batch. Give every row that came in one that goes out, in the same order."
-                )
+            _check_count(module_id, name, column, rows)
     taken: dict[ModuleID, int] = {}
-    for group in batch.groups:
+    for group in rest:
         pieces: list[dict[str, Any]] = []
         for module_id, begin, end in zip(group.module_ids, group.splits, group.splits[1:], strict=False):
             offset = taken.get(module_id, 0)
@@ -69,6 +71,35 @@ def set_columns_by_module(batch: ColumnBatch, by_module: dict[ModuleID, dict[str
                 {k: slice_tree(v, offset, offset + end - begin) for k, v in by_module.get(module_id, {}).items()}
             )
         _set_columns(group, pieces)
+
+
+def _set_sequences(group: ColumnGroup, sequences: Sequences, by_module: Mapping[ModuleID, Mapping[str, Any]]) -> None:
+    """Rows from what is ``[S, L, ...]`` in each module's columns; states before the first steps stay one a sequence."""
+    pieces: list[dict[str, Any]] = []
+    states = []
+    for i, module_id in enumerate(group.module_ids):
+        columns = dict(by_module.get(module_id, {}))
+        columns.pop(Columns.SEQ_LENS, None)
+        columns.pop(Columns.STATE_OUT, None)
+        within = sequences.within(i)
+        for name, column in columns.items():
+            _check_count(module_id, name, column, len(within))
+        states += [_stacked(columns.pop(Columns.STATE_IN))] if Columns.STATE_IN in columns else []
+        pieces.append({name: unpadded(_stacked(column), within) for name, column in columns.items()})
+    group.sequences = sequences.with_states(concatenated(states) if len(states) == len(pieces) else None)
+    _set_columns(group, pieces)
+
+
+def _stacked(column: Any) -> Any:
+    return spaces.stack(column) if type(column) is list else column
+
+
+def _check_count(module_id: ModuleID, name: str, column: Any, wanted: int) -> None:
+    if _count(column) != wanted:
+        raise ModuleError(
+            f"module {module_id!r}: {_count(column)} rows of {name!r}, expected {wanted}, one for each row of "
+            f"the batch. Give every row that came in one that goes out, in the same order."
+        )
 
 
 def _count(column: Any) -> int:

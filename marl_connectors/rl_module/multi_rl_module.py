@@ -146,7 +146,8 @@ class MultiRLModule(nn.Module):
             return self._forward(batch, purpose=purpose, **kwargs)
         outputs = ColumnBatch([group.like() for group in batch.groups], Phase.TENSORS)
         with torch.set_grad_enabled(purpose == "train" and torch.is_grad_enabled()):
-            if type(self)._forward is not MultiRLModule._forward:
+            in_sequences = any(group.sequences is not None for group in batch.groups)
+            if in_sequences or type(self)._forward is not MultiRLModule._forward:
                 set_columns_by_module(outputs, self._forward(columns_by_module(batch), purpose=purpose, **kwargs))
             else:
                 for group, output in zip(batch.groups, outputs.groups, strict=True):
@@ -156,12 +157,12 @@ class MultiRLModule(nn.Module):
     def _run_group(self, purpose: str, group: ColumnGroup, **kwargs: Any) -> dict[str, Any]:
         """A hot path: one call for a module alone, one for a whole bucket, else one for each module."""
         if len(group.module_ids) == 1:
-            return getattr(self[group.module_ids[0]], f"_forward_{purpose}")(group, **kwargs)
+            return getattr(self[group.module_ids[0]], f"forward_{purpose}")(group, **kwargs)
         bucket = self.bucket_of(group.module_ids)
         if bucket is not None and group.rows_per_module is not None:
             columns = bucket.stack(group, group.rows_per_module)
-            return bucket.unstack(getattr(bucket.twin, f"_forward_{purpose}")(columns, **kwargs))
-        return concatenate([getattr(self[m], f"_forward_{purpose}")(c, **kwargs) for m, c in group.module_columns()])
+            return bucket.unstack(getattr(bucket.twin, f"forward_{purpose}")(columns, **kwargs))
+        return concatenate([getattr(self[m], f"forward_{purpose}")(c, **kwargs) for m, c in group.module_columns()])
 
     @property
     def buckets(self) -> list[Bucket]:

@@ -85,4 +85,5 @@ class _Judges:
 class _NoValue(ValueFunctionAPI):
     def compute_values(self, batch: dict[str, Any], embeddings: Any = None) -> torch.Tensor:
         first = leaves(batch[Columns.OBS])[0]
-        return torch.zeros(len(first), device=first.device)
+        in_sequences = Columns.STATE_IN in batch
+        return torch.zeros(first.shape[: 2 if in_sequences else 1], device=first.device)

@@ -15,6 +15,7 @@ from marl_connectors.learner.learner import Learner
 from marl_connectors.ops.ppo_loss import ppo_loss
 from marl_connectors.ops.schedule import value_at
 from marl_connectors.rl_module.bucket import Bucket
+from marl_connectors.trees import tree_map
 from marl_connectors.typing import ModuleID
 
 
@@ -55,9 +56,8 @@ class PPOLearner(Learner):
     ) -> Tensor:
         """``[M]`` losses in one computation, unless a subclass has its own loss for a module."""
         configs = [self.config.get_config_for_module(m) for m in module_ids]
-        if type(self).compute_loss_for_module is not PPOLearner.compute_loss_for_module or any(
-            config is not configs[0] for config in configs
-        ):
+        own_loss = type(self).compute_loss_for_module is not PPOLearner.compute_loss_for_module
+        if own_loss or Columns.LOSS_MASK in batch or any(config is not configs[0] for config in configs):
             return super().compute_loss_for_stacked_modules(
                 module_ids=module_ids, batch=batch, fwd_out=fwd_out, bucket=bucket
             )
@@ -94,18 +94,24 @@ class PPOLearner(Learner):
     ) -> Tensor:
         entropy_coeff, kl_coeff = coefficients
         dist_cls = self.module[module_ids[0]].get_train_action_dist_cls()
-        now = dist_cls.from_logits(fwd_out[Columns.ACTION_DIST_INPUTS])
+        real = batch.get(Columns.LOSS_MASK)
+
+        def rows(column: Any) -> Any:
+            """What counts: padding, and steps that were not acted on, reach no loss."""
+            return column if real is None else tree_map(lambda leaf: leaf[real], column)
+
+        now = dist_cls.from_logits(rows(fwd_out[Columns.ACTION_DIST_INPUTS]))
         kl = None
         if config.use_kl_loss:
-            kl = dist_cls.from_logits(batch[Columns.ACTION_DIST_INPUTS]).kl(now)
+            kl = dist_cls.from_logits(rows(batch[Columns.ACTION_DIST_INPUTS])).kl(now)
         values = targets = None
         if config.use_critic:
-            values = module.compute_values(batch, embeddings=fwd_out.get(Columns.EMBEDDINGS))
-            targets = batch[Columns.VALUE_TARGETS]
+            values = rows(module.compute_values(batch, embeddings=fwd_out.get(Columns.EMBEDDINGS)))
+            targets = rows(batch[Columns.VALUE_TARGETS])
         loss = ppo_loss(
-            logp=now.logp(batch[Columns.ACTIONS]),
-            old_logp=batch[Columns.ACTION_LOGP],
-            advantages=batch[Columns.ADVANTAGES],
+            logp=now.logp(rows(batch[Columns.ACTIONS])),
+            old_logp=rows(batch[Columns.ACTION_LOGP]),
+            advantages=rows(batch[Columns.ADVANTAGES]),
             entropy=now.entropy(),
             values=values,
             value_targets=targets,

@@ -28,6 +28,9 @@ class NumpyToTensor(ConnectorV2):
         """A hot path: on the CPU, tensors share the arrays' memory."""
         for name, column in columns.items():
             columns[name] = self._tensor(column) if type(column) is np.ndarray else tree_map(self._tensor, column)
+        sequences = columns.sequences
+        if sequences is not None and sequences.state_in is not None:
+            sequences.state_in = tree_map(self._tensor, sequences.state_in)
 
     def __call__(self, *, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Converts every leaf."""

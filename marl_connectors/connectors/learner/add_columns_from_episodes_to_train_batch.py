@@ -12,12 +12,20 @@ from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.episodes.column_batch import ColumnGroup
 from marl_connectors.episodes.extended_episodes import original
 
-_NOT_OUTPUTS = (Columns.OBS, Columns.ACTIONS, Columns.REWARDS, Columns.T, Columns.ACTIONS_FOR_ENV)
+_NOT_OUTPUTS = (
+    Columns.OBS,
+    Columns.ACTIONS,
+    Columns.REWARDS,
+    Columns.T,
+    Columns.ACTIONS_FOR_ENV,
+    Columns.STATE_OUT,
+)
 
 
 class AddColumnsFromEpisodesToTrainBatch(ConnectorV2):
     """Adds ``actions``, ``rewards``, ``terminateds``, ``truncateds`` and all module outputs that the episodes keep.
 
+    States are left out: they are large, and AddStatesFromEpisodesToBatch adds those that are needed.
     Columns that are in the batch already stay as they are. A chunk that was cut is neither terminated nor truncated.
     Keeps no state.
     """

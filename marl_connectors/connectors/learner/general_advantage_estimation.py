@@ -15,11 +15,14 @@ from marl_connectors.connectors.connector_v2 import ConnectorV2, item_key
 from marl_connectors.episodes.column_batch import ColumnGroup
 from marl_connectors.episodes.extended_episodes import ExtendedEpisode, original
 from marl_connectors.episodes.rows import Rows
+from marl_connectors.episodes.sequences import PaddedColumns, Sequences, unpadded
 from marl_connectors.errors import ModuleError
 from marl_connectors.ops.gae import compute_gae, compute_gae_of_episodes
 from marl_connectors.rl_module.apis import ValueFunctionAPI
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import DEFAULT_MODULE_ID
+
+_OF_SEQUENCES = (Columns.STATE_IN, Columns.SEQ_LENS)
 
 
 class GeneralAdvantageEstimation(ConnectorV2):
@@ -91,6 +94,8 @@ class GeneralAdvantageEstimation(ConnectorV2):
         columns.pop(Columns.LOSS_MASK, None)
         for name, column in columns.items():
             columns[name] = _rows(column, real)
+        if columns.sequences is not None and rows.acted is not None:
+            columns.sequences = columns.sequences.without(rows.acted)
         device = columns[Columns.REWARDS].device
         columns[Columns.ADVANTAGES] = torch.from_numpy(advantages.astype(np.float32)).to(device)
         columns[Columns.VALUE_TARGETS] = torch.from_numpy(targets.astype(np.float32)).to(device)
@@ -109,7 +114,11 @@ class GeneralAdvantageEstimation(ConnectorV2):
                 by_key.setdefault(item_key(episode), []).append(episode)
         for module_id, columns in batch.items():
             own = [episode for several in by_module[module_id].values() for episode in several]
-            values = self._values_of_items(_with_values(rl_module, module_id), columns, own)
+            sequences = _sequences_of(columns, own)
+            values = self._values_of_items(_with_values(rl_module, module_id), columns, own, sequences)
+            if sequences is not None:
+                within = sequences.within(0)
+                columns = {n: unpadded(c, within) for n, c in columns.items() if n not in _OF_SEQUENCES}
             rewards, begin = columns[Columns.REWARDS].cpu().numpy(), 0
             advantages, real = [np.zeros(0)], [np.zeros(0, np.int64)]
             for episode, value in zip(own, values, strict=True):
@@ -134,19 +143,45 @@ class GeneralAdvantageEstimation(ConnectorV2):
             device = columns[Columns.REWARDS].device
             columns[Columns.ADVANTAGES] = torch.from_numpy(found.astype(np.float32)).to(device)
             columns[Columns.VALUE_TARGETS] = torch.from_numpy(targets.astype(np.float32)).to(device)
+            if sequences is not None:
+                keep = np.isin(np.arange(begin), np.concatenate(real))
+                batch[module_id] = dict(PaddedColumns(columns, sequences.without(keep)))
         return batch
 
-    def _values_of_items(self, module: Any, columns: dict[str, Any], episodes: list) -> list[np.ndarray]:
+    def _values_of_items(
+        self, module: Any, columns: dict[str, Any], episodes: list, sequences: Sequences | None
+    ) -> list[np.ndarray]:
         """``[T + 1]`` values for each episode."""
         with torch.no_grad():
             values = module.compute_values(columns).cpu().numpy().astype(np.float64)
+            if sequences is not None:
+                values = values[sequences.within(0)]
             if all(isinstance(episode, ExtendedEpisode) for episode in episodes):
                 return np.split(values, np.cumsum([len(episode) for episode in episodes])[:-1])
             last = spaces.stack([episode.get_observations(-1) for episode in episodes])
             last = tree_map(lambda x, like: torch.as_tensor(x).to(like), last, columns[Columns.OBS])
-            last_values = module.compute_values({Columns.OBS: last}).cpu().numpy()
+            inputs = {Columns.OBS: last}
+            if sequences is not None:
+                states = spaces.stack([episode.get_extra_model_outputs(Columns.STATE_OUT, -1) for episode in episodes])
+                inputs = {
+                    Columns.OBS: tree_map(lambda leaf: leaf[:, None], last),
+                    Columns.STATE_IN: tree_map(
+                        lambda x, like: torch.as_tensor(x).to(like), states, columns[Columns.STATE_IN]
+                    ),
+                }
+            last_values = module.compute_values(inputs).cpu().numpy().reshape(len(episodes))
         parts = np.split(values, np.cumsum([len(episode) for episode in episodes])[:-1])
         return [np.append(part, last_value) for part, last_value in zip(parts, last_values, strict=True)]
+
+
+def _sequences_of(columns: dict[str, Any], episodes: list) -> Sequences | None:
+    """How the columns of a stateful module stand, ``[S, L, ...]``; None for ``[B, ...]``."""
+    if Columns.SEQ_LENS not in columns:
+        return None
+    counts = [len(episode) for episode in episodes]
+    length = columns[Columns.LOSS_MASK].shape[1]
+    sequences = Sequences.of_rows(counts, (0, sum(counts)), (length,))
+    return sequences.with_states(columns.get(Columns.STATE_IN))
 
 
 def _rows(column: Any, index: np.ndarray) -> Any:
@@ -164,11 +199,13 @@ def compute_values(rl_module: Any, columns: ColumnGroup) -> torch.Tensor:
     """``[B]`` value estimates of all rows of a group, without gradients; a whole bucket in one go."""
     with torch.no_grad():
         bucket = rl_module.bucket_of(columns.module_ids)
-        if bucket is not None and columns.rows_per_module is not None:
+        if bucket is not None and columns.rows_per_module is not None and columns.sequences is None:
             _with_values(rl_module, columns.module_ids[0])
             inputs = bucket.stack({Columns.OBS: columns[Columns.OBS]}, columns.rows_per_module)
             return bucket.twin.compute_values(inputs).reshape(-1)
         parts = [_with_values(rl_module, m).compute_values(part) for m, part in columns.module_columns()]
+        if columns.sequences is not None:
+            parts = [unpadded(part, columns.sequences.within(i)) for i, part in enumerate(parts)]
         return torch.cat(parts)
 
 

@@ -70,6 +70,9 @@ class GetActions(ConnectorV2):
                 with source.torch_stream():
                     columns[Columns.ACTIONS] = distribution.sample()
             else:
+                inputs = columns[Columns.ACTION_DIST_INPUTS]
+                if noise is not None and inputs.ndim > noise.ndim:  # a stateful module's, with a time axis of length 1
+                    noise = noise.unsqueeze(1)
                 columns[Columns.ACTIONS] = distribution.sample(noise)
         else:
             columns[Columns.ACTIONS] = distribution.to_deterministic()

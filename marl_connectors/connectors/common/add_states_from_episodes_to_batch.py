@@ -1,0 +1,127 @@
+"""Gives stateful modules the states that they were in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from marl_connectors.columns import Columns
+from marl_connectors.connectors.agent_steps import check_beginning
+from marl_connectors.connectors.connector_v2 import ConnectorV2
+from marl_connectors.episodes.column_batch import ColumnGroup
+from marl_connectors.episodes.rows import Rows
+from marl_connectors.errors import ConnectorError
+from marl_connectors.rl_module.module_states import are_stateful, initial_state, is_stateful, max_seq_len, member
+from marl_connectors.trees import same_structure, tree_map
+from marl_connectors.typing import Tree
+
+
+class AddStatesFromEpisodesToBatch(ConnectorV2):
+    """Adds ``state_in`` for stateful modules: the ``state_out`` of the agent's step before.
+
+    At an agent episode's first step it is the module's ``get_initial_state()``. A state is carried over the cut between
+    two chunks of an episode, and never from one episode (or one life of an agent) to the next.
+
+    Before a forward pass there is one state for each row, without a time axis. For a train batch there is one for the
+    first step of each sequence; in columns it is in ``columns.sequences.state_in``. Episodes without ``state_out`` (not
+    played by this module) are given the initial state for every sequence.
+
+    Reads ``state_out`` of the trajectories; writes ``state_in`` to the batch. Keeps no state of its own.
+    """
+
+    lookback = 1
+
+    def __init__(self, input_observation_space=None, input_action_space=None, *, as_learner_connector: bool = False):
+        """Builds the piece.
+
+        Args:
+            input_observation_space: As for every piece.
+            input_action_space: As for every piece.
+            as_learner_connector: Whether the batch is a train batch, in sequences.
+        """
+        super().__init__(input_observation_space, input_action_space)
+        self._as_learner_connector = as_learner_connector
+
+    def on_columns(self, *, rl_module: Any, columns: ColumnGroup, **kwargs: Any) -> None:
+        """One gather for all rows, or for the first rows of all sequences.
+
+        Raises:
+            ConnectorError: If a train batch has no sequences, or the state before a chunk was not kept.
+        """
+        if Columns.STATE_IN in columns or not are_stateful(type(self).__name__, rl_module, columns.module_ids):
+            return
+        if not self._as_learner_connector:
+            columns[Columns.STATE_IN] = self._states(rl_module, columns, columns.rows, columns.splits, None)
+            return
+        sequences = columns.sequences
+        if sequences is None:
+            raise ConnectorError(
+                "there are no sequences yet. Put AddTimeDimToBatchAndZeroPad(as_learner_connector=True) before this "
+                "piece."
+            )
+        if sequences.state_in is None:
+            rows = columns.rows.at(sequences.starts)
+            sequences.state_in = self._states(rl_module, columns, rows, sequences.splits, sequences.counts)
+
+    def _states(
+        self, rl_module: Any, columns: ColumnGroup, rows: Rows, splits: Sequence[int], counts: np.ndarray | None
+    ) -> Tree:
+        """``[N, ...]`` the states before ``rows``, of which ``counts`` belong to each agent episode (None: 1)."""
+        states = None
+        if rows.has(Columns.STATE_OUT):
+            reached = rows.reached(-1)
+            states = rows.get(Columns.STATE_OUT, -1, fill=0.0)
+            if reached.all():
+                return states
+            self._check_beginnings(columns, reached, counts)
+        for i, module_id in enumerate(columns.module_ids):
+            begin, end = splits[i : i + 2]
+            first = initial_state(member(rl_module, module_id))
+            if states is None:
+                number = splits[-1]
+                states = tree_map(lambda leaf, n=number: np.zeros((n, *leaf.shape), leaf.dtype), first)
+                reached = np.zeros(number, bool)
+            if not same_structure(states, first):
+                raise ConnectorError(
+                    f"module {module_id!r}: its state_out and its get_initial_state() differ in structure. Let both "
+                    f"have the same keys."
+                )
+            fresh = begin + np.flatnonzero(~reached[begin:end])
+            tree_map(lambda leaf, value, where=fresh: leaf.__setitem__(where, value), states, first)
+        return states
+
+    def _check_beginnings(self, columns: ColumnGroup, reached: np.ndarray, counts: np.ndarray | None) -> None:
+        """A chunk that goes on must keep the state that it goes on from."""
+        episodes = columns.rows.episodes
+        owners = np.arange(len(episodes)) if counts is None else np.repeat(np.arange(len(episodes)), counts)
+        for i in np.unique(owners[~reached]).tolist():
+            check_beginning(episodes[i], Columns.STATE_OUT, 1, -1, type(self).__name__)
+
+    def __call__(
+        self, *, rl_module: Any, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any
+    ) -> dict[str, Any]:
+        """Reads the states of each episode."""
+        if Columns.STATE_IN in batch:
+            return batch
+        stepped_only = not self._as_learner_connector
+        for episode in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=stepped_only):
+            if not is_stateful(rl_module, episode.module_id):
+                continue
+            module = member(rl_module, episode.module_id)
+            if not self._as_learner_connector:
+                self.add_batch_item(batch, Columns.STATE_IN, self._state_before(episode, len(episode), module), episode)
+            elif len(episode):
+                starts = range(0, len(episode), max_seq_len(module, episode.module_id))
+                states = [self._state_before(episode, start, module) for start in starts]
+                self.add_n_batch_items(batch, Columns.STATE_IN, states, len(states), episode)
+        return batch
+
+    def _state_before(self, episode: Any, step: int, module: Any) -> Tree:
+        """The state before one of an episode's steps; of the chunk's first one, as its lookback says."""
+        if Columns.STATE_OUT in episode.storage.extra_keys():
+            if step + episode.storage.lookback > 0:
+                return episode.get_extra_model_outputs(Columns.STATE_OUT, step - 1, neg_index_as_lookback=True)
+            check_beginning(episode, Columns.STATE_OUT, 1, -1, type(self).__name__)
+        return initial_state(module)

@@ -1,0 +1,73 @@
+"""Takes the time axis of length 1 out again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from marl_connectors.columns import Columns
+from marl_connectors.connectors.connector_v2 import ConnectorV2
+from marl_connectors.episodes.column_batch import ColumnGroup
+from marl_connectors.errors import ConnectorError
+from marl_connectors.rl_module.module_states import are_stateful, is_stateful
+from marl_connectors.trees import leaves, tree_map
+from marl_connectors.typing import ModuleID
+
+
+class RemoveSingleTsTimeRankFromBatch(ConnectorV2):
+    """What stateful modules put out, ``[B, 1, ...]``, becomes ``[B, ...]``; ``state_out`` never had a time axis.
+
+    Reads and writes all columns of stateful modules; leaves those of stateless ones alone. Keeps no state.
+    """
+
+    def on_columns(self, *, rl_module: Any, columns: ColumnGroup, **kwargs: Any) -> None:
+        """Drops the second axis.
+
+        Raises:
+            ConnectorError: If a module put out no state, or something without a time axis.
+        """
+        if not are_stateful(type(self).__name__, rl_module, columns.module_ids):
+            return
+        if Columns.STATE_OUT not in columns:
+            raise _no_state(columns.module_ids[0], columns)
+        for name, column in columns.items():
+            if name != Columns.STATE_OUT:
+                for leaf in leaves(column):
+                    if leaf.ndim < 2 or leaf.shape[1] != 1:
+                        raise _no_time_axis(name, columns.module_ids[0], tuple(leaf.shape))
+                columns[name] = tree_map(lambda leaf: leaf[:, 0], column)
+
+    def __call__(self, *, rl_module: Any, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        """Works on single items."""
+        for name in batch:
+            if name != Columns.STATE_OUT:
+                self.foreach_batch_item_change_in_place(
+                    batch,
+                    name,
+                    lambda item, _eps, _agent, module_id, name=name: (
+                        _without_time(item, name, batch, module_id) if is_stateful(rl_module, module_id) else item
+                    ),
+                )
+        return batch
+
+
+def _without_time(item: Any, name: str, batch: dict[str, Any], module_id: ModuleID | None) -> Any:
+    if Columns.STATE_OUT not in batch:
+        raise _no_state(module_id, batch)
+    for leaf in leaves(item):
+        if not leaf.ndim or len(leaf) != 1:
+            raise _no_time_axis(name, module_id, (1, *leaf.shape))
+    return tree_map(lambda leaf: leaf[0], item)
+
+
+def _no_state(module_id: ModuleID | None, outputs: dict[str, Any]) -> ConnectorError:
+    return ConnectorError(
+        f"module {module_id!r} has an initial state (get_initial_state), but put out no 'state_out', only "
+        f"{sorted(outputs)}, so it would forget what it has seen. Return Columns.STATE_OUT from its _forward."
+    )
+
+
+def _no_time_axis(name: str, module_id: ModuleID | None, shape: tuple[int, ...]) -> ConnectorError:
+    return ConnectorError(
+        f"stateful module {module_id!r} put out {name!r} with shape {shape}, expected (rows, 1, ...): its inputs have "
+        f"a time axis, so its outputs need one, too (state_out excepted)."
+    )

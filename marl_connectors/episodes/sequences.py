@@ -1,0 +1,216 @@
+"""How the rows of a train batch follow one another in sequences, for stateful modules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from marl_connectors.columns import Columns
+from marl_connectors.episodes.info_column import InfoColumn
+from marl_connectors.trees import leaves, tree_map
+from marl_connectors.typing import Tree
+
+
+class Sequences:
+    """An index over rows: each sequence is a stretch of rows that one agent episode has one after another.
+
+    Columns stay as they are, a row for each agent-step; a sequence is filled up with zeros only when a module gets it
+    (``PaddedColumns``).
+
+    Attributes:
+        starts: ``[S]`` the first row of each sequence.
+        lengths: ``[S]`` how many rows it has, at least 1.
+        counts: ``[E]`` how many sequences each agent episode has.
+        splits: Module ``i`` has sequences ``splits[i]:splits[i + 1]``.
+        max_lens: For each module, what its sequences are filled up to.
+        state_in: ``[S, ...]`` tree, the state before each sequence's first step; None until a piece has added it.
+    """
+
+    __slots__ = ("counts", "lengths", "max_lens", "splits", "starts", "state_in")
+
+    def __init__(
+        self,
+        starts: np.ndarray,
+        lengths: np.ndarray,
+        *,
+        counts: np.ndarray,
+        splits: tuple[int, ...],
+        max_lens: tuple[int, ...],
+        state_in: Tree | None = None,
+    ):
+        self.starts = starts
+        self.lengths = lengths
+        self.counts = counts
+        self.splits = splits
+        self.max_lens = max_lens
+        self.state_in = state_in
+
+    @classmethod
+    def of_rows(cls, counts: list[int], splits: tuple[int, ...], max_lens: tuple[int, ...]) -> Sequences:
+        """Cuts each agent episode's rows into sequences: all as long as allowed, but for its last one.
+
+        Args:
+            counts: How many rows each agent episode has.
+            splits: Module ``i`` has rows ``splits[i]:splits[i + 1]``.
+            max_lens: How long a sequence of module ``i`` may be.
+        """
+        rows = np.array(counts, np.int64)
+        begins = np.cumsum(rows) - rows
+        module_of = np.searchsorted(np.array(splits), begins, side="right") - 1
+        longest = np.array(max_lens, np.int64)[module_of]
+        number = -(-rows // longest)
+        place = np.arange(number.sum()) - np.repeat(np.cumsum(number) - number, number)  # in its episode
+        offsets = place * np.repeat(longest, number)
+        starts = np.repeat(begins, number) + offsets
+        lengths = np.minimum(np.repeat(rows, number) - offsets, np.repeat(longest, number))
+        bounds = tuple(np.searchsorted(starts, splits).tolist())
+        return cls(starts, lengths, counts=number, splits=bounds, max_lens=max_lens)
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def within(self, module: int) -> np.ndarray:
+        """``[S, L]`` bool for a module's sequences, False behind a sequence's end."""
+        begin, end = self.splits[module : module + 2]
+        return np.arange(self.max_lens[module]) < self.lengths[begin:end, None]
+
+    def with_states(self, state_in: Tree | None) -> Sequences:
+        """The same sequences with other states before their first steps."""
+        return Sequences(
+            self.starts,
+            self.lengths,
+            counts=self.counts,
+            splits=self.splits,
+            max_lens=self.max_lens,
+            state_in=state_in,
+        )
+
+    def without(self, keep: np.ndarray) -> Sequences:
+        """The sequences of the rows that are left, after others were dropped.
+
+        Args:
+            keep: ``[B]`` bool, False for dropped rows.
+        """
+        before = np.concatenate([[0], np.cumsum(keep)])
+        lengths = before[self.starts + self.lengths] - before[self.starts]
+        some = lengths > 0
+        kept_before = np.concatenate([[0], np.cumsum(some)])
+        ends = np.cumsum(self.counts)
+        picked = np.flatnonzero(some)
+        states = self.state_in
+        return Sequences(
+            before[self.starts][some],
+            lengths[some],
+            counts=kept_before[ends] - kept_before[ends - self.counts],
+            splits=tuple(kept_before[list(self.splits)].tolist()),
+            max_lens=self.max_lens,
+            state_in=None if states is None else tree_map(lambda leaf: leaf[_for(leaf, picked)], states),
+        )
+
+    def rows(self, which: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
+        """Where the steps of some sequences are.
+
+        Args:
+            which: ``[N]`` numbers of sequences.
+            length: What they are filled up to.
+
+        Returns:
+            ``[N, length]`` rows (behind a sequence's end: its first one) and ``[N, length]`` bool, False there.
+        """
+        within = np.arange(length) < self.lengths[which, None]
+        starts = self.starts[which, None]
+        return np.where(within, starts + np.arange(length), starts), within
+
+
+class PaddedColumns(Mapping[str, Any]):
+    """Columns as a stateful module gets them: ``[S, L, ...]``, with zeros behind each sequence's end.
+
+    ``state_in`` is ``[S, ...]``, ``seq_lens`` ``[S]`` and ``loss_mask`` ``[S, L]``, False where a step means nothing.
+    A column is only filled up when somebody asks for it.
+    """
+
+    def __init__(
+        self, columns: Mapping[str, Any], sequences: Sequences, module: int = 0, which: np.ndarray | None = None
+    ):
+        """Looks at one module's sequences.
+
+        Args:
+            columns: ``[B, ...]`` each, arrays or tensors.
+            sequences: Of all their rows.
+            module: Whose.
+            which: ``[N]`` the numbers of those wanted, in that order; None for all.
+        """
+        self._columns = columns
+        self._sequences = sequences
+        self._which = np.arange(*sequences.splits[module : module + 2]) if which is None else which
+        self._rows, self._within = sequences.rows(self._which, sequences.max_lens[module])
+        self._full = bool(self._within.all())
+        self._filled: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._filled:
+            self._filled[name] = self._fill(name)
+        return self._filled[name]
+
+    def _fill(self, name: str) -> Any:
+        if name == Columns.STATE_IN and self._sequences.state_in is not None:
+            return tree_map(lambda leaf: leaf[_for(leaf, self._which)], self._sequences.state_in)
+        if name == Columns.SEQ_LENS:
+            return self._like_the_others(self._sequences.lengths[self._which])
+        if name == Columns.LOSS_MASK and name not in self._columns:
+            return self._like_the_others(self._within)
+        column = self._columns[name]
+        if isinstance(column, InfoColumn):
+            return InfoColumn(column[i] for i in self._rows[self._within].tolist())
+        return tree_map(self._padded, column)
+
+    def _padded(self, leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            rows = torch.from_numpy(self._rows.reshape(-1)).to(leaf.device)
+            padded = leaf.index_select(0, rows).unflatten(0, self._rows.shape)
+            if not self._full:
+                padded[torch.from_numpy(~self._within).to(leaf.device)] = 0
+            return padded
+        padded = leaf[self._rows]
+        if not self._full:
+            padded[~self._within] = 0
+        return padded
+
+    def _like_the_others(self, values: np.ndarray) -> Any:
+        """An array or a tensor, whichever the columns are."""
+        first = next((leaves(c)[0] for c in self._columns.values() if not isinstance(c, InfoColumn)), values)
+        return torch.from_numpy(values).to(first.device) if isinstance(first, torch.Tensor) else values
+
+    def __contains__(self, name: object) -> bool:
+        own = (Columns.SEQ_LENS, Columns.LOSS_MASK)
+        return name in self._columns or name in own or (name == Columns.STATE_IN and self._has_states)
+
+    @property
+    def _has_states(self) -> bool:
+        return self._sequences.state_in is not None
+
+    def __iter__(self) -> Iterator[str]:
+        yield from (name for name in self._columns if name != Columns.LOSS_MASK)
+        yield from (Columns.LOSS_MASK, Columns.SEQ_LENS)
+        if self._has_states:
+            yield Columns.STATE_IN
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def unpadded(column: Any, within: np.ndarray) -> Any:
+    """``[S, L, ...]`` as ``[B, ...]`` again, without what stood behind the ends."""
+
+    def flat(leaf: Any) -> Any:
+        return leaf[torch.from_numpy(within).to(leaf.device) if isinstance(leaf, torch.Tensor) else within]
+
+    return column if isinstance(column, InfoColumn) else tree_map(flat, column)
+
+
+def _for(leaf: Any, index: np.ndarray) -> Any:
+    """An index as the leaf takes it."""
+    return torch.from_numpy(index).to(leaf.device) if isinstance(leaf, torch.Tensor) else index

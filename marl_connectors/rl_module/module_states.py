@@ -1,0 +1,83 @@
+"""The states that stateful modules carry from step to step, and how long their training sequences are."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import optree
+import torch
+
+from marl_connectors.errors import ModuleError
+from marl_connectors.rl_module.default_model_config import DefaultModelConfig
+from marl_connectors.rl_module.rl_module import RLModule
+from marl_connectors.trees import leaves, tree_map
+from marl_connectors.typing import DEFAULT_MODULE_ID, ModuleID, Tree
+
+
+def member(rl_module: Any, module_id: ModuleID | None) -> RLModule:
+    """A module of a MultiRLModule; a module that stands alone is its own."""
+    if isinstance(rl_module, RLModule):
+        return rl_module
+    return rl_module[module_id or DEFAULT_MODULE_ID]
+
+
+def is_stateful(rl_module: Any, module_id: ModuleID | None) -> bool:
+    """Whether a module is; False where there is no module, as in a pipeline that is run by hand."""
+    return rl_module is not None and member(rl_module, module_id).is_stateful()
+
+
+def initial_state(module: RLModule) -> Tree:
+    """``get_initial_state`` as a tree of arrays; float64 becomes float32."""
+    return tree_map(_array, module.get_initial_state())
+
+
+def _array(value: Any) -> np.ndarray:
+    array = value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
+    return array.astype(np.float32) if array.dtype == np.float64 else array
+
+
+def state_kind(module: RLModule) -> Hashable:
+    """Equal for modules whose states can stand in one column; None for stateless modules."""
+    state = module.get_initial_state()
+    if not state:
+        return None
+    arrays = tree_map(_array, state)
+    return optree.tree_structure(arrays), tuple((leaf.shape, leaf.dtype.str) for leaf in leaves(arrays))
+
+
+def max_seq_len(module: RLModule, module_id: ModuleID | None) -> int:
+    """The length of training sequences: ``model_config["max_seq_len"]``, or DefaultModelConfig's.
+
+    Raises:
+        ModuleError: If it is not a positive whole number.
+    """
+    config = module.model_config
+    default = DefaultModelConfig.max_seq_len
+    wanted = config.get("max_seq_len", default) if isinstance(config, Mapping) else config.max_seq_len
+    if not isinstance(wanted, (int, np.integer)) or wanted < 1:
+        raise ModuleError(
+            f"module {module_id!r}: max_seq_len must be a whole number of at least 1, not {wanted!r}. Set "
+            f'.rl_module(model_config={{"max_seq_len": 20}}).'
+        )
+    return int(wanted)
+
+
+def are_stateful(who: str, rl_module: Any, module_ids: Sequence[ModuleID]) -> bool:
+    """Whether modules whose rows stand together are stateful.
+
+    Raises:
+        ModuleError: If some are and others are not, or their states differ.
+    """
+    if rl_module is None or not module_ids:
+        return False
+    kinds = {module_id: state_kind(member(rl_module, module_id)) for module_id in module_ids}
+    first = kinds[module_ids[0]]
+    for module_id, kind in kinds.items():
+        if kind != first:
+            raise ModuleError(
+                f"{who}: the states of modules {module_ids[0]!r} and {module_id!r} differ, so their rows cannot stand "
+                f"in one group of columns. Give the modules groups of their own."
+            )
+    return first is not None
