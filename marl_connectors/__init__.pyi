@@ -10,6 +10,12 @@ from .connectors.column_connector import ColumnConnector as ColumnConnector
 from .connectors.common.add_observations_from_episodes_to_batch import (
     AddObservationsFromEpisodesToBatch as AddObservationsFromEpisodesToBatch,
 )
+from .connectors.common.add_states_from_episodes_to_batch import (
+    AddStatesFromEpisodesToBatch as AddStatesFromEpisodesToBatch,
+)
+from .connectors.common.add_time_dim_to_batch_and_zero_pad import (
+    AddTimeDimToBatchAndZeroPad as AddTimeDimToBatchAndZeroPad,
+)
 from .connectors.common.agent_to_module_mapping import AgentToModuleMapping as AgentToModuleMapping
 from .connectors.common.batch_individual_items import BatchIndividualItems as BatchIndividualItems
 from .connectors.common.flatten_observations import FlattenObservations as FlattenObservations
@@ -19,6 +25,7 @@ from .connectors.common.numpy_to_tensor import NumpyToTensor as NumpyToTensor
 from .connectors.common.tensor_to_numpy import TensorToNumpy as TensorToNumpy
 from .connectors.connector_pipeline_v2 import ConnectorPipelineV2 as ConnectorPipelineV2
 from .connectors.connector_v2 import ConnectorV2 as ConnectorV2
+from .connectors.env_to_module.action_masking import ActionMasking as ActionMasking
 from .connectors.env_to_module.agent_id_encoding import AgentIdEncoding as AgentIdEncoding
 from .connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline as EnvToModulePipeline
 from .connectors.env_to_module.image_to_float import ImageToFloat as ImageToFloat
@@ -61,6 +68,9 @@ from .connectors.module_to_env.get_actions import GetActions as GetActions
 from .connectors.module_to_env.listify_data_for_vector_env import ListifyDataForVectorEnv as ListifyDataForVectorEnv
 from .connectors.module_to_env.module_to_env_pipeline import ModuleToEnvPipeline as ModuleToEnvPipeline
 from .connectors.module_to_env.normalize_and_clip_actions import NormalizeAndClipActions as NormalizeAndClipActions
+from .connectors.module_to_env.remove_single_ts_time_rank_from_batch import (
+    RemoveSingleTsTimeRankFromBatch as RemoveSingleTsTimeRankFromBatch,
+)
 from .connectors.module_to_env.unbatch_to_individual_items import UnBatchToIndividualItems as UnBatchToIndividualItems
 from .env_runners.env_runner import EnvRunner as EnvRunner
 from .env_runners.env_runner import MultiAgentEnvRunner as MultiAgentEnvRunner

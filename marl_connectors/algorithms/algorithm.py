@@ -254,6 +254,8 @@ class Algorithm:
                 model_config=spec.model_config if spec.model_config is not None else like.model_config,
                 load_state_path=spec.load_state_path,
             ).build()
+        if module.is_stateful():
+            building.add_state_pieces_to(self.config, self._env_to_module, self.env_runner, self.learner)
         self.learner.add_module(module_id, module.to(self.config.device))
         self._remap(new_agent_to_module_mapping_fn)
         return module

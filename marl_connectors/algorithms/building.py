@@ -10,6 +10,7 @@ from gymnasium import Space
 
 from marl_connectors import spaces
 from marl_connectors.algorithms.algorithm_config import AlgorithmConfig
+from marl_connectors.connectors.common.add_states_from_episodes_to_batch import AddStatesFromEpisodesToBatch
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from marl_connectors.connectors.defaults import (
     add_state_pieces,
@@ -214,6 +215,27 @@ def build_learner(config: AlgorithmConfig, setup: EnvSetup, modules: MultiRLModu
     learner = learner_class(config=config, module=modules, pipeline=pipeline, seed=seed)
     learner.build()
     return learner
+
+
+def add_state_pieces_to(
+    config: AlgorithmConfig, env_to_module: EnvToModulePipeline, env_runner: EnvRunner, learner: Learner
+) -> None:
+    """Makes ready for stateful modules while training goes on.
+
+    Raises:
+        ConfigError: If the runner keeps no steps from before a cut, and so no states.
+    """
+    if env_runner.lookback < AddStatesFromEpisodesToBatch.lookback:
+        raise ConfigError(
+            "add_module: a stateful module needs the state before a cut, but episode_lookback_horizon is 0. Set "
+            ".env_runners(episode_lookback_horizon=1)."
+        )
+    if config.add_default_connectors_to_env_to_module_pipeline:
+        add_state_pieces(env_to_module)
+    if config.add_default_connectors_to_module_to_env_pipeline:
+        add_state_pieces(env_runner.module_to_env)
+    if config.add_default_connectors_to_learner_pipeline:
+        add_state_pieces(learner.pipeline)
 
 
 def build_env_runner(

@@ -148,6 +148,10 @@ def _columns(batch: Any) -> Iterator[tuple[tuple[ModuleID, ...], str, Any]]:
         for group in batch.groups:
             for name, column in group.items():
                 yield group.module_ids, name, column
+            if group.sequences is not None:
+                yield group.module_ids, Columns.SEQ_LENS, group.sequences.lengths
+                if group.sequences.state_in is not None:
+                    yield group.module_ids, Columns.STATE_IN, group.sequences.state_in
         return
     for name, column in batch.items():
         if isinstance(column, dict) and column and all(isinstance(key, str) for key in column):

@@ -88,6 +88,7 @@ class EnvRunner:
         self.env_to_module = env_to_module
         self.module_to_env = module_to_env
         self.explore = explore
+        self.lookback = lookback
         self.rollout_fragment_length = rollout_fragment_length
         self._seed = seed
         self._check_spaces = check_spaces
