@@ -7,14 +7,13 @@ from typing import Any
 
 import numpy as np
 import optree
-import torch
 
 from marl_connectors.typing import Tree
 
 
 def tree_map(fn: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
     """``fn`` of each leaf, and of the leaves at the same place in the other trees."""
-    if type(tree) is np.ndarray or type(tree) is torch.Tensor:
+    if type(tree) is np.ndarray:
         return fn(tree, *others)
     return optree.tree_map(fn, tree, *others)
 

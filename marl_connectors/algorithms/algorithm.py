@@ -67,6 +67,7 @@ class Algorithm:
             self._setup,
             self.rl_module,
             self._env_to_module,
+            self.learner.pipeline,
             seed=seed,
             num_envs=num_envs,
             explore=explore,
@@ -178,8 +179,9 @@ class Algorithm:
 
     @contextmanager
     def _borrowed(self, runner: EnvRunner) -> Iterator[None]:
-        """Closes a runner after use, and undoes what its episodes taught the env-to-module pipeline."""
+        """Lends a runner what the pipelines have learned; closes it after use, and undoes what its episodes taught."""
         learned = self._env_to_module.get_state()
+        runner.module_to_env.set_state(self.env_runner.module_to_env.get_state())
         try:
             yield
         finally:
@@ -208,6 +210,7 @@ class Algorithm:
             self._setup,
             self.rl_module,
             self._env_to_module,
+            self.learner.pipeline,
             seed=seed,
             num_envs=1,
             explore=explore,

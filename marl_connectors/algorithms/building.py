@@ -20,6 +20,7 @@ from marl_connectors.connectors.defaults import (
     module_to_env_pipeline,
 )
 from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
+from marl_connectors.connectors.learner.learner_connector_pipeline import LearnerConnectorPipeline
 from marl_connectors.connectors.module_to_env.module_to_env_pipeline import ModuleToEnvPipeline
 from marl_connectors.env_runners.env_runner import EnvRunner
 from marl_connectors.env_runners.env_setup import EnvSetup
@@ -40,7 +41,7 @@ def build_env_to_module(config: AlgorithmConfig, setup: EnvSetup) -> EnvToModule
     custom = call_builder(
         "env_to_module_connector",
         config.env_to_module_connector,
-        setup.probe,
+        setup.user_env,
         {"__env__": input_spaces, "__env_single__": input_spaces},
         config.device,
     )
@@ -60,7 +61,7 @@ def build_module_to_env(config: AlgorithmConfig, setup: EnvSetup, *, stateful: b
     custom = call_builder(
         "module_to_env_connector",
         config.module_to_env_connector,
-        setup.probe,
+        setup.user_env,
         {"__env__": input_spaces, "__env_single__": input_spaces},
     )
     return module_to_env_pipeline(
@@ -243,6 +244,7 @@ def build_env_runner(
     setup: EnvSetup,
     modules: MultiRLModule,
     env_to_module: EnvToModulePipeline,
+    learner_pipeline: LearnerConnectorPipeline,
     *,
     seed: int,
     num_envs: int,
@@ -250,7 +252,7 @@ def build_env_runner(
     rollout_fragment_length: int,
     render_mode: str | None = None,
 ) -> EnvRunner:
-    """A runner with copies of its own."""
+    """A runner with copies of its own, which keeps as many earlier steps as the pieces of two pipelines look at."""
     return EnvRunner(
         partial(setup.make, render_mode),
         num_envs=num_envs,
@@ -262,7 +264,9 @@ def build_env_runner(
         env_to_module=env_to_module,
         module_to_env=build_module_to_env(config, setup, stateful=modules.is_stateful()),
         explore=explore,
-        lookback=max(config.episode_lookback_horizon, needed_lookback(env_to_module)),
+        lookback=max(
+            config.episode_lookback_horizon, needed_lookback(env_to_module), needed_lookback(learner_pipeline)
+        ),
         rollout_fragment_length=rollout_fragment_length,
         check_spaces=not config.disable_env_checking,
         callbacks=config.callbacks_class(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from marl_connectors.algorithms.algorithm import Algorithm
@@ -58,6 +59,9 @@ class _Watched:
         if rows >= self._rows:
             self._rows, self.explanation = rows, explanation
         return batch
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._pipeline)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._pipeline, name)

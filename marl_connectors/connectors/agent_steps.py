@@ -72,9 +72,14 @@ class Steps(Protocol):
 
 
 class AgentLookup:
-    """Works out whose rows are whose, once for each set of rows that go on and on."""
+    """Works out whose rows are whose, once for each set of rows that go on and on.
+
+    Attributes:
+        checked: ``(n, newest)`` to the ``RowPart.first`` of rows that were found to reach back far enough for it.
+    """
 
     def __init__(self) -> None:
+        self.checked: dict[tuple[int, int], np.ndarray] = {}
         self._known: dict[int, tuple[Rows, Agents]] = {}
 
     def of(self, rows: Rows) -> Agents:
@@ -130,10 +135,16 @@ class ColumnSteps:
         return Recent(values, reached)
 
     def _check_beginnings(self, short: np.ndarray, column: str, n: int, newest: int, who: str) -> None:
+        """Once for the same episodes: while they go on, fewer and fewer of them are short."""
+        first = self.parts[0].first
+        if self._lookup.checked.get((n, newest)) is first:
+            return
         owners = np.repeat(np.arange(len(self.rows.counts)), self.rows.counts)
         episodes = self.rows.episodes
         for i in np.unique(owners[short]).tolist():
             check_beginning(episodes[i], column, n, newest, who)
+        if len(self.parts) == 1 and self.rows.acted is None:
+            self._lookup.checked[n, newest] = first
 
 
 class ItemSteps:
@@ -181,6 +192,9 @@ def _recent(part: RowPart, column: str, n: int, newest: int) -> Recent:
     """One gather for all rows and offsets."""
     rollout, positions = part.rollout, part.positions
     if isinstance(positions, slice):
+        recent = _recent_of_run(part, positions, column, n, newest)
+        if recent is not None:
+            return recent
         positions = np.arange(positions.start, positions.stop, positions.step)
     here = positions[:, None]
     wanted = here + rollout.num_lanes * np.arange(newest - n + 1, newest + 1)
@@ -195,6 +209,20 @@ def _recent(part: RowPart, column: str, n: int, newest: int) -> Recent:
         return leaf
 
     return Recent(arranged(values) if type(values) is np.ndarray else tree_map(arranged, values), reached)
+
+
+def _recent_of_run(part: RowPart, run: slice, column: str, n: int, newest: int) -> Recent | None:
+    """A hot path: one copy for each offset, of rows in one run that all reach so far; None for others."""
+    rollout, lanes = part.rollout, part.rollout.num_lanes
+    begin = run.start + (newest - n + 1) * lanes
+    if run.step not in (None, 1) or (begin + np.arange(run.stop - run.start) < part.first).any():
+        return None
+    if not rollout.is_uniform(column, slice(begin, run.stop + newest * lanes)):
+        return None
+    size = run.stop - run.start
+    steps = [rollout.read(column, slice(start, start + size)) for start in range(begin, begin + n * lanes, lanes)]
+    values = tree_map(lambda *leaves: np.stack(leaves, axis=1), *steps)
+    return Recent(values, np.ones((size, n), bool))
 
 
 def check_beginning(episode: SingleAgentEpisode, column: str, n: int, newest: int, who: str) -> None:

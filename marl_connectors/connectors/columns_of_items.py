@@ -81,6 +81,8 @@ class EpisodeRows(Rows):
                 f"Rows: {len(missing)} of {len(items)} rows have no {column!r} at offset {offset}; the agent's episode "
                 f"does not reach that far. Pass fill=, or raise episode_lookback_horizon."
             )
+        if column == Columns.INFOS:
+            return InfoColumn({} if item is None else item for item in items)
         if blank is None:  # before anybody has acted
             blank = 0 if self.episodes[0].action_space is None else unstack(spaces.zeros(self.action_space, 1))[0]
         values = spaces.stack([blank if item is None else item for item in items])

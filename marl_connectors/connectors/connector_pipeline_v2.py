@@ -240,7 +240,8 @@ class ConnectorPipelineV2(ConnectorV2):
         for piece in self.connectors:
             if self.in_learner_pipeline is not None:
                 piece.in_learner_pipeline = self.in_learner_pipeline
-            piece.set_input_spaces(observation_space, action_space)
+            if observation_space is not None or action_space is not None:  # else a piece keeps those that it was given
+                piece.set_input_spaces(observation_space, action_space)
             observation_space, action_space = piece.observation_space, piece.action_space
         self._observation_space, self._action_space = observation_space, action_space
         self._steps = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -56,6 +57,19 @@ DEFAULT_PIECES = (
     AddColumnsFromEpisodesToTrainBatch,
 )
 """The classes of the default pieces, none of which writes to episodes."""
+
+_BUILDER_ARGUMENTS = (
+    "env",
+    "spaces",
+    "device",
+    "observation_space",
+    "action_space",
+    "input_observation_space",
+    "input_action_space",
+    "obs_space",
+    "act_space",
+)
+"""Names by which a builder's parameter with a default says that it wants to be given something else."""
 
 Builder = Callable[..., ConnectorV2 | Sequence[ConnectorV2]]
 
@@ -159,7 +173,8 @@ def add_state_pieces(pipeline: ConnectorPipelineV2) -> None:
 def call_builder(setting: str, builder: Builder | None, *arguments: Any) -> list[ConnectorV2]:
     """The pieces that a user's builder function gives.
 
-    The function gets as many of ``arguments`` as it has positional parameters; an error inside it shows as it is.
+    The function gets as many of ``arguments`` as it has positional parameters (of those with a default, only such as
+    are named like an argument: ``lambda env, n=n: ...`` gets the environment alone); an error inside it shows as it is.
 
     Args:
         setting: The name of the setting that the builder was given as, for messages.
@@ -182,6 +197,8 @@ def call_builder(setting: str, builder: Builder | None, *arguments: Any) -> list
     positional = [p for p in parameters if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)]
     takes = len(arguments) if any(p.kind is kinds.VAR_POSITIONAL for p in parameters) else len(positional)
     required = [p for p in positional if p.default is kinds.empty]
+    optional = itertools.takewhile(lambda p: p.name in _BUILDER_ARGUMENTS, positional[len(required) :])
+    takes = takes if takes > len(positional) else len(required) + len(list(optional))
     if len(required) > len(arguments) or any(
         p.kind is kinds.KEYWORD_ONLY and p.default is kinds.empty for p in parameters
     ):

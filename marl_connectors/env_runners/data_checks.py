@@ -13,7 +13,7 @@ from marl_connectors.columns import Columns
 from marl_connectors.env_runners.lanes import Lane, LaneGroup
 from marl_connectors.env_runners.vector_env import VectorEnv
 from marl_connectors.episodes.column_batch import ColumnBatch
-from marl_connectors.errors import EnvError, ModuleError
+from marl_connectors.errors import ConnectorError, EnvError, ModuleError
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.trees import leaves, tree_map
 
@@ -59,8 +59,14 @@ def check_forward_batch(batch: ColumnBatch, rl_module: MultiRLModule) -> None:
 
     Raises:
         ModuleError: If not; names the module and both shapes.
+        ConnectorError: If there is nothing in the batch.
     """
     for group in batch.groups:
+        if not group:
+            raise ConnectorError(
+                f"the env-to-module pipeline put nothing into the batch of module {group.module_ids[0]!r}. Let one of "
+                f"its pieces add 'obs', or leave add_default_connectors_to_env_to_module_pipeline on."
+            )
         for module_id in group.module_ids:
             space = rl_module[module_id].observation_space
             lead = 2 if Columns.STATE_IN in group else 1  # rows, and for a stateful module time
@@ -71,6 +77,23 @@ def check_forward_batch(batch: ColumnBatch, rl_module: MultiRLModule) -> None:
                     f"gives it observations of shape {shape}. A connector piece that changes observations must say so "
                     f"in recompute_output_observation_space."
                 )
+
+
+def check_actions(batch: ColumnBatch) -> None:
+    """Checks that there is an action for each row, in an array.
+
+    Raises:
+        ConnectorError: If not.
+    """
+    for group in batch.groups:
+        actions = group.get(Columns.ACTIONS)
+        if actions is None or not all(isinstance(leaf, np.ndarray) for leaf in leaves(actions)):
+            found = "no 'actions'" if actions is None else f"'actions' as {type(leaves(actions)[0]).__name__}"
+            raise ConnectorError(
+                f"the module-to-env pipeline gave {found} for module {group.module_ids[0]!r}. Let its pieces make "
+                f"numpy arrays (GetActions, TensorToNumpy), or leave "
+                f"add_default_connectors_to_module_to_env_pipeline on."
+            )
 
 
 def _who(group: LaneGroup, position: int) -> str:

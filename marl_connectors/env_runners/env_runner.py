@@ -22,7 +22,13 @@ from marl_connectors.connectors.module_to_env.listify_data_for_vector_env import
 from marl_connectors.connectors.module_to_env.module_to_env_pipeline import ModuleToEnvPipeline
 from marl_connectors.env_runners.action_history import HISTORY_BYTES
 from marl_connectors.env_runners.action_noise import ActionNoise
-from marl_connectors.env_runners.data_checks import bad_observations, bad_rewards, check_columns, check_forward_batch
+from marl_connectors.env_runners.data_checks import (
+    bad_observations,
+    bad_rewards,
+    check_actions,
+    check_columns,
+    check_forward_batch,
+)
 from marl_connectors.env_runners.done_episodes import first_of_each_copy
 from marl_connectors.env_runners.episode_metrics import EpisodeTally, summarize
 from marl_connectors.env_runners.lanes import Lane, LaneGroup, picker
@@ -102,12 +108,10 @@ class EnvRunner:
         self._batch: ColumnBatch | None = None
         self._pick_actions: Callable[[list], Any] | None = None
         self._live: list[tuple[LaneGroup, Callable[[list], Any] | None]] = []  # groups with lanes, picking their items
-        self._check_batch = True
+        self._check_batch = self._check_actions = True
         self._exploring = explore
         self._deferred_logp: dict[LaneGroup, type[Distribution]] = {}
-        pieces = [*env_to_module, *module_to_env]
-        self._pieces_read_episodes = not all(works_on_columns(piece) for piece in pieces)
-        self._pieces_write_episodes = any(type(piece) not in DEFAULT_PIECES for piece in env_to_module)
+        self._look_at_pieces()
         self.num_env_steps = 0
         self.num_agent_steps = 0
         self.callbacks = callbacks or Callbacks()
@@ -143,6 +147,7 @@ class EnvRunner:
         """
         if num_timesteps is not None and num_episodes is not None:
             raise ConfigError("EnvRunner.sample: give num_timesteps or num_episodes, not both.")
+        self._look_at_pieces()
         self._exploring = explore = self.explore if explore is None else explore
         copies = len(self.vector_env.copies)
         if self._batch is None or force_reset or num_episodes is not None:
@@ -168,6 +173,12 @@ class EnvRunner:
         self._uncredited_reward += sum(episode.uncredited_reward for episode in episodes)
         self.callbacks.on_sample_end(env_runner=self, samples=episodes)
         return episodes
+
+    def _look_at_pieces(self) -> None:
+        """What the pieces need of the episodes; they may come and go between samples."""
+        pieces = [*self.env_to_module, *self.module_to_env]
+        self._pieces_read_episodes = not all(works_on_columns(piece) for piece in pieces)
+        self._pieces_write_episodes = any(type(piece) not in DEFAULT_PIECES for piece in self.env_to_module)
 
     def take_finished(self) -> list[EpisodeTally]:
         """Returns and lengths of the episodes that ended since the last call."""
@@ -292,9 +303,13 @@ class EnvRunner:
     def _forward(self, explore: bool) -> ColumnBatch:
         module = self.rl_module
         outputs = module.forward_exploration(self._batch) if explore else module.forward_inference(self._batch)
-        return self.module_to_env.run(
+        actions = self.module_to_env.run(
             outputs, rl_module=module, episodes=self._episodes.ongoing, explore=explore, shared_data=self._shared_data
         )
+        if self._check_actions:
+            check_actions(actions)
+            self._check_actions = False
+        return actions
 
     def _credit(self, group: LaneGroup, rewards: Any) -> None:
         try:
@@ -361,7 +376,7 @@ class EnvRunner:
         place = {lane: i for i, lane in enumerate(by_copy)}
         by_row: list[Lane] = []
         self._live = []
-        self._check_batch = True
+        self._check_batch = self._check_actions = True
         for group in self._episodes.lanes.groups:
             group.arrange(module_order)
             if not group.lanes:

@@ -76,6 +76,11 @@ class EnvSetup:
             return aec_to_parallel(env)
         return env
 
+    @property
+    def user_env(self) -> Any:
+        """The copy to ask, as the user's own functions get it: a Gymnasium environment without our wrapper."""
+        return self.probe.env if self.single_agent else self.probe
+
     def agent_spaces(self, agent_id: AgentID) -> tuple[Space, Space]:
         """An agent's observation and action space."""
         known = self._spaces.get(agent_id)

@@ -329,7 +329,7 @@ class LiveRows(Rows):
 
     def get(self, column: str, offset: int = 0, fill: float | None = None) -> Any:
         """A hot path for the newest observations: no index arithmetic."""
-        if offset == 0:
+        if offset == 0 and column != Columns.INFOS:
             return self.group.rollout.read(column, self.group.positions)
         return super().get(column, offset, fill)
 

@@ -8,6 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from gymnasium import Space
 
+from marl_connectors.columns import Columns
+from marl_connectors.episodes.info_column import InfoColumn
 from marl_connectors.episodes.rollout import Positions, Rollout
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.errors import EpisodeError
@@ -82,15 +84,47 @@ class Rows:
         """The items of a column, ``[B, ...]``.
 
         Args:
-            column: A column of the trajectories, such as ``Columns.OBS`` or ``Columns.REWARDS``.
+            column: A column of the trajectories, such as ``Columns.OBS`` or ``Columns.REWARDS``; ``Columns.INFOS`` for
+                a list of info dicts.
             offset: Whose item: 0 for the row itself, -1 for the same agent's step before, 1 for the one after.
-            fill: Stands where the agent's episode (with its lookback) does not reach.
+            fill: Stands before the beginning of the agent's episode, and behind its newest row.
 
         Raises:
-            EpisodeError: If a row is out of reach and there is no ``fill``.
+            EpisodeError: If a row is out of reach and there is no ``fill``, or if the episode has had it, but did not
+                keep it.
         """
+        if column == Columns.INFOS:
+            return self._infos(offset)
+        if fill is not None and offset < 0:
+            self._check_kept(column, offset)
         values = [_get(part, column, offset, fill) for part in self.parts]
         return values[0] if len(values) == 1 else tree_map(lambda *leaves: np.concatenate(leaves), *values)
+
+    def _infos(self, offset: int) -> InfoColumn:
+        found = InfoColumn()
+        for part in self.parts:
+            infos, (wanted, reached) = part.rollout.infos, _wanted(part, offset)
+            for position, there in zip(wanted.tolist(), reached.tolist(), strict=True):
+                found.append(infos.get(position, {}) if there else {})
+        return found
+
+    def _check_kept(self, column: str, offset: int) -> None:
+        """Raises for a row that lies before what its episode keeps, but not before its beginning."""
+        missing = ~self.reached(offset)
+        if not missing.any() or not self.counts:
+            return
+        episodes = self.episodes
+        owners = np.repeat(np.arange(len(episodes)), self.counts)
+        for i in np.unique(owners[missing]).tolist():
+            episode = episodes[i]
+            kept = episode.storage.lookback
+            if episode.t_started > kept:
+                who = f"episode {episode.id_!r}" if episode.agent_id is None else f"agent {episode.agent_id!r}"
+                raise EpisodeError(
+                    f"Rows: {column!r} at offset {offset} is wanted, but of the {episode.t_started} steps of {who} "
+                    f"before this chunk only {kept} were kept. Set .env_runners(episode_lookback_horizon={-offset}), "
+                    f"or lookback = {-offset} in the piece."
+                )
 
     def reached(self, offset: int) -> np.ndarray:
         """``[B]`` bool, whether the agent's episode (with its lookback) has a row at an offset; see ``get``."""

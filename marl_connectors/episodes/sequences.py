@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import torch
 
 from marl_connectors.columns import Columns
 from marl_connectors.episodes.info_column import InfoColumn
-from marl_connectors.trees import leaves, tree_map
+from marl_connectors.trees import tree_map
 from marl_connectors.typing import Tree
 
 
@@ -27,9 +26,10 @@ class Sequences:
         splits: Module ``i`` has sequences ``splits[i]:splits[i + 1]``.
         max_lens: For each module, what its sequences are filled up to.
         state_in: ``[S, ...]`` tree, the state before each sequence's first step; None until a piece has added it.
+        to_column: Makes of an array what the columns are: itself, or a tensor where they are tensors.
     """
 
-    __slots__ = ("counts", "lengths", "max_lens", "splits", "starts", "state_in")
+    __slots__ = ("counts", "lengths", "max_lens", "splits", "starts", "state_in", "to_column")
 
     def __init__(
         self,
@@ -40,6 +40,7 @@ class Sequences:
         splits: tuple[int, ...],
         max_lens: tuple[int, ...],
         state_in: Tree | None = None,
+        to_column: Callable[[np.ndarray], Any] = np.asarray,
     ):
         self.starts = starts
         self.lengths = lengths
@@ -47,6 +48,7 @@ class Sequences:
         self.splits = splits
         self.max_lens = max_lens
         self.state_in = state_in
+        self.to_column = to_column
 
     @classmethod
     def of_rows(cls, counts: list[int], splits: tuple[int, ...], max_lens: tuple[int, ...]) -> Sequences:
@@ -72,10 +74,10 @@ class Sequences:
     def __len__(self) -> int:
         return len(self.starts)
 
-    def within(self, module: int) -> np.ndarray:
-        """``[S, L]`` bool for a module's sequences, False behind a sequence's end."""
+    def within(self, module: int) -> Any:
+        """``[S, L]`` bool for a module's sequences, False behind a sequence's end; a tensor where columns are."""
         begin, end = self.splits[module : module + 2]
-        return np.arange(self.max_lens[module]) < self.lengths[begin:end, None]
+        return self.to_column(np.arange(self.max_lens[module]) < self.lengths[begin:end, None])
 
     def with_states(self, state_in: Tree | None) -> Sequences:
         """The same sequences with other states before their first steps."""
@@ -86,6 +88,7 @@ class Sequences:
             splits=self.splits,
             max_lens=self.max_lens,
             state_in=state_in,
+            to_column=self.to_column,
         )
 
     def without(self, keep: np.ndarray) -> Sequences:
@@ -107,7 +110,8 @@ class Sequences:
             counts=kept_before[ends] - kept_before[ends - self.counts],
             splits=tuple(kept_before[list(self.splits)].tolist()),
             max_lens=self.max_lens,
-            state_in=None if states is None else tree_map(lambda leaf: leaf[_for(leaf, picked)], states),
+            state_in=None if states is None else tree_map(lambda leaf: leaf[self.to_column(picked)], states),
+            to_column=self.to_column,
         )
 
     def rows(self, which: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
@@ -156,33 +160,24 @@ class PaddedColumns(Mapping[str, Any]):
         return self._filled[name]
 
     def _fill(self, name: str) -> Any:
-        if name == Columns.STATE_IN and self._sequences.state_in is not None:
-            return tree_map(lambda leaf: leaf[_for(leaf, self._which)], self._sequences.state_in)
+        sequences = self._sequences
+        if name == Columns.STATE_IN and sequences.state_in is not None:
+            which = sequences.to_column(self._which)
+            return tree_map(lambda leaf: leaf[which], sequences.state_in)
         if name == Columns.SEQ_LENS:
-            return self._like_the_others(self._sequences.lengths[self._which])
+            return sequences.to_column(sequences.lengths[self._which])
         if name == Columns.LOSS_MASK and name not in self._columns:
-            return self._like_the_others(self._within)
+            return sequences.to_column(self._within)
         column = self._columns[name]
         if isinstance(column, InfoColumn):
             return InfoColumn(column[i] for i in self._rows[self._within].tolist())
         return tree_map(self._padded, column)
 
     def _padded(self, leaf: Any) -> Any:
-        if isinstance(leaf, torch.Tensor):
-            rows = torch.from_numpy(self._rows.reshape(-1)).to(leaf.device)
-            padded = leaf.index_select(0, rows).unflatten(0, self._rows.shape)
-            if not self._full:
-                padded[torch.from_numpy(~self._within).to(leaf.device)] = 0
-            return padded
-        padded = leaf[self._rows]
+        padded = leaf[self._sequences.to_column(self._rows)]
         if not self._full:
-            padded[~self._within] = 0
+            padded[self._sequences.to_column(~self._within)] = 0
         return padded
-
-    def _like_the_others(self, values: np.ndarray) -> Any:
-        """An array or a tensor, whichever the columns are."""
-        first = next((leaves(c)[0] for c in self._columns.values() if not isinstance(c, InfoColumn)), values)
-        return torch.from_numpy(values).to(first.device) if isinstance(first, torch.Tensor) else values
 
     def __contains__(self, name: object) -> bool:
         own = (Columns.SEQ_LENS, Columns.LOSS_MASK)
@@ -202,15 +197,6 @@ class PaddedColumns(Mapping[str, Any]):
         return sum(1 for _ in self)
 
 
-def unpadded(column: Any, within: np.ndarray) -> Any:
-    """``[S, L, ...]`` as ``[B, ...]`` again, without what stood behind the ends."""
-
-    def flat(leaf: Any) -> Any:
-        return leaf[torch.from_numpy(within).to(leaf.device) if isinstance(leaf, torch.Tensor) else within]
-
-    return column if isinstance(column, InfoColumn) else tree_map(flat, column)
-
-
-def _for(leaf: Any, index: np.ndarray) -> Any:
-    """An index as the leaf takes it."""
-    return torch.from_numpy(index).to(leaf.device) if isinstance(leaf, torch.Tensor) else index
+def unpadded(column: Any, within: Any) -> Any:
+    """``[S, L, ...]`` as ``[B, ...]`` again, without what stood behind the ends (where ``within`` is False)."""
+    return column if isinstance(column, InfoColumn) else tree_map(lambda leaf: leaf[within], column)

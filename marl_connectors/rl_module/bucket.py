@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -97,13 +98,15 @@ class Bucket:
         if len(self.modules) == 1:
             return dict(columns)
         lead = len(self.modules), rows_per_module
-        return {k: tree_map(lambda leaf: leaf.reshape(*lead, *leaf.shape[1:]), v) for k, v in columns.items()}
+        return {
+            name: _each(column, lambda leaf: leaf.reshape(*lead, *leaf.shape[1:])) for name, column in columns.items()
+        }
 
     def unstack(self, columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What the twin gave, ``[M, B, ...]``, as ``[M * B, ...]`` columns."""
         if len(self.modules) == 1:
             return dict(columns)
-        return {k: tree_map(lambda leaf: leaf.flatten(0, 1), v) for k, v in columns.items()}
+        return {name: _each(column, lambda leaf: leaf.flatten(0, 1)) for name, column in columns.items()}
 
     def gradient_norms(self) -> Tensor:
         """``[M]`` Euclidean norms of the members' gradients."""
@@ -112,6 +115,11 @@ class Bucket:
     def clip_gradients(self, max_norm: float, norms: Tensor) -> None:
         """Scales each member's gradient down to ``max_norm`` where its norm is larger."""
         self.gradients.mul_((max_norm / (norms + 1e-6)).clamp(max=1.0).unsqueeze(1))
+
+
+def _each(column: Any, fn: Callable[[Tensor], Tensor]) -> Any:
+    """``fn`` of a column's tensor or, in a nested column, of each of its tensors. A hot path."""
+    return fn(column) if type(column) is Tensor else tree_map(fn, column)
 
 
 def same_architecture(a: RLModule, b: RLModule) -> bool:

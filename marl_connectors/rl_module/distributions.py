@@ -171,6 +171,34 @@ class TorchDiagGaussian(Distribution):
         return 0.5 * (variance_ratio + distance - 1.0 - variance_ratio.log()).sum(-1)
 
 
+def without_forbidden(inputs: Tensor, mask: Any) -> Tensor:
+    """Inputs of a categorical distribution that gives forbidden actions the probability 0, exactly.
+
+    They get the most negative number there is, and no gradient. All else stays finite: log-probabilities of forbidden
+    actions, entropy, KL divergence, and the gradients of all three.
+
+    Args:
+        inputs: ``[..., n]`` logits.
+        mask: ``[..., n]``, of the same shape, 0 or False for forbidden actions. A row that forbids all, such as padding
+            or that of an agent that only waits, forbids none.
+
+    Returns:
+        ``[..., n]``.
+
+    Raises:
+        ModuleError: If the shapes differ.
+    """
+    mask = torch.as_tensor(mask, dtype=torch.bool, device=inputs.device)
+    if mask.shape != inputs.shape:
+        raise ModuleError(
+            f"action mask: its shape is {tuple(mask.shape)}, but that of 'action_dist_inputs' is "
+            f"{tuple(inputs.shape)}. A mask needs one number for each logit of a Discrete action space; a module that "
+            f"works otherwise sets handles_action_masks = True and sees to its masks itself."
+        )
+    forbidden = mask.logical_not() & mask.any(-1, keepdim=True)
+    return inputs.masked_fill(forbidden, torch.finfo(inputs.dtype).min)
+
+
 def default_distribution(action_space: Space) -> type[Distribution]:
     """The distribution that default modules use for a space.
 

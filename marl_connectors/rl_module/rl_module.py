@@ -11,8 +11,9 @@ import torch
 from gymnasium import Space
 from torch import nn
 
+from marl_connectors.columns import Columns
 from marl_connectors.errors import ModuleError
-from marl_connectors.rl_module.distributions import Distribution, default_distribution
+from marl_connectors.rl_module.distributions import Distribution, default_distribution, without_forbidden
 from marl_connectors.typing import DEFAULT_MODULE_ID
 
 if TYPE_CHECKING:
@@ -26,6 +27,9 @@ class RLModule(nn.Module):
     ``Columns.ACTION_DIST_INPUTS`` (``[B, n]``) or ``Columns.ACTIONS`` (``[B, ...]``) in it. Whatever else it gives
     when acting is kept in the episodes as an extra model output.
 
+    Where the batch has ``Columns.ACTION_MASK`` (see ActionMasking), the public forward passes make what it forbids
+    impossible, whatever ``_forward`` put out, and keep the mask for training.
+
     Attributes:
         observation_space: Of what the module sees, after the env-to-module pipeline.
         action_space: Of the agents that the module acts for.
@@ -36,6 +40,10 @@ class RLModule(nn.Module):
     """Whether the forward passes work on any number of leading axes, so that modules of one architecture can run as one
     batched computation. True promises that: all layers come from ``marl_connectors.rl_module.layers`` or hold no
     parameters, and nothing counts axes from the front."""
+
+    handles_action_masks = False
+    """Whether ``_forward`` sees to ``Columns.ACTION_MASK`` itself. True leaves its ``action_dist_inputs`` as they are;
+    the mask is kept for training all the same."""
 
     def __init__(
         self,
@@ -107,16 +115,17 @@ class RLModule(nn.Module):
     @torch.no_grad()
     def forward_inference(self, batch: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Columns for acting greedily, without gradients."""
-        return self._forward_inference(batch, **kwargs)
+        return _with_mask(self, batch, self._forward_inference(batch, **kwargs))
 
     @torch.no_grad()
     def forward_exploration(self, batch: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Columns for acting while exploring, without gradients."""
-        return self._forward_exploration(batch, **kwargs)
+        return _with_mask(self, batch, self._forward_exploration(batch, **kwargs))
 
     def forward_train(self, batch: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Columns for computing a loss."""
-        return self._forward_train(batch, **kwargs)
+        outputs = self._forward_train(batch, **kwargs)
+        return _masked(self, batch, outputs) if Columns.ACTION_MASK in batch else outputs
 
     def is_stateful(self) -> bool:
         """Whether the module carries a state from step to step."""
@@ -149,6 +158,21 @@ class RLModule(nn.Module):
     def unwrapped(self) -> RLModule:
         """The module itself, without wrappers around it."""
         return self
+
+
+def _with_mask(module: RLModule, batch: Mapping[str, Any], outputs: dict[str, Any]) -> dict[str, Any]:
+    """What is put out when acting: with the mask, if there is one, so that it is recorded. A hot path."""
+    if Columns.ACTION_MASK not in batch:
+        return outputs
+    return {Columns.ACTION_MASK: batch[Columns.ACTION_MASK], **_masked(module, batch, outputs)}
+
+
+def _masked(module: RLModule, batch: Mapping[str, Any], outputs: dict[str, Any]) -> dict[str, Any]:
+    """Outputs whose distribution has no forbidden actions."""
+    if module.handles_action_masks or Columns.ACTION_DIST_INPUTS not in outputs:
+        return outputs
+    inputs = without_forbidden(outputs[Columns.ACTION_DIST_INPUTS], batch[Columns.ACTION_MASK])
+    return {**outputs, Columns.ACTION_DIST_INPUTS: inputs}
 
 
 @dataclasses.dataclass

@@ -217,6 +217,29 @@ def test_team_rewards_are_mixed_with_an_agents_own(example, capsys):
         assert {agent: list(rewards) for agent, rewards in episode.get_rewards().items()} == expected
 
 
+def test_a_default_module_plays_a_masked_game_without_an_illegal_move(example, capsys):
+    masking = example("action_masking")
+    before, after = masking.main(iterations=2)
+    assert 0 <= before <= 8 and 0 <= after <= 8
+    out = capsys.readouterr().out
+    assert "The module sees 12 numbers, and no mask.\n" in out
+    assert f"After 1,600 moves, all of them legal, {after} winning moves in 8 positions.\n" in out
+    env = masking.Nim()
+    observations, _ = env.reset()
+    assert [observations[agent]["action_mask"].tolist() for agent in env.agents] == [[1, 1, 1], [0, 0, 0]]
+    for first, second in ((3, 0), (0, 3), (2, 0), (0, 1)):
+        observations, *_ = env.step({"first": first, "second": second})
+    assert env.stones == 1 and observations["first"]["action_mask"].tolist() == [1, 0, 0]
+    with pytest.raises(ValueError, match="first takes 2 of 1 stones"):
+        env.step({"first": 2, "second": 0})
+    assert env.step({"first": 1, "second": 0})[1] == {"first": 1.0, "second": -1.0} and env.agents == []
+
+
+@pytest.mark.learning
+def test_the_masked_game_is_learned(example):
+    assert example("action_masking").main()[1] == 8
+
+
 @pytest.mark.learning
 def test_the_listener_learns_only_what_it_hears(example):
     without, with_piece = example("share_observations").main()

@@ -38,8 +38,8 @@ class FlattenObservations(ObservationTransform):
             input_observation_space: As for every piece.
             input_action_space: As for every piece.
             multi_agent: Whether the spaces are Dicts by agent id; None finds out.
-            agent_ids: The agents whose observations are made flat; None for all. Agents whose spaces are alike stand in
-                one batch, so either all or none of them.
+            agent_ids: The agents whose observations are made flat; None for all. Of agents whose observations stand in
+                one array, such as those of one module, either all or none.
             as_learner_connector: Whether the piece stands in a learner pipeline, where it puts flat observations into
                 the batch: for episodes that have not been through an env-to-module pipeline with this piece.
             keys_to_remove: Parts of Dict observations that are left out.
@@ -96,6 +96,7 @@ class FlattenObservations(ObservationTransform):
             other = next(agent_id for agent_id in ids if agent_id not in self._agent_ids)
             raise ConnectorError(
                 f"FlattenObservations: agent_ids names {chosen[0]!r}, but not {other!r}, whose spaces are the same. "
-                f"Observations of agents with like spaces stand in one array, so name both or none of them."
+                f"Their observations stand in one array, so name both or none of them, or map them to different "
+                f"modules."
             )
         return bool(chosen)

@@ -29,8 +29,10 @@ class NumpyToTensor(ConnectorV2):
         for name, column in columns.items():
             columns[name] = self._tensor(column) if type(column) is np.ndarray else tree_map(self._tensor, column)
         sequences = columns.sequences
-        if sequences is not None and sequences.state_in is not None:
-            sequences.state_in = tree_map(self._tensor, sequences.state_in)
+        if sequences is not None:
+            sequences.to_column = self._tensor
+            if sequences.state_in is not None:
+                sequences.state_in = tree_map(self._tensor, sequences.state_in)
 
     def __call__(self, *, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Converts every leaf."""

@@ -8,7 +8,6 @@ from typing import Any
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.episodes.column_batch import ColumnGroup
-from marl_connectors.episodes.info_column import InfoColumn
 
 
 class AddInfosFromEpisodesToTrainBatch(ConnectorV2):
@@ -20,17 +19,8 @@ class AddInfosFromEpisodesToTrainBatch(ConnectorV2):
 
     def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
         """Reads the info dicts of the rows."""
-        if Columns.INFOS in columns:
-            return
-        found = InfoColumn()
-        for part in columns.rows.parts:
-            infos, positions = part.rollout.infos, part.positions
-            if not infos:
-                found.extend([{} for _ in range(len(part.first))])
-                continue
-            flat = range(positions.start, positions.stop, positions.step or 1) if isinstance(positions, slice) else None
-            found.extend([infos.get(at, {}) for at in (positions.tolist() if flat is None else flat)])  # type: ignore[union-attr]
-        columns[Columns.INFOS] = found
+        if Columns.INFOS not in columns:
+            columns[Columns.INFOS] = columns.rows.get(Columns.INFOS)
 
     def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any) -> dict[str, Any]:
         """Reads the episodes' info dicts."""

@@ -31,7 +31,11 @@ class GeneralAdvantageEstimation(ConnectorV2):
     Reads ``obs``, ``rewards`` and the episodes' ends; asks each module for its values (ValueFunctionAPI). A terminated
     episode is worth nothing after its last action; a truncated one, or a chunk that was cut, is worth the value of its
     last observation. Advantages are standardised (mean 0, standard deviation 1) for each module over its own, real
-    rows. Keeps no state.
+    rows.
+
+    Steps that a piece of yours has set ``loss_mask`` to False for take part in the other steps' advantages, but in no
+    mean and no loss: their rows are dropped too. In the sequences of a stateful module they stay where they are, and so
+    does ``loss_mask``. Keeps no state.
     """
 
     def __init__(
@@ -84,18 +88,23 @@ class GeneralAdvantageEstimation(ConnectorV2):
             gamma=gamma,
             lambda_=lambda_,
         )
-        real = np.arange(len(rows)) if rows.acted is None else np.flatnonzero(rows.acted)
+        acted = np.ones(len(rows), bool) if rows.acted is None else rows.acted
+        counted = _counted(columns, acted)
+        # A stateful module is led through masked steps of its sequences, so they stay.
+        real = np.flatnonzero(counted if columns.sequences is None else acted)
+        counted = counted[real]
         splits = np.searchsorted(real, columns.splits)
         advantages = advantages[real]
         targets = advantages + values[real]
         if self.standardize:
             for begin, end in itertools.pairwise(splits):
-                advantages[begin:end] = standardized(advantages[begin:end])
-        columns.pop(Columns.LOSS_MASK, None)
+                advantages[begin:end] = standardized(advantages[begin:end], counted[begin:end])
         for name, column in columns.items():
             columns[name] = _rows(column, real)
-        if columns.sequences is not None and rows.acted is not None:
-            columns.sequences = columns.sequences.without(rows.acted)
+        if columns.sequences is not None:
+            columns.sequences = columns.sequences.without(acted)
+            if not counted.all():
+                columns[Columns.LOSS_MASK] = torch.from_numpy(counted).to(columns[Columns.REWARDS].device)
         device = columns[Columns.REWARDS].device
         columns[Columns.ADVANTAGES] = torch.from_numpy(advantages.astype(np.float32)).to(device)
         columns[Columns.VALUE_TARGETS] = torch.from_numpy(targets.astype(np.float32)).to(device)
@@ -134,18 +143,24 @@ class GeneralAdvantageEstimation(ConnectorV2):
                 )
                 real.append(np.arange(begin, begin + steps))
                 begin += len(episode)
+            taken = np.concatenate(real)
+            counted = _counted(columns, np.isin(np.arange(begin), taken))[taken]
             found = np.concatenate(advantages)
             targets = found + np.concatenate([np.zeros(0), *(value[:-1] for value in values)])
-            found = standardized(found) if self.standardize else found
-            columns.pop(Columns.LOSS_MASK, None)
+            if sequences is None:
+                taken, found, targets, counted = (part[counted] for part in (taken, found, targets, counted))
+            found = standardized(found, counted) if self.standardize else found
             for name, column in columns.items():
-                columns[name] = _rows(column, np.concatenate(real))
+                columns[name] = _rows(column, taken)
             device = columns[Columns.REWARDS].device
+            if not counted.all():
+                columns[Columns.LOSS_MASK] = torch.from_numpy(counted).to(device)
             columns[Columns.ADVANTAGES] = torch.from_numpy(found.astype(np.float32)).to(device)
             columns[Columns.VALUE_TARGETS] = torch.from_numpy(targets.astype(np.float32)).to(device)
             if sequences is not None:
-                keep = np.isin(np.arange(begin), np.concatenate(real))
-                batch[module_id] = dict(PaddedColumns(columns, sequences.without(keep)))
+                kept = sequences.without(np.isin(np.arange(begin), np.concatenate(real)))
+                kept.to_column = lambda array, device=device: torch.from_numpy(array).to(device)
+                batch[module_id] = dict(PaddedColumns(columns, kept))
         return batch
 
     def _values_of_items(
@@ -190,9 +205,16 @@ def _rows(column: Any, index: np.ndarray) -> Any:
     return tree_map(lambda leaf: leaf.index_select(0, wanted.to(leaf.device)), column)
 
 
-def standardized(values: np.ndarray) -> np.ndarray:
-    """Mean 0, standard deviation 1 (if there is any)."""
-    return (values - values.mean()) / max(values.std(), 1e-4) if len(values) else values
+def _counted(columns: dict[str, Any], acted: np.ndarray) -> np.ndarray:
+    """``[B]`` bool, the steps that a loss is to be computed of. Takes the column that says so out."""
+    mask = columns.pop(Columns.LOSS_MASK, None)
+    return acted if mask is None else acted & mask.cpu().numpy().astype(bool)
+
+
+def standardized(values: np.ndarray, counted: np.ndarray | None = None) -> np.ndarray:
+    """Mean 0, standard deviation 1 (if there is any), over those that count."""
+    own = values if counted is None else values[counted]
+    return (values - own.mean()) / max(own.std(), 1e-4) if len(own) else values
 
 
 def compute_values(rl_module: Any, columns: ColumnGroup) -> torch.Tensor:

@@ -1,0 +1,294 @@
+"""Keeps agents from choosing actions that the environment forbids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from gymnasium import Space, spaces
+
+from marl_connectors.columns import Columns
+from marl_connectors.connectors.agent_steps import ColumnSteps, ItemSteps, Steps
+from marl_connectors.connectors.observation_transform import ObservationTransform, Plan
+from marl_connectors.connectors.space_trees import fits, shape_of
+from marl_connectors.episodes.column_batch import ColumnGroup
+from marl_connectors.episodes.lane_storage import LaneStorage
+from marl_connectors.episodes.rollout import take
+from marl_connectors.errors import ConfigError, ConnectorError
+from marl_connectors.spaces import describe
+from marl_connectors.trees import tree_map
+from marl_connectors.typing import AgentID, Tree
+
+_SOURCES = ("auto", "observations", "infos")
+
+
+class _Masks(NamedTuple):
+    """Where the masks of some agents come from.
+
+    Attributes:
+        action_space: Theirs, where known.
+        in_observation: Whether the mask is a part of the observation.
+        in_info: Whether it may be in the info dict.
+    """
+
+    action_space: Space | None
+    in_observation: bool
+    in_info: bool
+
+
+class ActionMasking(ObservationTransform):
+    """Makes forbidden actions impossible, for any module.
+
+    A mask has a number for each action of a Discrete space, 0 or False for those that are forbidden. It is looked for,
+    for each agent, in its Dict observation, as PettingZoo's classic games have it (``{"observation": ...,
+    "action_mask": ...}``), else in its info dict; an agent without a mask may do anything, and so may one whose mask
+    forbids everything, as that of a player who waits for its turn.
+
+    The masks go to the batch as ``Columns.ACTION_MASK`` (``[B, n]`` bool). ``RLModule`` applies them to what a module
+    puts out, and hands them on, so that they come back in the train batch and are applied there too. Where they were
+    part of the observation, the rest is written back to the episodes: later pieces and the module never see a mask.
+    So this piece stands before all others that change observations.
+
+    Reads ``obs`` and ``infos``; writes ``action_mask`` to the batch, and ``obs`` back to the episodes. Keeps no state.
+    """
+
+    def __init__(
+        self,
+        input_observation_space: Space | None = None,
+        input_action_space: Space | None = None,
+        *,
+        action_mask_key: str = "action_mask",
+        observation_key: str | None = "observation",
+        source: Literal["auto", "observations", "infos"] = "auto",
+        multi_agent: bool | None = None,
+    ):
+        """Builds the piece.
+
+        Args:
+            input_observation_space: As for every piece.
+            input_action_space: As for every piece.
+            action_mask_key: Under which key of a Dict observation, or of an info dict, the mask is.
+            observation_key: The part of a Dict observation that goes on as the observation. None, or a key that the
+                observation lacks, for all parts but the mask, as a Dict.
+            source: Where masks are: ``"observations"``, ``"infos"``, or ``"auto"`` for an agent's observation, if its
+                space has the key, else its info.
+            multi_agent: Whether the spaces are Dicts by agent id; None finds out.
+        """
+        if source not in _SOURCES:
+            raise ConfigError(f"ActionMasking: source must be one of {', '.join(_SOURCES)}, not {source!r}.")
+        if action_mask_key == observation_key:
+            raise ConfigError(f"ActionMasking: action_mask_key and observation_key are both {action_mask_key!r}.")
+        self.action_mask_key = action_mask_key
+        self.observation_key = observation_key
+        self.source = source
+        super().__init__(input_observation_space, input_action_space, multi_agent=multi_agent)
+
+    # Spaces.
+
+    def prepare(self, agents: Mapping[AgentID | None, tuple[Space, Space | None]]) -> None:
+        """Looks for a pipeline in which there can be no masks."""
+        if self.in_learner_pipeline:
+            raise ConfigError(
+                "ActionMasking: stands in a learner pipeline, but belongs into the env-to-module pipeline: "
+                ".env_runners(env_to_module_connector=lambda env: ActionMasking()). The train batch gets the masks "
+                "that were applied when acting."
+            )
+        if self.source == "observations":
+            if not any(self._is_in(space) for space, _ in agents.values()):
+                whose, (space, _) = next(iter(agents.items()))
+                raise ConfigError(
+                    f"ActionMasking: source='observations', but no observation has a part {self.action_mask_key!r}: "
+                    f"{_name(whose)} sees {describe(space)}. Set action_mask_key, or put the piece before those that "
+                    f"change observations."
+                )
+            return
+        kinds = [action_space for _, action_space in agents.values()]
+        if kinds and all(kind is not None and not isinstance(kind, spaces.Discrete) for kind in kinds):
+            whose, (_, action_space) = next(iter(agents.items()))
+            assert action_space is not None
+            raise self._not_discrete(whose, action_space)
+
+    def plan(self, agent_id: AgentID | None, space: Space, action_space: Space | None) -> Plan:
+        """The space without the mask, and where the mask is."""
+        in_observation = self.source != "infos" and self._is_in(space)
+        in_info = self.source != "observations" and not in_observation
+        masks = _Masks(action_space, in_observation, in_info)
+        if not in_observation:
+            return Plan(space, space, masks)
+        assert isinstance(space, spaces.Dict)
+        if action_space is not None and not isinstance(action_space, spaces.Discrete):
+            raise self._not_discrete(agent_id, action_space)
+        mask_space = space.spaces[self.action_mask_key]
+        num_actions = None if action_space is None else int(action_space.n)
+        shape = mask_space.shape
+        if shape is None or len(shape) != 1 or shape[0] != (num_actions or shape[0]):
+            wanted = (
+                "a number for each action" if num_actions is None else f"{num_actions} numbers, one for each action"
+            )
+            raise ConfigError(
+                f"ActionMasking: the mask of {_name(agent_id)} must have {wanted}, but is {describe(mask_space)}. Fix "
+                f"the environment's spaces."
+            )
+        rest = {key: part for key, part in space.spaces.items() if key != self.action_mask_key}
+        if not rest:
+            raise ConfigError(
+                f"ActionMasking: the observation of {_name(agent_id)} is nothing but its mask, so its module would see "
+                f"nothing. Give it another part, or the mask in the info dict."
+            )
+        return Plan(space, rest[self.observation_key] if self.observation_key in rest else spaces.Dict(rest), masks)
+
+    def _is_in(self, space: Space | None) -> bool:
+        return isinstance(space, spaces.Dict) and self.action_mask_key in space.spaces
+
+    def _not_discrete(self, agent_id: AgentID | None, space: Space) -> ConfigError:
+        return ConfigError(
+            f"ActionMasking: masks are for Discrete actions, but those of {_name(agent_id)} are {describe(space)}. "
+            f"Leave the piece out, or change the action space."
+        )
+
+    # The two forms.
+
+    def transform(self, observations: Tree, plan: Plan, steps: Steps) -> Tree:
+        """The observations without their masks."""
+        if not plan.how.in_observation:
+            return observations
+        if self.observation_key in observations:
+            return observations[self.observation_key]
+        return {key: part for key, part in observations.items() if key != self.action_mask_key}
+
+    def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
+        """Works on all rows of a group at once. A hot path, but for masks in infos: those are single objects."""
+        if Columns.ACTION_MASK not in columns:
+            rows = columns.rows
+            steps = ColumnSteps(rows, self._lookup)
+            plan = self._plan_for(steps)
+            if plan.how.in_observation:
+                observations = columns[Columns.OBS] if Columns.OBS in columns else rows.get(Columns.OBS)
+                mask = self._from_observations(observations, plan, steps)
+            else:
+                mask = self._from_infos(_infos(steps) if plan.how.in_info else (), len(rows), plan, steps)
+            if mask is not None:
+                columns[Columns.ACTION_MASK] = mask
+        super().on_columns(columns=columns, **kwargs)
+
+    def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any) -> dict[str, Any]:
+        """Works on one episode after another."""
+        masks: dict[str, Any] = {}
+        if Columns.ACTION_MASK not in batch:
+            for episode, steps, observations in self.work(batch, episodes):
+                plan = self._plan_for(steps)
+                if plan.how.in_observation:
+                    mask = self._from_observations(observations, plan, steps)
+                else:
+                    mask = self._from_infos([episode.get_infos(-1)] if plan.how.in_info else (), 1, plan, steps)
+                if mask is not None:
+                    self.add_batch_item(masks, Columns.ACTION_MASK, mask[0], episode)
+        batch.update(masks)
+        return super().__call__(batch=batch, episodes=episodes, **kwargs)
+
+    def _from_observations(self, observations: Tree, plan: Plan, steps: ColumnSteps | ItemSteps) -> np.ndarray:
+        """``[B, n]`` bool, from the observations as the environment gave them."""
+        if not fits(plan.before, observations):  # the masks were taken out before, as when a run is restored
+            observations = _as_given(steps, observations)
+        if not fits(plan.before, observations):
+            raise ConnectorError(
+                f"ActionMasking: expected observations of {describe(plan.before)} from {_name(steps.agents.ids[0])}, "
+                f"but they are {shape_of(observations)}. The piece stands before all others that change observations, "
+                f"and takes the mask out of each once."
+            )
+        return _usable(np.not_equal(observations[self.action_mask_key], 0))
+
+    def _from_infos(
+        self, infos: Sequence[Mapping[str, Any]], count: int, plan: Plan, steps: Steps
+    ) -> np.ndarray | None:
+        """``[B, n]`` bool, True in rows whose info has no mask; None for agents whose actions are not Discrete."""
+        key = self.action_mask_key
+        if self.source == "auto" and self._is_in(steps.spaces[0]) and not self._is_in(plan.before):
+            raise ConnectorError(
+                f"ActionMasking: the environment's observations of {_name(steps.agents.ids[0])} have a part {key!r}, "
+                f"but a piece before has changed them to {describe(plan.before)}. Put ActionMasking first, or set "
+                f"source='infos'."
+            )
+        found = [(row, info[key]) for row, info in enumerate(infos) if info.get(key) is not None]
+        action_space = plan.how.action_space or steps.spaces[1]
+        if not isinstance(action_space, spaces.Discrete):
+            if not found:
+                return None
+            whose = _whose(steps, found[0][0])
+            if action_space is not None:
+                raise ConnectorError(str(self._not_discrete(whose, action_space)))
+            raise ConnectorError(
+                f"ActionMasking: the action space of {_name(whose)} is unknown. Build the piece with "
+                f"input_action_space, or give the episodes their spaces."
+            )
+        allowed = np.ones((count, int(action_space.n)), bool)
+        if found:
+            rows, masks = zip(*found, strict=True)
+            values = _stacked(masks, allowed.shape[1])
+            if values is None:
+                raise self._wrong_mask(found, action_space, steps)
+            allowed[list(rows)] = values != 0
+        return _usable(allowed)
+
+    def _wrong_mask(
+        self, found: Sequence[tuple[int, Any]], action_space: spaces.Discrete, steps: Steps
+    ) -> ConnectorError:
+        wanted = int(action_space.n)
+        row, mask = next(pair for pair in found if _stacked([pair[1]], wanted) is None)
+        values = np.asarray(mask)
+        return ConnectorError(
+            f"ActionMasking: the info of {_name(_whose(steps, row))} has a mask of shape {values.shape} "
+            f"({values.dtype}), but its actions are {describe(action_space)}, so the mask needs {wanted} numbers. Fix "
+            f"the environment."
+        )
+
+
+def _stacked(masks: Sequence[Any], num_actions: int) -> np.ndarray | None:
+    """``[k, n]``, or None if they are not all of ``n`` numbers."""
+    try:
+        values = np.array(masks)
+    except ValueError:
+        return None
+    return values if values.shape == (len(masks), num_actions) and values.dtype.kind in "biuf" else None
+
+
+def _usable(mask: np.ndarray) -> np.ndarray:
+    """The mask itself, in which rows that forbid everything forbid nothing."""
+    some = mask.any(axis=1)
+    if not some.all():
+        mask[~some] = True
+    return mask
+
+
+def _infos(steps: ColumnSteps) -> list[Mapping[str, Any]]:
+    """The info dict of each row; an empty list if no row has any."""
+    if not any(part.rollout.infos for part in steps.parts):
+        return []
+    found: list[Mapping[str, Any]] = []
+    for part in steps.parts:
+        infos, positions = part.rollout.infos, part.positions
+        flat = range(positions.start, positions.stop) if isinstance(positions, slice) else positions.tolist()
+        found += [infos.get(position, {}) for position in flat]
+    return found
+
+
+def _as_given(steps: ColumnSteps | ItemSteps, observations: Tree) -> Tree:
+    """Observations as the environment gave them, whatever was written back since, where they are kept."""
+    if isinstance(steps, ColumnSteps):
+        given = [take(part.rollout.source(Columns.OBS), part.positions) for part in steps.parts]
+        return given[0] if len(given) == 1 else tree_map(lambda *leaves: np.concatenate(leaves), *given)
+    storage = steps.episode.storage
+    if not isinstance(storage, LaneStorage):
+        return observations
+    here = (storage.first_row + steps.first) * storage.rollout.num_lanes + storage.lane
+    return take(storage.rollout.source(Columns.OBS), slice(here, here + 1))
+
+
+def _whose(steps: Steps, row: int) -> AgentID | None:
+    ids, index = steps.agents
+    return ids[int(index[row])]
+
+
+def _name(agent_id: AgentID | None) -> str:
+    return "the agent" if agent_id is None else f"agent {agent_id!r}"
