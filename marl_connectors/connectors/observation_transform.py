@@ -196,14 +196,19 @@ class ObservationTransform(ConnectorV2):
 
     def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
         """Works on all rows of a group at once. A hot path."""
-        rows = columns.rows
-        in_batch = Columns.OBS in columns
-        observations = columns[Columns.OBS] if in_batch else rows.get(Columns.OBS)
-        changed = self.changed(observations, ColumnSteps(rows, self._lookup))
-        if in_batch or self._as_learner_connector:
+        observations = self.given(columns)
+        self.give_back(columns, observations, self.changed(observations, ColumnSteps(columns.rows, self._lookup)))
+
+    def given(self, columns: ColumnGroup) -> Tree:
+        """The observations that a call on columns is about."""
+        return columns[Columns.OBS] if Columns.OBS in columns else columns.rows.get(Columns.OBS)
+
+    def give_back(self, columns: ColumnGroup, observations: Tree, changed: Tree) -> None:
+        """Puts what has become of ``given`` observations where it belongs."""
+        if Columns.OBS in columns or self._as_learner_connector:
             columns[Columns.OBS] = changed
         elif changed is not observations:
-            rows.set(Columns.OBS, changed)
+            columns.rows.set(Columns.OBS, changed)
 
     def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any) -> dict[str, Any]:
         """Works on one episode after another."""

@@ -37,16 +37,8 @@ class Moments(NamedTuple):
         Returns:
             The streams that brought anything, ascending, and their moments.
         """
-        if (index == index[0]).all():
-            mean = values.mean(axis=0)
-            squares = np.square(values - mean).sum(axis=0)
-            return index[:1], cls(np.array([float(len(values))]), mean[None], squares[None])
-        order = np.argsort(index, kind="stable")
-        streams, begins, counts = np.unique(index[order], return_index=True, return_counts=True)
-        values = values[order]
-        mean = np.add.reduceat(values, begins, axis=0) / counts[:, None]
-        squares = np.add.reduceat(np.square(values - np.repeat(mean, counts, axis=0)), begins, axis=0)
-        return streams, cls(counts.astype(np.float64), mean, squares)
+        grouping = Grouping(index)
+        return grouping.streams, grouping.moments(values)
 
     def merged(self, other: Moments) -> Moments:
         """Of both together: Chan, Golub and LeVeque (1979), equation 2.1."""
@@ -75,6 +67,39 @@ class Moments(NamedTuple):
         return np.where(known[:, None], np.sqrt(variance), 1.0)
 
 
+class Grouping:
+    """Which stream each vector of a batch is of, for batches that come again and again.
+
+    Attributes:
+        streams: ``[K]`` those that have any, ascending.
+    """
+
+    __slots__ = ("_begins", "_counts", "_order", "_place", "streams")
+
+    def __init__(self, index: np.ndarray):
+        """``index``: ``[B]`` the stream of each vector, B > 0."""
+        self.streams, self._counts = index[:1], np.array([float(len(index))])
+        if (index == index[0]).all():
+            return
+        in_order = (index[1:] >= index[:-1]).all()
+        self._order = None if in_order else np.argsort(index, kind="stable")
+        ordered = index if in_order else index[self._order]
+        self.streams, self._begins, counts = np.unique(ordered, return_index=True, return_counts=True)
+        self._counts = counts.astype(np.float64)
+        self._place = np.repeat(np.arange(len(counts)), counts)
+
+    def moments(self, values: np.ndarray) -> Moments:
+        """The moments of each of ``streams`` in ``[B, F]`` float64 values, in two passes. A hot path."""
+        if len(self.streams) == 1:
+            mean = values.mean(axis=0)
+            return Moments(self._counts.copy(), mean[None], np.square(values - mean).sum(axis=0)[None])
+        if self._order is not None:
+            values = values.take(self._order, axis=0)
+        mean = np.add.reduceat(values, self._begins, axis=0) / self._counts[:, None]
+        apart = values - mean.take(self._place, axis=0)
+        return Moments(self._counts.copy(), mean, np.add.reduceat(np.square(apart, out=apart), self._begins, axis=0))
+
+
 class StatsTable:
     """The running statistics of streams that have a key each and vectors of one size.
 
@@ -96,13 +121,19 @@ class StatsTable:
         return self.keys[key]
 
     def add(self, streams: np.ndarray, moments: Moments) -> None:
-        """Takes what some streams brought."""
-        self.own.put(streams, self.own.at(streams).merged(moments))
+        """Takes what some streams brought, which are named once each in ascending order."""
+        if len(streams) == len(self.keys):
+            self.own = self.own.merged(moments)
+        else:
+            self.own.put(streams, self.own.at(streams).merged(moments))
 
     def total(self, streams: np.ndarray) -> Moments:
-        """All that is known of some streams."""
-        own = self.own.at(streams)
-        return self.base.at(streams).merged(own) if self._merged else own
+        """All that is known of some streams, which are named as in ``add``; not to be changed."""
+        whole = len(streams) == len(self.keys)
+        own = self.own if whole else self.own.at(streams)
+        if not self._merged:
+            return own
+        return (self.base if whole else self.base.at(streams)).merged(own)
 
     def restore(self, key: Hashable, base: Mapping[str, Any], own: Mapping[str, Any]) -> None:
         """Sets one stream's statistics from what ``to_state`` gave."""

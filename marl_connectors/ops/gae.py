@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from marl_connectors.ops.discounting import discounted_sums, per_row
+
 
 def compute_gae(
     rewards: np.ndarray, values: np.ndarray, *, terminated: bool, gamma: float, lambda_: float
@@ -46,8 +48,7 @@ def compute_gae_of_episodes(
 ) -> np.ndarray:
     """``compute_gae`` for many episodes that stand one after another.
 
-    Works backwards through all episodes at once, so the cost grows with the longest episode and the number of rows,
-    not with the number of episodes.
+    Works on all rows at once, in as many passes as ``log2`` of the longest episode.
 
     Args:
         rewards: ``[N]``; each episode's last row, its last observation, is ignored.
@@ -64,19 +65,8 @@ def compute_gae_of_episodes(
     ends = np.cumsum(lengths) - 1
     next_values = np.append(values[1:], 0.0)
     next_values[ends[terminateds & (lengths > 1)] - 1] = 0.0
-    gammas = np.broadcast_to(np.asarray(gamma, np.float64), len(lengths))
-    deltas = rewards + np.repeat(gammas, lengths) * next_values - values
-
-    order = np.argsort(-lengths, kind="stable")
-    last_steps, steps = ends[order] - 1, lengths[order] - 1
-    decay = (gammas * lambda_)[order]
-    advantages = np.zeros(len(values))
-    running = np.zeros(len(lengths))
-    # Episodes that are longer than `back` steps are the first `len(steps) - shorter[back]` ones.
-    alive = len(steps) - np.searchsorted(steps[::-1], np.arange(steps[0] if len(steps) else 0), side="right")
-    for back, n in enumerate(alive.tolist()):
-        rows = last_steps[:n] - back
-        running[:n] *= decay[:n]
-        running[:n] += deltas[rows]
-        advantages[rows] = running[:n]
-    return advantages
+    deltas = rewards + per_row(gamma, lengths) * next_values - values
+    deltas[ends] = 0.0
+    decay = np.multiply(gamma, lambda_)
+    sums = discounted_sums(deltas[::-1], lengths[::-1], decay[::-1] if decay.ndim else decay)
+    return np.ascontiguousarray(sums[::-1])

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import Space, spaces
 
-from marl_connectors.columns import Columns
-from marl_connectors.connectors.agent_steps import ColumnSteps, Steps
+from marl_connectors.connectors.agent_steps import Agents, ColumnSteps, Steps
 from marl_connectors.connectors.observation_transform import ObservationTransform, Plan
-from marl_connectors.connectors.running_stats import Moments, StatsTable, merge_streams, to_state
+from marl_connectors.connectors.running_stats import Grouping, StatsTable, merge_streams, to_state
 from marl_connectors.connectors.space_trees import fits, map_space, map_values, parts_of
 from marl_connectors.episodes.column_batch import ColumnGroup
 from marl_connectors.errors import ConfigError, ConnectorError
@@ -19,6 +18,22 @@ from marl_connectors.spaces import describe
 from marl_connectors.typing import AgentID, Tree
 
 _TINY = 1e-8
+
+
+class _Streams(NamedTuple):
+    """Whose statistics some agent-steps are about.
+
+    Attributes:
+        table: Where they are.
+        streams: ``[K]`` their places there, ascending.
+        index: ``[B]`` the place of each step's among ``streams``.
+        grouping: The steps by stream.
+    """
+
+    table: StatsTable
+    streams: np.ndarray
+    index: np.ndarray
+    grouping: Grouping
 
 
 class MeanStdFilter(ObservationTransform):
@@ -69,6 +84,7 @@ class MeanStdFilter(ObservationTransform):
         self.update_stats = update_stats
         self._share = share_between_agents
         self._tables: dict[int, StatsTable] = {}
+        self._newest: dict[Any, tuple[Agents, _Streams]] = {}
         super().__init__(input_observation_space, input_action_space, multi_agent=multi_agent)
 
     # Spaces.
@@ -100,12 +116,10 @@ class MeanStdFilter(ObservationTransform):
         rows = columns.rows
         if self.in_learner_pipeline or len(rows) != len(rows.counts):
             raise _misplaced()
-        if self.update_stats:
-            observations = columns[Columns.OBS] if Columns.OBS in columns else rows.get(Columns.OBS)
-            steps = ColumnSteps(rows, self._lookup)
-            if rows.acted is None:  # the last observations of ended agents come in calls of their own
-                self._count(observations, steps)
-        super().on_columns(columns=columns, **kwargs)
+        observations, steps = self.given(columns), ColumnSteps(rows, self._lookup)
+        if self.update_stats and rows.acted is None:  # the last ones of ended agents come in calls of their own
+            self._count(observations, steps)
+        self.give_back(columns, observations, self.changed(observations, steps))
 
     def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any) -> dict[str, Any]:
         """Counts the newest observations of all episodes, then standardises them."""
@@ -117,13 +131,21 @@ class MeanStdFilter(ObservationTransform):
                     self._count(observations, steps)
         return super().__call__(batch=batch, episodes=episodes, **kwargs)
 
-    def _streams(self, plan: Plan, steps: Steps) -> tuple[StatsTable, np.ndarray, np.ndarray]:
-        """The table, the streams in it that these steps are of, and ``[B]`` the place of each step's among those."""
+    def _streams(self, plan: Plan, steps: Steps) -> _Streams:
+        """Whose statistics these steps are about. A hot path: a runner's rows are those of the same agents for long."""
+        agents = steps.agents
+        known = self._newest.get(plan.how)
+        if known is not None and known[0] is agents:
+            return known[1]
+        found = self._find_streams(plan, agents)
+        self._newest[plan.how] = (agents, found)
+        return found
+
+    def _find_streams(self, plan: Plan, agents: Agents) -> _Streams:
         features, shared_key = plan.how
         if features not in self._tables:
             self._tables[features] = StatsTable(features)
         table = self._tables[features]
-        ids, index = steps.agents
 
         def find(ids: tuple[AgentID | None, ...]) -> tuple[np.ndarray, np.ndarray]:
             own = None in self._plans
@@ -133,37 +155,41 @@ class MeanStdFilter(ObservationTransform):
             ]
             return np.unique([table.stream_of(key) for key in keys], return_inverse=True)
 
-        streams, place = self.remembered(ids, find)
-        return table, streams, place[index]
+        streams, place = self.remembered(agents.ids, find)
+        index = place[agents.index]
+        return _Streams(table, streams, index, Grouping(index))
 
     def _count(self, observations: Tree, steps: Steps) -> None:
         plan = self._plan_for(steps)
         if not fits(plan.before, observations):
             return  # the error comes with the change
-        table, streams, index = self._streams(plan, steps)
+        table, streams, _, grouping = self._streams(plan, steps)
         with np.errstate(invalid="ignore", over="ignore"):
-            present, moments = Moments.of(_numbers(plan.before, observations), index)
+            moments = grouping.moments(_numbers(plan.before, observations))
         if not np.isfinite(moments.mean).all():
             bad = int(np.flatnonzero(~np.isfinite(moments.mean).all(axis=1))[0])
             keys = list(table.keys)
             raise ConnectorError(
-                f"MeanStdFilter: an observation of {keys[streams[present[bad]]]!r} is not finite, which would stay in "
+                f"MeanStdFilter: an observation of {keys[streams[bad]]!r} is not finite, which would stay in "
                 f"the statistics for ever. Fix the environment."
             )
-        table.add(streams[present], moments)
+        table.add(streams, moments)
 
     def transform(self, observations: Tree, plan: Plan, steps: Steps) -> Tree:
         """Standardises with what is known so far."""
-        table, streams, index = self._streams(plan, steps)
+        table, streams, index, _ = self._streams(plan, steps)
         total = table.total(streams)
         values = _numbers(plan.before, observations)
-        row: Any = index if len(streams) > 1 else slice(None)
+
+        def of_each(numbers: np.ndarray) -> np.ndarray:
+            return numbers.take(index, axis=0) if len(streams) > 1 else numbers
+
         if self.de_mean_to_zero:
-            values = values - total.mean[row]
+            values -= of_each(total.mean)
         if self.de_std_to_one:
-            values = values / (total.std() + _TINY)[row]
+            values /= of_each(total.std() + _TINY)
         if self.clip_by_value is not None:
-            values = np.clip(values, -self.clip_by_value, self.clip_by_value)
+            np.clip(values, -self.clip_by_value, self.clip_by_value, out=values)
         begin = 0
 
         def filtered(space: Space, leaf: np.ndarray) -> np.ndarray:
@@ -209,6 +235,10 @@ class MeanStdFilter(ObservationTransform):
         self._tables = {}
         self.forget()
 
+    def forget(self) -> None:
+        super().forget()
+        self._newest = {}
+
     def merge_states(self, states: list[dict[str, Any]]) -> dict[str, Any]:
         """What one filter would know that had seen what all of them have, and nothing twice."""
         keys = dict.fromkeys(key for state in states for key in state)
@@ -228,7 +258,7 @@ def _dtype(space: Space) -> np.dtype:
 
 
 def _numbers(space: Space, observations: Tree) -> np.ndarray:
-    """``[B, F]`` float64, all Box parts one after another."""
+    """``[B, F]`` float64 of its own, all Box parts one after another."""
     if isinstance(space, spaces.Box):
         return observations.reshape(len(observations), -1).astype(np.float64)
     found: list[np.ndarray] = []

@@ -1,0 +1,125 @@
+"""What pieces remember of a runner's rows, and how they read rows that stand in one run."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from marl_connectors.columns import Columns
+from marl_connectors.connectors.agent_steps import AgentLookup, ColumnSteps
+from marl_connectors.connectors.env_to_module.mean_std_filter import MeanStdFilter
+from marl_connectors.episodes.column_batch import ColumnGroup
+from marl_connectors.episodes.lane_storage import LaneStorage
+from marl_connectors.episodes.rollout import Rollout
+from marl_connectors.episodes.rows import RowPart, Rows
+from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
+from marl_connectors.errors import ConnectorError, EpisodeError
+
+SPACE = spaces.Box(-999.0, 999.0, (2,), np.float32)
+
+
+def played(num_rows, lanes):
+    """A rollout in which row ``r`` of lane ``l`` holds ``[r, l]``, the reward ``10 r + l`` and the action ``r % 3``."""
+    rollout = Rollout(SPACE, spaces.Discrete(3), num_rows=num_rows, num_lanes=lanes)
+    row, lane = np.divmod(np.arange(num_rows * lanes), lanes)
+    rollout.observe(slice(0, len(row)), np.stack([row, lane], axis=1).astype(np.float32), row)
+    rollout.columns[Columns.REWARDS][:] = 10 * row + lane
+    rollout.columns[Columns.ACTIONS][:] = row % 3
+    rollout.cursor = np.arange(lanes) + (num_rows - 1) * lanes
+    return rollout
+
+
+def rows_at(rollout, row, first_rows, *, t_started=(), as_slice=True):
+    """The rows of all lanes; each lane's episode begins at the first row that is kept of it."""
+    here = np.arange(rollout.num_lanes) + row * rollout.num_lanes
+    first = np.array(first_rows) * rollout.num_lanes + np.arange(rollout.num_lanes)
+    episodes = [
+        SingleAgentEpisode.from_storage(
+            LaneStorage(rollout, lane, first_row=begin, start_row=begin, stop_row=row),
+            id_=f"e{lane}",
+            agent_id=f"a{lane}",
+            multi_agent_episode_id="e",
+            module_id="m",
+            t_started=t_started[lane] if t_started else 0,
+            observation_space=SPACE,
+        )
+        for lane, begin in enumerate(first_rows)
+    ]
+    positions = slice(int(here[0]), int(here[-1]) + 1) if as_slice else here
+    lanes = rollout.num_lanes
+    return Rows(
+        (RowPart(rollout, positions, first, here),),
+        module_ids=("m",),
+        splits=(0, lanes),
+        episodes=episodes,
+        counts=[1] * lanes,
+    )
+
+
+@settings(max_examples=60)
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=4), st.integers(4, 6), st.integers(1, 5), st.data())
+def test_the_newest_items_are_the_same_for_one_run_of_rows_and_for_single_positions(first_rows, row, n, data):
+    column, newest = data.draw(st.sampled_from([(Columns.OBS, 0), (Columns.REWARDS, -1), (Columns.ACTIONS, -1)]))
+    rollout = played(row + 1, len(first_rows))
+    found = [
+        ColumnSteps(rows_at(rollout, row, first_rows, as_slice=as_slice), AgentLookup()).recent(
+            column, n, newest=newest, who="test"
+        )
+        for as_slice in (True, False)
+    ]
+    np.testing.assert_array_equal(found[0].values, found[1].values)
+    np.testing.assert_array_equal(found[0].reached, found[1].reached)
+    assert found[0].values.dtype == found[1].values.dtype
+    for lane, begin in enumerate(first_rows):  # and they are the right ones
+        for i, wanted in enumerate(range(row + newest - n + 1, row + newest + 1)):
+            reached = wanted >= begin
+            assert found[0].reached[lane, i] == reached
+            if column == Columns.REWARDS:
+                assert found[0].values[lane, i] == (10 * wanted + lane if reached else 0)
+
+
+def test_a_lookback_that_is_long_enough_for_some_rows_is_not_taken_for_enough_for_others():
+    rollout, lookup = played(4, 2), AgentLookup()
+    begun_here = rows_at(rollout, 3, [2, 2])
+    for _ in range(2):
+        recent = ColumnSteps(begun_here, lookup).recent(Columns.OBS, 3, newest=0, who="test")
+        assert recent.reached.tolist() == [[False, True, True]] * 2
+    went_on = rows_at(rollout, 3, [2, 2], t_started=[7, 7])
+    with pytest.raises(ConnectorError, match="agent 'a0' went on for 7 steps"):
+        ColumnSteps(went_on, lookup).recent(Columns.OBS, 3, newest=0, who="test")
+
+
+def test_what_is_long_enough_to_look_back_one_step_is_not_taken_for_enough_for_three():
+    rollout, lookup = played(4, 2), AgentLookup()
+    rows = rows_at(rollout, 3, [3, 2], t_started=[0, 7])
+    recent = ColumnSteps(rows, lookup).recent(Columns.OBS, 2, newest=0, who="test")
+    assert recent.reached.tolist() == [[False, True], [True, True]]
+    with pytest.raises(ConnectorError, match="looks 3 steps back"):
+        ColumnSteps(rows, lookup).recent(Columns.OBS, 4, newest=0, who="test")
+
+
+def test_observations_of_two_shapes_in_one_run_are_an_error_that_says_so():
+    rollout = played(3, 2)
+    rollout.write(Columns.OBS, slice(2, 4), np.zeros((2, 5), np.float32))
+    with pytest.raises(EpisodeError, match="of another shape that a connector piece wrote back"):
+        ColumnSteps(rows_at(rollout, 2, [0, 0]), AgentLookup()).recent(Columns.OBS, 2, newest=0, who="test")
+
+
+@pytest.mark.parametrize("how", ["reset_state", "set_state"])
+def test_a_filter_that_forgets_does_so_for_rows_that_go_on(how):
+    rollout = played(3, 2)
+    piece = MeanStdFilter(
+        spaces.Dict({"a0": SPACE, "a1": SPACE}), spaces.Dict({a: spaces.Discrete(3) for a in ("a0", "a1")})
+    )
+    blank = piece.get_state()
+    rows = rows_at(rollout, 1, [0, 0])
+    piece.on_columns(rl_module=None, columns=ColumnGroup(rows))
+    rollout.observe(slice(2, 4), np.full((2, 2), 7.0, np.float32), 1)
+    piece.reset_state() if how == "reset_state" else piece.set_state(blank)
+    piece.on_columns(rl_module=None, columns=ColumnGroup(rows))
+    own = {agent_id: part["own"] for agent_id, part in piece.get_state().items()}
+    assert {agent_id: part["count"] for agent_id, part in own.items()} == {"a0": 1, "a1": 1}
+    assert all(part["mean"].tolist() == [7.0, 7.0] for part in own.values())
