@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,7 +31,9 @@ class ActionNoise:
         self._seed = seed
         self.step = 0
         self._places: dict[int, tuple[int, list[tuple[int, int]], int]] = {}
-        self._blocks: dict[int, tuple[Rows, int, type, torch.Tensor | None]] = {}
+        self._blocks: dict[int, tuple[Rows, int, type, torch.Tensor]] = {}
+        self._asked: dict[int, Rows] = {}
+        self._drawn: dict[int, tuple[tuple[Any, ...], dict[tuple[int, int], np.ndarray | None]]] = {}
 
     def place(self, group_index: int, rows: Rows, places: list[tuple[int, int]], num_slots: int) -> None:
         """Says which environment copy and slot each row of a group belongs to.
@@ -50,13 +53,18 @@ class ActionNoise:
         group_index, places, num_slots = self._places[id(columns.rows)]
         number, within = divmod(self.step, BLOCK)
         block = self._blocks.get(group_index)
-        if block is None or block[1] != number or block[2] is not dist_cls:
-            num_inputs = columns["action_dist_inputs"].shape[-1]
-            noise = self._draw(group_index, number, places, num_slots, dist_cls, num_inputs)
-            device = columns["action_dist_inputs"].device
-            tensor = None if noise is None else torch.from_numpy(noise).to(device)
-            block = self._blocks[group_index] = (columns.rows, number, dist_cls, tensor)
-        return None if block[3] is None else block[3][within]
+        if block is not None and block[0] is columns.rows and block[1] == number and block[2] is dist_cls:
+            return block[3][within]
+        inputs = columns["action_dist_inputs"]
+        streams = self._streams(group_index, number, places, num_slots, dist_cls, inputs.shape[-1])
+        if streams is None:
+            return None
+        if self._asked.get(group_index) is not columns.rows:  # rows that may be others in the next step
+            self._asked[group_index] = columns.rows
+            return torch.from_numpy(np.stack([values[within, slot] for values, slot in streams])).to(inputs.device)
+        noise = torch.from_numpy(np.stack([values[:, slot] for values, slot in streams], axis=1)).to(inputs.device)
+        self._blocks[group_index] = (columns.rows, number, dist_cls, noise)
+        return noise[within]
 
     @contextmanager
     def torch_stream(self) -> Iterator[None]:
@@ -64,7 +72,7 @@ class ActionNoise:
         with torch_stream(self._seed, "torch actions", self.step):
             yield
 
-    def _draw(
+    def _streams(
         self,
         group_index: int,
         number: int,
@@ -72,20 +80,22 @@ class ActionNoise:
         num_slots: int,
         dist_cls: type[Distribution],
         num_inputs: int,
-    ) -> np.ndarray | None:
-        drawn: dict[tuple[int, int], np.ndarray] = {}
-        noise: np.ndarray | None = None
-        for row, (env_index, slot) in enumerate(places):
+    ) -> list[tuple[np.ndarray, int]] | None:
+        """For each row, the block ``[BLOCK, slots, k]`` of its stream, and which slot of it; each is drawn once."""
+        kind = (number, dist_cls, num_inputs, num_slots)
+        known_kind, known = self._drawn.get(group_index, (kind, {}))
+        if known_kind != kind:
+            known = {}
+        self._drawn[group_index] = (kind, known)
+        found = []
+        for env_index, slot in places:
             shared = slot < num_slots
             key = (env_index, 0 if shared else slot)
-            if key not in drawn:
+            if key not in known:
                 rng = stream(self._seed, "actions", env_index, group_index, number, *(() if shared else (slot,)))
-                values = dist_cls.noise(rng, (BLOCK, num_slots if shared else 1), num_inputs)
-                if values is None:
-                    return None
-                drawn[key] = values
-            values = drawn[key]
-            if noise is None:
-                noise = np.empty((BLOCK, len(places), values.shape[-1]), np.float32)
-            noise[:, row] = values[:, slot if shared else 0]
-        return noise
+                known[key] = dist_cls.noise(rng, (BLOCK, num_slots if shared else 1), num_inputs)
+            values = known[key]
+            if values is None:
+                return None
+            found.append((values, slot if shared else 0))
+        return found

@@ -20,7 +20,6 @@ class CopyLanes:
 
     Attributes:
         groups: The lanes, by observation and action space, and by the kind of state that their modules have.
-        group_members: For each group, an agent with its spaces, and a module with its kind of state (None for none).
         by_copy: For each copy, agent to lane, in the order in which the copy lists its agents.
     """
 
@@ -32,7 +31,7 @@ class CopyLanes:
         lookback: int,
     ):
         self.groups: list[LaneGroup] = []
-        self.group_members: list[tuple[AgentID, ModuleID | None]] = []
+        self._group_agents: list[AgentID] = []
         self.by_copy: list[dict[AgentID, Lane]] = [{} for _ in range(num_copies)]
         self._agent_spaces = agent_spaces
         self._rl_module = rl_module
@@ -41,6 +40,10 @@ class CopyLanes:
     def in_order(self) -> list[Lane]:
         """All live lanes, in the order of the copies and their agents."""
         return [lane for lanes in self.by_copy for lane in lanes.values()]
+
+    def acting(self) -> list[Lane]:
+        """The lanes that act next, in the same order."""
+        return [lane for lane in self.in_order() if not lane.is_waiting]
 
     def open(self, env_index: int, agent_id: AgentID, module_id: ModuleID) -> Lane:
         """Gives an agent a lane that is fit for a module."""
@@ -80,7 +83,7 @@ class CopyLanes:
 
     def clear(self) -> None:
         """Forgets all lanes and groups."""
-        self.groups, self.group_members = [], []
+        self.groups, self._group_agents = [], []
         self.by_copy = [{} for _ in self.by_copy]
 
     def make_room(self, modules_by_copy: Sequence[Mapping[AgentID, ModuleID]]) -> None:
@@ -102,17 +105,33 @@ class CopyLanes:
                 return group
         return self.add_group(agent_id, None if kind is None else module_id)
 
-    def add_group(self, agent_id: AgentID, module_id: ModuleID | None) -> LaneGroup:
-        """A group for agents with spaces like this one's, and modules with a state like this one's (None: without)."""
-        kind = None if module_id is None else state_kind(self._rl_module[module_id])
+    def get_members(self) -> list[list[Any]]:
+        """What ``add_group`` takes to make each group again: an agent, a module of now, and whether it is over."""
+        found = []
+        for group, agent_id in zip(self.groups, self._group_agents, strict=True):
+            is_stateful = group.state_kind is not None
+            alike = (m for m, module in self._rl_module.items() if state_kind(module) == group.state_kind)
+            module_id = next(alike, None) if is_stateful else None
+            found.append([agent_id, module_id, is_stateful and module_id is None])
+        return found
+
+    def add_group(self, agent_id: AgentID, module_id: ModuleID | None, is_over: bool = False) -> LaneGroup:
+        """A group for agents with spaces like this one's, and modules with a state like this one's (None: without).
+
+        Args:
+            agent_id: Whose spaces.
+            module_id: Whose state.
+            is_over: Whether all modules with a state of this kind were removed, so that no lanes will be opened here.
+        """
+        kind = "over" if is_over else None if module_id is None else state_kind(self._rl_module[module_id])
         self.groups.append(LaneGroup(len(self.groups), *self._agent_spaces(agent_id), self._lookback, kind))
-        self.group_members.append((agent_id, module_id))
+        self._group_agents.append(agent_id)
         return self.groups[-1]
 
     def set_clocks(self, copies: Sequence[EnvCopy]) -> None:
         """Tells all groups the env step that each of their lanes is at, after copies began anew."""
         for group in self.groups:
-            group.t = np.array([copies[lane.env_index].t for lane in group.lanes], np.int32)
+            group.t = np.array([copies[lane.env_index].t for lane in group.acting], np.int32)
 
     def write_infos(self, env_index: int, infos: dict[AgentID, dict[str, Any]]) -> None:
         """Keeps the infos that came with live agents' newest observations."""

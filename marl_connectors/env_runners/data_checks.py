@@ -71,6 +71,12 @@ def check_forward_batch(batch: ColumnBatch, rl_module: MultiRLModule) -> None:
             space = rl_module[module_id].observation_space
             lead = 2 if Columns.STATE_IN in group else 1  # rows, and for a stateful module time
             shape = tuple(getattr(group.get(Columns.OBS), "shape", ()))[lead:]
+            if rl_module[module_id].is_stateful() and Columns.STATE_IN not in group:
+                raise ModuleError(
+                    f"module {module_id!r}: it is stateful, but the env-to-module pipeline gives it no 'state_in'. Put "
+                    f"AddTimeDimToBatchAndZeroPad and AddStatesFromEpisodesToBatch behind "
+                    f"AddObservationsFromEpisodesToBatch."
+                )
             if isinstance(space, Box) and Columns.OBS in group and shape != space.shape:
                 raise ModuleError(
                     f"module {module_id!r}: it was built for {spaces.describe(space)}, but the env-to-module pipeline "
@@ -107,7 +113,7 @@ def _who(group: LaneGroup, position: int) -> str:
 
 def bad_rewards(group: LaneGroup, vector_env: VectorEnv, rewards: Sequence[Any]) -> EnvError:
     """The error for rewards that do not fit into a column of numbers."""
-    for lane, reward in zip(group.lanes, rewards, strict=False):
+    for lane, reward in zip(group.acting, rewards, strict=False):
         if np.ndim(reward) != 0 or not np.issubdtype(np.asarray(reward).dtype, np.number):
             return EnvError(f"{_place(lane, vector_env)}: the reward is {reward!r}, not a number. Return one float.")
     return EnvError(f"EnvRunner: rewards that do not fit: {list(rewards)!r}.")
@@ -116,7 +122,7 @@ def bad_rewards(group: LaneGroup, vector_env: VectorEnv, rewards: Sequence[Any])
 def bad_observations(group: LaneGroup, vector_env: VectorEnv, observations: Sequence[Any]) -> EnvError:
     """The error for observations that do not fit into their space's columns."""
     space = group.rollout.observation_space
-    for lane, observation in zip(group.lanes, observations, strict=False):
+    for lane, observation in zip(group.acting, observations, strict=False):
         if not _fits(space, observation):
             return bad_observation(lane, vector_env, observation)
     return EnvError(f"EnvRunner: observations that do not fit {spaces.describe(space)}.")

@@ -9,11 +9,11 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import Space
 from pettingzoo import AECEnv
-from pettingzoo.utils.conversions import aec_to_parallel
 
 from marl_connectors import spaces
 from marl_connectors.env_runners.make_env import env_name, make_env
 from marl_connectors.env_runners.single_agent_env import SingleAgentEnv
+from marl_connectors.env_runners.turn_based_env import TurnBasedEnv
 from marl_connectors.errors import EnvError, MarlConnectorsError
 from marl_connectors.seeding import stream
 from marl_connectors.typing import DEFAULT_AGENT_ID, AgentID
@@ -67,19 +67,12 @@ class EnvSetup:
         env = make_env(self._env, self._env_config, render_mode=render_mode)
         if isinstance(env, gym.Env):
             return SingleAgentEnv(env)
-        if isinstance(env, AECEnv):
-            if not env.metadata.get("is_parallelizable", False):
-                raise EnvError(
-                    f"{self.name}: a turn-based (AEC) environment, which this version cannot train on. Use one with a "
-                    f"parallel_env, or whose metadata say is_parallelizable."
-                )
-            return aec_to_parallel(env)
-        return env
+        return TurnBasedEnv(env) if isinstance(env, AECEnv) else env
 
     @property
     def user_env(self) -> Any:
-        """The copy to ask, as the user's own functions get it: a Gymnasium environment without our wrapper."""
-        return self.probe.env if self.single_agent else self.probe
+        """The copy to ask, as the user's own functions get it: without our wrapper."""
+        return self.probe.env if isinstance(self.probe, (SingleAgentEnv, TurnBasedEnv)) else self.probe
 
     def agent_spaces(self, agent_id: AgentID) -> tuple[Space, Space]:
         """An agent's observation and action space."""
@@ -118,14 +111,19 @@ class EnvSetup:
         """
         rng = stream(seed, "trial run")
         try:
-            observations, _ = self.probe.reset(seed=0)
+            observations, infos = self.probe.reset(seed=0)
             self._check_observations(observations, self.probe.agents, 0)
             for t in range(1, _TRIAL_STEPS + 1):
-                actions = {agent_id: self._random_action(agent_id, rng) for agent_id in self.probe.agents}
-                if not actions:
+                actions = {
+                    agent_id: self._random_action(
+                        agent_id, rng, mask_of(observations.get(agent_id), infos.get(agent_id))
+                    )
+                    for agent_id in self._acting()
+                }
+                if not self.probe.agents:
                     return
-                observations, rewards, _, _, _ = self.probe.step(actions)
-                self._check_observations(observations, list(actions), t)
+                observations, rewards, _, _, infos = self.probe.step(actions)
+                self._check_observations(observations, list(observations), t)
                 for agent_id, reward in rewards.items():
                     if not _is_finite_number(reward):
                         raise EnvError(
@@ -139,8 +137,16 @@ class EnvSetup:
                 f"{self.name}: a trial run with random actions raised {type(error).__name__}: {error}"
             ) from error
 
-    def _random_action(self, agent_id: AgentID, rng: np.random.Generator) -> Any:
+    def _acting(self) -> list[AgentID]:
+        """Who acts next."""
+        if not isinstance(self.probe, TurnBasedEnv):
+            return list(self.probe.agents)
+        return [] if self.probe.agent_selection is None else [self.probe.agent_selection]
+
+    def _random_action(self, agent_id: AgentID, rng: np.random.Generator, mask: np.ndarray | None) -> Any:
         space = self.agent_spaces(agent_id)[1]
+        if mask is not None and isinstance(space, gym.spaces.Discrete) and mask.any():
+            return int(space.start + rng.choice(np.flatnonzero(mask)))
         space.seed(int(rng.integers(2**31)))
         return space.sample()
 
@@ -167,6 +173,14 @@ class EnvSetup:
             return spaces.outside(space, values)[1]
         except (TypeError, ValueError, KeyError, AttributeError):
             return f"it is {observation!r}"
+
+
+def mask_of(observation: Any, info: Mapping[str, Any] | None) -> np.ndarray | None:
+    """The actions that PettingZoo's ``action_mask``, in an observation or an info, allows: ``[n]``, or None."""
+    for holder in (observation, info):
+        if isinstance(holder, Mapping) and "action_mask" in holder:
+            return np.asarray(holder["action_mask"])
+    return None
 
 
 def _is_finite_number(reward: Any) -> bool:

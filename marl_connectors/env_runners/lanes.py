@@ -50,6 +50,11 @@ class Lane:
         return int(rollout.cursor[self.number]) // rollout.num_lanes
 
     @property
+    def is_waiting(self) -> bool:
+        """Whether the agent has acted on its newest observation, and other agents' turns come before its next one."""
+        return bool(self.group.rollout.pending[self.number])
+
+    @property
     def storage(self) -> LaneStorage:
         """What the agent's episode is a view of."""
         return self.episode.storage  # type: ignore[return-value]
@@ -131,8 +136,10 @@ class LaneGroup:
         index: The group's place among the groups.
         rollout: The columns of the current fragment.
         state_kind: What the states of the lanes' modules are like; None for stateless ones.
-        lanes: The live lanes, in the order of the rows: by module, copy and slot.
-        numbers: ``[B]`` the lanes' numbers in that order, or None if they are ``0, 1, ..., num_lanes - 1``.
+        lanes: The live lanes, by module, copy and slot.
+        acting: Those that act next, in the same order; all of them unless the environment is turn-based.
+        numbers: ``[B]`` the numbers of the lanes that act, in the order of the rows, or None if they are ``0, 1, ...,
+            num_lanes - 1``.
         positions: Of the newest rows, in that order.
         rows: What the pipelines get.
         t: ``[B]`` int32, the env step of each newest observation, in the order of the rows.
@@ -146,6 +153,7 @@ class LaneGroup:
         self.lookback = lookback
         self.rollout = Rollout(observation_space, action_space, num_rows=lookback + 2, num_lanes=0)
         self.lanes: list[Lane] = []
+        self.acting: list[Lane] = []
         self.numbers: np.ndarray | None = None
         self.positions: Positions = slice(0, 0)
         self.rows: Rows = LiveRows(self, module_ids=(), splits=(0,))
@@ -209,6 +217,7 @@ class LaneGroup:
     def close(self, lane: Lane) -> None:
         """Frees a lane; its rows stay for the episodes that are views of them."""
         self._numbers_in_use.discard(lane.number)
+        self.rollout.pending[lane.number] = False
         self._next_row[lane.number] = lane.row + 1
         if lane.slot >= self.num_slots:  # a late joiner: forget the id, or a stream of new ids would grow for ever
             self._slots[lane.env_index].pop(lane.agent_id, None)
@@ -238,21 +247,23 @@ class LaneGroup:
         self._first = None
 
     def first_positions(self) -> np.ndarray:
-        """``[B]`` where the oldest rows are that the lanes' episodes keep, in the order of the rows."""
+        """``[B]`` where the oldest rows are that the acting lanes' episodes keep, in the order of the rows."""
         if self._first is None:
             lanes = self.rollout.num_lanes
-            self._first = np.array([lane.storage.first_row * lanes + lane.number for lane in self.lanes], np.int64)
+            self._first = np.array([lane.storage.first_row * lanes + lane.number for lane in self.acting], np.int64)
         return self._first
 
     def arrange(self, module_order: dict[ModuleID, int]) -> None:
         """Puts the lanes in row order and makes ``rows``, after lanes were opened or closed."""
         self.lanes.sort(key=lambda lane: (module_order.get(lane.module_id, -1), lane.env_index, lane.slot))
-        numbers = [lane.number for lane in self.lanes]
+        waiting = self.rollout.pending
+        self.acting = [lane for lane in self.lanes if not waiting[lane.number]] if waiting.any() else self.lanes[:]
+        numbers = [lane.number for lane in self.acting]
         identity = numbers == list(range(self.rollout.num_lanes))
         self._first = None
         self.numbers = None if identity else np.array(numbers, np.int64)
         self.locate()
-        modules = [lane.module_id for lane in self.lanes]
+        modules = [lane.module_id for lane in self.acting]
         present = sorted(set(modules), key=lambda m: module_order.get(m, -1))
         splits = [0]
         for module_id in present:
@@ -266,6 +277,12 @@ class LaneGroup:
             self.positions = slice(int(cursor[0]), int(cursor[0]) + len(cursor))
         else:
             self.positions = cursor
+
+    def newest(self) -> Positions:
+        """Where the newest rows of all lanes are, in the order of ``lanes``."""
+        if len(self.acting) == len(self.lanes):
+            return self.positions
+        return self.rollout.cursor[[lane.number for lane in self.lanes]]
 
     def chunk_ends(self) -> tuple[list[int], list[float]]:
         """For each lane, in the order of the rows: its newest row, and what it was paid in this chunk."""
@@ -316,7 +333,7 @@ class LiveRows(Rows):
     @property
     def episodes(self) -> list[SingleAgentEpisode]:  # type: ignore[override]
         """The ongoing episodes."""
-        return [lane.episode for lane in self.group.lanes]
+        return [lane.episode for lane in self.group.acting]
 
     @episodes.setter
     def episodes(self, value: list[SingleAgentEpisode]) -> None:

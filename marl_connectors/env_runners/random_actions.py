@@ -17,13 +17,19 @@ from marl_connectors.spaces import stack
 from marl_connectors.trees import tree_map
 
 
-def random_actions(space: Space, num: int, rng: np.random.Generator) -> dict[str, Any]:
+def random_actions(space: Space, num: int, rng: np.random.Generator, mask: np.ndarray | None = None) -> dict[str, Any]:
     """``num`` actions, uniform where the space is bounded: ``actions`` and, where it differs, ``actions_for_env``.
 
     ``actions`` count from 0 for Discrete, and are the environment's own numbers otherwise.
+
+    Args:
+        space: The action space.
+        num: How many.
+        rng: Where they come from.
+        mask: ``[num, n]`` bool, the actions to choose from, for Discrete.
     """
     if isinstance(space, spaces.Discrete):
-        actions = rng.integers(space.n, size=num)
+        actions = rng.integers(space.n, size=num) if mask is None else (rng.random(mask.shape) + mask).argmax(-1)
         columns = {Columns.ACTIONS: actions}
         return {**columns, Columns.ACTIONS_FOR_ENV: actions + space.start} if space.start else columns
     space.seed(int(rng.integers(2**31)))
@@ -42,9 +48,14 @@ def random_batch(seed: int, step: int, groups: Sequence[LaneGroup], waiting: Col
     batch = ColumnBatch([ColumnGroup(group.rows) for group in groups])
     for i, (group, columns) in enumerate(zip(groups, batch.groups, strict=True)):
         rng = stream(seed, "random actions", group.index, step)
-        columns.update(random_actions(group.rollout.action_space, len(columns.rows), rng))
-        if waiting is not None and Columns.STATE_IN in waiting.groups[i]:
-            columns[Columns.STATE_OUT] = tree_map(_array, waiting.groups[i][Columns.STATE_IN])
+        known = {} if waiting is None else waiting.groups[i]
+        mask = known.get(Columns.ACTION_MASK)
+        if mask is not None:
+            mask = _array(mask).reshape(len(columns.rows), -1)
+            columns[Columns.ACTION_MASK] = mask
+        columns.update(random_actions(group.rollout.action_space, len(columns.rows), rng, mask))
+        if Columns.STATE_IN in known:
+            columns[Columns.STATE_OUT] = tree_map(_array, known[Columns.STATE_IN])
     return batch
 
 

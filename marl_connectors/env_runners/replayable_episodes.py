@@ -36,7 +36,7 @@ class ReplayableEpisodes(OngoingEpisodes):
     def note_observations(self) -> None:
         """Remembers the newest observations as the environments gave them. For pieces that may write others to them."""
         self._observed = [
-            tree_map(np.copy, take(group.rollout.source(Columns.OBS), group.positions)) for group in self.lanes.groups
+            tree_map(np.copy, take(group.rollout.source(Columns.OBS), group.newest())) for group in self.lanes.groups
         ]
 
     def get_state(self) -> dict[str, Any] | None:
@@ -61,13 +61,13 @@ class ReplayableEpisodes(OngoingEpisodes):
             "observed": self._observed,
             "groups": [
                 {
-                    "members": list(members),
+                    "members": members,
                     "num_lanes": group.rollout.num_lanes,
                     "num_slots": group.num_slots,
                     "slots": group.get_slots(),
                     "rollout": group.rollout.get_state(),
                 }
-                for group, members in zip(self.lanes.groups, self.lanes.group_members, strict=True)
+                for group, members in zip(self.lanes.groups, self.lanes.get_members(), strict=True)
             ],
             "lanes": [
                 {
@@ -81,6 +81,7 @@ class ReplayableEpisodes(OngoingEpisodes):
                     "episode_id": lane.episode.id_,
                     "ids": [lane.episode.agent_id, lane.episode.module_id, lane.episode.multi_agent_episode_id],
                     "earlier_return": lane.earlier_return,
+                    "waits": lane.is_waiting,
                     "t_started": lane.episode.t_started,
                     "kept": lane.storage.lookback,
                     "infos": [storable(info) for info in lane.storage.column(Columns.INFOS)],
@@ -119,6 +120,7 @@ class ReplayableEpisodes(OngoingEpisodes):
     def _restore_lane(self, own: Mapping[str, Any]) -> Lane:
         lane = self.lanes.reopen(own["group"], own["number"], own["env_index"], own["slot"], own["agent_id"])
         lane.module_id, lane.earlier_return = own["module_id"], own["earlier_return"]
+        lane.group.rollout.pending[lane.number] = own["waits"]
         lane.view(
             own["episode_id"],
             *own["ids"],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy as copying
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -100,15 +100,14 @@ class EnvCopy:
 class VectorEnv:
     """Copies of one environment. Every reset is seeded by (run seed, copy, episode), so any episode can be replayed."""
 
-    def __init__(self, make: Callable[[], Any], num_envs: int, *, seed: int):
-        """Makes the copies.
+    def __init__(self, envs: Sequence[Any], *, seed: int):
+        """Takes the copies.
 
         Args:
-            make: Makes one copy.
-            num_envs: How many copies.
+            envs: One environment for each copy.
             seed: The run's seed.
         """
-        self.copies = [EnvCopy(make(), index) for index in range(num_envs)]
+        self.copies = [EnvCopy(env, index) for index, env in enumerate(envs)]
         self.seed = seed
 
     def reset_seed(self, copy: EnvCopy) -> int:
@@ -117,6 +116,12 @@ class VectorEnv:
 
     def reset(self, copy: EnvCopy) -> tuple[dict[AgentID, Any], dict[AgentID, dict]]:
         """Starts the copy's next episode: observations and infos by agent."""
+        observations, infos = self._reset(copy)
+        copy.agents = list(copy.env.agents)
+        self._check_all_observed(copy, observations)
+        return observations, infos
+
+    def _reset(self, copy: EnvCopy) -> tuple[dict[AgentID, Any], dict[AgentID, dict]]:
         copy.episode_number += 1
         copy.t = 0
         copy.newest_actions, copy.history = [], ActionHistory()
@@ -128,9 +133,7 @@ class VectorEnv:
             raise EnvError(
                 f"{copy}: reset(seed={self.reset_seed(copy)}) raised {type(error).__name__}: {error}"
             ) from error
-        copy.agents = list(copy.env.agents)
-        self._check_all_observed(copy, observations)
-        if not copy.agents:
+        if not copy.env.agents:
             raise EnvError(
                 f"{copy}: reset() left no live agents in env.agents, so nobody can act. Fix the environment."
             )
@@ -207,7 +210,7 @@ class VectorEnv:
             transition.is_over = True
             # The reset may write to the very arrays and dicts that this step gave.
             transition.observations = {agent: _copied(obs[agent]) for agent in before if agent in obs}
-            transition.infos = _copied_infos({agent: infos.get(agent) for agent in before})
+            transition.infos = copied_infos({agent: infos.get(agent) for agent in before})
             transition.first_observations, transition.first_infos = self.reset(copy)
             obs = transition.first_observations
         result.observations.extend([obs[agent] for agent in copy.agents])
@@ -220,17 +223,19 @@ class VectorEnv:
         """The rewards of agents that did not act in this step, but for zeros."""
         stray: dict[AgentID, float] = {}
         for agent, reward in rewards.items():
-            if agent in acted:
-                continue
-            try:
-                number = float(reward)
-            except (TypeError, ValueError):
-                number = math.nan
-            if not math.isfinite(number):
-                raise EnvError(f"{copy}, agent {agent!r}: the reward is {reward!r}. Rewards must be finite numbers.")
+            number = 0.0 if agent in acted else self._number(copy, agent, reward)
             if number:
                 stray[agent] = number
         return stray
+
+    def _number(self, copy: EnvCopy, agent: AgentID, reward: Any) -> float:
+        try:
+            number = float(reward)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not math.isfinite(number):
+            raise EnvError(f"{copy}, agent {agent!r}: the reward is {reward!r}. Rewards must be finite numbers.")
+        return number
 
     def _check_all_observed(self, copy: EnvCopy, observations: dict) -> None:
         missing = [agent for agent in copy.agents if agent not in observations]
@@ -264,7 +269,7 @@ class VectorEnv:
         copy.episode_number = episode_number - 1
         observations, infos = self.reset(copy)
         newest = [observations[agent_id] for agent_id in copy.agents]
-        infos_at = {0: _copied_infos(infos)} if 0 in wanted else {}
+        infos_at = {0: copied_infos(infos)} if 0 in wanted else {}
         for actions in steps:
             step = self._step([copy], actions) if len(actions) == len(copy.agents) else None
             if step is None or copy.episode_number != episode_number:
@@ -272,7 +277,7 @@ class VectorEnv:
             newest = step.observations
             if copy.t in wanted:
                 given = [transition.infos for transition in step.transitions] or [infos for _, infos in step.infos]
-                infos_at[copy.t] = _copied_infos(given[0]) if given else {}
+                infos_at[copy.t] = copied_infos(given[0]) if given else {}
         return dict(zip(copy.agents, newest, strict=True)), infos_at
 
     def close(self) -> None:
@@ -291,7 +296,8 @@ def not_repeatable(copy: EnvCopy, agent_id: AgentID | None = None) -> Checkpoint
     )
 
 
-def _copied_infos(infos: dict[AgentID, Any]) -> dict[AgentID, dict]:
+def copied_infos(infos: dict[AgentID, Any]) -> dict[AgentID, dict]:
+    """Infos that the environment's next step cannot change, without empty ones."""
     return {agent: dict(info) for agent, info in infos.items() if info}
 
 

@@ -1,0 +1,83 @@
+"""Several copies of a turn-based environment, each of which goes on by one turn in a step."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from marl_connectors.env_runners.vector_env import EnvCopy, Transition, VectorEnv, copied_infos, not_repeatable
+from marl_connectors.errors import EnvError, MarlConnectorsError
+from marl_connectors.typing import AgentID
+
+
+@dataclass(slots=True)
+class Turn(Transition):
+    """What one turn in one copy led to: told are the agent that acts next, and those that have ended.
+
+    Attributes:
+        rewards: By agent that is told anything, what it was paid since it acted.
+    """
+
+    rewards: dict[AgentID, float] = field(default_factory=dict)
+
+
+class TurnBasedVectorEnv(VectorEnv):
+    """Copies of one TurnBasedEnv. A copy's ``agents`` are those that act next: one of them, or nobody."""
+
+    def reset(self, copy: EnvCopy) -> tuple[dict[AgentID, Any], dict[AgentID, dict]]:
+        """Starts the copy's next episode: observation and info of the agent that acts first."""
+        observations, infos = self._reset(copy)
+        copy.agents = list(observations)
+        return observations, infos
+
+    def take_turns(self, actions: list[Any]) -> list[Turn]:
+        """Lets all copies go on, and resets those whose episode ended.
+
+        Args:
+            actions: One for each agent, in the order of ``copies`` and their ``agents``.
+        """
+        turns, end = [], 0
+        for copy in self.copies:
+            begin, end = end, end + len(copy.agents)
+            turns.append(self._take_turn(copy, actions[begin:end]))
+        return turns
+
+    def _take_turn(self, copy: EnvCopy, chosen: list[Any]) -> Turn:
+        copy.newest_actions.append(chosen)
+        try:
+            told = copy.step(dict(zip(copy.agents, chosen, strict=True)))
+        except MarlConnectorsError as error:
+            raise EnvError(f"{copy}: {error}") from error
+        except Exception as error:
+            raise self._step_failed(copy, chosen, error) from error
+        copy.t += 1
+        observations, rewards, terminations, truncations, infos = told
+        terminations.pop("__all__", None)
+        truncations.pop("__all__", None)
+        numbers = {agent: self._number(copy, agent, reward) for agent, reward in rewards.items()}
+        turn = Turn(copy.index, copy.t, observations, terminations, truncations, infos, {}, rewards=numbers)
+        copy.agents = [a for a in observations if not (terminations.get(a) or truncations.get(a))]
+        if not copy.env.agents:
+            turn.is_over = True
+            turn.first_observations, turn.first_infos = self.reset(copy)
+        return turn
+
+    def replay(
+        self, copy: EnvCopy, episode_number: int, steps: Iterable[list[Any]], wanted: Collection[int]
+    ) -> tuple[dict[AgentID, Any], dict[int, dict[AgentID, dict]]]:
+        """As ``VectorEnv.replay``; the newest observation of every agent that has had a turn and has not ended."""
+        copy.episode_number = episode_number - 1
+        newest, infos = self.reset(copy)
+        newest = dict(newest)
+        infos_at = {0: copied_infos(infos)} if 0 in wanted else {}
+        for actions in steps:
+            turn = self._take_turn(copy, actions) if len(actions) == len(copy.agents) else None
+            if turn is None or turn.is_over:
+                raise not_repeatable(copy)
+            for agent in [a for a in newest if turn.terminations.get(a) or turn.truncations.get(a)]:
+                del newest[agent]
+            newest.update({agent: turn.observations[agent] for agent in copy.agents})
+            if copy.t in wanted:
+                infos_at[copy.t] = copied_infos(turn.infos)
+        return newest, infos_at
