@@ -48,6 +48,15 @@ def stack(items: Sequence[Any], space: spaces.Space | None = None) -> Tree:
     return array
 
 
+def counted_from_0(space: spaces.Space) -> spaces.Space:
+    """The space of the actions that modules give: that of a Discrete space's values without its ``start``.
+
+    >>> counted_from_0(spaces.Discrete(3, start=5))
+    Discrete(3)
+    """
+    return spaces.Discrete(int(space.n)) if isinstance(space, spaces.Discrete) and space.start else space
+
+
 def outside(space: spaces.Space, values: Tree) -> tuple[np.ndarray, str]:
     """Which rows of a batch of values leave a space, and why.
 

@@ -5,7 +5,7 @@
     config.json          what defines the run
     baselines.json       returns of random play and of the untrained modules
     metrics.jsonl        one JSON object per iteration
-    tensorboard/         the same numbers as TensorBoard events
+    tensorboard/         the same numbers as TensorBoard events; of single agents, only of those in the baselines
     curves.png           return per module over agent steps
     checkpoints/000020/  one folder each, and in ``latest`` the name of the newest
     video.gif            an episode of the trained modules
@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,10 @@ CONFIG, BASELINES, METRICS, CURVES, VIDEO, EVENTS, CHECKPOINTS = (
     "checkpoints",
 )
 
+AGENT_RETURNS = "agent_episode_returns_mean"
+MAX_AGENT_SERIES = 100
+"""Agents that have TensorBoard series of their own, at most. An environment may make up new agent ids for ever."""
+
 
 class RunFolder:
     """One run on disk; made by ``create`` or ``reopen``.
@@ -54,6 +58,7 @@ class RunFolder:
         self.config = config
         self.baselines = baselines
         self.last_steps = 0
+        self._agents = _agents_of(baselines)
         self._series: dict[str, list[tuple[int, float, float]]] = {}
         for row in _read_metrics(path / METRICS):
             self._remember(row)
@@ -98,11 +103,14 @@ class RunFolder:
         return cls(path, config, baselines, purge_step)
 
     def log(self, result: Mapping[str, Any]) -> None:
-        """Adds the result of an iteration to the metrics and the TensorBoard events."""
+        """Adds the result of an iteration to the metrics and the TensorBoard events.
+
+        Single agents have series only if they were in the baselines' episodes, and at most ``MAX_AGENT_SERIES`` do.
+        """
         row = jsonable(result)
         with open(self.path / METRICS, "a", encoding="utf-8") as file:
             file.write(json.dumps(row, allow_nan=False) + "\n")
-        for name, value in _scalars(row):
+        for name, value in _scalars(_without_strangers(row, self._agents)):
             self._events.add_scalar(name, value, agent_steps(result))
         self._remember(row)
 
@@ -233,6 +241,22 @@ def from_json(env_runner_results: Mapping[str, Any]) -> dict[str, Any]:
             for module_id, stats in returns.items()
         }
     }
+
+
+def _agents_of(baselines: Mapping[str, Any]) -> frozenset[str]:
+    """The agents that were in the episodes of all baselines, or the first ones of too many."""
+    seen = [list(results.get(AGENT_RETURNS, {})) for results in baselines.values()]
+    both = [agent_id for agent_id in seen[0] if all(agent_id in other for other in seen[1:])] if seen else []
+    return frozenset(both[:MAX_AGENT_SERIES])
+
+
+def _without_strangers(row: dict[str, Any], agents: Collection[str]) -> dict[str, Any]:
+    """The results of an iteration, of single agents only those of ``agents``."""
+    results = row.get("env_runners", {})
+    if AGENT_RETURNS not in results:
+        return row
+    known = {agent_id: value for agent_id, value in results[AGENT_RETURNS].items() if agent_id in agents}
+    return {**row, "env_runners": {**results, AGENT_RETURNS: known}}
 
 
 def _scalars(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:

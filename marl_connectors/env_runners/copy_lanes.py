@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from gymnasium import Space
 
+from marl_connectors import spaces
 from marl_connectors.env_runners.lanes import Lane, LaneGroup
 from marl_connectors.env_runners.vector_env import EnvCopy
 from marl_connectors.rl_module.module_states import state_kind
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
+from marl_connectors.rl_module.rl_module import RLModule
 from marl_connectors.typing import AgentID, ModuleID
 
 
@@ -19,7 +21,8 @@ class CopyLanes:
     """Finds lanes by environment copy and agent, opens and closes them.
 
     Attributes:
-        groups: The lanes, by observation and action space, and by the kind of state that their modules have.
+        groups: The lanes, by observation and action space, and by the kind of module: by the state that it has, and by
+            the observations that it wants, which may differ if pieces change those of some agents only.
         by_copy: For each copy, agent to lane, in the order in which the copy lists its agents.
     """
 
@@ -36,6 +39,7 @@ class CopyLanes:
         self._agent_spaces = agent_spaces
         self._rl_module = rl_module
         self._lookback = lookback
+        self._kinds: dict[ModuleID, tuple[RLModule, Hashable]] = {}
 
     def in_order(self) -> list[Lane]:
         """All live lanes, in the order of the copies and their agents."""
@@ -54,7 +58,7 @@ class CopyLanes:
         """Whether exactly these agents, in this order, have lanes that are fit for these modules."""
         lanes = self.by_copy[env_index]
         return list(lanes) == list(modules) and all(
-            lane.group.state_kind == state_kind(self._rl_module[modules[agent_id]]) for agent_id, lane in lanes.items()
+            lane.group.kind == self._kind(modules[agent_id]) for agent_id, lane in lanes.items()
         )
 
     def reopen(self, group_index: int, number: int, env_index: int, slot: int, agent_id: AgentID) -> Lane:
@@ -99,31 +103,38 @@ class CopyLanes:
 
     def _group_of(self, agent_id: AgentID, module_id: ModuleID) -> LaneGroup:
         observation_space, action_space = self._agent_spaces(agent_id)
-        kind = state_kind(self._rl_module[module_id])
+        kind = self._kind(module_id)
         for group in self.groups:
             if group.matches(observation_space, action_space, kind):
                 return group
-        return self.add_group(agent_id, None if kind is None else module_id)
+        return self.add_group(agent_id, module_id)
+
+    def _kind(self, module_id: ModuleID) -> Hashable:
+        module = self._rl_module[module_id]
+        known = self._kinds.get(module_id)
+        if known is None or known[0] is not module:
+            wanted = module.observation_space
+            kind = state_kind(module), None if wanted is None else spaces.describe(wanted)
+            known = self._kinds[module_id] = (module, kind)
+        return known[1]
 
     def get_members(self) -> list[list[Any]]:
         """What ``add_group`` takes to make each group again: an agent, a module of now, and whether it is over."""
         found = []
         for group, agent_id in zip(self.groups, self._group_agents, strict=True):
-            is_stateful = group.state_kind is not None
-            alike = (m for m, module in self._rl_module.items() if state_kind(module) == group.state_kind)
-            module_id = next(alike, None) if is_stateful else None
-            found.append([agent_id, module_id, is_stateful and module_id is None])
+            module_id = next((m for m in self._rl_module if self._kind(m) == group.kind), None)
+            found.append([agent_id, module_id, module_id is None])
         return found
 
     def add_group(self, agent_id: AgentID, module_id: ModuleID | None, is_over: bool = False) -> LaneGroup:
-        """A group for agents with spaces like this one's, and modules with a state like this one's (None: without).
+        """A group for agents with spaces like this one's, and modules of this one's kind.
 
         Args:
             agent_id: Whose spaces.
-            module_id: Whose state.
-            is_over: Whether all modules with a state of this kind were removed, so that no lanes will be opened here.
+            module_id: Whose kind.
+            is_over: Whether all modules of this kind were removed, so that no lanes will be opened here.
         """
-        kind = "over" if is_over else None if module_id is None else state_kind(self._rl_module[module_id])
+        kind = "over" if is_over or module_id is None else self._kind(module_id)
         self.groups.append(LaneGroup(len(self.groups), *self._agent_spaces(agent_id), self._lookback, kind))
         self._group_agents.append(agent_id)
         return self.groups[-1]

@@ -135,7 +135,7 @@ class LaneGroup:
     Attributes:
         index: The group's place among the groups.
         rollout: The columns of the current fragment.
-        state_kind: What the states of the lanes' modules are like; None for stateless ones.
+        kind: What the lanes' modules have in common; ``CopyLanes`` says what.
         lanes: The live lanes, by module, copy and slot.
         acting: Those that act next, in the same order; all of them unless the environment is turn-based.
         numbers: ``[B]`` the numbers of the lanes that act, in the order of the rows, or None if they are ``0, 1, ...,
@@ -145,11 +145,9 @@ class LaneGroup:
         t: ``[B]`` int32, the env step of each newest observation, in the order of the rows.
     """
 
-    def __init__(
-        self, index: int, observation_space: Space, action_space: Space, lookback: int, state_kind: Hashable = None
-    ):
+    def __init__(self, index: int, observation_space: Space, action_space: Space, lookback: int, kind: Hashable = None):
         self.index = index
-        self.state_kind = state_kind
+        self.kind = kind
         self.lookback = lookback
         self.rollout = Rollout(observation_space, action_space, num_rows=lookback + 2, num_lanes=0)
         self.lanes: list[Lane] = []
@@ -166,13 +164,13 @@ class LaneGroup:
         self.num_slots = 0
         """Slots that every copy has from the start; lanes beyond are of late joiners."""
 
-    def matches(self, observation_space: Space, action_space: Space, state_kind: Hashable) -> bool:
+    def matches(self, observation_space: Space, action_space: Space, kind: Hashable) -> bool:
         """Whether agents of these spaces, and of modules with such a state, belong here."""
         rollout = self.rollout
         return (
             rollout.observation_space == observation_space
             and rollout.action_space == action_space
-            and self.state_kind == state_kind
+            and self.kind == kind
         )
 
     def make_room(self, num_lanes: int) -> None:
@@ -192,7 +190,8 @@ class LaneGroup:
         self._numbers_in_use.add(number)
         row = self._next_row.get(number, self.lookback)
         self.rollout.reserve(row + 1)
-        self.rollout.cursor[number] = row * self.rollout.num_lanes + number
+        position = self.rollout.cursor[number] = row * self.rollout.num_lanes + number
+        self.rollout.columns[Columns.T][position] = -1  # after a cut, it holds the former agent's last observation
         self._next_row[number] = row + 1
         self.last_row = max(self.last_row, row)
         return Lane(self, number, env_index, slot, agent_id)

@@ -21,7 +21,7 @@ from marl_connectors.typing import Tree
 class ArrayStorage(ColumnStorage):
     """Arrays, or trees of arrays, one row each. Infos stay a list of dicts."""
 
-    __slots__ = ("untyped",)
+    __slots__ = ("actions_from_0", "untyped")
     is_numpy = True
 
     def __init__(
@@ -31,10 +31,15 @@ class ArrayStorage(ColumnStorage):
         lookback: int = 0,
         open_row: Mapping[str, Any] | None = None,
         untyped: frozenset[str] = frozenset(),
+        actions_from_0: bool = False,
     ):
-        """``untyped`` are empty columns that have the dtype float64 for want of a better one."""
+        """``untyped`` are empty columns that have the dtype float64 for want of a better one.
+
+        ``actions_from_0`` says whether actions of a Discrete space are without its ``start``, as a runner records them.
+        """
         super().__init__(columns, lookback=lookback, open_row=open_row)
         self.untyped = untyped
+        self.actions_from_0 = actions_from_0
 
     @classmethod
     def from_lists(
@@ -54,7 +59,13 @@ class ArrayStorage(ColumnStorage):
                 columns[name] = batch(items, known.get(name), lists.heads.get(name), name)
         typed = {*(name for name in known if known[name] is not None), *lists.heads, *(lists.open_row or ())}
         untyped = frozenset(name for name, items in lists.columns.items() if not items and name not in typed)
-        return cls(columns, lookback=lists.lookback, open_row=lists.open_row, untyped=untyped)
+        return cls(
+            columns,
+            lookback=lists.lookback,
+            open_row=lists.open_row,
+            untyped=untyped,
+            actions_from_0=lists.actions_from_0,
+        )
 
     @classmethod
     def from_storage(cls, storage: EpisodeStorage, start: int, stop: int, lookback: int, open_row: Mapping | None):
@@ -66,7 +77,13 @@ class ArrayStorage(ColumnStorage):
                 columns[name] = column.copy()
             else:
                 columns[name] = column if type(column) is list else map_tree(lambda leaf, _: leaf.copy(), column)
-        return cls(columns, lookback=lookback, open_row=open_row, untyped=storage.untyped)
+        return cls(
+            columns,
+            lookback=lookback,
+            open_row=open_row,
+            untyped=storage.untyped,
+            actions_from_0=storage.actions_from_0,
+        )
 
     def set_items(self, name: str, positions: Sequence[int], items: Sequence[Any]) -> None:
         column = self.columns[name]

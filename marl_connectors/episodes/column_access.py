@@ -12,9 +12,11 @@ from gymnasium import Space
 from marl_connectors.columns import Columns
 from marl_connectors.episodes.batching import number, owned, unbatch
 from marl_connectors.episodes.episode_base import EpisodeBase
+from marl_connectors.episodes.lane_storage import LaneStorage
 from marl_connectors.episodes.lookback import Indices, count, gather, is_branch, map_tree, resolve
-from marl_connectors.episodes.storage import STEP, WITH_LAST, EpisodeStorage, known_items
+from marl_connectors.episodes.storage import NOTHING, STEP, WITH_LAST, EpisodeStorage, known_items
 from marl_connectors.errors import EpisodeError, did_you_mean
+from marl_connectors.spaces import counted_from_0
 from marl_connectors.typing import AgentID, EpisodeID
 
 PLAIN = (list, np.ndarray)
@@ -36,7 +38,13 @@ class ColumnAccess(EpisodeBase):
         return f"SingleAgentEpisode {self.id_!r}" if self.agent_id is None else f"Episode of agent {self.agent_id!r}"
 
     def _space(self, name: str) -> Space | None:
-        return self.observation_space if name == Columns.OBS else self.action_space if name == Columns.ACTIONS else None
+        """The space of a column's items, if it is known."""
+        if name == Columns.OBS:
+            return self.observation_space
+        space = self.action_space if name == Columns.ACTIONS else None
+        if space is None:
+            return None
+        return counted_from_0(space) if self.storage.actions_from_0 else space
 
     def _get(
         self,
@@ -49,6 +57,13 @@ class ColumnAccess(EpisodeBase):
     ) -> Any:
         """A hot path: one item, or all, without padding, is a plain indexing of the column."""
         storage = self.storage
+        if type(indices) is int and type(storage) is LaneStorage and not (one_hot_discrete or with_pending):
+            begin = storage.lookback
+            if indices < 0 and not neg_index_as_lookback:
+                begin += len(storage) + (name in WITH_LAST)
+            item = storage.item(name, begin + indices)
+            if item is not NOTHING:
+                return item
         column = known_items(storage, name) if with_pending else storage.column(name)
         if fill is None and not one_hot_discrete and type(column) in PLAIN:
             if indices is None:
@@ -101,7 +116,12 @@ class ColumnAccess(EpisodeBase):
         fill: Any = None,
         one_hot_discrete: bool = False,
     ) -> Any:
-        """Actions: ``len`` of them for all."""
+        """Actions: ``len`` of them for all.
+
+        Those that a runner recorded are the modules' own: of a Discrete space they count from 0, whatever its
+        ``start``, and of a Box they lie where the module put them. The environment got ``actions_for_env``. In an
+        episode made by hand they are what was put in. ``one_hot_discrete`` reads either kind as what it is.
+        """
         return self._get(Columns.ACTIONS, indices, neg_index_as_lookback, fill, one_hot_discrete)
 
     def get_rewards(self, indices: Indices = None, *, neg_index_as_lookback: bool = False, fill: Any = None) -> Any:
@@ -176,7 +196,8 @@ class ColumnAccess(EpisodeBase):
     ) -> None:
         """Overwrites items of one extra model output; see ``set_observations``.
 
-        With ``at_indices=None``, a new ``key`` is allowed. It gets zeros in the lookback.
+        With ``at_indices=None``, a new ``key`` is allowed. It gets zeros in the lookback and, while a runner goes on
+        with the episode, in the steps after these. Other agents' episodes do not get it.
         """
         if at_indices is not None or key in self.storage.extra_keys():
             self._check_key(key)

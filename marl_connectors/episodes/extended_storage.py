@@ -43,6 +43,10 @@ class ExtendedStorage:
         return self._inner.untyped
 
     @property
+    def actions_from_0(self) -> bool:
+        return self._inner.actions_from_0
+
+    @property
     def lookback(self) -> int:
         return self._inner.lookback
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from marl_connectors import spaces
-from marl_connectors.episodes.rollout import Rollout, take
+from marl_connectors.episodes.rollout import Rollout
 from marl_connectors.episodes.storage import ACTIONS, INFOS, NOTHING, OBS, REWARDS, UNSURE, WITH_LAST, T
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import Tree
@@ -34,6 +34,11 @@ class LaneStorage:
         self.start_row = start_row
         self.stop_row = stop_row
         self.lookback = start_row - first_row
+
+    @property
+    def actions_from_0(self) -> bool:
+        """Whether actions of a Discrete space are without its ``start``."""
+        return self.rollout.actions_from_0
 
     @property
     def last_row(self) -> int:
@@ -65,11 +70,16 @@ class LaneStorage:
                 return [{} for _ in range(start, stop)]
             return [infos.get(position, {}) for position in range(positions.start, positions.stop, lanes)]
         if name in rollout.layered and not rollout.is_uniform(name, positions):
-            return [
-                tree_map(lambda leaf: leaf[0], rollout.read(name, slice(position, position + 1)))
-                for position in range(positions.start, positions.stop, lanes)
-            ]
+            return [rollout.item(name, position) for position in range(positions.start, positions.stop, lanes)]
         return rollout.read(name, positions)
+
+    def item(self, name: str, position: int) -> Any:
+        """A hot path: one item of ``column(name)``, or ``NOTHING`` if there is none at that place."""
+        row = self.first_row + position
+        if position < 0 or row > self.last_row - (name not in WITH_LAST):
+            return NOTHING
+        where = row * self.rollout.num_lanes + self.lane
+        return self.rollout.infos.get(where, {}) if name == INFOS else self.rollout.item(name, where)
 
     def column(self, name: str) -> list | Tree:
         """All items, oldest first, lookback included."""
@@ -93,17 +103,22 @@ class LaneStorage:
         return NOTHING if self.stop_row is not None else UNSURE
 
     def extra_keys(self) -> tuple[str, ...]:
-        """The module outputs that were recorded."""
-        return tuple([name for name in self.rollout.columns if name not in _ALWAYS])
+        """The module outputs that were recorded, and what was added to this very episode."""
+        rollout = self.rollout
+        names = tuple([name for name in rollout.columns if name not in _ALWAYS])
+        if not rollout.given:
+            return names
+        first, last = (row * rollout.num_lanes + self.lane for row in (self.first_row, self.last_row))
+        return tuple([name for name in names if rollout.holds(name, first, last)])
 
     def pending(self) -> dict[str, Any] | None:
         """What the agent has done on its newest observation, if it has acted and waits."""
         if self.stop_row is not None or not self.rollout.pending[self.lane]:
             return None
         position = int(self.rollout.cursor[self.lane])
-        names = [name for name in self.rollout.columns if name not in (OBS, T)]
         here = slice(position, position + 1)
-        return {n: tree_map(lambda leaf: leaf[0], take(self.rollout.columns[n], here)) for n in names}
+        names = (ACTIONS, REWARDS, *self.extra_keys())
+        return {n: tree_map(lambda leaf: leaf[0], self.rollout.read(n, here)) for n in names}
 
     def set_items(self, name: str, positions: Sequence[int], items: Sequence[Any]) -> None:
         """Writes items to places in ``column(name)``; later readers of the rollout see them."""
@@ -112,7 +127,8 @@ class LaneStorage:
         if name == INFOS:
             self.rollout.infos.update(zip(flat, items, strict=True))
         elif flat:
-            self.rollout.write(name, np.array(flat, np.int64), spaces.stack(items))
+            here = slice(flat[0], flat[0] + 1) if len(flat) == 1 else np.array(flat, np.int64)
+            self.rollout.write(name, here, spaces.stack(items))
 
     def set_pending(self, name: str, item: Any) -> None:
         """Overwrites what is in the row that waits."""

@@ -28,7 +28,7 @@ _NUMBERS = frozenset((int, float, np.float32, np.float64, np.int64))
 class ListStorage(ColumnStorage):
     """Python lists, one item a row. The only storage that grows."""
 
-    __slots__ = ("heads",)
+    __slots__ = ("actions_from_0", "heads")
 
     def __init__(
         self,
@@ -37,12 +37,17 @@ class ListStorage(ColumnStorage):
         lookback: int = 0,
         open_row: Mapping[str, Any] | None = None,
         heads: dict[str, Tree] | None = None,
+        actions_from_0: bool = False,
     ):
-        """``heads`` are empty arrays whose dtypes a column of arrays had before it became a list."""
+        """``heads`` are empty arrays whose dtypes a column of arrays had before it became a list.
+
+        ``actions_from_0`` says whether actions of a Discrete space are without its ``start``, as a runner records them.
+        """
         super().__init__(
             {name: [] for name in STEP} if columns is None else columns, lookback=lookback, open_row=open_row
         )
         self.heads = {} if heads is None else heads
+        self.actions_from_0 = actions_from_0
 
     @classmethod
     def from_storage(
@@ -70,6 +75,7 @@ class ListStorage(ColumnStorage):
             lookback=storage.lookback if lookback is None else lookback,
             open_row=storage.pending() if stop is None else None,
             heads=heads,
+            actions_from_0=storage.actions_from_0,
         )
 
     def append(
@@ -156,6 +162,8 @@ class ListStorage(ColumnStorage):
             self._set_extras(extras)
         if isinstance(other, ListStorage):
             self.heads = other.heads | self.heads
+        if not self.columns[ACTIONS] and self.open_row is None:
+            self.actions_from_0 = other.actions_from_0
         start, stop = other.lookback, other.lookback + len(other)
         for name in (*STEP, *extras) if len(other) else WITH_LAST:
             column = self.columns[name]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 import numpy as np
+from gymnasium import Space
 
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
@@ -81,12 +82,12 @@ def _pack(episodes: list[SingleAgentEpisode]) -> None:
     """Copies the data of episodes with like spaces into a rollout of one lane, and makes them views of it."""
     rest = episodes
     while rest:
-        spaces_of_first = (rest[0].observation_space, rest[0].action_space)
-        alike = [e for e in rest if (e.observation_space, e.action_space) == spaces_of_first]
-        rest = [e for e in rest if (e.observation_space, e.action_space) != spaces_of_first]
+        kind = _kind(rest[0])
+        alike = [e for e in rest if _kind(e) == kind]
+        rest = [e for e in rest if _kind(e) != kind]
         counts = [e.storage.lookback + len(e.storage) + 1 for e in alike]
         columns = {name: _joined(alike, name, counts) for name in _common_columns(alike)}
-        rollout = Rollout.of_columns(columns, *spaces_of_first, num_rows=sum(counts))
+        rollout = Rollout.of_columns(columns, *kind[:2], num_rows=sum(counts), actions_from_0=kind[2])
         row = 0
         for episode, count in zip(alike, counts, strict=True):
             for i, info in enumerate(episode.storage.column(Columns.INFOS)):
@@ -95,6 +96,10 @@ def _pack(episodes: list[SingleAgentEpisode]) -> None:
             first, start = row, row + episode.storage.lookback
             row += count
             episode.storage = LaneStorage(rollout, 0, first_row=first, start_row=start, stop_row=row - 1)
+
+
+def _kind(episode: SingleAgentEpisode) -> tuple[Space | None, Space | None, bool]:
+    return episode.observation_space, episode.action_space, episode.storage.actions_from_0
 
 
 def _common_columns(episodes: list[SingleAgentEpisode]) -> list[str]:

@@ -41,6 +41,8 @@ Positions = slice | np.ndarray
 
 def take(column: Tree, positions: Positions) -> Tree:
     """The items at ``positions``; a view for a slice, else a copy."""
+    if isinstance(positions, np.ndarray):
+        return tree_map(lambda leaf: leaf.take(positions, axis=0), column)
     if type(column) is np.ndarray:
         return column[positions]
     return tree_map(lambda leaf: leaf[positions], column)
@@ -77,13 +79,18 @@ class Rollout:
         pending: ``[num_lanes]`` bool, True where the agent has acted on its newest row and waits.
         layered: Of the columns to which items of other shapes were written back, which layer holds each row: 0 the
             environment's.
+        given: Of the columns that somebody added after the fact, ``[num_rows * num_lanes]`` bool, where they did; all
+            other columns are of all agents.
+        actions_from_0: Whether actions of a Discrete space are without its ``start``, as modules give them.
     """
 
     __slots__ = (
         "_layers",
         "action_space",
+        "actions_from_0",
         "columns",
         "cursor",
+        "given",
         "infos",
         "layered",
         "num_lanes",
@@ -110,10 +117,18 @@ class Rollout:
         # Of columns that pieces gave other shapes: one column for each shape, the environment's first.
         self._layers: dict[str, list[Tree]] = {}
         self.layered: dict[str, np.ndarray] = {}
+        self.given: dict[str, np.ndarray] = {}
+        self.actions_from_0 = True
 
     @classmethod
     def of_columns(
-        cls, columns: dict[str, Tree], observation_space: Any, action_space: Any, *, num_rows: int
+        cls,
+        columns: dict[str, Tree],
+        observation_space: Any,
+        action_space: Any,
+        *,
+        num_rows: int,
+        actions_from_0: bool = False,
     ) -> Rollout:
         """One lane that holds ``columns``, ``[num_rows, ...]`` each."""
         rollout = cls.__new__(cls)
@@ -121,7 +136,8 @@ class Rollout:
         rollout.num_rows, rollout.num_lanes = num_rows, 1
         rollout.columns, rollout.infos = columns, {}
         rollout.cursor, rollout.pending = np.array([num_rows - 1]), np.zeros(1, bool)
-        rollout._layers, rollout.layered = {}, {}
+        rollout._layers, rollout.layered, rollout.given = {}, {}, {}
+        rollout.actions_from_0 = actions_from_0
         return rollout
 
     # What the environment says goes in ...
@@ -136,6 +152,8 @@ class Rollout:
         self.columns[Columns.T][positions] = t
         if Columns.OBS in self.layered:
             self.layered[Columns.OBS][positions] = 0
+        for given in self.given.values():  # to the lane's former agent
+            given[positions] = False
 
     def record(self, positions: Positions, outputs: dict[str, Tree]) -> None:
         """Writes actions and module outputs, ``[B, ...]`` each, to the rows that they were computed for."""
@@ -148,6 +166,8 @@ class Rollout:
             put(column, positions, _shaped(values, column))
             if name in self.layered:
                 self.layered[name][positions] = 0
+            if name in self.given:
+                self.given[name][positions] = True
 
     def reserve(self, row: int) -> None:
         """Makes sure that ``row`` exists, for all lanes."""
@@ -164,7 +184,7 @@ class Rollout:
         self.num_rows = num_rows
 
     def _replace_leaves(self, change: Callable[[np.ndarray], np.ndarray]) -> None:
-        for columns in (self.columns, self._layers, self.layered):
+        for columns in (self.columns, self._layers, self.layered, self.given):
             for name, column in columns.items():
                 columns[name] = tree_map(change, column)
         self._share_layers()
@@ -181,6 +201,8 @@ class Rollout:
         if name not in self._layers:
             return take(self.columns[name], positions)
         level = self.layered[name][positions]
+        if level.size and level.min() == level.max():
+            return take(self._layers[name][level[0]], positions)
         used = np.unique(level)
         layers = [self._layers[name][i] for i in used.tolist()]
         if len(layers) < 2:
@@ -201,6 +223,27 @@ class Rollout:
 
         return tree_map(mixed, *layers)
 
+    def holds(self, name: str, first: np.ndarray | int, last: np.ndarray | int) -> bool:
+        """Whether each of some agent episodes has a column: all do, or somebody has added it to one of its rows.
+
+        Args:
+            name: The column.
+            first: ``[N]`` positions of the episodes' oldest rows, or that of one.
+            last: ``[N]`` positions of their newest rows, each in the same lane as its ``first``.
+        """
+        if name not in self.given:
+            return name in self.columns
+        count = np.zeros((self.num_rows + 1, self.num_lanes), np.int64)
+        np.cumsum(self.given[name].reshape(self.num_rows, self.num_lanes), axis=0, out=count[1:])
+        flat = count.ravel()
+        return bool((flat[np.asarray(last) + self.num_lanes] > flat[first]).all())
+
+    def item(self, name: str, position: int) -> Any:
+        """What ``read`` gives for a single row."""
+        levels = self.layered.get(name)
+        column = self.columns[name] if levels is None else self._layers[name][levels[position]]
+        return column[position] if type(column) is np.ndarray else tree_map(lambda leaf: leaf[position], column)
+
     def is_uniform(self, name: str, positions: Positions) -> bool:
         """Whether ``read`` can give these items as one array."""
         if name not in self.layered:
@@ -214,6 +257,7 @@ class Rollout:
         So do all observations: what the environment gave stays (``source``).
         """
         if name not in self.columns:
+            self.given[name] = np.zeros(self.num_rows * self.num_lanes, bool)
             self.record(positions, {name: values})
             return
         layers = self._layers.get(name, [self.columns[name]])
@@ -227,6 +271,8 @@ class Rollout:
         put(layers[level], positions, values)
         if name in self.layered:
             self.layered[name][positions] = level
+        if name in self.given:
+            self.given[name][positions] = True
 
     def continued(self, num_rows: int, lookback: int) -> Rollout:
         """A fresh rollout that goes on where this one stopped.
@@ -247,7 +293,12 @@ class Rollout:
             fresh[target] = leaf[source]
             return fresh
 
-        for old, fresh in ((self.columns, new.columns), (self._layers, new._layers), (self.layered, new.layered)):
+        for old, fresh in (
+            (self.columns, new.columns),
+            (self._layers, new._layers),
+            (self.layered, new.layered),
+            (self.given, new.given),
+        ):
             for name, column in old.items():
                 fresh[name] = tree_map(carried, column)
         new._share_layers()
@@ -256,6 +307,7 @@ class Rollout:
             for old_position, position in zip(source.tolist(), target.tolist(), strict=True):
                 if old_position in self.infos:
                     new.infos[position] = self.infos[old_position]
+        new.actions_from_0 = self.actions_from_0
         new.cursor = lookback * self.num_lanes + np.arange(self.num_lanes)
         new.pending = self.pending.copy()
         return new
@@ -269,12 +321,19 @@ class Rollout:
                 name: [take(layer, slice(0, size)) for layer in layers] for name, layers in self._layers.items()
             },
             "level": {name: level[:size] for name, level in self.layered.items()},
+            "given": {name: given[:size] for name, given in self.given.items()},
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Takes what ``get_state`` gave; this rollout must have as many lanes and enough rows."""
         size = self.num_rows * self.num_lanes
-        for home, saved in ((self.columns, "columns"), (self._layers, "layers"), (self.layered, "level")):
+        state = {"given": {}, **state}  # states of older versions lack it
+        for home, saved in (
+            (self.columns, "columns"),
+            (self._layers, "layers"),
+            (self.layered, "level"),
+            (self.given, "given"),
+        ):
             for name, column in state[saved].items():
                 full = tree_map(lambda leaf: np.zeros((size, *leaf.shape[1:]), leaf.dtype), column)
                 put(full, slice(0, len(leaves(column)[0])), column)

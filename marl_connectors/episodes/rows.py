@@ -78,7 +78,7 @@ class Rows:
 
     def has(self, column: str) -> bool:
         """Whether the trajectories hold this column."""
-        return all(column in part.rollout.columns for part in self.parts)
+        return all(part.rollout.holds(column, part.first, part.last) for part in self.parts)
 
     def get(self, column: str, offset: int = 0, fill: float | None = None) -> Tree:
         """The items of a column, ``[B, ...]``.

@@ -253,6 +253,7 @@ class SingleAgentEpisode(ChunkedEpisode):
             "is_numpy": storage.is_numpy,
             "lookback": storage.lookback,
             "untyped": sorted(storage.untyped),
+            "actions_from_0": storage.actions_from_0,
             "heads": {name: encode(column, name) for name, column in storage.heads.items()}
             if isinstance(storage, ListStorage)
             else {},
@@ -269,7 +270,11 @@ class SingleAgentEpisode(ChunkedEpisode):
     def from_state(cls, state: Mapping[str, Any]) -> SingleAgentEpisode:
         """The episode that ``get_state()`` described."""
         columns = {name: decode(column) for name, column in state["columns"].items()}
-        held: dict[str, Any] = {"lookback": state["lookback"], "open_row": decode(state["pending"])}
+        held: dict[str, Any] = {
+            "lookback": state["lookback"],
+            "open_row": decode(state["pending"]),
+            "actions_from_0": state.get("actions_from_0", False),  # states of older versions lack it
+        }
         if state["is_numpy"]:
             storage: EpisodeStorage = ArrayStorage(columns, untyped=frozenset(state["untyped"]), **held)
         else:

@@ -55,6 +55,11 @@ class EpisodeStorage(Protocol):
         ...
 
     @property
+    def actions_from_0(self) -> bool:
+        """Whether actions of a Discrete space are without its ``start``, as a runner records them."""
+        ...
+
+    @property
     def lookback(self) -> int:
         """Closed rows that are kept from before the chunk."""
         ...

@@ -75,6 +75,35 @@ def test_tensorboard_events_have_the_returns_over_agent_steps(command):
     assert [(point.step, point.value) for point in points] == [(200, 2.0), (300, 3.0)]
 
 
+def agents_with_series(run=RUN):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run / "tensorboard"))
+    events.Reload()
+    prefix = "env_runners/agent_episode_returns_mean/"
+    return sorted(tag.removeprefix(prefix) for tag in events.Tags()["scalars"] if tag.startswith(prefix))
+
+
+@pytest.mark.parametrize("in_baselines", [2, 300])
+def test_agents_with_new_ids_do_not_make_tensorboard_grow(command, build, monkeypatch, in_baselines):
+    """Late joiners have an id of their own in each iteration; all returns are in the metrics all the same."""
+    results, players = command.fake.results, [f"agent_{i}" for i in range(in_baselines)]
+
+    def with_late_joiners(self, mean):
+        late = f"late_{self.iteration}_{mean}"
+        return {**results(self, mean), "agent_episode_returns_mean": {late: 0.5, **dict.fromkeys(players, mean)}}
+
+    monkeypatch.setattr(command.fake, "results", with_late_joiners)
+    build()
+    assert command("train", "fake_env", "--steps", "300", "--checkpoint-every", "2") == 0
+    assert command("train", "--resume", str(RUN), "--steps", "500") == 0
+    assert agents_with_series() == sorted(players[:100])
+    assert len(rows()) == 5
+    for row in rows():
+        returns = row["env_runners"]["agent_episode_returns_mean"]
+        assert len(returns) == in_baselines + 1 and next(iter(returns)).startswith("late_")
+
+
 def test_the_end_compares_with_the_start_and_random_play_and_says_what_to_do_next(command):
     command("train", "fake_env", "--steps", "300", "--eval-episodes", "6", "--seed", "4")
     assert command.algo.evaluated_with == [(6, False, 4), (6, False, 4)]

@@ -215,3 +215,13 @@ def test_nested_observations_are_trees_of_columns():
     new.widened(3)
     found = new.read("obs", slice(0, 2))
     assert (found["p"].tolist(), found["q"][0].tolist()) == ([[1], [2]], [0, 1])
+
+
+def test_whole_numbers_are_written_among_the_fractions_that_came_later():
+    """The newest column that can hold them takes them, so that all rows can be read together."""
+    rollout = filled()
+    everything = slice(0, 6)
+    rollout.write("obs", everything, np.arange(6)[:, None])
+    rollout.write("obs", everything, np.arange(6)[:, None] + 0.5)
+    rollout.write("obs", slice(2, 4), np.array([[7], [8]]))
+    assert rollout.read("obs", everything)[:, 0].tolist() == [0.5, 1.5, 7.0, 8.0, 4.5, 5.5]
