@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from marl_connectors.columns import Columns
 from marl_connectors.episodes.column_batch import ColumnGroup
+from marl_connectors.episodes.info_column import InfoColumn
 from marl_connectors.episodes.sequences import PaddedColumns, Sequences
 from marl_connectors.errors import did_you_mean
 from marl_connectors.rl_module.bucket import Bucket
@@ -42,6 +44,11 @@ class _EpochOfSequences:
 
     def __init__(self, group: ColumnGroup, sequences: Sequences, module: int, order: np.ndarray):
         self.columns = PaddedColumns(group, sequences, module, order)
+        self._begins = np.concatenate([[0], np.cumsum(sequences.lengths[order])])
+
+    def infos(self, column: InfoColumn, begin: int, end: int) -> InfoColumn:
+        """The info dicts of some of the sequences: one a step, without padding."""
+        return column[self._begins[begin] : self._begins[end]]
 
     def column(self, name: str) -> Any:
         if name not in self.columns:
@@ -59,7 +66,8 @@ def _missing(name: str, columns: Mapping[str, Any]) -> KeyError:
 class MiniBatchColumns(Mapping[str, Any]):
     """The columns of one minibatch: ``[B, ...]`` for one module, ``[M, B, ...]`` for a stacked bucket.
 
-    For a stateful module they are sequences, ``[S, L, ...]``; ``loss_mask`` is False where a step means nothing.
+    For a stateful module they are sequences, ``[S, L, ...]``; ``loss_mask`` is False where a step means nothing. Info
+    dicts are a flat list then: those of the first sequence's ``seq_lens[0]`` steps, of the second one's, and so on.
     """
 
     __slots__ = ("_begin", "_end", "_epoch", "_stack")
@@ -72,6 +80,8 @@ class MiniBatchColumns(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         column = self._epoch.column(name)
+        if isinstance(column, InfoColumn) and isinstance(self._epoch, _EpochOfSequences):
+            return self._epoch.infos(column, self._begin, self._end)
         return self._part(column) if type(column) is torch.Tensor else tree_map(self._part, column)
 
     def _part(self, leaf: torch.Tensor) -> torch.Tensor:
@@ -118,7 +128,7 @@ class MiniBatch:
         module_ids: Whose rows these are.
         columns: ``[B, ...]`` each, or ``[M, B, ...]`` if ``is_stacked``; of a stateful module ``[S, L, ...]``.
         is_stacked: Whether the columns have a first axis for the modules.
-        size: ``B``; of a stateful module, how many steps of its sequences are real.
+        size: ``B``; of a stateful module, how many steps of its sequences count (``loss_mask``).
     """
 
     module_ids: tuple[ModuleID, ...]
@@ -139,7 +149,7 @@ def minibatches_of_epoch(
     A module's rows are dealt out evenly: ``ceil(rows / size)`` minibatches whose sizes differ by at most one, so no
     row is left out and none is in a tiny minibatch. Each module has its own number of them. Modules of a bucket with
     equally many rows go through together, stacked. A stateful module's sequences are dealt out whole, so that each
-    minibatch has about as many steps as the others.
+    minibatch has about as many steps as the others; those of which ``loss_mask`` leaves no step are left out.
 
     Args:
         group: The train batch, in tensors.
@@ -196,16 +206,27 @@ def _dealt_in_sequences(
 ) -> Iterator[MiniBatch]:
     module_id = group.module_ids[module]
     begin, end = sequences.splits[module : module + 2]
-    if begin == end:
+    lengths = _counted_steps(group, sequences)
+    own = begin + np.flatnonzero(lengths[begin:end])
+    if not len(own):
         return
-    order = begin + (np.arange(end - begin) if shuffle is None else shuffle(module_id, end - begin))
-    steps = np.concatenate([[0], np.cumsum(sequences.lengths[order])])
+    order = own if shuffle is None else own[shuffle(module_id, len(own))]
+    steps = np.concatenate([[0], np.cumsum(lengths[order])])
     number = min(math.ceil(int(steps[-1]) / size) if size else 1, len(order))
     # Each minibatch ends with the sequence that brings it nearest to its share of the steps, and has at least one.
-    ends = np.searchsorted(steps, steps[-1] * np.arange(1, number) / number - sequences.lengths.mean() / 2)
+    ends = np.searchsorted(steps, steps[-1] * np.arange(1, number) / number - lengths[own].mean() / 2)
     ends = np.maximum.accumulate(np.maximum(ends, 1) - np.arange(number - 1)) + np.arange(number - 1)
     ends = np.minimum(ends, len(order) - np.arange(number - 1, 0, -1))
     epoch = _EpochOfSequences(group, sequences, module, order)
     for first, last in itertools.pairwise([0, *ends.tolist(), len(order)]):
         columns = MiniBatchColumns(epoch, first, last, None)
         yield MiniBatch((module_id,), columns, False, int(steps[last] - steps[first]))
+
+
+def _counted_steps(group: ColumnGroup, sequences: Sequences) -> np.ndarray:
+    """``[S]`` how many steps of each sequence a loss is computed of."""
+    mask = group.get(Columns.LOSS_MASK)
+    if mask is None:
+        return sequences.lengths
+    before = np.concatenate([[0], np.cumsum(mask.cpu().numpy().astype(bool))])
+    return before[sequences.starts + sequences.lengths] - before[sequences.starts]

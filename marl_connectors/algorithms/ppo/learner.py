@@ -94,7 +94,7 @@ class PPOLearner(Learner):
     ) -> Tensor:
         entropy_coeff, kl_coeff = coefficients
         dist_cls = self.module[module_ids[0]].get_train_action_dist_cls()
-        real = batch.get(Columns.LOSS_MASK)
+        real = batch[Columns.LOSS_MASK] if Columns.LOSS_MASK in batch else None  # noqa: SIM401 (faster)
 
         def rows(column: Any) -> Any:
             """What counts: padding, and steps that were not acted on, reach no loss."""
