@@ -72,6 +72,10 @@ from .connectors.module_to_env.remove_single_ts_time_rank_from_batch import (
     RemoveSingleTsTimeRankFromBatch as RemoveSingleTsTimeRankFromBatch,
 )
 from .connectors.module_to_env.unbatch_to_individual_items import UnBatchToIndividualItems as UnBatchToIndividualItems
+from .env_checks.check_env import check_env as check_env
+from .env_checks.report import EnvFigures as EnvFigures
+from .env_checks.report import EnvFinding as EnvFinding
+from .env_checks.report import EnvReport as EnvReport
 from .env_runners.env_runner import EnvRunner as EnvRunner
 from .env_runners.env_runner import MultiAgentEnvRunner as MultiAgentEnvRunner
 from .env_runners.env_runner import SingleAgentEnvRunner as SingleAgentEnvRunner

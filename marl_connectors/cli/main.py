@@ -22,6 +22,7 @@ examples:
   marl-connectors train mpe2.simple_tag_v3 --policies "adversary*=red,agent*=green"
   marl-connectors train my_package.my_env:make --mapping my_module:my_mapping_fn --set lr=1e-4 --set num_epochs=10
   marl-connectors train CartPole-v1 --steps 100000
+  marl-connectors train my_package.my_env:make --wrap frame_skip_v0:4 --wrap resize_v1:x_size=42,y_size=42
   marl-connectors train --resume runs/simple_spread_v3-shared-seed0
 """
 _EVALUATE_EXAMPLES = """\
@@ -33,6 +34,11 @@ _EXPLAIN_EXAMPLES = """\
 examples:
   marl-connectors explain mpe2.simple_spread_v3
   marl-connectors explain mpe2.simple_tag_v3 --policies independent --json
+"""
+_CHECK_EXAMPLES = """\
+examples:
+  marl-connectors check my_package.my_env:make --env-config size=5
+  marl-connectors check mpe2.simple_spread_v3:env --episodes 10 --json
 """
 
 
@@ -50,7 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The words after the program's name; those of the process if None.
 
     Returns:
-        The exit status: 0 if all went well, 2 for bad input (after one line on stderr), 130 after Ctrl-C.
+        The exit status: 0 if all went well, 1 if ``check`` found errors, 2 for bad input (after one line on stderr),
+        130 after Ctrl-C.
     """
     # pygame greets on stdout when it is imported, in the middle of the progress display.
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
@@ -92,7 +99,8 @@ def _build_parser() -> tuple[_Parser, dict[str, _Parser]]:
     parser = _Parser(
         prog="marl-connectors",
         description="Train and evaluate policies on PettingZoo and Gymnasium environments.",
-        epilog=_TRAIN_EXAMPLES + "".join(text.partition("\n")[2] for text in (_EVALUATE_EXAMPLES, _EXPLAIN_EXAMPLES)),
+        epilog=_TRAIN_EXAMPLES
+        + "".join(text.partition("\n")[2] for text in (_EVALUATE_EXAMPLES, _EXPLAIN_EXAMPLES, _CHECK_EXAMPLES)),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -131,7 +139,17 @@ def _build_parser() -> tuple[_Parser, dict[str, _Parser]]:
     _add_building_options(explain)
     explain.add_argument("--json", action="store_true", help="print JSON instead of tables")
     explain.set_defaults(run=_run_explain)
-    return parser, {"train": train, "evaluate": evaluate, "explain": explain}
+    check = subparsers.add_parser(
+        "check",
+        help="try an environment out, and tell what training on it would stumble over",
+        description="Try an environment out, and tell what training on it would stumble over. Status 1 if errors.",
+        epilog=_CHECK_EXAMPLES,
+        argument_default=argparse.SUPPRESS,
+        **raw,
+    )
+    _add_check_options(check)
+    check.set_defaults(run=_run_check)
+    return parser, {"train": train, "evaluate": evaluate, "explain": explain, "check": check}
 
 
 def _add_train_options(parser: _Parser) -> None:
@@ -150,6 +168,13 @@ def _add_building_options(parser: _Parser) -> None:
     """What decides about environments, modules and pipelines."""
     add = parser.add_argument
     add("--env-config", action="append", type=key_value, metavar="KEY=VALUE", help="a setting of ENV; repeatable")
+    add(
+        "--wrap",
+        dest="wrappers",
+        action="append",
+        metavar="NAME:ARGS",
+        help="a wrapper, as frame_skip_v0:4; repeatable",
+    )
     who = parser.add_mutually_exclusive_group()
     who.add_argument(
         "--policies", metavar="WHICH", help='shared (default), independent, or patterns: "adversary*=red,agent*=green"'
@@ -183,6 +208,26 @@ def _add_evaluate_options(parser: _Parser) -> None:
     add("--explore", action="store_true", help="draw the actions, as in training, instead of taking the most likely")
 
 
+def _add_check_options(parser: _Parser) -> None:
+    add = parser.add_argument
+    add("env", metavar="ENV", help="PettingZoo module, package.module:function, or Gymnasium id")
+    add("--env-config", action="append", type=key_value, metavar="KEY=VALUE", help="a setting of ENV; repeatable")
+    add(
+        "--wrap",
+        dest="wrappers",
+        action="append",
+        metavar="NAME:ARGS",
+        help="a wrapper, as frame_skip_v0:4; repeatable",
+    )
+    add("--episodes", type=count, metavar="N", help="how many to play (default 3)")
+    add("--seed", type=whole_number, metavar="N", help="of the environment and the actions (default 0)")
+    add("--max-steps", type=count, metavar="N", help="where to stop an episode that does not end (default 1000)")
+    add("--max-seconds", type=count, metavar="N", help="after that, leave the rest of the checks out (default 60)")
+    add("--call-timeout", type=count, metavar="N", help="seconds after which a call counts as hanging (default 30)")
+    add("--no-conformance", dest="conformance", action="store_false", help="leave PettingZoo's and Gymnasium's out")
+    add("--json", action="store_true", help="print JSON instead of a table")
+
+
 def _run_train(args: argparse.Namespace) -> int:
     from marl_connectors.cli import train
 
@@ -199,3 +244,12 @@ def _run_explain(args: argparse.Namespace) -> int:
     from marl_connectors.cli import explain
 
     return explain.run(args)
+
+
+def _run_check(args: argparse.Namespace) -> int:
+    from marl_connectors.cli import check
+    from marl_connectors.env_runners.make_env import WrappedMaker
+
+    if "wrappers" in args:
+        args.env = WrappedMaker(args.env, args.wrappers)
+    return check.run(args)

@@ -1,0 +1,39 @@
+"""``marl-connectors check``: what training on an environment would stumble over."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import faulthandler
+import json
+import sys
+
+from marl_connectors.cli.values import jsonable, merged
+from marl_connectors.env_checks.check_env import check_env
+
+EXIT_ERRORS = 1
+_OPTIONS = ("episodes", "seed", "max_steps", "max_seconds", "call_timeout", "conformance")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Checks as the parsed options say; gives the exit status."""
+    given = vars(args)
+    options = {key: given[key] for key in _OPTIONS if key in given}
+    # What an environment prints is not part of the report.
+    with contextlib.redirect_stdout(sys.stderr), _crash_traces():
+        report = check_env(args.env, env_config=merged(given.get("env_config", [])), **options)
+    print(json.dumps(jsonable(report.to_dict()), indent=2) if "json" in given else report)
+    return 0 if report.ok else EXIT_ERRORS
+
+
+@contextlib.contextmanager
+def _crash_traces():
+    """If the environment brings the interpreter down, the line of Python that did it is shown."""
+    if faulthandler.is_enabled() or sys.__stderr__ is None:
+        yield
+        return
+    faulthandler.enable(sys.__stderr__)
+    try:
+        yield
+    finally:
+        faulthandler.disable()

@@ -1,0 +1,243 @@
+"""Tries an environment out, and tells what training on it would stumble over."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import gymnasium as gym
+from pettingzoo import AECEnv, ParallelEnv
+
+from marl_connectors.env_checks import extras
+from marl_connectors.env_checks.calls import (
+    CallFailed,
+    Calls,
+    OutOfTime,
+    collected_warnings,
+    global_random_state,
+    last_line,
+)
+from marl_connectors.env_checks.conformance import run_conformance_tests
+from marl_connectors.env_checks.data import DataChecks
+from marl_connectors.env_checks.parallel import ParallelPlayer
+from marl_connectors.env_checks.play import Checks, Played, Player
+from marl_connectors.env_checks.report import EnvFigures, EnvReport, Findings
+from marl_connectors.env_checks.seeds import SeedChecks, is_nondeterministic, play_and_watch
+from marl_connectors.env_checks.spaces import SpaceBook
+from marl_connectors.env_checks.turns import TurnPlayer
+from marl_connectors.env_runners.make_env import env_name, make_env
+from marl_connectors.errors import ConfigError
+from marl_connectors.seeding import stream
+from marl_connectors.typing import DEFAULT_AGENT_ID
+
+
+def check_env(
+    env: Any,
+    *,
+    env_config: Mapping[str, Any] | None = None,
+    episodes: int = 3,
+    seed: int = 0,
+    max_steps: int = 1000,
+    max_seconds: float = 60.0,
+    call_timeout: float = 30.0,
+    conformance: bool = True,
+) -> EnvReport:
+    """Plays an environment with random actions, and tells what is wrong or surprising about it.
+
+    It is played for whole episodes, seen from all sides (observations, rewards, flags, masks, agents that come and go),
+    then again with the same seed, with others and with none. PettingZoo's and Gymnasium's own tests are run as well:
+    where they fail, that is a warning, because what training depends on is checked here too. The global random state is
+    the same before and after. Warnings that the environment gives become notes.
+
+    Args:
+        env: What ``make_env`` takes (a name, a class, a function), or a PettingZoo or Gymnasium environment. One that
+            is given as an object is played, but neither closed nor compared with other copies of it.
+        env_config: What to make it with.
+        episodes: How many to play; those that are played again come on top.
+        seed: Of the environment and the actions.
+        max_steps: Where to stop an episode that does not end; where agents take turns, so many turns of each.
+        max_seconds: After that time, what is left is left out, and a note says so.
+        call_timeout: Seconds after which a single call counts as hanging. Only known in the main thread of Linux and
+            macOS; elsewhere it is waited for.
+        conformance: Whether to run PettingZoo's and Gymnasium's tests.
+
+    Returns:
+        All findings, and some figures. ``print`` shows it as a table.
+
+    Raises:
+        EnvError: If there is no such environment, or it cannot be made.
+        ConfigError: If an argument makes no sense.
+
+    >>> report = check_env("CartPole-v1", episodes=1)
+    >>> report.ok, report.kind
+    (True, 'single agent')
+    """
+    for name, value in {"episodes": episodes, "max_steps": max_steps}.items():
+        if not isinstance(value, int) or value < 1:
+            raise ConfigError(f"check_env: {name} must be a whole number of at least 1, but is {value!r}.")
+    for name, value in {"max_seconds": max_seconds, "call_timeout": call_timeout}.items():
+        if not value > 0:
+            raise ConfigError(f"check_env: {name} must be a number of seconds above 0, but is {value!r}.")
+    findings = Findings()
+    with collected_warnings(findings), global_random_state(0):
+        trial = _Trial(env, env_config, findings, Calls(findings, call_timeout=call_timeout, max_seconds=max_seconds))
+        with contextlib.suppress(OutOfTime):
+            trial.run(episodes, seed, max_steps, conformance)
+        trial.close()
+    return trial.report()
+
+
+class _Trial:
+    """One environment, and the checks in their order."""
+
+    def __init__(self, env: Any, env_config: Mapping[str, Any] | None, findings: Findings, calls: Calls):
+        self._given = env
+        self._config = env_config
+        self.can_make = not isinstance(env, (ParallelEnv, AECEnv, gym.Env))
+        if not self.can_make and env_config:
+            raise ConfigError(
+                "check_env: env_config is for an environment that is still to be made, but this one is there already. "
+                "Give its class, or the function that makes it."
+            )
+        self.findings = findings
+        self.env = self._make()
+        self.single_agent = isinstance(self.env, gym.Env)
+        book = SpaceBook(self._ask, findings, calls)
+        self.checks = Checks(self._name(), findings, calls, DataChecks(findings, book))
+        self.player = self._player(self.env)
+        self._begun = 0
+        self._figures: EnvFigures | None = None
+
+    def _name(self) -> str:
+        if self.can_make:
+            return env_name(self._given)
+        return str(self._given) if not self.single_agent else type(self._given.unwrapped).__name__
+
+    def _make(self, render_mode: str | None = None) -> Any:
+        return make_env(self._given, self._config, render_mode=render_mode) if self.can_make else self._given
+
+    def _player(self, env: Any) -> Player:
+        return TurnPlayer(env, self.checks) if isinstance(env, AECEnv) else ParallelPlayer(env, self.checks)
+
+    def _ask(self, kind: str, agent: Any) -> Any:
+        found = getattr(self.env, kind)
+        return found if self.single_agent else found(agent)
+
+    @contextlib.contextmanager
+    def _part(self, what: str) -> Iterator[None]:
+        """A part of the checks; what goes wrong in it does not stop the others."""
+        self.checks.calls.check_time()
+        try:
+            yield
+        except CallFailed:
+            pass  # a finding says so
+        except OutOfTime:
+            raise
+        except Exception as error:
+            self.findings.add(
+                "error",
+                "unexpected",
+                f"While {what} was checked, what the environment gave led to {last_line(error)}.",
+                "Look at the kinds of data that reset() and step() return.",
+            )
+        finally:
+            self.findings.episode = None
+
+    def run(self, episodes: int, seed: int, max_steps: int, conformance: bool) -> None:
+        """All checks."""
+        with self._part("metadata"):
+            extras.check_metadata(self.env, self.checks)
+        with self._part("spaces"):
+            self._check_spaces()
+        if self.player.takes_turns:
+            max_steps *= max(len(self._possible()), 1)
+        played = self._play(episodes, seed, max_steps)
+        self._figures = self.checks.tally.figures(self._begun)
+        extras.check_ends(played, max_steps, self.checks)
+        if played:
+            extras.check_agents_seen(self.env, self._possible(), self.checks)
+            with self._part("seeds"):
+                fresh = (lambda: self._player(self._make())) if self.can_make else None
+                seeds = SeedChecks(self.findings, fresh, seed=seed, nondeterministic=is_nondeterministic(self.env))
+                seeds.run(self.player, played[0], stream(seed, "check", "seeds"), max_steps)
+            with self._part("state()"):
+                self.checks.calls("reset()", lambda: self.env.reset(seed=seed))
+                extras.check_state(self.env, self.checks)
+            with self._part("turns"):
+                self._play_by_turns(seed, max_steps)
+        with self._part("rendering"):
+            self._check_rendering(seed)
+        if conformance and played:
+            with self._part("conformance"):
+                run_conformance_tests(self._make, self.checks, can_make=self.can_make, seed=seed)
+
+    def _possible(self) -> list[Any]:
+        return [DEFAULT_AGENT_ID] if self.single_agent else list(getattr(self.env, "possible_agents", None) or [])
+
+    def _check_spaces(self) -> None:
+        for agent in self._possible():
+            self.checks.data.spaces.observation_space(agent)
+            self.checks.data.spaces.action_space(agent)
+
+    def _play(self, episodes: int, seed: int, max_steps: int) -> list[Played]:
+        played: list[Played] = []
+        for number in range(episodes):
+            self.findings.episode = number
+            self._begun += 1
+            rng = stream(seed, "check", number)
+            with self._part("an episode"), global_random_state(0):
+                episode = play_and_watch(self.player, seed + number, rng, max_steps, self.findings)
+                played.append(episode)
+                if episode.is_over and number == episodes - 1 and isinstance(self.player, ParallelPlayer):
+                    self.player.step_after_the_end()
+            if len(played) <= number:
+                break
+        return played
+
+    def _play_by_turns(self, seed: int, max_steps: int) -> None:
+        """An AEC environment as a runner will play it."""
+        if not isinstance(self.env, AECEnv) or self.findings.has_errors:
+            return
+        from marl_connectors.env_runners.turn_based_env import TurnBasedEnv
+
+        env, rng = TurnBasedEnv(self.env), stream(seed, "check", "turns")
+        data, call = self.checks.data, self.checks.calls
+        observations, infos = call("TurnBasedEnv.reset()", lambda: env.reset(seed=seed), step=0)
+        for t in range(1, max_steps + 1):
+            agent = env.agent_selection
+            if not env.agents:
+                return
+            actions = {}
+            if agent is not None:
+                mask = data.mask(agent, observations[agent], infos[agent], t, takes_turns=True)
+                actions[agent] = data.spaces.sample(agent, mask, rng)
+            observations, _, _, _, infos = call("TurnBasedEnv.step()", lambda sent=actions: env.step(sent), step=t)
+
+    def _check_rendering(self, seed: int) -> None:
+        modes = (getattr(self.env, "metadata", None) or {}).get("render_modes") or []
+        for mode in ("rgb_array", "ansi"):
+            if self.can_make and mode in modes:
+                env = self.checks.calls(
+                    f"making it with render_mode={mode!r}",
+                    lambda mode=mode: self._make(mode),
+                    level="warning",
+                    kind="render-raises",
+                )
+                if getattr(env, "render_mode", None) == mode:
+                    extras.check_rendering(env, mode, self.checks, seed)
+                env.close()
+            elif getattr(self.env, "render_mode", None) == mode and not self.can_make:
+                extras.check_rendering(self.env, mode, self.checks, seed)
+
+    def close(self) -> None:
+        """Closes what was made here."""
+        if self.can_make:
+            extras.check_close(self.env, self.checks)
+
+    def report(self) -> EnvReport:
+        """What was found so far."""
+        agents = self._possible() or list(self.checks.seen)
+        kind = "single agent" if self.single_agent else "turn-based" if self.player.takes_turns else "parallel"
+        figures = self._figures or self.checks.tally.figures(self._begun)
+        return EnvReport(self.checks.name, kind, tuple(agents), tuple(self.findings.in_order()), figures)

@@ -1,0 +1,132 @@
+"""PettingZoo's and Gymnasium's own tests of an environment, with findings in the place of tracebacks."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import gymnasium as gym
+from gymnasium.utils.env_checker import check_env as gymnasium_check_env
+from pettingzoo import AECEnv
+
+from marl_connectors.env_checks.calls import CallFailed, warning_text
+from marl_connectors.env_checks.play import Checks
+
+_ADVICE = "See what the test asks for. What training depends on is checked here too, and would be an error."
+_SECONDS = 5.0
+"""About as long as one of these tests may play."""
+
+
+def run_conformance_tests(make: Callable[[], Any], checks: Checks, *, can_make: bool, seed: int) -> None:
+    """Runs the tests that apply.
+
+    Args:
+        make: A copy to test.
+        checks: Where findings go.
+        can_make: Whether ``make`` gives a new copy each time, which may be closed.
+        seed: Of the spaces that the tests draw actions from.
+    """
+    env: Any = make()
+    if isinstance(env, gym.Env):
+        _run(
+            "gymnasium's check_env",
+            lambda: gymnasium_check_env(env, skip_render_check=True, skip_close_check=True),
+            checks,
+        )
+        _close(env, can_make)
+        return
+    try:
+        from pettingzoo.test import api_test, parallel_api_test, parallel_seed_test, seed_test
+    except ImportError as error:
+        text = f"PettingZoo's tests cannot be imported: {error}."
+        checks.findings.add("note", "conformance-not-run", text, "Install what they need to run them too.")
+        return
+    turns = isinstance(env, AECEnv)
+    cycles = _cycles(checks, turns)
+    if not turns and checks.data.masks_in_infos:
+        checks.findings.add(
+            "note",
+            "conformance-not-run",
+            "PettingZoo's tests for parallel environments were left out: they ignore action masks in infos.",
+            "Nothing to do.",
+        )
+        _close(env, can_make)
+        return
+    seed_spaces(env, seed)
+    with _kept_max_cycles(env):
+        if turns:
+            _run("pettingzoo's api_test", lambda: api_test(env, num_cycles=cycles), checks)
+        else:
+            _run("pettingzoo's parallel_api_test", lambda: parallel_api_test(cast(Any, env), num_cycles=cycles), checks)
+    _close(env, can_make)
+    has_masks = checks.data.masks_in_infos or checks.data.masks_in_observations
+    if can_make and not checks.findings.has("seed"):
+        if turns:
+            _run("pettingzoo's seed_test", lambda: seed_test(make, num_cycles=min(cycles, 50)), checks)
+        elif not has_masks:  # it chooses forbidden actions
+            _run(
+                "pettingzoo's parallel_seed_test", lambda: parallel_seed_test(make, num_cycles=min(cycles, 50)), checks
+            )
+
+
+def _cycles(checks: Checks, turn_based: bool) -> int:
+    tally = checks.tally
+    seconds = tally.step_seconds / max(tally.steps, 1)
+    turns = len(checks.seen) if turn_based else 1
+    return max(5, min(1000, int(_SECONDS / (2 * turns * max(seconds, 1e-7)))))
+
+
+def seed_spaces(env: Any, seed: int) -> None:
+    """Makes what the tests draw from the action spaces the same in each run."""
+    for number, agent in enumerate(getattr(env, "possible_agents", None) or []):
+        with contextlib.suppress(Exception):
+            env.action_space(agent).seed(seed + number)
+
+
+def _run(name: str, test: Callable[[], Any], checks: Checks) -> None:
+    checks.calls.check_time()
+    with warnings.catch_warnings(record=True) as caught, _silence():
+        warnings.simplefilter("always")
+        with contextlib.suppress(CallFailed):
+            checks.calls(name, test, level="warning", kind="conformance", advice=_ADVICE, at_least=12 * _SECONDS)
+    for each in caught:
+        text = warning_text(each)
+        if issubclass(each.category, (DeprecationWarning, ResourceWarning)) or "unwrapped version" in text:
+            continue
+        checks.findings.add("note", "conformance", f"{name} warns: {text}", "", part=(name, text))
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """What the tests print goes nowhere; logging of PettingZoo's wrappers neither."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        logging.disable(before)
+
+
+@contextlib.contextmanager
+def _kept_max_cycles(env: Any) -> Iterator[None]:
+    """``parallel_api_test`` sets this attribute of the environment that it is given."""
+    missing = object()
+    before = vars(env).get("max_cycles", missing) if hasattr(env, "__dict__") else missing
+    try:
+        yield
+    finally:
+        if before is not missing:
+            env.max_cycles = before
+        elif hasattr(env, "__dict__"):
+            vars(env).pop("max_cycles", None)
+
+
+def _close(env: Any, can_make: bool) -> None:
+    if can_make:
+        with contextlib.suppress(Exception):
+            env.close()

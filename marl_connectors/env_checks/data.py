@@ -1,0 +1,301 @@
+"""What an environment gives an agent: observations, rewards, infos and masks, each held against what it should be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium import Space, spaces
+
+from marl_connectors import spaces as space_tools
+from marl_connectors.env_checks.calls import digest
+from marl_connectors.env_checks.report import Findings
+from marl_connectors.env_checks.spaces import SpaceBook, leaf_name
+from marl_connectors.typing import AgentID
+
+MASK_KEY = "action_mask"
+
+_FIX_SPACE = "Correct the observation, or the observation space."
+
+
+class DataChecks:
+    """Checks what single agents are given, and whether it stays as it was given.
+
+    Attributes:
+        spaces: The agents' spaces.
+        masks_in_infos: Whether an info held an action mask.
+        masks_in_observations: Whether an observation held one.
+    """
+
+    def __init__(self, findings: Findings, space_book: SpaceBook):
+        self._findings = findings
+        self.spaces = space_book
+        self.masks_in_infos = False
+        self.masks_in_observations = False
+        self._given: list[tuple[str, AgentID, Any, bytes]] = []
+
+    # Observations.
+
+    def observation(self, agent: AgentID, observation: Any, step: int) -> None:
+        """Holds an observation against its space."""
+        space = self.spaces.observation_space(agent)
+        if space is not None:
+            self._hold(space, observation, (), agent, step)
+
+    def _hold(self, space: Space, item: Any, path: tuple[Any, ...], agent: AgentID, step: int) -> None:
+        if isinstance(space, (spaces.Dict, spaces.Tuple)):
+            self._hold_parts(space, item, path, agent, step)
+        elif isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
+            self._hold_numbers(space, item, path, agent, step)
+
+    def _hold_parts(self, space: Any, item: Any, path: tuple[Any, ...], agent: AgentID, step: int) -> None:
+        wanted, kind = (dict, "dict") if isinstance(space, spaces.Dict) else (tuple, "tuple")
+        parts: dict[Any, Any] = {}
+        parts.update(space.spaces if kind == "dict" else enumerate(space.spaces))
+        if not isinstance(item, wanted):
+            self._misfit("structure", path, f"is a {type(item).__name__}, not a {kind}", agent, step)
+            return
+        found = dict(item) if isinstance(item, Mapping) else dict(enumerate(item))
+        if set(found) != set(parts):
+            self._misfit("structure", path, f"has the parts {list(found)}, not {list(parts)}", agent, step)
+        for key, part in parts.items():
+            if key in found:
+                self._hold(part, found[key], (*path, key), agent, step)
+
+    def _hold_numbers(self, space: Space, item: Any, path: tuple[Any, ...], agent: AgentID, step: int) -> None:
+        try:
+            values = np.asarray(item)
+        except ValueError:
+            values = np.array(None)
+        if values.dtype.kind not in "biuf":
+            self._misfit("structure", path, f"is {_short(item)}, which is no array of numbers", agent, step)
+            return
+        if values.shape != space.shape:
+            self._misfit("shape", path, f"has the shape {values.shape}, not {space.shape}", agent, step)
+            return
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            word = "NaN" if np.isnan(values).any() else "infinity"
+            place = _component(np.argwhere(~np.isfinite(values))[0])
+            self._findings.add(
+                "error",
+                "observation-not-finite",
+                f"The observation{leaf_name(path)} holds {word}{f', at {place}' if place else ''}.",
+                "Look for a division by zero, or clip it; a network turns it into NaN losses.",
+                agent=agent,
+                step=step,
+                part=path,
+            )
+            return
+        if not self._holds_bounds(space, values, path, agent, step):
+            return
+        self._hold_dtype(space, item, values, path, agent, step)
+
+    def _holds_bounds(self, space: Any, values: np.ndarray, path: tuple[Any, ...], agent: AgentID, step: int) -> bool:
+        if not isinstance(space, spaces.Box) and not np.array_equal(values, np.round(values)):
+            self._misfit("outside-space", path, f"is {_short(values)}, not whole numbers", agent, step)
+            return False
+        # Stored in the space's dtype: float64 values that round to a float32 bound are inside.
+        both_floats = values.dtype.kind == "f" and np.dtype(space.dtype).kind == "f"
+        stored = values.astype(space.dtype) if both_floats else values
+        why = space_tools.outside(space, stored[None])[1]
+        if not why:
+            return True
+        self._misfit("outside-space", path, f": {why}" if why.startswith("component") else why, agent, step)
+        return False
+
+    def _misfit(self, how: str, path: tuple[Any, ...], why: str, agent: AgentID, step: int) -> None:
+        what = f"The observation{leaf_name(path)} {why}.".replace(" : ", ": ")
+        self._findings.add("error", f"observation-{how}", what, _FIX_SPACE, agent=agent, step=step, part=path)
+
+    def _hold_dtype(
+        self, space: Space, item: Any, values: np.ndarray, path: tuple[Any, ...], agent: AgentID, step: int
+    ) -> None:
+        wanted = np.dtype(space.dtype)
+        where = {"agent": agent, "step": step, "part": path}
+        name = leaf_name(path)
+        if isinstance(space, spaces.Box) and not isinstance(item, (np.ndarray, np.generic)):
+            self._findings.add(
+                "note",
+                "python-data",
+                f"The observation{name} is a Python {type(item).__name__}, not a numpy array.",
+                "It is converted at each step, which is slow for more than a few numbers.",
+                **where,
+            )
+        elif wanted.kind in "iub" and values.dtype.kind == "f" and isinstance(space, spaces.Box):
+            whole = bool((values == np.round(values)).all())
+            loss = "" if whole else f", and {_short(values)} loses its fraction when it is stored as the space says"
+            self._findings.add(
+                "warning" if whole else "error",
+                "observation-dtype",
+                f"The observation{name} is {values.dtype}, but the space {wanted}{loss}.",
+                "Let the space and the observation have one dtype.",
+                **where,
+            )
+        elif values.dtype != wanted and isinstance(space, spaces.Box) and values.dtype != np.float64:
+            self._findings.add(
+                "note",
+                "observation-dtype",
+                f"The observation{name} is {values.dtype}, but the space {wanted}, to which it is converted.",
+                "Let the space and the observation have one dtype.",
+                **where,
+            )
+        if values.dtype == np.float64 and isinstance(item, np.ndarray) and isinstance(space, spaces.Box):
+            self._findings.add(
+                "note",
+                "float64",
+                f"The observation{name} is float64. Networks compute in float32.",
+                "With float32 it takes half the memory and no conversion.",
+                **where,
+            )
+
+    # Rewards and infos.
+
+    def reward(self, agent: AgentID, reward: Any, step: int) -> bool:
+        """Whether a reward is one finite number."""
+        why = ""
+        try:
+            array = np.asarray(reward)
+            if array.dtype.kind not in "biuf":
+                why = f"The reward is {_short(reward)}, not a number."
+            elif array.ndim:
+                why = f"The reward is an array of shape {array.shape}, not one number."
+            elif not np.isfinite(array):
+                why = f"The reward is {reward}."
+        except ValueError:
+            why = f"The reward is {_short(reward)}, not a number."
+        if why:
+            self._findings.add(
+                "error", "reward", why, "Rewards must be finite numbers: return one float.", agent=agent, step=step
+            )
+        return not why
+
+    def info(self, agent: AgentID, info: Any, step: int) -> None:
+        """Whether an info is a dict."""
+        if info is None:
+            self._findings.add(
+                "note", "info", "The info is None.", "Return an empty dict.", agent=agent, step=step, part="none"
+            )
+        elif not isinstance(info, dict):
+            self._findings.add(
+                "error", "info", f"The info is {_short(info)}, not a dict.", "Return a dict.", agent=agent, step=step
+            )
+
+    # Masks.
+
+    def mask(self, agent: AgentID, observation: Any, info: Any, step: int, *, takes_turns: bool) -> np.ndarray | None:
+        """The mask of the actions that are allowed now, as bools; None if there is none, or none that can be used.
+
+        Args:
+            agent: Who acts next.
+            observation: What it sees.
+            info: What it is told.
+            step: When.
+            takes_turns: Whether only this agent acts, so that it must be allowed something.
+        """
+        mask = observation.get(MASK_KEY) if isinstance(observation, Mapping) else None
+        if mask is not None:
+            self.masks_in_observations = True
+        elif isinstance(info, Mapping) and info.get(MASK_KEY) is not None:
+            mask = info[MASK_KEY]
+            self.masks_in_infos = True
+        space = self.spaces.action_space(agent)
+        if mask is None or not isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
+            return None
+        length = _num_choices(space)
+        where = {"agent": agent, "step": step}
+        try:
+            flat = np.concatenate([np.ravel(part) for part in mask]) if isinstance(mask, tuple) else np.asarray(mask)
+        except ValueError:
+            flat = np.array(None)
+        if flat.dtype.kind not in "biuf" or not np.isin(flat, (0, 1)).all():
+            self._findings.add(
+                "error",
+                "mask-values",
+                f"The action mask is {_short(mask)}.",
+                "Let it have a 0 or 1 for each action.",
+                **where,
+            )
+            return None
+        if flat.shape != (length,):
+            self._findings.add(
+                "error",
+                "mask-length",
+                f"The action mask has the shape {flat.shape}, but {space} has {length} choices.",
+                "Let it have a 0 or 1 for each action.",
+                **where,
+            )
+            return None
+        if flat.dtype.kind == "f":
+            self._findings.add(
+                "note",
+                "mask-dtype",
+                f"The action mask is {flat.dtype}.",
+                "Gymnasium's space.sample(mask) takes int8 only.",
+                **where,
+            )
+        if not flat.any():
+            self._findings.add(
+                "error" if takes_turns else "warning",
+                "mask-forbids-all",
+                "The action mask forbids all actions to an agent that is to act.",
+                "Allow at least one (one that does nothing), or end the agent."
+                if takes_turns
+                else "That is read as a player who waits: any action may come. Allow one that does nothing instead.",
+                **where,
+            )
+            return None
+        return flat.astype(bool)
+
+    # Whether data stays as it was given.
+
+    def remember(self, what: str, agent: AgentID, value: Any) -> bytes:
+        """Takes note of what was given; its digest."""
+        token = digest(value)
+        if what in ("observation", "info"):
+            self._given.append((what, agent, value, token))
+        if what == "observation" and _is_read_only(value):
+            self._findings.add(
+                "note",
+                "read-only-arrays",
+                "Observations are arrays that cannot be written to.",
+                "Nothing to do here: they are copied. Code that changes observations in place has to copy them first.",
+                agent=agent,
+            )
+        return token
+
+    def look_again(self, step: int) -> None:
+        """Whether what was given before this call is still what it was."""
+        for what, agent, value, token in self._given:
+            if digest(value) != token:
+                self._findings.add(
+                    "note",
+                    f"{what}-reused",
+                    f"The {what} that was given before changed afterwards: the environment writes to one object.",
+                    "Nothing to do here: it is copied. Code that keeps it must copy it too.",
+                    agent=agent,
+                    step=step,
+                )
+        self._given.clear()
+
+
+def _num_choices(space: spaces.Discrete | spaces.MultiDiscrete) -> int:
+    """How many entries a mask of an action space has."""
+    return int(space.n) if isinstance(space, spaces.Discrete) else int(space.nvec.sum())
+
+
+def _is_read_only(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(_is_read_only(item) for item in value.values())
+    if isinstance(value, tuple):
+        return any(_is_read_only(item) for item in value)
+    return isinstance(value, np.ndarray) and not value.flags.writeable
+
+
+def _component(place: np.ndarray) -> str:
+    return f"component {', '.join(map(str, place.tolist()))}" if len(place) else ""
+
+
+def _short(value: Any) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,194 @@
+"""Whether an episode follows from its seed and its actions, and from nothing else."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from marl_connectors.env_checks.calls import CallFailed, global_draws, global_random_state
+from marl_connectors.env_checks.play import Mismatch, Played, Player, play, replay
+from marl_connectors.env_checks.report import Findings, Level
+
+_SEED_ADVICE = (
+    "Draw everything random from one generator that reset(seed=...) makes, and forget all else at a reset. Runs cannot "
+    "be repeated, and a checkpoint cannot be resumed in the middle of an episode."
+)
+_LEAK_ADVICE = (
+    "Forget everything at a reset: what is left over, and objects such as physics worlds and sets of sprites. Runs "
+    "learn as well, but a checkpoint cannot be resumed exactly in the middle of an episode."
+)
+_SLIGHT_ADVICE = (
+    "Physics engines do so that are not made anew at each reset. Runs learn as well, but they are not repeatable to "
+    "the last digit, nor exactly resumed in the middle of an episode."
+)
+_GLOBAL_ADVICE = (
+    "Use a generator of the environment's own (gymnasium.utils.seeding.np_random). Copies that are stepped in turn "
+    "disturb one another's draws, so that a run is not repeatable."
+)
+
+
+def play_and_watch(player: Player, seed: int, rng: np.random.Generator, max_steps: int, findings: Findings) -> Played:
+    """Plays an episode, as ``play`` does, and tells whether a global random generator was used meanwhile."""
+    before = global_draws()
+    episode = play(player, seed, rng, max_steps)
+    after = global_draws()
+    for name, state in before.items():
+        if after[name] != state:
+            findings.add(
+                "warning",
+                "global-random-state",
+                f"The environment draws from {name}'s global generator, or seeds it.",
+                _GLOBAL_ADVICE,
+                part=name,
+            )
+    return episode
+
+
+class SeedChecks:
+    """Plays an episode again under various conditions."""
+
+    def __init__(
+        self,
+        findings: Findings,
+        fresh: Callable[[], Player] | None,
+        *,
+        seed: int,
+        nondeterministic: bool,
+    ):
+        """Prepares.
+
+        Args:
+            findings: Where findings go.
+            fresh: Makes a player of another copy of the environment; None if there is only one.
+            seed: Where seeds start.
+            nondeterministic: Whether the environment says that it cannot be repeated.
+        """
+        self._findings = findings
+        self._fresh = fresh
+        self._seed = seed
+        self._level: Level = "note" if nondeterministic else "error"
+
+    def run(self, player: Player, episode: Played, rng: np.random.Generator, max_steps: int) -> None:
+        """All checks.
+
+        Args:
+            player: Who has played ``episode``, and others after it.
+            episode: The episode to repeat, which was played with the global state 0.
+            rng: Draws actions.
+            max_steps: Of an episode.
+        """
+        if self._repeats(player, episode, rng, max_steps):
+            self._depends_on_seed(player, episode, rng, max_steps)
+
+    def _repeats(self, player: Player, episode: Played, rng: np.random.Generator, max_steps: int) -> bool:
+        """Whether the same seed gives the same, in a new copy and in one that has played before."""
+        if self._fresh is not None:
+            other = self._fresh()
+            try:
+                elsewhere = self._replay(other, episode, 1)
+                if elsewhere is not None:
+                    with_same_globals = self._replay(other, episode, 0)
+                    follows = "the global random state" if with_same_globals is None else ""
+                    self._report(elsewhere, "in another copy", follows)
+                    return False
+            finally:
+                other.env.close()
+        again = self._replay(player, episode, 1)
+        if again is None:
+            return True
+        if self._fresh is None and self._replay(player, episode, 0) is None:
+            self._report(again, "a second time", "the global random state")
+        elif self._seed_matters(player, episode, rng, max_steps):
+            self._report(again, "a second time", "what was played before", leaks=True)
+        else:
+            self._report(again, "a second time", "")
+        return False
+
+    def _seed_matters(self, player: Player, episode: Played, rng: np.random.Generator, max_steps: int) -> bool:
+        """Whether two copies in one and the same state go apart when they are given different seeds."""
+        try:
+            one, other = (self._fresh() if self._fresh else copy.deepcopy(player) for _ in "ab")
+        except CallFailed:
+            raise
+        except Exception:  # it holds something that cannot be copied
+            return False
+        try:
+            with global_random_state(0):
+                first = play(one, episode.seed, rng, max_steps)
+            with global_random_state(0):
+                mismatch, _ = replay(other, self._seed + 101, first)
+            return mismatch is not None
+        finally:
+            if self._fresh:  # what a deep copy closes may belong to the environment that was given
+                one.env.close()
+                other.env.close()
+
+    def _replay(self, player: Player, episode: Played, global_seed: int) -> Mismatch | None:
+        with global_random_state(global_seed):
+            mismatch, in_infos = replay(player, episode.seed, episode)
+        if mismatch is None and in_infos is not None:
+            self._findings.add(
+                "warning",
+                "seed-infos",
+                f"reset(seed={episode.seed}) and the same actions give other infos at step {in_infos.step}.",
+                "If that is a time measured by a clock, nothing is wrong. Masks or rewards in infos must repeat.",
+                agent=in_infos.agent,
+                step=in_infos.step,
+            )
+        return mismatch
+
+    def _report(self, mismatch: Mismatch, when: str, follows: str, *, leaks: bool = False) -> None:
+        level, kind, advice = self._level, "seed", _SEED_ADVICE
+        if mismatch.apart is not None:
+            level, kind, advice = "warning", "seed-slightly-off", _SLIGHT_ADVICE
+        elif leaks:
+            level, kind, advice = "warning", "seed-leak", _LEAK_ADVICE
+        where = "the reset" if mismatch.step == 0 else f"step {mismatch.step}"
+        what = {"flags": "other flags", "agents": "other agents to act"}.get(mismatch.what, f"another {mismatch.what}")
+        because = f" It follows {follows}." if follows else ""
+        by = f", {mismatch.apart:.1g} off," if mismatch.apart is not None else ""
+        self._findings.add(
+            level,
+            kind,
+            f"The same seed and the same actions give {what}{by} at {where}, when played {when}.{because}",
+            advice,
+            agent=mismatch.agent,
+            step=mismatch.step,
+        )
+
+    def _depends_on_seed(self, player: Player, episode: Played, rng: np.random.Generator, max_steps: int) -> None:
+        same = [self._same(player, seed, episode) for seed in range(self._seed + 101, self._seed + 104)]
+        if all(same):
+            self._findings.add(
+                "note",
+                "seed-without-effect",
+                "Different seeds give the same episode, for the same actions.",
+                "Right for a game without chance. Otherwise reset() ignores its seed, and all copies play the same.",
+            )
+            return
+        with global_random_state(0):
+            unseeded = play(player, None, rng, max_steps)
+        if self._same(player, None, unseeded):
+            self._findings.add(
+                "warning",
+                "reset-repeats",
+                "Each reset() without a seed begins the same episode again.",
+                "Without a seed, go on with the generator as it is. Runs of this library always give a seed.",
+            )
+
+    def _same(self, player: Player, seed: int | None, episode: Played) -> bool:
+        with global_random_state(1):
+            return self._alike(replay(player, seed, episode))
+
+    def _alike(self, outcome: tuple[Mismatch | None, Mismatch | None]) -> bool:
+        """Whether two episodes were the same; infos count unless they differ even for the same seed."""
+        mismatch, in_infos = outcome
+        return mismatch is None and (in_infos is None or self._findings.has("seed-infos"))
+
+
+def is_nondeterministic(env: Any) -> bool:
+    """Whether a Gymnasium environment's registration says that it cannot be repeated."""
+    return bool(getattr(getattr(env, "spec", None), "nondeterministic", False))
