@@ -123,8 +123,14 @@ def run_on_items(piece: ConnectorV2, batch: dict[str, Any], episodes: Sequence[A
     piece stands in; where there is none, by the number of items that the batch has.
 
     Raises:
-        ConnectorError: If the batch has other numbers of items than the episodes have steps.
+        ConnectorError: If the batch has other numbers of items than the episodes have steps, or is in sequences.
     """
+    if Columns.SEQ_LENS in batch or any(isinstance(c, dict) and Columns.SEQ_LENS in c for c in batch.values()):
+        raise ConnectorError(
+            "the piece has a column form only (on_columns), but this batch of items is in sequences (for stateful "
+            "modules). Put the piece before AddTimeDimToBatchAndZeroPad, give it a __call__, or run the pipeline on "
+            "columns (pipeline.run), as learners do."
+        )
     stepped = list(piece.single_agent_episode_iterator(episodes))
     begun = [e for e in piece.single_agent_episode_iterator(episodes, agents_that_stepped_only=False) if len(e)]
     extended = any(isinstance(episode, ExtendedEpisode) for episode in begun)

@@ -14,12 +14,14 @@ import torch
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import item_key, unstack
+from marl_connectors.connectors.conversion_by_module import drop_last_rows, in_item_order, in_row_order
 from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup, Phase
 from marl_connectors.episodes.info_column import InfoColumn
 from marl_connectors.episodes.sequences import Sequences
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.errors import ConnectorError
 from marl_connectors.rl_module.module_columns import columns_by_module, set_columns_by_module
+from marl_connectors.trees import leaves
 from marl_connectors.typing import DEFAULT_MODULE_ID, ModuleID
 
 
@@ -36,6 +38,7 @@ def to_items(batch: ColumnBatch) -> dict[str, Any]:
     by_module = columns_by_module(_without_infos(batch))
     for module_id, infos in _infos_by_module(batch).items():
         by_module[module_id][Columns.INFOS] = infos
+    in_item_order(by_module, batch)
     if batch.phase is Phase.MODULE_ITEMS:
         return {m: {name: unstack(column) for name, column in columns.items()} for m, columns in by_module.items()}
     return by_module
@@ -46,21 +49,27 @@ def to_columns(items: dict[str, Any], like: ColumnBatch) -> ColumnBatch:
 
     Args:
         items: What a piece gave.
-        like: The batch in columns that the piece's input was made from.
+        like: The batch in columns that the piece's input was made from; its phase is that of ``items``.
 
     Raises:
         ConnectorError: If items are missing, or do not have one shape.
     """
     batch = ColumnBatch([group.like() for group in like.groups], like.phase)
+    for group, source in zip(batch.groups, like.groups, strict=True):
+        group.action_dist_cls = source.action_dist_cls  # their log-probabilities are still to be computed
     if like.phase is not Phase.ITEMS:
         infos = {m: list(columns[Columns.INFOS]) for m, columns in items.items() if Columns.INFOS in columns}
         others = {m: {n: c for n, c in columns.items() if n != Columns.INFOS} for m, columns in items.items()}
+        drop_last_rows(batch, others)
+        for by_module in (infos, others):
+            in_row_order(by_module, batch)
         set_columns_by_module(batch, others)
         _set_infos(batch, infos)
         return batch
     for group, source in zip(batch.groups, like.groups, strict=True):
-        if source.sequences is not None:
-            _from_sequence_items(items, group, source.sequences)
+        sequences = group.sequences = source.sequences or _sequences_made(items, group)
+        if sequences is not None:
+            _from_sequence_items(items, group, sequences)
             if Columns.INFOS in source:
                 group[Columns.INFOS] = source[Columns.INFOS]
             continue
@@ -97,6 +106,43 @@ def _sequence_items(group: ColumnGroup) -> dict[str, list]:
             if name != Columns.INFOS:
                 found.setdefault(name, []).extend(unstack(columns[name]))
     return found
+
+
+def _sequences_made(items: dict[str, Any], group: ColumnGroup) -> Sequences | None:
+    """The sequences that a piece has just made of a group's rows; None if it has not.
+
+    Raises:
+        ConnectorError: If they do not have all rows of each chunk.
+    """
+    lengths_by_key = {key: list(lengths) for key, lengths in items.get(Columns.SEQ_LENS, {}).items()}
+    if group.rows.acted is None or lengths_by_key.keys().isdisjoint(map(item_key, group.rows.episodes)):
+        return None
+    lengths: list[int] = []
+    counts: list[int] = []
+    longest: dict[ModuleID, int] = {}
+    for episode, rows in zip(group.rows.episodes, group.rows.counts, strict=True):
+        key, before = item_key(episode), len(lengths)
+        rest = lengths_by_key.get(key, [])
+        longest[episode.module_id or DEFAULT_MODULE_ID] = len(leaves(items[Columns.OBS][key][0])[0])
+        missing = rows
+        while missing > 0 and rest:
+            lengths.append(int(rest.pop(0)))
+            missing -= lengths[-1]
+        if missing:
+            raise ConnectorError(
+                f"the sequences for episode {key} have {rows - missing} steps, expected {rows}: one for each step of "
+                f"a chunk, and one for its last observation. Put AddOneTsToEpisodesAndTruncate first in the pipeline."
+            )
+        counts.append(len(lengths) - before)
+    ends = np.cumsum(lengths)
+    starts = ends - lengths
+    return Sequences(
+        starts,
+        np.array(lengths, np.int64),
+        counts=np.array(counts),
+        splits=tuple(np.searchsorted(starts, group.splits).tolist()),
+        max_lens=tuple(longest[module_id] for module_id in group.module_ids),
+    )
 
 
 def _from_sequence_items(items: dict[str, Any], group: ColumnGroup, sequences: Sequences) -> None:

@@ -79,14 +79,15 @@ def _part(storages: list[LaneStorage], last_only: bool) -> tuple[RowPart, np.nda
 
 
 def _pack(episodes: list[SingleAgentEpisode]) -> None:
-    """Copies the data of episodes with like spaces into a rollout of one lane, and makes them views of it."""
+    """Copies the data of episodes with like spaces and columns into a rollout of one lane, and makes them its views."""
     rest = episodes
     while rest:
         kind = _kind(rest[0])
         alike = [e for e in rest if _kind(e) == kind]
         rest = [e for e in rest if _kind(e) != kind]
         counts = [e.storage.lookback + len(e.storage) + 1 for e in alike]
-        columns = {name: _joined(alike, name, counts) for name in _common_columns(alike)}
+        names = (Columns.OBS, Columns.ACTIONS, Columns.REWARDS, Columns.T, *alike[0].storage.extra_keys())
+        columns = {name: _joined(alike, name, counts) for name in names}
         rollout = Rollout.of_columns(columns, *kind[:2], num_rows=sum(counts), actions_from_0=kind[2])
         row = 0
         for episode, count in zip(alike, counts, strict=True):
@@ -98,13 +99,9 @@ def _pack(episodes: list[SingleAgentEpisode]) -> None:
             episode.storage = LaneStorage(rollout, 0, first_row=first, start_row=start, stop_row=row - 1)
 
 
-def _kind(episode: SingleAgentEpisode) -> tuple[Space | None, Space | None, bool]:
-    return episode.observation_space, episode.action_space, episode.storage.actions_from_0
-
-
-def _common_columns(episodes: list[SingleAgentEpisode]) -> list[str]:
-    extra = [name for name in episodes[0].storage.extra_keys() if all(name in e.storage.extra_keys() for e in episodes)]
-    return [Columns.OBS, Columns.ACTIONS, Columns.REWARDS, Columns.T, *extra]
+def _kind(episode: SingleAgentEpisode) -> tuple[Space | None, Space | None, bool, frozenset[str]]:
+    storage = episode.storage
+    return episode.observation_space, episode.action_space, storage.actions_from_0, frozenset(storage.extra_keys())
 
 
 def _joined(episodes: list[SingleAgentEpisode], name: str, counts: list[int]) -> np.ndarray:

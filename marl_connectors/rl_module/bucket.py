@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from marl_connectors.errors import ModuleError
 from marl_connectors.rl_module.module_columns import concatenated
 from marl_connectors.rl_module.rl_module import RLModule
 from marl_connectors.trees import tree_map
@@ -158,3 +159,23 @@ def concatenate(outputs: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """The columns of several modules as one, for the names that all of them have."""
     names = [name for name in outputs[0] if all(name in output for output in outputs)]
     return {name: concatenated([output[name] for output in outputs]) for name in names}
+
+
+def unlike_outputs(outputs: Mapping[ModuleID, Mapping[str, Any]], error: Exception) -> ModuleError:
+    """The error for outputs of several modules that do not go into one column."""
+    first, *others = outputs
+    for name, column in outputs[first].items():
+        here = _shapes(column)
+        for other in others:
+            if name in outputs[other] and _shapes(outputs[other][name]) != here:
+                return ModuleError(
+                    f"modules {first!r} and {other!r} act for agents with like spaces, but the one puts out {name!r} "
+                    f"with shapes {here}, the other {_shapes(outputs[other][name])} (rows left out), so they do not go "
+                    f"into one column. Let _forward of both give the same keys and shapes."
+                )
+    return ModuleError(f"the outputs of modules {', '.join(map(repr, outputs))} do not go into one column: {error}")
+
+
+def _shapes(column: Any) -> Any:
+    """The shapes without rows."""
+    return tree_map(lambda leaf: tuple(getattr(leaf, "shape", ()))[1:], column)

@@ -47,6 +47,28 @@ def state_kind(module: RLModule) -> Hashable:
     return optree.tree_structure(arrays), tuple((leaf.shape, leaf.dtype.str) for leaf in leaves(arrays))
 
 
+def check_state_out(module: RLModule, module_id: ModuleID | None, state_out: Tree, rows: int | None) -> None:
+    """Holds what a module put out as its state against the state that it begins in.
+
+    Args:
+        module: Whose.
+        module_id: Its name, for the message.
+        state_out: A tree of arrays.
+        rows: For how many rows it is; None for one item.
+
+    Raises:
+        ModuleError: If the two differ in structure or in a shape, or not each row has a state.
+    """
+    lead = () if rows is None else (rows,)
+    expected = tree_map(lambda leaf: (*lead, *leaf.shape), initial_state(module))
+    found = tree_map(lambda leaf: tuple(leaf.shape), state_out)
+    if found != expected:
+        raise ModuleError(
+            f"module {module_id!r}: its 'state_out' has the shapes {found}, but its get_initial_state() has such that "
+            f"they should be {expected}. Let both have the same keys and shapes; a state has no time axis."
+        )
+
+
 def max_seq_len(module: RLModule, module_id: ModuleID | None) -> int:
     """The length of training sequences: ``model_config["max_seq_len"]``, or DefaultModelConfig's.
 
@@ -72,7 +94,9 @@ def are_stateful(who: str, rl_module: Any, module_ids: Sequence[ModuleID]) -> bo
     """
     if rl_module is None or not module_ids:
         return False
-    kinds = {module_id: state_kind(member(rl_module, module_id)) for module_id in module_ids}
+    if isinstance(rl_module, RLModule):
+        return rl_module.is_stateful()
+    kinds = {module_id: rl_module.state_kind(module_id) for module_id in module_ids}
     first = kinds[module_ids[0]]
     for module_id, kind in kinds.items():
         if kind != first:

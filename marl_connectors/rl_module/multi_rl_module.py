@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, ItemsView, Iterator, KeysView, Mapping, ValuesView
+from collections.abc import Callable, Collection, Hashable, ItemsView, Iterator, KeysView, Mapping, ValuesView
 from pathlib import Path
 from typing import Any, overload
 
@@ -11,10 +11,12 @@ import torch
 from gymnasium import Space
 from torch import nn
 
+from marl_connectors.columns import Columns
 from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup, Phase
 from marl_connectors.errors import ModuleError, did_you_mean
-from marl_connectors.rl_module.bucket import Bucket, concatenate, sort_into_buckets
+from marl_connectors.rl_module.bucket import Bucket, concatenate, sort_into_buckets, unlike_outputs
 from marl_connectors.rl_module.module_columns import columns_by_module, set_columns_by_module
+from marl_connectors.rl_module.module_states import state_kind
 from marl_connectors.rl_module.rl_module import RLModule, RLModuleSpec
 from marl_connectors.typing import ModuleID
 
@@ -44,6 +46,7 @@ class MultiRLModule(nn.Module):
         self.rl_module_specs = dict(rl_module_specs or {})
         self._members = nn.ModuleDict()
         self._buckets: list[Bucket] | None = None
+        self._state_kinds: dict[ModuleID, Hashable] = {}
         self.setup()
 
     def setup(self) -> None:
@@ -94,12 +97,14 @@ class MultiRLModule(nn.Module):
             )
         self._members._modules[module_id] = module
         self._buckets = None
+        self._state_kinds.pop(module_id, None)
 
     def remove_module(self, module_id: ModuleID) -> RLModule:
         """Takes a module out and gives it back."""
         module = self[module_id]
         del self._members._modules[module_id]
         self._buckets = None
+        self._state_kinds.pop(module_id, None)
         return module
 
     @overload
@@ -162,7 +167,13 @@ class MultiRLModule(nn.Module):
         if bucket is not None and group.rows_per_module is not None:
             columns = bucket.stack(group, group.rows_per_module)
             return bucket.unstack(getattr(bucket.twin, f"forward_{purpose}")(columns, **kwargs))
-        return concatenate([getattr(self[m], f"forward_{purpose}")(c, **kwargs) for m, c in group.module_columns()])
+        outputs = {m: getattr(self[m], f"forward_{purpose}")(c, **kwargs) for m, c in group.module_columns()}
+        if purpose != "train":
+            _check_states(outputs)
+        try:
+            return concatenate(list(outputs.values()))
+        except (RuntimeError, TypeError, KeyError, AttributeError) as error:
+            raise unlike_outputs(outputs, error) from error
 
     @property
     def buckets(self) -> list[Bucket]:
@@ -193,6 +204,12 @@ class MultiRLModule(nn.Module):
         """Whether any module carries a state from step to step."""
         return any(module.is_stateful() for module in self.values())
 
+    def state_kind(self, module_id: ModuleID) -> Hashable:
+        """As ``module_states.state_kind``, asked of each module once. A hot path."""
+        if module_id not in self._state_kinds:
+            self._state_kinds[module_id] = state_kind(self[module_id])
+        return self._state_kinds[module_id]
+
     def unwrapped(self) -> MultiRLModule:
         """The module itself, without wrappers around it."""
         return self
@@ -213,6 +230,16 @@ class MultiRLModule(nn.Module):
                     f"MultiRLModule: the state is of module {module_id!r}. {did_you_mean(module_id, self.keys())}"
                 )
             self[module_id].set_state(module_state)
+
+
+def _check_states(outputs: Mapping[ModuleID, Mapping[str, Any]]) -> None:
+    """Of modules whose rows stand together all put out a state, or none."""
+    forgetful = [module_id for module_id, output in outputs.items() if Columns.STATE_OUT not in output]
+    if 0 < len(forgetful) < len(outputs):
+        raise ModuleError(
+            f"module {forgetful[0]!r} is stateful, but put out no 'state_out', only {sorted(outputs[forgetful[0]])}, "
+            f"so it would forget what it has seen. Return Columns.STATE_OUT from its _forward."
+        )
 
 
 @dataclasses.dataclass

@@ -141,8 +141,8 @@ class RandomAEC(AECEnv):
             self._deads_step_first()
 
     def untold(self):
-        """What those who do not act next were paid since their last turn, by agent."""
-        waiting = [a for a in self.agents if a != self.agent_selection]
+        """What was paid and will be told later: after the reset everything, else to those who do not act next."""
+        waiting = [a for a in self.agents if a != self.agent_selection or self.t == 0]
         return Counter({a: self._cumulative_rewards[a] for a in waiting})
 
 

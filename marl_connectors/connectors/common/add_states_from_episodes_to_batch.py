@@ -9,12 +9,19 @@ import numpy as np
 
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.agent_steps import check_beginning
-from marl_connectors.connectors.connector_v2 import ConnectorV2
+from marl_connectors.connectors.connector_v2 import ConnectorV2, item_key
 from marl_connectors.episodes.column_batch import ColumnGroup
 from marl_connectors.episodes.rows import Rows
 from marl_connectors.errors import ConnectorError
-from marl_connectors.rl_module.module_states import are_stateful, initial_state, is_stateful, max_seq_len, member
-from marl_connectors.trees import same_structure, tree_map
+from marl_connectors.rl_module.module_states import (
+    are_stateful,
+    check_state_out,
+    initial_state,
+    is_stateful,
+    max_seq_len,
+    member,
+)
+from marl_connectors.trees import tree_map
 from marl_connectors.typing import Tree
 
 
@@ -57,10 +64,7 @@ class AddStatesFromEpisodesToBatch(ConnectorV2):
             return
         sequences = columns.sequences
         if sequences is None:
-            raise ConnectorError(
-                "there are no sequences yet. Put AddTimeDimToBatchAndZeroPad(as_learner_connector=True) before this "
-                "piece."
-            )
+            raise _no_sequences()
         if sequences.state_in is None:
             rows = columns.rows.at(sequences.starts)
             sequences.state_in = self._states(rl_module, columns, rows, sequences.splits, sequences.counts)
@@ -69,40 +73,39 @@ class AddStatesFromEpisodesToBatch(ConnectorV2):
         self, rl_module: Any, columns: ColumnGroup, rows: Rows, splits: Sequence[int], counts: np.ndarray | None
     ) -> Tree:
         """``[N, ...]`` the states before ``rows``, of which ``counts`` belong to each agent episode (None: 1)."""
-        states = None
-        if rows.has(Columns.STATE_OUT):
-            reached = rows.reached(-1)
-            states = rows.get(Columns.STATE_OUT, -1, fill=0.0)
-            if reached.all():
-                return states
-            self._check_beginnings(columns, reached, counts)
+        states, reached, kept = _recorded(rows)
+        if states is not None and reached.all():
+            return states
+        self._check_beginnings(columns, kept & ~reached, counts)
         for i, module_id in enumerate(columns.module_ids):
             begin, end = splits[i : i + 2]
-            first = initial_state(member(rl_module, module_id))
+            module = member(rl_module, module_id)
+            first = initial_state(module)
             if states is None:
                 number = splits[-1]
                 states = tree_map(lambda leaf, n=number: np.zeros((n, *leaf.shape), leaf.dtype), first)
-                reached = np.zeros(number, bool)
-            if not same_structure(states, first):
-                raise ConnectorError(
-                    f"module {module_id!r}: its state_out and its get_initial_state() differ in structure. Let both "
-                    f"have the same keys."
-                )
+            check_state_out(module, module_id, states, splits[-1])
             fresh = begin + np.flatnonzero(~reached[begin:end])
             tree_map(lambda leaf, value, where=fresh: leaf.__setitem__(where, value), states, first)
         return states
 
-    def _check_beginnings(self, columns: ColumnGroup, reached: np.ndarray, counts: np.ndarray | None) -> None:
+    def _check_beginnings(self, columns: ColumnGroup, missing: np.ndarray, counts: np.ndarray | None) -> None:
         """A chunk that goes on must keep the state that it goes on from."""
+        if not missing.any():
+            return
         episodes = columns.rows.episodes
         owners = np.arange(len(episodes)) if counts is None else np.repeat(np.arange(len(episodes)), counts)
-        for i in np.unique(owners[~reached]).tolist():
+        for i in np.unique(owners[missing]).tolist():
             check_beginning(episodes[i], Columns.STATE_OUT, 1, -1, type(self).__name__)
 
     def __call__(
         self, *, rl_module: Any, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any
     ) -> dict[str, Any]:
-        """Reads the states of each episode."""
+        """Reads the states of each episode.
+
+        Raises:
+            ConnectorError: As on columns.
+        """
         if Columns.STATE_IN in batch:
             return batch
         stepped_only = not self._as_learner_connector
@@ -113,6 +116,8 @@ class AddStatesFromEpisodesToBatch(ConnectorV2):
             if not self._as_learner_connector:
                 self.add_batch_item(batch, Columns.STATE_IN, self._state_before(episode, len(episode), module), episode)
             elif len(episode):
+                if item_key(episode) not in batch.get(Columns.SEQ_LENS, {}):
+                    raise _no_sequences()
                 starts = range(0, len(episode), max_seq_len(module, episode.module_id))
                 states = [self._state_before(episode, start, module) for start in starts]
                 self.add_n_batch_items(batch, Columns.STATE_IN, states, len(states), episode)
@@ -125,3 +130,31 @@ class AddStatesFromEpisodesToBatch(ConnectorV2):
                 return episode.get_extra_model_outputs(Columns.STATE_OUT, step - 1, neg_index_as_lookback=True)
             check_beginning(episode, Columns.STATE_OUT, 1, -1, type(self).__name__)
         return initial_state(module)
+
+
+def _recorded(rows: Rows) -> tuple[Tree | None, np.ndarray, np.ndarray]:
+    """The states put out in the rows before, ``[N, ...]`` or None; where there is one; where episodes have any.
+
+    Hand-made episodes without states may stand beside those of a runner.
+    """
+    if rows.has(Columns.STATE_OUT):
+        reached = rows.reached(-1)
+        return rows.get(Columns.STATE_OUT, -1, fill=0.0), reached, np.ones_like(reached)
+    states, reached, kept, begin = None, np.zeros(len(rows), bool), np.zeros(len(rows), bool), 0
+    for part in rows.parts:
+        end = begin + len(part.first)
+        own = rows.at(np.arange(begin, end))
+        if own.has(Columns.STATE_OUT):
+            reached[begin:end], kept[begin:end] = own.reached(-1), True
+            values = own.get(Columns.STATE_OUT, -1, fill=0.0)
+            if states is None:
+                states = tree_map(lambda leaf: np.zeros((len(rows), *leaf.shape[1:]), leaf.dtype), values)
+            tree_map(lambda leaf, value, b=begin, e=end: leaf.__setitem__(slice(b, e), value), states, values)
+        begin = end
+    return states, reached, kept
+
+
+def _no_sequences() -> ConnectorError:
+    return ConnectorError(
+        "there are no sequences yet. Put AddTimeDimToBatchAndZeroPad(as_learner_connector=True) before this piece."
+    )

@@ -63,7 +63,7 @@ class AddTimeDimToBatchAndZeroPad(ConnectorV2):
     ) -> dict[str, Any]:
         """Works on single items, and on lists of them."""
         if not self._as_learner_connector:
-            for name in batch:
+            for name in batch.keys() - {Columns.INFOS}:
                 self.foreach_batch_item_change_in_place(
                     batch,
                     name,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.episodes.column_batch import ColumnGroup
 from marl_connectors.errors import ConnectorError
-from marl_connectors.rl_module.module_states import are_stateful, is_stateful
+from marl_connectors.rl_module.module_states import are_stateful, check_state_out, is_stateful, member
 from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import ModuleID
 
@@ -19,16 +20,24 @@ class RemoveSingleTsTimeRankFromBatch(ConnectorV2):
     Reads and writes all columns of stateful modules; leaves those of stateless ones alone. Keeps no state.
     """
 
+    _checked: tuple[Any, Any] | None = None
+
     def on_columns(self, *, rl_module: Any, columns: ColumnGroup, **kwargs: Any) -> None:
         """Drops the second axis.
 
         Raises:
             ConnectorError: If a module put out no state, or something without a time axis.
+            ModuleError: If the state is not like the one that the module begins in.
         """
         if not are_stateful(type(self).__name__, rl_module, columns.module_ids):
             return
         if Columns.STATE_OUT not in columns:
-            raise _no_state(columns.module_ids[0], columns)
+            raise _no_state(columns.module_ids, columns)
+        if self._checked is None or self._checked[0] is not columns.rows or self._checked[1] is not rl_module:
+            for module_id in columns.module_ids:
+                state_out = columns[Columns.STATE_OUT]
+                check_state_out(member(rl_module, module_id), module_id, state_out, columns.splits[-1])
+            self._checked = (columns.rows, rl_module)
         for name, column in columns.items():
             if name != Columns.STATE_OUT:
                 for leaf in leaves(column):
@@ -38,6 +47,10 @@ class RemoveSingleTsTimeRankFromBatch(ConnectorV2):
 
     def __call__(self, *, rl_module: Any, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Works on single items."""
+        if Columns.STATE_OUT in batch:
+            self.foreach_batch_item_change_in_place(
+                batch, Columns.STATE_OUT, lambda item, _eps, _agent, module_id: _checked(rl_module, module_id, item)
+            )
         for name in batch:
             if name != Columns.STATE_OUT:
                 self.foreach_batch_item_change_in_place(
@@ -50,19 +63,30 @@ class RemoveSingleTsTimeRankFromBatch(ConnectorV2):
         return batch
 
 
+def _checked(rl_module: Any, module_id: ModuleID | None, item: Any) -> Any:
+    if is_stateful(rl_module, module_id):
+        check_state_out(member(rl_module, module_id), module_id, item, None)
+    return item
+
+
 def _without_time(item: Any, name: str, batch: dict[str, Any], module_id: ModuleID | None) -> Any:
     if Columns.STATE_OUT not in batch:
-        raise _no_state(module_id, batch)
+        raise _no_state((module_id,), batch)
     for leaf in leaves(item):
         if not leaf.ndim or len(leaf) != 1:
             raise _no_time_axis(name, module_id, (1, *leaf.shape))
     return tree_map(lambda leaf: leaf[0], item)
 
 
-def _no_state(module_id: ModuleID | None, outputs: dict[str, Any]) -> ConnectorError:
+def _no_state(module_ids: Sequence[ModuleID | None], outputs: dict[str, Any]) -> ConnectorError:
+    who = (
+        f"module {module_ids[0]!r}"
+        if len(module_ids) == 1
+        else f"one of the modules {', '.join(map(repr, module_ids))}"
+    )
     return ConnectorError(
-        f"module {module_id!r} has an initial state (get_initial_state), but put out no 'state_out', only "
-        f"{sorted(outputs)}, so it would forget what it has seen. Return Columns.STATE_OUT from its _forward."
+        f"{who} has an initial state (get_initial_state), but put out no 'state_out', only {sorted(outputs)}, so it "
+        f"would forget what it has seen. Return Columns.STATE_OUT from its _forward."
     )
 
 
