@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,9 @@ from marl_connectors.typing import DEFAULT_MODULE_ID
 
 if TYPE_CHECKING:
     from marl_connectors.rl_module.multi_rl_module import MultiRLModule
+
+
+_NOTHING = nullcontext()
 
 
 class RLModule(nn.Module):
@@ -112,15 +116,15 @@ class RLModule(nn.Module):
         """Same as ``forward_train``, so that calling the module is what torch users expect."""
         return self.forward_train(batch, **kwargs)
 
-    @torch.no_grad()
     def forward_inference(self, batch: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Columns for acting greedily, without gradients."""
-        return _with_mask(self, batch, self._forward_inference(batch, **kwargs))
+        with _no_gradients():
+            return _with_mask(self, batch, self._forward_inference(batch, **kwargs))
 
-    @torch.no_grad()
     def forward_exploration(self, batch: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Columns for acting while exploring, without gradients."""
-        return _with_mask(self, batch, self._forward_exploration(batch, **kwargs))
+        with _no_gradients():
+            return _with_mask(self, batch, self._forward_exploration(batch, **kwargs))
 
     def forward_train(self, batch: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Columns for computing a loss."""
@@ -158,6 +162,11 @@ class RLModule(nn.Module):
     def unwrapped(self) -> RLModule:
         """The module itself, without wrappers around it."""
         return self
+
+
+def _no_gradients() -> AbstractContextManager[Any]:
+    """``torch.no_grad()``, or nothing where a MultiRLModule has seen to that already. A hot path."""
+    return torch.no_grad() if torch.is_grad_enabled() else _NOTHING
 
 
 def _with_mask(module: RLModule, batch: Mapping[str, Any], outputs: dict[str, Any]) -> dict[str, Any]:
