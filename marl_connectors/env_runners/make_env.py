@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 import gymnasium
@@ -15,6 +15,7 @@ from pettingzoo import AECEnv, ParallelEnv
 
 from marl_connectors.env_runners.env_maker import call_maker, check_keys
 from marl_connectors.env_runners.find_env import REGISTERED, find_env
+from marl_connectors.env_runners.wrappers import EnvWrapper, wrap_env
 from marl_connectors.errors import CheckpointError, ConfigError, EnvError
 from marl_connectors.policy_mapping import import_attribute, qualified_name
 from marl_connectors.typing import DEFAULT_AGENT_ID, AgentID
@@ -35,7 +36,13 @@ def register_env(name: str, fn: Callable[[dict[str, Any]], Any]) -> None:
     REGISTERED[name] = fn
 
 
-def make_env(env: Any, env_config: Mapping[str, Any] | None = None, *, render_mode: str | None = None) -> EnvLike:
+def make_env(
+    env: Any,
+    env_config: Mapping[str, Any] | None = None,
+    *,
+    render_mode: str | None = None,
+    wrappers: Iterable[EnvWrapper] = (),
+) -> EnvLike:
     """One copy of an environment.
 
     Args:
@@ -47,13 +54,16 @@ def make_env(env: Any, env_config: Mapping[str, Any] | None = None, *, render_mo
         env_config: What to make it with. It is not changed.
         render_mode: Passed on where it is accepted, for example ``"rgb_array"``; the environment is made without it
             elsewhere. ``supports_rendering`` tells which it was.
+        wrappers: What it is wrapped in, the innermost first: callables ``env -> env``, or names with arguments such as
+            ``"frame_skip_v0:4"`` (SuperSuit's) and ``"my_module.my_wrapper:0.5"``.
 
     Returns:
         A PettingZoo ``ParallelEnv`` or ``AECEnv``, or a ``gymnasium.Env``.
 
     Raises:
-        EnvError: If there is no such environment, a package is missing, or its maker fails.
-        ConfigError: If ``env_config`` has a key that the environment does not accept.
+        EnvError: If there is no such environment, a package is missing, or its maker or a wrapper fails.
+        ConfigError: If ``env_config`` has a key that the environment does not accept, or a wrapper is not there, gets
+            wrong arguments or is one that does not work here.
     """
     if env_config is not None and not isinstance(env_config, Mapping):
         raise ConfigError(f"env_config: expected a dict, but got {env_config!r}.")
@@ -70,7 +80,26 @@ def make_env(env: Any, env_config: Mapping[str, Any] | None = None, *, render_mo
             f"environment {maker.name!r}: expected a PettingZoo ParallelEnv or AECEnv or a gymnasium.Env, but its "
             f"maker gave a {type(made).__name__}. Return the environment, or derive its class from one of these."
         )
-    return made
+    return wrap_env(made, wrappers, name=maker.name)
+
+
+class WrappedMaker:
+    """An environment in its wrappers, to be given where a class or function that makes one is.
+
+    >>> env = WrappedMaker("CartPole-v1", ["frame_stack_v1:2"])(max_episode_steps=10)
+    >>> env.observation_space.shape
+    (8,)
+    """
+
+    def __init__(self, env: Any, wrappers: Iterable[EnvWrapper]):
+        """Takes what ``make_env`` takes."""
+        self.__name__ = env_name(env)
+        self._env = env
+        self._wrappers = list(wrappers)
+
+    def __call__(self, *, render_mode: str | None = None, **env_config: Any) -> EnvLike:
+        """One copy."""
+        return make_env(self._env, env_config, render_mode=render_mode, wrappers=self._wrappers)
 
 
 def supports_rendering(env: EnvLike) -> bool:

@@ -1,0 +1,370 @@
+"""Wrappers around environments: SuperSuit's and Gymnasium's by name, and any function of an environment.
+
+A wrapper is a callable ``env -> env``, or a text that names one with its arguments: ``"frame_skip_v0:4"`` (bare names
+are SuperSuit's) or ``"my_package.my_module.my_wrapper:0.5,mode=fast"``.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import gymnasium
+from gymnasium.vector import VectorEnv
+from pettingzoo import AECEnv, ParallelEnv
+from pettingzoo.utils.wrappers import BaseParallelWrapper, BaseWrapper
+
+from marl_connectors.env_runners.supersuit_rules import (
+    REFUSED,
+    parameters_from,
+    supersuit_name,
+    why_not,
+    wrapper_names,
+)
+from marl_connectors.errors import (
+    CheckpointError,
+    ConfigError,
+    EnvError,
+    MarlConnectorsError,
+    MissingDependencyError,
+    did_you_mean,
+)
+from marl_connectors.policy_mapping import import_attribute, qualified_name
+from marl_connectors.spaces import describe
+
+EnvWrapper: TypeAlias = str | Callable[[Any], Any]
+"""A wrapper, or the text that names one."""
+
+_WORDS = {"true": True, "false": False, "null": None}
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A wrapper that is ready to be called.
+
+    Attributes:
+        name: For messages.
+        fn: Takes the environment, after ``before`` and before the other arguments.
+        args: Positional arguments after the environment.
+        kwargs: Keyword arguments.
+        before: Positional arguments before the environment, which only a ``functools.partial`` has.
+        supersuit: Its name in SuperSuit, or None.
+    """
+
+    name: str
+    fn: Callable[..., Any]
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] | None = None
+    before: tuple[Any, ...] = ()
+    supersuit: str | None = None
+
+    def all_args(self, env: Any) -> tuple[Any, ...]:
+        return (*self.before, env, *self.args)
+
+
+def parse_wrapper(text: str) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
+    """The name and the arguments in a text. Arguments are Python or JSON literals; other words are texts.
+
+    >>> parse_wrapper("resize_v1:42,y_size=42,linear_interp=false")
+    ('resize_v1', (42,), {'y_size': 42, 'linear_interp': False})
+    >>> parse_wrapper("dtype_v0:float32")
+    ('dtype_v0', ('float32',), {})
+
+    Raises:
+        ConfigError: If the text cannot be read so.
+    """
+    name, _, arguments = (part.strip() for part in text.partition(":"))
+    if not name or not all(part.isidentifier() for part in name.split(".")):
+        raise ConfigError(
+            f'wrappers: expected "name:argument,name=argument", such as "frame_skip_v0:4", but got {text!r}.'
+        )
+    try:
+        call = ast.parse(f"f({arguments})", mode="eval").body
+        assert isinstance(call, ast.Call)
+        kwargs = {_key(keyword): _value(keyword.value) for keyword in call.keywords}
+        return name, tuple(_value(arg) for arg in call.args), kwargs
+    except (SyntaxError, ValueError, AssertionError) as cause:
+        raise ConfigError(
+            f"wrappers: the arguments in {text!r} cannot be read. Write numbers, texts in quotes, lists or tuples with "
+            f"commas between, such as {name}:4 or {name}:x=1,y=(2,3)."
+        ) from cause
+
+
+def _key(keyword: ast.keyword) -> str:
+    if keyword.arg is None:
+        raise ValueError("**")
+    return keyword.arg
+
+
+def _value(node: ast.expr) -> Any:
+    if isinstance(node, ast.Name):
+        return _WORDS.get(node.id, node.id)
+    if isinstance(node, ast.Attribute):
+        return ast.unparse(node)
+    return ast.literal_eval(node)
+
+
+def checked_wrappers(wrappers: Iterable[EnvWrapper] | None) -> list[EnvWrapper]:
+    """A list of wrappers, looked at without importing anything.
+
+    Raises:
+        ConfigError: If it is no list of texts and callables, or names a wrapper that does not work here.
+    """
+    if wrappers is None:
+        return []
+    if isinstance(wrappers, (str, Mapping)) or callable(wrappers) or not isinstance(wrappers, Iterable):
+        raise ConfigError(
+            f'wrappers: expected a list of names and callables, such as ["frame_skip_v0:4"], but got {wrappers!r}.'
+        )
+    found = list(wrappers)
+    for wrapper in found:
+        if isinstance(wrapper, str):
+            name = parse_wrapper(wrapper)[0].removeprefix("supersuit.")
+        elif callable(wrapper):
+            name = supersuit_name(wrapper.func if isinstance(wrapper, functools.partial) else wrapper)
+        else:
+            raise ConfigError(
+                f"wrappers: expected a name or a callable that takes an environment, but got {wrapper!r}."
+            )
+        if name in REFUSED:
+            raise ConfigError(f"wrappers: {name} is not applied, because {REFUSED[name]}")
+    return found
+
+
+def wrap_env(env: Any, wrappers: Iterable[EnvWrapper], *, name: str) -> Any:
+    """An environment in its wrappers.
+
+    Args:
+        env: A PettingZoo or Gymnasium environment.
+        wrappers: The first is the innermost.
+        name: Of the environment, for messages.
+
+    Returns:
+        An environment with the same possible agents.
+
+    Raises:
+        ConfigError: If a wrapper is not there, gets wrong arguments, or does not work here.
+        MissingDependencyError: If it is SuperSuit's, which is not installed.
+        EnvError: If a wrapper fails, does not work around this environment, or gives something else.
+    """
+    for wrapper in checked_wrappers(wrappers):
+        env = _wrapped(env, _call(wrapper), name)
+    return env
+
+
+def _call(wrapper: EnvWrapper) -> _Call:
+    if isinstance(wrapper, str):
+        name, args, kwargs = parse_wrapper(wrapper)
+        fn = _import(name, wrapper)
+        return _Call(name, fn, args, kwargs, supersuit=supersuit_name(fn))
+    fn, before, kwargs = wrapper, (), {}
+    if isinstance(wrapper, functools.partial):
+        fn, before, kwargs = wrapper.func, wrapper.args, wrapper.keywords
+    known = supersuit_name(fn)
+    name = known or getattr(fn, "__qualname__", type(fn).__qualname__)
+    return _Call(name, fn, (), kwargs, before, known)
+
+
+def _import(name: str, text: str) -> Callable[..., Any]:
+    module_name, _, attribute = name.rpartition(".")
+    if module_name in ("", "supersuit"):
+        return _import_supersuit(attribute)
+    fn = import_attribute(f"{module_name}:{attribute}", who="wrappers", error=ConfigError)
+    if not callable(fn):
+        hint = "Name the class or function in it, with a dot: my_module.my_wrapper." if ":" in text else ""
+        raise ConfigError(f"wrappers: expected {name!r} to be a class or function, but it is {fn!r}. {hint}".rstrip())
+    return fn
+
+
+def _import_supersuit(name: str) -> Callable[..., Any]:
+    try:
+        import supersuit
+    except ModuleNotFoundError as cause:
+        if cause.name != "supersuit":
+            raise _incomplete(cause) from cause
+        raise MissingDependencyError(
+            f"wrappers: {name!r} is looked for in SuperSuit, which is not installed. Install it with: pip install "
+            f'"marl-connectors[supersuit]". A wrapper of your own needs its module: my_module.{name}.'
+        ) from cause
+    known = wrapper_names(supersuit)
+    if name in known:
+        return getattr(supersuit, name)
+    same = [other for other in known if other.rpartition("_v")[0] == name.rpartition("_v")[0]]
+    hint = f"Use {same[-1]!r}." if same else did_you_mean(name, known)
+    raise ConfigError(
+        f"wrappers: SuperSuit {supersuit.__version__} has no {name!r}. {hint} A wrapper of your own needs its module: "
+        f"my_module.{name}."
+    )
+
+
+def _incomplete(cause: ModuleNotFoundError) -> MissingDependencyError:
+    """For an installed SuperSuit that lacks something itself."""
+    return MissingDependencyError(
+        f"wrappers: SuperSuit needs {cause.name!r}, which is not installed. Install it with: pip install "
+        f'"marl-connectors[supersuit]".'
+    )
+
+
+def _wrapped(env: Any, call: _Call, env_name: str) -> Any:
+    arguments = _arguments(call, env)
+    reason = None if call.supersuit is None else why_not(call.supersuit, env, arguments)
+    if reason is not None:
+        raise EnvError(f"environment {env_name!r}: wrapper {call.name} is not applied, because {reason}")
+    # Asked for before the wrapper may change the environment that it wraps.
+    before = _possible_agents(env)
+    try:
+        with warnings.catch_warnings():
+            # PettingZoo's conversions, which SuperSuit uses, want an attribute that its API does not ask for.
+            warnings.filterwarnings("ignore", ".*does not have a `render_mode` defined", UserWarning)
+            made = call.fn(*call.all_args(env), **(call.kwargs or {}))
+    except MarlConnectorsError:
+        raise
+    except Exception as cause:
+        message = " ".join(str(cause).split())
+        raise EnvError(
+            f"environment {env_name!r}: wrapper {call.name} failed: {type(cause).__name__}"
+            f"{': ' + message if message else ''}. Look at its arguments, and at the spaces that it is made for; here "
+            f"they are {_spaces_in_words(env)}."
+        ) from cause
+    _check(made, env, before, f"environment {env_name!r}: wrapper {call.name}")
+    return made
+
+
+def _arguments(call: _Call, env: Any) -> dict[str, Any]:
+    """The arguments by name, with defaults.
+
+    Raises:
+        ConfigError: If they do not fit.
+    """
+    try:
+        signature = inspect.signature(parameters_from(call.fn, env))
+    except (TypeError, ValueError):  # some builtins have none: calling it will tell
+        return {}
+    try:
+        bound = signature.bind(*call.all_args(env), **(call.kwargs or {}))
+    except TypeError as cause:
+        own = [parameter.name for parameter in list(signature.parameters.values())[1:]]
+        unknown = next((key for key in call.kwargs or {} if key not in own), None)
+        hint = f"Its arguments are: {', '.join(own)}." if own else "It takes no arguments."
+        what = str(cause)
+        if unknown is not None and own:
+            what, hint = f"there is no argument {unknown!r}", did_you_mean(unknown, own)
+        raise ConfigError(f"wrappers: {call.name}: {what}. {hint}") from cause
+    bound.apply_defaults()
+    return dict(bound.arguments)
+
+
+def _spaces_in_words(env: Any) -> str:
+    """The observation and the action space of the first agent."""
+    try:
+        if isinstance(env, gymnasium.Env):
+            return f"{describe(env.observation_space)} → {describe(env.action_space)}"
+        agent = env.possible_agents[0]
+        return f"{describe(env.observation_space(agent))} → {describe(env.action_space(agent))} for {agent!r}"
+    except Exception:  # this is to explain an error, and must not hide it
+        return "unknown"
+
+
+def _possible_agents(env: Any) -> list[Any] | None:
+    if isinstance(env, gymnasium.Env):
+        return None
+    possible = getattr(env, "possible_agents", None)
+    return None if possible is None else list(possible)
+
+
+def _check(made: Any, env: Any, before: list[Any] | None, who: str) -> None:
+    """Raises EnvError unless a wrapper gave an environment with the same agents."""
+    if not isinstance(made, (ParallelEnv, AECEnv, gymnasium.Env)):
+        hint = "Return the environment, or derive its class from PettingZoo's BaseParallelWrapper or gymnasium.Wrapper."
+        if isinstance(made, VectorEnv):
+            hint = "Leave it out, and set num_envs_per_env_runner for more copies."
+        raise EnvError(
+            f"{who}: expected it to give a PettingZoo or Gymnasium environment, but it gave a {type(made).__name__}. "
+            f"{hint}"
+        )
+    if isinstance(made, gymnasium.Env) != isinstance(env, gymnasium.Env):
+        raise EnvError(
+            f"{who}: it turns a {_kind(env)} environment into a {_kind(made)} one, whose agents are others. Do that in "
+            f"the function that makes the environment."
+        )
+    if isinstance(made, gymnasium.Env):
+        return
+    after = _possible_agents(made)
+    if before is not None and (after is None or set(after) != set(before)):
+        raise EnvError(
+            f"{who}: it changes possible_agents from {before} to {after}. A wrapper must keep the agents; rename, add "
+            f"or remove them in the function that makes the environment."
+        )
+    # PettingZoo's own wrappers pass `agents` on; others may lack it, which only shows after a reset.
+    if hasattr(made, "agents") or isinstance(made, (BaseWrapper, BaseParallelWrapper)):
+        return
+    made.reset(seed=0)
+    if not hasattr(made, "agents"):
+        raise EnvError(
+            f"{who}: what it gives has no attribute 'agents' after reset(). Derive its class from PettingZoo's "
+            f"BaseParallelWrapper (BaseWrapper for AEC), or pass env.agents on."
+        )
+
+
+def _kind(env: Any) -> str:
+    return "Gymnasium" if isinstance(env, gymnasium.Env) else "PettingZoo"
+
+
+# In checkpoints ------------------------------------------------------------------------------------------------------
+
+
+def wrappers_to_json(wrappers: Iterable[EnvWrapper]) -> list[dict[str, Any]]:
+    """Wrappers as JSON data; what has no importable name leaves a note that it has to be passed again."""
+    return [_to_json(wrapper) for wrapper in wrappers]
+
+
+def _to_json(wrapper: EnvWrapper) -> dict[str, Any]:
+    if isinstance(wrapper, str):
+        return {"type": "name", "name": wrapper}
+    fn, kwargs = wrapper, {}
+    if isinstance(wrapper, functools.partial):
+        fn, kwargs = wrapper.func, wrapper.keywords
+    own = supersuit_name(fn)
+    name = qualified_name(fn) if own is None else f"supersuit:{own}"
+    if name is None or getattr(wrapper, "args", ()) or not all(map(_is_plain, kwargs.values())):
+        return {"type": "not_importable", "name": getattr(fn, "__qualname__", type(fn).__qualname__)}
+    return {"type": "object", "name": name, "kwargs": [[key, repr(value)] for key, value in kwargs.items()]}
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether the value's ``repr`` gives it back."""
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    if isinstance(value, float):
+        return value - value == 0
+    return value is None or type(value) in (bool, int, str)
+
+
+def wrappers_from_json(data: Iterable[Mapping[str, Any]]) -> list[EnvWrapper]:
+    """The wrappers that ``wrappers_to_json`` described.
+
+    Raises:
+        CheckpointError: If they cannot be had from the description alone.
+    """
+    return [_from_json(each) for each in data]
+
+
+def _from_json(data: Mapping[str, Any]) -> EnvWrapper:
+    match data.get("type"):
+        case "name":
+            return data["name"]
+        case "object":
+            fn = import_attribute(data["name"], who="wrappers of the checkpoint", error=CheckpointError)
+            kwargs = {key: ast.literal_eval(text) for key, text in data["kwargs"]}
+            return functools.partial(fn, **kwargs) if kwargs else fn
+        case "not_importable":
+            raise CheckpointError(
+                f"wrappers: the checkpoint was made with {data['name']!r}, which cannot be imported by name. Build the "
+                f"config as you did then and pass it: Algorithm.from_checkpoint(path, config=...)."
+            )
+    raise CheckpointError(f"wrappers: expected the description of a wrapper, but got {dict(data)!r}.")
