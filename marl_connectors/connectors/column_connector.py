@@ -16,11 +16,12 @@ from marl_connectors.connectors.columns_of_items import EpisodeRows
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.failures import modules_named, progress
 from marl_connectors.episodes.column_batch import ColumnGroup, slice_tree
+from marl_connectors.episodes.info_column import InfoColumn
 from marl_connectors.episodes.rows import RowPart, Rows
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.errors import ConnectorError, did_you_mean
 from marl_connectors.rl_module.module_columns import concatenated
-from marl_connectors.trees import leaves, same_structure, tree_map
+from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import ModuleID, Tree
 
 
@@ -56,7 +57,8 @@ class ColumnConnector(ConnectorV2):
 
         Args:
             batch: The columns that earlier pieces made, ``[B, ...]`` (arrays, after NumpyToTensor tensors). ``"obs"``
-                is always there: from the trajectories while no piece has put it into the batch.
+                is always there: from the trajectories while no piece has put it into the batch. Arrays cannot be
+                written to; return new ones.
             rows: The agent-steps that the ``B`` rows stand for, and the way to the rest of their trajectories.
             module_id: Whose rows these are; None where ``by_module`` is False.
             explore: Whether actions are to be sampled; None in a learner pipeline.
@@ -82,7 +84,7 @@ class ColumnConnector(ConnectorV2):
         before: list[ModuleColumns] = []
         made: list[dict[str, Any]] = []
         for i, (module_id, (begin, end)) in enumerate(bounds):
-            rows = ModuleRows(everyone, i if several else None, end - begin, parts)
+            rows = ModuleRows(everyone, i if several else None, parts)
             batch = ModuleColumns(
                 {name: slice_tree(column, begin, end) for name, column in columns.items()}
                 if several
@@ -94,6 +96,7 @@ class ColumnConnector(ConnectorV2):
                     batch, rows=rows, module_id=module_id, explore=explore, rl_module=rl_module, **kwargs
                 )
                 self._check(returned, end - begin)
+                returned = {name: _writeable(column) for name, column in returned.items()}
                 for name in self.write_to_episodes:
                     if name in returned:
                         rows.set(name, returned[name])
@@ -160,7 +163,7 @@ class ModuleColumns(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         if name in self._columns:
-            return self._columns[name]
+            return read_only(self._columns[name])
         if name == Columns.OBS:
             return self._rows.get(Columns.OBS)
         raise KeyError(
@@ -184,22 +187,16 @@ class ModuleRows:
     Args:
         rows: Those of all modules of a group.
         index: Which module of theirs; None for all.
-        num_rows: How many rows the batch has for it: with those of last observations, or without them if an earlier
-            piece has dropped them.
         parts: ``rows.parts``, worked out when a first module needs them.
     """
 
-    def __init__(self, rows: Rows, index: int | None, num_rows: int, parts: list[RowPart]):
+    def __init__(self, rows: Rows, index: int | None, parts: list[RowPart]):
         self._index = index
         self._all = rows
         self._parts = parts
         self._found: Rows | None = None
         begin, end = (0, len(rows)) if index is None else rows.splits[index : index + 2]
         self._bounds = (begin, end)
-        self._picked: np.ndarray | None = None
-        if num_rows != end - begin:
-            assert rows.acted is not None
-            self._picked = np.flatnonzero(rows.acted[begin:end])
 
     def _own(self) -> Rows:
         """The rows of the module, for reading and writing; worked out when they are first needed."""
@@ -212,11 +209,11 @@ class ModuleRows:
             else:
                 if not self._parts:
                     self._parts.extend(rows.parts)
-                self._found = _rows_between(rows, self._parts, index, *self._bounds)
+                self._found = rows.between(self._parts, *self._bounds, rows.module_ids[index])
         return self._found
 
     def __len__(self) -> int:
-        return self._bounds[1] - self._bounds[0] if self._picked is None else len(self._picked)
+        return self._bounds[1] - self._bounds[0]
 
     # What the trajectories hold.
 
@@ -225,27 +222,21 @@ class ModuleRows:
         return self._own().has(column)
 
     def get(self, column: str, offset: int = 0, fill: float | None = None) -> Tree:
-        """The items of a column of the trajectories, ``[B, ...]``.
+        """The items of a column of the trajectories, ``[B, ...]``; arrays that cannot be written to.
 
         Args:
             column: Such as ``Columns.OBS`` or ``Columns.REWARDS``.
             offset: Whose item: 0 for the row itself, -1 for the same agent's step before, 1 for the one after.
-            fill: Stands where the agent's episode (with its lookback) does not reach.
+            fill: A number that stands before the beginning of the agent's episode, and behind its newest row.
 
         Raises:
-            EpisodeError: If a row is out of reach and there is no ``fill``.
+            EpisodeError: If there is no such column; if a row is out of reach and there is no ``fill``, or if the
+                episode has had it, but did not keep it.
         """
-        return self._narrowed(self._own().get(column, offset, fill))
+        return read_only(self._own().get(column, offset, fill))
 
     def set(self, column: str, values: Tree) -> None:
         """Writes ``[B, ...]`` items back to the trajectories, where all later pieces and pipelines see them."""
-        if self._picked is not None:
-            whole, picked = self._own().get(column), self._picked
-            if not same_structure(whole, values):
-                raise ConnectorError(f"rows.set: {column!r} cannot change its structure in a part of the rows.")
-            whole = tree_map(np.array, whole)
-            tree_map(lambda leaf, value: leaf.__setitem__(picked, value), whole, values)
-            values = whole
         self._own().set(column, values)
 
     # Whose rows they are.
@@ -258,14 +249,12 @@ class ModuleRows:
     @cached_property
     def counts(self) -> np.ndarray:
         """``[N]`` how many rows each agent episode has."""
-        counts = self._counts
-        return counts if self._picked is None else counts - 1
+        return np.array(self._all.counts[slice(*self._of_episodes)])
 
     @cached_property
     def episodes(self) -> list[SingleAgentEpisode]:
         """The ``N`` agent episodes that have rows here, in order."""
-        begin, end = np.searchsorted(np.cumsum(self._all.counts), self._bounds, side="right")
-        return list(self._all.episodes[begin:end])
+        return list(self._all.episodes[slice(*self._of_episodes)])
 
     @cached_property
     def agent_ids(self) -> np.ndarray:
@@ -286,7 +275,7 @@ class ModuleRows:
     def acted(self) -> np.ndarray:
         """``[B]`` bool, False in the row of an episode's last observation."""
         acted = self._all.acted
-        return np.ones(len(self), bool) if acted is None else self._narrowed(acted[slice(*self._bounds)])
+        return np.ones(len(self), bool) if acted is None else acted[slice(*self._bounds)]
 
     @cached_property
     def terminateds(self) -> np.ndarray:
@@ -299,9 +288,9 @@ class ModuleRows:
         return self._at_last_steps([episode.is_truncated for episode in self.episodes])
 
     @cached_property
-    def _counts(self) -> np.ndarray:
-        begin, end = np.searchsorted(np.cumsum(self._all.counts), self._bounds, side="right")
-        return np.array(self._all.counts[begin:end])
+    def _of_episodes(self) -> tuple[int, int]:
+        begin, end = np.searchsorted(np.cumsum(self._all.counts), self._bounds, side="right").tolist()
+        return begin, end
 
     def _repeated(self, items: list[Any]) -> np.ndarray:
         values = np.empty(len(items), object)
@@ -309,33 +298,22 @@ class ModuleRows:
         return np.repeat(values, self.counts)
 
     def _at_last_steps(self, flags: list[bool]) -> np.ndarray:
-        found = np.zeros(self._bounds[1] - self._bounds[0], bool)
-        has_last = (self._counts > 1) & (self._all.acted is not None)
-        found[np.cumsum(self._counts) - 1 - has_last] = flags
-        return self._narrowed(found)
-
-    def _narrowed(self, values: Tree) -> Tree:
-        picked = self._picked
-        return values if picked is None else tree_map(lambda leaf: leaf[picked], values)
+        return np.repeat(np.array(flags, bool), self.counts) & self._all.last_steps()[slice(*self._bounds)]
 
 
-def _rows_between(rows: Rows, all_parts: list[RowPart], index: int, begin: int, end: int) -> Rows:
-    """The rows of one module, for reading and writing only."""
-    parts: list[RowPart] = []
-    start = 0
-    for part in all_parts:
-        stop = start + len(part.first)
-        low, high = max(begin, start) - start, min(end, stop) - start
-        if low < high:
-            parts.append(
-                RowPart(part.rollout, _between(part.positions, low, high), part.first[low:high], part.last[low:high])
-            )
-        start = stop
-    return Rows(tuple(parts), module_ids=(rows.module_ids[index],), splits=(0, end - begin), episodes=[], counts=[])
+def read_only(values: Tree) -> Tree:
+    """Views of arrays that cannot be written to; all else as it is."""
+    if type(values) is np.ndarray:
+        view = values.view()
+        view.flags.writeable = False
+        return view
+    if isinstance(values, (np.ndarray, torch.Tensor, InfoColumn)):
+        return values
+    return tree_map(lambda leaf: read_only(leaf) if type(leaf) is np.ndarray else leaf, values)
 
 
-def _between(positions: slice | np.ndarray, low: int, high: int) -> slice | np.ndarray:
-    if not isinstance(positions, slice):
-        return positions[low:high]
-    step = positions.step or 1
-    return slice(positions.start + low * step, positions.start + high * step, positions.step)
+def _writeable(values: Tree) -> Tree:
+    """Copies of arrays that cannot be written to; all else as it is."""
+    return tree_map(
+        lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) and not leaf.flags.writeable else leaf, values
+    )

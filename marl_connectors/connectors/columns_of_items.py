@@ -17,7 +17,7 @@ from marl_connectors.connectors.connector_v2 import ConnectorV2, item_key, unsta
 from marl_connectors.episodes.column_batch import ColumnGroup, slice_tree
 from marl_connectors.episodes.extended_episodes import ExtendedEpisode, originals
 from marl_connectors.episodes.info_column import InfoColumn
-from marl_connectors.episodes.rows import Rows
+from marl_connectors.episodes.rows import Rows, unknown_column
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.episodes.storage import STEP, WITH_LAST
 from marl_connectors.errors import ConnectorError, EpisodeError
@@ -31,7 +31,7 @@ class EpisodeRows(Rows):
     In a train batch all steps of each episode and its last observation, else its newest observation.
     """
 
-    __slots__ = ("_train",)
+    __slots__ = ("_at", "_train")
 
     def __init__(self, by_module: dict[ModuleID, list[SingleAgentEpisode]], *, train: bool):
         episodes = [episode for own in by_module.values() for episode in own]
@@ -45,6 +45,8 @@ class EpisodeRows(Rows):
         splits = tuple(ends[i] for i in firsts)
         super().__init__((), module_ids=tuple(by_module), splits=splits, episodes=episodes, counts=counts, acted=acted)
         self._train = train
+        newest = [episode.storage.lookback + len(episode) for episode in episodes]
+        self._at = [list(range(n + 1 - count, n + 1)) for n, count in zip(newest, counts, strict=True)]
 
     @property
     def action_space(self) -> Space:
@@ -53,34 +55,66 @@ class EpisodeRows(Rows):
 
     def of_module(self, index: int) -> EpisodeRows:
         """The rows of one module."""
-        ends = itertools.accumulate(self.counts)
-        begin, end = self.splits[index : index + 2]
-        own = [episode for episode, last in zip(self.episodes, ends, strict=True) if begin < last <= end]
-        return EpisodeRows({self.module_ids[index]: own}, train=self._train)
+        rows = np.arange(*self.splits[index : index + 2])
+        own = self.kept(rows)
+        own.module_ids, own.splits = (self.module_ids[index],), (0, len(rows))
+        return own
+
+    def at(self, index: np.ndarray) -> EpisodeRows:
+        """As for all rows."""
+        return self.kept(index)
+
+    def kept(self, index: np.ndarray) -> EpisodeRows:
+        """As for all rows."""
+        rows = EpisodeRows.__new__(EpisodeRows)
+        rows.parts = ()
+        rows._as_rest_of(self, index)
+        rows._train = self._train
+        ends = np.cumsum(self.counts)
+        owners, positions = np.searchsorted(ends, index, side="right"), [p for own in self._at for p in own]
+        at: dict[int, list[int]] = {}
+        for owner, row in zip(owners.tolist(), index.tolist(), strict=True):
+            at.setdefault(owner, []).append(positions[row])
+        rows._at = list(at.values())
+        return rows
 
     def has(self, column: str) -> bool:
         """Whether all episodes hold this column."""
         return column in STEP or all(column in episode.storage.extra_keys() for episode in self.episodes)
 
+    def reached(self, offset: int) -> np.ndarray:
+        """As for all rows."""
+        found = [
+            0 <= position + offset <= episode.storage.lookback + len(episode)
+            for episode, own in zip(self.episodes, self._at, strict=True)
+            for position in own
+        ]
+        return np.array(found, bool)
+
+    def _check_known(self, column: str) -> None:
+        for episode in self.episodes:
+            known = (*STEP, *episode.storage.extra_keys())
+            if column not in known:
+                raise unknown_column(column, known)
+
     def get(self, column: str, offset: int = 0, fill: float | None = None) -> Tree:
         """As for all rows."""
+        self._check_known(column)
+        if column != Columns.INFOS:
+            check = self._check_reached if fill is None else self._check_kept
+            check(column, offset)
         items: list[Any] = []
         missing: list[int] = []
         blank: Any = 0.0 if column == Columns.REWARDS else None
-        for episode, count in zip(self.episodes, self.counts, strict=True):
+        for episode, own in zip(self.episodes, self._at, strict=True):
             held = as_list(episode.storage.column(column))
             if blank is None and held:
                 blank = tree_map(np.zeros_like, held[0])
             last = episode.storage.lookback + len(episode)
-            for wanted in range(last + 1 - count + offset, last + 1 + offset):
+            for wanted in (position + offset for position in own):
                 if not 0 <= wanted <= last:
                     missing.append(len(items))
                 items.append(held[wanted] if 0 <= wanted < len(held) else None)
-        if missing and fill is None:
-            raise EpisodeError(
-                f"Rows: {len(missing)} of {len(items)} rows have no {column!r} at offset {offset}; the agent's episode "
-                f"does not reach that far. Pass fill=, or raise episode_lookback_horizon."
-            )
         if column == Columns.INFOS:
             return InfoColumn({} if item is None else item for item in items)
         if blank is None:  # before anybody has acted
@@ -92,23 +126,23 @@ class EpisodeRows(Rows):
 
     def set(self, column: str, values: Tree) -> None:
         """As for all rows; what means nothing in the row of a last observation is not written there."""
+        self.check_length(column, values)
         items, end = unstack(values), 0
-        if len(items) != len(self):
-            raise EpisodeError(f"Rows: {len(items)} items of {column!r} came for {len(self)} rows.")
-        for episode, count in zip(self.episodes, self.counts, strict=True):
+        for episode, positions in zip(self.episodes, self._at, strict=True):
             storage = episode.storage
-            own, end = items[end : end + count], end + count
-            last = storage.lookback + len(episode)
+            own, end = items[end : end + len(positions)], end + len(positions)
             if column in WITH_LAST:
-                storage.set_items(column, range(last + 1 - count, last + 1), own)
+                storage.set_items(column, positions, own)
                 continue
             if not self._train:
                 raise EpisodeError(
                     f"Rows: {column!r} of a step that has not been taken cannot be set. Put it into the batch."
                 )
+            last = storage.lookback + len(episode)
             if column not in STEP and column not in storage.extra_keys():
                 storage.set_column(column, [tree_map(np.zeros_like, own[0])] * last)
-            storage.set_items(column, range(last + 1 - count, last), own[:-1])
+            taken = [position for position in positions if position < last]
+            storage.set_items(column, taken, own[: len(taken)])
 
 
 def as_list(column: Any) -> list:
@@ -257,8 +291,8 @@ class _Given:
         items = unstack(column)
         short = rows.acted is not None and len(items) != len(rows)  # the piece has dropped last observations itself
         for episode, count in zip(rows.episodes, rows.counts, strict=True):
-            own, end = items[end : end + count - short], end + count - short
-            found.append((item_key(episode), own if keep is None else own[:-1]))
+            own, begin, end = items[end : end + count - short], end, end + count - short
+            found.append((item_key(episode), own if keep is None else list(itertools.compress(own, keep[begin:end]))))
         return found
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from gymnasium import Space
 
+from marl_connectors.connectors.column_check import checked_on_columns
 from marl_connectors.connectors.connector_v2 import ConnectorV2, works_on_columns
 from marl_connectors.connectors.conversion import to_columns, to_items
+from marl_connectors.connectors.episodes_of_run import without_taken_out
 from marl_connectors.connectors.failures import progress
-from marl_connectors.connectors.requirements import check_order
+from marl_connectors.connectors.requirements import check_pieces
 from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup
 from marl_connectors.errors import ConfigError, ConnectorError, did_you_mean
 
@@ -28,8 +31,12 @@ class ConnectorPipelineV2(ConnectorV2):
     Pieces are named by their class; a second piece of one class is called ``Name_2``, and so on.
 
     Raises:
-        ConfigError: If one of the library's pieces stands before another one whose work it needs.
+        ConfigError: If one of the library's pieces stands where it does not belong: in another kind of pipeline, or
+            before one whose work it needs.
     """
+
+    kind: str | None = None
+    """Which of the three pipelines this is; None for a plain one."""
 
     def __init__(
         self,
@@ -41,9 +48,12 @@ class ConnectorPipelineV2(ConnectorV2):
         self.connectors: list[ConnectorV2] = []
         for piece in connectors or ():
             self.connectors.append(_checked(piece))
-        self._check_order()
+        self._outer: WeakSet[ConnectorPipelineV2] = WeakSet()
+        self._check_pieces()
         super().__init__()
         self.set_input_spaces(input_observation_space, input_action_space)
+        for piece in self.connectors:
+            self._adopt(piece)
 
     # The pieces.
 
@@ -52,6 +62,12 @@ class ConnectorPipelineV2(ConnectorV2):
 
     def __iter__(self) -> Iterator[ConnectorV2]:
         return iter(self.connectors)
+
+    def __contains__(self, piece: object) -> bool:
+        """Whether a piece stands here: by its name, its class, or itself."""
+        if isinstance(piece, (str, type)):
+            return piece in self.names() or any(type(other) is piece for other in self.connectors)
+        return any(other is piece for other in self.connectors)
 
     def __getitem__(self, key: int | str | type) -> ConnectorV2:
         if not isinstance(key, (int, str, type)):
@@ -90,18 +106,44 @@ class ConnectorPipelineV2(ConnectorV2):
 
     def remove(self, name_or_class: str | type) -> ConnectorV2:
         """Takes the (first) piece that is named out and gives it back."""
-        piece = self.connectors.pop(self._find(name_or_class))
-        self.set_input_spaces(self.input_observation_space, self.input_action_space)
+        index = self._find(name_or_class)
+        piece = self.connectors[index]
+        self._edit([*self.connectors[:index], *self.connectors[index + 1 :]])
+        if isinstance(piece, ConnectorPipelineV2):
+            piece._outer.discard(self)
         return piece
 
     def _insert(self, index: int, connector: ConnectorV2) -> None:
-        self.connectors.insert(index, _checked(connector))
+        self._edit([*self.connectors[:index], _checked(connector), *self.connectors[index:]])
+        self._adopt(connector)
+
+    def _edit(self, pieces: list[ConnectorV2]) -> None:
+        """Takes other pieces, unless these or the pipelines around would be impossible: then nothing changes."""
+        before, self.connectors = self.connectors, pieces
         try:
-            self._check_order()
-        except ConfigError:
-            del self.connectors[index]
+            self._check_pieces()
+            self._pass_spaces()
+        except Exception:
+            self.connectors = before
+            self._pass_spaces()
             raise
+
+    def _adopt(self, piece: ConnectorV2) -> None:
+        if isinstance(piece, ConnectorPipelineV2):
+            piece._outer.add(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles, which weak references do not survive."""
+        return {**self.__dict__, "_outer": list(self._outer)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _outer=WeakSet(state["_outer"]))
+
+    def _pass_spaces(self) -> None:
+        """Passes the spaces through all pieces here and in the pipelines around."""
         self.set_input_spaces(self.input_observation_space, self.input_action_space)
+        for outer in self._outer:
+            outer._pass_spaces()
 
     def _find(self, name_or_class: str | type) -> int:
         names = self.names()
@@ -111,13 +153,19 @@ class ConnectorPipelineV2(ConnectorV2):
         wanted = name_or_class if isinstance(name_or_class, str) else name_or_class.__name__
         raise KeyError(f"{type(self).__name__}: no piece {wanted!r}. {did_you_mean(wanted, names)}")
 
-    def _check_order(self) -> None:
-        check_order(type(self).__name__, list(self._flat()))
+    def _check_pieces(self) -> None:
+        """Here and in the pipelines around."""
+        check_pieces(type(self).__name__, self.kind, list(self._flat()))
+        for outer in self._outer:
+            outer._check_pieces()
 
-    def _flat(self) -> Iterator[ConnectorV2]:
+    def _flat(self, around: tuple[ConnectorPipelineV2, ...] = ()) -> Iterator[ConnectorV2]:
+        """All pieces, those of nested pipelines in their place."""
+        if any(outer is self for outer in around):
+            raise ConfigError(f"{type(self).__name__}: a pipeline cannot stand in itself. Give it a copy.")
         for piece in self.connectors:
             if isinstance(piece, ConnectorPipelineV2):
-                yield from piece._flat()
+                yield from piece._flat((*around, self))
             else:
                 yield piece
 
@@ -157,8 +205,8 @@ class ConnectorPipelineV2(ConnectorV2):
         if isinstance(error, ConnectorError) and isinstance(piece, ConnectorPipelineV2):
             return ConnectorError(f"{who}: {error}")  # the inner pipeline has named itself and the piece
         name = next(name for name, other in zip(self.names(), self.connectors, strict=True) if other is piece)
-        whose = progress.describe() if group is None else progress.modules(group.module_ids)
-        what = str(error) + progress.odd_item()
+        whose = progress.describe(error) if group is None else progress.modules(group.module_ids)
+        what = str(error).removeprefix(f"{type(piece).__name__}: ") + progress.odd_item()
         progress.begin(None)
         if isinstance(error, ConnectorError):
             return ConnectorError(f"{who}: {name}{whose}: {what}")
@@ -184,6 +232,7 @@ class ConnectorPipelineV2(ConnectorV2):
         common = {"rl_module": rl_module, "explore": explore, "shared_data": shared_data, "metrics": metrics}
         piece: ConnectorV2 = self
         group: ColumnGroup | None = None
+        progress.module_id = None
         try:
             for piece, on_columns, on_items in self._steps:
                 if not on_items:
@@ -200,7 +249,7 @@ class ConnectorPipelineV2(ConnectorV2):
                     items = _checked_batch(piece(batch=to_items(batch), episodes=episodes, **common))
                     batch.phase = piece.phase_after or batch.phase
                     progress.converting = items
-                    batch = to_columns(items, batch)
+                    batch = to_columns(items, without_taken_out(batch, episodes))
         except Exception as error:
             cause = error.__cause__ if isinstance(error, ConnectorError) and error.__cause__ else error
             raise self._failure(piece, error, group) from cause
@@ -240,15 +289,17 @@ class ConnectorPipelineV2(ConnectorV2):
         for piece in self.connectors:
             if self.in_learner_pipeline is not None:
                 piece.in_learner_pipeline = self.in_learner_pipeline
-            if observation_space is not None or action_space is not None:  # else a piece keeps those that it was given
+            if observation_space is not None or action_space is not None:
                 piece.set_input_spaces(observation_space, action_space)
+            elif isinstance(piece, ConnectorPipelineV2):  # which keeps those that it was given, as any piece does
+                piece.set_input_spaces(piece.input_observation_space, piece.input_action_space)
             observation_space, action_space = piece.observation_space, piece.action_space
         self._observation_space, self._action_space = observation_space, action_space
         self._steps = []
         for piece in self.connectors:
             on_items = isinstance(piece, ConnectorPipelineV2) or not works_on_columns(piece)
             idle = piece.nothing_on_columns and type(piece).on_columns is ConnectorV2.on_columns
-            self._steps.append((piece, None if on_items or idle else piece.on_columns, on_items))
+            self._steps.append((piece, None if on_items or idle else checked_on_columns(piece), on_items))
 
     # State.
 
@@ -264,7 +315,12 @@ class ConnectorPipelineV2(ConnectorV2):
         """
         self._check_state(state)
         for name, piece in zip(self.names(), self.connectors, strict=True):
-            piece.set_state(state[name])
+            try:
+                piece.set_state(state[name])
+            except KeyError as error:
+                raise ConfigError(
+                    f"{type(self).__name__}: {name}: the state has no {error}. Give it one that its get_state gave."
+                ) from error
 
     def merge_states(self, states: list[dict[str, Any]]) -> dict[str, Any]:
         """One state from those of several runners' copies of the pipeline: each piece merges its own.

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gymnasium import Space
 
+from marl_connectors.connectors.arguments import check_arguments
 from marl_connectors.connectors.failures import progress
+from marl_connectors.connectors.states import same_state
 from marl_connectors.episodes.column_batch import ColumnGroup, Phase
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
-from marl_connectors.errors import did_you_mean
+from marl_connectors.errors import ConnectorError, did_you_mean
 from marl_connectors.typing import ItemKey
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+ENV_TO_MODULE, MODULE_TO_ENV, LEARNER = "env_to_module", "module_to_env", "learner"
+"""The kinds of pipeline."""
 
 
 class ConnectorV2:
@@ -35,6 +43,17 @@ class ConnectorV2:
     """True for a piece whose work on items has no counterpart in columns; a pipeline of columns passes it over."""
     in_learner_pipeline: bool | None = None
     """Whether the piece makes train batches; pipelines say so to their pieces, None where nobody has."""
+    belongs_in: tuple[str, ...] = ()
+    """The kinds of pipeline that the piece may stand in: ``"env_to_module"``, ``"module_to_env"``, ``"learner"``.
+
+    Nothing for all of them. A subclass of one of the library's pieces is held to what that one needs, also of the
+    order, unless it sets this to ``()``.
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Names arguments that the constructor does not take, with the closest one that it does."""
+        check_arguments(cls, kwargs)
+        return super().__new__(cls)
 
     def __init__(self, input_observation_space: Space | None = None, input_action_space: Space | None = None):
         self._input_observation_space = input_observation_space
@@ -128,7 +147,16 @@ class ConnectorV2:
         """Forgets what the piece has learned."""
 
     def merge_states(self, states: list[dict[str, Any]]) -> dict[str, Any]:
-        """One state from those of several runners' copies of the piece; the first one unless overridden."""
+        """One state from those of several runners' copies of the piece. Override it if these can differ.
+
+        Raises:
+            ConnectorError: If they do differ, and the piece has no ``merge_states`` of its own.
+        """
+        if any(not same_state(states[0], state) for state in states[1:]):
+            raise ConnectorError(
+                f"{type(self).__name__}: its {len(states)} states differ, and it does not say what to make of them. "
+                f"Override merge_states(states) to give one state."
+            )
         return states[0] if states else {}
 
     # Spaces.
@@ -193,16 +221,21 @@ class ConnectorV2:
         """
         items = {key: iter(values) for key, values in (zip_with_batch_column or {}).items()}
         before = progress.episode  # noted for the error message if the caller fails on an episode
-        for episode in episodes:
-            for part in _parts(episode, agents_that_stepped_only):
-                progress.episode = part
-                if zip_with_batch_column is None:
-                    yield part
-                    continue
-                for item in items.get(item_key(part), iter(())):
-                    yield part, item
-                    break
-        progress.episode = before
+        try:
+            for episode in episodes:
+                for part in _parts(episode, agents_that_stepped_only):
+                    progress.episode = part
+                    if zip_with_batch_column is None:
+                        yield part
+                        continue
+                    for item in items.get(item_key(part), iter(())):
+                        yield part, item
+                        break
+        except GeneratorExit:
+            progress.leave_loop()
+            raise
+        finally:
+            progress.episode = before
 
     @staticmethod
     def add_batch_item(

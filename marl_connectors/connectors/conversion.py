@@ -15,6 +15,7 @@ from marl_connectors import spaces
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import item_key, unstack
 from marl_connectors.connectors.conversion_by_module import drop_last_rows, in_item_order, in_row_order
+from marl_connectors.connectors.failures import progress
 from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup, Phase
 from marl_connectors.episodes.info_column import InfoColumn
 from marl_connectors.episodes.sequences import Sequences
@@ -248,6 +249,7 @@ def _stacked(items: list, name: str) -> Any:
     try:
         return torch.stack(items) if isinstance(items[0], torch.Tensor) else spaces.stack(items)
     except (ValueError, RuntimeError) as error:
+        progress.unlike = (name, items)
         shapes = sorted({str(np.shape(item)) for item in items})
         raise ConnectorError(
             f"the items of {name!r} differ in shape ({', '.join(shapes[:4])}), so they cannot stand in one batch."

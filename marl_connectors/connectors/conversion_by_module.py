@@ -36,8 +36,9 @@ def _orders(batch: ColumnBatch) -> dict[ModuleID, np.ndarray]:
         rows = group.rows
         if rows.acted is None:
             continue  # one row for each episode
-        counts = rows.counts if group.splits == rows.splits else _real_counts(group)
-        counts = counts if group.sequences is None else group.sequences.counts.tolist()
+        counts = rows.counts
+        if group.sequences is not None:  # episodes whose rows are gone have no sequences
+            counts = [count for count in group.sequences.counts.tolist() if count]
         for episode, count in zip(rows.episodes, counts, strict=True):
             module_id = episode.module_id or DEFAULT_MODULE_ID
             begin = sizes.get(module_id, 0)
@@ -45,12 +46,6 @@ def _orders(batch: ColumnBatch) -> dict[ModuleID, np.ndarray]:
             places.setdefault(module_id, {}).setdefault(item_key(episode), []).extend(range(begin, begin + count))
     orders = {m: np.array([row for own in by_key.values() for row in own], np.int64) for m, by_key in places.items()}
     return {module_id: order for module_id, order in orders.items() if (np.diff(order) < 0).any()}
-
-
-def _real_counts(group: ColumnGroup) -> list[int]:
-    """How many rows each episode has after last observations, and perhaps masked steps, were dropped."""
-    counts = [count - 1 for count in group.rows.counts]
-    return counts if sum(counts) == group.splits[-1] else [0] * len(counts)
 
 
 def _reorder(by_module: dict[ModuleID, Any], module_id: ModuleID, order: np.ndarray) -> None:
@@ -79,6 +74,7 @@ def drop_last_rows(batch: ColumnBatch, by_module: dict[ModuleID, dict[str, Any]]
         shortened = (_have(by_module.get(module_id, {}), count) for module_id, count in then.items() if count)
         if now != then and all(shortened):
             without_last_rows(group, acted)
+            group.rows = group.rows.kept(np.flatnonzero(acted))
 
 
 def without_last_rows(group: ColumnGroup, keep: np.ndarray) -> None:

@@ -15,6 +15,7 @@ from marl_connectors.connectors.learner.learner_connector_pipeline import EPISOD
 from marl_connectors.connectors.snapshots import ColumnShape, Snapshot
 from marl_connectors.episodes.column_batch import ColumnBatch
 from marl_connectors.errors import ConnectorError
+from marl_connectors.metrics import MetricsLogger
 
 WIDTH = 120
 """Of the table, in characters."""
@@ -30,25 +31,33 @@ class PieceReport:
         form: ``"columns"``, ``"items"`` (with a conversion before and after where the batch is in columns), or
             ``"idle"`` for a piece that has nothing to do on columns.
         seconds: How long it took.
-        bytes_copied: Of the columns after it, what is neither in those before it nor in the trajectories.
+        bytes_copied: Of the columns after it, what is neither in those before it nor in the trajectories; and
+            ``bytes_written``.
+        bytes_written: Of what it wrote to the trajectories.
         before: The columns that came in.
         after: The columns that went out.
         added: Names of columns that are new.
         changed: Names of columns whose values, shape, dtype or device are others.
         removed: Names of columns that are gone.
         written: Names of columns of the trajectories that it changed.
+        written_before: Those columns as they were, for the batch's rows; or for the single steps that it changed,
+            where the batch has no rows or it changed others.
+        written_after: The same as they are now.
     """
 
     name: str
     form: str
     seconds: float
     bytes_copied: int
+    bytes_written: int
     before: tuple[ColumnShape, ...]
     after: tuple[ColumnShape, ...]
     added: tuple[str, ...]
     changed: tuple[str, ...]
     removed: tuple[str, ...]
     written: tuple[str, ...]
+    written_before: tuple[ColumnShape, ...]
+    written_after: tuple[ColumnShape, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -181,6 +190,7 @@ def explain(
         ConnectorError: If the episodes hold something that cannot be copied.
     """
     state = pipeline.get_state()
+    metrics = common.pop("metrics", None)
     explanation = Explanation(type(pipeline).__name__, ())
     for _ in range(2):
         try:
@@ -195,7 +205,13 @@ def explain(
         try:
             with torch.random.fork_rng(devices=[]):
                 explanation, _ = trace(
-                    pipeline, own_batch, episodes=own_episodes, shared_data=own_data, rl_module=rl_module, **common
+                    pipeline,
+                    own_batch,
+                    episodes=own_episodes,
+                    shared_data=own_data,
+                    rl_module=rl_module,
+                    metrics=MetricsLogger() if metrics is None else copy.deepcopy(metrics),
+                    **common,
                 )
         finally:
             pipeline.set_state(copy.deepcopy(state))
@@ -203,17 +219,21 @@ def explain(
 
 
 def _report(name: str, form: str, seconds: float, before: Snapshot, after: Snapshot) -> PieceReport:
+    written_before, written_after, bytes_written = after.writes_since(before)
     return PieceReport(
         name=name,
         form=form,
         seconds=seconds,
-        bytes_copied=after.bytes_not_in(before),
+        bytes_copied=after.bytes_not_in(before) + bytes_written,
+        bytes_written=bytes_written,
         before=before.shapes,
         after=after.shapes,
         added=tuple(column for column in after.names if column not in before.names),
         changed=after.changed_since(before),
         removed=tuple(column for column in before.names if column not in after.names),
         written=after.written_since(before),
+        written_before=written_before,
+        written_after=written_after,
     )
 
 
@@ -228,11 +248,11 @@ def _wait_for_gpu(snapshot: Snapshot) -> None:
 def _changes(piece: PieceReport) -> list[str]:
     """A cell for each column that was added, changed, removed or written to."""
     cells = []
-    for mark, names in (("+", piece.added), ("~", piece.changed)):
+    marked = [("+", piece.added, piece.after), ("~", piece.changed, piece.after), ("-", piece.removed, ())]
+    for mark, names, after in (*marked, (">", piece.written, piece.written_after)):
         for name in names:
-            shapes = [shape for shape in piece.after if shape.name == name]
-            cells.append(f"{mark}{_short(name, 28)} {_kinds(shapes)}")
-    cells += [f"-{_short(name, 28)}" for name in piece.removed] + [f">{_short(name, 28)}" for name in piece.written]
+            shapes = [shape for shape in after if shape.name == name]
+            cells.append(f"{mark}{_short(name, 28)} {_kinds(shapes)}".rstrip())
     return cells or [""]
 
 

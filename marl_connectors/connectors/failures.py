@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from types import CodeType, TracebackType
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ class Progress(threading.local):
         episode: The agent episode that ``single_agent_episode_iterator`` gave last and that the piece works on.
         item: Column(s) and ``(episode id, agent id, module id)`` of an item whose change failed.
         converting: The items that are about to become columns.
+        unlike: A column of theirs, and those of its items that did not go into one array.
         module_id: The module on whose columns a piece failed.
         in_train_batch: Whether the piece stands in a learner pipeline; None if unknown.
     """
@@ -28,22 +31,45 @@ class Progress(threading.local):
     episode: SingleAgentEpisode | None = None
     item: tuple[Any, tuple[Any, ...]] | None = None
     converting: dict[str, Any] | None = None
+    unlike: tuple[str, list[Any]] | None = None
     module_id: str | None = None
     in_train_batch: bool | None = None
+    _left: tuple[tuple[SingleAgentEpisode, CodeType, int], ...] = ()
 
     def begin(self, in_train_batch: bool | None) -> None:
         """A piece that works on items begins."""
-        self.episode = self.item = self.converting = self.module_id = None
+        self.episode = self.item = self.converting = self.unlike = self.module_id = None
+        self._left = ()
         self.in_train_batch = in_train_batch
 
-    def describe(self) -> str:
+    def leave_loop(self) -> None:
+        """The loop over agent episodes was left before its end: by ``break``, or by an error, which is not known yet.
+
+        If by an error, its traceback has the very instruction that the loop's function stands at now.
+        """
+        if self.episode is not None:
+            frame = sys._getframe(2)
+            self._left = (*self._left[-7:], (self.episode, frame.f_code, frame.f_lasti))
+
+    def _episode_of(self, error: BaseException) -> SingleAgentEpisode | None:
+        """The agent episode on which an error was raised."""
+        if self.episode is not None or not self._left:
+            return self.episode
+        raised: set[tuple[CodeType, int]] = set()
+        cause: BaseException | None = error
+        while cause is not None:
+            raised |= {(entry.tb_frame.f_code, entry.tb_lasti) for entry in _entries(cause.__traceback__)}
+            cause = cause.__cause__
+        return next((episode for episode, *place in self._left if tuple(place) in raised), None)
+
+    def describe(self, error: BaseException) -> str:
         """`` for agent 'a' (...) at env step 7``, or nothing if nothing is known."""
         if self.item is not None:
             column, ids = self.item
             whose = _whose(*ids)
             return f" for column {column!r}{f' of {whose}' if whose else ''}"
-        if self.episode is not None:
-            episode = self.episode
+        episode = self._episode_of(error)
+        if episode is not None:
             episode_id = episode.id_ if episode.agent_id is None else episode.multi_agent_episode_id
             whose = _whose(episode_id, episode.agent_id, episode.module_id)
             return f" for {whose}{self._env_steps(episode)}"
@@ -55,20 +81,30 @@ class Progress(threading.local):
         return modules_named([known] if known is not None and known in module_ids else module_ids)
 
     def odd_item(self) -> str:
-        """A sentence that names the first item that is unlike most others of its column, or nothing."""
-        for name, by_key in (self.converting or {}).items():
-            if not isinstance(by_key, dict):
-                continue
-            shapes = {key: [_shape(item) for item in items] for key, items in by_key.items() if isinstance(items, list)}
-            counts = Counter(shape for own in shapes.values() for shape in own)
-            if len(counts) < 2:
-                continue
-            usual = counts.most_common(1)[0][0]
-            for key, own in shapes.items():
-                for shape in own:
-                    if shape != usual:
-                        whose = _whose(*(*key, None, None)[:3])
-                        return f" The first item of {name!r} that is not {usual} but {shape} is of {whose}."
+        """A sentence that names the first item that is unlike most others, or nothing.
+
+        Only of those that did not go into one array; within one module, if they differ there.
+        """
+        if self.unlike is None:
+            return ""
+        name, items = self.unlike
+        mine = set(map(id, items))
+        by_key = (self.converting or {}).get(name)
+        if not isinstance(by_key, dict):
+            return ""
+        shapes = [(key, _shape(item)) for key, own in by_key.items() for item in own if id(item) in mine]
+        by_module: dict[Any, list[tuple[Any, str]]] = {}
+        for key, shape in shapes:
+            by_module.setdefault((*key, None, None)[2], []).append((key, shape))
+        for own in (*by_module.values(), shapes):
+            counts = Counter(shape for _, shape in own)
+            usual, times = counts.most_common(1)[0] if len(counts) > 1 else ("", 0)
+            if own is shapes and 2 * times <= len(own):
+                break  # modules differ, and none of them is the odd one
+            for key, shape in own if times else ():
+                if shape != usual:
+                    whose = _whose(*(*key, None, None)[:3])
+                    return f" The first item of {name!r} that is not {usual} but {shape} is of {whose}."
         return ""
 
     def _env_steps(self, episode: SingleAgentEpisode) -> str:
@@ -89,6 +125,12 @@ def modules_named(module_ids: Iterable[str]) -> str:
     names = list(module_ids)
     shown = ", ".join(repr(name) for name in names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
     return f" for module{'s' if len(names) > 1 else ''} {shown}" if names else ""
+
+
+def _entries(traceback: TracebackType | None) -> Iterator[TracebackType]:
+    while traceback is not None:
+        yield traceback
+        traceback = traceback.tb_next
 
 
 def _whose(episode_id: Any, agent_id: Any, module_id: Any) -> str:

@@ -10,7 +10,8 @@ from gymnasium import Space, spaces
 
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.agent_steps import AgentLookup, ColumnSteps, ItemSteps, Steps
-from marl_connectors.connectors.connector_v2 import ConnectorV2, item_key, unstack
+from marl_connectors.connectors.connector_v2 import item_key, unstack
+from marl_connectors.connectors.in_both_pipelines import InBothPipelines
 from marl_connectors.connectors.space_trees import fits, has_dtypes, shape_of
 from marl_connectors.episodes.column_batch import ColumnGroup
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
@@ -43,11 +44,11 @@ class Work(NamedTuple):
     observations: Tree
 
 
-class ObservationTransform(ConnectorV2):
+class ObservationTransform(InBothPipelines):
     """A piece that makes another observation of each observation. Base of the built-in ones.
 
     Reads ``obs``: from the batch, if a piece before has put it there, else from the episodes. Writes it back to where
-    it was; in a learner pipeline (``as_learner_connector=True``) always to the batch. What has the shape that comes
+    it was; in a learner pipeline (see ``as_learner_connector``) always to the batch. What has the shape that comes
     out already is left as it is, so that the piece may run twice over the same steps.
 
     Subclasses override ``plan`` and ``transform``, which get batches in both forms, so that these cannot differ.
@@ -59,7 +60,7 @@ class ObservationTransform(ConnectorV2):
         input_action_space: Space | None = None,
         *,
         multi_agent: bool | None = None,
-        as_learner_connector: bool = False,
+        as_learner_connector: bool | None = None,
     ):
         """Builds the piece; subclasses set their own attributes first, since ``plan`` may be called from here.
 
@@ -68,10 +69,10 @@ class ObservationTransform(ConnectorV2):
             input_action_space: As for every piece.
             multi_agent: Whether the spaces are Dicts by agent id. None finds out: they are if both are Dicts with the
                 same keys.
-            as_learner_connector: Whether the piece stands in a learner pipeline.
+            as_learner_connector: Whether the piece stands in a learner pipeline; None leaves it to the pipeline.
         """
         self._multi_agent = multi_agent
-        self._as_learner_connector = as_learner_connector
+        self.as_learner_connector = as_learner_connector
         self._plans: dict[AgentID | None, Plan] = {}
         self._late_plans: list[tuple[tuple[Space | None, Space | None], Plan]] = []
         self._lookup = AgentLookup()
@@ -205,7 +206,7 @@ class ObservationTransform(ConnectorV2):
 
     def give_back(self, columns: ColumnGroup, observations: Tree, changed: Tree) -> None:
         """Puts what has become of ``given`` observations where it belongs."""
-        if Columns.OBS in columns or self._as_learner_connector:
+        if Columns.OBS in columns or self.learns:
             columns[Columns.OBS] = changed
         elif changed is not observations:
             columns.rows.set(Columns.OBS, changed)
@@ -216,7 +217,7 @@ class ObservationTransform(ConnectorV2):
         into: dict[str, Any] = {}
         for episode, steps, observations in list(self.work(batch, episodes)):
             items = unstack(self.changed(observations, steps))
-            if in_batch or self._as_learner_connector:
+            if in_batch or self.learns:
                 self.add_n_batch_items(into, Columns.OBS, items, steps.count, episode)
             else:
                 episode.set_observations(new_data=items[0], at_indices=-1)
@@ -226,7 +227,7 @@ class ObservationTransform(ConnectorV2):
 
     def work(self, batch: Mapping[str, Any], episodes: Sequence[Any]) -> Iterator[Work]:
         """The observations that a call is about: the newest ones, or in a learner pipeline all that were acted on."""
-        learns = self._as_learner_connector
+        learns = self.learns
         given = batch.get(Columns.OBS)
         if given is not None and not isinstance(given, dict):
             raise ConnectorError(

@@ -1,23 +1,34 @@
-"""The order in which the library's own pieces make sense, checked when a pipeline is built.
+"""Where pieces may stand, checked when a pipeline is built and whenever it is edited.
 
-Only pieces of the library are held to it. A user's piece may stand anywhere, and any piece may be left out: it is then
-up to the others to do its work.
+The library's own pieces are held to a kind of pipeline (their ``belongs_in``) and to an order, and so are subclasses of
+them unless they set ``belongs_in`` to nothing. Other pieces may stand anywhere, and any piece may be left out: it is
+then up to the others to do its work.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from marl_connectors.connectors.connector_v2 import ConnectorV2
+from marl_connectors.connectors.connector_v2 import ENV_TO_MODULE, LEARNER, MODULE_TO_ENV, ConnectorV2
+from marl_connectors.connectors.in_both_pipelines import InBothPipelines
 from marl_connectors.errors import ConfigError
 
-_ADDS = "what it adds"
-_REWARDS = "the rewards that it changes"
-_BY_MODULE = "the items sorted by module"
-_BY_AGENT = "the items given back to the agents"
-_LONGER = {"AddOneTsToEpisodesAndTruncate": "episodes with a step to be bootstrapped from"}
+_KINDS = {
+    ENV_TO_MODULE: ("an env-to-module", ".env_runners(env_to_module_connector=...)"),
+    MODULE_TO_ENV: ("a module-to-env", ".env_runners(module_to_env_connector=...)"),
+    LEARNER: ("a learner", ".learners(learner_connector=...)"),
+}
+_ADDS = "needs what {} adds to the batch"
+_REWARDS = "needs the rewards that {} changes"
+_BY_MODULE = "needs the items by module, as {} leaves them"
+_BY_AGENT = "needs the items by agent, as {} leaves them"
+_ARRAYS = "needs the arrays that {} makes"
+_ACTIONS = "needs the actions that {} adds"
+_LONGER = {"AddOneTsToEpisodesAndTruncate": "needs the step that {} adds to each episode"}
+_ADD = "AddObservationsFromEpisodesToBatch"
+_WRITE = "WriteObservationsToEpisodes"
 _ADDS_ITEMS = (
-    "AddObservationsFromEpisodesToBatch",
+    _ADD,
     "AddColumnsFromEpisodesToTrainBatch",
     "AddInfosFromEpisodesToTrainBatch",
     "AddNextObservationsFromEpisodesToTrainBatch",
@@ -25,67 +36,156 @@ _ADDS_ITEMS = (
 )
 _CHANGES_REWARDS = ("ClipRewards", "NormalizeRewards", "ScaleRewards")
 _SEQUENCES = ("AddTimeDimToBatchAndZeroPad", "AddStatesFromEpisodesToBatch")
+_OBSERVATION_PIECES = (
+    "ObservationTransform",
+    "SingleAgentObservationPreprocessor",
+    "MultiAgentObservationPreprocessor",
+)
+_LEAVE_EPISODES = ("AgentToModuleMapping", "BatchIndividualItems", "NumpyToTensor")
 
 NEEDS_BEFORE: dict[str, dict[str, str]] = {
-    **dict.fromkeys((*_ADDS_ITEMS, *_CHANGES_REWARDS), _LONGER),
+    **dict.fromkeys((*_ADDS_ITEMS, *_CHANGES_REWARDS, "ObservationTransform"), _LONGER),
+    _WRITE: {_ADD: "needs the observations that {} adds to the batch"},
     "AddTimeDimToBatchAndZeroPad": {**_LONGER, **dict.fromkeys(_ADDS_ITEMS, _ADDS)},
-    "AddStatesFromEpisodesToBatch": {"AddTimeDimToBatchAndZeroPad": "the sequences"},
-    "AgentToModuleMapping": {**dict.fromkeys((*_ADDS_ITEMS, *_SEQUENCES), _ADDS), "NormalizeRewards": _REWARDS},
+    "AddStatesFromEpisodesToBatch": {"AddTimeDimToBatchAndZeroPad": "needs the sequences that {} makes"},
+    "AgentToModuleMapping": dict.fromkeys((*_ADDS_ITEMS, *_SEQUENCES), _ADDS),
     "BatchIndividualItems": {
         **dict.fromkeys((*_ADDS_ITEMS, *_SEQUENCES), _ADDS),
         "AgentToModuleMapping": _BY_MODULE,
-        "NormalizeRewards": _REWARDS,
     },
-    "NumpyToTensor": {"BatchIndividualItems": "arrays"},
+    "NumpyToTensor": {"BatchIndividualItems": _ARRAYS, **dict.fromkeys((*_ADDS_ITEMS, *_SEQUENCES), _ADDS)},
     "GeneralAdvantageEstimation": {
         **dict.fromkeys(_CHANGES_REWARDS, _REWARDS),
-        "AddColumnsFromEpisodesToTrainBatch": "the rewards in the batch",
-        "BatchIndividualItems": "arrays",
-        "NumpyToTensor": "tensors",
+        "AddColumnsFromEpisodesToTrainBatch": "needs the rewards that {} adds to the batch",
+        "BatchIndividualItems": _ARRAYS,
+        "NumpyToTensor": "needs the tensors that {} makes",
     },
-    "TensorToNumpy": {"GetActions": "the actions, chosen from tensors"},
-    "UnBatchToIndividualItems": {"TensorToNumpy": "arrays"},
-    "ModuleToAgentUnmapping": {"UnBatchToIndividualItems": "items in lists"},
+    "TensorToNumpy": {"GetActions": "takes away the tensors from which {} draws"},
+    "UnBatchToIndividualItems": {"GetActions": _ACTIONS, "TensorToNumpy": _ARRAYS},
+    "ModuleToAgentUnmapping": {
+        "GetActions": _ACTIONS,
+        "UnBatchToIndividualItems": "needs the lists of items that {} makes",
+    },
     "RemoveSingleTsTimeRankFromBatch": {"ModuleToAgentUnmapping": _BY_AGENT},
-    "NormalizeAndClipActions": {"GetActions": "the actions", "ModuleToAgentUnmapping": _BY_AGENT},
+    "NormalizeAndClipActions": {"GetActions": _ACTIONS, "ModuleToAgentUnmapping": _BY_AGENT},
     "ListifyDataForVectorEnv": {
-        "GetActions": "the actions",
+        "GetActions": _ACTIONS,
         "ModuleToAgentUnmapping": _BY_AGENT,
-        "NormalizeAndClipActions": "the actions in the environment's range",
+        "NormalizeAndClipActions": "needs the actions in the environment's range, which {} adds",
     },
 }
-"""Piece to the pieces that must stand before it where a pipeline has both, with what it needs of each."""
+"""Piece to the pieces that must stand before it where a pipeline has both, and why: what it does, ``{}`` the other."""
+
+_OF_EPISODES = "works on observations by episode, which {} does away with"
+NEEDS_BEHIND: dict[str, dict[str, str]] = {
+    **dict.fromkeys((*_OBSERVATION_PIECES, _WRITE), dict.fromkeys(_LEAVE_EPISODES, _OF_EPISODES)),
+    "FrameStacking": {_ADD: "adds stacked observations to the batch, to which {} has then added single ones"},
+    "MeanStdFilter": {
+        **dict.fromkeys(_LEAVE_EPISODES, _OF_EPISODES),
+        "FrameStacking": "changes what the learner gets only where {} has not put observations into the batch already",
+    },
+    "NormalizeRewards": dict.fromkeys(_LEAVE_EPISODES, "needs the rewards by episode, which {} does away with"),
+}
+"""Piece to the pieces that must stand behind it where a pipeline has both, and why."""
+
+_WRITES = "changes observations in the episodes, which {} has then read already"
+_MASKS = "takes the mask out of the environment's observation, which {} has then changed already"
+_AFTER_MASKS = (
+    "AgentIdEncoding",
+    "FlattenObservations",
+    "FrameStacking",
+    "ImageToFloat",
+    "MeanStdFilter",
+    "OneHotObservations",
+    "PadObservations",
+    "PrevActionsPrevRewards",
+)
 
 
-def check_order(pipeline: str, pieces: Sequence[ConnectorV2]) -> None:
-    """Holds pieces, in their order, against ``NEEDS_BEFORE``.
+def check_pieces(pipeline: str, kind: str | None, pieces: Sequence[ConnectorV2]) -> None:
+    """Holds pieces against the kind of pipeline that they stand in, and against each other.
 
     Args:
         pipeline: Its name, for the message.
-        pieces: Those of nested pipelines in the place of these.
+        kind: What it is; None for a plain one, whose pieces may be of any kind.
+        pieces: In order, those of nested pipelines in the place of these.
 
     Raises:
-        ConfigError: If a piece comes too late for one that needs it.
+        ConfigError: If a piece stands twice, in the wrong kind of pipeline, or in the wrong order.
     """
-    standing: set[str] = set()
+    known: set[int] = set()
+    for piece in pieces:
+        if id(piece) in known:
+            raise ConfigError(
+                f"{pipeline}: the same {type(piece).__name__} object stands in it twice. Make one for each place."
+            )
+        known.add(id(piece))
+    if kind is not None:
+        for piece in pieces:
+            _check_kind(pipeline, kind, piece)
+    _check_order(pipeline, kind, pieces)
+
+
+def _check_kind(pipeline: str, kind: str, piece: ConnectorV2) -> None:
+    name, (here, _) = type(piece).__name__, _KINDS[kind]
+    if piece.belongs_in and kind not in piece.belongs_in:
+        where = " or ".join(f"the {_KINDS[other][0].split(' ', 1)[1]} pipeline" for other in piece.belongs_in)
+        settings = " or ".join(_KINDS[other][1] for other in piece.belongs_in)
+        raise ConfigError(
+            f"{pipeline}: {name} stands in {here} pipeline, but belongs into {where}. Give it to {settings}."
+        )
+    said = piece.as_learner_connector if isinstance(piece, InBothPipelines) else None
+    if said is not None and said != (kind == LEARNER):
+        raise ConfigError(
+            f"{pipeline}: {name} stands in {here} pipeline, but was built with as_learner_connector={said}. Leave the "
+            f"argument out: the pipeline tells the piece where it stands."
+        )
+
+
+def _check_order(pipeline: str, kind: str | None, pieces: Sequence[ConnectorV2]) -> None:
+    names = [_names(piece) for piece in pieces]
     for i, piece in enumerate(pieces):
-        later = {name for other in pieces[i + 1 :] for name in _names(other)}
-        for needed, what in NEEDS_BEFORE.get(_own_name(piece), {}).items():
-            if needed in later - standing:
-                name = type(piece).__name__
+        name = type(piece).__name__
+        before = set[str]().union(*names[:i])
+        behind = set[str]().union(*names[i + 1 :])
+        for other, why in _needs_before(names[i], pieces[:i]).items():
+            if other in behind - before:
                 raise ConfigError(
-                    f"{pipeline}: {name} stands before {needed}, but needs {what} from it. Put {name} behind {needed}, "
-                    f'for example with insert_after("{needed}", ...), or leave one of the two out.'
+                    f"{pipeline}: {name} stands before {other}, but {why.format(other)}. Put {name} behind {other}, "
+                    f'for example with insert_after("{other}", ...), or leave one of the two out.'
                 )
-        standing |= _names(piece)
+        for other, why in _needs_behind(piece, names[i], kind, behind).items():
+            if other in before:
+                raise ConfigError(
+                    f"{pipeline}: {name} stands behind {other}, but {why.format(other)}. Put {name} before {other}, "
+                    f'for example with insert_before("{other}", ...), or leave one of the two out.'
+                )
 
 
-def _own_name(piece: ConnectorV2) -> str:
-    """The name of one of the library's pieces; nothing for a user's, also if it has the same name or a like base."""
-    cls = type(piece)
-    return cls.__name__ if cls.__module__.startswith("marl_connectors.") else ""
+def _needs_before(names: Sequence[str], before: Sequence[ConnectorV2]) -> Mapping[str, str]:
+    """What must stand before a piece, if anywhere."""
+    needs = {other: why for name in names for other, why in NEEDS_BEFORE.get(name, {}).items()}
+    if any(not piece.belongs_in or "FrameStacking" in _names(piece) for piece in before) and _WRITE in names:
+        return {}  # one of them adds the observations
+    return needs
 
 
-def _names(piece: ConnectorV2) -> set[str]:
-    """What a piece can stand for: a user's subclass does its base's work."""
-    return {cls.__name__ for cls in type(piece).__mro__ if cls.__module__.startswith("marl_connectors.")}
+def _needs_behind(piece: ConnectorV2, names: Sequence[str], kind: str | None, behind: set[str]) -> Mapping[str, str]:
+    """What must stand behind a piece, if anywhere."""
+    needs = {other: why for name in names for other, why in NEEDS_BEHIND.get(name, {}).items()}
+    learns = kind == LEARNER
+    if isinstance(piece, InBothPipelines):
+        open_yet = kind is None and piece.as_learner_connector is None and LEARNER in piece.belongs_in
+        learns = learns or piece.learns or open_yet
+    if not set(names).isdisjoint(_OBSERVATION_PIECES) and not learns and _WRITE not in behind:
+        needs.setdefault(_ADD, _WRITES)
+    if "ActionMasking" in names and getattr(piece, "source", None) != "infos":
+        needs.update(dict.fromkeys(_AFTER_MASKS, f'{_MASKS} (source="infos" would not)'))
+    return needs
+
+
+def _names(piece: ConnectorV2) -> tuple[str, ...]:
+    """The library's pieces whose work a piece does: a user's subclass does its base's. Nothing for free ones."""
+    if not piece.belongs_in:
+        return ()
+    return tuple(cls.__name__ for cls in type(piece).__mro__ if cls.__module__.startswith("marl_connectors."))

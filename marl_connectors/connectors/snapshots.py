@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.episodes.column_batch import ColumnBatch
 from marl_connectors.episodes.extended_episodes import originals
+from marl_connectors.errors import EpisodeError
 from marl_connectors.trees import leaves
 from marl_connectors.typing import ModuleID
 
@@ -64,12 +65,18 @@ class Snapshot:
                 self._columns[modules, name, leaf] = (_shape(modules, name, leaf, values, is_list), values)
         self._arrays = [value for _, values in self._columns.values() for value in values]
         self._trajectories = _trajectories(batch, episodes)
+        self._rows = _rows_of(batch)
+        self._steps = _steps_of(batch, episodes)
         self._memory = _Memory([*self._arrays, *(value for values in self._trajectories.values() for value in values)])
         self.shapes = tuple(shape for shape, _ in self._columns.values())
         self.names = tuple(dict.fromkeys(shape.name for shape in self.shapes))
         if keep_values:
             self._columns = {key: (shape, _copies(values)) for key, (shape, values) in self._columns.items()}
             self._trajectories = {key: _copies(values) for key, values in self._trajectories.items()}
+            self._rows = {key: (shape, _copies(values)) for key, (shape, values) in self._rows.items()}
+            self._steps = {
+                key: (module, [_copies(step) for step in steps]) for key, (module, steps) in self._steps.items()
+            }
 
     def bytes_not_in(self, earlier: Snapshot) -> int:
         """Bytes of this batch that are in memory of their own."""
@@ -95,6 +102,46 @@ class Snapshot:
             if before is None or not _equal(values, before):
                 found[key[2]] = None
         return tuple(found)
+
+    def writes_since(self, earlier: Snapshot) -> tuple[tuple[ColumnShape, ...], tuple[ColumnShape, ...], int]:
+        """What was written to the trajectories: as it was, as it is, and its bytes.
+
+        These are the batch's rows in the columns that differ, or the single steps that do, where no row does.
+        """
+        before: list[ColumnShape] = []
+        after: list[ColumnShape] = []
+        num_bytes = 0
+        for name in self.written_since(earlier):
+            for old, new, size in self._rows_written(name, earlier) or self._steps_written(name, earlier):
+                before += [] if old is None else [old]
+                after.append(new)
+                num_bytes += size
+        return tuple(before), tuple(after), num_bytes
+
+    def _rows_written(self, name: str, earlier: Snapshot) -> list[tuple[ColumnShape | None, ColumnShape, int]]:
+        found = []
+        for key, (shape, values) in self._rows.items():
+            old, old_values = earlier._rows.get(key, (None, []))
+            if key[1] == name and not _equal(values, old_values):
+                found.append((old, shape, _num_bytes(values)))
+        return found
+
+    def _steps_written(self, name: str, earlier: Snapshot) -> list[tuple[ColumnShape | None, ColumnShape, int]]:
+        by_module: dict[tuple[ModuleID, ...], list[tuple[list[Any] | None, list[Any]]]] = {}
+        for key, (modules, steps) in self._steps.items():
+            if key[1] == name:
+                old = earlier._steps[key][1] if key in earlier._steps else []
+                pairs = [(old[i] if i < len(old) else None, step) for i, step in enumerate(steps)]
+                changed = [pair for pair in pairs if pair[0] is None or not _equal(pair[1], pair[0])]
+                by_module.setdefault(modules, []).extend(changed)
+        found = []
+        for modules, changed in by_module.items():
+            for leaf in range(len(changed[0][1]) if changed else 0):
+                old, new = ([step[leaf] for step in steps if step] for steps in zip(*changed, strict=True))
+                before, after = (_shape_of_steps(modules, name, items) if items else None for items in (old, new))
+                if after is not None:
+                    found.append((before, after, _num_bytes(new)))
+        return found
 
 
 class _Memory:
@@ -189,20 +236,65 @@ def _shape(modules: tuple[ModuleID, ...], name: str, leaf: str, values: list[Any
     return ColumnShape(modules, name, leaf, tuple(np.shape(first)), f"{kind}{dtype}", device)
 
 
+def _shape_of_steps(modules: tuple[ModuleID, ...], name: str, items: list[Any]) -> ColumnShape:
+    shape = _shape(modules, name, "", items, True)
+    return replace(shape, dtype=shape.dtype.removeprefix("list of "), device="cpu")
+
+
 def _trajectories(batch: Any, episodes: Sequence[Any]) -> dict[tuple[str, int, str], list[Any]]:
     """The columns of all rollouts that the batch has rows of, and of all agent episodes."""
     groups = batch.groups if isinstance(batch, ColumnBatch) else []
     rollouts = {id(part.rollout): part.rollout for group in groups for part in group.rows.parts}
-    parts = [episode for group in groups for episode in group.rows.episodes]
-    parts += ConnectorV2.single_agent_episode_iterator(episodes, agents_that_stepped_only=False)
     found: dict[tuple[str, int, str], list[Any]] = {}
     for i, rollout in enumerate(rollouts.values()):
         for name in rollout.columns:
             found["rollout", i, name] = [*leaves(rollout.columns[name]), *leaves(rollout.source(name))]
-    for i, episode in enumerate({id(part): part for part in originals(parts)}.values()):
+    for i, episode in enumerate(_agent_episodes(batch, episodes)):
         for name in (*_TRAJECTORIES, *episode.storage.extra_keys()):
             found["episode", i, name] = leaves(episode.storage.column(name))
     return found
+
+
+def _rows_of(batch: Any) -> dict[tuple[Any, ...], tuple[ColumnShape, list[Any]]]:
+    """What the trajectories have for the rows of the batch."""
+    found: dict[tuple[Any, ...], tuple[ColumnShape, list[Any]]] = {}
+    for group in batch.groups if isinstance(batch, ColumnBatch) else []:
+        for name in dict.fromkeys(name for part in group.rows.parts for name in part.rollout.columns):
+            try:
+                column = group.rows.get(name) if group.rows.has(name) else None
+            except (EpisodeError, KeyError):  # some rows have it, or have it in other shapes
+                continue
+            for leaf, values, _ in [] if column is None else _leaves(column):
+                found[group.module_ids, name, leaf] = (_shape(group.module_ids, name, leaf, values, False), values)
+    return found
+
+
+def _steps_of(
+    batch: Any, episodes: Sequence[Any]
+) -> dict[tuple[int, str], tuple[tuple[ModuleID, ...], list[list[Any]]]]:
+    """The columns of all agent episodes, step by step, each step as its leaves."""
+    found: dict[tuple[int, str], tuple[tuple[ModuleID, ...], list[list[Any]]]] = {}
+    for i, episode in enumerate(_agent_episodes(batch, episodes)):
+        modules = () if episode.module_id is None else (episode.module_id,)
+        for name in (*_TRAJECTORIES, *episode.storage.extra_keys()):
+            column = episode.storage.column(name)
+            if isinstance(column, list):
+                steps = [leaves(item) for item in column]
+            else:
+                steps = [list(step) for step in zip(*leaves(column), strict=True)]
+            found[i, name] = (modules, steps)
+    return found
+
+
+def _agent_episodes(batch: Any, episodes: Sequence[Any]) -> list[Any]:
+    groups = batch.groups if isinstance(batch, ColumnBatch) else []
+    parts = [episode for group in groups for episode in group.rows.episodes]
+    parts += ConnectorV2.single_agent_episode_iterator(episodes, agents_that_stepped_only=False)
+    return list({id(part): part for part in originals(parts)}.values())
+
+
+def _num_bytes(values: Sequence[Any]) -> int:
+    return sum(value.nbytes if hasattr(value, "nbytes") else np.asarray(value).nbytes for value in values)
 
 
 def _copies(values: list[Any]) -> list[Any]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from marl_connectors.episodes.rows import Rows
 from marl_connectors.episodes.sequences import PaddedColumns, Sequences
+from marl_connectors.errors import did_you_mean
 from marl_connectors.typing import ModuleID
 
 
@@ -42,6 +43,12 @@ class ColumnGroup(dict[str, Any]):
         self.rows_per_module: int | None = rows.rows_per_module
         self.sequences: Sequences | None = None
         self.action_dist_cls: type | None = None
+
+    def __missing__(self, name: str) -> Any:
+        raise KeyError(
+            f"no column {name!r} in the batch. {did_you_mean(name, self)} Columns of the trajectories: "
+            f"columns.rows.get({name!r})."
+        )
 
     def like(self) -> ColumnGroup:
         """A group for the same rows without columns."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import Space
@@ -12,8 +13,8 @@ from marl_connectors.columns import Columns
 from marl_connectors.episodes.info_column import InfoColumn
 from marl_connectors.episodes.rollout import Positions, Rollout
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
-from marl_connectors.errors import EpisodeError
-from marl_connectors.trees import tree_map
+from marl_connectors.errors import EpisodeError, did_you_mean
+from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import ModuleID, Tree
 
 
@@ -46,7 +47,18 @@ class Rows:
         rows_per_module: How many rows each module has, or None if they differ.
     """
 
-    __slots__ = ("_length", "acted", "counts", "episodes", "module_ids", "parts", "rows_per_module", "splits")
+    __slots__ = (
+        "_last_steps",
+        "_length",
+        "_whole",
+        "acted",
+        "counts",
+        "episodes",
+        "module_ids",
+        "parts",
+        "rows_per_module",
+        "splits",
+    )
 
     def __init__(
         self,
@@ -65,6 +77,8 @@ class Rows:
         self.counts = counts
         self.acted = acted
         self._length = splits[-1]
+        self._last_steps: np.ndarray | None = None
+        self._whole: tuple[Rows, int] | None = None
         each = {end - begin for begin, end in itertools.pairwise(splits)}
         self.rows_per_module = each.pop() if len(each) == 1 else None
 
@@ -87,17 +101,23 @@ class Rows:
             column: A column of the trajectories, such as ``Columns.OBS`` or ``Columns.REWARDS``; ``Columns.INFOS`` for
                 a list of info dicts.
             offset: Whose item: 0 for the row itself, -1 for the same agent's step before, 1 for the one after.
-            fill: Stands before the beginning of the agent's episode, and behind its newest row.
+            fill: A number that stands before the beginning of the agent's episode, and behind its newest row.
 
         Raises:
-            EpisodeError: If a row is out of reach and there is no ``fill``, or if the episode has had it, but did not
-                keep it.
+            EpisodeError: If there is no such column; if a row is out of reach and there is no ``fill``, or if the
+                episode has had it, but did not keep it.
         """
         if column == Columns.INFOS:
             return self._infos(offset)
         if fill is not None and offset < 0:
             self._check_kept(column, offset)
-        values = [_get(part, column, offset, fill) for part in self.parts]
+        elif fill is None and offset:
+            self._check_reached(column, offset)
+        try:
+            values = [_get(part, column, offset, fill) for part in self.parts]
+        except KeyError:
+            self._check_known(column)
+            raise
         return values[0] if len(values) == 1 else tree_map(lambda *leaves: np.concatenate(leaves), *values)
 
     def _infos(self, offset: int) -> InfoColumn:
@@ -108,23 +128,63 @@ class Rows:
                 found.append(infos.get(position, {}) if there else {})
         return found
 
+    def _check_known(self, column: str) -> None:
+        """Raises for a column that the trajectories do not have."""
+        known = [(*part.rollout.columns, Columns.INFOS) for part in self.parts]
+        if not all(column in names for names in known):
+            raise unknown_column(column, dict.fromkeys(name for names in known for name in names))
+
+    def _check_reached(self, column: str, offset: int) -> None:
+        """Raises for a row that there is not, where nothing is to stand for it."""
+        missing = np.flatnonzero(~self.reached(offset))
+        if not len(missing):
+            return
+        self._check_known(column)
+        self._check_kept(column, offset)
+        episodes, owners = self._owners(missing[:1])
+        first = f"; the first is of {whose(episodes[owners[0]])} at env step {self._t(missing[0])}" if episodes else ""
+        raise EpisodeError(
+            f"Rows: {len(missing)} of {len(self)} rows have no {column!r} at offset {offset}{first}. The agent's "
+            f"episode does not reach that far. Pass fill=, which stands for what there is not."
+        )
+
     def _check_kept(self, column: str, offset: int) -> None:
         """Raises for a row that lies before what its episode keeps, but not before its beginning."""
-        missing = ~self.reached(offset)
-        if not missing.any() or not self.counts:
+        if offset >= 0:
             return
-        episodes = self.episodes
-        owners = np.repeat(np.arange(len(episodes)), self.counts)
-        for i in np.unique(owners[missing]).tolist():
+        missing = np.flatnonzero(~self.reached(offset))
+        episodes, owners = self._owners(missing)
+        for i, row in zip(*(found.tolist() for found in np.unique(owners, return_index=True)), strict=True):
             episode = episodes[i]
             kept = episode.storage.lookback
             if episode.t_started > kept:
-                who = f"episode {episode.id_!r}" if episode.agent_id is None else f"agent {episode.agent_id!r}"
                 raise EpisodeError(
-                    f"Rows: {column!r} at offset {offset} is wanted, but of the {episode.t_started} steps of {who} "
-                    f"before this chunk only {kept} were kept. Set .env_runners(episode_lookback_horizon={-offset}), "
-                    f"or lookback = {-offset} in the piece."
+                    f"Rows: {column!r} at offset {offset} is wanted at env step {self._t(missing[row])}, but of the "
+                    f"{episode.t_started} steps of {whose(episode)} before this chunk only {kept} were kept. Set "
+                    f".env_runners(episode_lookback_horizon={-offset}), or lookback = {-offset} in the piece."
                 )
+
+    def _owners(self, rows: np.ndarray) -> tuple[list[SingleAgentEpisode], np.ndarray]:
+        """Agent episodes, and which of them each row belongs to; nothing where that is not known."""
+        if self._whole is not None:
+            whole, begin = self._whole
+            return whole._owners(rows + begin)
+        if not len(rows) or not self.counts:
+            return [], np.zeros(0, np.int64)
+        return self.episodes, np.searchsorted(np.cumsum(self.counts), rows, side="right")
+
+    def _t(self, row: Any) -> int:
+        """When it was observed."""
+        return int(self.get(Columns.T)[row])
+
+    def last_steps(self) -> np.ndarray:
+        """``[B]`` bool, True in the row of each agent episode's last step."""
+        if self._last_steps is None:
+            counts = np.array(self.counts, np.int64)
+            has_last = (counts > 1) & (self.acted is not None)
+            self._last_steps = np.zeros(len(self), bool)
+            self._last_steps[np.cumsum(counts) - 1 - has_last] = True
+        return self._last_steps
 
     def reached(self, offset: int) -> np.ndarray:
         """``[B]`` bool, whether the agent's episode (with its lookback) has a row at an offset; see ``get``."""
@@ -145,10 +205,75 @@ class Rows:
                 positions = _positions(part)[own]
                 parts.append(RowPart(part.rollout, positions, part.first[own], part.last[own]))
             begin = end
+        if not parts:
+            parts = [RowPart(part.rollout, *(part_of[:0] for part_of in _of_row(part))) for part in self.parts[:1]]
         return Rows(tuple(parts), module_ids=(), splits=(len(index),), episodes=[], counts=[])
 
+    def kept(self, index: np.ndarray) -> Rows:
+        """What these rows are once only some of them are left; in everything but their number like a batch's own rows.
+
+        Args:
+            index: ``[N]`` their numbers, ascending.
+        """
+        return self.at(index)._as_rest_of(self, index)
+
+    def _as_rest_of(self, whole: Rows, index: np.ndarray) -> Rows:
+        counts = np.array(whole.counts, np.int64)
+        owners = np.repeat(np.arange(len(counts)), counts)[index]
+        left = np.bincount(owners, minlength=len(counts))
+        rest = np.flatnonzero(left)
+        Rows.__init__(
+            self,
+            self.parts,
+            module_ids=whole.module_ids,
+            splits=tuple(np.searchsorted(index, whole.splits).tolist()),
+            episodes=[whole.episodes[i] for i in rest.tolist()],
+            counts=left[rest].tolist(),
+            acted=None if whole.acted is None else whole.acted[index],
+        )
+        self._last_steps = whole.last_steps()[index]
+        return self
+
+    def between(self, parts: Iterable[RowPart], begin: int, end: int, module_id: ModuleID) -> Rows:
+        """The rows of one module, for reading and writing only.
+
+        Args:
+            parts: Those of all rows.
+            begin: The module's first row.
+            end: One behind its last row.
+            module_id: Which module it is.
+        """
+        own: list[RowPart] = []
+        start = 0
+        for part in parts:
+            stop = start + len(part.first)
+            low, high = max(begin, start) - start, min(end, stop) - start
+            if low < high or (begin == end and not own):
+                positions = _between(part.positions, low, max(low, high))
+                own.append(RowPart(part.rollout, positions, part.first[low:high], part.last[low:high]))
+            start = stop
+        rows = Rows(tuple(own), module_ids=(module_id,), splits=(0, end - begin), episodes=[], counts=[])
+        rows._whole = (self, begin)
+        return rows
+
+    def check_length(self, column: str, values: Tree) -> None:
+        """Raises unless all values are arrays with one row for each of these."""
+        for leaf in (values,) if type(values) is np.ndarray else leaves(values):
+            shape = getattr(leaf, "shape", ())
+            if not shape or shape[0] != len(self):
+                came = f"of shape {tuple(shape)}" if hasattr(leaf, "shape") else f"with a {type(leaf).__name__} in it"
+                raise EpisodeError(
+                    f"Rows: {column!r} {came} came for {len(self)} rows. Give an array [{len(self)}, ...], one row "
+                    f"for each."
+                )
+
     def set(self, column: str, values: Tree) -> None:
-        """Writes items, ``[B, ...]``, back to the trajectories, where all later pieces and pipelines see them."""
+        """Writes items, ``[B, ...]``, back to the trajectories, where all later pieces and pipelines see them.
+
+        Raises:
+            EpisodeError: If there is not one item for each row.
+        """
+        self.check_length(column, values)
         begin = 0
         for part in self.parts:
             end = begin + len(part.first)
@@ -164,11 +289,6 @@ def _get(part: RowPart, column: str, offset: int, fill: float | None) -> Tree:
     wanted, reached = _wanted(part, offset)
     if reached.all():
         return rollout.read(column, wanted)
-    if fill is None:
-        raise EpisodeError(
-            f"Rows: {int((~reached).sum())} of {len(wanted)} rows have no {column!r} at offset {offset}; the agent's "
-            f"episode does not reach that far. Pass fill=, or raise episode_lookback_horizon."
-        )
     values = rollout.read(column, np.where(reached, wanted, _positions(part)))
 
     def filled(leaf: np.ndarray) -> np.ndarray:
@@ -177,6 +297,29 @@ def _get(part: RowPart, column: str, offset: int, fill: float | None) -> Tree:
         return leaf
 
     return tree_map(filled, values)
+
+
+def _of_row(part: RowPart) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    return _positions(part), part.first, part.last
+
+
+def _between(positions: Positions, low: int, high: int) -> Positions:
+    if not isinstance(positions, slice):
+        return positions[low:high]
+    step = positions.step or 1
+    return slice(positions.start + low * step, positions.start + high * step, positions.step)
+
+
+def unknown_column(column: str, known: Iterable[str]) -> EpisodeError:
+    """The error for a column that trajectories do not have."""
+    return EpisodeError(f"Rows: the trajectories have no column {column!r}. {did_you_mean(column, known)}")
+
+
+def whose(episode: Any) -> str:
+    """An agent episode by its agent, module and id."""
+    if episode.agent_id is None:
+        return f"episode {episode.id_!r}"
+    return f"agent {episode.agent_id!r} (module {episode.module_id!r}, episode {episode.multi_agent_episode_id!r})"
 
 
 def _positions(part: RowPart) -> np.ndarray:

@@ -41,7 +41,7 @@ class Shifted(ColumnConnector):
     """Makes observations of other modules differ, and of other shapes than the environment's."""
 
     def transform(self, batch, *, rows, module_id, explore, **kwargs):
-        obs = torch.as_tensor(batch["obs"])
+        obs = torch.tensor(np.asarray(batch["obs"]))
         shifted = torch.cat([obs, obs[:, :1] + len(module_id)], dim=1)
         return {"obs": shifted if isinstance(batch["obs"], torch.Tensor) else shifted.numpy()}
 

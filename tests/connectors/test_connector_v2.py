@@ -1,3 +1,5 @@
+import copy
+
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -6,6 +8,7 @@ from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.failures import progress
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
+from marl_connectors.errors import ConnectorError
 
 
 @pytest.fixture
@@ -122,9 +125,13 @@ def test_a_piece_without_either_method_says_what_to_override():
         ConnectorV2().on_columns(rl_module=None, columns=None)
 
 
-def test_a_state_is_merged_by_taking_the_first_unless_a_piece_knows_better():
-    assert ConnectorV2().merge_states([{"a": 1}, {"a": 2}]) == {"a": 1}
+def test_like_states_are_merged_and_others_need_a_piece_that_knows_how():
+    state = {"a": 1, "b": [np.array([1.0, np.nan]), {"c": None}]}
+    assert ConnectorV2().merge_states([state, copy.deepcopy(state)]) is state
     assert ConnectorV2().merge_states([]) == {}
+    for other in ({"a": 2, "b": state["b"]}, {"a": 1}, {"a": 1, "b": [np.array([1.0, 2.0]), {"c": None}]}, {"x": 1}):
+        with pytest.raises(ConnectorError, match=r"ConnectorV2: its 2 states differ.*Override merge_states"):
+            ConnectorV2().merge_states([state, other])
 
 
 def test_the_iterator_notes_whose_turn_it_is(game):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 
 import numpy as np
@@ -17,10 +18,12 @@ from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.defaults import env_to_module_pipeline, learner_pipeline
 from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
+from marl_connectors.connectors.env_to_module.mean_std_filter import MeanStdFilter
 from marl_connectors.connectors.explain import WIDTH, trace
 from marl_connectors.connectors.learner.general_advantage_estimation import GeneralAdvantageEstimation
 from marl_connectors.connectors.snapshots import ColumnShape
 from marl_connectors.errors import ConnectorError
+from marl_connectors.metrics import MetricsLogger
 
 COLOURS = dict(zip("abcd", ("red", "green", "blue", "red"), strict=True))
 STEP = {"absent": set(), "ends": {}, "rewards": {"a": 1}}
@@ -101,8 +104,8 @@ def test_what_is_copied_changed_in_place_and_removed():
     adds, doubles = explanation["AddsExtra"], explanation["Doubles"]
     assert (adds.form, adds.added, adds.bytes_copied) == ("items", ("extra",), 4 * 4)
     assert (doubles.added, doubles.changed, doubles.removed) == (("half",), ("obs",), ("extra",))
-    assert doubles.bytes_copied == 4 * 3 * 4  # the new column only: the other was changed where it lies
-    assert "obs" in doubles.written  # and it lies in the trajectories
+    assert doubles.written == ("obs",)  # changed where it lies, in the trajectories
+    assert (doubles.bytes_written, doubles.bytes_copied) == (4 * 3 * 4, 4 * 3 * 4 * 2)  # and the new column
     with pytest.raises(KeyError, match=r"no piece 'Triples'\. Pieces: AddsExtra, "):
         explanation["Triples"]
 
@@ -217,7 +220,7 @@ def test_the_table_fits_a_terminal_and_the_dict_is_json():
     assert lines[0] == "EnvToModulePipeline"
     assert lines[1].split() == ["piece", "form", "µs", "copied", "columns"]
     assert any(line.strip().startswith("+a_column_with_a_rather_long… [4, 1] float64") for line in lines)
-    assert any(line.rstrip().endswith(">obs") for line in lines)
+    assert any(line.rstrip().endswith(">obs [4, 3] float32") for line in lines)
     assert any("+obs [4, 3] float32" in line for line in lines)
     data = json.loads(json.dumps(explanation.to_dict()))
     assert data["pieces"][-1]["after"][-1] == {
@@ -303,3 +306,79 @@ def test_a_single_agent_is_explained_too():
         ("default_policy",), "obs", "", (1, 4), "tensor float32", "cpu"
     )
     algorithm.stop()
+
+
+# What is written back to the trajectories.
+
+
+class Lengthens(ConnectorV2):
+    """Writes longer observations of another type, on items."""
+
+    def recompute_output_observation_space(self, observation_space, action_space):
+        return None
+
+    def __call__(self, *, batch, episodes, **kwargs):
+        for episode in self.single_agent_episode_iterator(episodes):
+            longer = np.append(episode.get_observations(-1), 7).astype(np.float64)
+            episode.set_observations(new_data=longer, at_indices=-1)
+        return batch
+
+
+def test_what_is_written_back_has_shapes_and_bytes():
+    pieces = [AddLastRewardToObservations, Overwrites, MeanStdFilter]
+    algorithm = config(
+        lambda env_config: MortalEnv(), env_to_module_connector=lambda: [p() for p in pieces]
+    ).build_algo()
+    explanation = explain_algorithm(algorithm)["env_to_module"]
+    algorithm.stop()
+    rewards, adds, scales = explanation["AddLastRewardToObservations"], explanation["Overwrites"], explanation[2]
+    short = ColumnShape(("default_policy",), "obs", "", (3, 2), "float32", "cpu")
+    precise = dataclasses.replace(short, shape=(3, 3), dtype="float64")  # as numpy appends a Python number
+    assert (rewards.form, adds.form, scales.form) == ("items", "columns", "columns")
+    assert (rewards.written_before, rewards.written_after) == ((short,), (precise,))
+    assert (adds.written_before, adds.written_after) == ((precise,), (precise,))
+    assert (scales.written_before, scales.written_after) == ((precise,), (precise,))
+    for piece in (rewards, adds, scales):
+        assert (piece.before, piece.after, piece.written) == ((), (), ("obs",))
+        assert piece.bytes_written == piece.bytes_copied == 3 * 3 * 8
+    untouched = explanation["NumpyToTensor"]
+    assert (untouched.written_before, untouched.written_after, untouched.bytes_written) == ((), (), 0)
+    lines = str(explanation).splitlines()
+    assert sum(line.rstrip().endswith("72 B  >obs [3, 3] float64") for line in lines) == 3
+    data = explanation.to_dict()["pieces"][0]
+    assert (data["written"], data["bytes_written"]) == (["obs"], 72)
+    assert [data[key][0]["shape"] for key in ("written_before", "written_after")] == [[3, 2], [3, 3]]
+
+
+def test_in_a_batch_of_items_the_steps_that_were_written_count():
+    pipeline = env_to_module_pipeline([Lengthens()], multi_agent=True)
+    longer = pipeline.explain(rl_module=make_modules(), episodes=play([[STEP, STEP]], COLOURS))["Lengthens"]
+    expected = [("red", 2), ("green", 1), ("blue", 1)]
+    for shapes, width, dtype in ((longer.written_before, 3, "float32"), (longer.written_after, 4, "float64")):
+        found = {(shape.modules, shape.shape, shape.dtype, shape.device) for shape in shapes}
+        assert found == {((module,), (count, width), dtype, "cpu") for module, count in expected}
+    assert longer.bytes_written == 4 * 4 * 8
+
+
+def test_pieces_can_log_where_they_are_explained():
+    class Logs(Counts):
+        def __call__(self, *, batch, metrics=None, **kwargs):
+            metrics.log_value("calls", 1, reduce="sum")
+            return batch
+
+    pipeline, metrics = EnvToModulePipeline(connectors=[Logs()]), MetricsLogger()
+    assert len(pipeline.explain(**acting())) == 1
+    pipeline.explain(**acting(), metrics=metrics)
+    assert metrics.peek() == {}
+
+
+def test_all_rows_of_a_column_that_was_written_count_whatever_their_values():
+    class OnlyTheFirst(ColumnConnector):
+        def on_columns(self, *, columns, **kwargs):
+            observations = columns.rows.get("obs").copy()
+            observations[0] += 1
+            columns.rows.set("obs", observations)
+
+    (piece,) = EnvToModulePipeline(connectors=[OnlyTheFirst()]).explain(**acting())
+    assert piece.written_before == piece.written_after == (ColumnShape(RGB, "obs", "", (4, 3), "float32", "cpu"),)
+    assert piece.bytes_copied == piece.bytes_written == 4 * 3 * 4

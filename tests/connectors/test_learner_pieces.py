@@ -142,12 +142,12 @@ def test_next_observations_are_those_one_step_further():
 def test_a_column_that_a_piece_has_put_into_the_batch_is_left_alone(piece, name):
     class Own(ConnectorV2):
         def on_columns(self, *, columns, **kwargs):
-            columns[name] = [1, 2, 3, 4]
+            columns[name] = np.arange(1, 5)
 
         def __call__(self, *, batch, **kwargs):
             return {**batch, name: {("x",): [1, 2, 3]}}
 
-    assert on_columns([Own(), piece()], [chunk()])[name] == [1, 2, 3, 4]
+    assert on_columns([Own(), piece()], [chunk()])[name].tolist() == [1, 2, 3, 4]
     assert on_items([Own(), piece()], [chunk()])[name] == {("x",): [1, 2, 3]}
 
 

@@ -148,7 +148,7 @@ def leak_states(monkeypatch):
 
     def leak(piece, rl_module, columns, rows, splits, counts):
         states = states_before(piece, rl_module, columns, rows, splits, counts)
-        if piece._as_learner_connector or len(rows) not in last:
+        if piece.learns or len(rows) not in last:
             return states
         fresh = ~rows.reached(-1) if rows.has(Columns.STATE_OUT) else np.ones(len(rows), bool)
         states = tree_map(np.array, states)
@@ -176,7 +176,7 @@ def swap_states(monkeypatch):
 
     def swapped(piece, *args):
         states = states_before(piece, *args)
-        if piece._as_learner_connector:
+        if piece.learns:
             return states
         return tree_map(lambda leaf: np.roll(leaf, 1, axis=0), states)
 

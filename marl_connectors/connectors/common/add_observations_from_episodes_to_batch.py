@@ -6,21 +6,23 @@ from collections.abc import Sequence
 from typing import Any
 
 from marl_connectors.columns import Columns
-from marl_connectors.connectors.connector_v2 import ConnectorV2
+from marl_connectors.connectors.in_both_pipelines import InBothPipelines
 from marl_connectors.episodes.column_batch import ColumnGroup
 
 
-class AddObservationsFromEpisodesToBatch(ConnectorV2):
+class AddObservationsFromEpisodesToBatch(InBothPipelines):
     """Adds ``obs``, unless a piece before has done so.
 
     Before a forward pass: the newest observation of each acting agent. For a train batch: all observations that were
-    acted on. Two episodes of 10 and 20 steps make 30 rows, and 32 with AddOneTsToEpisodesAndTruncate before. Keeps no
-    state.
+    acted on. Two episodes of 10 and 20 steps make 30 rows, and 32 with AddOneTsToEpisodesAndTruncate before. Which of
+    the two is told by the pipeline, or by ``as_learner_connector``. Keeps no state.
     """
 
-    def __init__(self, input_observation_space=None, input_action_space=None, *, as_learner_connector: bool = False):
+    def __init__(
+        self, input_observation_space=None, input_action_space=None, *, as_learner_connector: bool | None = None
+    ):
         super().__init__(input_observation_space, input_action_space)
-        self._as_learner_connector = as_learner_connector
+        self.as_learner_connector = as_learner_connector
 
     def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
         """Reads the observations of the rows."""
@@ -31,9 +33,9 @@ class AddObservationsFromEpisodesToBatch(ConnectorV2):
         """Reads the observations of the episodes."""
         if Columns.OBS in batch:
             return batch
-        stepped_only = not self._as_learner_connector
+        stepped_only = not self.learns
         for episode in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=stepped_only):
-            if self._as_learner_connector:
+            if self.learns:
                 if not len(episode):
                     continue
                 observations = episode.get_observations(slice(0, len(episode)))

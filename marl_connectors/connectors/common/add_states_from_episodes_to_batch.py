@@ -9,7 +9,8 @@ import numpy as np
 
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.agent_steps import check_beginning
-from marl_connectors.connectors.connector_v2 import ConnectorV2, item_key
+from marl_connectors.connectors.connector_v2 import item_key
+from marl_connectors.connectors.in_both_pipelines import InBothPipelines
 from marl_connectors.episodes.column_batch import ColumnGroup
 from marl_connectors.episodes.rows import Rows
 from marl_connectors.errors import ConnectorError
@@ -25,7 +26,7 @@ from marl_connectors.trees import tree_map
 from marl_connectors.typing import Tree
 
 
-class AddStatesFromEpisodesToBatch(ConnectorV2):
+class AddStatesFromEpisodesToBatch(InBothPipelines):
     """Adds ``state_in`` for stateful modules: the ``state_out`` of the agent's step before.
 
     At an agent episode's first step it is the module's ``get_initial_state()``. A state is carried over the cut between
@@ -40,16 +41,18 @@ class AddStatesFromEpisodesToBatch(ConnectorV2):
 
     lookback = 1
 
-    def __init__(self, input_observation_space=None, input_action_space=None, *, as_learner_connector: bool = False):
+    def __init__(
+        self, input_observation_space=None, input_action_space=None, *, as_learner_connector: bool | None = None
+    ):
         """Builds the piece.
 
         Args:
             input_observation_space: As for every piece.
             input_action_space: As for every piece.
-            as_learner_connector: Whether the batch is a train batch, in sequences.
+            as_learner_connector: Whether the batch is a train batch, in sequences; None leaves it to the pipeline.
         """
         super().__init__(input_observation_space, input_action_space)
-        self._as_learner_connector = as_learner_connector
+        self.as_learner_connector = as_learner_connector
 
     def on_columns(self, *, rl_module: Any, columns: ColumnGroup, **kwargs: Any) -> None:
         """One gather for all rows, or for the first rows of all sequences.
@@ -59,7 +62,7 @@ class AddStatesFromEpisodesToBatch(ConnectorV2):
         """
         if Columns.STATE_IN in columns or not are_stateful(type(self).__name__, rl_module, columns.module_ids):
             return
-        if not self._as_learner_connector:
+        if not self.learns:
             columns[Columns.STATE_IN] = self._states(rl_module, columns, columns.rows, columns.splits, None)
             return
         sequences = columns.sequences
@@ -108,12 +111,12 @@ class AddStatesFromEpisodesToBatch(ConnectorV2):
         """
         if Columns.STATE_IN in batch:
             return batch
-        stepped_only = not self._as_learner_connector
+        stepped_only = not self.learns
         for episode in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=stepped_only):
             if not is_stateful(rl_module, episode.module_id):
                 continue
             module = member(rl_module, episode.module_id)
-            if not self._as_learner_connector:
+            if not self.learns:
                 self.add_batch_item(batch, Columns.STATE_IN, self._state_before(episode, len(episode), module), episode)
             elif len(episode):
                 if item_key(episode) not in batch.get(Columns.SEQ_LENS, {}):

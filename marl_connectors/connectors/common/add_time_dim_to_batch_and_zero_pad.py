@@ -9,7 +9,8 @@ import numpy as np
 
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
-from marl_connectors.connectors.connector_v2 import ConnectorV2, item_key
+from marl_connectors.connectors.connector_v2 import item_key
+from marl_connectors.connectors.in_both_pipelines import InBothPipelines
 from marl_connectors.episodes.column_batch import ColumnGroup
 from marl_connectors.episodes.info_column import InfoColumn
 from marl_connectors.episodes.sequences import Sequences
@@ -18,7 +19,7 @@ from marl_connectors.rl_module.module_states import are_stateful, is_stateful, m
 from marl_connectors.trees import tree_map
 
 
-class AddTimeDimToBatchAndZeroPad(ConnectorV2):
+class AddTimeDimToBatchAndZeroPad(InBothPipelines):
     """Stateful modules see time: every column gets a second axis for it.
 
     Before a forward pass the axis has length 1: ``[B, ...]`` becomes ``[B, 1, ...]``. For a train batch each chunk of
@@ -32,22 +33,25 @@ class AddTimeDimToBatchAndZeroPad(ConnectorV2):
     Reads and writes all columns of stateful modules in the batch; leaves those of stateless ones alone. Keeps no state.
     """
 
-    def __init__(self, input_observation_space=None, input_action_space=None, *, as_learner_connector: bool = False):
+    def __init__(
+        self, input_observation_space=None, input_action_space=None, *, as_learner_connector: bool | None = None
+    ):
         """Builds the piece.
 
         Args:
             input_observation_space: As for every piece.
             input_action_space: As for every piece.
-            as_learner_connector: Whether to make sequences, for a train batch, or an axis of length 1.
+            as_learner_connector: Whether to make sequences, for a train batch, or an axis of length 1; None leaves it
+                to the pipeline.
         """
         super().__init__(input_observation_space, input_action_space)
-        self._as_learner_connector = as_learner_connector
+        self.as_learner_connector = as_learner_connector
 
     def on_columns(self, *, rl_module: Any, columns: ColumnGroup, **kwargs: Any) -> None:
         """Adds an axis, or works out the sequences."""
         if not are_stateful(type(self).__name__, rl_module, columns.module_ids):
             return
-        if not self._as_learner_connector:
+        if not self.learns:
             for name, column in columns.items():
                 if not isinstance(column, InfoColumn):
                     columns[name] = tree_map(lambda leaf: leaf[:, None], column)
@@ -62,7 +66,7 @@ class AddTimeDimToBatchAndZeroPad(ConnectorV2):
         self, *, rl_module: Any, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any
     ) -> dict[str, Any]:
         """Works on single items, and on lists of them."""
-        if not self._as_learner_connector:
+        if not self.learns:
             for name in batch.keys() - {Columns.INFOS}:
                 self.foreach_batch_item_change_in_place(
                     batch,

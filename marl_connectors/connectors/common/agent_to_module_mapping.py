@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from marl_connectors.connectors.connector_v2 import ConnectorV2
+from marl_connectors.connectors.connector_v2 import ENV_TO_MODULE, LEARNER, ConnectorV2
 from marl_connectors.episodes.column_batch import ColumnGroup, Phase
 from marl_connectors.errors import MappingError, did_you_mean
 from marl_connectors.typing import AgentID, ModuleID
@@ -22,6 +22,8 @@ class AgentToModuleMapping(ConnectorV2):
     Raises:
         MappingError: For an agent whose module does not exist.
     """
+
+    belongs_in = (ENV_TO_MODULE, LEARNER)
 
     phase_after = Phase.MODULE_ITEMS
     _checked: tuple[Any, Any] | None = None

@@ -7,7 +7,7 @@ from typing import Any
 
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
-from marl_connectors.connectors.connector_v2 import ConnectorV2, item_key
+from marl_connectors.connectors.connector_v2 import ENV_TO_MODULE, LEARNER, ConnectorV2, item_key
 from marl_connectors.episodes.column_batch import Phase
 from marl_connectors.episodes.info_column import InfoColumn
 from marl_connectors.typing import DEFAULT_MODULE_ID
@@ -19,6 +19,8 @@ class BatchIndividualItems(ConnectorV2):
     In single-agent use, where no AgentToModuleMapping comes before, the columns are also put under
     ``DEFAULT_MODULE_ID``. Keeps no state.
     """
+
+    belongs_in = (ENV_TO_MODULE, LEARNER)
 
     nothing_on_columns = True
     phase_after = Phase.ARRAYS

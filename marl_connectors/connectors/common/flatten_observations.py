@@ -29,7 +29,7 @@ class FlattenObservations(ObservationTransform):
         *,
         multi_agent: bool | None = None,
         agent_ids: Collection[AgentID] | None = None,
-        as_learner_connector: bool = False,
+        as_learner_connector: bool | None = None,
         keys_to_remove: Sequence[Any] | None = None,
     ):
         """Builds the piece.

@@ -28,7 +28,7 @@ class FrameStacking(ObservationTransform):
     stacked one by one. Before an episode's (an agent's life's) first observation there are zeros.
 
     Reads ``obs`` of the episodes, and writes it to the batch: the episodes keep single observations, so the learner
-    pipeline needs the piece too, with ``as_learner_connector=True``. Keeps no state.
+    pipeline needs the piece too. Keeps no state.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class FrameStacking(ObservationTransform):
         *,
         num_frames: int = 1,
         multi_agent: bool | None = None,
-        as_learner_connector: bool = False,
+        as_learner_connector: bool | None = None,
     ):
         """Builds the piece.
 
@@ -48,7 +48,7 @@ class FrameStacking(ObservationTransform):
             num_frames: How many observations. The episodes must keep ``num_frames - 1`` steps from before each chunk
                 (``episode_lookback_horizon``).
             multi_agent: Whether the spaces are Dicts by agent id; None finds out.
-            as_learner_connector: Whether the piece stands in a learner pipeline.
+            as_learner_connector: Whether the piece stands in a learner pipeline; None leaves it to the pipeline.
         """
         if isinstance(num_frames, bool) or not isinstance(num_frames, int) or num_frames < 1:
             raise ConfigError(f"FrameStacking: num_frames must be a whole number > 0, not {num_frames!r}.")
@@ -81,7 +81,7 @@ class FrameStacking(ObservationTransform):
             return spaces.Box(low, high, shape, space.dtype.type)  # type: ignore[union-attr]
         if isinstance(space, spaces.MultiBinary):
             return spaces.MultiBinary(shape)
-        if self._as_learner_connector:  # observations may have been changed since the environment gave them
+        if self.learns:  # observations may have been changed since the environment gave them
             return space
         raise ConfigError(
             f"FrameStacking: observations of {describe(space)} cannot be stacked, since 0 would stand for a value "
@@ -108,7 +108,7 @@ class FrameStacking(ObservationTransform):
     def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any) -> dict[str, Any]:
         """Works on one episode after another."""
         self._check_empty(batch)
-        learns = self._as_learner_connector
+        learns = self.learns
         for episode in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=not learns):
             count = len(episode) if learns else 1
             if not count:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from marl_connectors.connectors.common.agent_to_module_mapping import MAPPING
-from marl_connectors.connectors.connector_v2 import ConnectorV2
+from marl_connectors.connectors.connector_v2 import MODULE_TO_ENV, ConnectorV2
 from marl_connectors.episodes.column_batch import Phase
 from marl_connectors.errors import ConnectorError
 
@@ -15,6 +15,8 @@ class ModuleToAgentUnmapping(ConnectorV2):
 
     In columns there is nothing to move: row ``i`` of the output belongs to row ``i`` of the input. Keeps no state.
     """
+
+    belongs_in = (MODULE_TO_ENV,)
 
     nothing_on_columns = True
     phase_after = Phase.ITEMS

@@ -7,13 +7,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from marl_connectors.connectors.connector_v2 import ConnectorV2
+from marl_connectors.connectors.connector_v2 import ENV_TO_MODULE, LEARNER, ConnectorV2
 from marl_connectors.episodes.column_batch import ColumnGroup, Phase
 from marl_connectors.trees import tree_map
 
 
 class NumpyToTensor(ConnectorV2):
     """All arrays become tensors on ``device``; float64 becomes float32. Keeps no state."""
+
+    belongs_in = (ENV_TO_MODULE, LEARNER)
 
     phase_after = Phase.TENSORS
 

@@ -6,13 +6,15 @@ from typing import Any
 
 import torch
 
-from marl_connectors.connectors.connector_v2 import ConnectorV2
+from marl_connectors.connectors.connector_v2 import MODULE_TO_ENV, ConnectorV2
 from marl_connectors.episodes.column_batch import ColumnGroup, Phase
 from marl_connectors.trees import tree_map
 
 
 class TensorToNumpy(ConnectorV2):
     """All tensors become arrays; on the CPU they share memory. Keeps no state."""
+
+    belongs_in = (MODULE_TO_ENV,)
 
     phase_after = Phase.ARRAYS
 

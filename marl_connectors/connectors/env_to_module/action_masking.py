@@ -10,6 +10,7 @@ from gymnasium import Space, spaces
 
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.agent_steps import ColumnSteps, ItemSteps, Steps
+from marl_connectors.connectors.connector_v2 import ENV_TO_MODULE
 from marl_connectors.connectors.observation_transform import ObservationTransform, Plan
 from marl_connectors.connectors.space_trees import fits, shape_of
 from marl_connectors.episodes.column_batch import ColumnGroup
@@ -53,6 +54,8 @@ class ActionMasking(ObservationTransform):
     Reads ``obs`` and ``infos``; writes ``action_mask`` to the batch, and ``obs`` back to the episodes. Keeps no state.
     """
 
+    belongs_in = (ENV_TO_MODULE,)
+
     def __init__(
         self,
         input_observation_space: Space | None = None,
@@ -87,13 +90,7 @@ class ActionMasking(ObservationTransform):
     # Spaces.
 
     def prepare(self, agents: Mapping[AgentID | None, tuple[Space, Space | None]]) -> None:
-        """Looks for a pipeline in which there can be no masks."""
-        if self.in_learner_pipeline:
-            raise ConfigError(
-                "ActionMasking: stands in a learner pipeline, but belongs into the env-to-module pipeline: "
-                ".env_runners(env_to_module_connector=lambda env: ActionMasking()). The train batch gets the masks "
-                "that were applied when acting."
-            )
+        """Looks for agents that can have no masks."""
         if self.source == "observations":
             if not any(self._is_in(space) for space, _ in agents.values()):
                 whose, (space, _) = next(iter(agents.items()))

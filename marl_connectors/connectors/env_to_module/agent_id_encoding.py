@@ -28,7 +28,7 @@ class AgentIdEncoding(ObservationTransform):
         *,
         agent_ids: Sequence[AgentID] | None = None,
         multi_agent: bool | None = None,
-        as_learner_connector: bool = False,
+        as_learner_connector: bool | None = None,
     ):
         """Builds the piece.
 
@@ -37,7 +37,7 @@ class AgentIdEncoding(ObservationTransform):
             input_action_space: As for every piece.
             agent_ids: All agents, in the order of their numbers. None for those of the observation space.
             multi_agent: Whether the spaces are Dicts by agent id; None finds out.
-            as_learner_connector: Whether the piece stands in a learner pipeline.
+            as_learner_connector: Whether the piece stands in a learner pipeline; None leaves it to the pipeline.
         """
         if isinstance(agent_ids, str) or (agent_ids is not None and len(set(agent_ids)) < max(len(agent_ids), 1)):
             raise ConfigError(

@@ -21,8 +21,7 @@ class ImageToFloat(ObservationTransform):
 
     Images ``(height, width)`` get one channel. In Dict and Tuple spaces each image is changed and all other parts stay
     as they are. Writes ``obs`` back to the episodes, four times as large; where FrameStacking stands before it, it
-    changes the batch only, and the learner pipeline needs both pieces with ``as_learner_connector=True``. Keeps no
-    state.
+    changes the batch only, and the learner pipeline needs both pieces. Keeps no state.
     """
 
     def __init__(
@@ -32,7 +31,7 @@ class ImageToFloat(ObservationTransform):
         *,
         channels_first: bool = True,
         multi_agent: bool | None = None,
-        as_learner_connector: bool = False,
+        as_learner_connector: bool | None = None,
     ):
         """Builds the piece.
 
@@ -41,7 +40,7 @@ class ImageToFloat(ObservationTransform):
             input_action_space: As for every piece.
             channels_first: Whether the channels become the first axis, as torch's convolutions want it, or stay last.
             multi_agent: Whether the spaces are Dicts by agent id; None finds out.
-            as_learner_connector: Whether the piece stands in a learner pipeline.
+            as_learner_connector: Whether the piece stands in a learner pipeline; None leaves it to the pipeline.
         """
         self._channels_first = channels_first
         super().__init__(
@@ -53,9 +52,7 @@ class ImageToFloat(ObservationTransform):
 
     def prepare(self, agents: Mapping[AgentID | None, tuple[Space, Space | None]]) -> None:
         """Looks for an image."""
-        if not self._as_learner_connector and not any(
-            _is_image(part) for space, _ in agents.values() for part in parts_of(space)
-        ):
+        if not self.learns and not any(_is_image(part) for space, _ in agents.values() for part in parts_of(space)):
             space = next(iter(agents.values()))[0]
             raise ConfigError(
                 f"ImageToFloat: there is no image, which is a uint8 Box (height, width, channels) or (height, width), "

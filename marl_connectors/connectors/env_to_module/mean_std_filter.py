@@ -9,6 +9,7 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from marl_connectors.connectors.agent_steps import Agents, ColumnSteps, Steps
+from marl_connectors.connectors.connector_v2 import ENV_TO_MODULE
 from marl_connectors.connectors.observation_transform import ObservationTransform, Plan
 from marl_connectors.connectors.running_stats import Grouping, StatsTable, merge_streams, to_state
 from marl_connectors.connectors.space_trees import fits, map_space, map_values, parts_of
@@ -51,6 +52,8 @@ class MeanStdFilter(ObservationTransform):
     sum of squared distances (float64) for each key; ``merge_states`` makes of several runners' states what one filter
     would have that had seen everything (Chan et al.), to which all of them are then set.
     """
+
+    belongs_in = (ENV_TO_MODULE,)
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from marl_connectors.columns import Columns
-from marl_connectors.connectors.connector_v2 import ConnectorV2, unstack
+from marl_connectors.connectors.connector_v2 import ENV_TO_MODULE, ConnectorV2, unstack
 from marl_connectors.connectors.space_trees import shape_of
 from marl_connectors.episodes.column_batch import ColumnGroup
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
@@ -30,6 +30,8 @@ class SingleAgentObservationPreprocessor(ConnectorV2):
     Reads ``obs``; writes it back to the episodes. If a piece before has put ``obs`` into the batch, that is what is
     read and written. Keeps no state unless a subclass does.
     """
+
+    belongs_in = (ENV_TO_MODULE,)
 
     _takes_episode: bool | None = None
 
@@ -126,6 +128,8 @@ class MultiAgentObservationPreprocessor(ConnectorV2):
 
     Reads ``obs``; writes it back to the episodes. Keeps no state unless a subclass does.
     """
+
+    belongs_in = (ENV_TO_MODULE,)
 
     def preprocess(self, observations: dict[AgentID, Any], episode: MultiAgentEpisode) -> Mapping[AgentID, Any]:
         """Override: the new observations by agent; agents that are left out keep theirs.

@@ -49,7 +49,7 @@ class PrevActionsPrevRewards(ObservationTransform):
         multi_agent: bool | None = None,
         n_prev_actions: int = 1,
         n_prev_rewards: int = 1,
-        as_learner_connector: bool = False,
+        as_learner_connector: bool | None = None,
         flatten: bool = True,
     ):
         """Builds the piece.
@@ -62,7 +62,8 @@ class PrevActionsPrevRewards(ObservationTransform):
                 (``episode_lookback_horizon``).
             n_prev_rewards: How many rewards, likewise.
             as_learner_connector: Whether the piece stands in a learner pipeline, where it puts the longer observations
-                into the batch: for episodes that have not been through an env-to-module pipeline with this piece.
+                into the batch: for episodes that have not been through an env-to-module pipeline with this piece. None
+                leaves it to the pipeline.
             flatten: Whether observations become flat; False for RLlib's Dict.
         """
         for name, value in (("n_prev_actions", n_prev_actions), ("n_prev_rewards", n_prev_rewards)):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from marl_connectors.columns import Columns
-from marl_connectors.connectors.connector_v2 import ConnectorV2, item_key
+from marl_connectors.connectors.connector_v2 import ENV_TO_MODULE, ConnectorV2, item_key
 from marl_connectors.episodes.column_batch import ColumnGroup
 from marl_connectors.errors import ConnectorError
 from marl_connectors.trees import leaves
@@ -20,6 +20,8 @@ class WriteObservationsToEpisodes(ConnectorV2):
     Stands after a piece that puts observations into the batch, and before AgentToModuleMapping. What it writes is what
     the learner gets. Keeps no state.
     """
+
+    belongs_in = (ENV_TO_MODULE,)
 
     def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
         """Writes all rows at once."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from marl_connectors.columns import Columns
-from marl_connectors.connectors.connector_v2 import ConnectorV2
+from marl_connectors.connectors.connector_v2 import LEARNER, ConnectorV2
 from marl_connectors.episodes.column_batch import ColumnGroup
 from marl_connectors.episodes.extended_episodes import original
 
@@ -29,6 +29,8 @@ class AddColumnsFromEpisodesToTrainBatch(ConnectorV2):
     Columns that are in the batch already stay as they are. A chunk that was cut is neither terminated nor truncated.
     Keeps no state.
     """
+
+    belongs_in = (LEARNER,)
 
     def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
         """Reads the columns of the rows. In an episode's last row, which was not acted on, they mean nothing."""

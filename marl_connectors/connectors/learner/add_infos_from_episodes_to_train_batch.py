@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from marl_connectors.columns import Columns
-from marl_connectors.connectors.connector_v2 import ConnectorV2
+from marl_connectors.connectors.connector_v2 import LEARNER, ConnectorV2
 from marl_connectors.episodes.column_batch import ColumnGroup
 
 
@@ -16,6 +16,8 @@ class AddInfosFromEpisodesToTrainBatch(ConnectorV2):
     The column stays a list of dicts throughout: no array or tensor is made of it. Of all built-in pieces in columns it
     is the only one that costs Python for each row. Keeps no state.
     """
+
+    belongs_in = (LEARNER,)
 
     def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
         """Reads the info dicts of the rows."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from marl_connectors.columns import Columns
-from marl_connectors.connectors.connector_v2 import ConnectorV2
+from marl_connectors.connectors.connector_v2 import LEARNER, ConnectorV2
 from marl_connectors.episodes.column_batch import ColumnGroup
 from marl_connectors.trees import tree_map
 
@@ -19,6 +19,8 @@ class AddNextObservationsFromEpisodesToTrainBatch(ConnectorV2):
     Reads the episodes' observations, whatever stands in the batch's ``obs``. In an episode's last row, which was not
     acted on, ``new_obs`` is the last observation itself. Keeps no state.
     """
+
+    belongs_in = (LEARNER,)
 
     def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
         """Reads the observations one row further."""

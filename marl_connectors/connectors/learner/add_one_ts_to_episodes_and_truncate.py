@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from marl_connectors.columns import Columns
-from marl_connectors.connectors.connector_v2 import ConnectorV2
+from marl_connectors.connectors.connector_v2 import LEARNER, ConnectorV2
 from marl_connectors.connectors.learner.learner_connector_pipeline import EPISODES_OF_RUN, EpisodesOfRun
 from marl_connectors.episodes.column_batch import ColumnGroup
 from marl_connectors.episodes.extended_episodes import extended
@@ -25,6 +25,8 @@ class AddOneTsToEpisodesAndTruncate(ConnectorV2):
     observation has a row in any train batch. Stands first in a LearnerConnectorPipeline, and in PPO's it does. Keeps no
     state.
     """
+
+    belongs_in = (LEARNER,)
 
     def on_columns(self, *, columns: ColumnGroup, shared_data: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Adds the mask, and lets later pieces that work on items see longer episodes."""

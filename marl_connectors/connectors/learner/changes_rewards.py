@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from marl_connectors.columns import Columns
-from marl_connectors.connectors.connector_v2 import ConnectorV2, item_key
+from marl_connectors.connectors.connector_v2 import LEARNER, ConnectorV2, item_key
 from marl_connectors.episodes.column_batch import ColumnGroup
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.errors import ConnectorError
@@ -20,6 +20,8 @@ class ChangesRewards(ConnectorV2):
     Reads the batch's rewards or, where no piece has added them yet, those of the episodes. The episodes, and so the
     reported returns, keep the environment's rewards.
     """
+
+    belongs_in = (LEARNER,)
 
     def changed(self, rewards: Any) -> Any:
         """The new rewards for ``[B]`` old ones, or for one."""

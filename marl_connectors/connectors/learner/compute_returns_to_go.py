@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium import Space
 
-from marl_connectors.connectors.connector_v2 import ConnectorV2
+from marl_connectors.connectors.connector_v2 import LEARNER, ConnectorV2
 from marl_connectors.connectors.learner.changes_rewards import rewards_of_columns, rewards_of_items
 from marl_connectors.connectors.learner.discounting import discounted_sums
 from marl_connectors.episodes.column_batch import ColumnGroup
@@ -24,6 +24,8 @@ class ComputeReturnsToGo(ConnectorV2):
     A chunk that was cut or truncated ends where it ends; nothing is bootstrapped. Reads the batch's ``rewards`` or,
     where no piece has added them yet, those of the episodes. Keeps no state.
     """
+
+    belongs_in = (LEARNER,)
 
     def __init__(
         self,

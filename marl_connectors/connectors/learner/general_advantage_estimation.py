@@ -11,14 +11,15 @@ import torch
 
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
-from marl_connectors.connectors.connector_v2 import ConnectorV2, item_key
+from marl_connectors.connectors.connector_v2 import LEARNER, ConnectorV2, item_key
 from marl_connectors.episodes.column_batch import ColumnGroup
 from marl_connectors.episodes.extended_episodes import ExtendedEpisode, original
 from marl_connectors.episodes.rows import Rows
 from marl_connectors.episodes.sequences import PaddedColumns, Sequences, unpadded
-from marl_connectors.errors import ModuleError
+from marl_connectors.errors import ConnectorError, ModuleError
 from marl_connectors.ops.gae import compute_gae, compute_gae_of_episodes
 from marl_connectors.rl_module.apis import ValueFunctionAPI
+from marl_connectors.rl_module.observation_check import check_observations
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import DEFAULT_MODULE_ID
 
@@ -37,6 +38,8 @@ class GeneralAdvantageEstimation(ConnectorV2):
     mean and no loss: their rows are dropped too. In the sequences of a stateful module they stay where they are, and so
     does ``loss_mask``. Keeps no state.
     """
+
+    belongs_in = (LEARNER,)
 
     def __init__(
         self,
@@ -78,6 +81,12 @@ class GeneralAdvantageEstimation(ConnectorV2):
     def on_columns(self, *, rl_module: Any, columns: ColumnGroup, **kwargs: Any) -> None:
         """Works on all episodes of all modules of a group at once."""
         rows = columns.rows
+        if rows.acted is not None and rows.acted.all() and len(rows):
+            raise ConnectorError(
+                "an earlier piece has dropped the rows of last observations, whose values the last steps' advantages "
+                "need. Put that piece behind this one."
+            )
+        check_observations(columns, rl_module, train=True)
         values = compute_values(rl_module, columns).cpu().numpy()
         gamma, lambda_ = self._settings_of_episodes(rows)
         advantages = compute_gae_of_episodes(
@@ -108,9 +117,8 @@ class GeneralAdvantageEstimation(ConnectorV2):
         device = columns[Columns.REWARDS].device
         columns[Columns.ADVANTAGES] = torch.from_numpy(advantages.astype(np.float32)).to(device)
         columns[Columns.VALUE_TARGETS] = torch.from_numpy(targets.astype(np.float32)).to(device)
-        columns.splits = tuple(splits.tolist())
-        sizes = set(np.diff(splits).tolist())
-        columns.rows_per_module = sizes.pop() if len(sizes) == 1 else None
+        columns.rows = rows.kept(real)
+        columns.splits, columns.rows_per_module = columns.rows.splits, columns.rows.rows_per_module
 
     def __call__(
         self, *, rl_module: Any, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any

@@ -2,52 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, overload
+from collections.abc import Sequence
+from typing import Any
 
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
+from marl_connectors.connectors.connector_v2 import LEARNER
+from marl_connectors.connectors.episodes_of_run import EPISODES_OF_RUN, EpisodesOfRun
 from marl_connectors.episodes.column_batch import ColumnBatch
-from marl_connectors.episodes.extended_episodes import extended
-
-EPISODES_OF_RUN = "episodes_of_run"
-"""Key in ``shared_data``: the run's EpisodesOfRun."""
-
-
-class EpisodesOfRun(Sequence[Any]):
-    """The episodes that a learner pipeline's pieces get in one run: as they are, or with an artificial step each."""
-
-    __slots__ = ("_episodes", "_extended", "_is_extended")
-
-    def __init__(self, episodes: Sequence[Any]):
-        self._episodes = episodes
-        self._is_extended = False
-        self._extended: list[Any] | None = None
-
-    def extend(self) -> None:
-        """From now on, every episode has one artificial step more. They are made when a piece looks at them."""
-        self._is_extended = True
-
-    def _shown(self) -> Sequence[Any]:
-        if not self._is_extended:
-            return self._episodes
-        if self._extended is None:
-            self._extended = [extended(episode) for episode in self._episodes]
-        return self._extended
-
-    def __len__(self) -> int:
-        return len(self._episodes)
-
-    @overload
-    def __getitem__(self, index: int) -> Any: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Any]: ...
-
-    def __getitem__(self, index: int | slice) -> Any:
-        return self._shown()[index]
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._shown())
 
 
 class LearnerConnectorPipeline(ConnectorPipelineV2):
@@ -57,6 +18,7 @@ class LearnerConnectorPipeline(ConnectorPipelineV2):
     are one artificial step longer. The caller's episodes stay as they are.
     """
 
+    kind = LEARNER
     in_learner_pipeline = True
 
     def run(

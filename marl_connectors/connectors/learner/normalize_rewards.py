@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import Space
 
 from marl_connectors.columns import Columns
-from marl_connectors.connectors.connector_v2 import ConnectorV2
+from marl_connectors.connectors.connector_v2 import LEARNER, ConnectorV2
 from marl_connectors.connectors.learner.changes_rewards import rewards_of_columns, rewards_of_items
 from marl_connectors.connectors.learner.compute_returns_to_go import checked_gamma
 from marl_connectors.connectors.learner.discounting import discounted_sums, rows_within
@@ -55,6 +55,8 @@ class NormalizeRewards(ConnectorV2):
     Reads the batch's rewards or, where no piece has added them yet, those of the episodes, which keep the
     environment's. State: the statistics, and the returns of episodes that go on.
     """
+
+    belongs_in = (LEARNER,)
 
     def __init__(
         self,

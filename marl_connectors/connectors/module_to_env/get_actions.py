@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from marl_connectors.columns import Columns
-from marl_connectors.connectors.connector_v2 import ConnectorV2
+from marl_connectors.connectors.connector_v2 import MODULE_TO_ENV, ConnectorV2
 from marl_connectors.episodes.column_batch import ColumnGroup, Phase
 from marl_connectors.errors import ModuleError
 from marl_connectors.rl_module.distributions import Distribution
@@ -26,6 +26,8 @@ class GetActions(ConnectorV2):
     Reads ``action_dist_inputs``, as parameters of the module's exploration (or inference) distribution; samples when
     exploring, else takes the most likely action. Keeps no state.
     """
+
+    belongs_in = (MODULE_TO_ENV,)
 
     phase_after = Phase.TENSORS
 

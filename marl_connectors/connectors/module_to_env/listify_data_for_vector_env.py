@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from marl_connectors.columns import Columns
-from marl_connectors.connectors.connector_v2 import ConnectorV2, item_key
+from marl_connectors.connectors.connector_v2 import MODULE_TO_ENV, ConnectorV2, item_key
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 
 
@@ -16,6 +16,8 @@ class ListifyDataForVectorEnv(ConnectorV2):
     ``x`` is the item of a SingleAgentEpisode, and ``{agent_id: item}`` for a MultiAgentEpisode. In columns the runner
     reads the rows themselves. Keeps no state.
     """
+
+    belongs_in = (MODULE_TO_ENV,)
 
     nothing_on_columns = True
 
@@ -33,9 +35,13 @@ class ListifyDataForVectorEnv(ConnectorV2):
         return listed
 
 
+def env_action_array(columns: dict[str, Any]) -> Any:
+    """``[B, ...]`` what the environments get."""
+    actions = columns.get(Columns.ACTIONS_FOR_ENV)
+    return columns[Columns.ACTIONS] if actions is None else actions
+
+
 def env_actions(columns: dict[str, Any]) -> list:
     """The rows that the environments get, as Python numbers or arrays."""
-    actions = columns.get(Columns.ACTIONS_FOR_ENV)
-    if actions is None:
-        actions = columns[Columns.ACTIONS]
+    actions = env_action_array(columns)
     return actions.tolist() if actions.ndim == 1 else list(actions)

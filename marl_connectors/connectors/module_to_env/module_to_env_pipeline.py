@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
+from marl_connectors.connectors.connector_v2 import MODULE_TO_ENV
 
 
 class ModuleToEnvPipeline(ConnectorPipelineV2):
     """From a module's outputs to actions."""
 
+    kind = MODULE_TO_ENV
     in_learner_pipeline = False

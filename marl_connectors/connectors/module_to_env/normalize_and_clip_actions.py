@@ -8,7 +8,7 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from marl_connectors.columns import Columns
-from marl_connectors.connectors.connector_v2 import ConnectorV2
+from marl_connectors.connectors.connector_v2 import MODULE_TO_ENV, ConnectorV2
 from marl_connectors.episodes.column_batch import ColumnGroup
 
 
@@ -21,6 +21,8 @@ class NormalizeAndClipActions(ConnectorV2):
 
     Keeps no state.
     """
+
+    belongs_in = (MODULE_TO_ENV,)
 
     def __init__(
         self,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from marl_connectors.columns import Columns
-from marl_connectors.connectors.connector_v2 import ConnectorV2
+from marl_connectors.connectors.connector_v2 import MODULE_TO_ENV, ConnectorV2
 from marl_connectors.episodes.column_batch import ColumnGroup
 from marl_connectors.errors import ConnectorError
 from marl_connectors.rl_module.module_states import are_stateful, check_state_out, is_stateful, member
@@ -19,6 +19,8 @@ class RemoveSingleTsTimeRankFromBatch(ConnectorV2):
 
     Reads and writes all columns of stateful modules; leaves those of stateless ones alone. Keeps no state.
     """
+
+    belongs_in = (MODULE_TO_ENV,)
 
     _checked: tuple[Any, Any] | None = None
 

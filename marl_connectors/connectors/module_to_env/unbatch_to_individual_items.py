@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from marl_connectors.connectors.connector_v2 import ConnectorV2, item_key, unstack
+from marl_connectors.connectors.connector_v2 import MODULE_TO_ENV, ConnectorV2, item_key, unstack
 from marl_connectors.episodes.column_batch import Phase
 from marl_connectors.typing import DEFAULT_MODULE_ID
 
@@ -14,6 +14,8 @@ class UnBatchToIndividualItems(ConnectorV2):
 
     In single-agent use, where no ModuleToAgentUnmapping follows, the items are also given back to their episodes.
     """
+
+    belongs_in = (MODULE_TO_ENV,)
 
     nothing_on_columns = True
     phase_after = Phase.MODULE_ITEMS

@@ -1,0 +1,64 @@
+"""What a user's piece has made of columns is checked, before anybody trains on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from marl_connectors.columns import Columns
+from marl_connectors.connectors.connector_v2 import ConnectorV2
+from marl_connectors.connectors.failures import progress
+from marl_connectors.episodes.column_batch import ColumnGroup
+from marl_connectors.episodes.info_column import InfoColumn
+from marl_connectors.errors import ConnectorError
+from marl_connectors.trees import leaves
+
+
+def checked_on_columns(piece: ConnectorV2) -> Callable[..., None]:
+    """``piece.on_columns``; of a piece that is not the library's own, with a look at what it has done."""
+    if type(piece).__module__.startswith("marl_connectors."):
+        return piece.on_columns
+
+    def on_columns(*, columns: ColumnGroup, **common: Any) -> None:
+        progress.begin(piece.in_learner_pipeline)
+        rows = columns.splits[-1]
+        before = {name: _leaves(column) for name, column in columns.items()}
+        lengths = [len(leaf) for known in before.values() for leaf in known if isinstance(leaf, InfoColumn)]
+        piece.on_columns(columns=columns, **common)
+        same_rows = rows == columns.splits[-1] and lengths == [
+            len(leaf) for known in before.values() for leaf in known if isinstance(leaf, InfoColumn)
+        ]
+        if type(columns.get(Columns.INFOS)) is list:
+            columns[Columns.INFOS] = InfoColumn(columns[Columns.INFOS])
+        for name, column in columns.items():
+            found = _leaves(column)
+            if not same_rows or name not in before or list(map(id, found)) != list(map(id, before[name])):
+                _check(name, found, columns.splits[-1])
+
+    return on_columns
+
+
+def _leaves(column: Any) -> list[Any]:
+    return [column] if isinstance(column, (np.ndarray, torch.Tensor, InfoColumn)) else leaves(column)
+
+
+def _check(name: str, found: list[Any], rows: int) -> None:
+    """Raises unless a column is made of arrays with so many rows."""
+    expected = f"expected an array [{rows}, ...] with one row for each of the batch"
+    if not found:
+        raise ConnectorError(f"set column {name!r} to nothing at all, {expected}. Delete it, or set an array.")
+    for leaf in found:
+        if not isinstance(leaf, (np.ndarray, torch.Tensor, InfoColumn)):
+            raise ConnectorError(
+                f"set column {name!r} to a {type(leaf).__name__}, or a list or tree of them, {expected}. Make it an "
+                f"array first."
+            )
+        shape = (len(leaf),) if isinstance(leaf, InfoColumn) else tuple(leaf.shape)
+        if not shape or shape[0] != rows:
+            raise ConnectorError(
+                f"set column {name!r} of shape {shape}, {expected}. Rows cannot be added or left out here; in a "
+                f"learner pipeline, set 'loss_mask' to False for steps that are not to be trained on."
+            )

@@ -1,0 +1,288 @@
+"""MetricsLogger: figures that connector pieces log, and what becomes of them in the results."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from marl_connectors.errors import ConfigError, did_you_mean
+
+EMA_COEFF = 0.01
+_ABSENT = object()
+_OF_NUMBERS = {"mean": np.mean, "min": np.min, "max": np.max, "sum": np.sum}
+_KINDS = (*_OF_NUMBERS, "ema", "lifetime_sum", "item", "item_series")
+_ARGUMENTS = ("reduce", "window", "ema_coeff", "clear_on_reduce")
+Key = str | tuple[Any, ...]
+
+
+class MetricsLogger:
+    """Takes figures under keys, and makes one figure of all those that came under a key in an iteration.
+
+    The first call with a key decides about it:
+
+    * ``reduce``: ``"mean"``, ``"min"``, ``"max"``, ``"sum"``; ``"ema"``, a moving average; ``"lifetime_sum"``;
+      ``"item"``, the newest; ``"item_series"``, a list of all. None for ``"mean"`` with a window, else ``"ema"``.
+    * ``window``: only so many of the newest values count.
+    * ``ema_coeff``: the weight of a new value in a moving average, 0.01 unless given.
+    * ``clear_on_reduce``: whether an iteration starts from nothing. Unless given, averages that move and sums of a
+      lifetime go on, and all others start anew.
+
+    Tuples are keys of nested dicts in the results.
+    """
+
+    def __init__(self) -> None:
+        self._figures: dict[tuple[Any, ...], _Figure] = {}
+
+    def log_value(
+        self,
+        key: Key,
+        value: Any,
+        *,
+        reduce: str | None = None,
+        window: int | None = None,
+        ema_coeff: float | None = None,
+        clear_on_reduce: bool | None = None,
+        **unknown: Any,
+    ) -> None:
+        """Logs a value; see the class for the arguments.
+
+        Args:
+            key: A name, or a tuple of names.
+            value: A number, or an array or tensor with one; for items, anything.
+            reduce: What to make of all values.
+            window: How many of the newest count.
+            ema_coeff: The weight of a new value in a moving average.
+            clear_on_reduce: Whether an iteration starts from nothing.
+
+        Raises:
+            ConfigError: For an argument, a value or a key that does not fit.
+        """
+        path = key if isinstance(key, tuple) else (key,)
+        figure = self._figures.get(path)
+        if figure is None or unknown:
+            figure = self._add("log_value", path, reduce, window, ema_coeff, clear_on_reduce, unknown)
+        figure.push(_plain(value) if figure.takes_anything else _number(path, value))
+
+    def log_dict(
+        self, value_dict: Mapping[str, Any], *, key: Key | None = None, reduce: str | None = "mean", **settings: Any
+    ) -> None:
+        """Logs each value of a dict, which may be nested, under its own name.
+
+        Args:
+            value_dict: The values.
+            key: In front of the names.
+            reduce: As for ``log_value``.
+            **settings: As for ``log_value``.
+        """
+        self._check_names("log_dict", settings)
+        start = () if key is None else key if isinstance(key, tuple) else (key,)
+        for name, value in value_dict.items():
+            path = (*start, *name) if isinstance(name, tuple) else (*start, name)
+            if isinstance(value, Mapping):
+                self.log_dict(value, key=path, reduce=reduce, **settings)
+            else:
+                self.log_value(path, value, reduce=reduce, **settings)
+
+    @contextmanager
+    def log_time(self, key: Key, *, reduce: str | None = "ema", **settings: Any) -> Iterator[None]:
+        """Logs how many seconds a with block takes.
+
+        Args:
+            key: As for ``log_value``.
+            reduce: As for ``log_value``.
+            **settings: As for ``log_value``.
+        """
+        self._check_names("log_time", settings)
+        began = time.perf_counter()
+        yield
+        self.log_value(key, time.perf_counter() - began, reduce=reduce, **settings)
+
+    def peek(self, key: Key | None = None, default: Any = None) -> Any:
+        """What would be in the results now.
+
+        Args:
+            key: Of a figure, or of a dict of figures; None for all.
+            default: If nothing was ever logged under the key.
+
+        Raises:
+            KeyError: If nothing was ever logged under the key, and there is no default.
+        """
+        if key is None:
+            return self._nested(())
+        path = key if isinstance(key, tuple) else (key,)
+        if path in self._figures:
+            return self._figures[path].result()
+        if any(known[: len(path)] == path for known in self._figures):
+            return self._nested(path)
+        if default is not None:
+            return default
+        raise KeyError(f"MetricsLogger.peek: nothing was logged as {key!r}. {did_you_mean(key, self._names())}")
+
+    def reduce(self) -> dict[str, Any]:
+        """The results of an iteration: those that have values. Called at its end, by the algorithm."""
+        found = self._nested(())
+        for figure in self._figures.values():
+            if figure.clears:
+                figure.clear()
+        return found
+
+    def get_state(self) -> list[dict[str, Any]]:
+        """All figures, as JSON data where the values are."""
+        return [{"key": list(path), **figure.get_state()} for path, figure in self._figures.items()]
+
+    def set_state(self, state: list[dict[str, Any]]) -> None:
+        """Takes what ``get_state`` gave."""
+        self._figures = {tuple(figure["key"]): _Figure.from_state(figure) for figure in state}
+
+    def _add(
+        self,
+        call: str,
+        path: tuple[Any, ...],
+        reduce: str | None,
+        window: int | None,
+        ema_coeff: float | None,
+        clear_on_reduce: bool | None,
+        unknown: Mapping[str, Any],
+    ) -> _Figure:
+        self._check_names(call, unknown)
+        who = f"MetricsLogger.{call}: {_text(path)}"
+        for known in self._figures:
+            shorter = min(len(known), len(path))
+            if known[:shorter] == path[:shorter]:
+                raise ConfigError(f"{who} cannot be logged beside {_text(known)}, as one is in the other. Rename one.")
+        if reduce is not None and reduce not in _KINDS:
+            raise ConfigError(f"{who}: there is no reduce={reduce!r}. {did_you_mean(reduce, _KINDS)}")
+        if window is not None and (ema_coeff is not None or reduce in ("ema", "lifetime_sum")):
+            raise ConfigError(f"{who}: a moving average or a sum of a lifetime has no window. Leave one of them out.")
+        if window is not None and not (isinstance(window, (int, np.integer)) and window > 0):
+            raise ConfigError(f"{who}: expected window to be a number of values, 1 or more, but it is {window!r}.")
+        if ema_coeff is not None and (reduce not in (None, "mean", "ema") or not 0 < ema_coeff <= 1):
+            raise ConfigError(f"{who}: ema_coeff is in (0, 1], for reduce='ema' only. Leave it out, or reduce.")
+        if ema_coeff is not None or (reduce is None and window is None):
+            reduce = "ema"
+        reduce = reduce or "mean"
+        if reduce == "sum" and clear_on_reduce is False:
+            reduce = "lifetime_sum"
+        clears = reduce not in ("ema", "lifetime_sum") if clear_on_reduce is None else bool(clear_on_reduce)
+        figure = _Figure(reduce, window, EMA_COEFF if ema_coeff is None else float(ema_coeff), clears)
+        self._figures[path] = figure
+        return figure
+
+    def _check_names(self, call: str, given: Mapping[str, Any]) -> None:
+        for name in given:
+            if name not in _ARGUMENTS:
+                hint = did_you_mean(name, _ARGUMENTS)
+                raise ConfigError(f"MetricsLogger.{call}: there is no argument {name!r}. {hint}")
+
+    def _nested(self, start: tuple[Any, ...]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for path, figure in self._figures.items():
+            if path[: len(start)] != start or not figure.count:
+                continue
+            inner = found
+            for name in path[len(start) : -1]:
+                inner = inner.setdefault(name, {})
+            inner[path[-1]] = figure.result()
+        return found
+
+    def _names(self) -> list[str]:
+        return [_text(path).strip("'") for path in self._figures]
+
+
+class _Figure:
+    """The values under one key: all that count as far as a window or a list needs them, else what they come to."""
+
+    __slots__ = ("clears", "coeff", "count", "kind", "total", "values", "window")
+
+    def __init__(self, kind: str, window: int | None, coeff: float, clears: bool):
+        self.kind = kind
+        self.window = window
+        self.coeff = coeff
+        self.clears = clears
+        self.clear()
+
+    def clear(self) -> None:
+        keeps_values = self.window is not None or self.kind == "item_series"
+        self.values: deque[Any] | None = deque(maxlen=self.window) if keeps_values else None
+        self.count = 0
+        self.total: Any = 0.0
+
+    @property
+    def takes_anything(self) -> bool:
+        return self.kind in ("item", "item_series")
+
+    def push(self, value: Any) -> None:
+        first, kind = self.count == 0, self.kind
+        self.count += 1
+        if self.values is not None:
+            self.values.append(value)
+        elif first or kind == "item":
+            self.total = value
+        elif kind == "ema":
+            self.total = (1 - self.coeff) * self.total + self.coeff * value
+        elif kind in ("min", "max"):
+            self.total = min(self.total, value) if kind == "min" else max(self.total, value)
+        else:
+            self.total += value
+
+    def result(self) -> Any:
+        if self.kind == "item_series":
+            return list(self.values or ())
+        if not self.count:
+            return None if self.kind == "item" else float("nan")
+        if self.values is not None:
+            return self.values[-1] if self.kind == "item" else float(_OF_NUMBERS[self.kind](self.values))
+        return self.total / self.count if self.kind == "mean" else self.total
+
+    def get_state(self) -> dict[str, Any]:
+        return {
+            "reduce": self.kind,
+            "window": self.window,
+            "ema_coeff": self.coeff,
+            "clear_on_reduce": self.clears,
+            "count": self.count,
+            "total": self.total,
+            "values": None if self.values is None else list(self.values),
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> _Figure:
+        figure = cls(state["reduce"], state["window"], state["ema_coeff"], state["clear_on_reduce"])
+        figure.count, figure.total = state["count"], state["total"]
+        if figure.values is not None:
+            figure.values.extend(state["values"])
+        return figure
+
+
+def by_pipeline(**loggers: MetricsLogger) -> dict[str, Any]:
+    """``{"connectors": {pipeline: results}}`` of those pipelines whose pieces have logged something; else ``{}``."""
+    found = {name: figures for name, logger in loggers.items() if (figures := logger.reduce())}
+    return {"connectors": found} if found else {}
+
+
+def _plain(value: Any) -> Any:
+    """Tensors and numpy's scalars with one number as that number."""
+    if hasattr(value, "item") and (getattr(value, "ndim", 0) == 0):
+        return value.item()
+    return value.detach().cpu().numpy() if hasattr(value, "detach") else value
+
+
+def _number(path: tuple[Any, ...], value: Any) -> float:
+    if isinstance(value, (int, float)):
+        return float(value)
+    try:
+        return float(value.item())
+    except (AttributeError, TypeError, ValueError, RuntimeError):
+        raise ConfigError(
+            f"MetricsLogger: expected one number as {_text(path)}, but got {type(value).__name__} "
+            f"{np.shape(value) if hasattr(value, 'shape') else repr(value)[:40]}. Log its mean, or reduce='item'."
+        ) from None
+
+
+def _text(path: tuple[Any, ...]) -> str:
+    return repr("/".join(map(str, path)))
