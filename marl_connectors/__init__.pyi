@@ -76,6 +76,7 @@ from .env_checks.check_env import check_env as check_env
 from .env_checks.report import EnvFigures as EnvFigures
 from .env_checks.report import EnvFinding as EnvFinding
 from .env_checks.report import EnvReport as EnvReport
+from .env_runners.batched_env import BatchedEnv as BatchedEnv
 from .env_runners.env_runner import EnvRunner as EnvRunner
 from .env_runners.env_runner import MultiAgentEnvRunner as MultiAgentEnvRunner
 from .env_runners.env_runner import SingleAgentEnvRunner as SingleAgentEnvRunner
@@ -94,6 +95,7 @@ from .errors import MappingError as MappingError
 from .errors import MarlConnectorsError as MarlConnectorsError
 from .errors import ModuleError as ModuleError
 from .learner.learner import Learner as Learner
+from .metrics import MetricsLogger as MetricsLogger
 from .rl_module.apis import InferenceOnlyAPI as InferenceOnlyAPI
 from .rl_module.apis import SelfSupervisedLossAPI as SelfSupervisedLossAPI
 from .rl_module.apis import TargetNetworkAPI as TargetNetworkAPI

@@ -20,6 +20,7 @@ from marl_connectors.env_runners.env_runner import EnvRunner
 from marl_connectors.env_runners.env_setup import EnvSetup
 from marl_connectors.env_runners.episode_metrics import EpisodeTally, summarize
 from marl_connectors.errors import CheckpointError
+from marl_connectors.metrics import by_pipeline
 from marl_connectors.rl_module.rl_module import RLModule, RLModuleSpec
 from marl_connectors.seeding import derived_seed, torch_stream
 from marl_connectors.spaces import describe
@@ -47,6 +48,7 @@ class Algorithm:
             config.env_config,
             observation_space=config.observation_space,
             action_space=config.action_space,
+            wrappers=config.wrappers,
         )
         if not config.disable_env_checking:
             self._setup.check(self.seed)
@@ -95,8 +97,8 @@ class Algorithm:
 
         Returns:
             ``env_runners`` (returns and lengths of the newest episodes, and ``uncredited_reward``, the sum of the
-            rewards of this iteration that are in no train batch), ``learners`` (losses by module), ``timers``, and
-            counts of steps and iterations.
+            rewards of this iteration that are in no train batch), ``learners`` (losses by module), ``timers``, counts
+            of steps and iterations, and ``connectors`` (by pipeline, what pieces have logged) if they have.
         """
         began = time.perf_counter()
         episodes = self._sample()
@@ -119,12 +121,12 @@ class Algorithm:
             "num_agent_steps_sampled_lifetime": runner.num_agent_steps,
             "time_this_iter_s": ended - began,
             "time_total_s": self._time_total_s,
-            "env_runners": summarize(self._recent) | {"uncredited_reward": runner.take_uncredited_reward()},
+            "env_runners": summarize(self._recent) | runner.take_counts(),
             "learners": learned,
             "timers": {"sample_s": sampled - began, "learn_s": ended - sampled},
+            **by_pipeline(**runner.metrics, learner=self.learner.metrics),
         }
-        interval = self.config.evaluation_interval
-        if interval is not None and self.iteration % interval == 0:
+        if (interval := self.config.evaluation_interval) is not None and self.iteration % interval == 0:
             result["evaluation"] = self.evaluate()
         self.callbacks.on_train_result(algorithm=self, result=result)
         return result
@@ -203,7 +205,8 @@ class Algorithm:
 
     def render_episode(self, *, max_frames: int = 200, seed: int = 0, explore: bool = False) -> list[Any]:
         """Frames of episodes one after another, ``[height, width, 3]`` uint8; ``[]`` if the env cannot render."""
-        if "rgb_array" not in self._setup.probe.metadata.get("render_modes", ()):
+        metadata = getattr(self._setup.probe, "metadata", None) or {}  # a natively batched one may have none
+        if "rgb_array" not in metadata.get("render_modes", ()):
             return []
         runner = building.build_env_runner(
             self.config,

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from marl_connectors.algorithms.config_checks import check_settings, require
+from marl_connectors.algorithms.failures import check_failures
 from marl_connectors.algorithms.section import UNSET, section
 from marl_connectors.callbacks import Callbacks
+from marl_connectors.env_runners.wrappers import EnvWrapper, checked_wrappers
 from marl_connectors.errors import ConfigError, did_you_mean
 from marl_connectors.ops.schedule import Schedule
 from marl_connectors.policy_mapping import SharedPolicy, policy_mapping
@@ -39,6 +41,7 @@ class AlgorithmConfig:
         # environment
         self.env: Any = None
         self.env_config: dict[str, Any] = {}
+        self.wrappers: list[EnvWrapper] = []
         self.observation_space: Any = None
         self.action_space: Any = None
         self.clip_rewards: bool | float | None = None
@@ -53,6 +56,8 @@ class AlgorithmConfig:
         # env_runners
         self.num_env_runners = 0
         self.num_envs_per_env_runner = 1
+        self.num_env_workers = 0
+        self.sample_timeout_s: float | None = 60.0
         self.env_to_module_connector: Callable[..., Any] | None = None
         self.module_to_env_connector: Callable[..., Any] | None = None
         self.add_default_connectors_to_env_to_module_pipeline = True
@@ -61,6 +66,9 @@ class AlgorithmConfig:
         self.rollout_fragment_length: int | str = "auto"
         self.batch_mode = "truncate_episodes"
         self.explore = True
+        # fault_tolerance
+        self.restart_failed_sub_environments = False
+        self.num_consecutive_env_failures_tolerance = 100
         # learners
         self.num_learners = 0
         self.num_gpus_per_learner: int | float = 0
@@ -95,6 +103,7 @@ class AlgorithmConfig:
         env: Any = UNSET,
         *,
         env_config: Mapping[str, Any] = UNSET,
+        wrappers: Iterable[EnvWrapper] | None = UNSET,
         observation_space: Any = UNSET,
         action_space: Any = UNSET,
         clip_rewards: bool | float | None = UNSET,
@@ -108,6 +117,8 @@ class AlgorithmConfig:
             env: An importable PettingZoo environment (``"mpe2.simple_spread_v3"``, ``"my_package.my_env:make"``), a
                 Gymnasium id, a name given to ``register_env``, a class, or a function of ``env_config``.
             env_config: Passed to whatever makes the environment.
+            wrappers: Around each copy, the innermost first: callables ``env -> env``, or names with arguments such as
+                ``"frame_skip_v0:4"`` (SuperSuit's) and ``"my_module.my_wrapper:0.5"``.
             observation_space: Instead of the environment's own, for all agents or ``{agent_id: space}``.
             action_space: Likewise.
             clip_rewards: For the loss only: True for the sign of rewards, a number x to keep them in [-x, x].
@@ -115,7 +126,10 @@ class AlgorithmConfig:
             clip_actions: Clip Box actions to the space's range.
             disable_env_checking: Skip the trial run of the environment, and let observations leave their space.
         """
-        return {} if env_config is UNSET else {"env_config": dict(env_config or {})}
+        instead: dict[str, Any] = {} if env_config is UNSET else {"env_config": dict(env_config or {})}
+        if wrappers is not UNSET:
+            instead["wrappers"] = checked_wrappers(wrappers)
+        return instead
 
     @section
     def multi_agent(
@@ -150,6 +164,8 @@ class AlgorithmConfig:
         *,
         num_env_runners: int = UNSET,
         num_envs_per_env_runner: int = UNSET,
+        num_env_workers: int = UNSET,
+        sample_timeout_s: float | None = UNSET,
         env_to_module_connector: Callable[..., Any] | None = UNSET,
         module_to_env_connector: Callable[..., Any] | None = UNSET,
         add_default_connectors_to_env_to_module_pipeline: bool = UNSET,
@@ -164,6 +180,8 @@ class AlgorithmConfig:
         Args:
             num_env_runners: 0: environments are stepped in this process.
             num_envs_per_env_runner: Copies of the environment.
+            num_env_workers: Processes over which the copies are spread; 0 for none. Worth it where steps are slow.
+            sample_timeout_s: How long such a process may take for one step or reset of its copies; None for any time.
             env_to_module_connector: ``fn(env, spaces, device)``, ``fn(env)`` or ``fn()`` that gives a connector piece
                 or a list of them, to stand before the default pieces.
             module_to_env_connector: ``fn(env, spaces)``, ``fn(env)`` or ``fn()``, likewise.
@@ -173,6 +191,17 @@ class AlgorithmConfig:
             rollout_fragment_length: Env steps of each copy in one sample; ``"auto"`` to fit the train batch.
             batch_mode: ``"truncate_episodes"`` or ``"complete_episodes"``.
             explore: Whether actions are sampled.
+        """
+
+    @section
+    def fault_tolerance(
+        self, *, restart_failed_sub_environments: bool = UNSET, num_consecutive_env_failures_tolerance: int = UNSET
+    ) -> None:
+        """What happens after an environment has failed: raised, given garbage, hung or lost its process.
+
+        Args:
+            restart_failed_sub_environments: Drop its episode and go on with a new environment, instead of stopping.
+            num_consecutive_env_failures_tolerance: Stop after more failures of a copy without a finished episode.
         """
 
     @section
@@ -334,14 +363,10 @@ class AlgorithmConfig:
         """Where modules and batches live."""
         return torch.device("cuda" if self.num_gpus_per_learner else "cpu")
 
-    @property
-    def env_steps_per_fragment(self) -> int | None:
-        """Env steps of each copy in one sample, if it is fixed."""
-        return None if self.rollout_fragment_length == "auto" else int(self.rollout_fragment_length)
-
     def validate(self) -> None:
         """Raises ConfigError for settings that are of the wrong kind, or at odds with one another."""
         check_settings(self)
+        check_failures(self)
         for module_id in self.algorithm_config_overrides_per_module:
             self.get_config_for_module(module_id).validate()
 

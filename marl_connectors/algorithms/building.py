@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 from typing import Any
 
 from gymnasium import Space
 
 from marl_connectors import spaces
 from marl_connectors.algorithms.algorithm_config import AlgorithmConfig
+from marl_connectors.algorithms.failures import env_restarts
 from marl_connectors.connectors.common.add_states_from_episodes_to_batch import AddStatesFromEpisodesToBatch
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from marl_connectors.connectors.defaults import (
@@ -24,6 +24,7 @@ from marl_connectors.connectors.learner.learner_connector_pipeline import Learne
 from marl_connectors.connectors.module_to_env.module_to_env_pipeline import ModuleToEnvPipeline
 from marl_connectors.env_runners.env_runner import EnvRunner
 from marl_connectors.env_runners.env_setup import EnvSetup
+from marl_connectors.env_runners.env_worker import EnvFactory
 from marl_connectors.env_runners.ongoing_episodes import ask_mapping
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.errors import ConfigError, MappingError
@@ -253,8 +254,9 @@ def build_env_runner(
     render_mode: str | None = None,
 ) -> EnvRunner:
     """A runner with copies of its own, which keeps as many earlier steps as the pieces of two pipelines look at."""
+    make_env = EnvFactory(setup, render_mode)
     return EnvRunner(
-        partial(setup.make, render_mode),
+        make_env,
         num_envs=num_envs,
         seed=seed,
         single_agent=setup.single_agent,
@@ -271,6 +273,9 @@ def build_env_runner(
         check_spaces=not config.disable_env_checking,
         callbacks=config.callbacks_class(),
         env_config=config.env_config,
+        num_env_workers=0 if render_mode else config.num_env_workers,
+        sample_timeout_s=config.sample_timeout_s,
+        restarts=env_restarts(config, make_env),
     )
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from marl_connectors.env_runners.wrappers import checked_wrappers
 from marl_connectors.errors import ConfigError, did_you_mean
 from marl_connectors.ops.schedule import check_schedule
 
@@ -21,6 +22,7 @@ def check_settings(config: AlgorithmConfig) -> None:
     """
     if config.env is None:
         raise ConfigError(f"{type(config).__name__}: no environment. Call .environment(env=...).")
+    checked_wrappers(config.wrappers)
     for name in ("num_env_runners", "num_learners"):
         if getattr(config, name) != 0:
             raise ConfigError(

@@ -10,6 +10,7 @@ from gymnasium import Space
 from marl_connectors import spaces
 from marl_connectors.algorithms.algorithm_config import AlgorithmConfig
 from marl_connectors.env_runners.make_env import env_from_json, env_to_json
+from marl_connectors.env_runners.wrappers import wrappers_from_json, wrappers_to_json
 from marl_connectors.errors import CheckpointError
 from marl_connectors.policy_mapping import import_attribute, mapping_from_json, mapping_to_json, qualified_name
 from marl_connectors.rl_module.default_model_config import DefaultModelConfig
@@ -19,6 +20,7 @@ def config_to_state(config: AlgorithmConfig) -> dict[str, Any]:
     """All settings; functions and classes by their importable names, or marked as not importable."""
     state = {name: _encode(value) for name, value in config.to_dict().items()}
     state["env"] = env_to_json(config.env)
+    state["wrappers"] = wrappers_to_json(config.wrappers)
     state["policy_mapping_fn"] = mapping_to_json(config.policy_mapping_fn)
     return {"class": qualified_name(type(config)), "settings": state}
 
@@ -38,6 +40,8 @@ def config_from_state(state: Mapping[str, Any]) -> AlgorithmConfig:
     for name, value in state["settings"].items():
         if name == "env":
             config.env = env_from_json(value)
+        elif name == "wrappers":
+            config.wrappers = wrappers_from_json(value)
         elif name == "policy_mapping_fn":
             config.policy_mapping_fn = mapping_from_json(value)
         elif hasattr(config, name):

@@ -9,6 +9,7 @@ from marl_connectors.algorithms.algorithm import Algorithm
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from marl_connectors.connectors.explain import Explanation, trace
 from marl_connectors.episodes.column_batch import ColumnBatch
+from marl_connectors.metrics import MetricsLogger
 from marl_connectors.seeding import derived_seed, torch_stream
 
 
@@ -30,8 +31,10 @@ def explain_algorithm(algorithm: Algorithm, *, num_steps: int = 4) -> dict[str, 
     runner = algorithm._runner(seed, config.num_envs_per_env_runner, config.explore)
     steps = num_steps * config.num_envs_per_env_runner
     pipeline, learned = learner.pipeline, learner.pipeline.get_state()
+    metrics = learner.metrics
     with algorithm._borrowed(runner), torch_stream(seed, "explain"):
         try:
+            learner.metrics = MetricsLogger()
             learner.make_batch(runner.sample(num_timesteps=steps))
             watched = {name: _Watched(getattr(runner, name)) for name in ("env_to_module", "module_to_env")}
             for name, watching in watched.items():
@@ -40,7 +43,7 @@ def explain_algorithm(algorithm: Algorithm, *, num_steps: int = 4) -> dict[str, 
             watched["learner"] = learner.pipeline = _Watched(pipeline)  # type: ignore[assignment]
             learner.make_batch(episodes)
         finally:
-            learner.pipeline = pipeline
+            learner.pipeline, learner.metrics = pipeline, metrics
             pipeline.set_state(learned)
     return {name: watching.explanation for name, watching in watched.items()}
 

@@ -5,24 +5,24 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+from typing import Any
 
-from marl_connectors.cli.settings import RunSettings
+from marl_connectors.cli.config_source import load_config, with_options
+from marl_connectors.cli.settings import RunSettings, use_threads
 from marl_connectors.cli.train import TRAINING_DEFAULTS
 from marl_connectors.cli.values import jsonable, merged
+from marl_connectors.env_runners.make_env import env_name
+from marl_connectors.errors import ConfigError
 
-LEGEND = "+ added   ~ changed   - removed   > written to the trajectories; copied: bytes in memory of their own"
+LEGEND = (
+    "+ added   ~ changed   - removed   > written to the trajectories; copied: bytes in memory of their own, and written"
+)
 
 
 def run(args: argparse.Namespace) -> int:
     """Explains as the parsed options say; gives the exit status."""
     given = vars(args)
-    fields = {field.name for field in dataclasses.fields(RunSettings)} - {"training", "env_config"}
-    settings = RunSettings(
-        **{key: value for key, value in given.items() if key in fields},
-        env_config=merged(given.get("env_config", [])),
-        training={**TRAINING_DEFAULTS, **merged(given.get("set", []))},
-    )
-    algo = settings.build_algorithm()
+    algo = _algorithm(given)
     try:
         from marl_connectors.algorithms.explain import explain_algorithm
 
@@ -32,6 +32,24 @@ def run(args: argparse.Namespace) -> int:
     if "json" in given:
         print(json.dumps(jsonable({name: each.to_dict() for name, each in explanations.items()}), indent=2))
         return 0
-    print(f"{settings.env}: what each piece does to one batch. {settings.num_envs} environment copies.\n{LEGEND}\n")
+    copies = algo.config.num_envs_per_env_runner
+    env = algo.config.env if isinstance(algo.config.env, str) else env_name(algo.config.env)
+    print(f"{env}: what each piece does to one batch. {copies} environment copies.\n{LEGEND}\n")
     print("\n\n".join(str(each) for each in explanations.values()))
     return 0
+
+
+def _algorithm(given: dict[str, Any]) -> Any:
+    """Of a config of the user's, with the options that were given; or of the options and defaults alone."""
+    options: dict[str, Any] = {
+        key: merged(value) if key in ("env_config", "set") else value for key, value in given.items()
+    }
+    training = options.pop("set", {})
+    if "config" in given:
+        use_threads(given.get("threads", 1))
+        return with_options(load_config(given["config"]), {**options, "training": training}).build_algo()
+    if "env" not in given:
+        raise ConfigError("explain: name an environment, or a config that has one: --config FILE.py")
+    fields = {field.name for field in dataclasses.fields(RunSettings)} - {"training"}
+    own: dict[str, Any] = {key: value for key, value in options.items() if key in fields}
+    return RunSettings(**own, training={**TRAINING_DEFAULTS, **training}).build_algorithm()

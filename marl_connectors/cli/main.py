@@ -34,6 +34,8 @@ _EXPLAIN_EXAMPLES = """\
 examples:
   marl-connectors explain mpe2.simple_spread_v3
   marl-connectors explain mpe2.simple_tag_v3 --policies independent --json
+  marl-connectors explain --config my_config.py
+  marl-connectors explain --config my_package.configs:tag --num-envs 2
 """
 _CHECK_EXAMPLES = """\
 examples:
@@ -135,7 +137,14 @@ def _build_parser() -> tuple[_Parser, dict[str, _Parser]]:
         argument_default=argparse.SUPPRESS,
         **raw,
     )
-    explain.add_argument("env", metavar="ENV", help="PettingZoo module, package.module:function, or Gymnasium id")
+    explain.add_argument(
+        "env", nargs="?", metavar="ENV", help="PettingZoo module, package.module:function, or Gymnasium id"
+    )
+    explain.add_argument(
+        "--config",
+        metavar="SOURCE",
+        help="FILE.py or MODULE, and :NAME unless it is config: an AlgorithmConfig, or a function that gives one",
+    )
     _add_building_options(explain)
     explain.add_argument("--json", action="store_true", help="print JSON instead of tables")
     explain.set_defaults(run=_run_explain)

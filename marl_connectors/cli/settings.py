@@ -25,6 +25,7 @@ class RunSettings:
     Attributes:
         env: What ``make_env`` takes, as text.
         env_config: What the environment is made with.
+        wrappers: Around each copy, the innermost first: names with arguments, such as ``"frame_skip_v0:4"``.
         policies: ``"shared"``, ``"independent"`` or patterns; not used where ``mapping`` is given.
         mapping: ``"module:function"``, or None.
         modules: All modules that ``mapping`` can name; None if its answers for a first episode are all.
@@ -43,6 +44,7 @@ class RunSettings:
 
     env: str
     env_config: dict[str, Any] = field(default_factory=dict)
+    wrappers: list[str] = field(default_factory=list)
     policies: str = "shared"
     mapping: str | None = None
     modules: list[str] | None = None
@@ -91,7 +93,7 @@ class RunSettings:
         use_threads(self.threads)
         mapping = self.mapping_fn()
         if isinstance(mapping, PatternPolicies):
-            env = make_env(self.env, self.env_config)
+            env = make_env(self.env, self.env_config, wrappers=self.wrappers)
             check_patterns(mapping, agent_ids(env))
             env.close()
 
@@ -103,7 +105,12 @@ class RunSettings:
         )
         config = (
             PPOConfig()
-            .environment(self.env, env_config=self.env_config, disable_env_checking=not self.env_check)
+            .environment(
+                self.env,
+                env_config=self.env_config,
+                wrappers=self.wrappers,
+                disable_env_checking=not self.env_check,
+            )
             .multi_agent(policies=self.modules, policy_mapping_fn=mapping, count_steps_by="agent_steps")
             .env_runners(num_envs_per_env_runner=self.num_envs)
             .rl_module(model_config=model)

@@ -213,6 +213,8 @@ class _Training:
             words += ["--policies", "shared" if independent else "independent"]
         for key, value in settings.env_config.items():
             words += ["--env-config", f"{key}={value}"]
+        for wrapper in settings.wrappers:
+            words += ["--wrap", wrapper]
         return "\n".join(
             [
                 "Next:",

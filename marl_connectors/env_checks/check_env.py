@@ -26,8 +26,11 @@ from marl_connectors.env_checks.report import EnvFigures, EnvReport, Findings
 from marl_connectors.env_checks.seeds import SeedChecks, is_nondeterministic, play_and_watch
 from marl_connectors.env_checks.spaces import SpaceBook
 from marl_connectors.env_checks.turns import TurnPlayer
+from marl_connectors.env_runners.batched_copy import BatchedCopy
+from marl_connectors.env_runners.batched_env import is_batched
+from marl_connectors.env_runners.batched_trial import TRIAL_COPIES, seed_fault, try_out
 from marl_connectors.env_runners.make_env import env_name, make_env
-from marl_connectors.errors import ConfigError
+from marl_connectors.errors import ConfigError, EnvError
 from marl_connectors.seeding import stream
 from marl_connectors.typing import DEFAULT_AGENT_ID
 
@@ -52,7 +55,8 @@ def check_env(
 
     Args:
         env: What ``make_env`` takes (a name, a class, a function), or a PettingZoo or Gymnasium environment. One that
-            is given as an object is played, but neither closed nor compared with other copies of it.
+            is given as an object is played, but neither closed nor compared with other copies of it. A natively
+            batched environment is played with one copy, like a PettingZoo one, and then with three.
         env_config: What to make it with.
         episodes: How many to play; those that are played again come on top.
         seed: Of the environment and the actions.
@@ -88,6 +92,9 @@ def check_env(
     return trial.report()
 
 
+_COPIES_STEPS = 100
+
+
 class _Trial:
     """One environment, and the checks in their order."""
 
@@ -95,6 +102,11 @@ class _Trial:
         self._given = env
         self._config = env_config
         self.can_make = not isinstance(env, (ParallelEnv, AECEnv, gym.Env))
+        if is_batched(env):
+            raise ConfigError(
+                "check_env: a natively batched environment is looked at with one copy and with several. Give its "
+                "class, or the function that makes it with num_envs."
+            )
         if not self.can_make and env_config:
             raise ConfigError(
                 "check_env: env_config is for an environment that is still to be made, but this one is there already. "
@@ -115,7 +127,8 @@ class _Trial:
         return str(self._given) if not self.single_agent else type(self._given.unwrapped).__name__
 
     def _make(self, render_mode: str | None = None) -> Any:
-        return make_env(self._given, self._config, render_mode=render_mode) if self.can_make else self._given
+        env: Any = make_env(self._given, self._config, render_mode=render_mode) if self.can_make else self._given
+        return BatchedCopy(env, self._name()) if is_batched(env) else env
 
     def _player(self, env: Any) -> Player:
         return TurnPlayer(env, self.checks) if isinstance(env, AECEnv) else ParallelPlayer(env, self.checks)
@@ -164,6 +177,8 @@ class _Trial:
             with self._part("state()"):
                 self.checks.calls("reset()", lambda: self.env.reset(seed=seed))
                 extras.check_state(self.env, self.checks)
+            with self._part("copies"):
+                self._check_copies(seed)
             with self._part("turns"):
                 self._play_by_turns(seed, max_steps)
         with self._part("rendering"):
@@ -213,6 +228,30 @@ class _Trial:
                 mask = data.mask(agent, observations[agent], infos[agent], t, takes_turns=True)
                 actions[agent] = data.spaces.sample(agent, mask, rng)
             observations, _, _, _, infos = call("TurnBasedEnv.step()", lambda sent=actions: env.step(sent), step=t)
+
+    def _check_copies(self, seed: int) -> None:
+        """Several copies of a natively batched environment; one of it has been played like any other environment."""
+        if not isinstance(self.env, BatchedCopy) or self.findings.has_errors:
+            return
+        env: Any = make_env(self._given, self._config, num_envs=TRIAL_COPIES)
+        rng, book = stream(seed, "check", "copies"), self.checks.data.spaces
+
+        def choose(agent: Any, mask: Any) -> Any:
+            return book.sample(agent, mask, rng)
+
+        def agent_spaces(agent: Any) -> Any:
+            return book.observation_space(agent), book.action_space(agent)
+
+        advice = "Keep all that an episode follows from, its random generator too, apart for each copy."
+        try:
+            try_out(env, self._name(), agent_spaces, choose, num_steps=_COPIES_STEPS)
+            fault = seed_fault(env, self._name(), choose, seed=seed)
+        except EnvError as error:
+            fault, advice = str(error), "The runner steps all copies together: correct it before training."
+        finally:
+            env.close()
+        if fault:
+            self.findings.add("error", "copies", fault, advice)
 
     def _check_rendering(self, seed: int) -> None:
         modes = (getattr(self.env, "metadata", None) or {}).get("render_modes") or []

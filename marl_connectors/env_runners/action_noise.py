@@ -16,7 +16,9 @@ from marl_connectors.seeding import stream, torch_stream
 
 BLOCK = 128
 """Steps of each stream. A stream is named by the run's seed, the environment copy, the kind of lane and the block, so
-what an agent draws does not depend on the other copies, on fragments, or on stopping and resuming."""
+what an agent draws does not depend on the other copies, on fragments, or on stopping and resuming. The kind of lane is
+its group. Where agents take turns, it is the kind of noise, as groups are made in the order in which agents appear; one
+stream is enough for a copy then, in which nobody acts in the same step as somebody else."""
 
 
 class ActionNoise:
@@ -30,19 +32,20 @@ class ActionNoise:
     def __init__(self, seed: int):
         self._seed = seed
         self.step = 0
-        self._places: dict[int, tuple[int, list[tuple[int, int]], int]] = {}
+        self._places: dict[int, tuple[int, list[tuple[int, int]], int | None]] = {}
         self._blocks: dict[int, tuple[Rows, int, type, torch.Tensor]] = {}
         self._asked: dict[int, Rows] = {}
         self._drawn: dict[int, tuple[tuple[Any, ...], dict[tuple[int, int], np.ndarray | None]]] = {}
 
-    def place(self, group_index: int, rows: Rows, places: list[tuple[int, int]], num_slots: int) -> None:
+    def place(self, group_index: int, rows: Rows, places: list[tuple[int, int]], num_slots: int | None) -> None:
         """Says which environment copy and slot each row of a group belongs to.
 
         Args:
             group_index: Names the group, and so its streams.
             rows: The group's rows.
             places: ``(environment index, slot)`` for each row.
-            num_slots: Slots of one copy that share a stream; later slots have streams of their own.
+            num_slots: Slots of one copy that share a stream; later slots have streams of their own. None where agents
+                take turns, and all slots are 0.
         """
         self._places = {key: value for key, value in self._places.items() if value[0] != group_index}
         self._places[id(rows)] = (group_index, places, num_slots)
@@ -77,7 +80,7 @@ class ActionNoise:
         group_index: int,
         number: int,
         places: list[tuple[int, int]],
-        num_slots: int,
+        num_slots: int | None,
         dist_cls: type[Distribution],
         num_inputs: int,
     ) -> list[tuple[np.ndarray, int]] | None:
@@ -87,13 +90,15 @@ class ActionNoise:
         if known_kind != kind:
             known = {}
         self._drawn[group_index] = (kind, known)
+        lane_kind = f"{dist_cls.__name__} of {num_inputs}" if num_slots is None else group_index
+        num_shared = 1 if num_slots is None else num_slots
         found = []
         for env_index, slot in places:
-            shared = slot < num_slots
+            shared = slot < num_shared
             key = (env_index, 0 if shared else slot)
             if key not in known:
-                rng = stream(self._seed, "actions", env_index, group_index, number, *(() if shared else (slot,)))
-                known[key] = dist_cls.noise(rng, (BLOCK, num_slots if shared else 1), num_inputs)
+                rng = stream(self._seed, "actions", env_index, lane_kind, number, *(() if shared else (slot,)))
+                known[key] = dist_cls.noise(rng, (BLOCK, num_shared if shared else 1), num_inputs)
             values = known[key]
             if values is None:
                 return None

@@ -16,13 +16,16 @@ from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.rl_module.rl_module import RLModule
 from marl_connectors.typing import AgentID, ModuleID
 
+_REMEMBERED_SPACES = 1000
+"""Of so many pairs of spaces it is remembered which group they belong to: comparing spaces takes its time."""
+
 
 class CopyLanes:
     """Finds lanes by environment copy and agent, opens and closes them.
 
     Attributes:
         groups: The lanes, by observation and action space, and by the kind of module: by the state that it has, and by
-            the observations that it wants, which may differ if pieces change those of some agents only.
+            the observations and actions that it knows, which pieces may have changed for some agents only.
         by_copy: For each copy, agent to lane, in the order in which the copy lists its agents.
     """
 
@@ -36,6 +39,7 @@ class CopyLanes:
         self.groups: list[LaneGroup] = []
         self._group_agents: list[AgentID] = []
         self.by_copy: list[dict[AgentID, Lane]] = [{} for _ in range(num_copies)]
+        self._known_spaces: dict[tuple[int, int, Hashable], tuple[LaneGroup, Space, Space]] = {}
         self._agent_spaces = agent_spaces
         self._rl_module = rl_module
         self._lookback = lookback
@@ -88,6 +92,7 @@ class CopyLanes:
     def clear(self) -> None:
         """Forgets all lanes and groups."""
         self.groups, self._group_agents = [], []
+        self._known_spaces = {}
         self.by_copy = [{} for _ in self.by_copy]
 
     def make_room(self, modules_by_copy: Sequence[Mapping[AgentID, ModuleID]]) -> None:
@@ -104,17 +109,23 @@ class CopyLanes:
     def _group_of(self, agent_id: AgentID, module_id: ModuleID) -> LaneGroup:
         observation_space, action_space = self._agent_spaces(agent_id)
         kind = self._kind(module_id)
-        for group in self.groups:
-            if group.matches(observation_space, action_space, kind):
-                return group
-        return self.add_group(agent_id, module_id)
+        key = (id(observation_space), id(action_space), kind)
+        if key in self._known_spaces:
+            return self._known_spaces[key][0]
+        matching = (group for group in self.groups if group.matches(observation_space, action_space, kind))
+        group = next(matching, None) or self.add_group(agent_id, module_id)
+        if len(self._known_spaces) >= _REMEMBERED_SPACES:
+            self._known_spaces.clear()
+        self._known_spaces[key] = group, observation_space, action_space
+        return group
 
     def _kind(self, module_id: ModuleID) -> Hashable:
         module = self._rl_module[module_id]
         known = self._kinds.get(module_id)
         if known is None or known[0] is not module:
             wanted = module.observation_space
-            kind = state_kind(module), None if wanted is None else spaces.describe(wanted)
+            described = [None if s is None else spaces.describe(s) for s in (wanted, module.action_space)]
+            kind = state_kind(module), *described
             known = self._kinds[module_id] = (module, kind)
         return known[1]
 
@@ -135,7 +146,8 @@ class CopyLanes:
             is_over: Whether all modules of this kind were removed, so that no lanes will be opened here.
         """
         kind = "over" if is_over or module_id is None else self._kind(module_id)
-        self.groups.append(LaneGroup(len(self.groups), *self._agent_spaces(agent_id), self._lookback, kind))
+        recorded = None if is_over or module_id is None else self._rl_module[module_id].action_space
+        self.groups.append(LaneGroup(len(self.groups), *self._agent_spaces(agent_id), self._lookback, kind, recorded))
         self._group_agents.append(agent_id)
         return self.groups[-1]
 

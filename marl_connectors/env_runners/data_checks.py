@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from gymnasium.spaces import Box
 
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
@@ -15,6 +14,7 @@ from marl_connectors.env_runners.vector_env import VectorEnv
 from marl_connectors.episodes.column_batch import ColumnBatch
 from marl_connectors.errors import ConnectorError, EnvError, ModuleError
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
+from marl_connectors.rl_module.observation_check import check_observations
 from marl_connectors.trees import leaves, tree_map
 
 
@@ -68,21 +68,13 @@ def check_forward_batch(batch: ColumnBatch, rl_module: MultiRLModule) -> None:
                 f"its pieces add 'obs', or leave add_default_connectors_to_env_to_module_pipeline on."
             )
         for module_id in group.module_ids:
-            space = rl_module[module_id].observation_space
-            lead = 2 if Columns.STATE_IN in group else 1  # rows, and for a stateful module time
-            shape = tuple(getattr(group.get(Columns.OBS), "shape", ()))[lead:]
             if rl_module[module_id].is_stateful() and Columns.STATE_IN not in group:
                 raise ModuleError(
                     f"module {module_id!r}: it is stateful, but the env-to-module pipeline gives it no 'state_in'. Put "
                     f"AddTimeDimToBatchAndZeroPad and AddStatesFromEpisodesToBatch behind "
                     f"AddObservationsFromEpisodesToBatch."
                 )
-            if isinstance(space, Box) and Columns.OBS in group and shape != space.shape:
-                raise ModuleError(
-                    f"module {module_id!r}: it was built for {spaces.describe(space)}, but the env-to-module pipeline "
-                    f"gives it observations of shape {shape}. A connector piece that changes observations must say so "
-                    f"in recompute_output_observation_space."
-                )
+        check_observations(group, rl_module, train=False)
 
 
 def check_actions(batch: ColumnBatch) -> None:

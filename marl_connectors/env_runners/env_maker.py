@@ -87,7 +87,7 @@ def _unknown_key(maker: EnvMaker, key: str, keys: list[str]) -> ConfigError:
     return ConfigError(f"env_config: environment {maker.name!r} does not accept {key!r}. {hint}")
 
 
-def call_maker(maker: EnvMaker, config: dict[str, Any], render_mode: str | None) -> Any:
+def call_maker(maker: EnvMaker, config: dict[str, Any], render_mode: str | None, num_envs: int = 1) -> Any:
     """What ``make`` gives.
 
     Raises:
@@ -96,7 +96,11 @@ def call_maker(maker: EnvMaker, config: dict[str, Any], render_mode: str | None)
     """
     keys, open_ended = _accepted_keys(maker)
     wants_render = render_mode is not None and "render_mode" not in config
-    extra = {"render_mode": render_mode} if wants_render and ("render_mode" in keys or open_ended) else {}
+    extra: dict[str, Any] = {}
+    if wants_render and ("render_mode" in keys or open_ended):
+        extra["render_mode"] = render_mode
+    if "num_envs" in keys and "num_envs" not in config:  # a natively batched environment's
+        extra["num_envs"] = num_envs
     try:
         if maker.takes_dict:
             return maker.make(dict(config), **extra)
@@ -106,7 +110,7 @@ def call_maker(maker: EnvMaker, config: dict[str, Any], render_mode: str | None)
     except TypeError as cause:
         match = _UNEXPECTED_KEY.search(str(cause))
         if match and match[2] == "render_mode" and extra:
-            return call_maker(maker, config, None)
+            return call_maker(maker, config, None, num_envs)
         if match and match[2] in config and not maker.takes_dict:
             raise _unknown_key(maker, match[2], _keys_of_class(maker, match[1])) from cause
         raise _failed(maker, cause) from cause

@@ -17,10 +17,14 @@ from marl_connectors.connectors.module_to_env.module_to_env_pipeline import Modu
 from marl_connectors.env_runners.action_history import HISTORY_BYTES
 from marl_connectors.env_runners.action_noise import ActionNoise
 from marl_connectors.env_runners.done_episodes import first_of_each_copy
+from marl_connectors.env_runners.env_copy import EnvCopy
+from marl_connectors.env_runners.env_failures import EnvFailure, EnvRestarts, FailureCounts
 from marl_connectors.env_runners.episode_metrics import EpisodeTally, summarize
 from marl_connectors.env_runners.saved_batch import batch_from_state, batch_to_state
 from marl_connectors.env_runners.stepper import PolicyMappingFn, Stepper
+from marl_connectors.env_runners.worker_vector_env import make_vector_env
 from marl_connectors.errors import CheckpointError, ConfigError
+from marl_connectors.metrics import by_pipeline
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.typing import AgentID
 
@@ -49,11 +53,16 @@ class EnvRunner(Stepper):
         check_spaces: bool = True,
         callbacks: Callbacks | None = None,
         env_config: dict[str, Any] | None = None,
+        num_env_workers: int = 0,
+        sample_timeout_s: float | None = 60.0,
+        restarts: EnvRestarts | None = None,
     ):
         """Makes the environment copies; nothing is reset before the first ``sample``.
 
         Args:
-            make_env: Makes one copy: a PettingZoo parallel environment, or one that behaves like it.
+            make_env: Makes one copy: a PettingZoo parallel environment, or one that behaves like it. With worker
+                processes it must be possible to pickle it. One that makes natively batched environments takes their
+                number of copies.
             num_envs: How many copies.
             seed: The run's seed; everything random here follows from it.
             single_agent: Whether to hand out SingleAgentEpisodes.
@@ -66,12 +75,23 @@ class EnvRunner(Stepper):
             lookback: Steps that a chunk of an episode keeps from before it.
             rollout_fragment_length: Env steps of each copy that ``sample`` takes unless told otherwise.
             check_spaces: Whether observations are held against their space.
-            callbacks: Told of what happens here.
+            callbacks: Told of what happens here. Of an environment in a worker process they get None.
             env_config: For the callbacks.
+            num_env_workers: Over how many worker processes the copies are spread; 0 to step them in this process.
+            sample_timeout_s: How long a worker process may take for a step or a reset of its copies, before it counts
+                as hung; None for any time. What hangs in this process cannot be interrupted.
+            restarts: How to go on after failures of environments and worker processes; None to raise an EnvError.
         """
-        super().__init__(
+        vector_env = make_vector_env(
             make_env,
             num_envs=num_envs,
+            seed=seed,
+            num_workers=num_env_workers,
+            timeout_s=sample_timeout_s,
+            restarts=restarts,
+        )
+        super().__init__(
+            vector_env,
             seed=seed,
             single_agent=single_agent,
             agent_spaces=agent_spaces,
@@ -88,8 +108,9 @@ class EnvRunner(Stepper):
         self._finished: list[EpisodeTally] = []
         self._uncredited_reward = 0.0
         self.callbacks = callbacks or Callbacks()
-        for copy in self.vector_env.copies:
-            self.callbacks.on_environment_created(env_runner=self, env=copy.env, env_context=env_config or {})
+        self._env_config = env_config or {}
+        for copy in self.vector_env.copies[: 1 if self.vector_env.is_batched else None]:
+            self._tell_of_environment(copy)
 
     def sample(
         self,
@@ -147,6 +168,14 @@ class EnvRunner(Stepper):
         self.callbacks.on_sample_end(env_runner=self, samples=episodes)
         return episodes
 
+    def _tell_of_environment(self, copy: EnvCopy) -> None:
+        self.callbacks.on_environment_created(env_runner=self, env=copy.env, env_context=self._env_config)
+
+    def _note_failures(self, failures: list[EnvFailure]) -> None:
+        super()._note_failures(failures)
+        for index in dict.fromkeys(failure.index for failure in failures):
+            self._tell_of_environment(self.vector_env.copies[index])
+
     def take_finished(self) -> list[EpisodeTally]:
         """Returns and lengths of the episodes that ended since the last call."""
         finished, self._finished = self._finished, []
@@ -161,9 +190,22 @@ class EnvRunner(Stepper):
         uncredited, self._uncredited_reward = self._uncredited_reward, 0.0
         return uncredited
 
+    def take_failure_counts(self) -> dict[str, int]:
+        """Since the last call: ``num_env_failures``, ``num_dropped_episodes`` and ``num_dropped_env_steps``.
+
+        Failures are only survived with ``restarts``. The env steps are those that were sampled and that are in no
+        episode, as a failure ended theirs.
+        """
+        lost, self._episodes.lost = self._episodes.lost, FailureCounts()
+        return lost.as_dict()
+
+    def take_counts(self) -> dict[str, float]:
+        """Since the last call: ``uncredited_reward``, and what failures have cost."""
+        return {"uncredited_reward": self.take_uncredited_reward(), **self.take_failure_counts()}
+
     def get_metrics(self) -> dict[str, Any]:
-        """What ``summarize`` says of the finished episodes, and ``uncredited_reward``; of each once."""
-        return summarize(self.take_finished()) | {"uncredited_reward": self.take_uncredited_reward()}
+        """Since the last call: ``summarize``, ``uncredited_reward``, what failures have cost and what pieces logged."""
+        return summarize(self.take_finished()) | self.take_counts() | by_pipeline(**self.metrics)
 
     def set_policy_mapping_fn(self, policy_mapping_fn: PolicyMappingFn) -> None:
         """Maps agents anew in episodes that begin from now on."""
@@ -193,8 +235,10 @@ class EnvRunner(Stepper):
             "episodes": episodes,
             "episodes_too_long": self._batch is not None and episodes is None,
             "batch": None if episodes is None or self._batch is None else batch_to_state(self._batch, shared_data),
+            "metrics": {name: logger.get_state() for name, logger in self.metrics.items()},
             "finished": [tally.get_state() for tally in self._finished],
             "uncredited_reward": self._uncredited_reward,
+            "lost": self._episodes.lost.as_dict(),
             "episode_numbers": [copy.episode_number for copy in self.vector_env.copies],
         }
 
@@ -220,15 +264,23 @@ class EnvRunner(Stepper):
             copy.episode_number = number
         self._finished = [EpisodeTally.from_state(tally) for tally in state["finished"]]
         self._uncredited_reward = state["uncredited_reward"]
+        for name, logger in self.metrics.items():
+            logger.set_state(state.get("metrics", {}).get(name, []))
+        self._episodes.lost = FailureCounts(**state.get("lost", {}))
         self._batch = None
         if state["episodes"] is not None:
             self._episodes.set_state(state["episodes"])
             self._arrange()
             self._restore_batch(state["batch"])
         elif state["episodes_too_long"]:
+            why = (
+                "the episodes of a natively batched environment cannot be replayed"
+                if self.vector_env.is_batched
+                else f"an ongoing episode was too long to be replayed (more than {HISTORY_BYTES:,} bytes of actions)"
+            )
             warnings.warn(
-                f"EnvRunner: an ongoing episode was too long to be replayed (more than {HISTORY_BYTES:,} bytes of "
-                f"actions), so the run goes on with new episodes, and not step for step as if it had never stopped.",
+                f"EnvRunner: {why}, so the run goes on with new episodes, and not step for step as if it had never "
+                f"stopped.",
                 stacklevel=2,
             )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -11,9 +11,12 @@ from gymnasium import Space
 from pettingzoo import AECEnv
 
 from marl_connectors import spaces
+from marl_connectors.env_runners.batched_env import is_batched
+from marl_connectors.env_runners.batched_trial import TRIAL_COPIES, try_out
 from marl_connectors.env_runners.make_env import env_name, make_env
 from marl_connectors.env_runners.single_agent_env import SingleAgentEnv
 from marl_connectors.env_runners.turn_based_env import TurnBasedEnv
+from marl_connectors.env_runners.wrappers import EnvWrapper
 from marl_connectors.errors import EnvError, MarlConnectorsError
 from marl_connectors.seeding import stream
 from marl_connectors.typing import DEFAULT_AGENT_ID, AgentID
@@ -37,6 +40,7 @@ class EnvSetup:
         *,
         observation_space: Any = None,
         action_space: Any = None,
+        wrappers: Iterable[EnvWrapper] = (),
     ):
         """Makes one copy to ask.
 
@@ -45,6 +49,7 @@ class EnvSetup:
             env_config: Likewise.
             observation_space: Instead of the environment's own: a space, or ``{agent_id: space}``.
             action_space: Likewise.
+            wrappers: As for ``make_env``.
 
         Raises:
             EnvError: If it cannot be made, or is of a kind that is not supported.
@@ -52,6 +57,7 @@ class EnvSetup:
         self.name = env_name(env)
         self._env = env
         self._env_config = dict(env_config)
+        self._wrappers = tuple(wrappers)
         self._given = (observation_space, action_space)
         self.probe = self.make()
         self.single_agent = isinstance(self.probe, SingleAgentEnv)
@@ -62,12 +68,17 @@ class EnvSetup:
         self.agent_ids: list[AgentID] = list(agent_ids)
         self._spaces = {agent_id: self._ask(agent_id) for agent_id in self.agent_ids}
 
-    def make(self, render_mode: str | None = None) -> Any:
-        """A copy, with the methods of a PettingZoo parallel environment."""
-        env = make_env(self._env, self._env_config, render_mode=render_mode)
+    def make(self, render_mode: str | None = None, num_envs: int = 1) -> Any:
+        """A copy, with the methods of a PettingZoo parallel environment; or a natively batched environment."""
+        env = make_env(self._env, self._env_config, render_mode=render_mode, wrappers=self._wrappers, num_envs=num_envs)
         if isinstance(env, gym.Env):
             return SingleAgentEnv(env)
         return TurnBasedEnv(env) if isinstance(env, AECEnv) else env
+
+    @property
+    def is_batched(self) -> bool:
+        """Whether it is a natively batched environment."""
+        return is_batched(self.probe)
 
     @property
     def user_env(self) -> Any:
@@ -110,6 +121,9 @@ class EnvSetup:
             EnvError: If an observation is not in its space, or a reward is no finite number; names agent and step.
         """
         rng = stream(seed, "trial run")
+        if self.is_batched:
+            self._check_batched(rng)
+            return
         try:
             observations, infos = self.probe.reset(seed=0)
             self._check_observations(observations, self.probe.agents, 0)
@@ -136,6 +150,16 @@ class EnvSetup:
             raise EnvError(
                 f"{self.name}: a trial run with random actions raised {type(error).__name__}: {error}"
             ) from error
+
+    def _check_batched(self, rng: np.random.Generator) -> None:
+        def choose(agent_id: AgentID, mask: np.ndarray | None) -> Any:
+            return self._random_action(agent_id, rng, mask)
+
+        env = self.make(num_envs=TRIAL_COPIES)
+        try:
+            try_out(env, self.name, self.agent_spaces, choose, num_steps=_TRIAL_STEPS)
+        finally:
+            env.close()
 
     def _acting(self) -> list[AgentID]:
         """Who acts next."""

@@ -15,6 +15,7 @@ from marl_connectors.episodes.lane_storage import LaneStorage
 from marl_connectors.episodes.rollout import Positions, Rollout
 from marl_connectors.episodes.rows import RowPart, Rows
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
+from marl_connectors.trees import tree_map
 from marl_connectors.typing import AgentID, EpisodeID, ModuleID
 
 
@@ -79,16 +80,17 @@ class Lane:
         Args:
             last_row: The chunk's last observation, in the rollout before.
         """
-        former, storage = self.episode, self.storage
+        former = self.episode
+        storage: Any = former.storage
         storage.stop_row = last_row
-        lookback = self.group.lookback
+        lookback, kept = self.group.lookback, last_row - storage.first_row
         self.view(
             former.id_,
             former.agent_id,
             former.module_id,
             former.multi_agent_episode_id,
             start_row=lookback,
-            lookback=min(lookback, last_row - storage.first_row),
+            lookback=lookback if lookback < kept else kept,
             t_started=former.t_started + last_row - storage.start_row,
         )
         if former._custom_data:
@@ -136,6 +138,7 @@ class LaneGroup:
         index: The group's place among the groups.
         rollout: The columns of the current fragment.
         kind: What the lanes' modules have in common; ``CopyLanes`` says what.
+        env_action_space: Of the environment. The rollout's, of recorded actions, is the modules'.
         lanes: The live lanes, by module, copy and slot.
         acting: Those that act next, in the same order; all of them unless the environment is turn-based.
         numbers: ``[B]`` the numbers of the lanes that act, in the order of the rows, or None if they are ``0, 1, ...,
@@ -145,11 +148,21 @@ class LaneGroup:
         t: ``[B]`` int32, the env step of each newest observation, in the order of the rows.
     """
 
-    def __init__(self, index: int, observation_space: Space, action_space: Space, lookback: int, kind: Hashable = None):
+    def __init__(
+        self,
+        index: int,
+        observation_space: Space,
+        action_space: Space,
+        lookback: int,
+        kind: Hashable = None,
+        module_action_space: Space | None = None,
+    ):
         self.index = index
         self.kind = kind
+        self.env_action_space = action_space
         self.lookback = lookback
-        self.rollout = Rollout(observation_space, action_space, num_rows=lookback + 2, num_lanes=0)
+        recorded = action_space if module_action_space is None else module_action_space
+        self.rollout = Rollout(observation_space, recorded, num_rows=lookback + 2, num_lanes=0)
         self.lanes: list[Lane] = []
         self.acting: list[Lane] = []
         self.numbers: np.ndarray | None = None
@@ -166,10 +179,9 @@ class LaneGroup:
 
     def matches(self, observation_space: Space, action_space: Space, kind: Hashable) -> bool:
         """Whether agents of these spaces, and of modules with such a state, belong here."""
-        rollout = self.rollout
         return (
-            rollout.observation_space == observation_space
-            and rollout.action_space == action_space
+            self.rollout.observation_space == observation_space
+            and self.env_action_space == action_space
             and self.kind == kind
         )
 
@@ -243,6 +255,18 @@ class LaneGroup:
         self.rollout.cursor[lane.number] += self.rollout.num_lanes
         self.last_row = max(self.last_row, lane.row)
         self.rollout.reserve(self.last_row + 1)
+        self._first = None
+
+    def go_on(self, numbers: list[int], rewards: list[float]) -> None:
+        """Pays lanes that wait for what they did in their newest rows, and closes these. A hot path."""
+        rollout = self.rollout
+        positions = rollout.cursor[numbers]
+        rollout.columns[Columns.REWARDS][positions] = rewards
+        rollout.pending[numbers] = False
+        positions += rollout.num_lanes
+        rollout.cursor[numbers] = positions
+        self.last_row = max(self.last_row, int(positions.max()) // rollout.num_lanes)
+        rollout.reserve(self.last_row + 1)
         self._first = None
 
     def first_positions(self) -> np.ndarray:
@@ -340,17 +364,18 @@ class LiveRows(Rows):
 
     @property
     def action_space(self) -> Space:
-        """Of all lanes."""
-        return self.group.rollout.action_space
+        """Of all lanes, as the environment has it."""
+        return self.group.env_action_space
 
     def get(self, column: str, offset: int = 0, fill: float | None = None) -> Any:
         """A hot path for the newest observations: no index arithmetic."""
-        if offset == 0 and column != Columns.INFOS:
+        if offset == 0 and column in self.group.rollout.columns:
             return self.group.rollout.read(column, self.group.positions)
         return super().get(column, offset, fill)
 
     def set(self, column: str, values: Any) -> None:
         """Writes to the newest rows."""
+        self.check_length(column, values)
         self.group.rollout.write(column, self.group.positions, values)
 
 
@@ -358,10 +383,14 @@ def _lowest_not_in(taken: set[int]) -> int:
     return next(n for n in range(len(taken) + 1) if n not in taken)
 
 
-def picker(order: Sequence[int], length: int) -> Callable[[list], Sequence] | None:
-    """A function that takes ``length`` items and gives those of ``order``; None if they stand so already."""
+def picker(order: Sequence[int], length: int) -> Callable[[Any], Any] | None:
+    """A function that takes ``length`` items (a list, or arrays) and gives those of ``order``; None if all stand so."""
     if list(order) == list(range(length)):
         return None
-    if len(order) == 1:
-        return lambda items: [items[order[0]]]
-    return itemgetter(*order) if order else lambda items: []
+    index = np.array(order, np.int64)
+    pick_items = itemgetter(*order) if len(order) > 1 else lambda items: [items[i] for i in order]
+
+    def pick(items: Any) -> Any:
+        return pick_items(items) if type(items) is list else tree_map(lambda leaf: leaf[index], items)
+
+    return pick

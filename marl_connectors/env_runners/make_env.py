@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import gymnasium
 from pettingzoo import AECEnv, ParallelEnv
 
+from marl_connectors.env_runners.batched_env import is_batched, missing_parts
 from marl_connectors.env_runners.env_maker import call_maker, check_keys
 from marl_connectors.env_runners.find_env import REGISTERED, find_env
 from marl_connectors.env_runners.wrappers import EnvWrapper, wrap_env
@@ -42,6 +43,7 @@ def make_env(
     *,
     render_mode: str | None = None,
     wrappers: Iterable[EnvWrapper] = (),
+    num_envs: int = 1,
 ) -> EnvLike:
     """One copy of an environment.
 
@@ -56,9 +58,10 @@ def make_env(
             elsewhere. ``supports_rendering`` tells which it was.
         wrappers: What it is wrapped in, the innermost first: callables ``env -> env``, or names with arguments such as
             ``"frame_skip_v0:4"`` (SuperSuit's) and ``"my_module.my_wrapper:0.5"``.
+        num_envs: How many copies a natively batched environment holds; passed on where there is such a parameter.
 
     Returns:
-        A PettingZoo ``ParallelEnv`` or ``AECEnv``, or a ``gymnasium.Env``.
+        A PettingZoo ``ParallelEnv`` or ``AECEnv``, a ``gymnasium.Env``, or a ``BatchedEnv``.
 
     Raises:
         EnvError: If there is no such environment, a package is missing, or its maker or a wrapper fails.
@@ -74,13 +77,41 @@ def make_env(
         maker = find_env(env, config)
         if not maker.takes_dict:
             check_keys(maker, config)
-        made = call_maker(maker, config, render_mode)
+        made = call_maker(maker, config, render_mode, num_envs)
+    if is_batched(made):
+        _check_batched(maker.name, made, num_envs, config, wrappers)
+        return made
     if not isinstance(made, (ParallelEnv, AECEnv, gymnasium.Env)):
+        if missing_parts(made):
+            raise EnvError(
+                f"environment {maker.name!r}: it says num_envs and possible_agents, as natively batched environments "
+                f"do, but lacks {', '.join(missing_parts(made))}. Add what marl_connectors.BatchedEnv names."
+            )
         raise EnvError(
             f"environment {maker.name!r}: expected a PettingZoo ParallelEnv or AECEnv or a gymnasium.Env, but its "
             f"maker gave a {type(made).__name__}. Return the environment, or derive its class from one of these."
         )
     return wrap_env(made, wrappers, name=maker.name)
+
+
+def _check_batched(
+    name: str, env: Any, num_envs: int, config: Mapping[str, Any], wrappers: Iterable[EnvWrapper]
+) -> None:
+    if env.num_envs != num_envs:
+        how = (
+            "Leave num_envs out of env_config, and set num_envs_per_env_runner"
+            if "num_envs" in config
+            else "Let its maker take num_envs as a keyword argument, and pass it on"
+        )
+        raise EnvError(
+            f"environment {name!r}: it is natively batched with num_envs={env.num_envs}, but it was to be made with "
+            f"num_envs={num_envs}. {how}."
+        )
+    if tuple(wrappers):
+        raise ConfigError(
+            f"wrappers: they are for environments of a single copy, but {name!r} is natively batched. Do it in the "
+            f"environment, or with a connector piece."
+        )
 
 
 class WrappedMaker:

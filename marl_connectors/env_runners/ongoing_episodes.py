@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from gymnasium import Space
+from gymnasium.spaces import Dict as DictSpace
 
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
@@ -13,8 +15,10 @@ from marl_connectors.connectors.common.agent_to_module_mapping import unknown_mo
 from marl_connectors.env_runners.copy_lanes import CopyLanes
 from marl_connectors.env_runners.data_checks import bad_observation
 from marl_connectors.env_runners.done_episodes import DoneEpisode, Episode
+from marl_connectors.env_runners.env_failures import FailureCounts
 from marl_connectors.env_runners.episode_metrics import EpisodeTally
-from marl_connectors.env_runners.lanes import Lane
+from marl_connectors.env_runners.garbage_pauses import without_collections
+from marl_connectors.env_runners.lanes import Lane, LaneGroup
 from marl_connectors.env_runners.vector_env import EnvCopy, Transition, VectorEnv
 from marl_connectors.episodes.column_batch import ColumnGroup
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
@@ -39,6 +43,7 @@ class OngoingEpisodes:
         done: The episodes that ended and were not taken yet.
         ended: Episodes in which agents ended in the newest step.
         ended_agents: The agent episodes that did.
+        lost: What failures of copies have cost.
     """
 
     def __init__(
@@ -50,12 +55,15 @@ class OngoingEpisodes:
         *,
         single_agent: bool,
         lookback: int,
+        action_spaces: Space | None = None,
     ):
+        self._action_spaces = action_spaces  # by agent, as the env-to-module pipeline has changed them
         self.lanes = CopyLanes(len(vector_env.copies), agent_spaces, rl_module, lookback)
         self.ongoing: list[Episode] = []
         self.done: list[DoneEpisode] = []
         self.ended: list[Episode] = []
         self.ended_agents: list[SingleAgentEpisode] = []
+        self.lost = FailureCounts()
         self._vector_env = vector_env
         self._mapping = policy_mapping_fn
         self._rl_module = rl_module
@@ -81,10 +89,11 @@ class OngoingEpisodes:
 
     # Beginnings.
 
+    @without_collections
     def reset(self) -> list[Any]:
         """Starts a new episode in every copy, dropping what goes on; all agents' first observations, by copy."""
         copies = self._vector_env.copies
-        first = [self._vector_env.reset(copy) for copy in copies]
+        first = self._vector_env.reset_all()
         self.done = []
         self.lanes.restart()
         begun = [self._mapped(copy) for copy in copies]
@@ -143,13 +152,14 @@ class OngoingEpisodes:
         return module_id
 
     def _check_fit(self, lane: Lane, module_id: ModuleID) -> None:
-        module, rollout = self._rl_module[module_id], lane.group.rollout
-        action_space = module.action_space
-        if action_space is not None and spaces.describe(action_space) != spaces.describe(rollout.action_space):
+        action_space, own = self._rl_module[module_id].action_space, lane.group.env_action_space
+        if isinstance(self._action_spaces, DictSpace) and lane.agent_id in self._action_spaces.spaces:
+            own = self._action_spaces[lane.agent_id]  # type: ignore[index]
+        if action_space is not None and spaces.describe(action_space) != spaces.describe(own):
             raise MappingError(
                 f"policy_mapping_fn: agent {lane.agent_id!r} maps to module {module_id!r}, whose actions are "
-                f"{spaces.describe(action_space)}, but the agent's are {spaces.describe(rollout.action_space)}. Map "
-                f"agents with different spaces to different modules."
+                f"{spaces.describe(action_space)}, but the agent's are {spaces.describe(own)}. Map agents with "
+                f"different spaces to different modules."
             )
 
     def _welcome(self, copy: EnvCopy, transition: Transition) -> None:
@@ -165,18 +175,25 @@ class OngoingEpisodes:
 
     # Ends.
 
+    @without_collections
     def follow(self, transitions: list[Transition]) -> bool:
         """Ends and begins episodes as copies report; True if lanes were opened or closed, or changed their module."""
         self.ended, self.ended_agents = [], []
         rearranged = False
+        observed = self._observe_last(transitions)
         for transition in transitions:
             copy = self._vector_env.copies[transition.index]
             lanes = self.lanes.by_copy[transition.index]
+            if transition.is_dropped:
+                self._drop_episode(transition)
+                rearranged |= self._begin_after(copy)
+                self.lanes.write_infos(copy.index, transition.first_infos)
+                continue
             leaving = [a for a in lanes if transition.terminations.get(a) or transition.truncations.get(a)]
             if leaving:
                 self.ended.append(self.ongoing[transition.index])
             for agent_id in leaving:
-                self._end_agent(transition, lanes[agent_id])
+                self._end_agent(transition, lanes[agent_id], is_observed=lanes[agent_id] in observed)
             self._credit_strangers(transition)
             if transition.is_over:
                 self._end_episode(transition)
@@ -188,19 +205,32 @@ class OngoingEpisodes:
                 rearranged = True
         return rearranged
 
-    def _end_agent(self, transition: Transition, lane: Lane) -> None:
+    def _observe_last(self, transitions: list[Transition]) -> set[Lane]:
+        """Writes the last observations of all agents of copies that are over, if they fit; whose. A hot path."""
+        ends: dict[LaneGroup, list[tuple[Lane, Any, int]]] = {}
+        for transition in transitions:
+            if transition.is_over and not transition.is_dropped:
+                for agent_id, lane in self.lanes.by_copy[transition.index].items():
+                    observation = transition.observations.get(agent_id)
+                    if observation is not None:
+                        ends.setdefault(lane.group, []).append((lane, observation, transition.t))
+        observed: set[Lane] = set()
+        for group, own in ends.items():
+            lanes, observations, times = zip(*own, strict=True)
+            positions = group.rollout.cursor[[lane.number for lane in lanes]]
+            try:
+                values = spaces.stack(observations, group.rollout.observation_space)
+                group.rollout.observe(positions, values, np.array(times))
+            except (TypeError, ValueError):
+                continue  # whoever writes them one by one will find out which it is
+            observed.update(lanes)
+        return observed
+
+    def _end_agent(self, transition: Transition, lane: Lane, is_observed: bool = False) -> None:
         rollout, agent_id = lane.group.rollout, lane.agent_id
         position = int(rollout.cursor[lane.number])
-        here = slice(position, position + 1)
-        observation = transition.observations.get(agent_id)
-        if observation is None:
-            before = position - rollout.num_lanes
-            rollout.observe(here, take(rollout.source(Columns.OBS), slice(before, before + 1)), transition.t)
-        else:
-            try:
-                rollout.observe(here, spaces.stack([observation], rollout.observation_space), transition.t)
-            except (TypeError, ValueError) as error:
-                raise bad_observation(lane, self._vector_env, observation) from error
+        if not is_observed:
+            self._observe_end(transition, lane, position)
         info = transition.infos.get(agent_id)
         if info:
             rollout.infos[position] = dict(info)
@@ -209,6 +239,18 @@ class OngoingEpisodes:
         truncated = bool(transition.truncations.get(agent_id)) and not terminated
         paid = lane.end_episode(position, terminated, truncated)
         self._tallies[lane.env_index].end_life(agent_id, lane.module_id, paid, truncated)
+
+    def _observe_end(self, transition: Transition, lane: Lane, position: int) -> None:
+        rollout, observation = lane.group.rollout, transition.observations.get(lane.agent_id)
+        here = slice(position, position + 1)
+        if observation is None:
+            before = position - rollout.num_lanes
+            rollout.observe(here, take(rollout.source(Columns.OBS), slice(before, before + 1)), transition.t)
+            return
+        try:
+            rollout.observe(here, spaces.stack([observation], rollout.observation_space), transition.t)
+        except (TypeError, ValueError) as error:
+            raise bad_observation(lane, self._vector_env, observation) from error
 
     def _credit_strangers(self, transition: Transition) -> None:
         """Rewards of agents that did not act in this step: to their last action, or kept as not creditable."""
@@ -232,6 +274,13 @@ class OngoingEpisodes:
             episode.is_truncated = tally.is_truncated
             episode.is_terminated = not episode.is_truncated
         self.done.append(DoneEpisode(episode, transition.index, tally))
+
+    def _drop_episode(self, transition: Transition) -> None:
+        """Forgets the copy's episode, but for the chunks of it that were handed out, after a failed step."""
+        episode = self.ongoing[transition.index]
+        started = episode.env_t_started if isinstance(episode, MultiAgentEpisode) else episode.t_started
+        self.lost.num_dropped_episodes += 1
+        self.lost.num_dropped_env_steps += transition.t + 1 - started
 
     def _begin_after(self, copy: EnvCopy) -> bool:
         """The copy's next episode, after one that has ended; True if lanes were opened or closed, or changed module."""
@@ -259,6 +308,7 @@ class OngoingEpisodes:
 
     # Cuts.
 
+    @without_collections
     def cut(self, num_rows: int) -> list[Episode]:
         """Ends the fragment: all groups go on in fresh rollouts with room for ``num_rows`` more rows.
 

@@ -53,7 +53,12 @@ def random_batch(seed: int, step: int, groups: Sequence[LaneGroup], waiting: Col
         if mask is not None:
             mask = _array(mask).reshape(len(columns.rows), -1)
             columns[Columns.ACTION_MASK] = mask
-        columns.update(random_actions(group.rollout.action_space, len(columns.rows), rng, mask))
+        drawn = random_actions(group.env_action_space, len(columns.rows), rng, mask)
+        if group.rollout.action_space != group.env_action_space:  # modules have another one, and a piece translates
+            for_env = drawn.get(Columns.ACTIONS_FOR_ENV, drawn[Columns.ACTIONS])
+            own = random_actions(group.rollout.action_space, len(columns.rows), rng)
+            drawn = {Columns.ACTIONS: own[Columns.ACTIONS], Columns.ACTIONS_FOR_ENV: for_env}
+        columns.update(drawn)
         if Columns.STATE_IN in known:
             columns[Columns.STATE_OUT] = tree_map(_array, known[Columns.STATE_IN])
     return batch

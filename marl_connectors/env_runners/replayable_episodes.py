@@ -33,6 +33,10 @@ class ReplayableEpisodes(OngoingEpisodes):
 
     _observed: list[Tree] | None = None  # by group, in the order of its lanes, where pieces change observations
 
+    def acting(self) -> list[Episode]:
+        """The episodes whose agents act next."""
+        return self.ongoing
+
     def note_observations(self) -> None:
         """Remembers the newest observations as the environments gave them. For pieces that may write others to them."""
         self._observed = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ from marl_connectors.connectors.connector_v2 import works_on_columns
 from marl_connectors.connectors.defaults import DEFAULT_PIECES
 from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
 from marl_connectors.connectors.module_to_env.get_actions import ACTION_NOISE
-from marl_connectors.connectors.module_to_env.listify_data_for_vector_env import env_actions
+from marl_connectors.connectors.module_to_env.listify_data_for_vector_env import env_action_array, env_actions
 from marl_connectors.connectors.module_to_env.module_to_env_pipeline import ModuleToEnvPipeline
 from marl_connectors.env_runners.action_noise import ActionNoise
 from marl_connectors.env_runners.data_checks import (
@@ -25,18 +26,19 @@ from marl_connectors.env_runners.data_checks import (
     check_columns,
     check_forward_batch,
 )
+from marl_connectors.env_runners.env_failures import EnvFailure
 from marl_connectors.env_runners.lanes import Lane, LaneGroup, picker
 from marl_connectors.env_runners.random_actions import random_batch
 from marl_connectors.env_runners.replayable_episodes import ReplayableEpisodes
-from marl_connectors.env_runners.turn_based_env import TurnBasedEnv
 from marl_connectors.env_runners.turn_based_episodes import TurnBasedEpisodes
-from marl_connectors.env_runners.turn_based_vector_env import TurnBasedVectorEnv
 from marl_connectors.env_runners.vector_env import Transition, VectorEnv
 from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup
+from marl_connectors.metrics import MetricsLogger
 from marl_connectors.rl_module.distributions import Distribution
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.typing import AgentID, ModuleID
 
+_LOG = logging.getLogger(__name__)
 PolicyMappingFn = Callable[..., ModuleID]
 
 
@@ -49,15 +51,15 @@ class Stepper:
         env_to_module: From observations to a forward batch.
         module_to_env: From the modules' outputs to actions.
         lookback: Steps that a chunk of an episode keeps from before it.
+        metrics: Where the pieces of ``env_to_module`` and ``module_to_env`` log.
         num_env_steps: Steps of all copies so far.
         num_agent_steps: Actions of all agents so far.
     """
 
     def __init__(
         self,
-        make_env: Callable[[], Any],
+        vector_env: VectorEnv,
         *,
-        num_envs: int,
         seed: int,
         single_agent: bool,
         agent_spaces: Callable[[AgentID], tuple[Space, Space]],
@@ -69,15 +71,14 @@ class Stepper:
         lookback: int,
         check_spaces: bool,
     ):
-        """Makes the environment copies; see EnvRunner."""
-        first = make_env()
-        self._turn_based = isinstance(first, TurnBasedEnv)
-        vector_env = TurnBasedVectorEnv if self._turn_based else VectorEnv
-        self.vector_env = vector_env([first, *(make_env() for _ in range(num_envs - 1))], seed=seed)
+        """Takes the environment copies; see EnvRunner."""
+        self.vector_env = vector_env
+        self._turn_based = vector_env.turn_based
         self.rl_module = rl_module
         self.env_to_module = env_to_module
         self.module_to_env = module_to_env
         self.lookback = lookback
+        self.metrics = {name: MetricsLogger() for name in ("env_to_module", "module_to_env")}
         self.num_env_steps = 0
         self.num_agent_steps = 0
         self._seed = seed
@@ -85,7 +86,13 @@ class Stepper:
         self._noise = ActionNoise(seed)
         episodes = TurnBasedEpisodes if self._turn_based else ReplayableEpisodes
         self._episodes = episodes(
-            self.vector_env, agent_spaces, policy_mapping_fn, rl_module, single_agent=single_agent, lookback=lookback
+            self.vector_env,
+            agent_spaces,
+            policy_mapping_fn,
+            rl_module,
+            single_agent=single_agent,
+            lookback=lookback,
+            action_spaces=env_to_module.action_space,
         )
         self._shared_data: dict[str, Any] = {ACTION_NOISE: self._noise}
         self._batch: ColumnBatch | None = None
@@ -108,20 +115,27 @@ class Stepper:
         """A hot path: everything here is per vector step and group, nothing is per agent."""
         groups = [group for group, _ in self._live]
         batch = random_batch(self._seed, self._noise.step, groups, self._batch) if at_random else self._forward(explore)
-        actions: list[Any] = []
+        actions: Any = []
         for (group, _), columns in zip(self._live, batch.groups, strict=True):
             group.rollout.record(group.positions, columns)
-            actions += env_actions(columns)
+            if self.vector_env.is_batched:
+                actions.append(env_action_array(columns))
+            else:
+                actions += env_actions(columns)
             if columns.action_dist_cls is not None:
                 self._deferred_logp[group] = columns.action_dist_cls
+        if self.vector_env.is_batched:
+            actions = actions[0] if len(actions) == 1 else np.concatenate(actions)
         chosen = actions if self._pick_actions is None else self._pick_actions(actions)
         self._noise.step += 1
         self.num_env_steps += len(self.vector_env.copies)
         self.num_agent_steps += len(actions)
-        if isinstance(self.vector_env, TurnBasedVectorEnv):
-            self._take_turns(self.vector_env, list(chosen))
+        if self._turn_based:
+            self._take_turns(list(chosen))
             return
         step = self.vector_env.step(chosen)
+        if self.vector_env.failures:
+            self._note_failures(self.vector_env.take_failures())
         for group, pick in self._live:
             self._credit(group, step.rewards if pick is None else pick(step.rewards))
             group.advance()
@@ -132,21 +146,36 @@ class Stepper:
             self._episodes.lanes.write_infos(env_index, infos)
         self._make_batch()
 
-    def _take_turns(self, vector_env: TurnBasedVectorEnv, actions: list[Any]) -> None:
+    def _take_turns(self, actions: list[Any]) -> None:
         """The rest of a step of turn-based copies, in each of which another agent acts next."""
         episodes: Any = self._episodes
         episodes.acted()
-        episodes.follow_turns(vector_env.take_turns(actions))
+        turns = self.vector_env.take_turns(actions)
+        if self.vector_env.failures:
+            self._note_failures(self.vector_env.take_failures())
+        episodes.follow_turns(turns)
         if self._pieces_write_episodes and episodes.ended_agents:
             self._run_env_to_module(episodes.ended_rows(), episodes.ended)
+        episodes.observe()
         self._arrange()
         self._make_batch()
+
+    def _note_failures(self, failures: list[EnvFailure]) -> None:
+        """Tells the log of copies that go on with another episode, and counts."""
+        for failure in failures:
+            _LOG.warning("%s The copy goes on with another episode.", failure.message)
+        self._episodes.lost.num_env_failures += len(failures)
 
     def _forward(self, explore: bool) -> ColumnBatch:
         module = self.rl_module
         outputs = module.forward_exploration(self._batch) if explore else module.forward_inference(self._batch)
         actions = self.module_to_env.run(
-            outputs, rl_module=module, episodes=self._episodes.ongoing, explore=explore, shared_data=self._shared_data
+            outputs,
+            rl_module=module,
+            episodes=self._episodes.acting(),
+            explore=explore,
+            shared_data=self._shared_data,
+            metrics=self.metrics["module_to_env"],
         )
         if self._check_actions:
             check_actions(actions)
@@ -173,12 +202,13 @@ class Stepper:
                 group.locate()
             self._episodes.lanes.set_clocks(self.vector_env.copies)
 
-    def _observe(self, items: list[Any]) -> None:
+    def _observe(self, items: Any) -> None:
         for group, pick in self._live:
             own = items if pick is None else pick(items)
             rollout = group.rollout
             try:
-                rollout.observe(group.positions, spaces.stack(own, rollout.observation_space), group.t)
+                values = spaces.stack(own, rollout.observation_space) if isinstance(own, (list, tuple)) else own
+                rollout.observe(group.positions, values, group.t)
             except (TypeError, ValueError) as error:
                 raise bad_observations(group, self.vector_env, own) from error
 
@@ -187,7 +217,7 @@ class Stepper:
         if self._pieces_write_episodes:
             self._episodes.note_observations()
         groups = [ColumnGroup(group.rows) for group, _ in self._live]
-        self._batch = self._run_env_to_module(groups, self._episodes.ongoing)
+        self._batch = self._run_env_to_module(groups, self._episodes.acting())
         if self._check_batch:
             check_forward_batch(self._batch, self.rl_module)
             self._check_batch = False
@@ -201,12 +231,15 @@ class Stepper:
             episodes=episodes,
             explore=self._exploring,
             shared_data=self._shared_data,
+            metrics=self.metrics["env_to_module"],
         )
 
     # Beginnings and ends.
 
     def _reset(self) -> None:
         items = self._episodes.reset()
+        if self.vector_env.failures:
+            self._note_failures(self.vector_env.take_failures())
         self._arrange()
         self._observe(items)
         self._make_batch()
@@ -217,17 +250,19 @@ class Stepper:
         by_copy = self._episodes.lanes.acting()
         place = {lane: i for i, lane in enumerate(by_copy)}
         by_row: list[Lane] = []
+        served = [(group, group.rows.module_ids) for group, _ in self._live]
         self._live = []
-        self._check_batch = self._check_actions = True
         for group in self._episodes.lanes.groups:
             group.arrange(module_order)
             if not group.acting:
                 continue
             by_row += group.acting
             self._live.append((group, picker([place[lane] for lane in group.acting], len(by_copy))))
-            self._noise.place(
-                group.index, group.rows, [(lane.env_index, lane.slot) for lane in group.acting], group.num_slots
-            )
+            num_slots = None if self._turn_based else group.num_slots
+            places = [(lane.env_index, 0 if self._turn_based else lane.slot) for lane in group.acting]
+            self._noise.place(group.index, group.rows, places, num_slots)
+        if not self._turn_based or served != [(group, group.rows.module_ids) for group, _ in self._live]:
+            self._check_batch = self._check_actions = True
         self._episodes.lanes.set_clocks(self.vector_env.copies)
         position = {lane: i for i, lane in enumerate(by_row)}
         self._pick_actions = picker([position[lane] for lane in by_copy], len(by_copy))

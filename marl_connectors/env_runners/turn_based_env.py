@@ -142,6 +142,11 @@ class TurnBasedEnv:
             told[2]["__all__"] = told[3]["__all__"] = False
         return told
 
+    def take_untold(self) -> dict[AgentID, Any]:
+        """What the reset itself paid, by agent. The first step will not tell it then."""
+        untold, self._untold = self._untold, {}
+        return untold
+
     def _check_empty_step(self, actions: dict[AgentID, Any]) -> None:
         if not self.agents:
             raise self._error("step() before the reset or after the end of the episode. Call reset() first.")

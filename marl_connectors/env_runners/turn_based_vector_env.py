@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import copy as copying
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from marl_connectors.env_runners.vector_env import EnvCopy, Transition, VectorEnv, copied_infos, not_repeatable
+from marl_connectors.env_runners.env_copy import EnvCopy, Transition, another_episode
+from marl_connectors.env_runners.turn_based_env import TurnBasedEnv
+from marl_connectors.env_runners.vector_env import VectorEnv, copied_infos, not_repeatable
 from marl_connectors.errors import EnvError, MarlConnectorsError
 from marl_connectors.typing import AgentID
 
@@ -16,7 +19,7 @@ class Turn(Transition):
     """What one turn in one copy led to: told are the agent that acts next, and those that have ended.
 
     Attributes:
-        rewards: By agent that is told anything, what it was paid since it acted.
+        rewards: By agent that is told anything, what it was paid since it acted, or since the reset.
     """
 
     rewards: dict[AgentID, float] = field(default_factory=dict)
@@ -25,10 +28,26 @@ class Turn(Transition):
 class TurnBasedVectorEnv(VectorEnv):
     """Copies of one TurnBasedEnv. A copy's ``agents`` are those that act next: one of them, or nobody."""
 
-    def reset(self, copy: EnvCopy) -> tuple[dict[AgentID, Any], dict[AgentID, dict]]:
+    turn_based = True
+
+    def __init__(self, envs: Sequence[TurnBasedEnv], **settings: Any):
+        """Takes the copies; see VectorEnv."""
+        super().__init__(envs, **settings)
+        self._paid_by_reset: dict[int, dict[AgentID, float]] = {}
+
+    def _begin(self, copy: EnvCopy) -> tuple[dict[AgentID, Any], dict[AgentID, dict]]:
         """Starts the copy's next episode: observation and info of the agent that acts first."""
-        observations, infos = self._reset(copy)
+        try:
+            observations, infos = self._reset(copy)
+        except EnvError as error:
+            if str(error).startswith(str(copy)):
+                raise
+            raise self._named(copy, error) from error
         copy.agents = list(observations)
+        paid = copy.env.take_untold().items()
+        self._paid_by_reset[copy.index] = {agent: self._number(copy, agent, reward) for agent, reward in paid}
+        if self._garbage is not None:
+            self._check_garbage(copy, observations, observations, {})
         return observations, infos
 
     def take_turns(self, actions: list[Any]) -> list[Turn]:
@@ -40,7 +59,12 @@ class TurnBasedVectorEnv(VectorEnv):
         turns, end = [], 0
         for copy in self.copies:
             begin, end = end, end + len(copy.agents)
-            turns.append(self._take_turn(copy, actions[begin:end]))
+            t, self.at[0] = copy.t, copy.index
+            try:
+                turns.append(self._take_turn(copy, actions[begin:end]))
+            except Exception as error:
+                self._failed(copy, error)
+                turns.append(another_episode(Turn, copy, t, *self._begin_anew(copy)))
         return turns
 
     def _take_turn(self, copy: EnvCopy, chosen: list[Any]) -> Turn:
@@ -48,7 +72,7 @@ class TurnBasedVectorEnv(VectorEnv):
         try:
             told = copy.step(dict(zip(copy.agents, chosen, strict=True)))
         except MarlConnectorsError as error:
-            raise EnvError(f"{copy}: {error}") from error
+            raise self._named(copy, error) from error
         except Exception as error:
             raise self._step_failed(copy, chosen, error) from error
         copy.t += 1
@@ -56,20 +80,27 @@ class TurnBasedVectorEnv(VectorEnv):
         terminations.pop("__all__", None)
         truncations.pop("__all__", None)
         numbers = {agent: self._number(copy, agent, reward) for agent, reward in rewards.items()}
-        turn = Turn(copy.index, copy.t, observations, terminations, truncations, infos, {}, rewards=numbers)
+        early = self._paid_by_reset.pop(copy.index, {})
+        turn = Turn(copy.index, copy.t, observations, terminations, truncations, infos, early, rewards=numbers)
         copy.agents = [a for a in observations if not (terminations.get(a) or truncations.get(a))]
+        if self._garbage is not None:
+            self._check_garbage(copy, observations, observations, {})
         if not copy.env.agents:
             turn.is_over = True
+            copy.num_failures = 0
             turn.first_observations, turn.first_infos = self.reset(copy)
         return turn
+
+    def _named(self, copy: EnvCopy, error: Exception) -> EnvError:
+        return EnvError(f"{self._who(copy)}: {error}")
 
     def replay(
         self, copy: EnvCopy, episode_number: int, steps: Iterable[list[Any]], wanted: Collection[int]
     ) -> tuple[dict[AgentID, Any], dict[int, dict[AgentID, dict]]]:
         """As ``VectorEnv.replay``; the newest observation of every agent that has had a turn and has not ended."""
         copy.episode_number = episode_number - 1
-        newest, infos = self.reset(copy)
-        newest = dict(newest)
+        observations, infos = self._begin(copy)
+        newest = _copied(observations)
         infos_at = {0: copied_infos(infos)} if 0 in wanted else {}
         for actions in steps:
             turn = self._take_turn(copy, actions) if len(actions) == len(copy.agents) else None
@@ -77,7 +108,12 @@ class TurnBasedVectorEnv(VectorEnv):
                 raise not_repeatable(copy)
             for agent in [a for a in newest if turn.terminations.get(a) or turn.truncations.get(a)]:
                 del newest[agent]
-            newest.update({agent: turn.observations[agent] for agent in copy.agents})
+            newest.update(_copied({agent: turn.observations[agent] for agent in copy.agents}))
             if copy.t in wanted:
                 infos_at[copy.t] = copied_infos(turn.infos)
         return newest, infos_at
+
+
+def _copied(observations: dict[AgentID, Any]) -> dict[AgentID, Any]:
+    """Observations that the environment's next step cannot change."""
+    return {agent: copying.deepcopy(observation) for agent, observation in observations.items()}

@@ -2,126 +2,79 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy as copying
 import math
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from marl_connectors.env_runners.action_history import ActionHistory
+from marl_connectors.env_runners.env_copy import EnvCopy, Transition, VectorStep, another_episode
+from marl_connectors.env_runners.env_failures import EnvFailure, EnvRestarts, GarbageCheck
 from marl_connectors.errors import CheckpointError, EnvError, MarlConnectorsError
 from marl_connectors.seeding import derived_seed
 from marl_connectors.typing import AgentID
 
 
-@dataclass(slots=True)
-class Transition:
-    """What one agent's, or all agents', step in one copy led to, where that was out of the ordinary.
-
-    Attributes:
-        index: The copy's place.
-        t: Env steps since the episode began, this one included.
-        observations: By agent, of the step itself.
-        terminations: By agent.
-        truncations: By agent.
-        infos: By agent.
-        stray_rewards: By agent, of agents that did not act.
-        is_over: Whether the episode ended, so that the copy was reset.
-        first_observations: By agent, of the new episode, if ``is_over``.
-        first_infos: By agent, of the new episode, if ``is_over``.
-    """
-
-    index: int
-    t: int
-    observations: dict[AgentID, Any]
-    terminations: dict[AgentID, bool]
-    truncations: dict[AgentID, bool]
-    infos: dict[AgentID, dict]
-    stray_rewards: dict[AgentID, float]
-    is_over: bool = False
-    first_observations: dict[AgentID, Any] = field(default_factory=dict)
-    first_infos: dict[AgentID, dict] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class VectorStep:
-    """What a step of all copies gave, in lists that run through all agents of copy 0, then of copy 1, and so on.
-
-    Attributes:
-        rewards: One for each agent that acted.
-        observations: One for each agent that acts next: of a new episode where the old one ended.
-        transitions: Of copies in which agents ended, appeared, or an episode ended.
-        infos: ``(copy index, infos by agent)`` of all other copies that gave any.
-    """
-
-    rewards: list[Any]
-    observations: list[Any]
-    transitions: list[Transition]
-    infos: list[tuple[int, dict[AgentID, dict]]]
-
-
-class EnvCopy:
-    """One copy of an environment, and where it is.
-
-    Attributes:
-        env: A PettingZoo parallel environment, or one that behaves like it.
-        index: The copy's place among the copies.
-        agents: Who acts next, in the order of all lists.
-        episode_number: How many episodes were started, less one.
-        t: Env steps since the reset.
-        newest_actions: Those of the newest steps of the episode, which are not in ``history`` yet.
-    """
-
-    __slots__ = ("agents", "env", "episode_number", "history", "index", "newest_actions", "step", "t")
-
-    def __init__(self, env: Any, index: int):
-        self.env = env
-        self.step = env.step
-        self.index = index
-        self.agents: list[AgentID] = []
-        self.episode_number = -1
-        self.t = 0
-        self.newest_actions: list[list[Any]] = []
-        self.history = ActionHistory()
-
-    def pack_history(self, at_least: int = 0) -> ActionHistory:
-        """All actions of the episode so far; the newest are only packed if there are ``at_least`` so many steps."""
-        if len(self.newest_actions) >= at_least:
-            self.history.extend(self.newest_actions)
-            self.newest_actions.clear()
-        return self.history
-
-    def __str__(self) -> str:
-        return f"environment copy {self.index}, episode {self.episode_number}, step {self.t}"
-
-
 class VectorEnv:
-    """Copies of one environment. Every reset is seeded by (run seed, copy, episode), so any episode can be replayed."""
+    """Copies of one environment. Every reset is seeded by (run seed, copy, episode), so any episode can be replayed.
 
-    def __init__(self, envs: Sequence[Any], *, seed: int):
+    Attributes:
+        copies: The copies.
+        seed: The run's seed.
+        at: ``[1]`` int64, the index of the copy that is at work.
+        failures: Of copies that went on with another episode; whoever reads them clears them.
+        turn_based: Whether the copies take turns.
+        is_batched: Whether actions, rewards and observations are arrays for all copies.
+    """
+
+    turn_based = False
+    is_batched = False
+
+    def __init__(self, envs: Sequence[Any], *, seed: int, first_index: int = 0, restarts: EnvRestarts | None = None):
         """Takes the copies.
 
         Args:
             envs: One environment for each copy.
             seed: The run's seed.
+            first_index: The place of the first of these copies among all copies of the run.
+            restarts: How to go on after failures; None to raise an error.
         """
-        self.copies = [EnvCopy(env, index) for index, env in enumerate(envs)]
+        self.copies = [EnvCopy(env, index) for index, env in enumerate(envs, first_index)]
         self.seed = seed
+        self.at = np.zeros(1, np.int64)
+        self.failures: list[EnvFailure] = []
+        self._restarts = restarts
+        self._garbage = None if restarts is None else GarbageCheck(restarts.observation_space)
 
     def reset_seed(self, copy: EnvCopy) -> int:
         """The seed of the copy's current episode."""
         return derived_seed(self.seed, "env", copy.index, copy.episode_number)
 
+    def reset_all(self) -> list[tuple[dict[AgentID, Any], dict[AgentID, dict]]]:
+        """Starts the next episode of every copy."""
+        return [self.reset(copy) for copy in self.copies]
+
     def reset(self, copy: EnvCopy) -> tuple[dict[AgentID, Any], dict[AgentID, dict]]:
         """Starts the copy's next episode: observations and infos by agent."""
+        try:
+            return self._begin(copy)
+        except Exception as error:
+            self._failed(copy, error)
+            return self._begin_anew(copy)
+
+    def _begin(self, copy: EnvCopy) -> tuple[dict[AgentID, Any], dict[AgentID, dict]]:
         observations, infos = self._reset(copy)
         copy.agents = list(copy.env.agents)
         self._check_all_observed(copy, observations)
+        if self._garbage is not None:
+            self._check_garbage(copy, copy.agents, observations, {})
         return observations, infos
 
     def _reset(self, copy: EnvCopy) -> tuple[dict[AgentID, Any], dict[AgentID, dict]]:
+        self.at[0] = copy.index
         copy.episode_number += 1
         copy.t = 0
         copy.newest_actions, copy.history = [], ActionHistory()
@@ -139,6 +92,66 @@ class VectorEnv:
             )
         return observations, infos or {}
 
+    # Failures.
+
+    def take_failures(self) -> list[EnvFailure]:
+        """What failed, and was replaced, since the last call."""
+        taken, self.failures = self.failures, []
+        return taken
+
+    def _failed(self, copy: EnvCopy, error: Exception) -> None:
+        """Takes note of a failure if the run can go on.
+
+        Raises:
+            EnvError: If it cannot.
+        """
+        if isinstance(error, _FinalError):
+            raise error
+        failure: Exception = error
+        if not isinstance(error, MarlConnectorsError):
+            failure = EnvError(f"{self._who(copy)}: {type(error).__name__}: {error}")
+        elif isinstance(error, EnvError) and "seed" not in str(error):
+            failure = EnvError(f"{error} The episode's seed is {self.reset_seed(copy)}.")
+        copy.num_failures += 1
+        if self._restarts is None:
+            raise failure from (error.__cause__ if failure is error else error)
+        if copy.num_failures > self._restarts.tolerance:
+            raise _FinalError(
+                f"{_sentence(failure)} This copy has failed {copy.num_failures} times without finishing an episode; "
+                f"num_consecutive_env_failures_tolerance is {self._restarts.tolerance}."
+            ) from error
+        self.failures.append(EnvFailure(copy.index, _sentence(failure)))
+
+    def _who(self, copy: EnvCopy) -> str:
+        return f"{copy} (seed {self.reset_seed(copy)})"
+
+    def _begin_anew(self, copy: EnvCopy) -> tuple[dict[AgentID, Any], dict[AgentID, dict]]:
+        """Starts the next episode in a new environment."""
+        assert self._restarts is not None
+        while True:
+            try:
+                with contextlib.suppress(Exception):  # it is broken already
+                    copy.env.close()
+                copy.use(self._restarts.make_env())
+                return self._begin(copy)
+            except Exception as error:
+                self._failed(copy, error)
+
+    def _check_garbage(
+        self, copy: EnvCopy, agents: Iterable[AgentID], observations: dict[AgentID, Any], rewards: dict[AgentID, Any]
+    ) -> None:
+        """Where environments are replaced, their garbage must be found before it is among good data."""
+        assert self._garbage is not None
+        for agent in agents:
+            why = self._garbage.observation(copy.env, agent, observations[agent]) if agent in observations else ""
+            if why:
+                raise EnvError(f"{copy}, agent {agent!r}: the observation {why}. Fix the environment.")
+        why = self._garbage.rewards(rewards)
+        if why:
+            raise EnvError(f"{copy}, {why}")
+
+    # Steps.
+
     def step(self, actions: list[Any]) -> VectorStep:
         """Steps all copies, and resets those whose episode ended.
 
@@ -149,37 +162,56 @@ class VectorEnv:
         """
         return self._step(self.copies, actions)
 
+    def take_turns(self, actions: list[Any]) -> list[Any]:
+        """As ``step``, for turn-based copies."""
+        raise NotImplementedError(f"{type(self).__name__} has no turns.")
+
     def _step(self, copies: Sequence[EnvCopy], actions: list[Any]) -> VectorStep:
         rewards: list[Any] = []
         observations: list[Any] = []
         result = VectorStep(rewards, observations, [], [])
-        end = 0
+        end, at = 0, self.at
         for copy in copies:
-            agents = copy.agents
-            begin = end
+            agents, t = copy.agents, copy.t
+            begin, num_observations = end, len(observations)
             end += len(agents)
             chosen = actions[begin:end]
             copy.newest_actions.append(chosen)
+            at[0] = copy.index
             try:
-                obs, reward, terminations, truncations, infos = copy.step(dict(zip(agents, chosen)))  # noqa: B905
-            except MarlConnectorsError:
-                raise
+                try:
+                    obs, reward, terminations, truncations, infos = copy.step(dict(zip(agents, chosen)))  # noqa: B905
+                except MarlConnectorsError:
+                    raise
+                except Exception as error:
+                    raise self._step_failed(copy, chosen, error) from error
+                copy.t = t + 1
+                if (
+                    True in terminations.values()
+                    or True in truncations.values()
+                    or list(obs) != agents
+                    or list(reward) != agents
+                ):
+                    self._unusual(copy, result, obs, reward, terminations, truncations, infos or {})
+                else:
+                    if self._garbage is not None:
+                        self._check_garbage(copy, agents, obs, reward)
+                    rewards += reward.values()
+                    observations += obs.values()
+                    if infos and any(infos.values()):
+                        result.infos.append((copy.index, infos))
             except Exception as error:
-                raise self._step_failed(copy, chosen, error) from error
-            copy.t += 1
-            if (
-                True in terminations.values()
-                or True in truncations.values()
-                or list(obs) != agents
-                or list(reward) != agents
-            ):
-                self._unusual(copy, result, obs, reward, terminations, truncations, infos or {})
-            else:
-                rewards += reward.values()
-                observations += obs.values()
-                if infos and any(infos.values()):
-                    result.infos.append((copy.index, infos))
+                del rewards[begin:], observations[num_observations:]
+                rewards.extend([0.0] * len(agents))
+                transition = self._replaced(copy, t, error)
+                observations.extend([transition.first_observations[agent] for agent in copy.agents])
+                result.transitions.append(transition)
         return result
+
+    def _replaced(self, copy: EnvCopy, t: int, error: Exception) -> Transition:
+        """What a step of a copy led to that failed after ``t`` steps: another episode, if the run may go on."""
+        self._failed(copy, error)
+        return another_episode(Transition, copy, t, *self._begin_anew(copy))
 
     def _unusual(
         self,
@@ -206,8 +238,11 @@ class VectorEnv:
         transition = Transition(copy.index, copy.t, obs, terminations, truncations, infos, stray)
         if copy.agents:
             self._check_all_observed(copy, obs)
-        else:
+        if self._garbage is not None:
+            self._check_garbage(copy, {*before, *copy.agents}, obs, {a: reward[a] for a in before if a in reward})
+        if not copy.agents:
             transition.is_over = True
+            copy.num_failures = 0
             # The reset may write to the very arrays and dicts that this step gave.
             transition.observations = {agent: _copied(obs[agent]) for agent in before if agent in obs}
             transition.infos = copied_infos({agent: infos.get(agent) for agent in before})
@@ -247,7 +282,7 @@ class VectorEnv:
 
     def _step_failed(self, copy: EnvCopy, chosen: list[Any], error: Exception) -> EnvError:
         acted = dict(zip(copy.agents, chosen, strict=False))
-        return EnvError(f"{copy} (seed {self.reset_seed(copy)}): step({acted}) raised {type(error).__name__}: {error}")
+        return EnvError(f"{self._who(copy)}: step({acted}) raised {type(error).__name__}: {error}")
 
     def replay(
         self, copy: EnvCopy, episode_number: int, steps: Iterable[list[Any]], wanted: Collection[int]
@@ -267,7 +302,7 @@ class VectorEnv:
             CheckpointError: If the episode ends, or other agents act, than before.
         """
         copy.episode_number = episode_number - 1
-        observations, infos = self.reset(copy)
+        observations, infos = self._begin(copy)
         newest = [observations[agent_id] for agent_id in copy.agents]
         infos_at = {0: copied_infos(infos)} if 0 in wanted else {}
         for actions in steps:
@@ -284,6 +319,15 @@ class VectorEnv:
         """Closes all copies."""
         for copy in self.copies:
             copy.env.close()
+
+
+def _sentence(error: Exception) -> str:
+    text = str(error)
+    return text if text.endswith((".", "!", "?")) else f"{text}."
+
+
+class _FinalError(EnvError):
+    """A failure too many."""
 
 
 def not_repeatable(copy: EnvCopy, agent_id: AgentID | None = None) -> CheckpointError:

@@ -19,6 +19,7 @@ from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.errors import LearnerError
 from marl_connectors.learner.minibatches import MemberColumns, MiniBatch, minibatches_of_epoch
 from marl_connectors.learner.optimizers import Optimizers
+from marl_connectors.metrics import MetricsLogger
 from marl_connectors.rl_module.bucket import Bucket
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.rl_module.rl_module import RLModule
@@ -34,6 +35,7 @@ class Learner(ABC):
         module: The modules.
         pipeline: From episodes to a train batch.
         timestep: Env steps that the episodes of all updates so far were sampled in; schedules go by it.
+        metrics: Where the pieces of ``pipeline`` log.
     """
 
     def __init__(self, *, config: Any, module: MultiRLModule, pipeline: LearnerConnectorPipeline, seed: int = 0):
@@ -41,6 +43,7 @@ class Learner(ABC):
         self.module = module
         self.pipeline = pipeline
         self.timestep = 0
+        self.metrics = MetricsLogger()
         self.num_updates = 0
         self._seed = seed
         self._terms: dict[ModuleID, dict[str, list[Tensor]]] = {}
@@ -175,7 +178,9 @@ class Learner(ABC):
             if present:
                 rows = rows_of_episodes([e for m in present for e in by_module[m]], present)
                 groups.append(ColumnGroup(rows))
-        return self.pipeline.run(ColumnBatch(groups), rl_module=self.module, episodes=episodes, shared_data={})
+        return self.pipeline.run(
+            ColumnBatch(groups), rl_module=self.module, episodes=episodes, shared_data={}, metrics=self.metrics
+        )
 
     def should_train(self, module_id: ModuleID) -> bool:
         """Whether ``policies_to_train`` names the module."""
@@ -277,6 +282,7 @@ class Learner(ABC):
             "seed": self._seed,
             "num_updates": self.num_updates,
             "timestep": self.timestep,
+            "metrics": self.metrics.get_state(),
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -287,3 +293,4 @@ class Learner(ABC):
         self._seed = state["seed"]
         self.num_updates = state["num_updates"]
         self.timestep = state["timestep"]
+        self.metrics.set_state(state.get("metrics", []))

@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
+from marl_connectors.cli.config_source import load_config, with_options
 from marl_connectors.cli.main import _build_parser, main
+from marl_connectors.rl_module.default_model_config import DefaultModelConfig
 
 PAGE = Path(__file__).parents[2] / "docs" / "command_line.md"
 
@@ -67,3 +70,133 @@ def test_the_page_has_every_option():
     assert section is not None
     table = section[1].partition("| option |")[2].partition("\n\n")[0]
     assert set(re.findall(r"^\| `(\S+?)[ `]", table, re.MULTILINE)) == options
+
+
+# A config of the user's.
+
+PIECES = """
+from marl_connectors import ConnectorV2
+
+class Notes(ConnectorV2):
+    def __call__(self, *, batch, metrics, **kwargs):
+        metrics.log_value("calls", 1, reduce="sum")
+        return batch
+"""
+CONFIG = """
+from marl_connectors import PPOConfig
+from {pieces} import Notes
+
+def make(number=None):
+    return (
+        PPOConfig()
+        .environment("marl_envs.null_v0", env_config={{"n_agents": 3}})
+        .env_runners(
+            num_envs_per_env_runner=2, env_to_module_connector=lambda: Notes(), module_to_env_connector=lambda: Notes()
+        )
+        .learners(learner_connector=lambda: Notes())
+        .training(train_batch_size_per_learner=12)
+        .rl_module(model_config={{"fcnet_hiddens": [4]}})
+    )
+
+config = make()
+without = make().environment(None)
+number = 3
+def breaks(): raise ValueError("no luck")
+"""
+
+
+@pytest.fixture
+def source(tmp_path_factory, monkeypatch, request):
+    """A folder with a file of pieces and one of configs, whose modules have names of their own."""
+    folder = tmp_path_factory.mktemp("configs")
+    number = abs(hash(request.node.name))
+    (folder / f"pieces_{number}.py").write_text(PIECES)
+    path = folder / f"settings_{number}.py"
+    path.write_text(CONFIG.format(pieces=f"pieces_{number}"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield path
+    for name in (f"pieces_{number}", path.stem):
+        sys.modules.pop(name, None)
+
+
+def pieces_of(out):
+    return {name: [piece["name"] for piece in each["pieces"]] for name, each in json.loads(out).items()}
+
+
+@pytest.mark.parametrize("name", ["", ":config", ":make"])
+def test_a_config_has_pieces_of_its_own_in_all_pipelines(explain, source, name):
+    status, out, err = explain("--config", f"{source}{name}", "--json")
+    assert (status, err) == (0, "")
+    assert [("Notes" in names) for names in pieces_of(out).values()] == [True] * 3
+    first = json.loads(out)["env_to_module"]["pieces"]
+    assert next(p for p in first if p["name"] == "NumpyToTensor")["after"][0]["shape"][0] == 6  # 3 agents, 2 copies
+
+
+def test_a_module_will_do_too(explain, source, monkeypatch):
+    monkeypatch.syspath_prepend(str(source.parent))
+    status, out, _ = explain("--config", source.stem)
+    assert status == 0
+    assert out.startswith("marl_envs.null_v0: what each piece does to one batch. 2 environment copies.")
+    assert len(re.findall(r"^  Notes +items", out, re.MULTILINE)) == 3
+
+
+def test_options_come_before_the_config(explain, source):
+    words = ("--config", str(source), "--num-envs", "1", "--env-config", "n_agents=4", "--policies", "independent")
+    status, out, _ = explain(*words, "--set", "use_critic=false", "--hidden", "3", "--json")
+    names = pieces_of(out)
+    assert status == 0
+    assert "GeneralAdvantageEstimation" not in names["learner"]
+    shapes = next(p for p in json.loads(out)["env_to_module"]["pieces"] if p["name"] == "NumpyToTensor")["after"]
+    assert (sum(shape["shape"][0] for shape in shapes), len(shapes[0]["modules"])) == (4, 4)
+
+
+def test_options_that_no_table_shows(source):
+    old = load_config(f"{source}:make").rl_module(model_config=DefaultModelConfig(vf_share_layers=False))
+    new = with_options(
+        old.copy(), {"hidden": [3], "seed": 5, "env_check": False, "wrappers": ["m.f:1"], "modules": ["a"]}
+    )
+    assert (new.model_config.fcnet_hiddens, new.model_config.vf_share_layers) == ([3], False)
+    assert (new.seed, new.disable_env_checking, list(new.policies)) == (5, True, ["a"])
+    assert len(new.wrappers) == 1
+    plain = with_options(load_config(str(source)), {"share_value_layers": True})
+    assert plain.model_config == {"fcnet_hiddens": [4], "vf_share_layers": True}
+    assert with_options(old.copy(), {"env": "marl_envs.null_v0"}).env_config == {"n_agents": 3}
+    assert with_options(old.copy(), {"env": "CartPole-v1"}).env_config == {}
+
+
+def test_another_environment_goes_with_the_pieces(explain, source):
+    status, out, err = explain("CartPole-v1", "--config", f"{source}:without", "--num-envs", "1")
+    assert (status, err) == (0, "")
+    assert out.startswith("CartPole-v1: what each piece")
+    assert len(re.findall(r"^  Notes +items", out, re.MULTILINE)) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (":confg", "has no 'confg'. Did you mean 'config'?"),
+        (":number", "expected 'number' of .* to be an AlgorithmConfig, such as PPOConfig.., .* but got int"),
+        (":breaks", "breaks.. of .* fails: ValueError: no luck"),
+        (":without", "the config has no environment"),
+    ],
+)
+def test_errors_name_the_file_and_the_name(explain, source, name, message):
+    status, out, err = explain("--config", f"{source}{name}")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert re.search(message, err)
+    assert name == ":without" or source.name in err
+
+
+def test_a_file_that_is_missing_or_broken(explain, source):
+    status, _, err = explain("--config", "no_such.py")
+    assert (status, err) == (2, "marl-connectors: error: --config: there is no file 'no_such.py'. Check its path.\n")
+    status, _, err = explain("--config", "no_such_module_here")
+    assert status == 2
+    assert "--config: there is no module 'no_such_module_here'" in err
+    source.write_text("1 / 0")
+    status, _, err = explain("--config", str(source))
+    assert status == 2
+    assert f"{source} fails: ZeroDivisionError: division by zero" in err
+    assert source.stem not in sys.modules
+    status, _, err = explain()
+    assert (status, "name an environment, or a config that has one" in err) == (2, True)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
+from marl_connectors.cli.main import main
 from marl_connectors.cli.settings import RunSettings, settings_from_json
 from marl_connectors.errors import CheckpointError, ConfigError, EnvError, MappingError
 
@@ -46,3 +50,47 @@ def test_a_config_without_settings_is_refused(data):
 def test_a_setting_of_another_version_is_named():
     with pytest.raises(CheckpointError, match="unknown setting 'stepps'"):
         settings_from_json({"env": TAG, "stepps": 3})
+
+
+WRAPPERS = ["gymnasium.wrappers.TimeLimit:9", "gymnasium.wrappers.FrameStackObservation:stack_size=2"]
+WORDS = ["--wrap", WRAPPERS[0], "--wrap", WRAPPERS[1]]
+
+
+def test_wrappers_are_around_the_environment_in_their_order():
+    algo = RunSettings("CartPole-v1", wrappers=WRAPPERS, hidden=[4], num_envs=1).build_algorithm()
+    env = algo.env_runner.vector_env.copies[0].env.env
+    algo.stop()
+    assert (type(env).__name__, type(env.env).__name__) == ("FrameStackObservation", "TimeLimit")
+    assert env.spec.max_episode_steps == 9
+
+
+def test_a_refused_wrapper_is_an_error_before_the_environment_is_looked_for():
+    with pytest.raises(ConfigError, match="black_death_v3 is not applied"):
+        RunSettings("no_such_env", wrappers=["black_death_v3"]).build_algorithm()
+
+
+def test_train_keeps_its_wrappers(command):
+    assert command("train", "fake_env", "--steps", "100", *WORDS) == 0
+    assert command.settings.wrappers == WRAPPERS
+    assert f"marl-connectors train fake_env --policies independent {' '.join(WORDS)}" in command.out
+    run = Path("runs/fake_env-shared-seed0")
+    config = json.loads((run / "config.json").read_text(encoding="utf-8"))
+    assert settings_from_json(config["command"]).wrappers == WRAPPERS
+    assert command("train", "--resume", str(run), "--steps", "300", *WORDS) == 2
+    assert "'wrappers' cannot be given" in command.err
+    assert command("train", "--resume", str(run), "--steps", "300") == 0
+
+
+def test_explain_shows_the_wrapped_observations(capsys):
+    assert main(["explain", "CartPole-v1", "--num-envs", "1", "--hidden", "4", *WORDS]) == 0
+    assert "+obs [1, 2, 4] float32" in capsys.readouterr().out
+
+
+def test_check_checks_the_wrapped_environment(capsys):
+    assert main(["check", "CartPole-v1", "--episodes", "1", "--wrap", WRAPPERS[0]]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("CartPole-v1: single agent")
+    assert "ends after 9 steps" in out
+    assert main(["check", "CartPole-v1", "--wrap", "concat_vec_envs_v1:2"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "num_envs_per_env_runner" in error

@@ -190,11 +190,6 @@ def test_an_env_that_raises_later_is_named_with_its_seed_and_actions():
         runner.sample(num_timesteps=3)
 
 
-def test_a_turn_based_environment_is_refused():
-    with pytest.raises(EnvError, match=r"a turn-based \(AEC\) environment, which this version cannot train on"):
-        small_config("pettingzoo.classic.tictactoe_v3").build_algo()
-
-
 # Mapping functions, when the algorithm is built.
 
 

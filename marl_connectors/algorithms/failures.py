@@ -1,0 +1,34 @@
+"""Whether and how a run goes on after an environment has failed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from marl_connectors.algorithms.config_checks import require
+from marl_connectors.env_runners.env_failures import EnvRestarts
+
+if TYPE_CHECKING:
+    from marl_connectors.algorithms.algorithm_config import AlgorithmConfig
+
+
+def check_failures(config: AlgorithmConfig) -> None:
+    """Checks the settings for worker processes and failures.
+
+    Raises:
+        ConfigError: For the first one that is of the wrong kind.
+    """
+    for name in ("num_env_workers", "num_consecutive_env_failures_tolerance"):
+        value = getattr(config, name)
+        is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+        require(config, name, is_count, "a whole number >= 0")
+    limit = config.sample_timeout_s
+    is_time = isinstance(limit, (int, float)) and not isinstance(limit, bool) and limit > 0
+    require(config, "sample_timeout_s", limit is None or is_time, "a number of seconds > 0, or None")
+
+
+def env_restarts(config: AlgorithmConfig, make_env: Callable[[], Any]) -> EnvRestarts | None:
+    """How environments that failed are replaced; None if a failure stops the run."""
+    if not config.restart_failed_sub_environments:
+        return None
+    return EnvRestarts(make_env, config.num_consecutive_env_failures_tolerance, config.observation_space)

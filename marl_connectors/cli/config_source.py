@@ -1,0 +1,121 @@
+"""Configs that a file or a module of the user's has, as ``--config`` names them."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from marl_connectors.cli.settings import RunSettings
+from marl_connectors.env_runners.make_env import agent_ids, make_env
+from marl_connectors.errors import ConfigError, did_you_mean
+from marl_connectors.policy_mapping import PatternPolicies, check_patterns, import_module
+
+DEFAULT_NAME = "config"
+
+
+def load_config(spec: str) -> Any:
+    """A copy of the ``AlgorithmConfig`` that ``"my_file.py"`` or ``"my.module:name"`` names or, if called, gives.
+
+    Args:
+        spec: A file whose name ends in ``.py``, or a module; then, after a colon, a name in it (default ``config``).
+
+    Raises:
+        ConfigError: If there is no such file, module or name, if it fails, or if it is something else.
+    """
+    from marl_connectors.algorithms.algorithm_config import AlgorithmConfig
+
+    source, name = (spec, "") if spec.endswith(".py") else spec.rpartition(":")[::2] if ":" in spec else (spec, "")
+    name = name or DEFAULT_NAME
+    if source.endswith(".py"):
+        module = _module_of_file(Path(source))
+    else:
+        module = import_module(source, who="--config", error=ConfigError)
+    if not hasattr(module, name):
+        known = [
+            key for key, value in vars(module).items() if isinstance(value, AlgorithmConfig) or _is_own(value, module)
+        ]
+        raise ConfigError(f"--config: {source} has no {name!r}. {did_you_mean(name, known)}")
+    found = getattr(module, name)
+    if callable(found):
+        try:
+            found = found()
+        except Exception as error:
+            raise ConfigError(f"--config: {name}() of {source} fails: {type(error).__name__}: {error}") from error
+    if not isinstance(found, AlgorithmConfig):
+        raise ConfigError(
+            f"--config: expected {name!r} of {source} to be an AlgorithmConfig, such as PPOConfig(), or a function "
+            f"that gives one, but got {type(found).__name__}."
+        )
+    return found.copy()
+
+
+def with_options(config: Any, given: Mapping[str, Any]) -> Any:
+    """The config with the options of the command line that were given, which come before its own settings.
+
+    Args:
+        config: May be changed.
+        given: Options by name, as ``explain`` has them.
+    """
+    from marl_connectors.rl_module.default_model_config import DefaultModelConfig
+
+    if "env" in given and given["env"] != config.env:  # what belongs to the other environment goes with it
+        config.environment(given["env"], env_config={}, wrappers=None, observation_space=None, action_space=None)
+    if "env_config" in given:
+        config.environment(env_config={**config.env_config, **given["env_config"]})
+    if "wrappers" in given:
+        config.environment(wrappers=given["wrappers"])
+    if "env_check" in given:
+        config.environment(disable_env_checking=not given["env_check"])
+    if config.env is None:
+        raise ConfigError("explain: the config has no environment. Name one: marl-connectors explain ENV --config ...")
+    if "mapping" in given or "policies" in given:
+        mapping = RunSettings("", policies=given.get("policies", ""), mapping=given.get("mapping")).mapping_fn()
+        if isinstance(mapping, PatternPolicies):
+            env = make_env(config.env, config.env_config, wrappers=config.wrappers)
+            check_patterns(mapping, agent_ids(env))
+            env.close()
+        config.multi_agent(policies=None, policy_mapping_fn=mapping)
+    if "modules" in given:
+        config.multi_agent(policies=given["modules"])
+    if "num_envs" in given:
+        config.env_runners(num_envs_per_env_runner=given["num_envs"])
+    if "seed" in given:
+        config.debugging(seed=given["seed"])
+    layers = {"hidden": "fcnet_hiddens", "share_value_layers": "vf_share_layers"}
+    model = {layers[name]: given[name] for name in layers if name in given}
+    if model:
+        old: Any = config.model_config
+        is_own = isinstance(old, DefaultModelConfig)
+        config.rl_module(model_config=dataclasses.replace(old, **model) if is_own else {**(old or {}), **model})
+    return config.training(**given.get("training", {}))
+
+
+def _module_of_file(path: Path) -> Any:
+    if not path.is_file():
+        raise ConfigError(f"--config: there is no file {str(path)!r}. Check its path.")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)  # for what lies beside it
+    module = importlib.util.module_from_spec(spec)
+    before = sys.modules.get(path.stem)
+    sys.modules[path.stem] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        if before is None:
+            del sys.modules[path.stem]
+        else:
+            sys.modules[path.stem] = before
+        raise ConfigError(f"--config: {path} fails: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _is_own(value: Any, module: Any) -> bool:
+    """Whether it is a function that the module defines."""
+    return callable(value) and not isinstance(value, type) and getattr(value, "__module__", None) == module.__name__

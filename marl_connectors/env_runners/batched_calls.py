@@ -1,0 +1,178 @@
+"""Calls of a natively batched environment, whose results are checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from marl_connectors import spaces
+from marl_connectors.env_runners.batched_env import BatchedEnv
+from marl_connectors.errors import EnvError, MarlConnectorsError
+from marl_connectors.trees import leaves, same_structure, tree_map
+from marl_connectors.typing import AgentID, Tree
+
+
+class BatchedStep(NamedTuple):
+    """What a step of all copies gave.
+
+    Attributes:
+        observations: ``[num_envs, num_agents, ...]``; the environment may use the arrays again.
+        rewards: ``[num_envs, num_agents]`` numbers, likewise.
+        terminations: ``[num_envs, num_agents]`` bool, likewise.
+        truncations: ``[num_envs, num_agents]`` bool, likewise.
+        infos: Name to ``[num_envs, num_agents, ...]``, copies.
+    """
+
+    observations: Tree
+    rewards: np.ndarray
+    terminations: np.ndarray
+    truncations: np.ndarray
+    infos: dict[str, np.ndarray]
+
+    @property
+    def ended(self) -> np.ndarray:
+        """``[num_envs, num_agents]`` bool, whose episode has ended either way."""
+        return self.terminations | self.truncations
+
+    @property
+    def over(self) -> np.ndarray:
+        """``[num_envs]`` bool, the copies all of whose agents have ended."""
+        return np.logical_and.reduce(self.ended, axis=1)
+
+
+class BatchedCalls:
+    """Calls an environment, and sees to it that arrays have the shapes that they must have.
+
+    Attributes:
+        env: The environment.
+        agents: Its agents.
+    """
+
+    def __init__(self, env: BatchedEnv, name: str = ""):
+        """Takes the environment.
+
+        Args:
+            env: The environment.
+            name: For messages, if not the environment's class.
+
+        Raises:
+            EnvError: If it has no copies or agents, or agents with unlike spaces.
+        """
+        self.env = env
+        self._name = name or f"{type(env).__name__} (natively batched)"
+        self.agents: list[AgentID] = list(env.possible_agents)
+        self._lead = (int(env.num_envs), len(self.agents))
+        if 0 in self._lead:
+            raise EnvError(f"{self._name}: num_envs and possible_agents are {self._lead}, expected one at least.")
+        found = [self._spaces_of(agent) for agent in self.agents]
+        for agent, own in zip(self.agents, found, strict=True):
+            if own != found[0]:
+                raise EnvError(
+                    f"{self._name}: agents {self.agents[0]!r} and {agent!r} have unlike spaces, {_described(found[0])} "
+                    f"and {_described(own)}. In a natively batched environment they are the same for all agents; make "
+                    f"it a PettingZoo environment if they are not."
+                )
+        self._item = spaces.zeros(found[0][0])
+        self._shapes = [self._lead + np.shape(leaf) for leaf in leaves(self._item)]
+
+    def _spaces_of(self, agent: AgentID) -> tuple[Any, Any]:
+        return self.env.observation_space(agent), self.env.action_space(agent)
+
+    def reset(self, seeds: Sequence[int | None], mask: np.ndarray | None) -> Tree:
+        """The observations of all copies after some, or all, were reset.
+
+        Raises:
+            EnvError: If the environment raises, or gives arrays of other shapes.
+        """
+        return self._observations("reset()", self._called("reset()", lambda: self.env.reset(seeds, mask)))
+
+    def step(self, actions: np.ndarray) -> BatchedStep:
+        """What a step of all copies gave; see ``reset``.
+
+        Args:
+            actions: ``[num_envs * num_agents, ...]``.
+        """
+        actions = actions.reshape(*self._lead, *actions.shape[1:])
+        given: Any = self._called("step()", lambda: self.env.step(actions))
+        if not isinstance(given, tuple) or len(given) != 5:
+            came = f"{len(given)} values" if isinstance(given, tuple) else f"a {type(given).__name__}"
+            raise EnvError(
+                f"{self._name}: step() gave {came}, expected a tuple of observations, rewards, terminations, "
+                f"truncations and infos."
+            )
+        observations, rewards, terminations, truncations, infos = given
+        return BatchedStep(
+            self._observations("step()", observations),
+            self._numbers("rewards", rewards),
+            self._numbers("terminations", terminations).astype(bool, copy=False),
+            self._numbers("truncations", truncations).astype(bool, copy=False),
+            self._infos(infos),
+        )
+
+    def _called(self, what: str, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except MarlConnectorsError:
+            raise
+        except Exception as error:
+            raise EnvError(f"{self._name}: {what} raised {type(error).__name__}: {error}") from error
+
+    def _observations(self, method: str, given: Any) -> Tree:
+        if type(self._item) is np.ndarray:
+            found: Tree = self._array(f"observations of {method}", given)
+        elif same_structure(self._item, given):
+            found = tree_map(lambda leaf: self._array(f"observations of {method}", leaf), given)
+        else:
+            raise EnvError(
+                f"{self._name}: the observations of {method} are a {_kind(given)}, expected a {_kind(self._item)} of "
+                f"arrays as in the observation space, {_described([self.env.observation_space(self.agents[0])])}."
+            )
+        for leaf, shape in zip(leaves(found), self._shapes, strict=True):
+            self._check_shape(f"observations of {method}", leaf, shape)
+        return found
+
+    def _numbers(self, name: str, given: Any) -> np.ndarray:
+        array = self._array(name, given)
+        self._check_shape(name, array, self._lead)
+        if array.dtype.kind not in "biuf":
+            raise EnvError(f"{self._name}: {name} of step() are of dtype {array.dtype}, expected numbers.")
+        return array
+
+    def _infos(self, given: Any) -> dict[str, np.ndarray]:
+        if not given:
+            return {}
+        if not isinstance(given, Mapping):
+            raise EnvError(
+                f"{self._name}: infos are a {type(given).__name__}, expected a dict of arrays [num_envs, num_agents, "
+                f"...] by name, or {{}}."
+            )
+        infos = {name: self._array(f"infos[{name!r}]", values).copy() for name, values in given.items()}
+        for name, values in infos.items():
+            if values.shape[:2] != self._lead:
+                self._check_shape(f"infos[{name!r}]", values, self._lead)
+        return infos
+
+    def _array(self, name: str, given: Any) -> np.ndarray:
+        if type(given) is np.ndarray:
+            return given
+        try:
+            return np.asarray(given)
+        except Exception as error:
+            raise EnvError(f"{self._name}: {name} are no array: {type(error).__name__}: {error}") from error
+
+    def _check_shape(self, name: str, array: np.ndarray, expected: tuple[int, ...]) -> None:
+        if array.shape != expected:
+            raise EnvError(
+                f"{self._name}: {name} have shape {array.shape}, expected {expected}: num_envs={self._lead[0]} copies, "
+                f"then {self._lead[1]} agents, then what one agent gets."
+            )
+
+
+def _described(found: Sequence[Any]) -> str:
+    return " and ".join(map(spaces.describe, found))
+
+
+def _kind(tree: Any) -> str:
+    return f"dict with {sorted(map(str, tree))}" if isinstance(tree, Mapping) else type(tree).__name__

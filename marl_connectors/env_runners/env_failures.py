@@ -1,0 +1,107 @@
+"""What environments may do wrong without stopping the run, and what it may cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium import Space
+
+from marl_connectors import spaces
+from marl_connectors.trees import leaves, tree_map
+from marl_connectors.typing import AgentID
+
+
+@dataclass(frozen=True, slots=True)
+class EnvRestarts:
+    """How environments that failed are replaced.
+
+    Attributes:
+        make_env: Makes one.
+        tolerance: Failures of one copy without a finished episode between them that do not stop the run.
+        observation_space: Instead of the environments' own: a space, or ``{agent_id: space}``.
+    """
+
+    make_env: Callable[[], Any]
+    tolerance: int = 100
+    observation_space: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class EnvFailure:
+    """What went wrong in a copy that goes on with another episode.
+
+    Attributes:
+        index: The copy's place.
+        message: Names the copy, its seed, episode and step.
+    """
+
+    index: int
+    message: str
+
+
+@dataclass(slots=True)
+class FailureCounts:
+    """What failures have cost.
+
+    Attributes:
+        num_env_failures: Environments that raised, gave garbage or hung, and worker processes that ended.
+        num_dropped_episodes: Unfinished episodes that these failures ended.
+        num_dropped_env_steps: Sampled env steps of those episodes that are in no sample.
+    """
+
+    num_env_failures: int = 0
+    num_dropped_episodes: int = 0
+    num_dropped_env_steps: int = 0
+
+    def as_dict(self) -> dict[str, int]:
+        """By name."""
+        return asdict(self)
+
+
+class GarbageCheck:
+    """Finds what no column can hold, and what is not a number, before it gets among good data."""
+
+    def __init__(self, observation_space: Any):
+        """Takes a space, ``{agent_id: space}``, or None for what the environments say."""
+        self._given = observation_space
+        self._known: dict[AgentID, tuple[Space, Any]] = {}
+
+    def observation(self, env: Any, agent_id: AgentID, observation: Any) -> str:
+        """Why an agent's observation is garbage; ``""`` if it is not. Its bounds do not matter."""
+        known = self._known.get(agent_id)
+        if known is None:
+            known = self._known[agent_id] = self._expected(env, agent_id)
+        space, shapes = known
+        if type(observation) is np.ndarray and observation.shape == shapes:
+            return _not_numbers(observation)
+        try:
+            found = tree_map(np.shape, observation)
+        except ValueError:
+            found = None
+        if found != shapes:
+            came = f"shape {observation.shape}" if isinstance(observation, np.ndarray) else repr(observation)
+            return f"does not fit its space, {spaces.describe(space)}: {came}"
+        return next(filter(None, map(_not_numbers, map(np.asarray, leaves(observation)))), "")
+
+    def _expected(self, env: Any, agent_id: AgentID) -> tuple[Space, Any]:
+        given = self._given.get(agent_id) if isinstance(self._given, Mapping) else self._given
+        space = env.observation_space(agent_id) if given is None else given
+        return space, tree_map(np.shape, spaces.zeros(space))
+
+    def rewards(self, rewards: Mapping[AgentID, Any]) -> str:
+        """Which reward is not a finite number, and what it is; ``""`` if all are."""
+        for agent_id, reward in rewards.items():
+            is_number = np.ndim(reward) == 0 and np.asarray(reward).dtype.kind in "biuf"
+            if not (is_number and math.isfinite(reward)):
+                return f"agent {agent_id!r}: the reward is {reward!r}. Rewards must be finite numbers."
+        return ""
+
+
+def _not_numbers(values: np.ndarray) -> str:
+    if values.dtype.kind not in "biuf":
+        return f"is not numbers but {values.tolist()!r}"
+    return "contains NaN" if values.dtype.kind == "f" and np.isnan(values.min(initial=0.0)) else ""

@@ -1,0 +1,306 @@
+"""What a worker process does: it steps some of the environment copies for the process that started it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from typing import Any, NamedTuple
+
+import gymnasium
+
+from marl_connectors.env_runners.env_copy import EnvCopy, Transition
+from marl_connectors.env_runners.env_failures import EnvFailure, EnvRestarts
+from marl_connectors.env_runners.env_setup import EnvSetup
+from marl_connectors.env_runners.find_env import REGISTERED
+from marl_connectors.env_runners.shared_columns import ColumnReader, ColumnWriter, Note, SharedBlock
+from marl_connectors.env_runners.turn_based_env import TurnBasedEnv
+from marl_connectors.env_runners.turn_based_vector_env import TurnBasedVectorEnv
+from marl_connectors.env_runners.vector_env import VectorEnv
+from marl_connectors.errors import ConfigError, EnvError, MarlConnectorsError
+from marl_connectors.typing import AgentID
+
+STEP = b"s"
+"""The whole message, in both directions, of a step with nothing to say about it."""
+
+
+class EnvFactory:
+    """Makes environment copies as ``EnvSetup.make`` does, also in another process."""
+
+    def __init__(self, setup: EnvSetup, render_mode: str | None = None):
+        self._setup = setup
+        self._render_mode = render_mode
+        self._registered: dict[str, Any] = {}
+
+    def __call__(self, num_envs: int = 1) -> Any:
+        """One copy; of a natively batched environment as many as wanted."""
+        return self._setup.make(self._render_mode, num_envs)
+
+    @property
+    def is_batched(self) -> bool:
+        """Whether it makes natively batched environments."""
+        return self._setup.is_batched
+
+    def parts(self) -> dict[str, Any]:
+        """What another process must get, by the names that users know."""
+        config = vars(self._setup).get("_env_config", {})
+        wrappers = vars(self._setup).get("_wrappers", ())
+        return {
+            "the environment": vars(self._setup).get("_env"),
+            **{f"env_config[{key!r}]": value for key, value in config.items()},
+            **{f"wrappers[{i}]": wrapper for i, wrapper in enumerate(wrappers)},
+        }
+
+    def __getstate__(self) -> dict[str, Any]:
+        settings = {name: value for name, value in vars(self._setup).items() if name != "probe"}
+        env = settings.get("_env")
+        name = env if isinstance(env, str) else ""
+        return {
+            "settings": settings,
+            "render_mode": self._render_mode,
+            "registered": {name: REGISTERED[name]} if name in REGISTERED else {},
+            "gymnasium": {name: gymnasium.registry[name]} if name in gymnasium.registry else {},
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        REGISTERED.update(state["registered"])
+        for name, spec in state["gymnasium"].items():
+            gymnasium.registry.setdefault(name, spec)
+        self._setup = EnvSetup.__new__(EnvSetup)
+        vars(self._setup).update(state["settings"])
+        self._render_mode = state["render_mode"]
+
+
+def packed_maker(make_env: Callable[[], Any], num_workers: int) -> bytes:
+    """A function that makes environments, for other processes.
+
+    Raises:
+        ConfigError: If it cannot be sent there; names what is in the way.
+    """
+    try:
+        return pickle.dumps(make_env)
+    except Exception as error:
+        parts = make_env.parts() if isinstance(make_env, EnvFactory) else {}
+        culprit = next((name for name, part in parts.items() if not _can_be_sent(part)), "the environment's maker")
+        raise ConfigError(
+            f"num_env_workers={num_workers}: {culprit} cannot be sent to a worker process: {error}. Use an importable "
+            f"name, or a class or function at the top of a module (no lambda, nothing that is defined inside a "
+            f"function), or set num_env_workers=0."
+        ) from error
+
+
+def _can_be_sent(part: Any) -> bool:
+    try:
+        pickle.dumps(part)
+    except Exception:
+        return False
+    return True
+
+
+class CopyState(NamedTuple):
+    """What the other process must know of a copy in which something out of the ordinary happened."""
+
+    index: int
+    agents: list[AgentID]
+    t: int
+    episode_number: int
+    num_failures: int
+
+    @classmethod
+    def of(cls, copy: EnvCopy) -> CopyState:
+        """A copy's, now."""
+        return cls(copy.index, copy.agents, copy.t, copy.episode_number, copy.num_failures)
+
+
+@dataclass(slots=True)
+class Reply:
+    """What a worker has to say after it did what it was told.
+
+    Attributes:
+        states: Of copies in which agents or episodes changed.
+        failures: Of copies that went on with another episode.
+        rewards: Of all agents that acted.
+        observations: Of all agents that act next.
+        transitions: As in ``VectorStep``; of turn-based copies, the turns of all.
+        infos: As in ``VectorStep``.
+        result: What else was asked for.
+    """
+
+    states: list[CopyState] = field(default_factory=list)
+    failures: list[EnvFailure] = field(default_factory=list)
+    rewards: Note = None
+    observations: Note = None
+    transitions: list[Any] = field(default_factory=list)
+    infos: list[tuple[int, dict[AgentID, dict]]] = field(default_factory=list)
+    result: Any = None
+
+    @property
+    def is_ordinary(self) -> bool:
+        """Whether there is nothing to say."""
+        return not (
+            self.states or self.failures or self.infos or self.rewards is not None or self.observations is not None
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerTask:
+    """What a worker process is started with.
+
+    Attributes:
+        maker: A pickled function that makes environments.
+        first_index: Of its copies.
+        num_copies: How many it has.
+        tolerance: As ``EnvRestarts.tolerance``; None to let every failure stop the run.
+        observation_space: As in ``EnvRestarts``.
+        actions: Written by the process that starts it.
+        rewards: Written by the worker.
+        observations: Likewise; the first number of the header says which copy is at work.
+    """
+
+    maker: bytes
+    first_index: int
+    num_copies: int
+    tolerance: int | None
+    observation_space: Any
+    actions: SharedBlock
+    rewards: SharedBlock
+    observations: SharedBlock
+
+
+def run_worker(connection: Connection, task: WorkerTask) -> None:
+    """Does what it is told over the connection, until it is told to stop or the other process is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started it will say what is to be done
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    server = None
+    try:
+        server = EnvServer(task)
+        connection.send_bytes(pickle.dumps(server.turn_based))
+        while (message := connection.recv_bytes()) != b"":
+            connection.send_bytes(server.answer(message))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass
+    except Exception as error:
+        name = type(error).__name__ if isinstance(error, MarlConnectorsError) else "EnvError"
+        text = str(error) if isinstance(error, MarlConnectorsError) else f"{type(error).__name__}: {error}"
+        connection.send_bytes(pickle.dumps(WorkerError(name, text, traceback.format_exc())))
+    finally:
+        if server is not None:
+            server.vector_env.close()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(1)  # whatever the environment is doing
+
+
+class WorkerError(NamedTuple):
+    """An error that a worker ended with.
+
+    Attributes:
+        name: Of its class in ``marl_connectors.errors``.
+        text: The message.
+        traceback: Where it was raised.
+    """
+
+    name: str
+    text: str
+    traceback: str
+
+
+class EnvServer:
+    """The copies of a worker, with what it takes to answer for them."""
+
+    def __init__(self, task: WorkerTask):
+        """Makes the copies."""
+        try:
+            make_env = pickle.loads(task.maker)
+        except Exception as error:
+            raise EnvError(
+                f"num_env_workers: a worker process cannot load the environment's maker: {type(error).__name__}: "
+                f"{error}. Define it in a module that can be imported, or set num_env_workers=0."
+            ) from error
+        envs = [make_env() for _ in range(task.num_copies)]
+        self.turn_based = isinstance(envs[0], TurnBasedEnv)
+        restarts = None
+        if task.tolerance is not None:
+            restarts = EnvRestarts(make_env, task.tolerance, task.observation_space)
+        kind = TurnBasedVectorEnv if self.turn_based else VectorEnv
+        self.vector_env = kind(envs, seed=0, first_index=task.first_index, restarts=restarts)
+        self.vector_env.at = task.observations.header[:1]
+        self._first_index = task.first_index
+        self._actions = ColumnReader(task.actions, copy=True)
+        self._rewards = ColumnWriter(task.rewards)
+        self._observations = ColumnWriter(task.observations)
+
+    def answer(self, message: bytes) -> bytes:
+        """Does what a message says."""
+        if message == STEP:
+            reply = self._step(None)
+        else:
+            command, *arguments = pickle.loads(message)
+            reply = {"step": self._step, "reset": self._reset, "replay": self._replay}[command](*arguments)
+        if self.vector_env.failures:
+            reply.failures = self.vector_env.take_failures()
+        return STEP if reply.is_ordinary else self._packed(reply)
+
+    def _step(self, note: Note) -> Reply:
+        vector_env, actions = self.vector_env, self._actions.read(note)
+        if isinstance(vector_env, TurnBasedVectorEnv):
+            reply = Reply(transitions=vector_env.take_turns(actions))
+        else:
+            step = vector_env.step(actions)
+            reply = Reply(
+                rewards=self._rewards.write(step.rewards),
+                observations=self._observations.write(step.observations),
+                transitions=step.transitions,
+                infos=step.infos,
+            )
+            for transition in step.transitions:
+                _without_what_is_known(transition)
+        copies = vector_env.copies
+        reply.states = [CopyState.of(copies[t.index - self._first_index]) for t in reply.transitions]
+        for copy in copies:  # the other process keeps them
+            copy.newest_actions.clear()
+        return reply
+
+    def _reset(self, seed: int, states: list[tuple[int, int]]) -> Reply:
+        self.vector_env.seed = seed
+        for copy, (episode_number, num_failures) in zip(self.vector_env.copies, states, strict=True):
+            copy.episode_number, copy.num_failures = episode_number, num_failures
+        first = self.vector_env.reset_all()
+        return Reply([CopyState.of(copy) for copy in self.vector_env.copies], result=first)
+
+    def _replay(self, seed: int, index: int, *arguments: Any) -> Reply:
+        self.vector_env.seed = seed
+        copy = self.vector_env.copies[index - self._first_index]
+        found = self.vector_env.replay(copy, *arguments)
+        copy.newest_actions.clear()
+        return Reply([CopyState.of(copy)], result=found)
+
+    def _packed(self, reply: Reply) -> bytes:
+        try:
+            return pickle.dumps(reply)
+        except Exception as error:
+            given = [(transition.index, transition) for transition in reply.transitions] + reply.infos
+            who = next((f"environment copy {index}" for index, part in given if not _can_be_sent(part)), "environment")
+            raise EnvError(
+                f"{who}: what it gave cannot be sent from its worker process: {error}. Keep what cannot be pickled out "
+                f"of infos and observations, or set num_env_workers=0."
+            ) from error
+
+
+def _without_what_is_known(transition: Transition) -> None:
+    """Leaves out observations that are among those of the agents that act next."""
+    ended = {
+        a for flags in (transition.terminations, transition.truncations) for a, has_ended in flags.items() if has_ended
+    }
+    transition.observations = {a: x for a, x in transition.observations.items() if a in ended}
+    transition.first_observations = {}

@@ -1,0 +1,179 @@
+"""A worker process, as the process that started it sees it."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from marl_connectors import errors
+from marl_connectors.env_runners.env_copy import EnvCopy
+from marl_connectors.env_runners.env_failures import EnvRestarts
+from marl_connectors.env_runners.env_worker import STEP, Reply, WorkerError, WorkerTask, run_worker
+from marl_connectors.env_runners.shared_columns import ColumnReader, ColumnWriter, SharedBlock
+from marl_connectors.errors import ConfigError, EnvError
+
+_START_TIMEOUT_S = 300.0  # importing an environment's packages may take long on a busy machine
+_STOP_TIMEOUT_S = 5.0
+_ORDINARY = Reply()
+
+
+class WorkerLost(Exception):
+    """A worker process that ended, or that took too long and was ended; says why."""
+
+
+class _RemoteTraceback(Exception):
+    """Where an error was raised in a worker process."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+class WorkerProcess:
+    """Starts, talks to and ends a worker process.
+
+    Attributes:
+        copies: The copies that it steps, as this process knows them.
+        rewards: Reads what the worker wrote.
+        observations: Likewise.
+    """
+
+    def __init__(self, maker: bytes, copies: list[EnvCopy], restarts: EnvRestarts | None, timeout_s: float | None):
+        """Prepares a worker; see WorkerVectorEnv."""
+        if sys.platform == "win32":
+            raise ConfigError("num_env_workers: worker processes need Linux or macOS. Set num_env_workers=0.")
+        self.copies = copies
+        self._maker = maker
+        self._restarts = restarts
+        self._timeout_s = timeout_s
+        self._process: BaseProcess | None = None
+        self._owner = os.getpid()
+
+    @property
+    def pid(self) -> int | None:
+        """The process id; None while there is none."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def at(self) -> int:
+        """The index of the copy that is or was at work."""
+        return int(self._at[0])
+
+    def start(self) -> None:
+        """Starts a process, which is ready once ``finish_start`` has returned."""
+        self.kill()
+        restarts, first = self._restarts, self.copies[0].index
+        self._blocks = [SharedBlock() for _ in range(3)]
+        actions, rewards, observations = self._blocks
+        self._at = observations.header[:1]
+        self._at[0] = first
+        self._actions = ColumnWriter(actions)
+        self.rewards = ColumnReader(rewards, copy=False)
+        self.observations = ColumnReader(observations, copy=False)
+        task = WorkerTask(
+            self._maker,
+            first,
+            len(self.copies),
+            None if restarts is None else restarts.tolerance,
+            None if restarts is None else restarts.observation_space,
+            *self._blocks,
+        )
+        context: Any = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([run_worker.__module__])
+        self._connection, other = context.Pipe()
+        try:
+            process = context.Process(target=run_worker, args=(other, task), name="env-worker", daemon=True)
+            self._process = process
+            process.start()
+        finally:
+            other.close()
+
+    def finish_start(self) -> bool:
+        """Waits until the copies are made; whether they are turn-based.
+
+        Raises:
+            WorkerLost: If the process ends.
+            EnvError: If a copy cannot be made.
+        """
+        return self._receive(_START_TIMEOUT_S)
+
+    def send_step(self, actions: Any) -> None:
+        """Tells it to step its copies, with an action for each agent."""
+        note = self._actions.write(actions)
+        self._send(STEP if note is None else pickle.dumps(("step", note)))
+
+    def send(self, *message: Any) -> None:
+        """Tells it to do anything else."""
+        self._send(pickle.dumps(message))
+
+    def _send(self, message: bytes) -> None:
+        with contextlib.suppress(OSError):  # it has ended: the answer that does not come will tell
+            self._connection.send_bytes(message)
+
+    def receive(self) -> Reply:
+        """The answer to the last message.
+
+        Raises:
+            WorkerLost: If there is none.
+            MarlConnectorsError: The worker's own.
+        """
+        return self._receive(self._timeout_s)
+
+    def _receive(self, timeout_s: float | None) -> Any:
+        connection: Connection = self._connection
+        try:
+            if not connection.poll(timeout_s):
+                self.kill()
+                raise WorkerLost(
+                    f"did not answer for {timeout_s:g} s and was ended. If the environment may take that long, raise "
+                    f"sample_timeout_s"
+                )
+            message = connection.recv_bytes()
+        except (EOFError, OSError):
+            raise WorkerLost(self._how_it_ended()) from None
+        if message == STEP:
+            return _ORDINARY
+        said = pickle.loads(message)
+        if isinstance(said, WorkerError):
+            raise getattr(errors, said.name, EnvError)(said.text) from _RemoteTraceback(said.traceback)
+        return said
+
+    def _how_it_ended(self) -> str:
+        assert self._process is not None
+        self._process.join(_STOP_TIMEOUT_S)
+        code = self._process.exitcode
+        self.kill()
+        if code is not None and code < 0:
+            try:
+                name = signal.Signals(-code).name
+            except ValueError:
+                name = f"signal {-code}"
+            hint = ", perhaps because memory ran out" if name == "SIGKILL" else ""
+            return f"was ended by {name}{hint}"
+        return f"ended with exit code {code}"
+
+    def stop(self) -> None:
+        """Lets it close its copies and end."""
+        if self._process is not None:
+            self._send(b"")
+            self._process.join(_STOP_TIMEOUT_S)
+        self.kill()
+
+    def kill(self) -> None:
+        """Ends it at once, if it is there."""
+        process, self._process = self._process, None
+        if process is None or os.getpid() != self._owner:
+            return
+        self._connection.close()
+        if process.pid is not None:
+            if process.is_alive():
+                process.kill()
+            process.join(_STOP_TIMEOUT_S)
+        for block in self._blocks:
+            block.close()

@@ -1,0 +1,284 @@
+"""Several copies of an environment, stepped by worker processes."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import weakref
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from marl_connectors.env_runners.action_history import ActionHistory
+from marl_connectors.env_runners.batched_env import is_batched
+from marl_connectors.env_runners.batched_vector_env import BatchedVectorEnv
+from marl_connectors.env_runners.env_copy import EnvCopy, Transition, VectorStep, another_episode
+from marl_connectors.env_runners.env_failures import EnvRestarts
+from marl_connectors.env_runners.env_worker import Reply, packed_maker
+from marl_connectors.env_runners.turn_based_env import TurnBasedEnv
+from marl_connectors.env_runners.turn_based_vector_env import Turn, TurnBasedVectorEnv
+from marl_connectors.env_runners.vector_env import VectorEnv
+from marl_connectors.env_runners.worker_process import WorkerLost, WorkerProcess
+from marl_connectors.errors import ConfigError, EnvError
+from marl_connectors.typing import AgentID
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+_First = list[tuple[dict[AgentID, Any], dict[AgentID, dict]]]
+
+
+def make_vector_env(
+    make_env: Callable[..., Any],
+    *,
+    num_envs: int,
+    seed: int,
+    num_workers: int = 0,
+    timeout_s: float | None = None,
+    restarts: EnvRestarts | None = None,
+) -> VectorEnv:
+    """Copies of an environment, in this process or in worker processes.
+
+    Args:
+        make_env: Makes one copy: a PettingZoo parallel environment, or one that behaves like it.
+        num_envs: How many copies.
+        seed: The run's seed.
+        num_workers: Over how many worker processes to spread them; 0 for none.
+        timeout_s: How long a worker may take for a step or a reset of its copies; None for any time.
+        restarts: How to go on after failures; None to raise an error.
+
+    Raises:
+        ConfigError: If worker processes or restarts are wanted of a natively batched environment.
+    """
+    if getattr(make_env, "is_batched", False):
+        _check_possible(num_workers, restarts)
+    if num_workers:
+        return WorkerVectorEnv(
+            make_env, num_envs=num_envs, seed=seed, num_workers=num_workers, timeout_s=timeout_s, restarts=restarts
+        )
+    first = make_env()
+    if is_batched(first):
+        _check_possible(num_workers, restarts)
+        first.close()
+        return BatchedVectorEnv(make_env(num_envs), seed=seed)
+    kind = TurnBasedVectorEnv if isinstance(first, TurnBasedEnv) else VectorEnv
+    return kind([first, *(make_env() for _ in range(num_envs - 1))], seed=seed, restarts=restarts)
+
+
+def _check_possible(num_workers: int, restarts: EnvRestarts | None) -> None:
+    if num_workers:
+        raise ConfigError(
+            f"num_env_workers={num_workers}: the environment is natively batched, so all of its copies step in one "
+            f"call, in one process. Set num_env_workers=0, and num_envs_per_env_runner to the number of copies."
+        )
+    if restarts is not None:
+        raise ConfigError(
+            "restart_failed_sub_environments=True: the environment is natively batched, so a failure is one of all "
+            "copies, and none can be replaced alone. Set it to False."
+        )
+
+
+def _or_end_all(
+    method: Callable[Concatenate[WorkerVectorEnv, _Arguments], _Result],
+) -> Callable[Concatenate[WorkerVectorEnv, _Arguments], _Result]:
+    """Ends all workers if anything goes wrong, Ctrl-C included: nobody knows then what they are in the middle of."""
+
+    @functools.wraps(method)
+    def wrapper(self: WorkerVectorEnv, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+        try:
+            return method(self, *args, **kwargs)
+        except BaseException:
+            self._end_all()
+            raise
+
+    return wrapper
+
+
+class WorkerVectorEnv(VectorEnv):
+    """A VectorEnv whose copies are in worker processes, an equal share in each.
+
+    What comes of a step is what would come of it in this process: each worker is a VectorEnv with some of the copies.
+    Actions, rewards and observations are in shared memory, whatever is out of the ordinary comes as a message.
+
+    Attributes:
+        turn_based: Whether to use ``take_turns`` instead of ``step``.
+        workers: The workers.
+    """
+
+    def __init__(
+        self,
+        make_env: Callable[[], Any],
+        *,
+        num_envs: int,
+        seed: int,
+        num_workers: int,
+        timeout_s: float | None = None,
+        restarts: EnvRestarts | None = None,
+    ):
+        """Starts the workers and makes the copies; see ``make_vector_env``.
+
+        Raises:
+            ConfigError: If ``make_env`` cannot be sent to another process.
+            EnvError: If a copy cannot be made.
+        """
+        super().__init__([None] * num_envs, seed=seed, restarts=restarts)
+        maker = packed_maker(make_env, num_workers)
+        num_workers = min(num_workers, num_envs)
+        bounds = [num_envs * i // num_workers for i in range(num_workers + 1)]
+        self.workers = [
+            WorkerProcess(maker, self.copies[begin:end], restarts, timeout_s)
+            for begin, end in itertools.pairwise(bounds)
+        ]
+        self._are_up = False
+        self._at_exit = weakref.finalize(self, _kill, self.workers)
+        self._start_all()
+
+    @_or_end_all
+    def _start_all(self) -> None:
+        for worker in self.workers:
+            worker.start()
+        for worker in self.workers:
+            try:
+                self.turn_based = worker.finish_start()
+            except WorkerLost as loss:
+                raise EnvError(
+                    f"num_env_workers: a worker process {loss} while it started; what it printed says why. A script "
+                    f"that uses worker processes must start its run below `if __name__ == '__main__':`."
+                ) from None
+        self._are_up = True
+
+    @_or_end_all
+    def reset_all(self) -> _First:
+        """Starts the next episode of every copy."""
+        if not self._are_up:
+            self._start_all()
+        first: _First = []
+        for worker in self.workers:
+            self._send_reset(worker)
+        for worker in self.workers:
+            try:
+                first += self._take(worker, worker.receive()).result
+            except WorkerLost as loss:
+                first += self._restart(worker, loss)
+        return first
+
+    def _send_reset(self, worker: WorkerProcess) -> None:
+        worker.send("reset", self.seed, [(copy.episode_number, copy.num_failures) for copy in worker.copies])
+
+    @_or_end_all
+    def step(self, actions: Any) -> VectorStep:
+        """Steps all copies, and resets those whose episode ended; see VectorEnv. A hot path."""
+        self._send_steps(actions)
+        result = VectorStep([], [], [], [])
+        for worker in self.workers:
+            try:
+                reply = worker.receive()
+            except WorkerLost as loss:
+                result.rewards.extend([0.0] * sum(len(copy.agents) for copy in worker.copies))
+                transitions = self._other_episodes(Transition, worker, loss)
+                result.transitions += transitions
+                for copy, transition in zip(worker.copies, transitions, strict=True):
+                    result.observations.extend([transition.first_observations[agent] for agent in copy.agents])
+                continue
+            for copy in worker.copies:
+                copy.t += 1
+            if not reply.is_ordinary:
+                self._take(worker, reply)
+                result.transitions += reply.transitions
+                result.infos += reply.infos
+            result.rewards += worker.rewards.read(reply.rewards)
+            result.observations += worker.observations.read(reply.observations)
+        return result
+
+    @_or_end_all
+    def take_turns(self, actions: Any) -> list[Turn]:
+        """As TurnBasedVectorEnv."""
+        self._send_steps(actions)
+        turns: list[Turn] = []
+        for worker in self.workers:
+            try:
+                turns += self._take(worker, worker.receive()).transitions
+            except WorkerLost as loss:
+                turns += self._other_episodes(Turn, worker, loss)
+        return turns
+
+    def _send_steps(self, actions: Any) -> None:
+        if not self._are_up:
+            raise EnvError(
+                "num_env_workers: the worker processes were ended, by close() or after an error. Start new episodes: "
+                "sample(force_reset=True)."
+            )
+        end = 0
+        for worker in self.workers:
+            first = end
+            for copy in worker.copies:
+                begin, end = end, end + len(copy.agents)
+                copy.newest_actions.append(actions[begin:end])
+            worker.send_step(actions[first:end])
+
+    def _take(self, worker: WorkerProcess, reply: Reply) -> Reply:
+        """Takes over what a worker says of its copies."""
+        self.failures += reply.failures
+        for state in reply.states:
+            copy = self.copies[state.index]
+            copy.agents, copy.t, copy.num_failures = state.agents, state.t, state.num_failures
+            if copy.episode_number != state.episode_number:
+                copy.episode_number = state.episode_number
+                copy.newest_actions, copy.history = [], ActionHistory()
+        return reply
+
+    # Workers that are lost.
+
+    def _other_episodes(self, kind: type[Any], worker: WorkerProcess, loss: WorkerLost) -> list[Any]:
+        """The transitions of a lost worker's copies to other episodes."""
+        steps = [copy.t for copy in worker.copies]
+        first = self._restart(worker, loss)
+        return [another_episode(kind, *own, *f) for own, f in zip(zip(worker.copies, steps), first)]  # noqa: B905
+
+    def _restart(self, worker: WorkerProcess, loss: WorkerLost) -> _First:
+        """Starts a worker and new episodes in all of its copies, if the run may go on after a loss."""
+        while True:
+            copy = self.copies[worker.at]
+            self._failed(copy, EnvError(f"{self._who(copy)}: its worker process {loss}."))
+            worker.start()
+            try:
+                worker.finish_start()
+                self._send_reset(worker)
+                return self._take(worker, worker.receive()).result
+            except WorkerLost as another:
+                loss = another
+
+    # For checkpoints.
+
+    @_or_end_all
+    def replay(
+        self, copy: EnvCopy, episode_number: int, steps: Iterable[list[Any]], wanted: Collection[int]
+    ) -> tuple[dict[AgentID, Any], dict[int, dict[AgentID, dict]]]:
+        """As VectorEnv."""
+        if not self._are_up:
+            self._start_all()
+        worker = next(worker for worker in self.workers if copy in worker.copies)
+        worker.send("replay", self.seed, copy.index, episode_number, steps, wanted)
+        try:
+            reply = worker.receive()
+        except WorkerLost as loss:
+            raise EnvError(f"{copy}: its worker process {loss} while its episode was replayed.") from None
+        self._take(worker, reply)
+        copy.history, copy.newest_actions = ActionHistory(), [list(actions) for actions in steps]
+        return reply.result
+
+    # The end.
+
+    def close(self) -> None:
+        """Closes all copies, and ends the workers."""
+        if self._are_up:
+            for worker in self.workers:
+                worker.stop()
+        self._end_all()
+
+    def _end_all(self) -> None:
+        self._are_up = False
+        _kill(self.workers)
+
+
+def _kill(workers: list[WorkerProcess]) -> None:
+    for worker in workers:
+        worker.kill()

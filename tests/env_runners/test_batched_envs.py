@@ -1,0 +1,513 @@
+"""Natively batched environments: what comes of them is what comes of as many copies as PettingZoo environments."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from batched_envs import OneWorld, Worlds
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from recurrent_modules import StatelessModule, StepwiseGRU, StepwiseLSTM
+from runs import fingerprint
+from scripted_envs import small_config
+
+from marl_connectors import (
+    Algorithm,
+    BatchedEnv,
+    Callbacks,
+    ConfigError,
+    ConnectorV2,
+    EnvError,
+    FlattenObservations,
+    MeanStdFilter,
+    MultiRLModuleSpec,
+    PPOConfig,
+    RLModuleSpec,
+    check_env,
+)
+from marl_connectors.episodes.storage import T
+from marl_connectors.trees import leaves
+from marl_envs import spread_v0
+
+SPREAD = {"n_agents": 3, "ep_len": 6}
+
+
+def configured(env, *, copies=3, lookback=1, change=lambda config: config, **env_config):
+    config = small_config(env, env_config=env_config).multi_agent(policies="shared")
+    config.env_runners(num_envs_per_env_runner=copies, episode_lookback_horizon=lookback, rollout_fragment_length=5)
+    return change(config)
+
+
+def both(*, envs=(Worlds, OneWorld), **settings):
+    """The runners of a run in a natively batched environment, and of one in copies of the PettingZoo environment."""
+    return [configured(env, **settings).build_algo().env_runner for env in envs]
+
+
+def content(sample):
+    """All that is in a sample's chunks, with the lookback: plain data."""
+    return [
+        (
+            chunk.id_,
+            (chunk.is_terminated, chunk.is_truncated, chunk.env_t_started, chunk.env_t, chunk.uncredited_reward),
+            [
+                (
+                    part.id_,
+                    (part.agent_id, part.module_id, part.t_started, part.is_terminated, part.is_truncated),
+                    [{name: np.asarray(told).tolist() for name, told in info.items()} for info in part.get_infos()],
+                    [
+                        (leaf.dtype.str, np.asarray(leaf).tolist())
+                        for name in ("obs", "actions", "rewards", T, *sorted(part.storage.extra_keys()))
+                        for leaf in leaves(part.storage.column(name))
+                    ],
+                )
+                for part in chunk.all_agent_episodes()
+            ],
+        )
+        for chunk in sample
+    ]
+
+
+def assert_same(runners, calls):
+    """Whether two runners give the same for each of some ``sample(**call)``; all that the first one gave."""
+    found = []
+    for call in calls:
+        batched, separate = (content(runner.sample(**call)) for runner in runners)
+        assert batched == separate
+        found += batched
+    assert runners[0].num_agent_steps == runners[1].num_agent_steps
+    assert [t.get_state()["agent_ids"] for t in runners[0]._finished] == [
+        t.get_state()["agent_ids"] for t in runners[1]._finished
+    ]
+    left, right = (runner.get_metrics() for runner in runners)
+    assert repr(left) == repr(right)
+    return found
+
+
+def steps(*numbers, copies=3, **settings):
+    return [{"num_timesteps": number * copies, **settings} for number in numbers]
+
+
+# The same transitions.
+
+
+@pytest.mark.parametrize("lookback", [0, 1, 3])
+@pytest.mark.parametrize("fragment", range(1, 8))
+def test_any_cut_gives_the_same_chunks(fragment, lookback):
+    runners = both(lookback=lookback, infos=True)
+    found = assert_same(runners, steps(*[fragment] * (18 // fragment + 1)))
+    assert len({id_ for id_, *_ in found}) > 6
+
+
+@pytest.mark.parametrize("policies", ["shared", "independent"])
+@pytest.mark.parametrize("act", ["discrete", "from 5", "box", "matrix"])
+def test_any_actions_and_policies_give_the_same(act, policies):
+    runners = both(act=act, change=lambda config: config.multi_agent(policies=policies))
+    assert_same(runners, steps(4, 9, 3))
+
+
+@pytest.mark.parametrize("obs", ["float64", "discrete", "dict"])
+def test_any_observations_give_the_same(obs):
+    def flat(config):
+        return config.env_runners(env_to_module_connector=lambda env: FlattenObservations())
+
+    runners = both(obs=obs, infos=True, change=flat)
+    assert_same(runners, steps(4, 9, 3))
+
+
+def by_episode(agent_id, episode, **kwargs):
+    return f"m{(sum(map(ord, agent_id)) + int(episode.id_.split('-')[1])) % 2}"
+
+
+def test_agents_that_change_their_module_in_each_episode():
+    def change(config):
+        return config.multi_agent(policies=["m0", "m1"], policy_mapping_fn=by_episode)
+
+    found = assert_same(both(change=change, copies=4), steps(7, 1, 12, copies=4))
+    modules = {(part[0], part[1][1]) for _, _, parts in found for part in parts}
+    assert len({module_id for _, module_id in modules}) == 2
+
+
+def test_agents_that_change_between_modules_with_and_without_states():
+    classes = {"m0": StepwiseGRU, "m1": StepwiseLSTM, "m2": StatelessModule}
+
+    def change(config):
+        mapping = lambda agent, episode, **kwargs: f"m{(ord(agent) + int(episode.id_.split('-')[1])) % 3}"
+        specs = {name: RLModuleSpec(module_class=cls) for name, cls in classes.items()}
+        config.rl_module(model_config={"max_seq_len": 4})
+        return config.multi_agent(policies=list(classes), policy_mapping_fn=mapping).rl_module(
+            rl_module_spec=MultiRLModuleSpec(rl_module_specs=specs)
+        )
+
+    assert_same(both(change=change, copies=6), steps(5, 5, 2, 8, copies=6))
+
+
+@settings(max_examples=25)
+@given(st.lists(st.sampled_from(["cut", "long", "episodes", "reset", "random", "greedy"]), min_size=1, max_size=6))
+def test_any_calls_of_sample_give_the_same(calls):
+    arguments = {
+        "cut": {"num_timesteps": 3},
+        "long": {"num_timesteps": 22},
+        "episodes": {"num_episodes": 4},
+        "reset": {"force_reset": True, "num_timesteps": 8},
+        "random": {"random_actions": True, "num_timesteps": 9},
+        "greedy": {"explore": False, "num_timesteps": 7},
+    }
+    assert_same(both(copies=2, infos=True), [arguments[call] for call in calls])
+
+
+@pytest.mark.parametrize("continuous", [False, True])
+def test_spread_gives_the_same_as_its_parallel_env(continuous):
+    envs = ("marl_envs.spread_v0:batched_env", "marl_envs.spread_v0:parallel_env")
+    runners = both(envs=envs, copies=5, continuous_actions=continuous, **SPREAD)
+    found = assert_same(runners, steps(4, 13, 1, copies=5))
+    assert any(truncated for _, (_, truncated, *_), _ in found)
+
+
+def test_rewards_are_conserved():
+    runner = configured(Worlds, copies=4).build_algo().env_runner
+    env, paid = runner.vector_env.env, []
+    step = env.step
+
+    def recorded(actions):
+        given = step(actions)
+        paid.append(given[1].sum())
+        return given
+
+    env.step = recorded
+    episodes = [episode for steps_ in (3, 9, 5) for episode in runner.sample(num_timesteps=steps_ * 4)]
+    found = sum(part.get_return() for episode in episodes for part in episode.all_agent_episodes())
+    assert found == pytest.approx(sum(paid)) and len(paid) == 17
+
+
+def test_all_copies_step_in_one_call():
+    algo = configured(Worlds, copies=7).build_algo()
+    env = algo.env_runner.vector_env.env
+    algo.env_runner.sample(num_timesteps=21)
+    assert (env.num_envs, env.num_steps) == (7, 3)
+    algo.stop()
+    assert env.num_closed == 1
+
+
+def test_callbacks_are_told_of_the_environment_once():
+    told = []
+
+    class Told(Callbacks):
+        def on_environment_created(self, *, env_runner, env, env_context, **kwargs):
+            told.append(env)
+
+    algo = configured(Worlds, change=lambda config: config.callbacks(Told)).build_algo()
+    assert told == [algo.env_runner.vector_env.env]
+
+
+# With pieces, and in an algorithm.
+
+
+class OnItems(ConnectorV2):
+    """Adds 1 to each observation, on items."""
+
+    def __call__(self, *, batch, episodes, **kwargs):
+        for episode in self.single_agent_episode_iterator(episodes):
+            self.add_batch_item(batch, "obs", episode.get_observations(-1) + 1.0, episode)
+        return batch
+
+
+def test_pieces_on_items_get_the_same():
+    def change(config):
+        return config.env_runners(env_to_module_connector=lambda env: OnItems())
+
+    assert_same(both(change=change, infos=True), steps(3, 9, 2))
+
+
+def test_a_filter_of_observations_has_seen_the_same():
+    def change(config):
+        return config.env_runners(env_to_module_connector=lambda env: MeanStdFilter())
+
+    runners = both(change=change)
+    assert_same(runners, steps(3, 9, 2))
+    left, right = (repr(runner.env_to_module.get_state()) for runner in runners)
+    assert left == right and "MeanStdFilter" in left
+
+
+@pytest.mark.parametrize("policies", ["shared", "independent"])
+def test_training_evaluation_and_explanations_are_the_same(policies):
+    outcomes = []
+    for env in (Worlds, OneWorld):
+        algo = configured(env, change=lambda config: config.multi_agent(policies=policies)).build_algo()
+        results = [algo.train() for _ in range(3)][-1]
+        digest, numbers = fingerprint(algo, {})[0], results["env_runners"]["module_episode_returns"]
+        tables = algo.explain().items()
+        timeless = {name: [replace(piece, seconds=0.0) for piece in table.pieces] for name, table in tables}
+        outcomes.append((digest, numbers, repr(algo.evaluate(num_episodes=4)), timeless))
+    assert outcomes[0] == outcomes[1]
+
+
+@pytest.mark.learning
+def test_ppo_learns_spread():
+    torch.set_num_threads(1)
+    config = (
+        PPOConfig()
+        .environment("marl_envs.spread_v0:batched_env", env_config={"n_agents": 3})
+        .multi_agent(policies="shared")
+        .env_runners(num_envs_per_env_runner=64)
+        .rl_module(model_config={"fcnet_hiddens": [64, 64], "vf_share_layers": False})
+        .training(train_batch_size_per_learner=3200, minibatch_size=1200, num_epochs=6, lr=2e-3, gamma=0.95)
+        .training(lambda_=0.95, clip_param=0.2, vf_clip_param=float("inf"), entropy_coeff=0.005, use_kl_loss=False)
+        .debugging(seed=0)
+    )
+    algo = config.build_algo()
+    before = algo.evaluate(num_episodes=64, explore=True)["episode_return_mean"] / 3
+    for _ in range(20):
+        algo.train()
+    after = algo.evaluate(num_episodes=64, explore=True)["episode_return_mean"] / 3
+    assert before < -30 and after > -23
+
+
+def test_random_play_and_pictures():
+    algo = configured("marl_envs.spread_v0:batched_env", copies=4, **SPREAD).build_algo()
+    assert algo.random_play(num_episodes=2)["episode_len_mean"] == 6
+    frames = algo.render_episode(max_frames=3)
+    assert len(frames) == 3 and not np.array_equal(frames[0], frames[2])
+    assert configured(Worlds).build_algo().render_episode() == []  # it draws nothing
+
+
+def test_a_resumed_run_goes_on_with_new_episodes_and_says_why(tmp_path):
+    algo = configured("marl_envs.spread_v0:batched_env", **SPREAD).build_algo()
+    algo.train()
+    algo.env_runner.sample(num_timesteps=6)
+    numbers = [copy.episode_number for copy in algo.env_runner.vector_env.copies]
+    algo.save_to_path(tmp_path / "checkpoint")
+    with pytest.warns(UserWarning, match="natively batched environment cannot be replayed") as caught:
+        again = Algorithm.from_checkpoint(tmp_path / "checkpoint")
+    assert len(caught) == 1 and "too long" not in str(caught[0].message)
+    assert fingerprint(again, {}) == fingerprint(algo, {})
+    ids = [chunk.id_ for chunk in again.env_runner.sample(num_timesteps=3)]
+    assert ids == [f"{index}-{number + 1}" for index, number in enumerate(numbers)]
+
+
+def test_a_run_that_is_not_within_episodes_is_resumed_exactly(tmp_path):
+    outcomes = []
+    for resumed in (False, True):
+        algo = configured("marl_envs.spread_v0:batched_env", **SPREAD).build_algo()
+        algo.train()
+        algo.env_runner.restart_episodes()
+        if resumed:
+            algo.save_to_path(tmp_path / "checkpoint")
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                algo = Algorithm.from_checkpoint(tmp_path / "checkpoint")
+        outcomes.append(fingerprint(algo, algo.train()))
+    assert outcomes[0] == outcomes[1]
+
+
+# What is wrong is named.
+
+
+def broken(**changes):
+    """A class whose ``reset`` or ``step`` gives something else: ``name=function of (what it gave, number of call)``."""
+
+    class Broken(Worlds):
+        calls = 0
+
+        def reset(self, seeds, mask=None):
+            given = super().reset(seeds, mask)
+            return changes["reset"](given) if "reset" in changes else given
+
+        def step(self, actions):
+            Broken.calls += 1
+            given = super().step(actions)
+            return changes["step"](*given) if "step" in changes else given
+
+    return Broken
+
+
+WRONG = {
+    "swapped axes": (
+        {"reset": lambda o: o.swapaxes(0, 1)},
+        r"observations of reset.*\(3, 2, 2\), expected \(2, 3, 2\)",
+    ),
+    "another width": ({"step": lambda o, *rest: (o[..., :1], *rest)}, r"observations of step.*shape \(2, 3, 1\)"),
+    "no tree": ({"reset": lambda o: {"x": o}}, "observations of reset.. are no array|shape"),
+    "rewards of copies": (
+        {"step": lambda o, r, *rest: (o, r[:, 0], *rest)},
+        r"rewards have shape \(2,\), expected \(2, 3\): num_envs=2 copies, then 3 agents",
+    ),
+    "rewards of several numbers": (
+        {"step": lambda o, r, *rest: (o, np.stack([r, r], -1), *rest)},
+        r"rewards have shape \(2, 3, 2\)",
+    ),
+    "text": ({"step": lambda o, r, *rest: (o, r.astype(str), *rest)}, "rewards of step.* dtype <U32, expected numbers"),
+    "flags of copies": (
+        {"step": lambda o, r, te, tr, i: (o, r, te, tr[:, :1], i)},
+        r"truncations have shape \(2, 1\)",
+    ),
+    "Gymnasium's four": ({"step": lambda o, r, te, tr, i: (o, r, te, i)}, "step.. gave 4 values, expected a tuple of"),
+    "infos by agent": (
+        {"step": lambda o, r, te, tr, i: (o, r, te, tr, [{}])},
+        "infos are a list, expected a dict of arrays",
+    ),
+    "infos of copies": (
+        {"step": lambda o, r, te, tr, i: (o, r, te, tr, {"n": np.zeros(2)})},
+        r"infos\['n'\] have shape \(2,\)",
+    ),
+    "agents that end alone": (
+        {"step": lambda o, r, te, tr, i: (o, r, np.ones_like(te) * [[True, False, True]], tr & False, i)},
+        "agents .'a', 'c'. ended before the others.*make it a PettingZoo environment",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_wrong_is_named_in_a_run(case):
+    changes, message = WRONG[case]
+    config = configured(broken(**changes), copies=2, max_len=50).environment(disable_env_checking=True)
+    with pytest.raises(EnvError, match=message):
+        config.build_algo().env_runner.sample(num_timesteps=4)
+
+
+@pytest.mark.parametrize("name", ["reset", "step"])
+def test_what_the_environment_raises_is_told(name):
+    def fails(*given):
+        raise ZeroDivisionError("the world has no ground")
+
+    config = configured(broken(**{name: fails}), copies=2).environment(disable_env_checking=True)
+    with pytest.raises(EnvError, match=rf"{name}\(\) raised ZeroDivisionError: the world has no ground"):
+        config.build_algo().env_runner.sample(num_timesteps=4)
+
+
+def nan_at(place):
+    def changed(o, r, *rest):
+        r = r.copy()
+        r[place] = np.nan
+        return (o, r, *rest)
+
+    return changed
+
+
+def test_a_reward_that_is_no_number_is_found_at_the_end_of_a_fragment():
+    config = configured(broken(step=nan_at((1, 2))), copies=2, max_len=50).environment(disable_env_checking=True)
+    with pytest.raises(EnvError, match=r"copy 1, agent 'c', env step 0: the reward is nan"):
+        config.build_algo().env_runner.sample(num_timesteps=4)
+
+
+class AllOver(Worlds):
+    """Resets all copies, whatever the mask says."""
+
+    def reset(self, seeds, mask=None):
+        return super().reset([index if seed is None else seed for index, seed in enumerate(seeds)], None)
+
+
+TRIALS = {
+    "no number": (broken(step=nan_at((2, 0))), "the reward of agent 'a' in copy 2 at step 1 is nan"),
+    "outside": (
+        broken(step=lambda o, *rest: (o + 2000, *rest)),
+        r"the observation of agent 'a' in copy 0 at step 1 is not in its space, Box.*component",
+    ),
+    "mask": (AllOver, r"with the mask \[.*True.*\] gave copies other observations that are not in the mask"),
+    "alone": (WRONG["agents that end alone"], "some agents of copy 0 ended before the others, at step 1"),
+}
+
+
+@pytest.mark.parametrize("case", TRIALS)
+def test_a_trial_run_comes_first(case):
+    env, message = TRIALS[case]
+    env = broken(**env[0]) if isinstance(env, tuple) else env
+    config = configured(env, copies=2, max_len=50)
+    with pytest.raises(EnvError, match=message):
+        config.build_algo()
+
+
+def test_unlike_agents_are_told():
+    class Unlike(Worlds):
+        def action_space(self, agent):
+            return Worlds(num_envs=1, act="box" if agent == "c" else "discrete").action_space(agent)
+
+    config = configured(Unlike).environment(disable_env_checking=True).multi_agent(policies="independent")
+    with pytest.raises(EnvError, match=r"agents 'a' and 'c' have unlike spaces, .*Discrete\(3\) and .*Box"):
+        config.build_algo()
+
+
+def test_the_maker_must_take_the_number_of_copies():
+    with pytest.raises(EnvError, match=r"num_envs=4, but it was to be made with num_envs=1\. Let its maker take"):
+        configured(lambda: Worlds(num_envs=4)).build_algo()
+    with pytest.raises(EnvError, match="made with num_envs=3"):
+        configured(lambda: Worlds(num_envs=1)).build_algo()
+    with pytest.raises(EnvError, match="Leave num_envs out of env_config, and set num_envs_per_env_runner"):
+        configured(Worlds, num_envs=4).build_algo()
+
+
+def test_what_is_missing_is_named():
+    class Unclosed:
+        num_envs, possible_agents = 1, ("a",)
+        observation_space = action_space = reset = step = None
+
+    with pytest.raises(EnvError, match=r"lacks close\. Add what marl_connectors.BatchedEnv names"):
+        configured(lambda: Unclosed()).build_algo()
+
+
+def test_what_cannot_be_done_with_it_is_a_config_error():
+    with pytest.raises(ConfigError, match=r"num_env_workers=2: the environment is natively batched.*num_env_workers=0"):
+        configured(Worlds, change=lambda config: config.env_runners(num_env_workers=2)).build_algo()
+    with pytest.raises(ConfigError, match="restart_failed_sub_environments=True: the environment is natively batched"):
+        configured(
+            Worlds, change=lambda config: config.fault_tolerance(restart_failed_sub_environments=True)
+        ).build_algo()
+    with pytest.raises(ConfigError, match="wrappers: they are for environments of a single copy"):
+        configured(Worlds, change=lambda config: config.environment(wrappers=["clip_reward_v0"])).build_algo()
+
+
+def test_a_parallel_env_with_like_named_attributes_is_none():
+    class Numbered(OneWorld):
+        num_envs = 1
+
+    assert isinstance(Numbered(), BatchedEnv)
+    runner = configured(Numbered, copies=2).build_algo().env_runner
+    assert not runner.vector_env.is_batched and len(runner.sample(num_timesteps=2)) == 2
+
+
+def test_the_protocol_is_what_the_environments_have():
+    assert isinstance(spread_v0.batched_env(num_envs=2), BatchedEnv)
+    assert not isinstance(spread_v0.parallel_env(), BatchedEnv)
+    for name in ("reset", "step"):
+        wanted, found = (inspect.signature(getattr(kind, name)).parameters for kind in (BatchedEnv, Worlds))
+        assert list(wanted) == list(found)
+
+
+# check_env.
+
+
+def test_check_env_finds_nothing_wrong():
+    report = check_env("marl_envs.spread_v0:batched_env", env_config=SPREAD, episodes=2)
+    assert report.ok and not report.warnings
+    assert (report.kind, len(report.agents)) == ("parallel", 3)
+    assert check_env(Worlds, env_config={"infos": True, "obs": "dict"}, episodes=2).ok
+
+
+class OneStream(Worlds):
+    """Later copies begin elsewhere with the same seed."""
+
+    def reset(self, seeds, mask=None):
+        return super().reset([None if seed is None else seed + i for i, seed in enumerate(seeds)], mask)
+
+
+@pytest.mark.parametrize(
+    ("env", "kind", "message"),
+    [
+        (AllOver, "copies", "with the mask"),
+        (OneStream, "copies", "Two copies that were reset with the same seed differ from the start"),
+        (broken(step=lambda o, *rest: (o + 2000, *rest)), "observation-outside-space", "component 0"),
+        (broken(step=lambda o, *rest: (o[:, :1], *rest)), "raised", "expected"),
+    ],
+)
+def test_check_env_finds_what_is_wrong(env, kind, message):
+    report = check_env(env, env_config={"max_len": 20}, episodes=1, conformance=False)
+    assert any(finding.kind == kind and message in finding.what for finding in report.errors), report
+
+
+def test_check_env_wants_the_maker():
+    with pytest.raises(ConfigError, match=r"natively batched.*Give its class, or the function that makes it"):
+        check_env(Worlds(num_envs=2))

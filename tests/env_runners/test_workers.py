@@ -1,0 +1,387 @@
+"""What environment copies give does not depend on the process that steps them, and no process outlives its run."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+from failing_envs import DictEnv, GrowingEnv, KeepingEnv, Unsendable, make_raising, start_workers_fast
+from gymnasium import spaces
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from random_aec import RandomAEC
+from scripted_envs import BOX, LifeEnv, small_config
+
+from marl_connectors import register_env
+from marl_connectors.connectors.env_to_module.observation_preprocessor import MultiAgentObservationPreprocessor
+from marl_connectors.env_runners.shared_columns import ColumnReader, ColumnWriter, SharedBlock
+from marl_connectors.env_runners.worker_vector_env import WorkerVectorEnv, make_vector_env
+from marl_connectors.errors import ConfigError, EnvError
+
+MIXED = {
+    "a": (spaces.Box(-1.0, 1.0, (3,), np.float64), spaces.Discrete(3)),
+    "b": (BOX, spaces.Discrete(2, start=4)),
+    "c": (spaces.Box(-1.0, 1.0, (3,), np.float64), spaces.Discrete(3)),
+    "d": (spaces.Box(-1.0, 1.0, (2, 2), np.float32), spaces.Box(-1.0, 1.0, (2,), np.float32)),
+}
+CASES = {
+    "fixed agents": partial(LifeEnv),
+    "deaths, late joiners, returns": partial(LifeEnv, die=0.3, join=0.4, fixed=False, max_steps=12),
+    "different spaces": partial(LifeEnv, agents="abcd", spaces_of=MIXED, die=0.2, join=0.4, fixed=False),
+    "int and tuple ids": partial(LifeEnv, agents=(7, ("x", 1), 0), die=0.3, join=0.4),
+    "one mutable buffer": partial(LifeEnv, mutable=True, die=0.3, join=0.4),
+    "actions that are kept": partial(KeepingEnv),
+    "more and more agents": partial(GrowingEnv),
+    "turns": partial(RandomAEC, die=0.2, join=0.3, back=0.3, pays_newcomers=True, mutable=True),
+    "Gymnasium": "CartPole-v1",
+}
+SAMPLES = (1, 4, 2, 9, 1, 8)
+HELPERS = str(Path(__file__).parents[1] / "helpers")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _fast_starts():
+    start_workers_fast()
+
+
+def runner_of(env, workers, *, num_envs=3, policies="independent", **runner):
+    config = small_config(env).env_runners(num_envs_per_env_runner=num_envs, num_env_workers=workers, **runner)
+    if env != "CartPole-v1":
+        config.multi_agent(policies=policies)
+    return config.build_algo().env_runner
+
+
+def played(runner, samples=SAMPLES):
+    """All that a runner's episodes hold."""
+    copies = len(runner.vector_env.copies)
+    return [[episode.get_state() for episode in runner.sample(num_timesteps=n * copies)] for n in samples]
+
+
+def workers_of(runner):
+    return [worker.pid for worker in runner.vector_env.workers]
+
+
+def is_gone(pid):
+    """Whether a process has ended; one that nobody has asked about yet is a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def wait_until(holds):
+    while not holds():
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_transitions_do_not_depend_on_the_number_of_workers(case):
+    policies = "shared" if case == "more and more agents" else "independent"
+    runners = [runner_of(CASES[case], workers, policies=policies) for workers in (0, 1, 2)]
+    expected, *found = [played(runner) for runner in runners]
+    assert sum(map(len, expected)) > len(SAMPLES)
+    for episodes in found:
+        np.testing.assert_equal(episodes, expected)
+    assert [len(runner.vector_env.workers) for runner in runners[1:]] == [1, 2]
+    metrics = [runner.get_metrics() for runner in runners]
+    for other in metrics[1:]:
+        np.testing.assert_equal(other, metrics[0])
+    for runner in runners:
+        runner.close()
+
+
+class Flat(MultiAgentObservationPreprocessor):
+    """One Box for all: these modules take no others."""
+
+    def recompute_output_observation_space(self, input_observation_space, input_action_space):
+        return spaces.Dict(dict.fromkeys(input_observation_space, BOX))
+
+    def preprocess(self, observations, episode):
+        return {a: np.array([o, 0.0], np.float32) if a == "b" else o["seen"][0] for a, o in observations.items()}
+
+
+def test_nested_observations_do_not_depend_on_the_number_of_workers():
+    def connector(env, spaces, device):
+        return Flat()
+
+    found = []
+    for workers in (0, 2):
+        runner = runner_of(
+            partial(DictEnv, die=0.2, join=0.3), workers, policies="shared", env_to_module_connector=connector
+        )
+        found.append(played(runner))
+        runner.close()
+    np.testing.assert_equal(found[1], found[0])
+
+
+def test_whole_episodes_and_random_actions_are_the_same_too():
+    found = []
+    for workers in (0, 2):
+        runner = runner_of(CASES["deaths, late joiners, returns"], workers)
+        whole = runner.sample(num_episodes=7, random_actions=True)
+        again = runner.sample(num_timesteps=9, force_reset=True)
+        found.append([episode.get_state() for episode in whole + again])
+        runner.close()
+    np.testing.assert_equal(found[1], found[0])
+
+
+@pytest.mark.parametrize("case", ["deaths, late joiners, returns", "turns"])
+def test_a_checkpoint_goes_on_with_any_number_of_workers(case):
+    runner = runner_of(CASES[case], 2)
+    played(runner, (3, 5))
+    state = pickle.loads(pickle.dumps(runner.get_state()))
+    expected = played(runner, (4, 9))
+    runner.close()
+    for workers in (0, 1, 2):
+        other = runner_of(CASES[case], workers)
+        other.set_state(state)
+        np.testing.assert_equal(played(other, (4, 9)), expected)
+        other.close()
+
+
+def test_more_workers_than_copies_are_not_started():
+    runner = runner_of(LifeEnv, 5, num_envs=2)
+    assert [[copy.index for copy in worker.copies] for worker in runner.vector_env.workers] == [[0], [1]]
+    runner.close()
+
+
+def test_names_that_were_registered_here_are_known_to_workers():
+    register_env("my life", short_life)
+    runner = runner_of("my life", 1, num_envs=1)
+    assert runner.sample(num_timesteps=2)
+    runner.close()
+    gymnasium.register("MyOwn-v0", entry_point="gymnasium.envs.classic_control.cartpole:CartPoleEnv")
+    config = small_config("MyOwn-v0").env_runners(num_env_workers=1)
+    runner = config.build_algo().env_runner
+    assert runner.sample(num_timesteps=2)
+    runner.close()
+
+
+def short_life(config):
+    return LifeEnv(max_steps=4, **config)
+
+
+# What cannot be done.
+
+
+def test_what_cannot_be_sent_to_a_worker_is_named():
+    with pytest.raises(ConfigError, match=r"num_env_workers=2: the environment cannot be sent .*no lambda"):
+        runner_of(lambda: LifeEnv(), 2)
+    config = small_config(LifeEnv, env_config={"spaces_of": {}, "agents": (i for i in "ab")}, disable_env_checking=True)
+    with pytest.raises(ConfigError, match=r"num_env_workers=1: env_config\['agents'\] cannot be sent"):
+        config.env_runners(num_env_workers=1).multi_agent(policies=["p"], policy_mapping_fn=lambda *a: "p").build_algo()
+    with pytest.raises(EnvError, match="infos"):
+        runner_of(Unsendable, 1).sample(num_timesteps=3)
+
+
+def test_an_environment_that_a_worker_cannot_make_is_reported():
+    with pytest.raises(EnvError, match="ValueError: not today") as caught:
+        make_vector_env(make_raising, num_envs=2, seed=0, num_workers=2)
+    assert "make_raising" in str(caught.value.__cause__)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"num_env_workers": -1}, {"num_env_workers": 1.5}, {"sample_timeout_s": 0}, {"sample_timeout_s": "long"}],
+)
+def test_settings_of_the_wrong_kind_are_named(wrong):
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        small_config(LifeEnv).env_runners(**wrong).validate()
+
+
+# Shared memory.
+
+LEAVES = st.one_of(
+    st.integers(-3, 3),
+    st.sampled_from([2**70, True, 1.5, "text", None, np.float32(2), np.array(3.0), np.array(["a"])]),
+    st.builds(np.zeros, st.sampled_from([(), (0,), (2,), (2, 3), (900,)]), st.sampled_from(["f4", "f8", "u1", "?"])),
+)
+ITEMS = st.recursive(
+    LEAVES, lambda x: st.one_of(st.tuples(x, x), st.fixed_dictionaries({"b": x, "a": x})), max_leaves=4
+)
+
+
+def same(a, b):
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, (dict, tuple)):
+        parts = zip(a.values(), b.values(), strict=True) if isinstance(a, dict) else zip(a, b, strict=True)
+        return list(a) == list(b) if isinstance(a, dict) and list(a) != list(b) else all(same(x, y) for x, y in parts)
+    return (a.dtype, a.shape) == (b.dtype, b.shape) and (a == b).all() if isinstance(a, np.ndarray) else a == b
+
+
+@settings(max_examples=60)
+@example([[np.zeros(2), np.ones(2)], [np.zeros(2, np.float32), np.ones(2)]])
+@example([[np.float64(1), np.float64(2)], [np.float32(1), np.float64(2)]])
+@given(st.lists(st.lists(ITEMS, max_size=4), max_size=5))
+def test_lists_come_out_of_shared_memory_as_they_went_in(lists):
+    block = SharedBlock()
+    writer, reader = ColumnWriter(block), ColumnReader(SharedBlock(os.dup(block._fd)), copy=True)
+    for items in lists:
+        for again in (items, items[:]):
+            found = reader.read(pickle.loads(pickle.dumps(writer.write(again))))
+            assert len(found) == len(items)
+            assert all(map(same, found, items)), (found, items)
+
+
+def test_lists_like_the_one_before_need_no_words():
+    block = SharedBlock()
+    writer, reader = ColumnWriter(block), ColumnReader(block, copy=False)
+    for t in range(5):
+        items = [{"x": np.full(3, t), "y": float(t)}, np.full(2, t, np.float32), t]
+        note = writer.write(items)
+        assert (note is None) == (t > 0)
+        assert all(map(same, reader.read(note), items))
+
+
+def test_ordinary_steps_send_no_data(monkeypatch):
+    vector_env = make_vector_env(partial(LifeEnv, max_steps=1000), num_envs=4, seed=0, num_workers=2)
+    assert isinstance(vector_env, WorkerVectorEnv)
+    vector_env.reset_all()
+    actions = [0] * 12
+    vector_env.step(actions)
+    sent = []
+    for worker in vector_env.workers:
+        monkeypatch.setattr(worker, "_send", lambda m, send=worker._send: (sent.append(m), send(m)))
+    replies = []
+    for worker in vector_env.workers:
+        monkeypatch.setattr(worker, "receive", lambda get=worker.receive: replies.append(get()) or replies[-1])
+    for _ in range(3):
+        vector_env.step(actions)
+    assert sent == [b"s"] * 6
+    assert all(reply.rewards is None and reply.observations is None for reply in replies)
+    vector_env.close()
+
+
+# The end.
+
+
+def test_close_ends_the_workers_and_new_episodes_start_them_anew():
+    runner = runner_of(LifeEnv, 2)
+    runner.sample(num_timesteps=3)
+    pids = workers_of(runner)
+    assert not any(map(is_gone, pids))
+    runner.close()
+    runner.close()
+    assert all(map(is_gone, pids))
+    with pytest.raises(EnvError, match="force_reset=True"):
+        runner.sample(num_timesteps=3)
+    assert runner.sample(num_timesteps=3, force_reset=True)
+    pids = workers_of(runner)
+    runner.close()
+    assert all(map(is_gone, pids))
+
+
+def test_ctrl_c_is_left_to_the_process_that_started_the_workers():
+    runner = runner_of(LifeEnv, 2)
+    runner.sample(num_timesteps=3)
+    pids = workers_of(runner)
+    for pid in pids:
+        os.kill(pid, signal.SIGINT)
+    runner.sample(num_timesteps=9)
+    assert workers_of(runner) == pids
+    runner.close()
+
+
+def test_workers_end_with_the_last_reference_to_their_copies():
+    vector_env = make_vector_env(LifeEnv, num_envs=2, seed=0, num_workers=2)
+    assert isinstance(vector_env, WorkerVectorEnv)
+    vector_env.reset_all()
+    pids = [worker.pid for worker in vector_env.workers]
+    del vector_env
+    gc.collect()
+    assert all(map(is_gone, pids))
+
+
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt, MemoryError])
+def test_an_interrupted_step_ends_the_workers(monkeypatch, interruption):
+    runner = runner_of(LifeEnv, 2)
+    runner.sample(num_timesteps=3)
+    pids = workers_of(runner)
+
+    def interrupted():
+        raise interruption
+
+    monkeypatch.setattr(runner.vector_env.workers[1], "receive", interrupted)
+    with pytest.raises(interruption):
+        runner.sample(num_timesteps=3)
+    assert all(map(is_gone, pids))
+    monkeypatch.undo()
+    assert runner.sample(num_timesteps=3, force_reset=True)
+    runner.close()
+
+
+SCRIPT = """
+import sys, time
+sys.path.insert(0, {helpers!r})
+from failing_envs import FailingEnv
+from scripted_envs import LifeEnv, small_config
+
+if __name__ == "__main__":
+    env = FailingEnv if {hangs} else LifeEnv
+    settings = dict(chance=1.0, ways=("hang",)) if {hangs} else {{}}
+    config = small_config(env, env_config=settings, disable_env_checking=True)
+    config.multi_agent(policies=["p"], policy_mapping_fn=lambda *a, **k: "p")
+    algo = config.env_runners(num_envs_per_env_runner=2, num_env_workers=2).build_algo()
+    print(*[worker.pid for worker in algo.env_runner.vector_env.workers], flush=True)
+    while True:
+        algo.env_runner.sample()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.parametrize(("ending", "hangs"), [(signal.SIGKILL, True), (signal.SIGINT, False), (signal.SIGTERM, True)])
+def test_no_worker_and_no_shared_memory_outlives_the_run(tmp_path, ending, hangs):
+    script = tmp_path / "run.py"
+    script.write_text(SCRIPT.format(helpers=HELPERS, hangs=hangs))
+    paths = os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH")]))
+    errors = tmp_path / "errors"
+    with (
+        errors.open("w") as stderr,
+        subprocess.Popen(
+            [sys.executable, str(script)],
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            env={**os.environ, "PYTHONPATH": paths},
+            start_new_session=True,
+        ) as process,
+    ):
+        try:
+            assert process.stdout is not None
+            pids = [int(pid) for pid in process.stdout.readline().split()]
+            assert len(pids) == 2, errors.read_text()
+            if hangs:
+                assert [process.stdout.readline() for _ in pids] == ["hangs\n"] * 2, errors.read_text()
+            for pid in pids:  # what has no name cannot be left behind
+                maps = Path(f"/proc/{pid}/maps").read_text()
+                assert "memfd:marl-connectors" in maps
+                assert "psm_" not in maps
+            if ending == signal.SIGINT:  # as a terminal does
+                os.killpg(process.pid, ending)
+            else:
+                process.send_signal(ending)
+        except BaseException:
+            process.kill()
+            raise
+    wait_until(lambda: all(map(is_gone, pids)))
+
+
+def test_a_script_without_a_guard_is_told_what_is_missing(tmp_path):
+    script = tmp_path / "run.py"
+    script.write_text(SCRIPT.format(helpers=HELPERS, hangs=False).replace('if __name__ == "__main__":', "if True:"))
+    paths = os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH")]))
+    process = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": paths}
+    )
+    assert "if __name__ == '__main__':" in process.stderr.splitlines()[-1]

@@ -1,0 +1,173 @@
+"""Environments that fail in every way, at steps that follow from the reset's seed; importable in worker processes."""
+
+from __future__ import annotations
+
+import multiprocessing.forkserver
+import os
+import signal
+import time
+
+import numpy as np
+from gymnasium import spaces
+from pettingzoo import ParallelEnv
+from random_aec import RandomAEC
+from scripted_envs import BOX, LifeEnv
+
+
+def start_workers_fast():
+    """Lets the process that worker processes are forked from import what they need, once for all of them."""
+    multiprocessing.get_context("forkserver").set_forkserver_preload(["marl_connectors.algorithms.ppo"])
+    multiprocessing.forkserver.ensure_running()
+
+
+DICT = spaces.Dict({"mask": spaces.MultiBinary(3), "seen": spaces.Tuple((BOX, spaces.Discrete(9)))})
+
+
+class DictEnv(LifeEnv):
+    """Observations that are nested, and for agent ``"b"`` numbers."""
+
+    def observation_space(self, agent):
+        return spaces.Box(-9.0, 9.0, (), np.float64) if agent == "b" else DICT
+
+    def _observe(self, agent):
+        number, info = self.rng.random(), {"at": np.arange(self.t)} if self.rng.random() < 0.5 else {}
+        if agent == "b":
+            return number, info
+        seen = np.array([number, self.t], np.float32), int(self.rng.integers(9))
+        return {"mask": np.ones(3, np.int8), "seen": seen}, info
+
+
+class KeepingEnv(LifeEnv):
+    """Keeps the very actions that it gets, and pays for the first of them at every step."""
+
+    def action_space(self, agent):
+        return spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+    def reset(self, seed=None, options=None):
+        self.first = {}
+        return super().reset(seed, options)
+
+    def step(self, actions):
+        observations, _, *rest = super().step(actions)
+        rewards = {a: float(self.first.setdefault(a, action).sum()) for a, action in actions.items()}
+        return observations, rewards, *rest
+
+
+class GrowingEnv(ParallelEnv):
+    """An agent more in every step, none of which was announced."""
+
+    metadata = {"name": "growing", "render_modes": []}
+    agents = ()
+
+    def observation_space(self, agent):
+        return BOX
+
+    def action_space(self, agent):
+        return spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+    def reset(self, seed=None, options=None):
+        self.agents, self.total = ["agent_0"], np.zeros(2, np.float32)
+        return {"agent_0": self.total}, {"agent_0": {}}
+
+    def step(self, actions):
+        self.total = self.total + sum(actions.values())
+        acted = self.agents
+        self.agents = [*acted, f"agent_{len(acted)}"] if len(acted) < 40 else []
+        flags = dict.fromkeys(acted, not self.agents)
+        names = self.agents or acted
+        return dict.fromkeys(names, self.total), dict.fromkeys(acted, 1.0), flags, flags, {a: {} for a in names}
+
+
+class FailingEnv(LifeEnv):
+    """A LifeEnv that fails as named, with a chance in each step; one that failed is of no use any more.
+
+    Args:
+        chance: In each step.
+        ways: Which failures there are; see ``fail``.
+        settings: Of the LifeEnv.
+    """
+
+    def __init__(self, *, chance=0.1, ways=("raise",), **settings):
+        super().__init__(**{"max_steps": 12, **settings})
+        self.chance, self.ways, self.has_failed = chance, ways, False
+
+    def reset(self, seed=None, options=None):
+        assert not self.has_failed, "this environment has failed before"
+        given = super().reset(seed, options)
+        self.failing = np.random.default_rng([seed, 1])
+        if "reset" in self.ways and self.failing.random() < self.chance:
+            self.has_failed = True
+            raise RuntimeError("no reset today")
+        return given
+
+    def step(self, actions):
+        assert not self.has_failed, "this environment has failed before"
+        given = super().step(actions)
+        if self.failing.random() >= self.chance:
+            return given
+        way = str(self.failing.choice(self.ways))
+        if way != "reset":
+            self.has_failed = True
+            return self.fail(way, *given)
+        return given
+
+    def fail(self, way, obs, rewards, terminations, truncations, infos):
+        agent = next(iter(obs))
+        match way:
+            case "raise":
+                raise ValueError("the environment broke")
+            case "shape":
+                obs = {**obs, agent: np.zeros(7, np.float32)}
+            case "text":
+                obs = {**obs, agent: "nonsense"}
+            case "nan":
+                obs = {**obs, agent: np.array([0.0, np.nan], np.float32)}
+            case "reward":
+                rewards = dict.fromkeys(rewards, np.nan)
+            case "none":
+                return None
+            case "missing":
+                obs = {}
+            case "hang":
+                os.write(1, b"hangs\n")  # in one piece: others write there, too
+                time.sleep(1000)
+            case "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+        return obs, rewards, terminations, truncations, infos
+
+
+class FailingTurns(RandomAEC):
+    """A turn-based environment that raises with a chance in each turn."""
+
+    def reset(self, seed=None, options=None):
+        self.failing = np.random.default_rng([seed, 1])
+        super().reset(seed, options)
+
+    def step(self, action):
+        if self.failing.random() < 0.1:
+            raise ValueError("the game broke")
+        super().step(action)
+
+
+class Broken(LifeEnv):
+    """Plays for some steps over all environments of a process, and never again."""
+
+    steps_left = 30
+
+    def step(self, actions):
+        Broken.steps_left -= 1
+        if Broken.steps_left < 0:
+            raise ValueError("for good")
+        return super().step(actions)
+
+
+class Unsendable(LifeEnv):
+    """An info that no pickle can hold."""
+
+    def step(self, actions):
+        observations, rewards, terminations, truncations, _ = super().step(actions)
+        return observations, rewards, terminations, truncations, {a: {"f": lambda: 0} for a in observations}
+
+
+def make_raising():
+    raise ValueError("not today")
