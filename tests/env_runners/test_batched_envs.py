@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import warnings
 from dataclasses import replace
@@ -24,6 +25,7 @@ from marl_connectors import (
     ConnectorV2,
     EnvError,
     FlattenObservations,
+    MappingError,
     MeanStdFilter,
     MultiRLModuleSpec,
     PPOConfig,
@@ -191,6 +193,25 @@ def test_all_copies_step_in_one_call():
     assert (env.num_envs, env.num_steps) == (7, 3)
     algo.stop()
     assert env.num_closed == 1
+
+
+def test_garbage_collection_is_off_while_episodes_begin_and_on_afterwards():
+    seen = []
+
+    def mapping(agent_id, episode, **kwargs):
+        seen.append(gc.isenabled())
+        if len(seen) > 60:
+            raise ValueError("no more")
+        return "m"
+
+    change = lambda config: config.multi_agent(policies=["m"], policy_mapping_fn=mapping)
+    runner = configured(Worlds, change=change).build_algo().env_runner
+    seen.clear()
+    runner.sample(num_timesteps=3)
+    assert gc.isenabled() and len(seen) >= 9 and not any(seen)
+    with pytest.raises(MappingError, match="no more"):
+        runner.sample(num_timesteps=300)
+    assert gc.isenabled()
 
 
 def test_callbacks_are_told_of_the_environment_once():

@@ -200,8 +200,9 @@ def test_rows_of_a_dropped_episode_are_in_no_train_batch():
     before = runner.num_env_steps
     runner.take_failure_counts()
     result = algo.train()
-    dropped = runner.take_failure_counts()["num_dropped_env_steps"]
+    dropped = result["env_runners"]["num_dropped_env_steps"]
     assert dropped > 0
+    assert runner.take_failure_counts()["num_dropped_env_steps"] == 0  # each is told once
     assert learned.total() == runner.num_env_steps - before - dropped
     assert all(np.isfinite(own["total_loss"]) for own in result["learners"].values() if "total_loss" in own)
     algo.stop()
