@@ -186,6 +186,17 @@ class Rows:
             self._last_steps[np.cumsum(counts) - 1 - has_last] = True
         return self._last_steps
 
+    def reach(self, column: str, offset: int) -> tuple[Tree, np.ndarray]:
+        """Copies of the items at an offset, ``[B, ...]``, and ``[B]`` bool, False where the item means nothing.
+
+        There the agent's episode (with its lookback) has no such row.
+        """
+        found = [_reach(part, column, offset) for part in self.parts]
+        if len(found) == 1:
+            return found[0]
+        values = tree_map(lambda *leaves: np.concatenate(leaves), *(values for values, _ in found))
+        return values, np.concatenate([reached for _, reached in found])
+
     def reached(self, offset: int) -> np.ndarray:
         """``[B]`` bool, whether the agent's episode (with its lookback) has a row at an offset; see ``get``."""
         return np.concatenate([_wanted(part, offset)[1] for part in self.parts])
@@ -320,6 +331,13 @@ def whose(episode: Any) -> str:
     if episode.agent_id is None:
         return f"episode {episode.id_!r}"
     return f"agent {episode.agent_id!r} (module {episode.module_id!r}, episode {episode.multi_agent_episode_id!r})"
+
+
+def _reach(part: RowPart, column: str, offset: int) -> tuple[Tree, np.ndarray]:
+    wanted, reached = _wanted(part, offset)
+    if not reached.all():
+        wanted = np.where(reached, wanted, _positions(part))
+    return part.rollout.read(column, wanted), reached
 
 
 def _positions(part: RowPart) -> np.ndarray:

@@ -141,15 +141,15 @@ def _recorded(rows: Rows) -> tuple[Tree | None, np.ndarray, np.ndarray]:
     Hand-made episodes without states may stand beside those of a runner.
     """
     if rows.has(Columns.STATE_OUT):
-        reached = rows.reached(-1)
-        return rows.get(Columns.STATE_OUT, -1, fill=0.0), reached, np.ones_like(reached)
+        states, reached = rows.reach(Columns.STATE_OUT, -1)
+        return states, reached, np.ones_like(reached)
     states, reached, kept, begin = None, np.zeros(len(rows), bool), np.zeros(len(rows), bool), 0
     for part in rows.parts:
         end = begin + len(part.first)
         own = rows.at(np.arange(begin, end))
         if own.has(Columns.STATE_OUT):
-            reached[begin:end], kept[begin:end] = own.reached(-1), True
-            values = own.get(Columns.STATE_OUT, -1, fill=0.0)
+            values, reached[begin:end] = own.reach(Columns.STATE_OUT, -1)
+            kept[begin:end] = True
             if states is None:
                 states = tree_map(lambda leaf: np.zeros((len(rows), *leaf.shape[1:]), leaf.dtype), values)
             tree_map(lambda leaf, value, b=begin, e=end: leaf.__setitem__(slice(b, e), value), states, values)
