@@ -70,3 +70,7 @@ def test_actions_for_env_that_a_piece_has_set_are_left_alone():
     episodes = [SingleAgentEpisode("x", action_space=spaces.Discrete(3, start=5))]
     batch = {"actions": {("x",): [1]}, "actions_for_env": {("x",): [9]}}
     assert NormalizeAndClipActions()(rl_module=None, batch=batch, episodes=episodes)["actions_for_env"] == {("x",): [9]}
+
+
+def test_a_batch_in_which_nobody_acts_stays_empty():
+    assert NormalizeAndClipActions()(rl_module=None, batch={}, episodes=[]) == {}

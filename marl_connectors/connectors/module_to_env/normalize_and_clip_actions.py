@@ -45,7 +45,7 @@ class NormalizeAndClipActions(ConnectorV2):
 
     def __call__(self, *, batch: dict[str, Any], episodes: Any, **kwargs: Any) -> dict[str, Any]:
         """Works on single items."""
-        if Columns.ACTIONS_FOR_ENV in batch:
+        if Columns.ACTIONS_FOR_ENV in batch or not batch:  # nobody acts: nothing to translate
             return batch
         items = batch[Columns.ACTIONS]
         pairs = list(self.single_agent_episode_iterator(episodes, zip_with_batch_column=items))
