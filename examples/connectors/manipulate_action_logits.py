@@ -4,8 +4,8 @@ The module-to-env pipeline begins with ``GetActions``, and own pieces come after
 and listed by hand, with the own piece first. The piece here lets an agent on a frozen lake go right and down only.
 Prints how often each action is taken without it and with it. Takes some 5 seconds.
 
-A learner does not see the piece: it computes the module's own probabilities. To train with forbidden actions, let the
-module itself mask its logits.
+A learner does not see the piece: it computes the module's own probabilities. To train with forbidden actions, use
+ActionMasking (``action_masking.py``).
 """
 
 from __future__ import annotations

@@ -36,7 +36,6 @@ from marl_connectors.connectors.learner.add_next_observations_from_episodes_to_t
 from marl_connectors.connectors.learner.add_one_ts_to_episodes_and_truncate import AddOneTsToEpisodesAndTruncate
 from marl_connectors.connectors.learner.clip_rewards import ClipRewards
 from marl_connectors.connectors.learner.compute_returns_to_go import ComputeReturnsToGo
-from marl_connectors.connectors.learner.discounting import discounted_sums
 from marl_connectors.connectors.learner.general_advantage_estimation import GeneralAdvantageEstimation
 from marl_connectors.connectors.learner.learner_connector_pipeline import LearnerConnectorPipeline
 from marl_connectors.connectors.learner.normalize_rewards import NormalizeRewards
@@ -46,6 +45,7 @@ from marl_connectors.episodes.packing import rows_of_episodes
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.errors import ConnectorError
 from marl_connectors.learner.minibatches import minibatches_of_epoch
+from marl_connectors.ops.discounting import discounted_sums
 
 MODULES = make_modules()
 PIECES = {

@@ -10,9 +10,9 @@ from gymnasium import Space
 
 from marl_connectors.connectors.connector_v2 import LEARNER, ConnectorV2
 from marl_connectors.connectors.learner.changes_rewards import rewards_of_columns, rewards_of_items
-from marl_connectors.connectors.learner.discounting import discounted_sums
 from marl_connectors.episodes.column_batch import ColumnGroup
 from marl_connectors.errors import ConfigError
+from marl_connectors.ops.discounting import discounted_sums
 
 RETURNS_TO_GO = "returns_to_go"
 """``[B]`` discounted sum of the rewards from a step to the end of its episode, or chunk."""

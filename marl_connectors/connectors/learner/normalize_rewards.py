@@ -12,11 +12,11 @@ from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import LEARNER, ConnectorV2
 from marl_connectors.connectors.learner.changes_rewards import rewards_of_columns, rewards_of_items
 from marl_connectors.connectors.learner.compute_returns_to_go import checked_gamma
-from marl_connectors.connectors.learner.discounting import discounted_sums, rows_within
 from marl_connectors.episodes.column_batch import ColumnGroup
 from marl_connectors.episodes.extended_episodes import original
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.errors import ConfigError, ConnectorError
+from marl_connectors.ops.discounting import discounted_sums, rows_within
 from marl_connectors.typing import DEFAULT_MODULE_ID, EpisodeID, ModuleID
 
 _KEEP_AT_LEAST = 256
