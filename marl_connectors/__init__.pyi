@@ -76,13 +76,13 @@ from .env_checks.check_env import check_env as check_env
 from .env_checks.report import EnvFigures as EnvFigures
 from .env_checks.report import EnvFinding as EnvFinding
 from .env_checks.report import EnvReport as EnvReport
-from .env_runners.batched_env import BatchedEnv as BatchedEnv
 from .env_runners.env_runner import EnvRunner as EnvRunner
 from .env_runners.env_runner import MultiAgentEnvRunner as MultiAgentEnvRunner
 from .env_runners.env_runner import SingleAgentEnvRunner as SingleAgentEnvRunner
-from .env_runners.make_env import make_env as make_env
-from .env_runners.make_env import register_env as register_env
-from .env_runners.turn_based_env import TurnBasedEnv as TurnBasedEnv
+from .environments.batched_env import BatchedEnv as BatchedEnv
+from .environments.make_env import make_env as make_env
+from .environments.make_env import register_env as register_env
+from .environments.turn_based_env import TurnBasedEnv as TurnBasedEnv
 from .episodes.multi_agent_episode import MultiAgentEpisode as MultiAgentEpisode
 from .episodes.single_agent_episode import SingleAgentEpisode as SingleAgentEpisode
 from .errors import CheckpointError as CheckpointError

@@ -17,8 +17,8 @@ from marl_connectors.algorithms.config_state import config_from_state, config_to
 from marl_connectors.checkpoints import load_state, save_state
 from marl_connectors.connectors.explain import Explanation
 from marl_connectors.env_runners.env_runner import EnvRunner
-from marl_connectors.env_runners.env_setup import EnvSetup
 from marl_connectors.env_runners.episode_metrics import EpisodeTally, summarize
+from marl_connectors.environments.env_setup import EnvSetup
 from marl_connectors.errors import CheckpointError
 from marl_connectors.metrics import by_pipeline
 from marl_connectors.rl_module.rl_module import RLModule, RLModuleSpec

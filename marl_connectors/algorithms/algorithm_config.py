@@ -12,7 +12,7 @@ from marl_connectors.algorithms.config_checks import check_settings, require
 from marl_connectors.algorithms.failures import check_failures
 from marl_connectors.algorithms.section import UNSET, section
 from marl_connectors.callbacks import Callbacks
-from marl_connectors.env_runners.wrappers import EnvWrapper, checked_wrappers
+from marl_connectors.environments.wrappers import EnvWrapper, checked_wrappers
 from marl_connectors.errors import ConfigError, did_you_mean
 from marl_connectors.ops.schedule import Schedule
 from marl_connectors.policy_mapping import SharedPolicy, policy_mapping

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from marl_connectors.env_runners.wrappers import checked_wrappers
+from marl_connectors.environments.wrappers import checked_wrappers
 from marl_connectors.errors import ConfigError, did_you_mean
 from marl_connectors.ops.schedule import check_schedule
 

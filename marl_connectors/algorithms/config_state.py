@@ -9,8 +9,8 @@ from gymnasium import Space
 
 from marl_connectors import spaces
 from marl_connectors.algorithms.algorithm_config import AlgorithmConfig
-from marl_connectors.env_runners.make_env import env_from_json, env_to_json
-from marl_connectors.env_runners.wrappers import wrappers_from_json, wrappers_to_json
+from marl_connectors.environments.make_env import env_from_json, env_to_json
+from marl_connectors.environments.wrappers import wrappers_from_json, wrappers_to_json
 from marl_connectors.errors import CheckpointError
 from marl_connectors.policy_mapping import import_attribute, mapping_from_json, mapping_to_json, qualified_name
 from marl_connectors.rl_module.default_model_config import DefaultModelConfig

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from marl_connectors.algorithms.config_checks import require
-from marl_connectors.env_runners.env_failures import EnvRestarts
+from marl_connectors.environments.env_failures import EnvRestarts
 
 if TYPE_CHECKING:
     from marl_connectors.algorithms.algorithm_config import AlgorithmConfig

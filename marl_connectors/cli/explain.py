@@ -11,7 +11,7 @@ from marl_connectors.cli.config_source import load_config, with_options
 from marl_connectors.cli.settings import RunSettings, use_threads
 from marl_connectors.cli.train import TRAINING_DEFAULTS
 from marl_connectors.cli.values import jsonable, merged
-from marl_connectors.env_runners.make_env import env_name
+from marl_connectors.environments.make_env import env_name
 from marl_connectors.errors import ConfigError
 
 LEGEND = (

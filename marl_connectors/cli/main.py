@@ -257,7 +257,7 @@ def _run_explain(args: argparse.Namespace) -> int:
 
 def _run_check(args: argparse.Namespace) -> int:
     from marl_connectors.cli import check
-    from marl_connectors.env_runners.make_env import WrappedMaker
+    from marl_connectors.environments.make_env import WrappedMaker
 
     if "wrappers" in args:
         args.env = WrappedMaker(args.env, args.wrappers)

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from marl_connectors.env_runners.make_env import agent_ids, env_name, make_env
+from marl_connectors.environments.make_env import agent_ids, env_name, make_env
 from marl_connectors.errors import CheckpointError, ConfigError, did_you_mean
 from marl_connectors.policy_mapping import (
     PatternPolicies,

@@ -26,10 +26,10 @@ from marl_connectors.env_checks.report import EnvFigures, EnvReport, Findings
 from marl_connectors.env_checks.seeds import SeedChecks, is_nondeterministic, play_and_watch
 from marl_connectors.env_checks.spaces import SpaceBook
 from marl_connectors.env_checks.turns import TurnPlayer
-from marl_connectors.env_runners.batched_copy import BatchedCopy
-from marl_connectors.env_runners.batched_env import is_batched
-from marl_connectors.env_runners.batched_trial import TRIAL_COPIES, seed_fault, try_out
-from marl_connectors.env_runners.make_env import env_name, make_env
+from marl_connectors.environments.batched_copy import BatchedCopy
+from marl_connectors.environments.batched_env import is_batched
+from marl_connectors.environments.batched_trial import TRIAL_COPIES, seed_fault, try_out
+from marl_connectors.environments.make_env import env_name, make_env
 from marl_connectors.errors import ConfigError, EnvError
 from marl_connectors.seeding import stream
 from marl_connectors.typing import DEFAULT_AGENT_ID
@@ -214,7 +214,7 @@ class _Trial:
         """An AEC environment as a runner will play it."""
         if not isinstance(self.env, AECEnv) or self.findings.has_errors:
             return
-        from marl_connectors.env_runners.turn_based_env import TurnBasedEnv
+        from marl_connectors.environments.turn_based_env import TurnBasedEnv
 
         env, rng = TurnBasedEnv(self.env), stream(seed, "check", "turns")
         data, call = self.checks.data, self.checks.calls

@@ -1,0 +1,1 @@
+"""Env runners: pipelines and modules play the environment copies, and episodes come out."""

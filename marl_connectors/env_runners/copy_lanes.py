@@ -10,7 +10,7 @@ from gymnasium import Space
 
 from marl_connectors import spaces
 from marl_connectors.env_runners.lanes import Lane, LaneGroup
-from marl_connectors.env_runners.vector_env import EnvCopy
+from marl_connectors.environments.vector_env import EnvCopy
 from marl_connectors.rl_module.module_states import state_kind
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.rl_module.rl_module import RLModule

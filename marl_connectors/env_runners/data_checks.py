@@ -10,7 +10,7 @@ import numpy as np
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
 from marl_connectors.env_runners.lanes import Lane, LaneGroup
-from marl_connectors.env_runners.vector_env import VectorEnv
+from marl_connectors.environments.vector_env import VectorEnv
 from marl_connectors.episodes.column_batch import ColumnBatch
 from marl_connectors.errors import ConnectorError, EnvError, ModuleError
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule

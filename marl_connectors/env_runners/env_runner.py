@@ -14,15 +14,15 @@ from marl_connectors.callbacks import Callbacks
 from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
 from marl_connectors.connectors.module_to_env.get_actions import ACTION_NOISE
 from marl_connectors.connectors.module_to_env.module_to_env_pipeline import ModuleToEnvPipeline
-from marl_connectors.env_runners.action_history import HISTORY_BYTES
 from marl_connectors.env_runners.action_noise import ActionNoise
 from marl_connectors.env_runners.done_episodes import first_of_each_copy
-from marl_connectors.env_runners.env_copy import EnvCopy
-from marl_connectors.env_runners.env_failures import EnvFailure, EnvRestarts, FailureCounts
 from marl_connectors.env_runners.episode_metrics import EpisodeTally, summarize
 from marl_connectors.env_runners.saved_batch import batch_from_state, batch_to_state
 from marl_connectors.env_runners.stepper import PolicyMappingFn, Stepper
-from marl_connectors.env_runners.worker_vector_env import make_vector_env
+from marl_connectors.environments.action_history import HISTORY_BYTES
+from marl_connectors.environments.env_copy import EnvCopy
+from marl_connectors.environments.env_failures import EnvFailure, EnvRestarts, FailureCounts
+from marl_connectors.environments.worker_vector_env import make_vector_env
 from marl_connectors.errors import CheckpointError, ConfigError
 from marl_connectors.metrics import by_pipeline
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule

@@ -15,11 +15,11 @@ from marl_connectors.connectors.common.agent_to_module_mapping import unknown_mo
 from marl_connectors.env_runners.copy_lanes import CopyLanes
 from marl_connectors.env_runners.data_checks import bad_observation
 from marl_connectors.env_runners.done_episodes import DoneEpisode, Episode
-from marl_connectors.env_runners.env_failures import FailureCounts
 from marl_connectors.env_runners.episode_metrics import EpisodeTally
-from marl_connectors.env_runners.garbage_pauses import without_collections
 from marl_connectors.env_runners.lanes import Lane, LaneGroup
-from marl_connectors.env_runners.vector_env import EnvCopy, Transition, VectorEnv
+from marl_connectors.environments.env_failures import FailureCounts
+from marl_connectors.environments.garbage_pauses import without_collections
+from marl_connectors.environments.vector_env import EnvCopy, Transition, VectorEnv
 from marl_connectors.episodes.column_batch import ColumnGroup
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.episodes.packing import rows_of_episodes

@@ -9,13 +9,13 @@ import numpy as np
 
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
-from marl_connectors.env_runners.action_history import ActionHistory
 from marl_connectors.env_runners.done_episodes import Episode
 from marl_connectors.env_runners.episode_metrics import EpisodeTally
 from marl_connectors.env_runners.lanes import Lane
 from marl_connectors.env_runners.ongoing_episodes import OngoingEpisodes
 from marl_connectors.env_runners.plain_data import storable
-from marl_connectors.env_runners.vector_env import EnvCopy, not_repeatable
+from marl_connectors.environments.action_history import ActionHistory
+from marl_connectors.environments.vector_env import EnvCopy, not_repeatable
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.episodes.rollout import take
 from marl_connectors.episodes.state import decode, encode

@@ -26,12 +26,12 @@ from marl_connectors.env_runners.data_checks import (
     check_columns,
     check_forward_batch,
 )
-from marl_connectors.env_runners.env_failures import EnvFailure
 from marl_connectors.env_runners.lanes import Lane, LaneGroup, picker
 from marl_connectors.env_runners.random_actions import random_batch
 from marl_connectors.env_runners.replayable_episodes import ReplayableEpisodes
 from marl_connectors.env_runners.turn_based_episodes import TurnBasedEpisodes
-from marl_connectors.env_runners.vector_env import Transition, VectorEnv
+from marl_connectors.environments.env_failures import EnvFailure
+from marl_connectors.environments.vector_env import Transition, VectorEnv
 from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup
 from marl_connectors.metrics import MetricsLogger
 from marl_connectors.rl_module.distributions import Distribution

@@ -12,7 +12,7 @@ from marl_connectors.env_runners.data_checks import bad_observation
 from marl_connectors.env_runners.done_episodes import Episode
 from marl_connectors.env_runners.lanes import Lane, LaneGroup
 from marl_connectors.env_runners.replayable_episodes import ReplayableEpisodes
-from marl_connectors.env_runners.turn_based_vector_env import Turn
+from marl_connectors.environments.turn_based_vector_env import Turn
 from marl_connectors.typing import AgentID
 
 

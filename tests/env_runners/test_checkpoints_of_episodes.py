@@ -13,7 +13,7 @@ from scripted_envs import BOX, LifeEnv, ScriptEnv, Step, small_config
 
 from marl_connectors.checkpoints import load_state, save_state
 from marl_connectors.connectors.connector_v2 import ConnectorV2
-from marl_connectors.env_runners import action_history
+from marl_connectors.environments import action_history
 from marl_connectors.errors import CheckpointError, EpisodeError
 
 

@@ -15,7 +15,8 @@ from pettingzoo import ParallelEnv
 from scripted_envs import BOX, small_config
 
 from marl_connectors.algorithms.algorithm import Algorithm
-from marl_connectors.env_runners import action_history, ongoing_episodes
+from marl_connectors.env_runners import ongoing_episodes
+from marl_connectors.environments import action_history
 
 NEW = 100
 FRAGMENT = 10

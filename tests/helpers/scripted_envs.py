@@ -147,6 +147,11 @@ class LifeEnv(ParallelEnv):
         )
 
 
+def short_life(env_config: dict[str, Any]) -> LifeEnv:
+    """For ``register_env``: a LifeEnv that is over after four steps."""
+    return LifeEnv(max_steps=4, **env_config)
+
+
 def hash_of(agent) -> float:
     """A number that tells agents apart and is the same in every process."""
     return float(sum(map(ord, str(agent))))

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from marl_connectors.env_runners.batched_calls import BatchedCalls, BatchedStep
-from marl_connectors.env_runners.batched_env import BatchedEnv
-from marl_connectors.env_runners.env_copy import EnvCopy, Transition, VectorStep
-from marl_connectors.env_runners.garbage_pauses import without_collections
-from marl_connectors.env_runners.vector_env import VectorEnv, not_repeatable
+from marl_connectors.environments.batched_calls import BatchedCalls, BatchedStep
+from marl_connectors.environments.batched_env import BatchedEnv
+from marl_connectors.environments.env_copy import EnvCopy, Transition, VectorStep
+from marl_connectors.environments.garbage_pauses import without_collections
+from marl_connectors.environments.vector_env import VectorEnv, not_repeatable
 from marl_connectors.errors import EnvError
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import AgentID, Tree

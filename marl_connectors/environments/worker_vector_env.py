@@ -8,16 +8,16 @@ import weakref
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from marl_connectors.env_runners.action_history import ActionHistory
-from marl_connectors.env_runners.batched_env import is_batched
-from marl_connectors.env_runners.batched_vector_env import BatchedVectorEnv
-from marl_connectors.env_runners.env_copy import EnvCopy, Transition, VectorStep, another_episode
-from marl_connectors.env_runners.env_failures import EnvRestarts
-from marl_connectors.env_runners.env_worker import Reply, packed_maker
-from marl_connectors.env_runners.turn_based_env import TurnBasedEnv
-from marl_connectors.env_runners.turn_based_vector_env import Turn, TurnBasedVectorEnv
-from marl_connectors.env_runners.vector_env import VectorEnv
-from marl_connectors.env_runners.worker_process import WorkerLost, WorkerProcess
+from marl_connectors.environments.action_history import ActionHistory
+from marl_connectors.environments.batched_env import is_batched
+from marl_connectors.environments.batched_vector_env import BatchedVectorEnv
+from marl_connectors.environments.env_copy import EnvCopy, Transition, VectorStep, another_episode
+from marl_connectors.environments.env_failures import EnvRestarts
+from marl_connectors.environments.env_worker import Reply, packed_maker
+from marl_connectors.environments.turn_based_env import TurnBasedEnv
+from marl_connectors.environments.turn_based_vector_env import Turn, TurnBasedVectorEnv
+from marl_connectors.environments.vector_env import VectorEnv
+from marl_connectors.environments.worker_process import WorkerLost, WorkerProcess
 from marl_connectors.errors import ConfigError, EnvError
 from marl_connectors.typing import AgentID
 

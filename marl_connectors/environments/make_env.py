@@ -13,10 +13,10 @@ from typing import Any, TypeAlias
 import gymnasium
 from pettingzoo import AECEnv, ParallelEnv
 
-from marl_connectors.env_runners.batched_env import is_batched, missing_parts
-from marl_connectors.env_runners.env_maker import call_maker, check_keys
-from marl_connectors.env_runners.find_env import REGISTERED, find_env
-from marl_connectors.env_runners.wrappers import EnvWrapper, wrap_env
+from marl_connectors.environments.batched_env import is_batched, missing_parts
+from marl_connectors.environments.env_maker import call_maker, check_keys
+from marl_connectors.environments.find_env import REGISTERED, find_env
+from marl_connectors.environments.wrappers import EnvWrapper, wrap_env
 from marl_connectors.errors import CheckpointError, ConfigError, EnvError
 from marl_connectors.policy_mapping import import_attribute, qualified_name
 from marl_connectors.typing import DEFAULT_AGENT_ID, AgentID

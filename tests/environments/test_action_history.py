@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from marl_connectors.checkpoints import load_state, save_state
-from marl_connectors.env_runners import action_history
-from marl_connectors.env_runners.action_history import ActionHistory
+from marl_connectors.environments import action_history
+from marl_connectors.environments.action_history import ActionHistory
 
 F32 = np.array([0.1, -2.5], np.float32)
 STEPS = {

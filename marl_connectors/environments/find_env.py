@@ -19,7 +19,7 @@ from typing import Any
 import gymnasium
 from gymnasium.envs.registration import load_env_creator
 
-from marl_connectors.env_runners.env_maker import GYMNASIUM_KEYS, EnvMaker, has_one_required, wants_dict
+from marl_connectors.environments.env_maker import GYMNASIUM_KEYS, EnvMaker, has_one_required, wants_dict
 from marl_connectors.errors import EnvError, did_you_mean
 from marl_connectors.policy_mapping import import_attribute
 

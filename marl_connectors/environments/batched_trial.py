@@ -9,8 +9,8 @@ import numpy as np
 from gymnasium import Space
 
 from marl_connectors import spaces
-from marl_connectors.env_runners.batched_calls import BatchedCalls
-from marl_connectors.env_runners.batched_env import BatchedEnv
+from marl_connectors.environments.batched_calls import BatchedCalls
+from marl_connectors.environments.batched_env import BatchedEnv
 from marl_connectors.errors import EnvError
 from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import AgentID, Tree

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from marl_connectors.env_runners.action_history import ActionHistory
+from marl_connectors.environments.action_history import ActionHistory
 from marl_connectors.typing import AgentID
 
 _Kind = TypeVar("_Kind", bound="Transition")

@@ -13,10 +13,10 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from marl_connectors import errors
-from marl_connectors.env_runners.env_copy import EnvCopy
-from marl_connectors.env_runners.env_failures import EnvRestarts
-from marl_connectors.env_runners.env_worker import STEP, Reply, WorkerError, WorkerTask, run_worker
-from marl_connectors.env_runners.shared_columns import ColumnReader, ColumnWriter, SharedBlock
+from marl_connectors.environments.env_copy import EnvCopy
+from marl_connectors.environments.env_failures import EnvRestarts
+from marl_connectors.environments.env_worker import STEP, Reply, WorkerError, WorkerTask, run_worker
+from marl_connectors.environments.shared_columns import ColumnReader, ColumnWriter, SharedBlock
 from marl_connectors.errors import ConfigError, EnvError
 
 _START_TIMEOUT_S = 300.0  # importing an environment's packages may take long on a busy machine

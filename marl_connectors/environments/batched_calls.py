@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from marl_connectors import spaces
-from marl_connectors.env_runners.batched_env import BatchedEnv
+from marl_connectors.environments.batched_env import BatchedEnv
 from marl_connectors.errors import EnvError, MarlConnectorsError
 from marl_connectors.trees import leaves, same_structure, tree_map
 from marl_connectors.typing import AgentID, Tree

@@ -11,12 +11,12 @@ from gymnasium import Space
 from pettingzoo import AECEnv
 
 from marl_connectors import spaces
-from marl_connectors.env_runners.batched_env import is_batched
-from marl_connectors.env_runners.batched_trial import TRIAL_COPIES, try_out
-from marl_connectors.env_runners.make_env import env_name, make_env
-from marl_connectors.env_runners.single_agent_env import SingleAgentEnv
-from marl_connectors.env_runners.turn_based_env import TurnBasedEnv
-from marl_connectors.env_runners.wrappers import EnvWrapper
+from marl_connectors.environments.batched_env import is_batched
+from marl_connectors.environments.batched_trial import TRIAL_COPIES, try_out
+from marl_connectors.environments.make_env import env_name, make_env
+from marl_connectors.environments.single_agent_env import SingleAgentEnv
+from marl_connectors.environments.turn_based_env import TurnBasedEnv
+from marl_connectors.environments.wrappers import EnvWrapper
 from marl_connectors.errors import EnvError, MarlConnectorsError
 from marl_connectors.seeding import stream
 from marl_connectors.typing import DEFAULT_AGENT_ID, AgentID

@@ -15,9 +15,9 @@ from counting_envs import GREY, IMAGE, LEVELS, MOVES, NUMBERS, CountingEnv, Coun
 from gymnasium.spaces import Box, Dict, Discrete
 from scripted_envs import LifeEnv
 
-from marl_connectors.env_runners.make_env import make_env
-from marl_connectors.env_runners.supersuit_rules import REFUSED, wrapper_names
-from marl_connectors.env_runners.turn_based_env import TurnBasedEnv
+from marl_connectors.environments.make_env import make_env
+from marl_connectors.environments.supersuit_rules import REFUSED, wrapper_names
+from marl_connectors.environments.turn_based_env import TurnBasedEnv
 from marl_connectors.errors import ConfigError, EnvError
 
 supersuit = pytest.importorskip("supersuit")

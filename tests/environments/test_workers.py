@@ -20,12 +20,12 @@ from gymnasium import spaces
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from random_aec import RandomAEC
-from scripted_envs import BOX, LifeEnv, small_config
+from scripted_envs import BOX, LifeEnv, short_life, small_config
 
 from marl_connectors import register_env
 from marl_connectors.connectors.env_to_module.observation_preprocessor import MultiAgentObservationPreprocessor
-from marl_connectors.env_runners.shared_columns import ColumnReader, ColumnWriter, SharedBlock
-from marl_connectors.env_runners.worker_vector_env import WorkerVectorEnv, make_vector_env
+from marl_connectors.environments.shared_columns import ColumnReader, ColumnWriter, SharedBlock
+from marl_connectors.environments.worker_vector_env import WorkerVectorEnv, make_vector_env
 from marl_connectors.errors import ConfigError, EnvError
 
 MIXED = {
@@ -165,10 +165,6 @@ def test_names_that_were_registered_here_are_known_to_workers():
     runner = config.build_algo().env_runner
     assert runner.sample(num_timesteps=2)
     runner.close()
-
-
-def short_life(config):
-    return LifeEnv(max_steps=4, **config)
 
 
 # What cannot be done.

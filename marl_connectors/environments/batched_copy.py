@@ -8,8 +8,8 @@ import numpy as np
 from gymnasium import Space
 from pettingzoo import ParallelEnv
 
-from marl_connectors.env_runners.batched_calls import BatchedCalls
-from marl_connectors.env_runners.batched_env import BatchedEnv
+from marl_connectors.environments.batched_calls import BatchedCalls
+from marl_connectors.environments.batched_env import BatchedEnv
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import AgentID, Tree
 

@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from marl_connectors.env_runners.env_copy import EnvCopy, Transition, another_episode
-from marl_connectors.env_runners.turn_based_env import TurnBasedEnv
-from marl_connectors.env_runners.vector_env import VectorEnv, copied_infos, not_repeatable
+from marl_connectors.environments.env_copy import EnvCopy, Transition, another_episode
+from marl_connectors.environments.turn_based_env import TurnBasedEnv
+from marl_connectors.environments.vector_env import VectorEnv, copied_infos, not_repeatable
 from marl_connectors.errors import EnvError, MarlConnectorsError
 from marl_connectors.typing import AgentID
 

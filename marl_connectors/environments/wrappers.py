@@ -19,7 +19,7 @@ from gymnasium.vector import VectorEnv
 from pettingzoo import AECEnv, ParallelEnv
 from pettingzoo.utils.wrappers import BaseParallelWrapper, BaseWrapper
 
-from marl_connectors.env_runners.supersuit_rules import (
+from marl_connectors.environments.supersuit_rules import (
     REFUSED,
     parameters_from,
     supersuit_name,

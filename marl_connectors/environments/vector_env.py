@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from marl_connectors.env_runners.action_history import ActionHistory
-from marl_connectors.env_runners.env_copy import EnvCopy, Transition, VectorStep, another_episode
-from marl_connectors.env_runners.env_failures import EnvFailure, EnvRestarts, GarbageCheck
+from marl_connectors.environments.action_history import ActionHistory
+from marl_connectors.environments.env_copy import EnvCopy, Transition, VectorStep, another_episode
+from marl_connectors.environments.env_failures import EnvFailure, EnvRestarts, GarbageCheck
 from marl_connectors.errors import CheckpointError, EnvError, MarlConnectorsError
 from marl_connectors.seeding import derived_seed
 from marl_connectors.typing import AgentID

@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 
 import gymnasium
 
-from marl_connectors.env_runners.env_copy import EnvCopy, Transition
-from marl_connectors.env_runners.env_failures import EnvFailure, EnvRestarts
-from marl_connectors.env_runners.env_setup import EnvSetup
-from marl_connectors.env_runners.find_env import REGISTERED
-from marl_connectors.env_runners.shared_columns import ColumnReader, ColumnWriter, Note, SharedBlock
-from marl_connectors.env_runners.turn_based_env import TurnBasedEnv
-from marl_connectors.env_runners.turn_based_vector_env import TurnBasedVectorEnv
-from marl_connectors.env_runners.vector_env import VectorEnv
+from marl_connectors.environments.env_copy import EnvCopy, Transition
+from marl_connectors.environments.env_failures import EnvFailure, EnvRestarts
+from marl_connectors.environments.env_setup import EnvSetup
+from marl_connectors.environments.find_env import REGISTERED
+from marl_connectors.environments.shared_columns import ColumnReader, ColumnWriter, Note, SharedBlock
+from marl_connectors.environments.turn_based_env import TurnBasedEnv
+from marl_connectors.environments.turn_based_vector_env import TurnBasedVectorEnv
+from marl_connectors.environments.vector_env import VectorEnv
 from marl_connectors.errors import ConfigError, EnvError, MarlConnectorsError
 from marl_connectors.typing import AgentID
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from pettingzoo import AECEnv, ParallelEnv
 
-from marl_connectors.env_runners.make_env import (
+from marl_connectors.environments.make_env import (
     agent_ids,
     env_from_json,
     env_name,
