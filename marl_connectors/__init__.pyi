@@ -1,6 +1,7 @@
 from .algorithms.algorithm import Algorithm as Algorithm
 from .algorithms.algorithm_config import AlgorithmConfig as AlgorithmConfig
 from .algorithms.explain import explain_algorithm as explain_algorithm
+from .algorithms.mappo.config import MAPPOConfig as MAPPOConfig
 from .algorithms.ppo.config import PPOConfig as PPOConfig
 from .algorithms.ppo.learner import PPOLearner as PPOLearner
 from .algorithms.ppo.rl_module import DefaultPPORLModule as DefaultPPORLModule
@@ -49,6 +50,9 @@ from .connectors.learner.add_columns_from_episodes_to_train_batch import (
 )
 from .connectors.learner.add_infos_from_episodes_to_train_batch import (
     AddInfosFromEpisodesToTrainBatch as AddInfosFromEpisodesToTrainBatch,
+)
+from .connectors.learner.add_joint_observations_from_episodes_to_train_batch import (
+    AddJointObservationsFromEpisodesToTrainBatch as AddJointObservationsFromEpisodesToTrainBatch,
 )
 from .connectors.learner.add_next_observations_from_episodes_to_train_batch import (
     AddNextObservationsFromEpisodesToTrainBatch as AddNextObservationsFromEpisodesToTrainBatch,

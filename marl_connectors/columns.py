@@ -45,6 +45,8 @@ class Columns:
     STATE_IN: Final = "state_in"
     STATE_OUT: Final = "state_out"
 
+    CRITIC_OBS: Final = "critic_obs"
+    """``[B, n]`` what a centralised critic judges by, in train batches only."""
     VF_PREDS: Final = "vf_preds"
     """``[B]`` the value function's estimate for ``OBS``."""
     ADVANTAGES: Final = "advantages"

@@ -54,7 +54,7 @@ class Algorithm:
             self._setup.check(self.seed)
         self._env_to_module = building.build_env_to_module(self.config, self._setup)
         self.rl_module = building.build_modules(self.config, self._setup, self._env_to_module, self.seed)
-        self.learner = building.build_learner(self.config, self._setup, self.rl_module, self.seed)
+        self.learner = building.build_learner(self.config, self._setup, self.rl_module, self._env_to_module, self.seed)
         self.env_runner = self._runner(self.seed, self.config.num_envs_per_env_runner, self.config.explore)
         self.callbacks = self.config.callbacks_class()
         self.iteration = 0

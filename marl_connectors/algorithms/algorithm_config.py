@@ -358,6 +358,14 @@ class AlgorithmConfig:
         """The learner class where the user names none."""
         raise ConfigError(f"{type(self).__name__}: has no default Learner. Pass learner_class in .learners(...).")
 
+    def complete_rl_module_spec(self, spec: RLModuleSpec, setup: Any, env_to_module: Any) -> RLModuleSpec:
+        """A module's spec, whose spaces and model config are known, with what an algorithm adds to it."""
+        return spec
+
+    def default_learner_pieces(self, setup: Any, env_to_module: Any) -> list[Any]:
+        """Pieces that an algorithm needs behind AddColumnsFromEpisodesToTrainBatch."""
+        return []
+
     @property
     def device(self) -> torch.device:
         """Where modules and batches live."""

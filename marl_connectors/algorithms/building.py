@@ -167,7 +167,7 @@ def _completed(
     model_config = spec.model_config
     if model_config is None:
         model_config = config.get_config_for_module(module_id).model_config
-    return dataclasses.replace(
+    spec = dataclasses.replace(
         spec,
         module_class=spec.module_class or config.get_default_rl_module_class(),
         model_config=model_config,
@@ -175,6 +175,7 @@ def _completed(
         or _common(env_to_module.observation_space, setup, module_id, agent_ids, "observation"),
         action_space=spec.action_space or _common(env_to_module.action_space, setup, module_id, agent_ids, "action"),
     )
+    return config.complete_rl_module_spec(spec, setup, env_to_module)
 
 
 def _common(space: Space | None, setup: EnvSetup, module_id: ModuleID, agent_ids: list[AgentID], kind: str) -> Space:
@@ -199,7 +200,9 @@ def _common(space: Space | None, setup: EnvSetup, module_id: ModuleID, agent_ids
     return found[0]
 
 
-def build_learner(config: AlgorithmConfig, setup: EnvSetup, modules: MultiRLModule, seed: int) -> Learner:
+def build_learner(
+    config: AlgorithmConfig, setup: EnvSetup, modules: MultiRLModule, env_to_module: EnvToModulePipeline, seed: int
+) -> Learner:
     """The learner and its pipeline."""
     input_spaces = setup.space_of_all(0), setup.space_of_all(1)
     custom = call_builder("learner_connector", config.learner_connector, *input_spaces)
@@ -210,6 +213,7 @@ def build_learner(config: AlgorithmConfig, setup: EnvSetup, modules: MultiRLModu
         action_space=input_spaces[1],
         device=config.device,
         clip_rewards=config.clip_rewards,
+        of_algorithm=config.default_learner_pieces(setup, env_to_module),
         add_defaults=config.add_default_connectors_to_learner_pipeline,
         stateful=modules.is_stateful(),
     )

@@ -135,17 +135,19 @@ def learner_pipeline(
     action_space: Space | None = None,
     device: torch.device | str | None = None,
     clip_rewards: bool | float | None = None,
+    of_algorithm: Sequence[ConnectorV2] = (),
     add_defaults: bool = True,
     stateful: bool = False,
 ) -> LearnerConnectorPipeline:
-    """A step more for each episode, custom pieces, then the defaults.
+    """A step more for each episode, custom pieces, then the defaults, with those of an algorithm that add columns.
 
-    Algorithms append their own, such as GeneralAdvantageEstimation.
+    Algorithms append others, such as GeneralAdvantageEstimation.
     """
     pieces = list(custom)
     if add_defaults:
         pieces.insert(0, AddOneTsToEpisodesAndTruncate())
         pieces += [AddObservationsFromEpisodesToBatch(as_learner_connector=True), AddColumnsFromEpisodesToTrainBatch()]
+        pieces += of_algorithm
         pieces += [ClipRewards(clip_rewards=clip_rewards)] if clip_rewards else []
         pieces += [AgentToModuleMapping()] if multi_agent else []
         pieces += [BatchIndividualItems(multi_agent=multi_agent), NumpyToTensor(device=device)]

@@ -41,6 +41,11 @@ class EpisodesOfRun(Sequence[Any]):
         """From now on, every episode has one artificial step more. They are made when a piece looks at them."""
         self._is_extended = True
 
+    @property
+    def unextended(self) -> Sequence[Any]:
+        """The episodes as they are, which costs nothing."""
+        return self._episodes
+
     def _shown(self) -> Sequence[Any]:
         if not self._is_extended:
             return self._episodes

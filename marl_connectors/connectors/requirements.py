@@ -31,6 +31,7 @@ _ADDS_ITEMS = (
     _ADD,
     "AddColumnsFromEpisodesToTrainBatch",
     "AddInfosFromEpisodesToTrainBatch",
+    "AddJointObservationsFromEpisodesToTrainBatch",
     "AddNextObservationsFromEpisodesToTrainBatch",
     "ComputeReturnsToGo",
 )

@@ -20,7 +20,11 @@ from marl_connectors.typing import DEFAULT_MODULE_ID, ModuleID
 
 
 def rows_of_episodes(
-    episodes: Sequence[SingleAgentEpisode], module_ids: Sequence[ModuleID], *, last_only: bool = False
+    episodes: Sequence[SingleAgentEpisode],
+    module_ids: Sequence[ModuleID],
+    *,
+    last_only: bool = False,
+    with_lookback: bool = False,
 ) -> Rows:
     """All steps of agent episodes, and each one's last observation, sorted by module.
 
@@ -31,6 +35,7 @@ def rows_of_episodes(
         episodes: Each with at least one step, of the modules ``module_ids`` only.
         module_ids: The modules, in the order wanted.
         last_only: Leave out the steps.
+        with_lookback: Also take the steps from before a chunk that it holds; the episodes may then be without steps.
     """
     order = {module_id: i for i, module_id in enumerate(module_ids)}
     episodes = sorted(episodes, key=lambda e: order[e.module_id or DEFAULT_MODULE_ID])
@@ -39,7 +44,7 @@ def rows_of_episodes(
         _pack([e for e in episodes if type(e.storage) is not LaneStorage])
     storages: list[LaneStorage] = [e.storage for e in episodes]  # type: ignore[misc]
     runs = [list(run) for _, run in groupby(storages, key=lambda storage: id(storage.rollout))]
-    parts, lengths = zip(*[_part(run, last_only) for run in runs], strict=True)
+    parts, lengths = zip(*[_part(run, last_only, with_lookback) for run in runs], strict=True)
     counts = np.concatenate(lengths)
     ends = np.cumsum(counts)
     acted = np.ones(int(ends[-1]), bool)
@@ -58,7 +63,7 @@ def rows_of_episodes(
     )
 
 
-def _part(storages: list[LaneStorage], last_only: bool) -> tuple[RowPart, np.ndarray]:
+def _part(storages: list[LaneStorage], last_only: bool, with_lookback: bool) -> tuple[RowPart, np.ndarray]:
     """The rows of episodes of one rollout, and how many each has. A hot path: nothing in Python for each row."""
     rollout = storages[0].rollout
     lanes = rollout.num_lanes
@@ -67,6 +72,8 @@ def _part(storages: list[LaneStorage], last_only: bool) -> tuple[RowPart, np.nda
     if last_only:
         part = RowPart(rollout, last * lanes + lane, first * lanes + lane, last * lanes + lane)
         return part, np.ones(len(storages), np.int64)
+    if with_lookback:
+        start = first
     counts = last - start + 1
     number = np.arange(counts.sum())  # of a row, in the order of the batch
     part = RowPart(

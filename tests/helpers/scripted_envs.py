@@ -271,10 +271,10 @@ def assert_same_lives(found: list[Life], expected: list[Life]) -> None:
         assert (here.terminated, here.truncated) == (there.terminated, there.truncated)
 
 
-def small_config(env, **environment) -> PPOConfig:
+def small_config(env, algorithm: type[PPOConfig] = PPOConfig, **environment) -> PPOConfig:
     """PPO with a tiny network; nothing random is left open."""
     return (
-        PPOConfig()
+        algorithm()
         .environment(env, **environment)
         .rl_module(model_config={"fcnet_hiddens": (4,)})
         .env_runners(rollout_fragment_length=5)

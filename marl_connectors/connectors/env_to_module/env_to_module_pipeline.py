@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from gymnasium import Space
+
+from marl_connectors.columns import Columns
+from marl_connectors.connectors.column_connector import ColumnConnector
+from marl_connectors.connectors.common.add_observations_from_episodes_to_batch import (
+    AddObservationsFromEpisodesToBatch,
+)
+from marl_connectors.connectors.common.frame_stacking import FrameStacking
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
-from marl_connectors.connectors.connector_v2 import ENV_TO_MODULE
+from marl_connectors.connectors.connector_v2 import ENV_TO_MODULE, ConnectorV2
+from marl_connectors.connectors.env_to_module.write_observations_to_episodes import WriteObservationsToEpisodes
 
 
 class EnvToModulePipeline(ConnectorPipelineV2):
@@ -11,3 +22,31 @@ class EnvToModulePipeline(ConnectorPipelineV2):
 
     kind = ENV_TO_MODULE
     in_learner_pipeline = False
+
+    @property
+    def observation_space_in_episodes(self) -> Space | None:
+        """The space of the observations that the episodes hold once all pieces have run.
+
+        It is what the environment gives, as pieces have changed it that write to episodes; the modules may see another
+        one. Of pieces on items that change the observation space, it is assumed that they write to episodes, unless
+        the observations are in the batch already.
+        """
+        held, in_batch = self.input_observation_space, False
+        for piece in _flat(self):
+            if isinstance(piece, (FrameStacking, AddObservationsFromEpisodesToBatch)):
+                in_batch = True
+            elif isinstance(piece, WriteObservationsToEpisodes):
+                held = piece.observation_space
+            elif isinstance(piece, ColumnConnector):
+                held = piece.observation_space if Columns.OBS in piece.write_to_episodes else held
+            elif not in_batch:
+                held = piece.observation_space
+        return held
+
+
+def _flat(pipeline: ConnectorPipelineV2) -> Iterator[ConnectorV2]:
+    for piece in pipeline:
+        if isinstance(piece, ConnectorPipelineV2):
+            yield from _flat(piece)
+        else:
+            yield piece

@@ -23,6 +23,7 @@ from marl_connectors.rl_module.observation_check import check_observations
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import DEFAULT_MODULE_ID
 
+_READ_BY_CRITICS = (Columns.OBS, Columns.CRITIC_OBS)
 _OF_SEQUENCES = (Columns.STATE_IN, Columns.SEQ_LENS)
 
 
@@ -181,6 +182,11 @@ class GeneralAdvantageEstimation(ConnectorV2):
                 values = values[sequences.within(0)]
             if all(isinstance(episode, ExtendedEpisode) for episode in episodes):
                 return np.split(values, np.cumsum([len(episode) for episode in episodes])[:-1])
+            if Columns.CRITIC_OBS in columns:
+                raise ConnectorError(
+                    "a centralised critic is asked about the episodes' last observations. Put "
+                    "AddOneTsToEpisodesAndTruncate at the beginning of the learner pipeline."
+                )
             last = spaces.stack([episode.get_observations(-1) for episode in episodes])
             last = tree_map(lambda x, like: torch.as_tensor(x).to(like), last, columns[Columns.OBS])
             inputs = {Columns.OBS: last}
@@ -231,7 +237,8 @@ def compute_values(rl_module: Any, columns: ColumnGroup) -> torch.Tensor:
         bucket = rl_module.bucket_of(columns.module_ids)
         if bucket is not None and columns.rows_per_module is not None and columns.sequences is None:
             _with_values(rl_module, columns.module_ids[0])
-            inputs = bucket.stack({Columns.OBS: columns[Columns.OBS]}, columns.rows_per_module)
+            inputs = {name: columns[name] for name in _READ_BY_CRITICS if name in columns}
+            inputs = bucket.stack(inputs, columns.rows_per_module)
             return bucket.twin.compute_values(inputs).reshape(-1)
         parts = [_with_values(rl_module, m).compute_values(part) for m, part in columns.module_columns()]
         if columns.sequences is not None:

@@ -1,0 +1,158 @@
+"""What all agents of an episode saw at a time: what a centralised critic judges by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+from gymnasium import Space
+
+from marl_connectors.columns import Columns
+from marl_connectors.connectors.flattening import Flattener
+from marl_connectors.episodes.packing import rows_of_episodes
+from marl_connectors.episodes.rows import Rows
+from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
+from marl_connectors.errors import ConnectorError
+from marl_connectors.spaces import describe
+from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID
+
+
+class _Seen(NamedTuple):
+    """What one agent saw, in all episodes.
+
+    Attributes:
+        when: ``[N]`` ascending, episode and env step as one number.
+        until: ``[N]`` until when that was what it saw; later it had left.
+        observations: ``[N, size]`` float32.
+    """
+
+    when: np.ndarray
+    until: np.ndarray
+    observations: np.ndarray
+
+
+class JointObservations:
+    """The observations of all agents as one vector, for any agent-steps of some episodes.
+
+    A vector holds, for each agent in order, its newest observation at that env step (flat; zeros if it is not there),
+    then for each agent whether it is there, then a one-hot vector of whose agent-step it is.
+
+    Attributes:
+        size: How many numbers a vector has.
+    """
+
+    def __init__(self, agent_spaces: Mapping[AgentID, Space]):
+        """Works out the order.
+
+        Args:
+            agent_spaces: The observation space of each agent that there may be.
+
+        Raises:
+            ConfigError: If observations of an agent have no fixed size.
+        """
+        self._spaces = dict(agent_spaces)
+        self._flatteners = {agent_id: Flattener(space) for agent_id, space in agent_spaces.items()}
+        self._slots = {agent_id: slot for slot, agent_id in enumerate(agent_spaces)}
+        self.size = sum(flattener.size for flattener in self._flatteners.values()) + 2 * len(self._slots)
+
+    def of_episodes(self, episodes: Iterable[SingleAgentEpisode]) -> SeenInEpisodes:
+        """Looks at episodes.
+
+        Args:
+            episodes: The agent episodes of MultiAgentEpisodes, or of chunks of them, all of each.
+        """
+        return SeenInEpisodes(self, list(episodes))
+
+    def slot(self, episode: SingleAgentEpisode) -> int:
+        """The number of the agent whose episode it is.
+
+        Raises:
+            ConnectorError: If it is none of the agents.
+        """
+        slot = self._slots.get(episode.agent_id)
+        if slot is None:
+            raise ConnectorError(
+                f"agent {episode.agent_id!r} is not among the agents that the joint observation is made of, "
+                f"{', '.join(map(repr, self._slots))}. Name all agents that can appear in the environment's "
+                f"possible_agents."
+            )
+        return slot
+
+    def flat(self, agent_id: AgentID, rows: Rows) -> np.ndarray:
+        """``[N, size]`` observations of an agent.
+
+        Raises:
+            ConnectorError: If the episodes hold other observations than expected.
+        """
+        flattener = self._flatteners[agent_id]
+        try:
+            return flattener(rows.get(Columns.OBS))
+        except (ValueError, TypeError, KeyError, IndexError) as error:
+            raise ConnectorError(
+                f"the episodes hold other observations of agent {agent_id!r} than {describe(self._spaces[agent_id])}: "
+                f"{error}. Let pieces that change observations in the "
+                f"episodes say so in recompute_output_observation_space."
+            ) from error
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def agents(self) -> Iterable[tuple[AgentID, int]]:
+        """Each agent, and the size of its flat observations."""
+        return ((agent_id, flattener.size) for agent_id, flattener in self._flatteners.items())
+
+
+class SeenInEpisodes:
+    """Joint observations of given episodes."""
+
+    def __init__(self, joint: JointObservations, episodes: list[SingleAgentEpisode]):
+        self._joint = joint
+        self._numbers: dict[str, int] = {}
+        by_agent: dict[AgentID, list[SingleAgentEpisode]] = {}
+        for episode in episodes:
+            joint.slot(episode)
+            self._numbers.setdefault(episode.multi_agent_episode_id, len(self._numbers))
+            by_agent.setdefault(episode.agent_id, []).append(episode)
+        rows = {agent_id: _rows_of(own) for agent_id, own in by_agent.items()}
+        self._span = 1 + max((int(own.get(Columns.T).max()) for own in rows.values()), default=0)
+        self._seen = {agent_id: self._look(agent_id, own) for agent_id, own in rows.items()}
+
+    def _look(self, agent_id: AgentID, rows: Rows) -> _Seen:
+        """A hot path, as is ``at``: nothing in Python for each row."""
+        when = self._when(rows)
+        gone = np.repeat([episode.is_done for episode in rows.episodes], rows.counts)
+        last = np.cumsum(rows.counts) - 1
+        until = (when // self._span + 1) * self._span  # the end of the multi-agent episode
+        until[last] = np.where(gone[last], when[last] + 1, until[last])
+        order = np.argsort(when, kind="stable")
+        return _Seen(when[order], until[order], self._joint.flat(agent_id, rows)[order])
+
+    def _when(self, rows: Rows) -> np.ndarray:
+        """``[B]`` episode and env step of rows as one number."""
+        numbers = np.array([self._numbers[episode.multi_agent_episode_id] for episode in rows.episodes], np.int64)
+        return np.repeat(numbers, rows.counts) * self._span + rows.get(Columns.T)
+
+    def at(self, rows: Rows) -> np.ndarray:
+        """``[B, size]`` float32 joint observations at rows of these episodes."""
+        when, num_agents = self._when(rows), len(self._joint)
+        out = np.zeros((len(rows), self._joint.size), np.float32)
+        begin, presence = 0, self._joint.size - 2 * num_agents
+        for slot, (agent_id, size) in enumerate(self._joint.agents()):
+            seen = self._seen.get(agent_id)
+            if seen is not None:
+                newest = np.searchsorted(seen.when, when, side="right") - 1
+                there = (newest >= 0) & (when // self._span == seen.when[newest] // self._span)
+                there &= when < seen.until[newest]
+                out[:, begin : begin + size] = seen.observations[newest] * there[:, None]
+                out[:, presence + slot] = there
+            begin += size
+        own = np.repeat([self._joint.slot(episode) for episode in rows.episodes], rows.counts)
+        out[np.arange(len(rows)), presence + num_agents + own] = 1.0
+        return out
+
+
+def _rows_of(episodes: list[SingleAgentEpisode]) -> Rows:
+    """All that the episodes hold, also from before the chunk: an agent may be waiting since then."""
+    modules = list(dict.fromkeys(episode.module_id or DEFAULT_MODULE_ID for episode in episodes))
+    return rows_of_episodes(episodes, modules, with_lookback=True)
