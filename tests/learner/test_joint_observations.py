@@ -57,8 +57,10 @@ def test_joint_observations_are_what_all_agents_saw_at_that_step(fixed):
             copy, number = map(int, episode.multi_agent_episode_id.split("-"))
             entry = algo.env_runner.vector_env.copies[copy].env.log[number]
             seen = [entry["obs"], *(step[1] for step in entry["steps"])]
-            for t, row in zip(episode.storage.column(Columns.T), rows, strict=True):
-                np.testing.assert_array_equal(row, vector(seen[t], episode.agent_id))
+            alive = [entry["agents"], *(step[-1] for step in entry["steps"])]
+            for i, (t, row) in enumerate(zip(episode.storage.column(Columns.T), rows, strict=True)):
+                there = seen[t] if episode.is_done and i == len(rows) - 1 else alive[t]
+                np.testing.assert_array_equal(row, vector({a: seen[t][a] for a in there}, episode.agent_id))
                 checked += 1
     assert checked > 200
 
@@ -70,8 +72,10 @@ def test_agents_that_wait_for_their_turn_count_with_what_they_saw_last():
         episodes = algo.env_runner.sample(num_timesteps=24)
         parts = [part for episode in episodes for part in episode.all_agent_episodes()]
         for episode, rows in joint_rows(algo, episodes):
-            for t, row in zip(episode.storage.column(Columns.T), rows, strict=True):
-                seen = {}
+            before = episode.storage.lookback
+            own = episode.storage.column(Columns.OBS)[before:]
+            for i, (t, row) in enumerate(zip(episode.storage.column(Columns.T)[before:], rows, strict=True)):
+                seen, is_end = {}, episode.is_done and i == len(rows) - 1
                 for part in parts:
                     held = part.storage
                     times = [*held.rollout.read(Columns.T, positions(held))]
@@ -79,10 +83,11 @@ def test_agents_that_wait_for_their_turn_count_with_what_they_saw_last():
                     if part.multi_agent_episode_id != episode.multi_agent_episode_id or times[0] > t:
                         continue
                     newest = max(i for i, time in enumerate(times) if time <= t)
-                    if part.is_done and newest == len(times) - 1 and times[newest] != t:
+                    if part.is_done and newest == len(times) - 1 and not (is_end and times[newest] == t):
                         continue
-                    before = seen.get(part.agent_id, (-1, None))
-                    seen[part.agent_id] = max(before, (times[newest], values[newest]), key=lambda pair: pair[0])
+                    if times[newest] >= seen.get(part.agent_id, (-1, None))[0]:
+                        seen[part.agent_id] = times[newest], values[newest]
+                seen[episode.agent_id] = t, own[i]
                 np.testing.assert_array_equal(
                     row, vector({a: value for a, (_, value) in seen.items()}, episode.agent_id)
                 )

@@ -21,7 +21,7 @@ class DefaultMAPPORLModule(DefaultPPORLModule):
     def setup(self) -> None:
         """Builds the policy, and the critic unless the module is for acting only."""
         given = self.model_config
-        config = given if isinstance(given, MAPPOModelConfig) else MAPPOModelConfig.of(given)
+        config: Any = given if isinstance(given, MAPPOModelConfig) else MAPPOModelConfig.of(given)
         self.model_config = dataclasses.replace(config, vf_share_layers=False)
         super().setup()
         if self.inference_only:

@@ -23,7 +23,7 @@ class _Seen(NamedTuple):
 
     Attributes:
         when: ``[N]`` ascending, episode and env step as one number.
-        until: ``[N]`` until when that was what it saw; later it had left.
+        until: ``[N]`` from when on it had left: the moment of its last observation, if it ended with that.
         observations: ``[N, size]`` float32.
     """
 
@@ -36,7 +36,8 @@ class JointObservations:
     """The observations of all agents as one vector, for any agent-steps of some episodes.
 
     A vector holds, for each agent in order, its newest observation at that env step (flat; zeros if it is not there),
-    then for each agent whether it is there, then a one-hot vector of whose agent-step it is.
+    then for each agent whether it is there, then a one-hot vector of whose agent-step it is. Who ended in a step is
+    there only for others that ended with it, whose last observations may be worth something if they were truncated.
 
     Attributes:
         size: How many numbers a vector has.
@@ -108,7 +109,7 @@ class SeenInEpisodes:
 
     def __init__(self, joint: JointObservations, episodes: list[SingleAgentEpisode]):
         self._joint = joint
-        self._numbers: dict[str, int] = {}
+        self._numbers: dict[str | None, int] = {}
         by_agent: dict[AgentID, list[SingleAgentEpisode]] = {}
         for episode in episodes:
             joint.slot(episode)
@@ -121,10 +122,10 @@ class SeenInEpisodes:
     def _look(self, agent_id: AgentID, rows: Rows) -> _Seen:
         """A hot path, as is ``at``: nothing in Python for each row."""
         when = self._when(rows)
-        gone = np.repeat([episode.is_done for episode in rows.episodes], rows.counts)
+        gone = [episode.is_done for episode in rows.episodes]
         last = np.cumsum(rows.counts) - 1
         until = (when // self._span + 1) * self._span  # the end of the multi-agent episode
-        until[last] = np.where(gone[last], when[last] + 1, until[last])
+        until[last] = np.where(gone, when[last], until[last])
         order = np.argsort(when, kind="stable")
         return _Seen(when[order], until[order], self._joint.flat(agent_id, rows)[order])
 
@@ -136,6 +137,9 @@ class SeenInEpisodes:
     def at(self, rows: Rows) -> np.ndarray:
         """``[B, size]`` float32 joint observations at rows of these episodes."""
         when, num_agents = self._when(rows), len(self._joint)
+        ended = np.zeros(len(rows), bool)
+        ended[np.cumsum(rows.counts) - 1] = [episode.is_done for episode in rows.episodes]
+        own = np.repeat([self._joint.slot(episode) for episode in rows.episodes], rows.counts)
         out = np.zeros((len(rows), self._joint.size), np.float32)
         begin, presence = 0, self._joint.size - 2 * num_agents
         for slot, (agent_id, size) in enumerate(self._joint.agents()):
@@ -143,12 +147,14 @@ class SeenInEpisodes:
             if seen is not None:
                 newest = np.searchsorted(seen.when, when, side="right") - 1
                 there = (newest >= 0) & (when // self._span == seen.when[newest] // self._span)
-                there &= when < seen.until[newest]
-                out[:, begin : begin + size] = seen.observations[newest] * there[:, None]
+                there &= (when < seen.until[newest]) | (ended & (when == seen.when[newest]))
+                out[:, begin : begin + size] = np.where(there[:, None], seen.observations[newest], 0.0)
                 out[:, presence + slot] = there
+            mine = np.flatnonzero(own == slot)  # an agent that is back sees something else already
+            if len(mine):
+                out[mine, begin : begin + size] = self._joint.flat(agent_id, rows.at(mine))
+                out[mine, presence + slot] = out[mine, presence + num_agents + slot] = 1.0
             begin += size
-        own = np.repeat([self._joint.slot(episode) for episode in rows.episodes], rows.counts)
-        out[np.arange(len(rows)), presence + num_agents + own] = 1.0
         return out
 
 
