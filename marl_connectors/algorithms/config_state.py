@@ -53,7 +53,7 @@ def config_from_state(state: Mapping[str, Any]) -> AlgorithmConfig:
 
 def _encode(value: Any) -> Any:
     if isinstance(value, DefaultModelConfig):
-        return {"__kind__": "DefaultModelConfig", "value": value.to_dict()}
+        return {"__kind__": "DefaultModelConfig", "class": qualified_name(type(value)), "value": value.to_dict()}
     if isinstance(value, Space):
         return {"__kind__": "space", "value": spaces.to_json(value)}
     if isinstance(value, dict):
@@ -73,7 +73,8 @@ def _decode(data: Any, setting: str) -> Any:
     kind, value = data["__kind__"], data["value"]
     match kind:
         case "DefaultModelConfig":
-            return DefaultModelConfig.of(value)
+            name = data.get("class") or qualified_name(DefaultModelConfig)
+            return import_attribute(name, who=f"checkpoint, setting {setting!r}", error=CheckpointError).of(value)
         case "space":
             return spaces.from_json(value)
         case "dict":

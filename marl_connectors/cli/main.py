@@ -112,7 +112,7 @@ def _build_parser() -> tuple[_Parser, dict[str, _Parser]]:
     train = subparsers.add_parser(
         "train",
         help="train policies, and keep everything of the run in one folder",
-        description="Train policies with PPO, and keep everything of the run in one folder.",
+        description="Train policies with PPO or MAPPO, and keep everything of the run in one folder.",
         epilog=_TRAIN_EXAMPLES,
         # Only what is given is in the namespace: a resumed run has to know.
         argument_default=argparse.SUPPRESS,
@@ -184,6 +184,7 @@ def _add_building_options(parser: _Parser) -> None:
         metavar="NAME:ARGS",
         help="a wrapper, as frame_skip_v0:4; repeatable",
     )
+    add("--algo", choices=("ppo", "mappo"), help="ppo (default), or mappo: critics see the observations of all agents")
     who = parser.add_mutually_exclusive_group()
     who.add_argument(
         "--policies", metavar="WHICH", help='shared (default), independent, or patterns: "adversary*=red,agent*=green"'

@@ -26,6 +26,7 @@ class RunSettings:
         env: What ``make_env`` takes, as text.
         env_config: What the environment is made with.
         wrappers: Around each copy, the innermost first: names with arguments, such as ``"frame_skip_v0:4"``.
+        algo: ``"ppo"``, or ``"mappo"`` for critics that see the observations of all agents.
         policies: ``"shared"``, ``"independent"`` or patterns; not used where ``mapping`` is given.
         mapping: ``"module:function"``, or None.
         modules: All modules that ``mapping`` can name; None if its answers for a first episode are all.
@@ -45,6 +46,7 @@ class RunSettings:
     env: str
     env_config: dict[str, Any] = field(default_factory=dict)
     wrappers: list[str] = field(default_factory=list)
+    algo: str = "ppo"
     policies: str = "shared"
     mapping: str | None = None
     modules: list[str] | None = None
@@ -61,7 +63,7 @@ class RunSettings:
     env_check: bool = True
 
     def default_folder_name(self) -> str:
-        """``<env>-<policies>-seed<seed>``, such as ``simple_spread_v3-shared-seed0``."""
+        """``<env>-<policies>-seed<seed>``, such as ``simple_spread_v3-shared-seed0``; other algorithms are named."""
         mapping = self.mapping_fn()
         if self.mapping is not None:
             policies = self.mapping.rpartition(":")[2]
@@ -70,7 +72,8 @@ class RunSettings:
         else:
             policies = self.policies.strip()
         policies = re.sub(r"[^\w.-]+", "_", policies)
-        return f"{env_name(self.env)}-{policies}-seed{self.seed}"
+        algo = "" if self.algo == "ppo" else f"{self.algo}-"
+        return f"{env_name(self.env)}-{algo}{policies}-seed{self.seed}"
 
     def mapping_fn(self) -> PolicyMappingFn:
         """The policy mapping function.
@@ -97,6 +100,7 @@ class RunSettings:
             check_patterns(mapping, agent_ids(env))
             env.close()
 
+        from marl_connectors.algorithms.mappo import MAPPOConfig
         from marl_connectors.algorithms.ppo import PPOConfig
         from marl_connectors.rl_module.default_model_config import DefaultModelConfig
 
@@ -104,7 +108,7 @@ class RunSettings:
             fcnet_hiddens=self.hidden, fcnet_activation="tanh", vf_share_layers=self.share_value_layers
         )
         config = (
-            PPOConfig()
+            {"ppo": PPOConfig, "mappo": MAPPOConfig}[self.algo]()
             .environment(
                 self.env,
                 env_config=self.env_config,

@@ -33,6 +33,7 @@ def test_policies_are_checked_against_the_agents_that_there_are(settings, error,
     ("settings", "name"),
     [
         (RunSettings(TAG), "simple_tag_v3-shared-seed0"),
+        (RunSettings(TAG, algo="mappo", policies="independent"), "simple_tag_v3-mappo-independent-seed0"),
         (RunSettings(TAG, policies="adversary*=red team,agent*=green", seed=2), "simple_tag_v3-red_team-green-seed2"),
         (RunSettings("CartPole-v1", mapping="math:sqrt"), "CartPole-v1-sqrt-seed0"),
     ],

@@ -1,0 +1,130 @@
+"""MAPPO: critics that see all agents, in training only."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scripted_envs import BOX, LifeEnv, small_config
+from torch import nn
+
+from marl_connectors import (
+    Algorithm,
+    Columns,
+    ConfigError,
+    MAPPOConfig,
+    MAPPOModelConfig,
+    ModuleError,
+    RLModule,
+    RLModuleSpec,
+    ValueFunctionAPI,
+)
+from marl_connectors.algorithms.mappo.rl_module import DefaultMAPPORLModule
+from marl_connectors.connectors.learner.general_advantage_estimation import compute_values
+
+
+def config_of(policies="independent", **model_config):
+    config = small_config(lambda: LifeEnv(agents="ab", die=0.2), algorithm=MAPPOConfig).multi_agent(policies=policies)
+    config.training(vf_clip_param=1e6)
+    return config.rl_module(model_config={"fcnet_hiddens": (4,), **model_config})
+
+
+def weights(algo):
+    return {f"{m} {k}": v.clone() for m, s in algo.rl_module.get_state().items() for k, v in s.items()}
+
+
+@pytest.mark.parametrize("policies", ["independent", "shared"])
+def test_policies_and_critics_learn(policies):
+    algo = config_of(policies).build_algo()
+    before = weights(algo)
+    for _ in range(3):
+        result = algo.train()
+    changed = {key for key, value in weights(algo).items() if not torch.equal(value, before[key])}
+    assert changed == set(before)
+    assert all(np.isfinite(figures["vf_loss"]) for figures in result["learners"].values())
+
+
+def test_a_critic_sees_the_other_agent_and_the_policy_does_not():
+    algo = config_of().build_algo()
+    module = algo.get_module("a")
+    size = module.model_config.critic_inputs
+    assert size == 2 + 2 + 2 + 2
+    batch = {Columns.OBS: torch.zeros(1, 2), Columns.CRITIC_OBS: torch.zeros(1, size)}
+    other = {**batch, Columns.CRITIC_OBS: torch.eye(size)[2:3]}  # something that agent b sees
+    assert not torch.equal(module.compute_values(batch), module.compute_values(other))
+    out, out_other = module.forward_train(batch), module.forward_train(other)
+    torch.testing.assert_close(out[Columns.ACTION_DIST_INPUTS], out_other[Columns.ACTION_DIST_INPUTS], rtol=0, atol=0)
+    algo.env_runner.sample(num_timesteps=2)
+    assert Columns.CRITIC_OBS not in algo.env_runner._batch.groups[0]
+
+
+def test_modules_in_a_bucket_have_the_values_of_each_alone():
+    algo = config_of().build_algo()
+    assert len(algo.rl_module.buckets) == 1
+    episodes = algo.env_runner.sample(num_timesteps=20)
+    pipeline = algo.learner.pipeline
+    alone = algo.rl_module["b"].compute_values
+    pipeline.remove("GeneralAdvantageEstimation")
+    batch = algo.learner.make_batch(episodes)
+    (group,) = batch.groups
+    expected = alone(dict(list(group.module_columns())[1][1])).detach().numpy()
+    begin, end = group.splits[1:3]
+    np.testing.assert_allclose(compute_values(algo.rl_module, group)[begin:end].numpy(), expected, atol=1e-6)
+
+
+def test_a_module_for_acting_has_no_critic():
+    config = MAPPOModelConfig(fcnet_hiddens=(4,), critic_inputs=5)
+    module = DefaultMAPPORLModule(
+        observation_space=BOX, action_space=LifeEnv().action_space("a"), inference_only=True, model_config=config
+    )
+    assert not hasattr(module, "vf")
+    with pytest.raises(ModuleError, match=r"critic_inputs=0.*MAPPOConfig sets it"):
+        DefaultMAPPORLModule(observation_space=BOX, action_space=LifeEnv().action_space("a"), model_config={})
+
+
+@pytest.mark.parametrize(
+    "model_config", [{"critic_hiddens": (7,)}, MAPPOModelConfig(fcnet_hiddens=(4,), critic_hiddens=(7,))]
+)
+def test_the_critic_has_layers_of_its_own_and_comes_back_from_a_checkpoint(model_config, tmp_path):
+    config = small_config("marl_envs.match_v0", algorithm=MAPPOConfig).multi_agent(policies="independent")
+    algo = config.rl_module(model_config=model_config).build_algo()
+    algo.train()
+    (module_id, *_) = algo.rl_module.keys()
+    assert algo.get_module(module_id).vf_encoder.output_dim == 7
+    algo.save_to_path(tmp_path / "checkpoint")
+    restored = Algorithm.from_checkpoint(tmp_path / "checkpoint")
+    for key, value in weights(algo).items():
+        assert torch.equal(value, weights(restored)[key])
+    algo.train()
+    restored.train()
+    for key, value in weights(algo).items():
+        assert torch.equal(value, weights(restored)[key]), key
+
+
+class Team(RLModule, ValueFunctionAPI):
+    """The user's own."""
+
+    def setup(self):
+        self.policy = nn.Linear(2, 3)
+        self.critic = nn.Linear(self.model_config["critic_inputs"], 1)
+
+    def _forward(self, batch, **kwargs):
+        return {Columns.ACTION_DIST_INPUTS: self.policy(batch[Columns.OBS])}
+
+    def compute_values(self, batch, embeddings=None):
+        return self.critic(batch[Columns.CRITIC_OBS]).squeeze(-1)
+
+
+def test_a_module_of_the_users_own_is_told_how_much_its_critic_sees():
+    config = small_config(lambda: LifeEnv(agents="abc"), algorithm=MAPPOConfig)
+    config.training(vf_clip_param=1e6)
+    algo = config.rl_module(rl_module_spec=RLModuleSpec(Team), model_config={}).build_algo()
+    before = weights(algo)
+    algo.train()
+    assert algo.get_module().critic.in_features == 3 * 2 + 3 + 3
+    assert not torch.equal(weights(algo)["default_policy critic.weight"], before["default_policy critic.weight"])
+
+
+def test_without_a_critic_there_is_nothing_to_centralise():
+    with pytest.raises(ConfigError, match="use_critic"):
+        config_of().training(use_critic=False).build_algo()
