@@ -151,7 +151,8 @@ class EnvRunner(Stepper):
                 self._take_step(explore, random_actions)
         else:
             steps = self.rollout_fragment_length if num_timesteps is None else math.ceil(num_timesteps / copies)
-            for _ in range(steps):
+            enough = self.num_env_steps + steps * copies  # where some copies rest, it takes a few more steps
+            while self.num_env_steps < enough:
                 self._take_step(explore, random_actions)
             done = self._episodes.done
         self._complete_fragment()

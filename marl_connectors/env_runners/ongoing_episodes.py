@@ -184,6 +184,10 @@ class OngoingEpisodes:
         for transition in transitions:
             copy = self._vector_env.copies[transition.index]
             lanes = self.lanes.by_copy[transition.index]
+            if transition.begins:
+                rearranged |= self.lanes.set_rest(copy)
+                self.lanes.write_infos(copy.index, transition.first_infos)
+                continue
             if transition.is_dropped:
                 self._drop_episode(transition)
                 rearranged |= self._begin_after(copy)
@@ -198,6 +202,7 @@ class OngoingEpisodes:
             if transition.is_over:
                 self._end_episode(transition)
                 rearranged |= self._begin_after(copy)
+                rearranged |= copy.rests and self.lanes.set_rest(copy)
                 self.lanes.write_infos(copy.index, transition.first_infos)
             else:
                 self.lanes.close(copy.index, leaving)

@@ -35,6 +35,9 @@ class ReplayableEpisodes(OngoingEpisodes):
 
     def acting(self) -> list[Episode]:
         """The episodes whose agents act next."""
+        copies = self._vector_env.copies
+        if self._vector_env.has_rests:
+            return [episode for episode, copy in zip(self.ongoing, copies, strict=True) if not copy.rests]
         return self.ongoing
 
     def note_observations(self) -> None:

@@ -128,7 +128,7 @@ class Stepper:
             actions = actions[0] if len(actions) == 1 else np.concatenate(actions)
         chosen = actions if self._pick_actions is None else self._pick_actions(actions)
         self._noise.step += 1
-        self.num_env_steps += len(self.vector_env.copies)
+        self.num_env_steps += len(actions) if self.vector_env.has_rests else len(self.vector_env.copies)
         self.num_agent_steps += len(actions)
         if self._turn_based:
             self._take_turns(list(chosen))

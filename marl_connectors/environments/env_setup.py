@@ -8,11 +8,13 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium import Space
+from gymnasium.vector import VectorEnv
 from pettingzoo import AECEnv
 
 from marl_connectors import spaces
 from marl_connectors.environments.batched_env import is_batched
 from marl_connectors.environments.batched_trial import TRIAL_COPIES, try_out
+from marl_connectors.environments.gymnasium_copies import GymnasiumCopies
 from marl_connectors.environments.make_env import env_name, make_env
 from marl_connectors.environments.single_agent_env import SingleAgentEnv
 from marl_connectors.environments.turn_based_env import TurnBasedEnv
@@ -60,7 +62,7 @@ class EnvSetup:
         self._wrappers = tuple(wrappers)
         self._given = (observation_space, action_space)
         self.probe = self.make()
-        self.single_agent = isinstance(self.probe, SingleAgentEnv)
+        self.single_agent = isinstance(self.probe, (SingleAgentEnv, GymnasiumCopies))
         agent_ids = getattr(self.probe, "possible_agents", None)
         if not agent_ids:
             self.probe.reset(seed=0)
@@ -73,6 +75,8 @@ class EnvSetup:
         env = make_env(self._env, self._env_config, render_mode=render_mode, wrappers=self._wrappers, num_envs=num_envs)
         if isinstance(env, gym.Env):
             return SingleAgentEnv(env)
+        if isinstance(env, VectorEnv):
+            return GymnasiumCopies(env, self.name)
         return TurnBasedEnv(env) if isinstance(env, AECEnv) else env
 
     @property
@@ -83,7 +87,8 @@ class EnvSetup:
     @property
     def user_env(self) -> Any:
         """The copy to ask, as the user's own functions get it: without our wrapper."""
-        return self.probe.env if isinstance(self.probe, (SingleAgentEnv, TurnBasedEnv)) else self.probe
+        is_wrapped = isinstance(self.probe, (SingleAgentEnv, GymnasiumCopies, TurnBasedEnv))
+        return self.probe.env if is_wrapped else self.probe
 
     def agent_spaces(self, agent_id: AgentID) -> tuple[Space, Space]:
         """An agent's observation and action space."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 import gymnasium
+from gymnasium.vector import VectorEnv
 from pettingzoo import AECEnv, ParallelEnv
 
 from marl_connectors.environments.batched_env import is_batched, missing_parts
@@ -78,7 +79,7 @@ def make_env(
         if not maker.takes_dict:
             check_keys(maker, config)
         made = call_maker(maker, config, render_mode, num_envs)
-    if is_batched(made):
+    if is_batched(made) or isinstance(made, VectorEnv):
         _check_batched(maker.name, made, num_envs, config, wrappers)
         return made
     if not isinstance(made, (ParallelEnv, AECEnv, gymnasium.Env)):

@@ -28,10 +28,12 @@ class VectorEnv:
         failures: Of copies that went on with another episode; whoever reads them clears them.
         turn_based: Whether the copies take turns.
         is_batched: Whether actions, rewards and observations are arrays for all copies.
+        has_rests: Whether there are steps in which some copies do not act.
     """
 
     turn_based = False
     is_batched = False
+    has_rests = False
 
     def __init__(self, envs: Sequence[Any], *, seed: int, first_index: int = 0, restarts: EnvRestarts | None = None):
         """Takes the copies.
