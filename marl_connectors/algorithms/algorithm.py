@@ -14,11 +14,11 @@ from typing import Any
 from marl_connectors.algorithms import building
 from marl_connectors.algorithms.algorithm_config import AlgorithmConfig
 from marl_connectors.algorithms.config_state import config_from_state, config_to_state
+from marl_connectors.algorithms.vectorization import human_render_mode
 from marl_connectors.checkpoints import load_state, save_state
 from marl_connectors.connectors.explain import Explanation
 from marl_connectors.env_runners.env_runner import EnvRunner
 from marl_connectors.env_runners.episode_metrics import EpisodeTally, summarize
-from marl_connectors.environments.env_setup import EnvSetup
 from marl_connectors.errors import CheckpointError
 from marl_connectors.metrics import by_pipeline
 from marl_connectors.rl_module.rl_module import RLModule, RLModuleSpec
@@ -43,19 +43,14 @@ class Algorithm:
         self.config.validate()
         self.seed = secrets.randbits(31) if config.seed is None else config.seed
         self.config.freeze()
-        self._setup = EnvSetup(
-            config.env,
-            config.env_config,
-            observation_space=config.observation_space,
-            action_space=config.action_space,
-            wrappers=config.wrappers,
-        )
+        self._setup = building.build_setup(config)
         if not config.disable_env_checking:
             self._setup.check(self.seed)
         self._env_to_module = building.build_env_to_module(self.config, self._setup)
         self.rl_module = building.build_modules(self.config, self._setup, self._env_to_module, self.seed)
         self.learner = building.build_learner(self.config, self._setup, self.rl_module, self._env_to_module, self.seed)
-        self.env_runner = self._runner(self.seed, self.config.num_envs_per_env_runner, self.config.explore)
+        window = human_render_mode(self.config, self._setup)
+        self.env_runner = self._runner(self.seed, self.config.num_envs_per_env_runner, self.config.explore, window)
         self.callbacks = self.config.callbacks_class()
         self.iteration = 0
         self._time_total_s = 0.0
@@ -63,7 +58,7 @@ class Algorithm:
         self._recent: deque[EpisodeTally] = deque(maxlen=self.config.metrics_num_episodes_for_smoothing)
         self.callbacks.on_algorithm_init(algorithm=self)
 
-    def _runner(self, seed: int, num_envs: int, explore: bool) -> EnvRunner:
+    def _runner(self, seed: int, num_envs: int, explore: bool, first_render_mode: str | None = None) -> EnvRunner:
         return building.build_env_runner(
             self.config,
             self._setup,
@@ -74,6 +69,7 @@ class Algorithm:
             num_envs=num_envs,
             explore=explore,
             rollout_fragment_length=self._fragment_length(),
+            first_render_mode=first_render_mode,
         )
 
     def _fragment_length(self) -> int:

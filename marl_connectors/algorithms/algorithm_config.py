@@ -7,10 +7,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+from gymnasium import VectorizeMode
 
 from marl_connectors.algorithms.config_checks import check_settings, require
 from marl_connectors.algorithms.failures import check_failures
 from marl_connectors.algorithms.section import UNSET, section
+from marl_connectors.algorithms.vectorization import check_vectorization, vectorize_mode
 from marl_connectors.callbacks import Callbacks
 from marl_connectors.environments.wrappers import EnvWrapper, checked_wrappers
 from marl_connectors.errors import ConfigError, did_you_mean
@@ -44,6 +46,7 @@ class AlgorithmConfig:
         self.wrappers: list[EnvWrapper] = []
         self.observation_space: Any = None
         self.action_space: Any = None
+        self.render_env = False
         self.clip_rewards: bool | float | None = None
         self.normalize_actions = True
         self.clip_actions = False
@@ -56,6 +59,7 @@ class AlgorithmConfig:
         # env_runners
         self.num_env_runners = 0
         self.num_envs_per_env_runner = 1
+        self.gym_env_vectorize_mode = "sync"
         self.num_env_workers = 0
         self.sample_timeout_s: float | None = 60.0
         self.env_to_module_connector: Callable[..., Any] | None = None
@@ -106,6 +110,7 @@ class AlgorithmConfig:
         wrappers: Iterable[EnvWrapper] | None = UNSET,
         observation_space: Any = UNSET,
         action_space: Any = UNSET,
+        render_env: bool = UNSET,
         clip_rewards: bool | float | None = UNSET,
         normalize_actions: bool = UNSET,
         clip_actions: bool = UNSET,
@@ -121,6 +126,7 @@ class AlgorithmConfig:
                 ``"frame_skip_v0:4"`` (SuperSuit's) and ``"my_module.my_wrapper:0.5"``.
             observation_space: Instead of the environment's own, for all agents or ``{agent_id: space}``.
             action_space: Likewise.
+            render_env: Whether the first copy is made with ``render_mode="human"``, to be watched while it trains.
             clip_rewards: For the loss only: True for the sign of rewards, a number x to keep them in [-x, x].
             normalize_actions: Stretch Box actions from [-1, 1] to the space's range.
             clip_actions: Clip Box actions to the space's range.
@@ -164,6 +170,7 @@ class AlgorithmConfig:
         *,
         num_env_runners: int = UNSET,
         num_envs_per_env_runner: int = UNSET,
+        gym_env_vectorize_mode: str | VectorizeMode = UNSET,
         num_env_workers: int = UNSET,
         sample_timeout_s: float | None = UNSET,
         env_to_module_connector: Callable[..., Any] | None = UNSET,
@@ -174,12 +181,14 @@ class AlgorithmConfig:
         rollout_fragment_length: int | str = UNSET,
         batch_mode: str = UNSET,
         explore: bool = UNSET,
-    ) -> None:
+    ) -> dict[str, Any]:
         """How episodes are collected.
 
         Args:
             num_env_runners: 0: environments are stepped in this process.
             num_envs_per_env_runner: Copies of the environment.
+            gym_env_vectorize_mode: ``"sync"``: copies are made and stepped here. ``"async"``: in worker processes.
+                ``"vector_entry_point"``: the environment's maker gives them all, as a ``gymnasium.vector.VectorEnv``.
             num_env_workers: Processes over which the copies are spread; 0 for none. Worth it where steps are slow.
             sample_timeout_s: How long such a process may take for one step or reset of its copies; None for any time.
             env_to_module_connector: ``fn(env, spaces, device)``, ``fn(env)`` or ``fn()`` that gives a connector piece
@@ -192,6 +201,8 @@ class AlgorithmConfig:
             batch_mode: ``"truncate_episodes"`` or ``"complete_episodes"``.
             explore: Whether actions are sampled.
         """
+        mode = gym_env_vectorize_mode
+        return {} if mode is UNSET else {"gym_env_vectorize_mode": vectorize_mode(mode)}
 
     @section
     def fault_tolerance(
@@ -375,6 +386,7 @@ class AlgorithmConfig:
         """Raises ConfigError for settings that are of the wrong kind, or at odds with one another."""
         check_settings(self)
         check_failures(self)
+        check_vectorization(self)
         for module_id in self.algorithm_config_overrides_per_module:
             self.get_config_for_module(module_id).validate()
 

@@ -10,6 +10,7 @@ from gymnasium import Space
 from marl_connectors import spaces
 from marl_connectors.algorithms.algorithm_config import AlgorithmConfig
 from marl_connectors.algorithms.failures import env_restarts
+from marl_connectors.algorithms.vectorization import VECTOR_ENTRY_POINT, num_env_workers
 from marl_connectors.connectors.common.add_states_from_episodes_to_batch import AddStatesFromEpisodesToBatch
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from marl_connectors.connectors.defaults import (
@@ -34,6 +35,18 @@ from marl_connectors.rl_module.multi_rl_module import MultiRLModule, MultiRLModu
 from marl_connectors.rl_module.rl_module import RLModuleSpec
 from marl_connectors.seeding import torch_stream
 from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID, ModuleID
+
+
+def build_setup(config: AlgorithmConfig) -> EnvSetup:
+    """The environment's maker, and what one copy of it says."""
+    return EnvSetup(
+        config.env,
+        config.env_config,
+        observation_space=config.observation_space,
+        action_space=config.action_space,
+        wrappers=config.wrappers,
+        vector_entry_point=config.gym_env_vectorize_mode == VECTOR_ENTRY_POINT,
+    )
 
 
 def build_env_to_module(config: AlgorithmConfig, setup: EnvSetup) -> EnvToModulePipeline:
@@ -256,9 +269,10 @@ def build_env_runner(
     explore: bool,
     rollout_fragment_length: int,
     render_mode: str | None = None,
+    first_render_mode: str | None = None,
 ) -> EnvRunner:
     """A runner with copies of its own, which keeps as many earlier steps as the pieces of two pipelines look at."""
-    make_env = EnvFactory(setup, render_mode)
+    make_env = EnvFactory(setup, render_mode, first_render_mode=first_render_mode)
     return EnvRunner(
         make_env,
         num_envs=num_envs,
@@ -277,7 +291,7 @@ def build_env_runner(
         check_spaces=not config.disable_env_checking,
         callbacks=config.callbacks_class(),
         env_config=config.env_config,
-        num_env_workers=0 if render_mode else config.num_env_workers,
+        num_env_workers=0 if render_mode else num_env_workers(config, setup, num_envs),
         sample_timeout_s=config.sample_timeout_s,
         restarts=env_restarts(config, make_env),
     )

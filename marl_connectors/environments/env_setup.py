@@ -15,6 +15,7 @@ from marl_connectors import spaces
 from marl_connectors.environments.batched_env import is_batched
 from marl_connectors.environments.batched_trial import TRIAL_COPIES, try_out
 from marl_connectors.environments.gymnasium_copies import GymnasiumCopies
+from marl_connectors.environments.gymnasium_trial import try_out_vector_env
 from marl_connectors.environments.make_env import env_name, make_env
 from marl_connectors.environments.single_agent_env import SingleAgentEnv
 from marl_connectors.environments.turn_based_env import TurnBasedEnv
@@ -43,6 +44,7 @@ class EnvSetup:
         observation_space: Any = None,
         action_space: Any = None,
         wrappers: Iterable[EnvWrapper] = (),
+        vector_entry_point: bool = False,
     ):
         """Makes one copy to ask.
 
@@ -52,6 +54,7 @@ class EnvSetup:
             observation_space: Instead of the environment's own: a space, or ``{agent_id: space}``.
             action_space: Likewise.
             wrappers: As for ``make_env``.
+            vector_entry_point: As for ``make_env``.
 
         Raises:
             EnvError: If it cannot be made, or is of a kind that is not supported.
@@ -60,6 +63,7 @@ class EnvSetup:
         self._env = env
         self._env_config = dict(env_config)
         self._wrappers = tuple(wrappers)
+        self._vector_entry_point = vector_entry_point
         self._given = (observation_space, action_space)
         self.probe = self.make()
         self.single_agent = isinstance(self.probe, (SingleAgentEnv, GymnasiumCopies))
@@ -72,7 +76,14 @@ class EnvSetup:
 
     def make(self, render_mode: str | None = None, num_envs: int = 1) -> Any:
         """A copy, with the methods of a PettingZoo parallel environment; or a natively batched environment."""
-        env = make_env(self._env, self._env_config, render_mode=render_mode, wrappers=self._wrappers, num_envs=num_envs)
+        env = make_env(
+            self._env,
+            self._env_config,
+            render_mode=render_mode,
+            wrappers=self._wrappers,
+            num_envs=num_envs,
+            vector_entry_point=self._vector_entry_point,
+        )
         if isinstance(env, gym.Env):
             return SingleAgentEnv(env)
         if isinstance(env, VectorEnv):
@@ -162,7 +173,11 @@ class EnvSetup:
 
         env = self.make(num_envs=TRIAL_COPIES)
         try:
-            try_out(env, self.name, self.agent_spaces, choose, num_steps=_TRIAL_STEPS)
+            if isinstance(env, GymnasiumCopies):
+                agent_id = env.possible_agents[0]
+                try_out_vector_env(env, self.name, lambda mask: choose(agent_id, mask), num_steps=_TRIAL_STEPS, seed=0)
+            else:
+                try_out(env, self.name, self.agent_spaces, choose, num_steps=_TRIAL_STEPS)
         finally:
             env.close()
 

@@ -139,7 +139,7 @@ def _autoreset_mode(env: gym.vector.VectorEnv, name: str) -> str:
         return NEXT_STEP  # Gymnasium 1.0 knows nothing else
     if mode not in (NEXT_STEP, SAME_STEP, DISABLED):
         raise EnvError(
-            f"{name}: metadata['autoreset_mode'] of the VectorEnv is {given!r}, so that it is unknown when copies whose "
+            f"{name}: metadata['autoreset_mode'] of the VectorEnv is {given!r}, so it is unknown when copies whose "
             f"episode is over begin the next one. Set it to a member of gymnasium.vector.AutoresetMode."
         )
     return mode

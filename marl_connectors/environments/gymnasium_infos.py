@@ -48,9 +48,7 @@ def without_finals(infos: Mapping[str, Any]) -> dict[str, Any]:
     return {name: values for name, values in infos.items() if name not in _FINAL}
 
 
-def with_finals(
-    name: str, observations: Tree, infos: Mapping[str, Any], ended: Sequence[int], space: Space
-) -> Tree:
+def with_finals(name: str, observations: Tree, infos: Mapping[str, Any], ended: Sequence[int], space: Space) -> Tree:
     """The observations that the step led to, instead of those of new episodes.
 
     Args:

@@ -100,9 +100,7 @@ class NextStepVectorEnv(GymnasiumVectorEnv):
 
     def _begins(self, index: int, given: BatchedStep) -> Transition:
         self.copies[index].rests = False
-        return Transition(
-            index, 0, {}, {}, {}, {}, {}, begins=True, first_infos=self._infos(given, index)
-        )
+        return Transition(index, 0, {}, {}, {}, {}, {}, begins=True, first_infos=self._infos(given, index))
 
     def _end_episodes(self, given: BatchedStep, ended: np.ndarray) -> list[Transition]:
         which = np.flatnonzero(ended).tolist()
