@@ -1,11 +1,12 @@
 """From what a user calls an environment to what makes it.
 
-An environment is named by an importable PettingZoo module, by ``"package.module:attribute"``, by a Gymnasium id or by a
-registered name, or it is given as a class or function.
+An environment is named by an importable PettingZoo module, by ``"package.module:attribute"``, by a Gymnasium id, a VMAS
+scenario or a registered name, or it is given as a class or function.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -27,6 +28,8 @@ REGISTERED: dict[str, Callable[[dict[str, Any]], Any]] = {}
 """The names given to ``register_env``, and the functions that they stand for."""
 
 _FAMILIES = ("mpe2", "pettingzoo.sisl", "pettingzoo.butterfly", "pettingzoo.classic", "pettingzoo.atari", "marl_envs")
+VMAS = "vmas/"
+"""What names of VMAS scenarios begin with."""
 _PIP_NAMES = {
     "mpe2": "mpe2",
     "pettingzoo": "pettingzoo",
@@ -65,6 +68,10 @@ def find_env(env: Any, config: Mapping[str, Any], *, vector: bool = False) -> En
 def _find_by_name(env: str, vector: bool) -> EnvMaker:
     if env in REGISTERED:
         return EnvMaker(env, REGISTERED[env], (), takes_dict=True)
+    if env.startswith(VMAS):
+        from marl_connectors.environments.vmas_env import VmasEnv
+
+        return EnvMaker(env, functools.partial(VmasEnv, env.removeprefix(VMAS)), (VmasEnv,))
     if env in gymnasium.registry:
         return _gymnasium_maker(env, env, vector)
     module_name, colon, attribute = env.partition(":")

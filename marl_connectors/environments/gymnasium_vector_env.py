@@ -109,7 +109,7 @@ class NextStepVectorEnv(GymnasiumVectorEnv):
             Transition(
                 index,
                 self.copies[index].t,
-                self._by_agent(last, place),
+                self._calls.of_copy(last, place),
                 {DEFAULT_AGENT_ID: bool(given.terminations[index, 0])},
                 {DEFAULT_AGENT_ID: bool(given.truncations[index, 0])},
                 self._infos(given, index),

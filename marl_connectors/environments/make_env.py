@@ -51,10 +51,11 @@ def make_env(
 
     Args:
         env: An importable PettingZoo module (``"mpe2.simple_spread_v3"``; ``parallel_env`` is preferred to the
-            turn-taking ``env``), ``"package.module:attribute"``, a Gymnasium id, a name given to ``register_env``, a
-            class, or a function. Classes and functions get ``env_config`` as keyword arguments; one whose only required
-            parameter is called ``config`` or ``env_config`` gets the dict, and so does a function that is given as an
-            object and has one required parameter that is not in ``env_config``.
+            turn-taking ``env``), ``"package.module:attribute"``, a Gymnasium id, a VMAS scenario (``"vmas/balance"``),
+            a name given to ``register_env``, a class, or a function. Classes and functions get ``env_config`` as
+            keyword arguments; one whose only required parameter is called ``config`` or ``env_config`` gets the dict,
+            and so does a function that is given as an object and has one required parameter that is not in
+            ``env_config``.
         env_config: What to make it with. It is not changed.
         render_mode: Passed on where it is accepted, for example ``"rgb_array"``; the environment is made without it
             elsewhere. ``supports_rendering`` tells which it was.
