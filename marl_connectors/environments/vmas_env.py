@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import random
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,6 +40,7 @@ class VmasEnv:
         device: str = "cpu",
         seed_copies: bool = True,
         with_infos: bool = False,
+        render_mode: str | None = None,
         **scenario_settings: Any,
     ):
         """Makes the environment.
@@ -54,10 +57,12 @@ class VmasEnv:
                 which takes as long for thousands of them as many steps. False to reset in one go whenever all copies
                 are reset, from one seed that follows from all of theirs.
             with_infos: Whether to give the infos that all agents have; they cost time.
+            render_mode: ``"rgb_array"``, which VMAS can draw at any time, or None.
             scenario_settings: What the scenario takes.
 
         Raises:
             EnvError: If VMAS is not installed, or has no such scenario.
+            UserWarning: For a setting that the scenario does not take.
         """
         vmas = _vmas()
         if isinstance(scenario, str):
@@ -67,7 +72,8 @@ class VmasEnv:
         self.num_envs = num_envs
         self._device = torch.device(device)
         self._seeds_copies, self._with_infos = seed_copies, with_infos
-        with self._own_randomness():
+        with self._own_randomness(), warnings.catch_warnings():
+            warnings.filterwarnings("error", "Scenario kwargs", UserWarning)  # of misspelt settings
             self.env = vmas.make_env(
                 scenario,
                 num_envs=num_envs,
@@ -81,7 +87,7 @@ class VmasEnv:
                 **scenario_settings,
             )
         self.metadata = {"name": str(scenario), "render_modes": ["rgb_array"]}
-        self.render_mode = "rgb_array"
+        self.render_mode = render_mode
         self.possible_agents: list[AgentID] = [agent.name for agent in self.env.agents]
         found = zip(self.env.observation_space.spaces, self.env.action_space.spaces, strict=True)
         self._spaces = {a: tuple(map(_space, own)) for a, own in zip(self.possible_agents, found, strict=True)}
@@ -98,12 +104,19 @@ class VmasEnv:
 
     @contextlib.contextmanager
     def _own_randomness(self) -> Iterator[None]:
-        """All VMAS environments of a process draw from one random state; this one's is put in its place."""
+        """All VMAS environments of a process draw from one random state; this one's is put in its place.
+
+        VMAS does that with the global generators, and would leave them as they are when something fails.
+        """
+        before = torch.random.get_rng_state(), np.random.get_state(), random.getstate()
         others, self._shared_randomness[:] = list(self._shared_randomness), self._randomness
         try:
             yield
         finally:
             self._randomness, self._shared_randomness[:] = list(self._shared_randomness), others
+            torch.random.set_rng_state(before[0])
+            np.random.set_state(before[1])
+            random.setstate(before[2])
 
     def reset(self, seeds: Sequence[int | None], mask: np.ndarray | None = None) -> Tree:
         """Starts episodes; see ``BatchedEnv``."""
@@ -227,7 +240,7 @@ def _shared_infos(infos: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
     """By name ``[num_envs, num_agents, ...]``, of what all agents have in one shape."""
     shared: dict[str, np.ndarray] = {}
     for name in infos[0]:
-        own = [info.get(name) for info in infos]
-        if all(isinstance(value, torch.Tensor) and value.shape == own[0].shape for value in own):
+        own = [info[name] for info in infos if isinstance(info.get(name), torch.Tensor)]
+        if len(own) == len(infos) and len({value.shape for value in own}) == 1:
             shared[name] = torch.stack(own, dim=1).cpu().numpy()
     return shared
