@@ -148,9 +148,9 @@ class VmasEnv:
             )
         self._observations = self._gathered(observations)
         lead = self.num_envs, len(self.possible_agents)
-        flags = [np.broadcast_to(flag.cpu().numpy()[:, None], lead) for flag in (terminated, truncated)]
-        paid = torch.stack([reward.reshape(self.num_envs) for reward in rewards], dim=1)
-        return self._observations, paid.cpu().numpy(), *flags, _shared_infos(infos) if self._with_infos else {}
+        ends, is_cut = (np.broadcast_to(flag.cpu().numpy()[:, None], lead) for flag in (terminated, truncated))
+        paid = torch.stack([reward.reshape(self.num_envs) for reward in rewards], dim=1).cpu().numpy()
+        return self._observations, paid, ends, is_cut, _shared_infos(infos) if self._with_infos else {}
 
     def _action(self, actions: Any, i: int, agent: AgentID) -> torch.Tensor:
         own = torch.as_tensor(actions[:, i] if self._alike else actions[agent]).to(self._device)
