@@ -157,10 +157,12 @@ class CopyLanes:
             group.t = np.array([copies[lane.env_index].t for lane in group.acting], np.int32)
 
     def set_rest(self, copy: EnvCopy) -> bool:
-        """Lets a copy's agents rest, or act, as it says; True."""
-        for lane in self.by_copy[copy.index].values():
+        """Lets a copy's agents rest, or act, as it says; whether they did otherwise before."""
+        lanes = self.by_copy[copy.index].values()
+        changed = any(lane.rests != copy.rests for lane in lanes)
+        for lane in lanes:
             lane.rests = copy.rests
-        return True
+        return changed
 
     def write_infos(self, env_index: int, infos: dict[AgentID, dict[str, Any]]) -> None:
         """Keeps the infos that came with live agents' newest observations."""

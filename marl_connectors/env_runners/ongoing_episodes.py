@@ -185,7 +185,6 @@ class OngoingEpisodes:
             copy = self._vector_env.copies[transition.index]
             lanes = self.lanes.by_copy[transition.index]
             if transition.begins:
-                rearranged |= self.lanes.set_rest(copy)
                 self.lanes.write_infos(copy.index, transition.first_infos)
                 continue
             if transition.is_dropped:
@@ -202,12 +201,14 @@ class OngoingEpisodes:
             if transition.is_over:
                 self._end_episode(transition)
                 rearranged |= self._begin_after(copy)
-                rearranged |= copy.rests and self.lanes.set_rest(copy)
                 self.lanes.write_infos(copy.index, transition.first_infos)
             else:
                 self.lanes.close(copy.index, leaving)
                 self._welcome(copy, transition)
                 rearranged = True
+        if self._vector_env.has_rests:
+            for transition in transitions:
+                rearranged |= self.lanes.set_rest(self._vector_env.copies[transition.index])
         return rearranged
 
     def _observe_last(self, transitions: list[Transition]) -> set[Lane]:

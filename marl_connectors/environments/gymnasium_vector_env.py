@@ -10,6 +10,7 @@ import numpy as np
 from marl_connectors.environments.batched_calls import BatchedStep
 from marl_connectors.environments.batched_vector_env import BatchedVectorEnv
 from marl_connectors.environments.env_copy import EnvCopy, Transition, VectorStep
+from marl_connectors.environments.garbage_pauses import without_collections
 from marl_connectors.environments.gymnasium_copies import INFOS, NEXT_STEP, GymnasiumCopies
 from marl_connectors.errors import EnvError
 from marl_connectors.trees import tree_map
@@ -23,7 +24,7 @@ def gymnasium_vector_env(env: GymnasiumCopies, *, seed: int) -> GymnasiumVectorE
 
 
 class GymnasiumVectorEnv(BatchedVectorEnv):
-    """A BatchedVectorEnv whose resets have infos.
+    """Copies whose infos are dicts, of resets too, and that are reset when their episode is over.
 
     Attributes:
         env: The VectorEnv, as a natively batched environment.
@@ -37,19 +38,53 @@ class GymnasiumVectorEnv(BatchedVectorEnv):
         return [(own, self._first_infos(index)) for index, (own, _) in enumerate(first)]
 
     def step(self, actions: Any) -> VectorStep:
-        """Steps all copies, and resets those whose episode ended; see BatchedVectorEnv."""
-        step = super().step(actions)
-        for transition in step.transitions:
-            transition.first_infos = self._first_infos(transition.index)
-        step.infos = [(index, infos) for index, infos in step.infos if infos]
-        return step
+        """Steps all copies, and resets those whose episode ended.
+
+        Args:
+            actions: ``[num_envs, ...]``.
+        """
+        given = self._calls.step(np.asarray(actions))
+        for copy in self.copies:
+            copy.t += 1
+        ended, observations = given.over, given.observations
+        result = VectorStep(given.rewards.flatten(), [], [], self._infos_of(given, ~ended))  # type: ignore[arg-type]
+        if ended.any():
+            result.transitions = self._ends(given, ended)
+            observations = self._reset_copies([self.copies[end.index] for end in result.transitions], ended)
+            for end in result.transitions:
+                end.first_infos = self._first_infos(end.index)
+        result.observations = self._calls.flat(observations)
+        return result
+
+    @without_collections
+    def _ends(self, given: BatchedStep, ended: np.ndarray) -> list[Transition]:
+        which = np.flatnonzero(ended).tolist()
+        last = tree_map(lambda leaf: leaf[which, 0], given.observations)  # a copy
+        return [
+            Transition(
+                index,
+                self.copies[index].t,
+                {DEFAULT_AGENT_ID: tree_map(lambda leaf, place=place: leaf[place], last)},
+                {DEFAULT_AGENT_ID: bool(given.terminations[index, 0])},
+                {DEFAULT_AGENT_ID: bool(given.truncations[index, 0])},
+                self._info(given, index),
+                {},
+                is_over=True,
+            )
+            for place, index in enumerate(which)
+        ]
+
+    def _infos_of(self, given: BatchedStep, mask: np.ndarray) -> list[tuple[int, dict[AgentID, dict]]]:
+        if not given.infos:
+            return []
+        return [(index, info) for index in np.flatnonzero(mask).tolist() if (info := self._info(given, index))]
+
+    def _info(self, given: BatchedStep, index: int) -> dict[AgentID, dict]:
+        info = given.infos[INFOS][index, 0] if given.infos else {}
+        return {DEFAULT_AGENT_ID: info} if info else {}
 
     def _first_infos(self, index: int) -> dict[AgentID, dict]:
         info = self.env.reset_infos[index]
-        return {DEFAULT_AGENT_ID: info} if info else {}
-
-    def _infos(self, given: BatchedStep, index: int) -> dict[AgentID, dict]:
-        info = given.infos[INFOS][index, 0] if given.infos else {}
         return {DEFAULT_AGENT_ID: info} if info else {}
 
 
@@ -68,23 +103,24 @@ class NextStepVectorEnv(GymnasiumVectorEnv):
         Args:
             actions: ``[B, ...]`` of the copies that do not rest.
         """
-        copies = self.copies
-        rested = np.array([copy.rests for copy in copies])
-        given = self._calls.step(_for_all(np.asarray(actions), rested))
-        for copy in copies:
+        actions = np.asarray(actions)
+        rested = np.array([copy.rests for copy in self.copies])
+        given = self._calls.step(_for_all(actions, rested))
+        for copy in self.copies:
             copy.t += not copy.rests
-        ended = given.over
+        ended, observations = given.over, given.observations
         self._check_rested(rested, ended)
-        result = VectorStep(given.rewards[~rested, 0], [], [], [])  # type: ignore[arg-type]
-        result.transitions = [self._begins(index, given) for index in np.flatnonzero(rested).tolist()]
-        if given.infos:
-            going_on = np.flatnonzero(~(ended | rested)).tolist()
-            result.infos = [(index, infos) for index in going_on if (infos := self._infos(given, index))]
-        observations = given.observations
+        rewards, infos = given.rewards[~rested, 0], self._infos_of(given, ~(ended | rested))
+        result = VectorStep(rewards, [], [], infos)  # type: ignore[arg-type]
+        for index in np.flatnonzero(rested).tolist():
+            self.copies[index].rests = False
+            first_infos = self._info(given, index)
+            result.transitions.append(Transition(index, 0, {}, {}, {}, {}, {}, begins=True, first_infos=first_infos))
         if ended.any():
-            result.transitions += self._end_episodes(given, ended)
+            result.transitions += self._ends(given, ended)
+            self._next_episodes(np.flatnonzero(ended).tolist())
             if ended.all():
-                observations = self._begin_all(result, np.asarray(actions))
+                observations = self._begin_all(result, actions)
                 ended = np.zeros_like(ended)
         result.observations = tree_map(lambda leaf: leaf[~ended, 0], observations)
         return result
@@ -98,29 +134,6 @@ class NextStepVectorEnv(GymnasiumVectorEnv):
                 f"both flags are False."
             )
 
-    def _begins(self, index: int, given: BatchedStep) -> Transition:
-        self.copies[index].rests = False
-        return Transition(index, 0, {}, {}, {}, {}, {}, begins=True, first_infos=self._infos(given, index))
-
-    def _end_episodes(self, given: BatchedStep, ended: np.ndarray) -> list[Transition]:
-        which = np.flatnonzero(ended).tolist()
-        last = tree_map(lambda leaf: leaf[which], given.observations)  # a copy
-        transitions = [
-            Transition(
-                index,
-                self.copies[index].t,
-                self._calls.of_copy(last, place),
-                {DEFAULT_AGENT_ID: bool(given.terminations[index, 0])},
-                {DEFAULT_AGENT_ID: bool(given.truncations[index, 0])},
-                self._infos(given, index),
-                {},
-                is_over=True,
-            )
-            for place, index in enumerate(which)
-        ]
-        self._next_episodes(which)
-        return transitions
-
     def _next_episodes(self, which: Collection[int]) -> None:
         for index in which:
             copy = self.copies[index]
@@ -133,9 +146,9 @@ class NextStepVectorEnv(GymnasiumVectorEnv):
         rested = np.ones(len(self.copies), bool)
         given = self._calls.step(_for_all(actions, rested))
         self._check_rested(rested, given.over)
-        for transition in result.transitions:
-            self.copies[transition.index].rests = False
-            transition.first_infos = self._infos(given, transition.index)
+        for end in result.transitions:
+            self.copies[end.index].rests = False
+            end.first_infos = self._info(given, end.index)
         return given.observations
 
     def _reset_copies(self, copies: Collection[EnvCopy], mask: np.ndarray | None) -> Tree:

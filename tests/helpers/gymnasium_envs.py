@@ -5,7 +5,12 @@ from __future__ import annotations
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorWrapper
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorWrapper
+
+try:
+    from gymnasium.vector import AutoresetMode
+except ImportError:  # Gymnasium 1.0, where all VectorEnvs begin anew in the next step, and say nothing of it
+    AutoresetMode = None
 
 PLACE = spaces.Box(-1000.0, 1000.0, (2,), np.float64)
 OBSERVATIONS = {
@@ -89,7 +94,7 @@ class Counting(gym.vector.VectorEnv):
     An observation is ``[copy, episode, t]``. Episodes of copy i have i + 2 steps, and every step is paid 1.
     """
 
-    metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+    metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP} if AutoresetMode else {}
 
     def __init__(self, num_envs=1, longer=1):
         self.num_envs, self.longer = num_envs, longer
