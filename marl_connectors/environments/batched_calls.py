@@ -115,13 +115,11 @@ class BatchedCalls:
         return {agent: np.array(actions[i :: len(self.agents)]) for i, agent in enumerate(self.agents)}
 
     def flat(self, observations: Tree) -> Any:
-        """All agents' observations, copy by copy: ``[num_envs * num_agents, ...]``, or a list if not ``alike``."""
+        """All agents' observations in some copies, copy by copy: ``[N * num_agents, ...]``, or a list if not ``alike``."""
         if self.alike:
             return tree_map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), observations)
-        items: list[Any] = [None] * (self._lead[0] * self._lead[1])
-        for i, agent in enumerate(self.agents):
-            items[i :: len(self.agents)] = _items(observations[agent], self._lead[0])
-        return items
+        by_agent = [_items(observations[agent]) for agent in self.agents]
+        return [item for items in zip(*by_agent, strict=True) for item in items]
 
     def of_agent(self, observations: Tree, agent: AgentID) -> Tree:
         """``[num_envs, ...]``, one agent's observations in all copies."""
@@ -222,11 +220,11 @@ class _Part:
         self.shapes = [lead + np.shape(leaf) for leaf in leaves(self.item)]
 
 
-def _items(tree: Tree, length: int) -> list[Any]:
+def _items(tree: Tree) -> list[Any]:
     """The rows of arrays, one by one."""
     if type(tree) is np.ndarray:
         return list(tree)
-    return [tree_map(lambda leaf, i=i: leaf[i], tree) for i in range(length)]
+    return [tree_map(lambda leaf, i=i: leaf[i], tree) for i in range(len(leaves(tree)[0]))]
 
 
 def _kind(tree: Any) -> str:
