@@ -115,7 +115,7 @@ class BatchedCalls:
         return {agent: np.array(actions[i :: len(self.agents)]) for i, agent in enumerate(self.agents)}
 
     def flat(self, observations: Tree) -> Any:
-        """All agents' observations in some copies, copy by copy: ``[N * num_agents, ...]``, or a list if not ``alike``."""
+        """All agents' observations in ``N`` copies: ``[N * num_agents, ...]``, or a list if not ``alike``."""
         if self.alike:
             return tree_map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), observations)
         by_agent = [_items(observations[agent]) for agent in self.agents]
