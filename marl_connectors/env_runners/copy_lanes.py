@@ -51,7 +51,9 @@ class CopyLanes:
 
     def acting(self) -> list[Lane]:
         """The lanes that act next, in the same order."""
-        return [lane for lane in self.in_order() if lane.acts_next]
+        if any(group.rollout.pending.any() for group in self.groups):
+            return [lane for lane in self.in_order() if lane.acts_next]
+        return [lane for lane in self.in_order() if not lane.rests]
 
     def open(self, env_index: int, agent_id: AgentID, module_id: ModuleID) -> Lane:
         """Gives an agent a lane that is fit for a module."""
