@@ -42,6 +42,15 @@ def test_a_reset_of_some_copies_leaves_the_others(fake):
     assert np.array_equal(again[1], VmasEnv("alike", num_envs=1).reset([9])[0])
 
 
+def test_others_do_not_look_again_when_a_copy_is_reset(fake):
+    env = VmasEnv("alike", num_envs=3, blur=0.5)
+    env.reset([1, 2, 3])
+    observations = env.step(np.ones((3, 3, 2), np.float32))[0].copy()
+    again = env.reset([None, 9, None], np.array([False, True, False]))
+    assert np.array_equal(again[[0, 2]], observations[[0, 2]])
+    assert not np.array_equal(again[1], observations[1])
+
+
 def test_a_reset_in_one_go_follows_from_all_seeds(fake):
     envs = [VmasEnv("alike", num_envs=3, seed_copies=False) for _ in range(3)]
     starts = [env.reset(seeds) for env, seeds in zip(envs, ([1, 2, 3], [1, 2, 3], [1, 2, 4]), strict=True)]
@@ -60,7 +69,9 @@ def test_an_environment_does_not_draw_from_the_random_state_of_another(fake):
         env.reset([1, 2])
         for _ in range(others):
             VmasEnv("alike", num_envs=1).reset([5])
-        found.append(env.step(np.zeros((2, 3, 2), np.float32))[0].copy())
+        steps = [env.reset([1, 2]), *(env.step(np.zeros((2, 3, 2), np.float32))[0] for _ in range(2))]
+        found.append(np.diff(steps, axis=0))
+        assert not np.array_equal(*found[-1])
     assert np.array_equal(found[0], found[1])
     assert shared[0] == before
 

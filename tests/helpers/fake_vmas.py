@@ -36,8 +36,9 @@ class Environment:
 
     vmas_random_state = [np.random.default_rng(0).bit_generator.state]
 
-    def __init__(self, scenario, num_envs, *, continuous_actions, max_steps, multidiscrete_actions, noise=0.1):
-        self.unlike, self.num_envs, self.max_steps, self.noise = scenario == "unlike", num_envs, max_steps, noise
+    def __init__(self, scenario, num_envs, *, continuous_actions, max_steps, multidiscrete_actions, noise=0.1, blur=0):
+        self.unlike, self.num_envs, self.max_steps = scenario == "unlike", num_envs, max_steps
+        self.noise, self.blur = noise, blur
         self.agents = [types.SimpleNamespace(name=f"agent_{i}") for i in range(3)]
         self.spots, self.steps = torch.zeros(num_envs, 3, 2), torch.zeros(num_envs)
         self.continuous, self.multi, self.viewer = continuous_actions, multidiscrete_actions, None
@@ -70,7 +71,8 @@ class Environment:
         return [self._seen()]
 
     def _seen(self):
-        found = [self.spots[:, i].clone() for i in range(3)]
+        spots = self.spots + self.blur * self._draw(self.num_envs, 3, 2) if self.blur else self.spots.clone()
+        found = [spots[:, i] for i in range(3)]
         if self.unlike:
             found[2] = {"spot": found[2]}
         return found
