@@ -14,19 +14,25 @@ from torch import nn
 from marl_connectors.columns import Columns
 from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup, Phase
 from marl_connectors.errors import ModuleError, did_you_mean
-from marl_connectors.rl_module.bucket import Bucket, concatenate, sort_into_buckets, unlike_outputs
-from marl_connectors.rl_module.module_columns import columns_by_module, set_columns_by_module
+from marl_connectors.rl_module.bucket import Bucket, modules_that_share, sort_into_buckets
+from marl_connectors.rl_module.module_columns import (
+    columns_by_module,
+    concatenate,
+    set_columns_by_module,
+    unlike_outputs,
+)
 from marl_connectors.rl_module.module_states import state_kind
 from marl_connectors.rl_module.rl_module import RLModule, RLModuleSpec
+from marl_connectors.rl_module.stacked_rows import StackedRows, run_stacked
 from marl_connectors.typing import ModuleID
 
 
 class MultiRLModule(nn.Module):
     """A dict of RLModules that dispatches per-ModuleID batches.
 
-    Modules of one architecture run as one batched computation where their batches have the same number of rows; see
-    ``bucket.py``. To run modules in a way of your own (a shared encoder, a central critic), subclass it, build what is
-    shared in ``setup``, and override ``_forward``, which then gets ``{module_id: {column: tensor}}``.
+    Modules of one architecture run as one batched computation; see ``bucket.py``. To run modules in a way of your own
+    (a shared encoder, a central critic), subclass it, build what is shared in ``setup``, and override ``_forward``,
+    which then gets ``{module_id: {column: tensor}}``. What is shared is trained by the losses of all modules together.
     """
 
     def __init__(
@@ -152,7 +158,7 @@ class MultiRLModule(nn.Module):
         outputs = ColumnBatch([group.like() for group in batch.groups], Phase.TENSORS)
         with torch.set_grad_enabled(purpose == "train" and torch.is_grad_enabled()):
             in_sequences = any(group.sequences is not None for group in batch.groups)
-            if in_sequences or type(self)._forward is not MultiRLModule._forward:
+            if in_sequences or self.has_own_forward:
                 set_columns_by_module(outputs, self._forward(columns_by_module(batch), purpose=purpose, **kwargs))
             else:
                 for group, output in zip(batch.groups, outputs.groups, strict=True):
@@ -164,9 +170,11 @@ class MultiRLModule(nn.Module):
         if len(group.module_ids) == 1:
             return getattr(self[group.module_ids[0]], f"forward_{purpose}")(group, **kwargs)
         bucket = self.bucket_of(group.module_ids)
-        if bucket is not None and group.rows_per_module is not None:
-            columns = bucket.stack(group, group.rows_per_module)
-            return bucket.unstack(getattr(bucket.twin, f"forward_{purpose}")(columns, **kwargs))
+        if bucket is not None and (
+            (group.rows_per_module is not None and group.module_ids == bucket.module_ids)
+            or StackedRows.pays(bucket, group)
+        ):
+            return run_stacked(bucket, group, f"forward_{purpose}", **kwargs)
         outputs = {m: getattr(self[m], f"forward_{purpose}")(c, **kwargs) for m, c in group.module_columns()}
         if purpose != "train":
             _check_states(outputs)
@@ -177,21 +185,41 @@ class MultiRLModule(nn.Module):
 
     @property
     def buckets(self) -> list[Bucket]:
-        """The modules that can run stacked, by architecture. Made anew after modules were added or removed."""
+        """The modules that can run stacked, by architecture. Made anew after modules were added or removed.
+
+        There are none where ``_forward`` runs the modules in a way of its own.
+        """
         if self._buckets is None:
             rows = {m: row for b in self._old_buckets for m, row in zip(b.module_ids, b.rows, strict=True)}
-            self._old_buckets = self._buckets = sort_into_buckets(dict(self.items()), rows)
+            members = {} if self.has_own_forward else dict(self.items())
+            self._old_buckets = self._buckets = sort_into_buckets(members, rows)
         return self._buckets
 
     _old_buckets: list[Bucket] = []
 
     def bucket_of(self, module_ids: Collection[ModuleID]) -> Bucket | None:
-        """The bucket that has exactly these modules, in this order."""
-        wanted = tuple(module_ids)
+        """The bucket that has all these modules as members; they stand in its order."""
         for bucket in self.buckets:
-            if bucket.module_ids == wanted:
+            if bucket.module_ids == module_ids or bucket.members.issuperset(module_ids):
                 return bucket
         return None
+
+    def bind_buckets(self) -> None:
+        """Sees to it that buckets hold, whatever was done to parameters since: moved, replaced, frozen, thawed."""
+        if not all(bucket.is_current for bucket in self.buckets):
+            self._buckets = None
+        for bucket in self.buckets:
+            if not bucket.is_bound:
+                bucket.bind()
+
+    @property
+    def has_own_forward(self) -> bool:
+        """Whether a subclass runs the modules in a way of its own."""
+        return type(self)._forward is not MultiRLModule._forward
+
+    def entangled_modules(self) -> list[ModuleID]:
+        """Modules to be trained together: all where ``_forward`` is an own one, else those that share parts."""
+        return list(self.keys()) if self.has_own_forward else modules_that_share(dict(self.items()))
 
     def _apply(self, fn: Any, recurse: bool = True) -> MultiRLModule:
         """Moving to another device or type gives the modules new memory, so the buckets are made anew."""
