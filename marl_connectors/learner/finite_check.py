@@ -61,11 +61,13 @@ def not_finite_error(figures: Figures, module: MultiRLModule, batch: ColumnBatch
     """The error that names the module, the minibatch and the term, and what that comes from."""
     bad = figures.first_not_finite()
     if bad is None:
-        return LearnerError(f"Learner: a loss or gradient is not finite in update {num_updates}. No step was taken.")
-    rule = "The step was not taken, and no checkpoint is touched."
+        return LearnerError(
+            f"Learner: a loss or gradient is not finite in update {num_updates + 1}. No such step was taken."
+        )
+    rule = "That step was not taken, and the last checkpoint is intact."
     return LearnerError(
-        f"Learner: {bad.name} of module {bad.module_id!r} is {bad.value} in update {num_updates}, epoch {bad.epoch}, "
-        f"minibatch {bad.minibatch}. {rule} {_cause(bad, module, batch)}"
+        f"Learner: {bad.name} of module {bad.module_id!r} is {bad.value} in update {num_updates + 1}, epoch "
+        f"{bad.epoch + 1}, minibatch {bad.minibatch + 1}. {rule} {_cause(bad, module, batch)}"
     )
 
 
