@@ -61,6 +61,10 @@ class Figures:
         values = torch.stack([term.detach().reshape(-1) for term in terms.values()])
         self._notes.append(Note(*self._at, module_ids, tuple(terms), values))
 
+    def note_gradient_norms(self, module_ids: tuple[ModuleID, ...], norms: Tensor) -> None:
+        """The same for ``[A]`` norms. A hot path."""
+        self._notes.append(Note(*self._at, module_ids, (GRADIENT_NORM,), norms.unsqueeze(0)))
+
     def has(self, name: str, module_ids: tuple[ModuleID, ...]) -> bool:
         """Whether a figure of these modules is noted for the minibatch."""
         return any(name in note.names and note.module_ids == module_ids for note in self._notes[self._begin :])

@@ -45,10 +45,9 @@ class FiniteCheck:
             loss: The scalar whose gradients were computed.
             norms: ``[A]`` Euclidean norms of these gradients.
         """
-        total = loss.detach() + norms.sum()
         if not self.is_lazy:
-            return math.isfinite(total.item())
-        bad = total.isfinite().logical_not().float()
+            return math.isfinite(loss.item() + norms.sum().item())
+        bad = (loss.detach() + norms.sum()).isfinite().logical_not().float()
         self.skip = bad if self.skip is None else torch.maximum(self.skip, bad)
         return True
 

@@ -15,7 +15,7 @@ _TINY = 1e-6
 
 def global_norm(gradients: Sequence[Tensor]) -> Tensor:
     """The Euclidean norm of all gradients of a module together, a scalar."""
-    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(gradients))))
+    return torch.nn.utils.get_total_norm(list(gradients))
 
 
 def clip_gradients(gradients: Sequence[Tensor], grad_clip: float | None, grad_clip_by: str) -> None:

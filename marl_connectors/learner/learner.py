@@ -16,7 +16,7 @@ from marl_connectors.connectors.learner.learner_connector_pipeline import Learne
 from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup
 from marl_connectors.episodes.packing import rows_of_episodes
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
-from marl_connectors.learner.figures import GRADIENT_NORM, TOTAL_LOSS, Figures
+from marl_connectors.learner.figures import TOTAL_LOSS, Figures
 from marl_connectors.learner.finite_check import FiniteCheck, not_finite_error
 from marl_connectors.learner.gradient_clipping import clip_gradients
 from marl_connectors.learner.minibatches import MiniBatch
@@ -246,7 +246,7 @@ class Learner(ABC):
         self.optimizers.compute_gradients(loss, ids)
         stepping = (*ids, SHARED) if step.is_joint and self.optimizers.has_shared else ids
         norms = self.optimizers.norms(stepping)
-        self.log_terms(ids, {GRADIENT_NORM: norms[: len(ids)]})
+        self._figures.note_gradient_norms(ids, norms[: len(ids)])
         if not self._check.holds(loss, norms):
             raise not_finite_error(self._figures, self.module, batch, self.num_updates)
         self._postprocess_gradients(stepping, norms)

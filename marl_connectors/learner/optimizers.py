@@ -195,16 +195,14 @@ class Optimizers:
     def _frozen_kept(self, module_ids: Sequence[ModuleID]) -> Iterator[None]:
         """Frozen parameters of a bucket's members, and their moments, come out of a step as they went in."""
         kept: list[tuple[Tensor, Tensor]] = []
-        for module_id in module_ids:
-            bucket = self._bucket(module_id)
-            if bucket is None or all(where.requires_grad for where in bucket.slices):
-                continue
-            row = self._tensors[module_id][0]
+        bucket = self._learner.module.bucket_of(module_ids)
+        if bucket is not None and bucket.has_frozen:
             assert self._adam is not None
-            moments = [t for t in self._adam.state.get(row, {}).values() if t.shape == row.shape]
-            for tensor in (row.data, *moments):
-                views = [tensor[where.begin : where.end] for where in bucket.slices if not where.requires_grad]
-                kept += [(view, view.clone()) for view in views]
+            for (row,) in (self._tensors[module_id] for module_id in module_ids):
+                moments = [t for t in self._adam.state.get(row, {}).values() if t.shape == row.shape]
+                for tensor in (row.data, *moments):
+                    views = [tensor[where.begin : where.end] for where in bucket.slices if not where.requires_grad]
+                    kept += [(view, view.clone()) for view in views]
         yield
         for view, value in kept:
             view.copy_(value)

@@ -50,6 +50,7 @@ class Bucket:
         gradients: ``[M, P]``.
         rows: For each member a ``[P]`` leaf tensor over its parameters, with ``grad`` over its gradients.
         slices: Which columns of the matrices are which parameter.
+        has_frozen: Whether some parameters are frozen, in all members.
         twin: Runs all members on ``[M, B, ...]`` columns; with one member, that member, on ``[B, ...]``.
     """
 
@@ -70,6 +71,7 @@ class Bucket:
             end = begin + parameter.numel()
             self.slices.append(ParameterSlice(name, begin, end, parameter.shape, parameter.requires_grad))
             begin = end
+        self.has_frozen = not all(part.requires_grad for part in self.slices)
         like = next(self._first.parameters())
         self.parameters = torch.empty(len(modules), begin, dtype=like.dtype, device=like.device)
         self.gradients = torch.zeros_like(self.parameters)

@@ -49,7 +49,8 @@ class PPOLearner(Learner):
         self, *, module_id: ModuleID, config: Any, batch: Mapping[str, Any], fwd_out: Mapping[str, Any]
     ) -> Tensor:
         """The scalar loss of one module."""
-        coefficients = self._own_coefficients(module_id, config)
+        known = config is self.config.get_config_for_module(module_id)
+        coefficients = self._coefficients((module_id,)) if known else self._own_coefficients(module_id, config)
         return self._loss((module_id,), config, self.module[module_id], batch, fwd_out, coefficients)
 
     def compute_loss_for_stacked_modules(
