@@ -20,13 +20,13 @@ from marl_connectors.learner.figures import TOTAL_LOSS, Figures
 from marl_connectors.learner.finite_check import FiniteCheck, not_finite_error
 from marl_connectors.learner.gradient_clipping import clip_gradients
 from marl_connectors.learner.minibatches import MiniBatch
-from marl_connectors.learner.optimizers import SHARED, Optimizers
+from marl_connectors.learner.optimizers import Optimizers
 from marl_connectors.learner.steps import Step, Steps, families, reads_batches
 from marl_connectors.metrics import MetricsLogger
 from marl_connectors.ops.schedule import Schedule
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.rl_module.rl_module import RLModule
-from marl_connectors.typing import DEFAULT_MODULE_ID, ModuleID
+from marl_connectors.typing import DEFAULT_MODULE_ID, SHARED, ModuleID
 
 
 class Learner(ABC):

@@ -15,13 +15,10 @@ from marl_connectors.learner.finite_check import FiniteCheck
 from marl_connectors.learner.gradient_clipping import clip_gradients, clip_stacked_gradients, global_norm
 from marl_connectors.ops.schedule import Schedule, check_schedule, value_at
 from marl_connectors.rl_module.bucket import Bucket, BucketPart
-from marl_connectors.typing import ModuleID
+from marl_connectors.typing import SHARED, ModuleID
 
 if TYPE_CHECKING:
     from marl_connectors.learner.learner import Learner
-
-SHARED = "__shared__"
-"""Stands for a module id where parameters belong to several modules, or to the MultiRLModule itself."""
 
 
 class Optimizers:

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup
 from marl_connectors.learner.minibatches import MiniBatch, Shuffle, minibatches_of_epoch
-from marl_connectors.learner.optimizers import SHARED
 from marl_connectors.rl_module.module_columns import columns_by_module
 from marl_connectors.seeding import stream
-from marl_connectors.typing import ModuleID
+from marl_connectors.typing import SHARED, ModuleID
 
 if TYPE_CHECKING:
     from marl_connectors.learner.learner import Learner

@@ -24,7 +24,7 @@ from marl_connectors.rl_module.module_columns import (
 from marl_connectors.rl_module.module_states import state_kind
 from marl_connectors.rl_module.rl_module import RLModule, RLModuleSpec
 from marl_connectors.rl_module.stacked_rows import StackedRows, run_stacked
-from marl_connectors.typing import ModuleID
+from marl_connectors.typing import SHARED, ModuleID
 
 
 class MultiRLModule(nn.Module):
@@ -243,8 +243,10 @@ class MultiRLModule(nn.Module):
         return self
 
     def get_state(self) -> dict[ModuleID, dict[str, torch.Tensor]]:
-        """Each module's parameters and buffers, as copies on the CPU."""
-        return {module_id: module.get_state() for module_id, module in self.items()}
+        """Each module's parameters and buffers, as copies on the CPU; under ``SHARED``, those that no module holds."""
+        state = {module_id: module.get_state() for module_id, module in self.items()}
+        rest = {name: value.detach().cpu().clone() for name, value in self._rest().items()}
+        return {**state, SHARED: rest} if rest else state
 
     def set_state(self, state: Mapping[ModuleID, Mapping[str, Any]]) -> None:
         """Loads what ``get_state`` gave, for the modules named there.
@@ -253,11 +255,32 @@ class MultiRLModule(nn.Module):
             ModuleError: For a module that is not here, or of another architecture.
         """
         for module_id, module_state in state.items():
-            if module_id not in self:
+            if module_id == SHARED:
+                self._set_rest(module_state)
+            elif module_id not in self:
                 raise ModuleError(
                     f"MultiRLModule: the state is of module {module_id!r}. {did_you_mean(module_id, self.keys())}"
                 )
-            self[module_id].set_state(module_state)
+            else:
+                self[module_id].set_state(module_state)
+
+    def _rest(self) -> dict[str, torch.Tensor]:
+        """Parameters and buffers that no module holds."""
+        held = {id(value) for module in self.values() for value in module.state_dict(keep_vars=True).values()}
+        return {name: value for name, value in self.state_dict(keep_vars=True).items() if id(value) not in held}
+
+    def _set_rest(self, state: Mapping[str, Any]) -> None:
+        rest = self._rest()
+        shapes = {name: tuple(value.shape) for name, value in rest.items()}
+        there = {name: tuple(value.shape) for name, value in state.items()}
+        if shapes != there:
+            raise ModuleError(
+                f"{type(self).__name__}: the shared layers of this state are of another architecture: {there}, but "
+                f"here {shapes}."
+            )
+        with torch.no_grad():
+            for name, value in state.items():
+                rest[name].copy_(torch.as_tensor(value))
 
 
 def _check_states(outputs: Mapping[ModuleID, Mapping[str, Any]]) -> None:
