@@ -40,9 +40,14 @@ class StackedRows(Mapping[str, Any]):
             np.flatnonzero(within) + np.repeat((members - np.arange(len(members))) * longest, counts)
         )
         self._columns: Mapping[str, Any] = group
-        self._index = torch.from_numpy(index.reshape(-1))
+        self._index = None if self._stands_so(index) else torch.from_numpy(index.reshape(-1))
         if self._sequences is not None:
             self._columns = PaddedColumns(group, self._sequences, 0, index.reshape(-1))
+
+    @staticmethod
+    def _stands_so(index: np.ndarray) -> bool:
+        """Whether the rows are in the columns as they are wanted, so that no copy is needed."""
+        return bool((index.reshape(-1) == np.arange(index.size)).all())
 
     @staticmethod
     def pays(bucket: Bucket, group: ColumnGroup) -> bool:
@@ -64,9 +69,10 @@ class StackedRows(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         column = self._columns[name]
-        if self._sequences is None:
-            return each_leaf(column, lambda leaf: self._unflat(leaf.index_select(0, self._index.to(leaf.device))))
-        return each_leaf(column, self._unflat)
+        index = self._index
+        if self._sequences is not None or index is None:
+            return each_leaf(column, self._unflat)
+        return each_leaf(column, lambda leaf: self._unflat(leaf.index_select(0, index.to(leaf.device))))
 
     def _unflat(self, leaf: Tensor) -> Tensor:
         return leaf.unflatten(0, self._lead)
@@ -83,7 +89,7 @@ class StackedRows(Mapping[str, Any]):
 
 def run_stacked(bucket: Bucket, group: ColumnGroup, method: str, **kwargs: Any) -> dict[str, Any]:
     """A forward pass of a group's rows by the bucket's twin, as ``[B, ...]`` columns. A hot path."""
-    if group.rows_per_module is not None and group.module_ids == bucket.module_ids:
+    if group.rows_per_module is not None and group.module_ids == bucket.module_ids:  # spares the indices
         return bucket.unstack(getattr(bucket.twin, method)(bucket.stack(group, group.rows_per_module), **kwargs))
     rows = StackedRows(bucket, group)
     outputs = getattr(bucket.twin, method)(rows, **kwargs)
