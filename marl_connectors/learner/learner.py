@@ -26,7 +26,7 @@ from marl_connectors.metrics import MetricsLogger
 from marl_connectors.ops.schedule import Schedule
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.rl_module.rl_module import RLModule
-from marl_connectors.typing import DEFAULT_MODULE_ID, SHARED, ModuleID
+from marl_connectors.typing import DEFAULT_MODULE_ID, ModuleID
 
 
 class Learner(ABC):
@@ -243,8 +243,8 @@ class Learner(ABC):
         ids = tuple(m for minibatch in step.minibatches for m in minibatch.module_ids)
         with self._autocast():
             loss = self._joint_loss(step.minibatches) if step.is_joint else self._loss_of_minibatch(*step.minibatches)
-        self.optimizers.compute_gradients(loss, ids)
-        stepping = (*ids, SHARED) if step.is_joint and self.optimizers.has_shared else ids
+        stepping = (*ids, *step.beside) if step.is_joint else ids
+        self.optimizers.compute_gradients(loss, stepping)
         norms = self.optimizers.norms(stepping)
         self._figures.note_gradient_norms(ids, norms[: len(ids)])
         if not self._check.holds(loss, norms):

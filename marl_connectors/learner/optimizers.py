@@ -131,7 +131,8 @@ class Optimizers:
         for parameter in self._shared:
             parameter.grad = None
         for module_id in module_ids:
-            self._learner.module[module_id].zero_grad(set_to_none=True)
+            if module_id != SHARED:
+                self._learner.module[module_id].zero_grad(set_to_none=True)
         loss.backward()
 
     @property

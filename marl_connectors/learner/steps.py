@@ -26,11 +26,14 @@ class Step(NamedTuple):
         minibatches: One of a module, or of stacked modules; or one of each of several modules.
         is_joint: Whether these modules are entangled: run by a forward pass of the MultiRLModule's own, or sharing
             parameters.
+        beside: What else of them a joint step may change: entangled modules without a minibatch in it, such as an
+            encoder, and ``SHARED`` parameters.
     """
 
     epoch: int
     minibatches: list[MiniBatch]
-    is_joint: bool
+    is_joint: bool = False
+    beside: tuple[ModuleID, ...] = ()
 
 
 class Steps:
@@ -50,15 +53,22 @@ class Steps:
             active = {m for m in wanted if epoch < epochs[m]}
             for group in self._batch.groups:
                 for minibatch in self._minibatches(group, epoch, active - entangled, stacks=self._stacks_of(group)):
-                    yield Step(epoch, [minibatch], is_joint=False)
+                    yield Step(epoch, [minibatch])
             several = [
                 self._minibatches(group, epoch, [module_id], together=True)
                 for group in self._batch.groups
                 for module_id in group.module_ids
                 if module_id in entangled & active
             ]
-            for minibatches in itertools.zip_longest(*several):
-                yield Step(epoch, [m for m in minibatches if m is not None], is_joint=True)
+            for found in itertools.zip_longest(*several):
+                minibatches = [m for m in found if m is not None]
+                yield Step(epoch, minibatches, is_joint=True, beside=self._beside(minibatches))
+
+    def _beside(self, minibatches: Sequence[MiniBatch]) -> tuple[ModuleID, ...]:
+        learner, taken = self._learner, {m.module_ids[0] for m in minibatches}
+        others = [m for m in learner.module.entangled_modules() if m not in taken]
+        trained = [m for m in others if learner.should_module_be_updated(m)]
+        return (*trained, *([SHARED] if learner.optimizers.has_shared else []))
 
     def _wanted(self) -> frozenset[ModuleID]:
         """Those modules with data that are to be updated."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import ChainMap
 from collections.abc import Callable, Collection, Hashable, ItemsView, Iterator, KeysView, Mapping, ValuesView
 from pathlib import Path
 from typing import Any, overload
@@ -61,6 +62,11 @@ class MultiRLModule(nn.Module):
             self.add_module(module_id, spec.build())
 
     # A dict of modules.
+
+    @property
+    def _rl_modules(self) -> dict[ModuleID, RLModule]:
+        """The modules by id, under the name that a ``_forward`` written for RLlib knows."""
+        return dict(self.items())
 
     def __getitem__(self, module_id: ModuleID) -> RLModule:
         try:
@@ -152,14 +158,32 @@ class MultiRLModule(nn.Module):
         """
         return {m: getattr(self[m], f"forward_{purpose}")(columns, **kwargs) for m, columns in batch.items()}
 
+    def _forward_inference(self, batch: dict[ModuleID, dict[str, Any]], **kwargs: Any) -> dict[ModuleID, Any]:
+        """``_forward`` for acting without exploration."""
+        return self._forward(batch, purpose="inference", **kwargs)
+
+    def _forward_exploration(self, batch: dict[ModuleID, dict[str, Any]], **kwargs: Any) -> dict[ModuleID, Any]:
+        """``_forward`` for acting while collecting data."""
+        return self._forward(batch, purpose="exploration", **kwargs)
+
+    def _forward_train(self, batch: dict[ModuleID, dict[str, Any]], **kwargs: Any) -> dict[ModuleID, Any]:
+        """``_forward`` for computing losses."""
+        return self._forward(batch, purpose="train", **kwargs)
+
+    def _run(self, purpose: str, batch: Mapping[ModuleID, Any], **kwargs: Any) -> Any:
+        """A forward pass of one's own gets columns that it may add to; the caller's stay as they are."""
+        if self.has_own_forward:
+            batch = {module_id: ChainMap({}, columns) for module_id, columns in batch.items()}  # type: ignore[misc]
+        return getattr(self, f"_forward_{purpose}")(batch, **kwargs)
+
     def _dispatch(self, purpose: str, batch: Any, **kwargs: Any) -> Any:
         if not isinstance(batch, ColumnBatch):
-            return self._forward(batch, purpose=purpose, **kwargs)
+            return self._run(purpose, batch, **kwargs)
         outputs = ColumnBatch([group.like() for group in batch.groups], Phase.TENSORS)
         with torch.set_grad_enabled(purpose == "train" and torch.is_grad_enabled()):
             in_sequences = any(group.sequences is not None for group in batch.groups)
             if in_sequences or self.has_own_forward:
-                set_columns_by_module(outputs, self._forward(columns_by_module(batch), purpose=purpose, **kwargs))
+                set_columns_by_module(outputs, self._run(purpose, columns_by_module(batch), **kwargs))
             else:
                 for group, output in zip(batch.groups, outputs.groups, strict=True):
                     output.update(self._run_group(purpose, group, **kwargs))
@@ -215,7 +239,8 @@ class MultiRLModule(nn.Module):
     @property
     def has_own_forward(self) -> bool:
         """Whether a subclass runs the modules in a way of its own."""
-        return type(self)._forward is not MultiRLModule._forward
+        names = ("_forward", "_forward_inference", "_forward_exploration", "_forward_train")
+        return any(getattr(type(self), name) is not getattr(MultiRLModule, name) for name in names)
 
     def entangled_modules(self) -> list[ModuleID]:
         """Modules to be trained together: all where ``_forward`` is an own one, else those that share parts."""
