@@ -15,6 +15,8 @@ from marl_connectors.rl_module.bucket import Bucket, each_leaf
 
 SPARE_ROWS = 1024
 """So many rows of padding cost about as much as running a module by itself."""
+_FEW = 3
+"""Fewer modules run faster one after another than filling up their rows takes."""
 
 
 class StackedRows(Mapping[str, Any]):
@@ -52,14 +54,17 @@ class StackedRows(Mapping[str, Any]):
     @staticmethod
     def pays(bucket: Bucket, group: ColumnGroup) -> bool:
         """Whether running a group's modules together costs less than running one after another."""
-        sequences = group.sequences
-        members = len(bucket.module_ids)
-        if 2 * len(group.module_ids) < members or len(group.module_ids) < 2:
+        sequences, number, members = group.sequences, len(group.module_ids), len(bucket.module_ids)
+        if number < 2 or 2 * number < members:
             return False
-        counts = np.diff(group.splits if sequences is None else sequences.splits)
-        each = 1 if sequences is None else sequences.max_lens[0]
-        if sequences is not None and len(set(sequences.max_lens)) > 1:
-            return False
+        if sequences is None:
+            if number < _FEW and group.rows_per_module is None:
+                return False
+            counts, each = np.diff(group.splits), 1
+        else:
+            if len(set(sequences.max_lens)) > 1:
+                return False
+            counts, each = np.diff(sequences.splits), sequences.max_lens[0]
         padding = (members * int(counts.max()) - int(counts.sum())) * each
         return padding <= SPARE_ROWS * len(counts)
 
