@@ -57,7 +57,7 @@ class Learner(ABC):
         """Makes the optimizers. Called once before the first update."""
         for module_id in self.module:
             self.configure_optimizers_for_module(module_id, self.config.get_config_for_module(module_id))
-        self.optimizers.register_shared()
+        self.optimizers.rearrange()
 
     # To override.
 
@@ -318,12 +318,13 @@ class Learner(ABC):
         """Adds a module and its optimizers; those of the others go on."""
         self.module.add_module(module_id, module)
         self.configure_optimizers_for_module(module_id, self.config.get_config_for_module(module_id))
-        self.optimizers.register_shared()
+        self.optimizers.rearrange()
 
     def remove_module(self, module_id: ModuleID) -> None:
         """Takes a module and its optimizers out."""
         self.module.remove_module(module_id)
         self.optimizers.forget(module_id)
+        self.optimizers.rearrange()
 
     def get_state(self) -> dict[str, Any]:
         """Everything that the next update depends on, as JSON data and tensors."""

@@ -40,22 +40,33 @@ class Optimizers:
 
     def register_default(self, module_id: ModuleID) -> None:
         """Gives a module Adam with the config's learning rate. Parameters that several modules have are left out."""
-        bucket = self._bucket(module_id)
-        if bucket is not None:
-            self._tensors[module_id] = [bucket.rows[bucket.module_ids.index(module_id)]]
-        else:
-            shared = {id(p) for p in self._find_shared()}
-            self._tensors[module_id] = [p for p in self._parameters_of(module_id) if id(p) not in shared]
+        self._tensors[module_id] = self._own_tensors(module_id)
         self.set_learning_rates()
 
-    def register_shared(self) -> None:
-        """Gives Adam to the parameters that no module has for itself and no optimizer was registered for."""
+    def _own_tensors(self, module_id: ModuleID) -> list[Tensor]:
+        bucket = self._bucket(module_id)
+        if bucket is not None:
+            return [bucket.rows[bucket.module_ids.index(module_id)]]
+        shared = {id(p) for p in self._find_shared()}
+        return [p for p in self._parameters_of(module_id) if id(p) not in shared]
+
+    def rearrange(self) -> None:
+        """Sees to it that every parameter has its optimizer, after modules came or went.
+
+        What no module has for itself gets an Adam of its own, unless an optimizer was registered for it. What nothing
+        has changed for keeps its moments.
+        """
+        for module_id in [m for m in self._tensors if m != SHARED]:
+            own = self._own_tensors(module_id)
+            if [id(t) for t in own] != [id(t) for t in self._tensors[module_id]]:
+                self._tensors[module_id] = own
         self._shared = self._find_shared()
         covered = {id(p) for o in self._all_registered() for group in o.param_groups for p in group["params"]}
         rest = [p for p in self._shared if id(p) not in covered]
+        self._tensors.pop(SHARED, None)
         if rest:
             self._tensors[SHARED] = rest
-            self.set_learning_rates()
+        self.set_learning_rates()
 
     def _find_shared(self) -> list[Tensor]:
         """Parameters of several modules, or of the MultiRLModule itself."""

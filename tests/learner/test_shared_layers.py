@@ -175,6 +175,22 @@ def test_who_holds_what_decides_who_is_trained_together():
     assert build("layers").rl_module.entangled_modules() == list(AGENTS)
 
 
+def test_what_was_shared_goes_on_with_the_one_that_is_left():
+    algo = build("held by two")
+    algo.train()
+    encoder = algo.rl_module["agent_1"].encoder
+    moments = algo.learner.optimizers.get_state()[SHARED]["adam"][0]["exp_avg"]
+    algo.learner.remove_module("agent_0")
+    assert SHARED not in algo.learner.optimizers.get_state()
+    assert algo.rl_module.entangled_modules() == []
+    assert moments.abs().sum() > 0
+    algo.env_runner.set_policy_mapping_fn(lambda agent_id, episode, **kw: "agent_1")
+    algo.env_runner.restart_episodes()
+    before = flat(encoder)
+    algo.train()
+    assert (flat(encoder) != before).all(), "the encoder is trained as a part of agent_1 now"
+
+
 def test_a_module_beside_that_is_not_to_be_trained_stays():
     algo = build("module", policies_to_train=AGENTS)
     encoder, heads = flat(algo.rl_module["encoder"]), flat(algo.rl_module["agent_0"])
