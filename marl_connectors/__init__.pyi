@@ -100,6 +100,7 @@ from .errors import LearnerError as LearnerError
 from .errors import MappingError as MappingError
 from .errors import MarlConnectorsError as MarlConnectorsError
 from .errors import ModuleError as ModuleError
+from .learner.counted_rows import CountedRows as CountedRows
 from .learner.learner import Learner as Learner
 from .metrics import MetricsLogger as MetricsLogger
 from .rl_module.apis import InferenceOnlyAPI as InferenceOnlyAPI

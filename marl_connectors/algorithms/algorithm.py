@@ -325,13 +325,13 @@ class Algorithm:
                 f"checkpoint: it is of an environment with agents {_briefly(state['spaces'])}, but {self._setup.name} "
                 f"has {_briefly(here)}. Restore it into the environment that it was made in."
             )
-        if set(state["learner"]["module"]) != set(self.rl_module.keys()):
+        if set(state["learner"]["module"]) != set(modules := self.rl_module.get_state()):
             raise CheckpointError(
                 f"checkpoint: it has the modules {sorted(state['learner']['module'])}, but this run has "
-                f"{sorted(self.rl_module.keys())}. Use the same policies."
+                f"{sorted(modules)}. Use the same policies."
             )
         for module_id, saved in state["learner"]["module"].items():
-            shapes = {name: tuple(value.shape) for name, value in self.rl_module[module_id].state_dict().items()}
+            shapes = {name: tuple(value.shape) for name, value in modules[module_id].items()}
             for name in sorted({*shapes, *saved}):
                 there = tuple(saved[name].shape) if name in saved else None
                 if shapes.get(name) != there:

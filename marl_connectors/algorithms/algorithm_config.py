@@ -11,6 +11,7 @@ from gymnasium import VectorizeMode
 
 from marl_connectors.algorithms.config_checks import check_settings, require
 from marl_connectors.algorithms.failures import check_failures
+from marl_connectors.algorithms.learning_sections import LearningSections
 from marl_connectors.algorithms.section import UNSET, section
 from marl_connectors.algorithms.vectorization import check_vectorization, vectorize_mode
 from marl_connectors.callbacks import Callbacks
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from marl_connectors.rl_module.rl_module import RLModuleSpec
 
 
-class AlgorithmConfig:
+class AlgorithmConfig(LearningSections):
     """Settings that every algorithm has. Read them as attributes: ``config.gamma``.
 
     Sections chain, and an unknown setting is an error that names the closest known one::
@@ -54,7 +55,7 @@ class AlgorithmConfig:
         # multi_agent
         self.policies: Any = None
         self.policy_mapping_fn: Callable[..., ModuleID] = SharedPolicy()
-        self.policies_to_train: Collection[ModuleID] | Callable[[ModuleID], bool] | None = None
+        self.policies_to_train: Collection[ModuleID] | Callable[..., bool] | None = None
         self.count_steps_by = "env_steps"
         # env_runners
         self.num_env_runners = 0
@@ -79,6 +80,8 @@ class AlgorithmConfig:
         self.learner_class: type[Learner] | None = None
         self.learner_connector: Callable[..., Any] | None = None
         self.add_default_connectors_to_learner_pipeline = True
+        self.stack_modules = True
+        self.autocast_dtype: str | None = None
         # rl_module
         self.model_config: Any = None
         self.rl_module_spec: RLModuleSpec | MultiRLModuleSpec | None = None
@@ -143,7 +146,7 @@ class AlgorithmConfig:
         *,
         policies: Any = UNSET,
         policy_mapping_fn: str | Callable[..., ModuleID] = UNSET,
-        policies_to_train: Collection[ModuleID] | Callable[[ModuleID], bool] | None = UNSET,
+        policies_to_train: Collection[ModuleID] | Callable[..., bool] | None = UNSET,
         count_steps_by: str = UNSET,
     ) -> dict[str, Any]:
         """Which agents share a module.
@@ -154,7 +157,8 @@ class AlgorithmConfig:
                 ``"shared"``, ``"independent"`` or patterns such as ``"adversary*=red,agent*=green"``.
             policy_mapping_fn: ``fn(agent_id, episode, **kwargs)`` gives the module id; or one of those shorthands.
                 Called once for each agent and episode.
-            policies_to_train: Which modules are updated; None for all.
+            policies_to_train: Which modules are updated: a collection, ``fn(module_id)`` or ``fn(module_id, batch)``;
+                None for all.
             count_steps_by: Whether batch sizes count ``"env_steps"`` or ``"agent_steps"``.
         """
         instead: dict[str, Any] = {}
@@ -216,27 +220,6 @@ class AlgorithmConfig:
         """
 
     @section
-    def learners(
-        self,
-        *,
-        num_learners: int = UNSET,
-        num_gpus_per_learner: float = UNSET,
-        learner_class: type[Learner] = UNSET,
-        learner_connector: Callable[..., Any] | None = UNSET,
-        add_default_connectors_to_learner_pipeline: bool = UNSET,
-    ) -> None:
-        """How modules are updated.
-
-        Args:
-            num_learners: 0: in this process.
-            num_gpus_per_learner: More than 0 to put modules and batches on the GPU.
-            learner_class: Instead of the algorithm's own.
-            learner_connector: ``fn(observation_space, action_space)``, one-argument or ``fn()``, that gives a
-                connector piece or a list of them, to stand before the default pieces.
-            add_default_connectors_to_learner_pipeline: False to use your own pieces only.
-        """
-
-    @section
     def rl_module(
         self,
         *,
@@ -263,36 +246,6 @@ class AlgorithmConfig:
                 module_id: dict(o) for module_id, o in algorithm_config_overrides_per_module.items()
             }
         return instead
-
-    @section
-    def training(
-        self,
-        *,
-        gamma: float = UNSET,
-        lr: Schedule = UNSET,
-        grad_clip: float | None = UNSET,
-        grad_clip_by: str = UNSET,
-        train_batch_size_per_learner: int = UNSET,
-        num_epochs: int = UNSET,
-        minibatch_size: int | None = UNSET,
-        shuffle_batch_per_epoch: bool = UNSET,
-        learner_class: type[Learner] = UNSET,
-        learner_connector: Callable[..., Any] | None = UNSET,
-    ) -> None:
-        """How the modules learn.
-
-        Args:
-            gamma: Discount per agent step.
-            lr: Learning rate, a number or a schedule ``[[t, value], ...]`` over sampled env steps.
-            grad_clip: Bound for gradients; None for none.
-            grad_clip_by: ``"global_norm"`` (of a module), ``"norm"`` (of each tensor) or ``"value"``.
-            train_batch_size_per_learner: Steps of one update, counted by ``count_steps_by``.
-            num_epochs: How often an update goes through its batch.
-            minibatch_size: Rows of one module in one gradient step; None for all.
-            shuffle_batch_per_epoch: Whether each epoch has an order of its own.
-            learner_class: As in ``learners``.
-            learner_connector: As in ``learners``.
-        """
 
     @section
     def evaluation(self, *, evaluation_interval: int | None = UNSET, evaluation_duration: int = UNSET) -> None:

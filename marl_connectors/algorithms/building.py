@@ -32,7 +32,7 @@ from marl_connectors.errors import ConfigError, MappingError
 from marl_connectors.learner.learner import Learner
 from marl_connectors.policy_mapping import PatternPolicies, SharedPolicy, check_patterns
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule, MultiRLModuleSpec
-from marl_connectors.rl_module.rl_module import RLModuleSpec
+from marl_connectors.rl_module.rl_module import RLModule, RLModuleSpec
 from marl_connectors.seeding import torch_stream
 from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID, ModuleID
 
@@ -114,17 +114,21 @@ def build_modules(
         own = config.policies.get(module_id) if isinstance(config.policies, dict) else None
         specs[module_id] = _completed(spec or own or RLModuleSpec(), config, setup, env_to_module, module_id, agent_ids)
     if not isinstance(multi.rl_module_specs, RLModuleSpec):
-        for module_id in multi.rl_module_specs:
-            if module_id not in specs:
+        for module_id, spec in multi.rl_module_specs.items():
+            if module_id in specs:
+                continue
+            if multi.multi_rl_module_class in (None, MultiRLModule):
                 raise ConfigError(
                     f"rl_module_spec: has a spec for module {module_id!r}, but the modules are {sorted(specs)}. Add it "
                     f"to policies, or map an agent to it."
                 )
-    with torch_stream(seed, "modules"):
-        modules = dataclasses.replace(multi, rl_module_specs={}, load_state_path=None).build()
+            specs[module_id] = _completed(spec, config, setup, env_to_module, module_id, [])  # a part of the others
+    built: dict[ModuleID, RLModuleSpec] = {}
     for module_id, spec in specs.items():
         with torch_stream(seed, "module", module_id):
-            modules.add_module(module_id, spec.build())
+            built[module_id] = _BuiltModuleSpec(**vars(spec), module=spec.build())
+    with torch_stream(seed, "modules"):
+        modules = dataclasses.replace(multi, rl_module_specs=built, load_state_path=None).build()
     if multi.load_state_path is not None:
         from marl_connectors.checkpoints import load_state
 
@@ -134,6 +138,17 @@ def build_modules(
     if modules.is_stateful() and config.add_default_connectors_to_env_to_module_pipeline:
         add_state_pieces(env_to_module)
     return modules.to(config.device)
+
+
+@dataclasses.dataclass
+class _BuiltModuleSpec(RLModuleSpec):
+    """The spec of a module that is there already: each is built from random numbers of its own."""
+
+    module: RLModule | None = None
+
+    def build(self) -> RLModule:
+        assert self.module is not None
+        return self.module
 
 
 def agents_by_module(config: AlgorithmConfig, setup: EnvSetup) -> dict[ModuleID, list[AgentID]]:
