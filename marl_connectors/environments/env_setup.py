@@ -11,6 +11,7 @@ from gymnasium import Space
 from pettingzoo import AECEnv
 
 from marl_connectors import spaces
+from marl_connectors.connectors.action_masks import draw, flat_masks, free_where_nothing_is_left, values_per_choice
 from marl_connectors.environments.batched_env import is_batched
 from marl_connectors.environments.batched_trial import TRIAL_COPIES, try_out
 from marl_connectors.environments.make_env import env_name, make_env
@@ -19,6 +20,7 @@ from marl_connectors.environments.turn_based_env import TurnBasedEnv
 from marl_connectors.environments.wrappers import EnvWrapper
 from marl_connectors.errors import EnvError, MarlConnectorsError
 from marl_connectors.seeding import stream
+from marl_connectors.trees import tree_map
 from marl_connectors.typing import DEFAULT_AGENT_ID, AgentID
 
 _TRIAL_STEPS = 20
@@ -167,10 +169,14 @@ class EnvSetup:
             return list(self.probe.agents)
         return [] if self.probe.agent_selection is None else [self.probe.agent_selection]
 
-    def _random_action(self, agent_id: AgentID, rng: np.random.Generator, mask: np.ndarray | None) -> Any:
+    def _random_action(self, agent_id: AgentID, rng: np.random.Generator, mask: Any) -> Any:
         space = self.agent_spaces(agent_id)[1]
         if mask is not None and isinstance(space, gym.spaces.Discrete) and mask.any():
             return int(space.start + rng.choice(np.flatnonzero(mask)))
+        allowed = None if mask is None else flat_masks(space, tree_map(lambda part: np.asarray(part)[None], mask))
+        if allowed is not None and values_per_choice(space) is not None:
+            drawn = draw(space, free_where_nothing_is_left(space, allowed), rng)
+            return spaces.from_start(space, drawn.reshape(1, *(space.shape or ())))[0].astype(space.dtype)
         space.seed(int(rng.integers(2**31)))
         return space.sample()
 
@@ -199,11 +205,15 @@ class EnvSetup:
             return f"it is {observation!r}"
 
 
-def mask_of(observation: Any, info: Mapping[str, Any] | None) -> np.ndarray | None:
-    """The actions that PettingZoo's ``action_mask``, in an observation or an info, allows: ``[n]``, or None."""
+def mask_of(observation: Any, info: Mapping[str, Any] | None) -> Any:
+    """The actions that PettingZoo's ``action_mask``, in an observation or an info, allows: ``[n]``, or None.
+
+    That of a MultiDiscrete space may be a tuple of arrays.
+    """
     for holder in (observation, info):
         if isinstance(holder, Mapping) and "action_mask" in holder:
-            return np.asarray(holder["action_mask"])
+            mask = holder["action_mask"]
+            return mask if isinstance(mask, tuple) else np.asarray(mask)
     return None
 
 

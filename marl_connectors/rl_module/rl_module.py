@@ -49,6 +49,8 @@ class RLModule(nn.Module):
     """Whether ``_forward`` sees to ``Columns.ACTION_MASK`` itself. True leaves its ``action_dist_inputs`` as they are;
     the mask is kept for training all the same."""
 
+    _known_dist_cls: tuple[Space, type[Distribution]] | None = None
+
     def __init__(
         self,
         observation_space: Space | None = None,
@@ -106,9 +108,16 @@ class RLModule(nn.Module):
         return self._default_action_dist_cls()
 
     def _default_action_dist_cls(self) -> type[Distribution]:
-        if self.action_space is None:
-            raise ModuleError(f"{type(self).__name__}: needs an action_space to choose an action distribution.")
-        return default_distribution(self.action_space)
+        known = self._known_dist_cls
+        if known is None or known[0] is not self.action_space:
+            if self.action_space is None:
+                raise ModuleError(f"{type(self).__name__}: needs an action_space to choose an action distribution.")
+            self._known_dist_cls = known = self.action_space, self._dist_cls_for(self.action_space)
+        return known[1]
+
+    def _dist_cls_for(self, action_space: Space) -> type[Distribution]:
+        """The distribution class for an action space, unless the module's methods say otherwise."""
+        return default_distribution(action_space)
 
     # To call.
 
@@ -180,7 +189,9 @@ def _masked(module: RLModule, batch: Mapping[str, Any], outputs: dict[str, Any])
     """Outputs whose distribution has no forbidden actions."""
     if module.handles_action_masks or Columns.ACTION_DIST_INPUTS not in outputs:
         return outputs
-    inputs = without_forbidden(outputs[Columns.ACTION_DIST_INPUTS], batch[Columns.ACTION_MASK])
+    dist_cls = module.get_train_action_dist_cls() if module.action_space is not None else None
+    forbid = getattr(dist_cls, "without_forbidden", without_forbidden)
+    inputs = forbid(outputs[Columns.ACTION_DIST_INPUTS], batch[Columns.ACTION_MASK])
     return {**outputs, Columns.ACTION_DIST_INPUTS: inputs}
 
 
