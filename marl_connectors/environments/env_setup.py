@@ -198,8 +198,8 @@ class EnvSetup:
         try:
             values = spaces.stack([observation], space)
             expected = spaces.zeros(space, 1)
-            if np.shape(values) != np.shape(expected):
-                return f"its shape is {np.shape(observation)}"
+            if tree_map(np.shape, values) != tree_map(np.shape, expected):
+                return f"its shape is {tree_map(np.shape, observation)}"
             return spaces.outside(space, values)[1]
         except (TypeError, ValueError, KeyError, AttributeError):
             return f"it is {observation!r}"

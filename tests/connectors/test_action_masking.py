@@ -243,7 +243,12 @@ def dict_with(mask_space, **parts):
 @pytest.mark.parametrize(
     ("observation_space", "action_space", "options", "message"),
     [
-        (WITH_MASK, spaces.MultiDiscrete([2, 2]), {}, "masks are for Discrete actions, but those of the agent are Mul"),
+        (
+            WITH_MASK,
+            spaces.MultiDiscrete([2, 3]),
+            {},
+            "must have 5 numbers, one for each value of each choice, or a tuple",
+        ),
         (
             BOX,
             BOX,

@@ -238,12 +238,32 @@ def compute_values(rl_module: Any, columns: ColumnGroup) -> torch.Tensor:
         if bucket is not None and columns.rows_per_module is not None and columns.sequences is None:
             _with_values(rl_module, columns.module_ids[0])
             inputs = {name: columns[name] for name in _READ_BY_CRITICS if name in columns}
-            inputs = bucket.stack(inputs, columns.rows_per_module)
-            return bucket.twin.compute_values(inputs).reshape(-1)
-        parts = [_with_values(rl_module, m).compute_values(part) for m, part in columns.module_columns()]
+            values = bucket.twin.compute_values(bucket.stack(inputs, columns.rows_per_module))
+            lead = (
+                columns.rows_per_module if len(bucket.modules) == 1 else (len(bucket.modules), columns.rows_per_module)
+            )
+            return _checked_values(columns.module_ids[0], values, lead).reshape(-1)
+        parts = []
+        for i, (module_id, part) in enumerate(columns.module_columns()):
+            values = _with_values(rl_module, module_id).compute_values(part)
+            rows = columns.splits[i + 1] - columns.splits[i]
+            lead = rows if columns.sequences is None else tuple(columns.sequences.within(i).shape)
+            parts.append(_checked_values(module_id, values, lead))
         if columns.sequences is not None:
             parts = [unpadded(part, columns.sequences.within(i)) for i, part in enumerate(parts)]
         return torch.cat(parts)
+
+
+def _checked_values(module_id: str, values: Any, lead: int | tuple[int, ...]) -> torch.Tensor:
+    """Values, of which there must be one for each row."""
+    wanted = (lead,) if isinstance(lead, int) else lead
+    if not isinstance(values, torch.Tensor) or tuple(values.shape) != wanted:
+        found = tuple(values.shape) if isinstance(values, torch.Tensor) else type(values).__name__
+        raise ModuleError(
+            f"GeneralAdvantageEstimation: compute_values of module {module_id!r} gave {found}, expected a tensor of "
+            f"shape {wanted}: one number for each row, without a last axis (.squeeze(-1))."
+        )
+    return values
 
 
 def _with_values(rl_module: Any, module_id: str) -> Any:
