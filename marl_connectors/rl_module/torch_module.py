@@ -56,8 +56,8 @@ class TorchModule(RLModule, ValueFunctionAPI, InferenceOnlyAPI):
         make = self.model_config[key]
         if isinstance(make, nn.Module) or not callable(make):
             raise ModuleError(
-                f"TorchModule: {key!r} must be a function that makes a torch module, not {type(make).__name__}, as each "
-                f"RLModule needs one of its own: model_config={{'{key}': lambda observation_space, num_outputs: ...}}."
+                f"TorchModule: {key!r} must be a function that makes a torch module, not {type(make).__name__}: each "
+                f"RLModule needs its own. model_config={{'{key}': lambda observation_space, num_outputs: ...}}."
             )
         made = make(self.observation_space, num_outputs)
         if not isinstance(made, nn.Module):
