@@ -84,7 +84,7 @@ class OneHotPart(nn.Module):
 
     def __init__(self, space: spaces.Discrete | spaces.MultiDiscrete):
         super().__init__()
-        self._rank = len(space.shape)
+        self._rank = len(space.shape or ())
         counts, starts = (np.atleast_1d(x).ravel() for x in (_counts(space), space.start))
         numbers = np.concatenate([np.arange(n) + start for n, start in zip(counts, starts, strict=True)])
         self._numbers = torch.from_numpy(numbers)
@@ -111,14 +111,15 @@ class ImagePart(nn.Module):
 
     def __init__(self, space: spaces.Box, config: DefaultModelConfig):
         super().__init__()
-        shape = (*space.shape, 1) if len(space.shape) == 2 else space.shape
-        self._has_channels = len(space.shape) == 3
-        self._channels_first = 4 * shape[0] <= min(shape[1:])
+        height, width, *last = space.shape
+        channels = last[0] if last else 1
+        self._has_channels = bool(last)
+        self._channels_first = bool(last) and 4 * height <= min(width, channels)
         if self._channels_first:
-            shape = (*shape[1:], shape[0])
+            channels, height, width = height, width, channels
         self._scale = 1.0 / max(float(space.high.max()), 1.0) if space.dtype == np.uint8 else None
-        filters = default_filters(*shape[:2]) if config.conv_filters is None else config.conv_filters
-        self.cnn = CNN(shape, filters, config.conv_activation, Initializers.of(config, "conv"))
+        filters = default_filters(height, width) if config.conv_filters is None else config.conv_filters
+        self.cnn = CNN((height, width, channels), filters, config.conv_activation, Initializers.of(config, "conv"))
         self.output_dim = self.cnn.output_dim
 
     def forward(self, x: Tensor) -> Tensor:

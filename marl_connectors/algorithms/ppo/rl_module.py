@@ -78,7 +78,7 @@ class DefaultPPORLModule(RLModule, ValueFunctionAPI, InferenceOnlyAPI):
 
     def _forward(self, batch: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
         embeddings, state = self._embed(batch)
-        outputs = {Columns.ACTION_DIST_INPUTS: self._action_dist_inputs(embeddings)}
+        outputs: dict[str, Any] = {Columns.ACTION_DIST_INPUTS: self._action_dist_inputs(embeddings)}
         if state is not None:
             if not self.config.vf_share_layers:
                 state = {"actor": state, "critic": self._embed_for_values(batch)[1]}

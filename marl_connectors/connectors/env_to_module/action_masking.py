@@ -221,7 +221,7 @@ class ActionMasking(ObservationTransform):
         found = [(row, info[key]) for row, info in enumerate(infos) if info.get(key) is not None]
         action_space = plan.how.action_space or steps.spaces[1]
         lens = values_per_choice(action_space)
-        if lens is None:
+        if lens is None or action_space is None:
             if not found:
                 return None
             whose = _whose(steps, found[0][0])

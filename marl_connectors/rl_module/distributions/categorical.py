@@ -215,8 +215,9 @@ class TorchBernoulli(Distribution):
         return torch.where(value.reshape(self.logits.shape) > 0, one, zero).sum(-1)
 
     def entropy(self) -> Tensor:
-        return -sum(log_prob.exp() * log_prob for log_prob in self._log_probs).sum(-1)
+        zero, one = self._log_probs
+        return -(zero.exp() * zero + one.exp() * one).sum(-1)
 
     def kl(self, other: TorchBernoulli) -> Tensor:
-        pairs = zip(self._log_probs, other._log_probs, strict=True)
-        return sum(mine.exp() * (mine - theirs) for mine, theirs in pairs).sum(-1)
+        (zero, one), (other_zero, other_one) = self._log_probs, other._log_probs
+        return (zero.exp() * (zero - other_zero) + one.exp() * (one - other_one)).sum(-1)
