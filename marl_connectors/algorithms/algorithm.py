@@ -49,6 +49,7 @@ class Algorithm:
             observation_space=config.observation_space,
             action_space=config.action_space,
             wrappers=config.wrappers,
+            action_mask_key=config.action_mask_key,
         )
         if not config.disable_env_checking:
             self._setup.check(self.seed)

@@ -43,6 +43,7 @@ class EnvSetup:
         observation_space: Any = None,
         action_space: Any = None,
         wrappers: Iterable[EnvWrapper] = (),
+        action_mask_key: str | None = None,
     ):
         """Makes one copy to ask.
 
@@ -52,6 +53,7 @@ class EnvSetup:
             observation_space: Instead of the environment's own: a space, or ``{agent_id: space}``.
             action_space: Likewise.
             wrappers: As for ``make_env``.
+            action_mask_key: Under which key of observations or infos action masks are, if not ``"action_mask"``.
 
         Raises:
             EnvError: If it cannot be made, or is of a kind that is not supported.
@@ -61,6 +63,7 @@ class EnvSetup:
         self._env_config = dict(env_config)
         self._wrappers = tuple(wrappers)
         self._given = (observation_space, action_space)
+        self._action_mask_key = action_mask_key or "action_mask"
         self.probe = self.make()
         self.single_agent = isinstance(self.probe, SingleAgentEnv)
         agent_ids = getattr(self.probe, "possible_agents", None)
@@ -132,7 +135,9 @@ class EnvSetup:
             for t in range(1, _TRIAL_STEPS + 1):
                 actions = {
                     agent_id: self._random_action(
-                        agent_id, rng, mask_of(observations.get(agent_id), infos.get(agent_id))
+                        agent_id,
+                        rng,
+                        mask_of(observations.get(agent_id), infos.get(agent_id), self._action_mask_key),
                     )
                     for agent_id in self._acting()
                 }
@@ -205,14 +210,14 @@ class EnvSetup:
             return f"it is {observation!r}"
 
 
-def mask_of(observation: Any, info: Mapping[str, Any] | None) -> Any:
+def mask_of(observation: Any, info: Mapping[str, Any] | None, key: str = "action_mask") -> Any:
     """The actions that PettingZoo's ``action_mask``, in an observation or an info, allows: ``[n]``, or None.
 
     That of a MultiDiscrete space may be a tuple of arrays.
     """
     for holder in (observation, info):
-        if isinstance(holder, Mapping) and "action_mask" in holder:
-            mask = holder["action_mask"]
+        if isinstance(holder, Mapping) and key in holder:
+            mask = holder[key]
             return mask if isinstance(mask, tuple) else np.asarray(mask)
     return None
 
