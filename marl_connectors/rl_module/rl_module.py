@@ -128,16 +128,25 @@ class RLModule(nn.Module):
     def forward_inference(self, batch: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Columns for acting greedily, without gradients."""
         with _no_gradients():
-            return _with_mask(self, batch, self._forward_inference(batch, **kwargs))
+            try:
+                return _with_mask(self, batch, self._forward_inference(batch, **kwargs))
+            except KeyError as error:
+                raise _missing_column(self, batch, error) from error
 
     def forward_exploration(self, batch: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Columns for acting while exploring, without gradients."""
         with _no_gradients():
-            return _with_mask(self, batch, self._forward_exploration(batch, **kwargs))
+            try:
+                return _with_mask(self, batch, self._forward_exploration(batch, **kwargs))
+            except KeyError as error:
+                raise _missing_column(self, batch, error) from error
 
     def forward_train(self, batch: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Columns for computing a loss."""
-        outputs = self._forward_train(batch, **kwargs)
+        try:
+            outputs = self._forward_train(batch, **kwargs)
+        except KeyError as error:
+            raise _missing_column(self, batch, error) from error
         return _masked(self, batch, outputs) if Columns.ACTION_MASK in batch else outputs
 
     def is_stateful(self) -> bool:
@@ -176,6 +185,17 @@ class RLModule(nn.Module):
 def _no_gradients() -> AbstractContextManager[Any]:
     """``torch.no_grad()``, or nothing where a MultiRLModule has seen to that already. A hot path."""
     return torch.no_grad() if torch.is_grad_enabled() else _NOTHING
+
+
+def _missing_column(module: RLModule, batch: Mapping[str, Any], error: KeyError) -> Exception:
+    """The error for a key that a forward pass did not find, unless it explains itself."""
+    key = error.args[0] if error.args else None
+    if not isinstance(key, str) or not key.isidentifier() or key in batch:
+        return error
+    return ModuleError(
+        f"{type(module).__name__}: its forward pass found no {key!r}. The batch has the columns {sorted(batch)}. Read "
+        f"one of these, or add the connector piece that makes {key!r}."
+    )
 
 
 def _with_mask(module: RLModule, batch: Mapping[str, Any], outputs: dict[str, Any]) -> dict[str, Any]:
