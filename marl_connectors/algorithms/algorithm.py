@@ -18,7 +18,6 @@ from marl_connectors.checkpoints import load_state, save_state
 from marl_connectors.connectors.explain import Explanation
 from marl_connectors.env_runners.env_runner import EnvRunner
 from marl_connectors.env_runners.episode_metrics import EpisodeTally, summarize
-from marl_connectors.environments.env_setup import EnvSetup
 from marl_connectors.errors import CheckpointError
 from marl_connectors.metrics import by_pipeline
 from marl_connectors.rl_module.rl_module import RLModule, RLModuleSpec
@@ -43,14 +42,7 @@ class Algorithm:
         self.config.validate()
         self.seed = secrets.randbits(31) if config.seed is None else config.seed
         self.config.freeze()
-        self._setup = EnvSetup(
-            config.env,
-            config.env_config,
-            observation_space=config.observation_space,
-            action_space=config.action_space,
-            wrappers=config.wrappers,
-            action_mask_key=config.action_mask_key,
-        )
+        self._setup = building.build_setup(config)
         if not config.disable_env_checking:
             self._setup.check(self.seed)
         self._env_to_module = building.build_env_to_module(self.config, self._setup)

@@ -37,6 +37,18 @@ from marl_connectors.seeding import torch_stream
 from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID, ModuleID
 
 
+def build_setup(config: AlgorithmConfig) -> EnvSetup:
+    """The environment's maker, and what one copy of it says."""
+    return EnvSetup(
+        config.env,
+        config.env_config,
+        observation_space=config.observation_space,
+        action_space=config.action_space,
+        wrappers=config.wrappers,
+        action_mask_key=config.action_mask_key,
+    )
+
+
 def build_env_to_module(config: AlgorithmConfig, setup: EnvSetup) -> EnvToModulePipeline:
     """The env-to-module pipeline, with the user's pieces first."""
     input_spaces = setup.space_of_all(0), setup.space_of_all(1)

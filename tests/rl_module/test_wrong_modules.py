@@ -85,7 +85,10 @@ def trained(module_class, policies="shared"):
             r"'(default_policy|a)' put out 'action_dist_inputs' of shape \(\d, 5\), but TorchCategorical needs 3",
         ),
         (NoLogits, r"'(default_policy|a)' put out \['logits'\], but neither 'actions' nor 'action_dist_inputs'"),
-        (AnotherColumn, "no (column )?'observation'.* Did you mean|AnotherColumn: .* no 'observation'.*columns .'obs'"),
+        (
+            AnotherColumn,
+            r"no column 'observation' in the batch\. Known: obs|AnotherColumn: .* no 'observation'.*columns .'obs'",
+        ),
         (
             ValuesWithAnAxis,
             r"compute_values of module '.*' gave \(\d+, 1\), expected .* \(\d+,\): one number for each row",

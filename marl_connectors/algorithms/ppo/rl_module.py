@@ -43,7 +43,15 @@ class DefaultPPORLModule(RLModule, ValueFunctionAPI, InferenceOnlyAPI):
         self.log_std = nn.Parameter(torch.zeros(num_free)) if num_free else None
         self.encoder, self.rnn, num_embeddings = self._make_encoder()
         self.pi = self._head(num_embeddings, self._log_stds.num_outputs, gain=0.01)
-        if not config.vf_share_layers and (self.rnn is not None or not self.inference_only):
+        self.vf_rnn: RecurrentLayer | None = None
+        self._make_value_layers(num_embeddings)
+
+    def _make_value_layers(self, num_embeddings: int) -> None:
+        """The value head and, if it shares none with the policy, the layers before it.
+
+        A recurrent layer of the value function has a state that goes on when acting, so it is built for acting, too.
+        """
+        if not self.config.vf_share_layers and (self.rnn is not None or not self.inference_only):
             self.vf_encoder, self.vf_rnn, _ = self._make_encoder()
         if not self.inference_only:
             self.vf = self._head(num_embeddings, 1, gain=1.0)
@@ -74,13 +82,13 @@ class DefaultPPORLModule(RLModule, ValueFunctionAPI, InferenceOnlyAPI):
         if self.rnn is None:
             return {}
         own = self.rnn.initial_state()
-        return own if self.config.vf_share_layers else {"actor": own, "critic": self.rnn.initial_state()}
+        return own if self.vf_rnn is None else {"actor": own, "critic": self.vf_rnn.initial_state()}
 
     def _forward(self, batch: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
         embeddings, state = self._embed(batch)
         outputs: dict[str, Any] = {Columns.ACTION_DIST_INPUTS: self._action_dist_inputs(embeddings)}
         if state is not None:
-            if not self.config.vf_share_layers:
+            if self.vf_rnn is not None:
                 state = {"actor": state, "critic": self._embed_for_values(batch)[1]}
             outputs[Columns.STATE_OUT] = state
         return outputs
@@ -98,7 +106,7 @@ class DefaultPPORLModule(RLModule, ValueFunctionAPI, InferenceOnlyAPI):
         if self.rnn is None:
             return embeddings, None
         state = batch[Columns.STATE_IN]
-        return self.rnn(embeddings, state if self.config.vf_share_layers else state["actor"])
+        return self.rnn(embeddings, state if self.vf_rnn is None else state["actor"])
 
     def _embed_for_values(self, batch: Mapping[str, Any]) -> tuple[Tensor, Any]:
         """What the value head reads, and the state behind it."""
@@ -117,5 +125,5 @@ class DefaultPPORLModule(RLModule, ValueFunctionAPI, InferenceOnlyAPI):
         return self.vf(embeddings).squeeze(-1)
 
     def get_non_inference_attributes(self) -> list[str]:
-        """The value layers; a recurrent layer of the value function goes on when acting, so it is not among them."""
-        return ["vf"] if self.config.vf_share_layers or self.rnn is not None else ["vf", "vf_encoder"]
+        """The value layers, but for those before a recurrent layer of the value function, which goes on when acting."""
+        return ["vf"] if self.config.vf_share_layers or self.vf_rnn is not None else ["vf", "vf_encoder"]
