@@ -38,11 +38,6 @@ class RecurrentLayer(nn.Module):
             initializers.fill_bias(self.bias_ih_l0)
             initializers.fill_bias(self.bias_hh_l0)
 
-    @abstractmethod
-    def initial_state(self) -> dict[str, np.ndarray]:
-        """``[size]`` zeros, by the state's parts."""
-
-    @abstractmethod
     def forward(self, x: Tensor, state: State) -> tuple[Tensor, dict[str, Tensor]]:
         """What it puts out at each step, ``[..., T, size]``, and the state after the last one.
 
@@ -50,24 +45,47 @@ class RecurrentLayer(nn.Module):
             x: ``[B, T, n]`` or ``[M, B, T, n]``.
             state: Before the first step, ``[B, size]`` or ``[M, B, size]`` each.
         """
+        weights: list[Tensor] = [self.weight_ih_l0, self.weight_hh_l0, self.bias_ih_l0, self.bias_hh_l0]
+        if weights[0].dim() == 3:
+            return self._in_steps(x, state, weights)
+        if x.is_cpu:
+            return self._at_once(x, {key: leaf.unsqueeze(0).contiguous() for key, leaf in state.items()}, weights)
+        # cuDNN wants all weights in one piece of memory, which is the bucket's here.
+        return self._alone_in_steps(x, state, weights)
 
-    @property
-    def _weights(self) -> list[Tensor]:
-        return [self.weight_ih_l0, self.weight_hh_l0, self.bias_ih_l0, self.bias_hh_l0]
+    def _alone_in_steps(self, x: Tensor, state: State, weights: list[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        stacked = {key: leaf.unsqueeze(0) for key, leaf in state.items()}
+        outputs, after = self._in_steps(x.unsqueeze(0), stacked, [weight.unsqueeze(0) for weight in weights])
+        return outputs.squeeze(0), {key: leaf.squeeze(0) for key, leaf in after.items()}
 
-    @property
-    def _is_stacked(self) -> bool:
-        return self.weight_ih_l0.dim() == 3
+    def _in_steps(self, x: Tensor, state: State, weights: list[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """One step after another, for all of ``M`` layers at once."""
+        of_input, of_memory, bias, memory_bias = weights
+        rows = torch.baddbmm(bias.unsqueeze(-2), x.flatten(1, 2), of_input.transpose(-1, -2))
+        outputs, now = [], dict(state)
+        for gates in rows.unflatten(1, x.shape[1:3]).unbind(2):
+            remembered = torch.baddbmm(memory_bias.unsqueeze(-2), now["h"], of_memory.transpose(-1, -2))
+            now = self._step(gates, remembered, now)
+            outputs.append(now["h"])
+        return torch.stack(outputs, 2), now
 
-    def _of_inputs(self, x: Tensor) -> Tensor:
-        """What the inputs add to the gates, for all steps at once: ``[M, B, T, gates]``."""
-        rows = x.flatten(1, 2)
-        gates = torch.baddbmm(self.bias_ih_l0.unsqueeze(-2), rows, self.weight_ih_l0.transpose(-1, -2))
-        return gates.unflatten(1, x.shape[1:3])
+    @abstractmethod
+    def initial_state(self) -> dict[str, np.ndarray]:
+        """``[size]`` zeros, by the state's parts; ``h`` is what it puts out."""
 
-    def _of_memory(self, h: Tensor) -> Tensor:
-        """What the state adds to the gates: ``[M, B, gates]``."""
-        return torch.baddbmm(self.bias_hh_l0.unsqueeze(-2), h, self.weight_hh_l0.transpose(-1, -2))
+    @abstractmethod
+    def _step(self, gates: Tensor, remembered: Tensor, state: State) -> dict[str, Tensor]:
+        """The next state.
+
+        Args:
+            gates: ``[M, B, gates]`` of the input.
+            remembered: Likewise, of the memory.
+            state: ``[M, B, size]`` each.
+        """
+
+    @abstractmethod
+    def _at_once(self, x: Tensor, state: State, weights: list[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """All steps of one layer in a single call, from states ``[1, B, size]``."""
 
 
 class LSTM(RecurrentLayer):
@@ -78,19 +96,15 @@ class LSTM(RecurrentLayer):
     def initial_state(self) -> dict[str, np.ndarray]:
         return {"h": np.zeros(self.size, np.float32), "c": np.zeros(self.size, np.float32)}
 
-    def forward(self, x: Tensor, state: State) -> tuple[Tensor, dict[str, Tensor]]:
-        h, c = state["h"], state["c"]
-        if not self._is_stacked:
-            before = (h.unsqueeze(0).contiguous(), c.unsqueeze(0).contiguous())
-            outputs, h, c = torch.lstm(x, before, self._weights, True, 1, 0.0, self.training, False, True)
-            return outputs, {"h": h.squeeze(0), "c": c.squeeze(0)}
-        steps = []
-        for of_input in self._of_inputs(x).unbind(2):
-            write, keep, new, read = (of_input + self._of_memory(h)).chunk(4, -1)
-            c = keep.sigmoid() * c + write.sigmoid() * new.tanh()
-            h = read.sigmoid() * c.tanh()
-            steps.append(h)
-        return torch.stack(steps, 2), {"h": h, "c": c}
+    def _step(self, gates: Tensor, remembered: Tensor, state: State) -> dict[str, Tensor]:
+        write, keep, new, read = (gates + remembered).chunk(4, -1)
+        c = keep.sigmoid() * state["c"] + write.sigmoid() * new.tanh()
+        return {"h": read.sigmoid() * c.tanh(), "c": c}
+
+    def _at_once(self, x: Tensor, state: State, weights: list[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        before = (state["h"], state["c"])
+        outputs, h, c = torch.lstm(x, before, weights, True, 1, 0.0, self.training, False, True)
+        return outputs, {"h": h.squeeze(0), "c": c.squeeze(0)}
 
 
 class GRU(RecurrentLayer):
@@ -101,17 +115,12 @@ class GRU(RecurrentLayer):
     def initial_state(self) -> dict[str, np.ndarray]:
         return {"h": np.zeros(self.size, np.float32)}
 
-    def forward(self, x: Tensor, state: State) -> tuple[Tensor, dict[str, Tensor]]:
-        h = state["h"]
-        if not self._is_stacked:
-            before = h.unsqueeze(0).contiguous()
-            outputs, h = torch.gru(x, before, self._weights, True, 1, 0.0, self.training, False, True)
-            return outputs, {"h": h.squeeze(0)}
-        steps = []
-        for of_input in self._of_inputs(x).unbind(2):
-            reset, keep, new = of_input.chunk(3, -1)
-            reset_h, keep_h, new_h = self._of_memory(h).chunk(3, -1)
-            keep = (keep + keep_h).sigmoid()
-            h = (1 - keep) * (new + (reset + reset_h).sigmoid() * new_h).tanh() + keep * h
-            steps.append(h)
-        return torch.stack(steps, 2), {"h": h}
+    def _step(self, gates: Tensor, remembered: Tensor, state: State) -> dict[str, Tensor]:
+        reset, keep, new = gates.chunk(3, -1)
+        reset_h, keep_h, new_h = remembered.chunk(3, -1)
+        keep = (keep + keep_h).sigmoid()
+        return {"h": (1 - keep) * (new + (reset + reset_h).sigmoid() * new_h).tanh() + keep * state["h"]}
+
+    def _at_once(self, x: Tensor, state: State, weights: list[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        outputs, h = torch.gru(x, state["h"], weights, True, 1, 0.0, self.training, False, True)
+        return outputs, {"h": h.squeeze(0)}

@@ -40,6 +40,8 @@ def test_a_layer_computes_what_torchs_does_in_float64(ours, theirs):
     after = after if isinstance(after, tuple) else (after,)
     for leaf, expected in zip(found_state.values(), after, strict=True):
         torch.testing.assert_close(leaf.double(), expected.squeeze(0), rtol=0, atol=1e-5)
+    in_steps = layer._alone_in_steps(x, state, list(layer.parameters()))  # as on other devices than the CPU
+    torch.testing.assert_close(in_steps, (found, found_state), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("ours", [LSTM, GRU])
