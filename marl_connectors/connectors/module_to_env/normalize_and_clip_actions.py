@@ -73,7 +73,9 @@ class NormalizeAndClipActions(ConnectorV2):
         if isinstance(space, spaces.Discrete):
             return actions + space.start if space.start else None
         if isinstance(space, (spaces.MultiDiscrete, spaces.MultiBinary)):
-            shaped = actions.reshape(len(actions), *space.shape)
+            shaped = actions
+            if actions.shape[1:] != space.shape:
+                shaped = actions.reshape(len(actions), *space.shape)
             for_env = from_start(space, shaped).astype(space.dtype, copy=False)
             return None if for_env is actions else for_env
         if not isinstance(space, spaces.Box) or not np.issubdtype(space.dtype, np.floating):
