@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from gymnasium import Space
@@ -20,6 +21,7 @@ from marl_connectors.connectors.defaults import (
     module_to_env_pipeline,
 )
 from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
+from marl_connectors.connectors.env_to_module.mean_std_filter import MeanStdFilter
 from marl_connectors.connectors.learner.learner_connector_pipeline import LearnerConnectorPipeline
 from marl_connectors.connectors.module_to_env.module_to_env_pipeline import ModuleToEnvPipeline
 from marl_connectors.env_runners.env_runner import EnvRunner
@@ -78,40 +80,50 @@ def build_module_to_env(config: AlgorithmConfig, setup: EnvSetup, *, stateful: b
 
 
 def build_modules(
-    config: AlgorithmConfig, setup: EnvSetup, env_to_module: EnvToModulePipeline, seed: int
+    config: AlgorithmConfig,
+    setup: EnvSetup,
+    env_to_module: EnvToModulePipeline,
+    seed: int,
+    rl_module_specs: Mapping[ModuleID, RLModuleSpec] | None = None,
 ) -> MultiRLModule:
     """All modules, each with the spaces of the agents that are mapped to it.
 
     If one of them is stateful, the pipeline gets the pieces that it needs.
 
+    Args:
+        config: The settings.
+        setup: The environment.
+        env_to_module: The pipeline whose output the modules see.
+        seed: Of their parameters.
+        rl_module_specs: The modules of a checkpoint, complete; None for those that the config asks for.
+
     Raises:
         ConfigError: If a module's spaces cannot be worked out.
         MappingError: If the mapping function raises, or agents of one module differ in their spaces.
     """
-    agents = agents_by_module(config, setup)
-    given = config.rl_module_spec
-    multi = given if isinstance(given, MultiRLModuleSpec) else MultiRLModuleSpec(rl_module_specs=given or {})
-    specs: dict[ModuleID, RLModuleSpec] = {}
-    for module_id, agent_ids in agents.items():
-        spec = (
-            multi.rl_module_specs
-            if isinstance(multi.rl_module_specs, RLModuleSpec)
-            else multi.rl_module_specs.get(module_id)
-        )
-        own = config.policies.get(module_id) if isinstance(config.policies, dict) else None
-        specs[module_id] = _completed(spec or own or RLModuleSpec(), config, setup, env_to_module, module_id, agent_ids)
-    if not isinstance(multi.rl_module_specs, RLModuleSpec):
-        for module_id in multi.rl_module_specs:
-            if module_id not in specs:
-                raise ConfigError(
-                    f"rl_module_spec: has a spec for module {module_id!r}, but the modules are {sorted(specs)}. Add it "
-                    f"to policies, or map an agent to it."
-                )
+    multi = multi_spec_of(config)
+    specs = rl_module_specs
+    if specs is None:
+        specs = {
+            module_id: _completed(
+                spec_of(config, module_id) or RLModuleSpec(), config, setup, env_to_module, module_id, agent_ids
+            )
+            for module_id, agent_ids in agents_by_module(config, setup).items()
+        }
+        if not isinstance(multi.rl_module_specs, RLModuleSpec):
+            for module_id in multi.rl_module_specs:
+                if module_id not in specs:
+                    raise ConfigError(
+                        f"rl_module_spec: has a spec for module {module_id!r}, but the modules are {sorted(specs)}. "
+                        f"Add it to policies, or map an agent to it."
+                    )
     with torch_stream(seed, "modules"):
         modules = dataclasses.replace(multi, rl_module_specs={}, load_state_path=None).build()
     for module_id, spec in specs.items():
         with torch_stream(seed, "module", module_id):
             modules.add_module(module_id, spec.build())
+    if rl_module_specs is not None:
+        multi = MultiRLModuleSpec()  # parameters to begin with are of no use
     if multi.load_state_path is not None:
         from marl_connectors.checkpoints import load_state
 
@@ -121,6 +133,19 @@ def build_modules(
     if modules.is_stateful() and config.add_default_connectors_to_env_to_module_pipeline:
         add_state_pieces(env_to_module)
     return modules.to(config.device)
+
+
+def multi_spec_of(config: AlgorithmConfig) -> MultiRLModuleSpec:
+    """What the config says about the MultiRLModule."""
+    given = config.rl_module_spec
+    return given if isinstance(given, MultiRLModuleSpec) else MultiRLModuleSpec(rl_module_specs=given or {})
+
+
+def spec_of(config: AlgorithmConfig, module_id: ModuleID) -> RLModuleSpec | None:
+    """What the config says about a module, in ``rl_module_spec`` or in ``policies``."""
+    specs = multi_spec_of(config).rl_module_specs
+    own = config.policies.get(module_id) if isinstance(config.policies, dict) else None
+    return (specs if isinstance(specs, RLModuleSpec) else specs.get(module_id)) or own
 
 
 def agents_by_module(config: AlgorithmConfig, setup: EnvSetup) -> dict[ModuleID, list[AgentID]]:
@@ -287,3 +312,15 @@ def needed_lookback(pipeline: ConnectorPipelineV2) -> int:
     """How many earlier steps the pieces of a pipeline look at."""
     inner = [needed_lookback(p) if isinstance(p, ConnectorPipelineV2) else getattr(p, "lookback", 0) for p in pipeline]
     return max(inner, default=0)
+
+
+def stop_counting(pipeline: ConnectorPipelineV2) -> list[MeanStdFilter]:
+    """Lets filters use the statistics that they have, and count no further; those that did until now."""
+    stopped: list[MeanStdFilter] = []
+    for piece in pipeline:
+        if isinstance(piece, ConnectorPipelineV2):
+            stopped += stop_counting(piece)
+        elif isinstance(piece, MeanStdFilter) and piece.update_stats:
+            piece.update_stats = False
+            stopped.append(piece)
+    return stopped

@@ -47,6 +47,7 @@ class Learner(ABC):
         self.num_updates = 0
         self._seed = seed
         self._terms: dict[ModuleID, dict[str, list[Tensor]]] = {}
+        self._never_updated: set[ModuleID] = set()
         self.optimizers = Optimizers(self)
 
     def build(self) -> None:
@@ -183,7 +184,9 @@ class Learner(ABC):
         )
 
     def should_train(self, module_id: ModuleID) -> bool:
-        """Whether ``policies_to_train`` names the module."""
+        """Whether ``policies_to_train`` names the module, and it was not added as one that is never updated."""
+        if module_id in self._never_updated:
+            return False
         wanted = self.config.policies_to_train
         return wanted is None or bool(wanted(module_id) if callable(wanted) else module_id in wanted)
 
@@ -263,15 +266,20 @@ class Learner(ABC):
 
     # Modules that come and go.
 
-    def add_module(self, module_id: ModuleID, module: RLModule) -> None:
-        """Adds a module and its optimizers; those of the others go on."""
+    def add_module(self, module_id: ModuleID, module: RLModule, *, is_updated: bool = True) -> None:
+        """Adds a module and its optimizers; those of the others go on. One that is not updated only acts."""
         self.module.add_module(module_id, module)
+        if not is_updated:
+            self._never_updated.add(module_id)
+            return
         self.configure_optimizers_for_module(module_id, self.config.get_config_for_module(module_id))
 
     def remove_module(self, module_id: ModuleID) -> None:
         """Takes a module and its optimizers out."""
         self.module.remove_module(module_id)
         self.optimizers.forget(module_id)
+        self._never_updated.discard(module_id)
+        self._terms.pop(module_id, None)
 
     def get_state(self) -> dict[str, Any]:
         """Everything that the next update depends on, as JSON data and tensors."""
@@ -282,6 +290,7 @@ class Learner(ABC):
             "seed": self._seed,
             "num_updates": self.num_updates,
             "timestep": self.timestep,
+            "never_updated": sorted(self._never_updated),
             "metrics": self.metrics.get_state(),
         }
 
@@ -293,4 +302,5 @@ class Learner(ABC):
         self._seed = state["seed"]
         self.num_updates = state["num_updates"]
         self.timestep = state["timestep"]
+        self._never_updated = set(state.get("never_updated", ()))
         self.metrics.set_state(state.get("metrics", []))

@@ -11,6 +11,7 @@ from gymnasium import spaces
 from scripted_envs import small_config
 
 from marl_connectors.algorithms.algorithm import Algorithm
+from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
 from marl_connectors.callbacks import Callbacks
 from marl_connectors.checkpoints import save_state
 from marl_connectors.errors import CheckpointError
@@ -112,7 +113,14 @@ def test_other_settings_without_a_name_are_named(tmp_path, setting):
     class Mine(Callbacks):
         pass
 
-    values = {"callbacks_class": Mine, "rl_module_spec": RLModuleSpec(), "env_to_module_connector": lambda: []}
+    class MyModule(DefaultPPORLModule):
+        pass
+
+    values = {
+        "callbacks_class": Mine,
+        "rl_module_spec": RLModuleSpec(MyModule),
+        "env_to_module_connector": lambda: [],
+    }
     config = match_config().update_from_dict({setting: values[setting]})
     saved = config.build_algo().save_to_path(tmp_path / "c")
     with pytest.raises(CheckpointError, match=f"its setting {setting!r} was .*from_checkpoint\\(path, config=...\\)"):
