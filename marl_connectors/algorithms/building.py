@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
+import torch
 from gymnasium import Space
 
 from marl_connectors import spaces
@@ -38,27 +39,48 @@ from marl_connectors.seeding import torch_stream
 from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID, ModuleID
 
 
-def build_env_to_module(config: AlgorithmConfig, setup: EnvSetup) -> EnvToModulePipeline:
-    """The env-to-module pipeline, with the user's pieces first."""
+class Agents(Protocol):
+    """What pipelines need to know of an environment; an EnvSetup does.
+
+    Attributes:
+        single_agent: Whether it is a Gymnasium environment.
+        user_env: What the user's builders get.
+    """
+
+    single_agent: bool
+
+    @property
+    def user_env(self) -> Any: ...
+
+    def space_of_all(self, kind: int) -> Space:
+        """The observation (0) or action (1) space: of the one agent, or a Dict of all agents'."""
+        ...
+
+
+def build_env_to_module(
+    config: AlgorithmConfig, setup: Agents, *, device: torch.device | None = None
+) -> EnvToModulePipeline:
+    """The env-to-module pipeline, with the user's pieces first, for the config's device unless another is named."""
     input_spaces = setup.space_of_all(0), setup.space_of_all(1)
+    device = config.device if device is None else device
     custom = call_builder(
         "env_to_module_connector",
         config.env_to_module_connector,
         setup.user_env,
         {"__env__": input_spaces, "__env_single__": input_spaces},
-        config.device,
+        device,
     )
     return env_to_module_pipeline(
         custom,
         multi_agent=not setup.single_agent,
         observation_space=input_spaces[0],
         action_space=input_spaces[1],
-        device=config.device,
+        device=device,
         add_defaults=config.add_default_connectors_to_env_to_module_pipeline,
     )
 
 
-def build_module_to_env(config: AlgorithmConfig, setup: EnvSetup, *, stateful: bool) -> ModuleToEnvPipeline:
+def build_module_to_env(config: AlgorithmConfig, setup: Agents, *, stateful: bool) -> ModuleToEnvPipeline:
     """The module-to-env pipeline, with the user's pieces before actions get the environment's range."""
     input_spaces = setup.space_of_all(0), setup.space_of_all(1)
     custom = call_builder(

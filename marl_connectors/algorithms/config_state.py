@@ -16,7 +16,10 @@ from marl_connectors.environments.wrappers import wrappers_from_json, wrappers_t
 from marl_connectors.errors import CheckpointError, ConfigError
 from marl_connectors.policy_mapping import import_attribute, mapping_from_json, mapping_to_json, qualified_name
 
-_PASS_CONFIG = "Build the config as you did then and pass it: Algorithm.from_checkpoint(path, config=...)."
+_PASS_CONFIG = (
+    "Build the config as you did then and pass it: Algorithm.from_checkpoint(path, config=...), or "
+    "load_policy(path, config=...)."
+)
 
 
 def config_to_state(config: AlgorithmConfig) -> dict[str, Any]:
@@ -28,14 +31,12 @@ def config_to_state(config: AlgorithmConfig) -> dict[str, Any]:
     }
 
 
-def config_from_state(
-    state: Mapping[str, Any], *, only: Collection[str] | None = None, **instead: Any
-) -> AlgorithmConfig:
+def config_from_state(state: Mapping[str, Any], *, skip: Collection[str] = (), **instead: Any) -> AlgorithmConfig:
     """The config that ``config_to_state`` wrote.
 
     Args:
         state: What it wrote.
-        only: The settings to read; those that are left out keep their defaults. None for all.
+        skip: Settings that are not to be read, and keep their defaults.
         **instead: Values of settings that are not to be read.
 
     Raises:
@@ -47,7 +48,7 @@ def config_from_state(
     for name, value in state["settings"].items():
         if not hasattr(config, name):
             raise CheckpointError(f"checkpoint: its config has a setting {name!r} that this version does not know.")
-        if name not in instead and (only is None or name in only):
+        if name not in instead and name not in skip:
             setattr(config, name, from_state(value, name))
     for name, value in instead.items():
         setattr(config, name, value)

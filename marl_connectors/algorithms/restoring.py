@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gymnasium import Space
 
 from marl_connectors.algorithms.algorithm_config import AlgorithmConfig
-from marl_connectors.algorithms.building import spec_of
+from marl_connectors.algorithms.building import add_state_pieces_to, spec_of
 from marl_connectors.algorithms.changing_modules import ChangingModules, ModulesToUpdate
 from marl_connectors.algorithms.config_state import config_from_state, config_to_state, from_state, to_state
 from marl_connectors.callbacks import Callbacks
 from marl_connectors.checkpoints import find_checkpoint, load_state, save_state
+from marl_connectors.connectors.common.add_states_from_episodes_to_batch import AddStatesFromEpisodesToBatch
 from marl_connectors.env_runners.episode_metrics import EpisodeTally
 from marl_connectors.environments.env_setup import EnvSetup
 from marl_connectors.errors import CheckpointError
@@ -82,6 +83,8 @@ class RestorableAlgorithm(ChangingModules):
         self.iteration = state["iteration"]
         self._time_total_s = state["time_total_s"]
         self._num_evaluations = state["num_evaluations"]
+        if AddStatesFromEpisodesToBatch.__name__ in state["env_runner"]["env_to_module"]:
+            add_state_pieces_to(self.config, self._env_to_module, self.env_runner, self.learner)
         self._recent.clear()
         self._recent.extend(EpisodeTally.from_state(tally) for tally in state["recent_tallies"])
         self.learner.set_state(state["learner"])
@@ -196,7 +199,10 @@ def given_settings(**settings: Any) -> dict[str, Any]:
 
 
 def restored_config(
-    state: Mapping[str, Any], config: AlgorithmConfig | None, given: Mapping[str, Any]
+    state: Mapping[str, Any],
+    config: AlgorithmConfig | None,
+    given: Mapping[str, Any],
+    skip: Collection[str] = (),
 ) -> AlgorithmConfig:
     """The config of a checkpoint, or a given one in its place; with what was changed while training went on.
 
@@ -204,13 +210,14 @@ def restored_config(
         state: The algorithm's.
         config: The user's, or None.
         given: The user's settings, which come first.
+        skip: Settings that are not to be read.
     """
     if config is None:
-        restored = config_from_state(state["config"], **given)
+        restored = config_from_state(state["config"], skip=skip, **given)
     else:
         restored = config.copy()
         for name in state["changed_settings"]:
-            if name not in given:
+            if name not in given and name not in skip:
                 restored.change(**{name: _changed(state, name)})
         restored.change(**given)
     restored.seed = state["seed"]
@@ -227,9 +234,21 @@ def _changed(state: Mapping[str, Any], name: str) -> Any:
         ) from error
 
 
-def restored_specs(state: Mapping[str, Any], config: AlgorithmConfig) -> dict[ModuleID, RLModuleSpec]:
-    """How to build the modules of a checkpoint. A class that cannot be imported by name is taken from the config."""
-    return {module_id: _restored_spec(module_id, data, config) for module_id, data in state["rl_modules"]}
+def restored_specs(
+    state: Mapping[str, Any], config: AlgorithmConfig, wanted: Collection[ModuleID] | None = None
+) -> dict[ModuleID, RLModuleSpec]:
+    """How to build the modules of a checkpoint. A class that cannot be imported by name is taken from the config.
+
+    Args:
+        state: The algorithm's.
+        config: Its config.
+        wanted: Of which modules; None for all.
+    """
+    return {
+        module_id: _restored_spec(module_id, data, config)
+        for module_id, data in state["rl_modules"]
+        if wanted is None or module_id in wanted
+    }
 
 
 def _restored_spec(module_id: ModuleID, data: Mapping[str, Any], config: AlgorithmConfig) -> RLModuleSpec:
