@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from recurrent_modules import GRUModule
 from scripted_envs import small_config
 
-from marl_connectors import Algorithm, MultiRLModuleSpec, RLModuleSpec
+from marl_connectors import Algorithm, MultiRLModuleSpec, RLModuleSpec, load_policy
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
 from marl_connectors.errors import CheckpointError, ConfigError, ModuleError
 from marl_connectors.policy_mapping import mapping_from_json, mapping_to_json
@@ -218,3 +219,20 @@ def test_a_mapping_that_is_a_dataclass_survives_json():
     mapping = Against(("a", "b"))
     assert mapping_from_json(mapping_to_json(mapping)) == mapping
     assert mapping_to_json(Against((object(),)))["type"] == "not_importable"
+
+
+def test_a_run_that_once_had_a_stateful_module_can_be_restored_and_loaded(tmp_path):
+    algo = match_config().build_algo()
+    algo.add_module("gru", RLModuleSpec(GRUModule, model_config={"size": 3}), new_agent_to_module_mapping_fn="*=gru")
+    algo.train()
+    algo.train()
+    policy = load_policy(algo.save_to_path(tmp_path / "with"))
+    assert policy.actions({"agent_0": np.zeros(3, np.float32)}).keys() == {"agent_0"}
+    algo.remove_module("gru", new_agent_to_module_mapping_fn="*=main")
+    algo.train()
+    saved = algo.save_to_path(tmp_path / "without")
+    loaded = Algorithm.from_checkpoint(saved)
+    algo.train()
+    loaded.train()
+    np.testing.assert_equal(weights(loaded), weights(algo))
+    assert load_policy(saved)(np.zeros(3, np.float32), "agent_1") in range(3)
