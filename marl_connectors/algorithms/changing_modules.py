@@ -10,6 +10,7 @@ from marl_connectors.algorithms import building
 from marl_connectors.algorithms.algorithm_config import AlgorithmConfig
 from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
 from marl_connectors.env_runners.env_runner import EnvRunner
+from marl_connectors.environments.env_setup import EnvSetup
 from marl_connectors.errors import ConfigError, ModuleError
 from marl_connectors.learner.learner import Learner
 from marl_connectors.policy_mapping import PolicyMappingFn, policy_mapping
@@ -38,6 +39,7 @@ class ChangingModules:
     learner: Learner
     env_runner: EnvRunner
     _env_to_module: EnvToModulePipeline
+    _setup: EnvSetup
 
     def __init__(self) -> None:
         self._changed_settings: set[str] = set()
@@ -120,6 +122,7 @@ class ChangingModules:
             action_space=spec.action_space or like.action_space,
             model_config=like.model_config if spec.model_config is None else spec.model_config,
         )
+        spec = self.config.complete_rl_module_spec(spec, self._setup, self._env_to_module)
         with torch_stream(self.seed, "module", module_id):
             return spec.build()
 

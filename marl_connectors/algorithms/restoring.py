@@ -39,7 +39,6 @@ class RestorableAlgorithm(ChangingModules):
 
     callbacks: Callbacks
     iteration: int
-    _setup: EnvSetup
     _time_total_s: float
     _num_evaluations: int
     _recent: deque[EpisodeTally]

@@ -11,7 +11,7 @@ import pytest
 from recurrent_modules import GRUModule
 from scripted_envs import small_config
 
-from marl_connectors import Algorithm, MultiRLModuleSpec, RLModuleSpec, load_policy
+from marl_connectors import Algorithm, MAPPOConfig, MultiRLModuleSpec, RLModuleSpec, load_policy
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
 from marl_connectors.errors import CheckpointError, ConfigError, ModuleError
 from marl_connectors.policy_mapping import mapping_from_json, mapping_to_json
@@ -231,6 +231,24 @@ def test_a_run_that_once_had_a_stateful_module_can_be_restored_and_loaded(tmp_pa
     algo.remove_module("gru", new_agent_to_module_mapping_fn="*=main")
     algo.train()
     saved = algo.save_to_path(tmp_path / "without")
+    loaded = Algorithm.from_checkpoint(saved)
+    algo.train()
+    loaded.train()
+    np.testing.assert_equal(weights(loaded), weights(algo))
+    assert load_policy(saved)(np.zeros(3, np.float32), "agent_1") in range(3)
+
+
+def test_modules_with_central_critics_come_and_go_too(tmp_path):
+    config = MAPPOConfig().environment(match_v0.parallel_env, env_config={"n_agents": 2, "n_actions": 3, "ep_len": 7})
+    config.multi_agent(policies={"main"}, policy_mapping_fn="*=main").debugging(seed=0)
+    config.training(train_batch_size_per_learner=20, minibatch_size=10, num_epochs=1)
+    algo = config.build_algo()
+    add_copy(algo, "old", the_others_by_old, new_should_module_be_updated=["main"])
+    algo.add_module(
+        "wide", RLModuleSpec(model_config={"fcnet_hiddens": (9,)}), new_agent_to_module_mapping_fn="*_0=main,*=wide"
+    )
+    algo.train()
+    saved = algo.save_to_path(tmp_path / "c")
     loaded = Algorithm.from_checkpoint(saved)
     algo.train()
     loaded.train()
