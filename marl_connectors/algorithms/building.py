@@ -190,7 +190,10 @@ def agents_by_module(config: AlgorithmConfig, setup: EnvSetup) -> dict[ModuleID,
     episode = MultiAgentEpisode.from_agent_episodes(
         "0-0", {}, env_t_started=0, env_t=0, agent_to_module_mapping_fn=mapping
     )
-    declared = None if config.policies is None else list(config.policies)
+    policies = config.policies
+    declared = (
+        None if policies is None else sorted(policies) if isinstance(policies, (set, frozenset)) else list(policies)
+    )
     agents: dict[ModuleID, list[AgentID]] = {module_id: [] for module_id in declared or ()}
     for agent_id in setup.agent_ids:
         module_id = ask_mapping(episode, agent_id)

@@ -11,7 +11,7 @@ from marl_connectors.algorithms.algorithm_config import AlgorithmConfig
 from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
 from marl_connectors.env_runners.env_runner import EnvRunner
 from marl_connectors.environments.env_setup import EnvSetup
-from marl_connectors.errors import ConfigError, ModuleError
+from marl_connectors.errors import ConfigError, ModuleError, did_you_mean
 from marl_connectors.learner.learner import Learner
 from marl_connectors.policy_mapping import PolicyMappingFn, policy_mapping
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
@@ -90,9 +90,14 @@ class ChangingModules:
 
         Raises:
             ModuleError: If there is a module of that id.
-            ConfigError: For an override that is no setting, or of the wrong kind.
+            ConfigError: For an override that is no setting, or of the wrong kind; or if there is only one agent.
         """
         _check_runners("add_module", add_to_env_runners, add_to_eval_env_runners)
+        if self._setup.single_agent:
+            raise ConfigError(
+                f"add_module: {self._setup.name} has a single agent, whose module is {DEFAULT_MODULE_ID!r}, so nobody "
+                f"would act by {module_id!r}. Change that module's parameters with its set_state instead."
+            )
         if module_id in self.rl_module:
             raise ModuleError(
                 f"add_module: there is a module {module_id!r} already. Choose another id, or call remove_module first."
@@ -145,8 +150,17 @@ class ChangingModules:
             remove_from_learners: True: runners act with the modules that the learner has.
             remove_from_env_runners: True, likewise.
             remove_from_eval_env_runners: True, likewise.
+
+        Raises:
+            ModuleError: If there is no such module, or no other.
         """
         _check_runners("remove_module", remove_from_learners, remove_from_env_runners and remove_from_eval_env_runners)
+        if module_id not in self.rl_module:
+            raise ModuleError(
+                f"remove_module: there is no module {module_id!r}. {did_you_mean(module_id, self.rl_module)}"
+            )
+        if len(self.rl_module) == 1:
+            raise ModuleError(f"remove_module: {module_id!r} is the only module there is. Add another one first.")
         self.learner.remove_module(module_id)
         policies, overrides = self.config.policies, self.config.algorithm_config_overrides_per_module
         if isinstance(policies, dict):

@@ -126,8 +126,19 @@ def test_what_cannot_be_added_leaves_everything_as_it_was():
         algo.add_module("main", new_agent_to_module_mapping_fn="shared")
     with pytest.raises(ConfigError, match="runners and learner have the same modules"):
         algo.add_module("new", add_to_env_runners=False)
+    with pytest.raises(ModuleError, match=r"there is no module 'maine'\. Did you mean 'main'"):
+        algo.remove_module("maine")
+    with pytest.raises(ModuleError, match="'main' is the only module there is"):
+        algo.remove_module("main")
     assert list(algo.rl_module) == ["main"]
     assert not isinstance(algo.config.policy_mapping_fn, str)
+    with pytest.raises(ConfigError, match=r"has a single agent, .* so nobody would act by 'new'"):
+        small_config("CartPole-v1").build_algo().add_module("new")
+
+
+def test_modules_stand_in_the_same_order_in_every_process():
+    config = match_config().multi_agent(policies={f"m{i}" for i in range(9)}, policy_mapping_fn="*=m0")
+    assert list(config.build_algo().rl_module) == [f"m{i}" for i in range(9)]
 
 
 @pytest.mark.parametrize("config", [match_config, game_config], ids=["parallel", "in turns"])

@@ -1,9 +1,11 @@
 """The same training on a GPU."""
 
+import numpy as np
 import pytest
 import torch
 
-from marl_connectors import Algorithm, PPOConfig
+from marl_connectors import Algorithm, PPOConfig, load_policy
+from marl_envs import match_v0
 
 pytestmark = pytest.mark.gpu
 
@@ -44,3 +46,16 @@ def test_a_checkpoint_goes_on_on_the_gpu(tmp_path):
     for module_id, module in algo.rl_module.items():
         for name, value in module.state_dict().items():
             torch.testing.assert_close(again.rl_module[module_id].state_dict()[name], value)
+
+
+def test_a_policy_acts_on_either_device_as_the_run_does(tmp_path):
+    algo = build("independent", 1)
+    algo.train()
+    saved = algo.save_to_path(tmp_path / "checkpoint")
+    seen = match_v0.parallel_env().observation_space("agent_0")
+    batch = np.random.default_rng(0).random((50, *seen.shape), np.float32)
+    on_cpu, on_gpu = load_policy(saved), load_policy(saved, device="cuda")
+    assert all(p.is_cuda for module in on_gpu.rl_module.values() for p in module.parameters())
+    for agent_id in on_cpu.agent_ids:
+        alike = on_gpu(batch, agent_id) == on_cpu(batch, agent_id)
+        assert alike.mean() > 0.9, "the devices round differently, which matters only where two actions are as good"
