@@ -279,6 +279,48 @@ def test_agents_act_as_another_mapping_says(saved):
         load_policy(saved, policy_mapping_fn="*=x")(batch, "agent_0")
 
 
+def test_each_episode_is_mapped_anew(saved):
+    asked, answer = [], ["agent_0"]
+
+    def mapping(agent_id, episode, **kwargs):
+        asked.append((agent_id, episode.id_))
+        return answer[0]
+
+    policy, first, last = (
+        load_policy(saved, policy_mapping_fn=mapping),
+        *(load_policy(saved, f"agent_{i}") for i in (0, 2)),
+    )
+    batch = seen(policy._spaces["agent_0"][0])
+    np.testing.assert_array_equal(policy(batch, "agent_1"), first(batch))
+    answer[0] = "agent_2"
+    np.testing.assert_array_equal(policy(batch, "agent_1"), first(batch))
+    ended = np.arange(20) % 2 == 1
+    policy.reset(ended)
+    np.testing.assert_array_equal(policy(batch, "agent_1"), np.where(ended, last(batch), first(batch)))
+    assert asked == [("agent_1", f"{i}-0") for i in range(20)] + [("agent_1", f"{i}-1") for i in range(1, 20, 2)]
+
+
+def by_environment(agent_id, episode, **kwargs):
+    return "gru" if episode.id_.startswith("1-") else "plain"
+
+
+def test_an_agent_may_act_by_modules_of_other_kinds_in_other_environments(tmp_path):
+    specs = {"plain": RLModuleSpec(), "gru": RLModuleSpec(GRUModule, model_config={"size": 3})}
+    config = small_config(match_v0.parallel_env, env_config=MATCH)
+    config.multi_agent(policies=specs, policy_mapping_fn=by_environment)
+    saved = config.build_algo().save_to_path(tmp_path / "c")
+    mixed, plain, gru = load_policy(saved), load_policy(saved, "plain"), load_policy(saved, "gru")
+    rng = np.random.default_rng(0)
+    for _ in range(12):
+        batch = {
+            f"agent_{i}": rng.normal(size=(3, *mixed._spaces["agent_0"][0].shape)).astype(np.float32) for i in (2, 0)
+        }
+        found = mixed.actions(batch)
+        expected = [policy.actions(batch) for policy in (plain, gru)]
+        for agent_id, actions in found.items():
+            assert actions.tolist() == [expected[i == 1][agent_id][i] for i in range(3)]
+
+
 def test_what_is_no_observation_is_named(saved):
     policy = load_policy(saved)
     with pytest.raises(MappingError, match=r"say whose observation it is: agent_id=..., one of 'agent_0', 'agent_1'"):
