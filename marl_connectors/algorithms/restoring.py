@@ -77,7 +77,12 @@ class RestorableAlgorithm(ChangingModules):
             CheckpointError: If it is of another environment or other modules; nothing is changed then. Or if an ongoing
                 episode cannot be replayed.
         """
+        self._set_state(state)
+
+    def _set_state(self, state: dict[str, Any], given: Collection[str] = ()) -> None:
+        """Sets all but the settings that a user has ``given`` anew."""
         self._check_fits(state)
+        self._take_changed_settings(state, given)
         self.seed = state["seed"]
         self.iteration = state["iteration"]
         self._time_total_s = state["time_total_s"]
@@ -88,6 +93,14 @@ class RestorableAlgorithm(ChangingModules):
         self._recent.extend(EpisodeTally.from_state(tally) for tally in state["recent_tallies"])
         self.learner.set_state(state["learner"])
         self.env_runner.set_state(state["env_runner"])
+
+    def _take_changed_settings(self, state: dict[str, Any], given: Collection[str]) -> None:
+        """Settings that were others, here or there, than at the beginning of the run."""
+        for name in sorted({*state["changed_settings"], *self._changed_settings}.difference(given)):
+            if to_state(getattr(self.config, name), name) != state["config"]["settings"][name]:
+                self._set(**{name: _changed(state, name)})
+        self.env_runner.set_policy_mapping_fn(self.config.policy_mapping_fn)
+        self._changed_settings = {*state["changed_settings"], *given}
 
     def _check_fits(self, state: dict[str, Any]) -> None:
         here = self._described_spaces()
@@ -128,9 +141,9 @@ class RestorableAlgorithm(ChangingModules):
         self._take_over(path, algorithm_state(path))
         self.callbacks.on_checkpoint_loaded(algorithm=self)
 
-    def _take_over(self, path: str | Path, state: dict[str, Any]) -> None:
+    def _take_over(self, path: str | Path, state: dict[str, Any], given: Collection[str] = ()) -> None:
         try:
-            self.set_state(state)
+            self._set_state(state, given)
         except KeyError as error:
             raise lacks(path, error) from error
 
@@ -163,8 +176,7 @@ class RestorableAlgorithm(ChangingModules):
         except KeyError as error:
             raise lacks(path, error) from error
         algorithm = cls(config, rl_module_specs=specs)  # type: ignore[call-arg]
-        algorithm._changed_settings.update(state["changed_settings"], given)
-        algorithm._take_over(path, state)
+        algorithm._take_over(path, state, given)
         algorithm.callbacks.on_checkpoint_loaded(algorithm=algorithm)
         return algorithm
 
@@ -229,7 +241,7 @@ def _changed(state: Mapping[str, Any], name: str) -> Any:
     except CheckpointError as error:
         raise CheckpointError(
             f"checkpoint: {name} was changed while training went on, to what cannot be found again by name. Pass it as "
-            f"it was then: from_checkpoint(path, config=..., {name}=...)."
+            f"it was then: Algorithm.from_checkpoint(path, config=..., {name}=...)."
         ) from error
 
 

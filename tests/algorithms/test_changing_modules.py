@@ -182,6 +182,33 @@ def test_a_mapping_without_a_name_that_was_set_while_training_has_to_be_passed(t
     np.testing.assert_equal(weights(loaded), weights(algo))
 
 
+def test_an_earlier_mapping_comes_back_with_an_earlier_checkpoint(tmp_path):
+    config = match_config().multi_agent(policies={"main", "old"}, policy_mapping_fn="*=main")
+    algo = config.build_algo()
+    algo.train()
+    first = algo.save_to_path(tmp_path / "a")
+    algo.set_policy_mapping_fn(the_others_by_old)
+    algo.train()
+    second = algo.save_to_path(tmp_path / "b")
+    algo.restore_from_path(first)
+    assert algo.config.policy_mapping_fn == config.policy_mapping_fn
+    assert set(algo.evaluate(num_episodes=2)["module_episode_returns"]) == {"main"}
+    assert set(algo.train()["learners"]) == set(algo.train()["learners"]) == {"main"}
+    other = config.build_algo()
+    for run in (algo, other):
+        run.restore_from_path(second)
+        assert run.config.policy_mapping_fn is the_others_by_old
+        assert set(run.train()["learners"]) == {"main", "old"}
+    np.testing.assert_equal(weights(algo), weights(other))
+    mapping = lambda agent_id, episode, **kwargs: "old"
+    algo.set_policy_mapping_fn(mapping)
+    third = algo.save_to_path(tmp_path / "c")
+    algo.restore_from_path(third)
+    assert algo.config.policy_mapping_fn is mapping, "it is that of the checkpoint"
+    with pytest.raises(CheckpointError, match="policy_mapping_fn was changed while training went on"):
+        other.restore_from_path(third)
+
+
 def test_a_class_without_a_name_is_taken_from_the_config(tmp_path):
     class Mine(DefaultPPORLModule):
         pass

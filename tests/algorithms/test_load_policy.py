@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 
 import gymnasium
@@ -502,8 +503,6 @@ def test_a_builder_that_asks_the_environment_for_more_gets_one(tmp_path):
 
 
 def test_the_folder_of_a_run_stands_for_its_latest_checkpoint(saved, tmp_path):
-    import shutil
-
     with pytest.raises(CheckpointError, match="there is nothing"):
         load_policy(tmp_path / "run")
     shutil.copytree(saved, tmp_path / "run" / "checkpoints" / "000003")
