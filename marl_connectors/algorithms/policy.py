@@ -12,7 +12,8 @@ from gymnasium import Space
 from marl_connectors.algorithms.observation_batches import num_in_batch
 from marl_connectors.algorithms.policy_lanes import PolicyLanes
 from marl_connectors.columns import Columns
-from marl_connectors.connectors.connector_v2 import works_on_columns
+from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
+from marl_connectors.connectors.connector_v2 import ConnectorV2, works_on_columns
 from marl_connectors.connectors.defaults import DEFAULT_PIECES
 from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
 from marl_connectors.connectors.module_to_env.get_actions import ACTION_NOISE
@@ -90,7 +91,7 @@ class Policy:
         pieces = [*env_to_module, *module_to_env]
         self._pieces_read_episodes = not all(works_on_columns(piece) for piece in pieces)
         self._has_pieces = any(type(piece) not in DEFAULT_PIECES for piece in pieces)
-        self._remembers = lookback > 0 and (self._has_pieces or rl_module.is_stateful())
+        self._remembers = rl_module.is_stateful() or any(map(_looks_back, pieces))
         self._default_agent = self.agent_ids[0] if len(self.agent_ids) == 1 else default_agent_id
 
     # What users call.
@@ -248,6 +249,13 @@ class Policy:
             self.rl_module.forward_exploration if explore else self.rl_module.forward_inference
         )
         return self.module_to_env.run(forward(batch), **common)
+
+
+def _looks_back(piece: ConnectorV2) -> bool:
+    """Whether earlier steps matter to a piece, as far as one can know: a user's own may read what it likes."""
+    if isinstance(piece, ConnectorPipelineV2):
+        return any(map(_looks_back, piece))
+    return getattr(piece, "lookback", 0) > 0 or not type(piece).__module__.startswith("marl_connectors.")
 
 
 def _check_finite(group: ColumnGroup) -> None:

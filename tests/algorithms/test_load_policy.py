@@ -20,6 +20,7 @@ from marl_connectors import (
     ColumnConnector,
     Columns,
     ConnectorV2,
+    FlattenObservations,
     FrameStacking,
     MeanStdFilter,
     PrevActionsPrevRewards,
@@ -85,6 +86,10 @@ class Remembers(ConnectorV2):
 
 def remembers():
     return Remembers()
+
+
+def flattened():
+    return FlattenObservations()
 
 
 def numbered():
@@ -345,13 +350,23 @@ def test_batches_may_change_their_size_unless_steps_are_remembered(saved, tmp_pa
     policy = load_policy(saved)
     batch = seen(policy._spaces["agent_0"][0])
     assert policy(batch, "agent_0")[3] == policy(batch[3], "agent_0")
-    recurrent = with_recurrent(small_config(match_v0.parallel_env, env_config=MATCH)).build_algo()
-    policy = load_policy(recurrent.save_to_path(tmp_path / "c"))
-    policy(batch, "agent_0")
-    with pytest.raises(EpisodeError, match=r"of 1 environments, but of 20 in the last call.*Call reset\(\)"):
+    numbers = small_config("FrozenLake-v1").env_runners(env_to_module_connector=flattened).build_algo()
+    policy = load_policy(numbers.save_to_path(tmp_path / "a"))
+    assert policy(np.arange(16)).tolist() == [policy(number) for number in range(16)]
+    plain = small_config(match_v0.parallel_env, env_config=MATCH)
+    for i, config in enumerate(
+        [
+            with_recurrent(plain.copy()),
+            plain.copy().env_runners(env_to_module_connector=memory).learners(learner_connector=stacks),
+            plain.copy().env_runners(module_to_env_connector=flipped),
+        ]
+    ):
+        policy = load_policy(config.build_algo().save_to_path(tmp_path / f"b{i}"))
+        policy(batch, "agent_0")
+        with pytest.raises(EpisodeError, match=r"of 1 environments, but of 20 in the last call.*Call reset\(\)"):
+            policy(batch[3], "agent_0")
+        policy.reset()
         policy(batch[3], "agent_0")
-    policy.reset()
-    policy(batch[3], "agent_0")
 
 
 def test_a_module_that_does_not_fit_the_agent_is_named(tmp_path):
