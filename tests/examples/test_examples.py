@@ -93,7 +93,7 @@ def test_the_custom_connector_prints_both_returns(example, capsys):
 
 
 def test_self_play_adds_opponents_and_prints_who_wins(example, capsys):
-    against_random, against_perfect, num_opponents = example("self_play").main(iterations=4, games=10)
+    against_random, against_perfect, num_opponents = example("self_play").main(iterations=3, games=4)
     lines = capsys.readouterr().out.splitlines()
     assert num_opponents == len(lines) - 1 >= 2
     assert lines[0] == "iteration   3: main wins 71%, and main_v1 joins its opponents"
