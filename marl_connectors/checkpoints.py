@@ -30,6 +30,9 @@ from marl_connectors.version import library_version
 FORMAT_VERSION: Final = 1
 STATE_FILE: Final = "state.json"
 TENSORS_FILE: Final = "tensors.safetensors"
+RUN_CHECKPOINTS: Final = "checkpoints"
+LATEST: Final = "latest"
+"""In the folder of a run: the folder of its checkpoints, and there the file that names the newest."""
 
 _TENSOR, _SCALAR, _TUPLE, _DICT, _FLOAT, _BYTES = (
     "__tensor__",
@@ -107,6 +110,27 @@ def load_state(path: str | os.PathLike[str]) -> dict[Any, Any]:
         return _decode(document["state"], tensors)
     except (safetensors.SafetensorError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(_damaged(source, f"{type(error).__name__}: {error}")) from error
+
+
+def find_checkpoint(path: str | os.PathLike[str]) -> Path:
+    """The checkpoint that a path names: itself, or the latest one of the folder of a run.
+
+    Raises:
+        CheckpointError: If it is the folder of a run that has none.
+    """
+    folder = Path(path)
+    latest = folder / RUN_CHECKPOINTS / LATEST
+    if is_checkpoint(folder) or not (folder / RUN_CHECKPOINTS).is_dir():
+        return folder
+    if not latest.is_file():
+        raise CheckpointError(f"the run {folder} has no checkpoint yet. Start it again with: marl-connectors train")
+    checkpoint = latest.parent / latest.read_text(encoding="utf-8").strip()
+    if not is_checkpoint(checkpoint):
+        raise CheckpointError(
+            f"{latest} names {checkpoint.name!r}, but there is no such checkpoint. "
+            f"Write the name of another folder of {latest.parent} into it."
+        )
+    return checkpoint
 
 
 def is_checkpoint(path: str | os.PathLike[str]) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
 
@@ -197,7 +197,11 @@ def qualified_name(obj: Any) -> str | None:
 
 
 def mapping_to_json(fn: PolicyMappingFn) -> dict[str, Any]:
-    """A mapping function as JSON data. What has no importable name leaves a note that it has to be passed again."""
+    """A mapping function as JSON data: a ready-made one, one with an importable name, or a dataclass that has one.
+
+    Of a dataclass the fields are kept, if they are numbers, strings, or lists, tuples and dicts of them. What cannot be
+    kept leaves a note that it has to be passed again.
+    """
     match fn:
         case SharedPolicy():
             return {"type": "shared", "module_id": fn.module_id}
@@ -208,7 +212,20 @@ def mapping_to_json(fn: PolicyMappingFn) -> dict[str, Any]:
     name = qualified_name(fn)
     if name is not None:
         return {"type": "function", "name": name}
+    if is_dataclass(fn) and not isinstance(fn, type):
+        name, values = qualified_name(type(fn)), {field.name: getattr(fn, field.name) for field in fields(fn)}
+        if name is not None and _is_plain(values):
+            return {"type": "dataclass", "name": name, "fields": values}
     return {"type": "not_importable", "name": getattr(fn, "__qualname__", type(fn).__qualname__)}
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a checkpoint gives a value back as it is: numbers, strings, and lists, tuples and dicts of them."""
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
+    if type(value) in (list, tuple):
+        return all(map(_is_plain, value))
+    return value is None or type(value) in (bool, int, float, str)
 
 
 def mapping_from_json(data: dict[str, Any]) -> PolicyMappingFn:
@@ -226,9 +243,12 @@ def mapping_from_json(data: dict[str, Any]) -> PolicyMappingFn:
             return PatternPolicies(tuple((pattern, module_id) for pattern, module_id in data["patterns"]))
         case "function":
             return import_attribute(data["name"], who="policy_mapping_fn of the checkpoint", error=CheckpointError)
+        case "dataclass":
+            made = import_attribute(data["name"], who="policy_mapping_fn of the checkpoint", error=CheckpointError)
+            return made(**data["fields"])
         case "not_importable":
             raise CheckpointError(
                 f"policy_mapping_fn: the checkpoint was made with {data['name']!r}, a function that cannot be imported "
-                f"by name. Pass the function again, or define it at the top of a module."
+                f"by name. Pass the function again (policy_mapping_fn=...), or define it at the top of a module."
             )
     raise CheckpointError(f"policy_mapping_fn: expected the description of a mapping function, but got {data!r}.")

@@ -68,7 +68,7 @@ def test_the_python_code_of_a_page_runs_from_top_to_bottom(page, tmp_path, monke
             for number, code in enumerate(python_blocks(page), 1):
                 for pattern, smaller in SMALLER:
                     code = re.sub(pattern, smaller, code)
-                exec(compile(code, f"{page.name}, block {number}", "exec"), namespace)
+                exec(compile(code, f"{page.name}, block {number}", "exec", dont_inherit=True), namespace)
     finally:
         torch.set_num_threads(threads)
 

@@ -6,39 +6,41 @@ import math
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from marl_connectors.algorithms import building
 from marl_connectors.algorithms.algorithm_config import AlgorithmConfig
-from marl_connectors.algorithms.config_state import config_from_state, config_to_state
+from marl_connectors.algorithms.restoring import RestorableAlgorithm
 from marl_connectors.algorithms.vectorization import human_render_mode
-from marl_connectors.checkpoints import load_state, save_state
 from marl_connectors.connectors.explain import Explanation
 from marl_connectors.env_runners.env_runner import EnvRunner
 from marl_connectors.env_runners.episode_metrics import EpisodeTally, summarize
-from marl_connectors.errors import CheckpointError
 from marl_connectors.metrics import by_pipeline
-from marl_connectors.rl_module.rl_module import RLModule, RLModuleSpec
-from marl_connectors.seeding import derived_seed, torch_stream
-from marl_connectors.spaces import describe
-from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID, ModuleID
+from marl_connectors.policy_mapping import PolicyMappingFn, policy_mapping
+from marl_connectors.rl_module.rl_module import RLModuleSpec
+from marl_connectors.seeding import derived_seed
+from marl_connectors.typing import AgentID, ModuleID
 
 
-class Algorithm:
+class Algorithm(RestorableAlgorithm):
     """A run: environments, modules and a learner, built from a config.
 
     ``train()`` is one iteration: collect a batch of episodes, update the modules.
     """
 
-    def __init__(self, config: AlgorithmConfig):
+    def __init__(self, config: AlgorithmConfig, *, rl_module_specs: Mapping[ModuleID, RLModuleSpec] | None = None):
         """Builds everything, and tries the environment out.
+
+        Args:
+            config: The settings.
+            rl_module_specs: All modules, complete with classes and spaces; None for those that the config asks for.
 
         Raises:
             MarlConnectorsError: If a setting, the environment or the mapping function does not work.
         """
+        super().__init__()
         self.config = config.copy()
         self.config.validate()
         self.seed = secrets.randbits(31) if config.seed is None else config.seed
@@ -47,10 +49,16 @@ class Algorithm:
         if not config.disable_env_checking:
             self._setup.check(self.seed)
         self._env_to_module = building.build_env_to_module(self.config, self._setup)
-        self.rl_module = building.build_modules(self.config, self._setup, self._env_to_module, self.seed)
+        self.rl_module = building.build_modules(
+            self.config, self._setup, self._env_to_module, self.seed, rl_module_specs
+        )
         self.learner = building.build_learner(self.config, self._setup, self.rl_module, self._env_to_module, self.seed)
-        window = human_render_mode(self.config, self._setup)
-        self.env_runner = self._runner(self.seed, self.config.num_envs_per_env_runner, self.config.explore, window)
+        self.env_runner = self._runner(
+            self.config,
+            self.seed,
+            self.config.num_envs_per_env_runner,
+            first_render_mode=human_render_mode(self.config, self._setup),
+        )
         self.callbacks = self.config.callbacks_class()
         self.iteration = 0
         self._time_total_s = 0.0
@@ -58,17 +66,25 @@ class Algorithm:
         self._recent: deque[EpisodeTally] = deque(maxlen=self.config.metrics_num_episodes_for_smoothing)
         self.callbacks.on_algorithm_init(algorithm=self)
 
-    def _runner(self, seed: int, num_envs: int, explore: bool, first_render_mode: str | None = None) -> EnvRunner:
+    def _runner(
+        self,
+        config: AlgorithmConfig,
+        seed: int,
+        num_envs: int,
+        render_mode: str | None = None,
+        first_render_mode: str | None = None,
+    ) -> EnvRunner:
         return building.build_env_runner(
-            self.config,
+            config,
             self._setup,
             self.rl_module,
             self._env_to_module,
             self.learner.pipeline,
             seed=seed,
             num_envs=num_envs,
-            explore=explore,
-            rollout_fragment_length=self._fragment_length(),
+            explore=config.explore,
+            rollout_fragment_length=1 if render_mode else self._fragment_length(),
+            render_mode=render_mode,
             first_render_mode=first_render_mode,
         )
 
@@ -144,46 +160,65 @@ class Algorithm:
         return episodes
 
     def evaluate(
-        self, *, num_episodes: int | None = None, explore: bool = False, seed: int | None = None
+        self,
+        *,
+        num_episodes: int | None = None,
+        explore: bool | None = None,
+        seed: int | None = None,
+        policy_mapping_fn: str | PolicyMappingFn | None = None,
     ) -> dict[str, Any]:
         """Returns of fresh episodes in environment copies of their own; training is not touched.
 
         Args:
             num_episodes: How many; ``evaluation_duration`` if None.
-            explore: Whether to sample actions.
+            explore: Whether to sample actions; as in ``evaluation_config`` if None, and not if that does not say.
             seed: Of these episodes; if None, a new one for each evaluation, derived from the run's.
+            policy_mapping_fn: Which agent acts by which module; as in ``evaluation_config`` if None, and as in training
+                if that does not say.
 
         Returns:
             As ``env_runners`` in ``train()``'s result.
         """
         self.callbacks.on_evaluate_start(algorithm=self)
-        number = self.config.evaluation_duration if num_episodes is None else num_episodes
+        config = self.config.get_evaluation_config()
+        if policy_mapping_fn is not None:
+            config.policy_mapping_fn = policy_mapping(policy_mapping_fn)
+        if explore is not None:
+            config.explore = explore
+        number = config.evaluation_duration if num_episodes is None else num_episodes
         seed = derived_seed(self.seed, "evaluation", self._num_evaluations) if seed is None else seed
         self._num_evaluations += 1
-        results = self._play(number, seed, explore=explore, at_random=False)
+        results = self._play(config, number, seed)
         self.callbacks.on_evaluate_end(algorithm=self, evaluation_metrics=results)
         return results
 
     def random_play(self, *, num_episodes: int = 100, seed: int | None = None) -> dict[str, Any]:
         """Returns of episodes with random actions, as a baseline; as ``evaluate`` gives them."""
         seed = derived_seed(self.seed, "random play") if seed is None else seed
-        return self._play(num_episodes, seed, explore=True, at_random=True)
+        config = self.config.get_evaluation_config()
+        config.explore = True
+        return self._play(config, num_episodes, seed, at_random=True)
 
-    def _play(self, num_episodes: int, seed: int, *, explore: bool, at_random: bool) -> dict[str, Any]:
-        runner = self._runner(seed, min(num_episodes, self.config.num_envs_per_env_runner), explore)
+    def _play(
+        self, config: AlgorithmConfig, num_episodes: int, seed: int, *, at_random: bool = False
+    ) -> dict[str, Any]:
+        runner = self._runner(config, seed, min(num_episodes, config.num_envs_per_env_runner))
         with self._borrowed(runner):
-            runner.sample(num_episodes=num_episodes, explore=explore, random_actions=at_random)
+            runner.sample(num_episodes=num_episodes, random_actions=at_random)
             return runner.get_metrics()
 
     @contextmanager
-    def _borrowed(self, runner: EnvRunner) -> Iterator[None]:
+    def _borrowed(self, runner: EnvRunner, *, filters_count: bool = False) -> Iterator[None]:
         """Lends a runner what the pipelines have learned; closes it after use, and undoes what its episodes taught."""
         learned = self._env_to_module.get_state()
+        counting = [] if filters_count else building.stop_counting(self._env_to_module)
         runner.module_to_env.set_state(self.env_runner.module_to_env.get_state())
         try:
             yield
         finally:
             self._env_to_module.set_state(learned)
+            for piece in counting:
+                piece.update_stats = True
             runner.close()
 
     def explain(self, num_steps: int = 4) -> dict[str, Explanation]:
@@ -204,18 +239,9 @@ class Algorithm:
         metadata = getattr(self._setup.probe, "metadata", None) or {}  # a natively batched one may have none
         if "rgb_array" not in metadata.get("render_modes", ()):
             return []
-        runner = building.build_env_runner(
-            self.config,
-            self._setup,
-            self.rl_module,
-            self._env_to_module,
-            self.learner.pipeline,
-            seed=seed,
-            num_envs=1,
-            explore=explore,
-            rollout_fragment_length=1,
-            render_mode="rgb_array",
-        )
+        config = self.config.get_evaluation_config()
+        config.explore = explore
+        runner = self._runner(config, seed, 1, render_mode="rgb_array")
         env, frames = runner.vector_env.copies[0].env, []
         with self._borrowed(runner):
             while len(frames) < max_frames:
@@ -226,171 +252,7 @@ class Algorithm:
                 frames.append(frame)
         return frames
 
-    # Modules.
-
-    def get_module(self, module_id: ModuleID = DEFAULT_MODULE_ID) -> RLModule:
-        """A module by id."""
-        return self.rl_module[module_id]
-
-    def add_module(
-        self,
-        module_id: ModuleID,
-        module_spec: RLModuleSpec | None = None,
-        *,
-        new_agent_to_module_mapping_fn: Callable[..., ModuleID] | None = None,
-    ) -> RLModule:
-        """Adds a module while training goes on.
-
-        Args:
-            module_id: A new id.
-            module_spec: What is None in it is taken from the config and, for spaces, from the first module there is.
-            new_agent_to_module_mapping_fn: Holds for episodes that begin from now on.
-        """
-        like = next(iter(self.rl_module.values()))
-        spec = module_spec or RLModuleSpec()
-        with torch_stream(self.seed, "module", module_id):
-            module = RLModuleSpec(
-                spec.module_class or type(like),
-                spec.observation_space or like.observation_space,
-                spec.action_space or like.action_space,
-                model_config=spec.model_config if spec.model_config is not None else like.model_config,
-                load_state_path=spec.load_state_path,
-            ).build()
-        if module.is_stateful():
-            building.add_state_pieces_to(self.config, self._env_to_module, self.env_runner, self.learner)
-        self.learner.add_module(module_id, module.to(self.config.device))
-        self._remap(new_agent_to_module_mapping_fn)
-        return module
-
-    def remove_module(
-        self, module_id: ModuleID, *, new_agent_to_module_mapping_fn: Callable[..., ModuleID] | None = None
-    ) -> None:
-        """Takes a module out. Episodes in which agents act by it are dropped and begun anew."""
-        self.learner.remove_module(module_id)
-        self._remap(new_agent_to_module_mapping_fn)
-        self.env_runner.restart_episodes()
-
-    def _remap(self, mapping: Callable[..., ModuleID] | None) -> None:
-        if mapping is not None:
-            self.env_runner.set_policy_mapping_fn(mapping)
-
     def stop(self) -> None:
         """Closes the environments."""
         self.env_runner.close()
         self._setup.probe.close()
-
-    # Checkpoints.
-
-    def get_state(self) -> dict[str, Any]:
-        """Everything that the next iteration depends on, as JSON data, arrays and tensors."""
-        return {
-            "config": config_to_state(self.config),
-            "seed": self.seed,
-            "iteration": self.iteration,
-            "time_total_s": self._time_total_s,
-            "num_evaluations": self._num_evaluations,
-            "recent_tallies": [tally.get_state() for tally in self._recent],
-            "spaces": {
-                str(agent_id): [describe(space) for space in self._setup.agent_spaces(agent_id)]
-                for agent_id in self._setup.agent_ids
-            },
-            "learner": self.learner.get_state(),
-            "env_runner": self.env_runner.get_state(),
-        }
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Takes what ``get_state`` gave.
-
-        Raises:
-            CheckpointError: If it is of another environment or other modules; nothing is changed then. Or if an ongoing
-                episode cannot be replayed.
-        """
-        self._check_fits(state)
-        self.seed = state["seed"]
-        self.iteration = state["iteration"]
-        self._time_total_s = state["time_total_s"]
-        self._num_evaluations = state["num_evaluations"]
-        self._recent.clear()
-        self._recent.extend(EpisodeTally.from_state(tally) for tally in state["recent_tallies"])
-        self.learner.set_state(state["learner"])
-        self.env_runner.set_state(state["env_runner"])
-
-    def _check_fits(self, state: dict[str, Any]) -> None:
-        here = {
-            str(agent_id): [describe(space) for space in self._setup.agent_spaces(agent_id)]
-            for agent_id in self._setup.agent_ids
-        }
-        if here != state["spaces"]:
-            raise CheckpointError(
-                f"checkpoint: it is of an environment with agents {_briefly(state['spaces'])}, but {self._setup.name} "
-                f"has {_briefly(here)}. Restore it into the environment that it was made in."
-            )
-        if set(state["learner"]["module"]) != set(modules := self.rl_module.get_state()):
-            raise CheckpointError(
-                f"checkpoint: it has the modules {sorted(state['learner']['module'])}, but this run has "
-                f"{sorted(modules)}. Use the same policies."
-            )
-        for module_id, saved in state["learner"]["module"].items():
-            shapes = {name: tuple(value.shape) for name, value in modules[module_id].items()}
-            for name in sorted({*shapes, *saved}):
-                there = tuple(saved[name].shape) if name in saved else None
-                if shapes.get(name) != there:
-                    raise CheckpointError(
-                        f"checkpoint: module {module_id!r} is of another architecture: its {name!r} has the shape "
-                        f"{there}, but here {shapes.get(name)}. Use the same rl_module settings."
-                    )
-        copies = len(state["env_runner"]["episode_numbers"])
-        if copies != self.config.num_envs_per_env_runner:
-            raise CheckpointError(
-                f"checkpoint: it has {copies} environment copies, this run has {self.config.num_envs_per_env_runner}. "
-                f"Use the same num_envs_per_env_runner."
-            )
-
-    def save_to_path(self, path: str | Path) -> str:
-        """Writes a checkpoint folder: tensors as safetensors, the rest as JSON."""
-        save_state(path, self.get_state())
-        return str(path)
-
-    def restore_from_path(self, path: str | Path) -> None:
-        """Takes over a checkpoint's state, so that training goes on as if it had never stopped."""
-        self._take_over(path, _algorithm_state(path))
-        self.callbacks.on_checkpoint_loaded(algorithm=self)
-
-    def _take_over(self, path: str | Path, state: dict[str, Any]) -> None:
-        try:
-            self.set_state(state)
-        except KeyError as error:
-            raise CheckpointError(
-                f"checkpoint: {path} lacks {error}, so another version wrote it. Use that version."
-            ) from error
-
-    @classmethod
-    def from_checkpoint(cls, path: str | Path, *, config: AlgorithmConfig | None = None) -> Algorithm:
-        """The algorithm that wrote a checkpoint, as it was then.
-
-        Args:
-            path: The checkpoint folder.
-            config: Needed only if the checkpoint's config holds functions or classes that cannot be imported by name.
-
-        Raises:
-            CheckpointError: If it is missing, damaged, or needs a ``config``.
-        """
-        state = _algorithm_state(path)
-        config = config_from_state(state["config"]) if config is None else config.copy()
-        config.seed = state["seed"]
-        algorithm = cls(config)
-        algorithm._take_over(path, state)
-        algorithm.callbacks.on_checkpoint_loaded(algorithm=algorithm)
-        return algorithm
-
-
-def _algorithm_state(path: str | Path) -> dict[str, Any]:
-    state = load_state(path)
-    if not {"config", "seed", "learner", "env_runner", "spaces"} <= set(state):
-        raise CheckpointError(f"{path}: this is not a checkpoint of an Algorithm. Name one that save_to_path wrote.")
-    return state
-
-
-def _briefly(agents: dict[str, list[str]]) -> str:
-    shown = ", ".join(f"{agent_id} ({' → '.join(pair)})" for agent_id, pair in list(agents.items())[:3])
-    return shown + (", ..." if len(agents) > 3 else "")

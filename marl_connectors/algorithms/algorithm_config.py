@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from gymnasium import VectorizeMode
 
-from marl_connectors.algorithms.config_checks import check_settings, require
+from marl_connectors.algorithms.config_checks import check_settings, checked_evaluation, require
 from marl_connectors.algorithms.failures import check_failures
 from marl_connectors.algorithms.learning_sections import LearningSections
 from marl_connectors.algorithms.section import UNSET, section
 from marl_connectors.algorithms.vectorization import check_vectorization, vectorize_mode
 from marl_connectors.callbacks import Callbacks
 from marl_connectors.environments.wrappers import EnvWrapper, checked_wrappers
-from marl_connectors.errors import ConfigError, did_you_mean
+from marl_connectors.errors import ConfigError
 from marl_connectors.ops.schedule import Schedule
 from marl_connectors.policy_mapping import SharedPolicy, policy_mapping
 from marl_connectors.typing import ModuleID
@@ -39,8 +38,7 @@ class AlgorithmConfig(LearningSections):
     """
 
     def __init__(self) -> None:
-        self._is_frozen = False
-        self._module_configs: dict[ModuleID, AlgorithmConfig] = {}
+        super().__init__()
         # environment
         self.env: Any = None
         self.env_config: dict[str, Any] = {}
@@ -99,6 +97,7 @@ class AlgorithmConfig(LearningSections):
         # evaluation, reporting, callbacks, debugging
         self.evaluation_interval: int | None = None
         self.evaluation_duration = 10
+        self.evaluation_config: dict[str, Any] | None = None
         self.metrics_num_episodes_for_smoothing = 100
         self.callbacks_class: type[Callbacks] = Callbacks
         self.seed: int | None = None
@@ -251,13 +250,22 @@ class AlgorithmConfig(LearningSections):
         return instead
 
     @section
-    def evaluation(self, *, evaluation_interval: int | None = UNSET, evaluation_duration: int = UNSET) -> None:
-        """When ``train()`` also evaluates, without exploration.
+    def evaluation(
+        self,
+        *,
+        evaluation_interval: int | None = UNSET,
+        evaluation_duration: int = UNSET,
+        evaluation_config: Mapping[str, Any] | None = UNSET,
+    ) -> dict[str, Any]:
+        """When ``train()`` also evaluates, without exploration, and how.
 
         Args:
             evaluation_interval: Every so many iterations; None for never.
             evaluation_duration: Episodes of one evaluation.
+            evaluation_config: Settings that are others in evaluations: ``policy_mapping_fn`` (to play against a fixed
+                opponent, say), ``explore``, ``num_envs_per_env_runner``, ``num_env_workers``, ``callbacks_class``.
         """
+        return {} if evaluation_config is UNSET else {"evaluation_config": checked_evaluation(evaluation_config)}
 
     @section
     def reporting(self, *, metrics_num_episodes_for_smoothing: int = UNSET) -> None:
@@ -277,35 +285,6 @@ class AlgorithmConfig(LearningSections):
 
     # The config as a whole.
 
-    def copy(self) -> Self:
-        """A copy that can be changed."""
-        new = copy.copy(self)
-        new.__dict__.update({k: copy.copy(v) if isinstance(v, dict) else v for k, v in self.__dict__.items()})
-        new._is_frozen = False
-        new._module_configs = {}
-        return new
-
-    def freeze(self) -> None:
-        """Makes any further change an error."""
-        self._is_frozen = True
-
-    def to_dict(self) -> dict[str, Any]:
-        """All settings by name."""
-        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
-
-    def update_from_dict(self, settings: Mapping[str, Any]) -> Self:
-        """Sets settings by name."""
-        self._check_names(settings)
-        for name, value in settings.items():
-            self._set(name, value)
-        return self
-
-    @classmethod
-    def overrides(cls, **settings: Any) -> dict[str, Any]:
-        """Settings for ``algorithm_config_overrides_per_module``, checked."""
-        cls()._check_names(settings)
-        return settings
-
     def get_config_for_module(self, module_id: ModuleID) -> Any:
         """The config with a module's overrides; this object itself if it has none."""
         overrides = self.algorithm_config_overrides_per_module.get(module_id)
@@ -316,6 +295,10 @@ class AlgorithmConfig(LearningSections):
             own.algorithm_config_overrides_per_module = {}
             self._module_configs[module_id] = own.update_from_dict(overrides)
         return self._module_configs[module_id]
+
+    def get_evaluation_config(self) -> Self:
+        """The config with the settings of evaluations; without exploration unless ``evaluation_config`` asks for it."""
+        return self.copy().update_from_dict({"explore": False, **(self.evaluation_config or {})})
 
     def get_default_rl_module_class(self) -> Any:
         """The module class where the user names none."""
@@ -355,17 +338,6 @@ class AlgorithmConfig(LearningSections):
     def build(self) -> Algorithm:
         """Same as ``build_algo``."""
         return self.build_algo()
-
-    def _set(self, name: str, value: Any) -> None:
-        if self._is_frozen:
-            raise ConfigError(f"{type(self).__name__}: frozen, so {name!r} cannot be set. Change a .copy() of it.")
-        setattr(self, name, value)
-
-    def _check_names(self, settings: Mapping[str, Any]) -> None:
-        known = self.to_dict()
-        for name in settings:
-            if name not in known:
-                raise ConfigError(f"{type(self).__name__}: unknown setting {name!r}. {did_you_mean(name, known)}")
 
     def _require(self, name: str, holds: object, expected: str) -> None:
         require(self, name, holds, expected)

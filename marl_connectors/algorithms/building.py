@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
+import torch
 from gymnasium import Space
 
 from marl_connectors import spaces
@@ -22,6 +24,7 @@ from marl_connectors.connectors.defaults import (
 )
 from marl_connectors.connectors.env_to_module.action_masking import ActionMasking
 from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
+from marl_connectors.connectors.env_to_module.mean_std_filter import MeanStdFilter
 from marl_connectors.connectors.learner.learner_connector_pipeline import LearnerConnectorPipeline
 from marl_connectors.connectors.module_to_env.module_to_env_pipeline import ModuleToEnvPipeline
 from marl_connectors.env_runners.env_runner import EnvRunner
@@ -38,6 +41,24 @@ from marl_connectors.seeding import torch_stream
 from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID, ModuleID
 
 
+class Agents(Protocol):
+    """What pipelines need to know of an environment; an EnvSetup does.
+
+    Attributes:
+        single_agent: Whether it is a Gymnasium environment.
+        user_env: What the user's builders get.
+    """
+
+    single_agent: bool
+
+    @property
+    def user_env(self) -> Any: ...
+
+    def space_of_all(self, kind: int) -> Space:
+        """The observation (0) or action (1) space: of the one agent, or a Dict of all agents'."""
+        ...
+
+
 def build_setup(config: AlgorithmConfig) -> EnvSetup:
     """The environment's maker, and what one copy of it says."""
     return EnvSetup(
@@ -51,15 +72,18 @@ def build_setup(config: AlgorithmConfig) -> EnvSetup:
     )
 
 
-def build_env_to_module(config: AlgorithmConfig, setup: EnvSetup) -> EnvToModulePipeline:
-    """The env-to-module pipeline, with the user's pieces first."""
+def build_env_to_module(
+    config: AlgorithmConfig, setup: Agents, *, device: torch.device | None = None
+) -> EnvToModulePipeline:
+    """The env-to-module pipeline, with the user's pieces first, for the config's device unless another is named."""
     input_spaces = setup.space_of_all(0), setup.space_of_all(1)
+    device = config.device if device is None else device
     custom = call_builder(
         "env_to_module_connector",
         config.env_to_module_connector,
         setup.user_env,
         {"__env__": input_spaces, "__env_single__": input_spaces},
-        config.device,
+        device,
     )
     masking = [] if config.action_mask_key is None else [ActionMasking(action_mask_key=config.action_mask_key)]
     return env_to_module_pipeline(
@@ -67,12 +91,12 @@ def build_env_to_module(config: AlgorithmConfig, setup: EnvSetup) -> EnvToModule
         multi_agent=not setup.single_agent,
         observation_space=input_spaces[0],
         action_space=input_spaces[1],
-        device=config.device,
+        device=device,
         add_defaults=config.add_default_connectors_to_env_to_module_pipeline,
     )
 
 
-def build_module_to_env(config: AlgorithmConfig, setup: EnvSetup, *, stateful: bool) -> ModuleToEnvPipeline:
+def build_module_to_env(config: AlgorithmConfig, setup: Agents, *, stateful: bool) -> ModuleToEnvPipeline:
     """The module-to-env pipeline, with the user's pieces before actions get the environment's range."""
     input_spaces = setup.space_of_all(0), setup.space_of_all(1)
     custom = call_builder(
@@ -94,44 +118,55 @@ def build_module_to_env(config: AlgorithmConfig, setup: EnvSetup, *, stateful: b
 
 
 def build_modules(
-    config: AlgorithmConfig, setup: EnvSetup, env_to_module: EnvToModulePipeline, seed: int
+    config: AlgorithmConfig,
+    setup: EnvSetup,
+    env_to_module: EnvToModulePipeline,
+    seed: int,
+    rl_module_specs: Mapping[ModuleID, RLModuleSpec] | None = None,
 ) -> MultiRLModule:
     """All modules, each with the spaces of the agents that are mapped to it.
 
     If one of them is stateful, the pipeline gets the pieces that it needs.
 
+    Args:
+        config: The settings.
+        setup: The environment.
+        env_to_module: The pipeline whose output the modules see.
+        seed: Of their parameters.
+        rl_module_specs: The modules of a checkpoint, complete; None for those that the config asks for.
+
     Raises:
         ConfigError: If a module's spaces cannot be worked out.
         MappingError: If the mapping function raises, or agents of one module differ in their spaces.
     """
-    agents = agents_by_module(config, setup)
-    given = config.rl_module_spec
-    multi = given if isinstance(given, MultiRLModuleSpec) else MultiRLModuleSpec(rl_module_specs=given or {})
-    specs: dict[ModuleID, RLModuleSpec] = {}
-    for module_id, agent_ids in agents.items():
-        spec = (
-            multi.rl_module_specs
-            if isinstance(multi.rl_module_specs, RLModuleSpec)
-            else multi.rl_module_specs.get(module_id)
-        )
-        own = config.policies.get(module_id) if isinstance(config.policies, dict) else None
-        specs[module_id] = _completed(spec or own or RLModuleSpec(), config, setup, env_to_module, module_id, agent_ids)
-    if not isinstance(multi.rl_module_specs, RLModuleSpec):
-        for module_id, spec in multi.rl_module_specs.items():
-            if module_id in specs:
-                continue
-            if multi.multi_rl_module_class in (None, MultiRLModule):
-                raise ConfigError(
-                    f"rl_module_spec: has a spec for module {module_id!r}, but the modules are {sorted(specs)}. Add it "
-                    f"to policies, or map an agent to it."
-                )
-            specs[module_id] = _completed(spec, config, setup, env_to_module, module_id, [])  # a part of the others
+    multi = multi_spec_of(config)
+    specs = rl_module_specs
+    if specs is None:
+        agents = agents_by_module(config, setup)
+        specs = {
+            module_id: _completed(
+                spec_of(config, module_id) or RLModuleSpec(), config, setup, env_to_module, module_id, agent_ids
+            )
+            for module_id, agent_ids in agents.items()
+        }
+        if not isinstance(multi.rl_module_specs, RLModuleSpec):
+            for module_id, spec in multi.rl_module_specs.items():
+                if module_id in specs:
+                    continue
+                if multi.multi_rl_module_class in (None, MultiRLModule):
+                    raise ConfigError(
+                        f"rl_module_spec: has a spec for module {module_id!r}, but the modules are {sorted(specs)}. "
+                        f"Add it to policies, or map an agent to it."
+                    )
+                specs[module_id] = _completed(spec, config, setup, env_to_module, module_id, [])  # a part of the others
     built: dict[ModuleID, RLModuleSpec] = {}
     for module_id, spec in specs.items():
         with torch_stream(seed, "module", module_id):
             built[module_id] = _BuiltModuleSpec(**vars(spec), module=spec.build())
     with torch_stream(seed, "modules"):
         modules = dataclasses.replace(multi, rl_module_specs=built, load_state_path=None).build()
+    if rl_module_specs is not None:
+        multi = MultiRLModuleSpec()  # parameters to begin with are of no use
     if multi.load_state_path is not None:
         from marl_connectors.checkpoints import load_state
 
@@ -154,6 +189,19 @@ class _BuiltModuleSpec(RLModuleSpec):
         return self.module
 
 
+def multi_spec_of(config: AlgorithmConfig) -> MultiRLModuleSpec:
+    """What the config says about the MultiRLModule."""
+    given = config.rl_module_spec
+    return given if isinstance(given, MultiRLModuleSpec) else MultiRLModuleSpec(rl_module_specs=given or {})
+
+
+def spec_of(config: AlgorithmConfig, module_id: ModuleID) -> RLModuleSpec | None:
+    """What the config says about a module, in ``rl_module_spec`` or in ``policies``."""
+    specs = multi_spec_of(config).rl_module_specs
+    own = config.policies.get(module_id) if isinstance(config.policies, dict) else None
+    return (specs if isinstance(specs, RLModuleSpec) else specs.get(module_id)) or own
+
+
 def agents_by_module(config: AlgorithmConfig, setup: EnvSetup) -> dict[ModuleID, list[AgentID]]:
     """The modules, and which of the environment's possible agents a first episode maps to each."""
     if setup.single_agent:
@@ -174,7 +222,10 @@ def agents_by_module(config: AlgorithmConfig, setup: EnvSetup) -> dict[ModuleID,
     episode = MultiAgentEpisode.from_agent_episodes(
         "0-0", {}, env_t_started=0, env_t=0, agent_to_module_mapping_fn=mapping
     )
-    declared = None if config.policies is None else list(config.policies)
+    policies = config.policies
+    declared = (
+        None if policies is None else sorted(policies) if isinstance(policies, (set, frozenset)) else list(policies)
+    )
     agents: dict[ModuleID, list[AgentID]] = {module_id: [] for module_id in declared or ()}
     for agent_id in setup.agent_ids:
         module_id = ask_mapping(episode, agent_id)
@@ -319,3 +370,15 @@ def needed_lookback(pipeline: ConnectorPipelineV2) -> int:
     """How many earlier steps the pieces of a pipeline look at."""
     inner = [needed_lookback(p) if isinstance(p, ConnectorPipelineV2) else getattr(p, "lookback", 0) for p in pipeline]
     return max(inner, default=0)
+
+
+def stop_counting(pipeline: ConnectorPipelineV2) -> list[MeanStdFilter]:
+    """Lets filters use the statistics that they have, and count no further; those that did until now."""
+    stopped: list[MeanStdFilter] = []
+    for piece in pipeline:
+        if isinstance(piece, ConnectorPipelineV2):
+            stopped += stop_counting(piece)
+        elif isinstance(piece, MeanStdFilter) and piece.update_stats:
+            piece.update_stats = False
+            stopped.append(piece)
+    return stopped

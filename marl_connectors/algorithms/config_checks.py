@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from marl_connectors.environments.wrappers import checked_wrappers
 from marl_connectors.errors import ConfigError, did_you_mean
 from marl_connectors.ops.schedule import check_schedule
+from marl_connectors.policy_mapping import policy_mapping
 
 if TYPE_CHECKING:
     from marl_connectors.algorithms.algorithm_config import AlgorithmConfig
@@ -23,6 +25,8 @@ def check_settings(config: AlgorithmConfig) -> None:
     if config.env is None:
         raise ConfigError(f"{type(config).__name__}: no environment. Call .environment(env=...).")
     checked_wrappers(config.wrappers)
+    if checked_evaluation(config.evaluation_config) is not None:
+        check_settings(config.get_evaluation_config().update_from_dict({"evaluation_config": None}))
     for name in ("num_env_runners", "num_learners"):
         if getattr(config, name) != 0:
             raise ConfigError(
@@ -74,6 +78,29 @@ def check_settings(config: AlgorithmConfig) -> None:
         raise ConfigError(
             f"{type(config).__name__}: num_gpus_per_learner={config.num_gpus_per_learner}, but torch sees no GPU."
         )
+
+
+_IN_EVALUATIONS = ("policy_mapping_fn", "explore", "num_envs_per_env_runner", "num_env_workers", "callbacks_class")
+
+
+def checked_evaluation(settings: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The settings that are others in evaluations, as they are stored.
+
+    Raises:
+        ConfigError: For a setting that evaluations share with training.
+    """
+    if settings is None:
+        return None
+    for name in settings:
+        if name not in _IN_EVALUATIONS:
+            raise ConfigError(
+                f"evaluation_config: {name!r} cannot be another one in evaluations, only "
+                f"{', '.join(_IN_EVALUATIONS)} can. Leave it out."
+            )
+    checked = dict(settings)
+    if "policy_mapping_fn" in checked:
+        checked["policy_mapping_fn"] = policy_mapping(checked["policy_mapping_fn"])
+    return checked
 
 
 def require(config: AlgorithmConfig, name: str, holds: object, expected: str) -> None:

@@ -28,11 +28,11 @@ def explain_algorithm(algorithm: Algorithm, *, num_steps: int = 4) -> dict[str, 
     """
     config, learner = algorithm.config, algorithm.learner
     seed = derived_seed(algorithm.seed, "explain")
-    runner = algorithm._runner(seed, config.num_envs_per_env_runner, config.explore)
+    runner = algorithm._runner(config, seed, config.num_envs_per_env_runner)
     steps = num_steps * config.num_envs_per_env_runner
     pipeline, learned = learner.pipeline, learner.pipeline.get_state()
     metrics = learner.metrics
-    with algorithm._borrowed(runner), torch_stream(seed, "explain"):
+    with algorithm._borrowed(runner, filters_count=True), torch_stream(seed, "explain"):
         try:
             learner.metrics = MetricsLogger()
             learner.make_batch(runner.sample(num_timesteps=steps))

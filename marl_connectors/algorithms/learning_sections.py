@@ -6,17 +6,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from marl_connectors.algorithms.section import UNSET, section
+from marl_connectors.algorithms.settings import Settings
 from marl_connectors.ops.schedule import Schedule
 
 if TYPE_CHECKING:
     from marl_connectors.learner.learner import Learner
 
 
-class LearningSections:
+class LearningSections(Settings):
     """``learners`` and ``training``, as AlgorithmConfig has them."""
-
-    def _set(self, name: str, value: Any) -> None:
-        setattr(self, name, value)
 
     @section
     def learners(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from marl_connectors.cli import run_folder
+from marl_connectors.checkpoints import find_checkpoint
 from marl_connectors.cli.results import module_returns, number, spread, table
 from marl_connectors.cli.settings import use_threads
 from marl_connectors.cli.train import load_algorithm
@@ -18,9 +18,7 @@ def run(args: argparse.Namespace) -> int:
     if args.video is not None:
         require_extras("PIL")
     use_threads(args.threads)
-    checkpoint = Path(args.checkpoint)
-    if (checkpoint / run_folder.CONFIG).is_file():
-        checkpoint = run_folder.latest_checkpoint(checkpoint)
+    checkpoint = find_checkpoint(args.checkpoint)
     algo = load_algorithm(checkpoint)
     try:
         results = algo.evaluate(num_episodes=args.episodes, explore=args.explore, seed=args.seed)

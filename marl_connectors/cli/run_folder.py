@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from marl_connectors.checkpoints import is_checkpoint
+from marl_connectors.checkpoints import LATEST, RUN_CHECKPOINTS, find_checkpoint
 from marl_connectors.cli.curves import draw_curves
 from marl_connectors.cli.results import agent_steps, module_returns
 from marl_connectors.cli.values import jsonable
@@ -33,7 +33,7 @@ CONFIG, BASELINES, METRICS, CURVES, VIDEO, EVENTS, CHECKPOINTS = (
     "curves.png",
     "video.gif",
     "tensorboard",
-    "checkpoints",
+    RUN_CHECKPOINTS,
 )
 
 AGENT_RETURNS = "agent_episode_returns_mean"
@@ -118,7 +118,7 @@ class RunFolder:
         """Saves an ``Algorithm`` under its iteration and makes it the latest checkpoint; draws the curves anew."""
         checkpoint = self.path / CHECKPOINTS / f"{iteration:06d}"
         algo.save_to_path(checkpoint)
-        replace_text(self.path / CHECKPOINTS / "latest", checkpoint.name + "\n")
+        replace_text(self.path / CHECKPOINTS / LATEST, checkpoint.name + "\n")
         self._events.flush()
         self.draw_curves()
         return checkpoint
@@ -172,16 +172,7 @@ def latest_checkpoint(path: Path) -> Path:
     Raises:
         CheckpointError: If it has none.
     """
-    latest = path / CHECKPOINTS / "latest"
-    if not latest.is_file():
-        raise CheckpointError(f"the run {path} has no checkpoint yet. Start it again with: marl-connectors train")
-    checkpoint = latest.parent / latest.read_text(encoding="utf-8").strip()
-    if not is_checkpoint(checkpoint):
-        raise CheckpointError(
-            f"{latest} names {checkpoint.name!r}, but there is no such checkpoint. "
-            f"Write the name of another folder of {latest.parent} into it."
-        )
-    return checkpoint
+    return find_checkpoint(path)
 
 
 def replace_text(path: Path, text: str) -> None:

@@ -86,6 +86,7 @@ class CopyLanes:
 
     def restart(self) -> None:
         """Frees all lanes, and lets all groups begin in fresh rollouts of the size that they have."""
+        self._kinds = {module_id: own for module_id, own in self._kinds.items() if module_id in self._rl_module}
         for env_index, lanes in enumerate(self.by_copy):
             self.close(env_index, list(lanes))
         for group in self.groups:

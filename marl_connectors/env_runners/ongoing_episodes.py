@@ -95,6 +95,7 @@ class OngoingEpisodes:
         copies = self._vector_env.copies
         first = self._vector_env.reset_all()
         self.done = []
+        self._fitting = set()
         self.lanes.restart()
         begun = [self._mapped(copy) for copy in copies]
         self.lanes.make_room([modules for _, modules in begun])

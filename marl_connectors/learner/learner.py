@@ -51,6 +51,7 @@ class Learner(ABC):
         self._figures = Figures()
         self._check = FiniteCheck(is_lazy=False)
         self._checks_lazily = config.device.type != "cpu"
+        self._never_updated: set[ModuleID] = set()
         self.optimizers = Optimizers(self)
 
     def build(self) -> None:
@@ -122,12 +123,14 @@ class Learner(ABC):
         clip_gradients(module_gradients, config.grad_clip, config.grad_clip_by)
 
     def should_module_be_updated(self, module_id: ModuleID, batch: Mapping[ModuleID, Any] | None = None) -> bool:
-        """Whether ``policies_to_train`` names the module, and there is anything in it to train.
+        """Whether ``policies_to_train`` names the module, there is anything in it to train, and it may be updated.
 
         Args:
             module_id: Which module.
             batch: ``{module_id: {column: tensor}}``, once there is a train batch.
         """
+        if module_id in self._never_updated:
+            return False
         if not any(parameter.requires_grad for parameter in self.module[module_id].parameters()):
             return False
         wanted = self.config.policies_to_train
@@ -314,9 +317,12 @@ class Learner(ABC):
 
     # Modules that come and go.
 
-    def add_module(self, module_id: ModuleID, module: RLModule) -> None:
-        """Adds a module and its optimizers; those of the others go on."""
+    def add_module(self, module_id: ModuleID, module: RLModule, *, is_updated: bool = True) -> None:
+        """Adds a module and its optimizers; those of the others go on. One that is not updated only acts."""
         self.module.add_module(module_id, module)
+        if not is_updated:
+            self._never_updated.add(module_id)
+            return
         self.configure_optimizers_for_module(module_id, self.config.get_config_for_module(module_id))
         self.optimizers.rearrange()
 
@@ -324,6 +330,7 @@ class Learner(ABC):
         """Takes a module and its optimizers out."""
         self.module.remove_module(module_id)
         self.optimizers.forget(module_id)
+        self._never_updated.discard(module_id)
         self.optimizers.rearrange()
 
     def get_state(self) -> dict[str, Any]:
@@ -335,6 +342,7 @@ class Learner(ABC):
             "seed": self._seed,
             "num_updates": self.num_updates,
             "timestep": self.timestep,
+            "never_updated": sorted(self._never_updated),
             "metrics": self.metrics.get_state(),
         }
 
@@ -346,4 +354,5 @@ class Learner(ABC):
         self._seed = state["seed"]
         self.num_updates = state["num_updates"]
         self.timestep = state["timestep"]
+        self._never_updated = set(state.get("never_updated", ()))
         self.metrics.set_state(state.get("metrics", []))

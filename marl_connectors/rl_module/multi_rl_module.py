@@ -342,6 +342,18 @@ class MultiRLModuleSpec:
     load_state_path: str | Path | None = None
     modules_to_load: Collection[ModuleID] | None = None
 
+    @classmethod
+    def from_module(cls, module: MultiRLModule) -> MultiRLModuleSpec:
+        """How to build another one with modules like those of this one, and parameters of its own."""
+        return cls(
+            type(module),
+            module.observation_space,
+            module.action_space,
+            module.inference_only,
+            module.model_config,
+            {module_id: RLModuleSpec.from_module(member) for module_id, member in module.items()},
+        )
+
     def build(self) -> MultiRLModule:
         """The module.
 

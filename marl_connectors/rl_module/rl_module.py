@@ -239,6 +239,19 @@ class RLModuleSpec:
     catalog_class: type | None = None
     load_state_path: str | Path | None = None
 
+    @classmethod
+    def from_module(cls, module: RLModule) -> RLModuleSpec:
+        """How to build another module like this one, with parameters of its own."""
+        return cls(
+            type(module),
+            module.observation_space,
+            module.action_space,
+            module.inference_only,
+            module.learner_only,
+            module.model_config,
+            module.catalog_class,
+        )
+
     def build(self) -> RLModule:
         """The module.
 

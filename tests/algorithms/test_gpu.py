@@ -6,9 +6,10 @@ import torch
 from gymnasium import spaces
 from spaces_env import SpacesEnv
 
-from marl_connectors import Algorithm, PPOConfig
+from marl_connectors import Algorithm, PPOConfig, load_policy
 from marl_connectors.algorithms.ppo.learner import PPOLearner
 from marl_connectors.errors import LearnerError
+from marl_envs import match_v0
 
 pytestmark = pytest.mark.gpu
 
@@ -106,3 +107,16 @@ def test_default_modules_for_all_spaces_are_on_the_gpu_what_they_are_on_the_cpu(
             assert abs(learned["mean_kl_loss"]) < 1e-5
             algo.stop()
     np.testing.assert_allclose(values[:2], values[2:], rtol=0.05)
+
+
+def test_a_policy_acts_on_either_device_as_the_run_does(tmp_path):
+    algo = build("independent", 1)
+    algo.train()
+    saved = algo.save_to_path(tmp_path / "checkpoint")
+    seen = match_v0.parallel_env().observation_space("agent_0")
+    batch = np.random.default_rng(0).random((50, *seen.shape), np.float32)
+    on_cpu, on_gpu = load_policy(saved), load_policy(saved, device="cuda")
+    assert all(p.is_cuda for module in on_gpu.rl_module.values() for p in module.parameters())
+    for agent_id in on_cpu.agent_ids:
+        alike = on_gpu(batch, agent_id) == on_cpu(batch, agent_id)
+        assert alike.mean() > 0.9, "the devices round differently, which matters only where two actions are as good"

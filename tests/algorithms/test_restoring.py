@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 
 import gymnasium
@@ -11,11 +12,13 @@ from gymnasium import spaces
 from scripted_envs import small_config
 
 from marl_connectors.algorithms.algorithm import Algorithm
+from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
 from marl_connectors.callbacks import Callbacks
 from marl_connectors.checkpoints import save_state
+from marl_connectors.connectors.env_to_module.action_masking import ActionMasking
 from marl_connectors.errors import CheckpointError
 from marl_connectors.rl_module.rl_module import RLModuleSpec
-from marl_envs import match_v0
+from marl_envs import last_stone_v0, match_v0
 
 
 def match_config(policies="shared", **env_config):
@@ -112,7 +115,14 @@ def test_other_settings_without_a_name_are_named(tmp_path, setting):
     class Mine(Callbacks):
         pass
 
-    values = {"callbacks_class": Mine, "rl_module_spec": RLModuleSpec(), "env_to_module_connector": lambda: []}
+    class MyModule(DefaultPPORLModule):
+        pass
+
+    values = {
+        "callbacks_class": Mine,
+        "rl_module_spec": RLModuleSpec(MyModule),
+        "env_to_module_connector": lambda: [],
+    }
     config = match_config().update_from_dict({setting: values[setting]})
     saved = config.build_algo().save_to_path(tmp_path / "c")
     with pytest.raises(CheckpointError, match=f"its setting {setting!r} was .*from_checkpoint\\(path, config=...\\)"):
@@ -172,3 +182,40 @@ def test_an_environment_that_cannot_be_replayed_is_named(tmp_path):
         CheckpointError, match=r"environment copy 0.*replaying the episode .* agent 'default_agent' elsewhere"
     ):
         Algorithm.from_checkpoint(saved)
+
+
+@pytest.mark.parametrize("kind", ["parallel", "in turns"])
+def test_an_environment_that_has_changed_since_is_noticed_by_what_it_shows(kind, tmp_path, monkeypatch):
+    cls, config = match_v0.MatchEnv, match_config(ep_len=50)
+    if kind == "in turns":
+        cls = last_stone_v0.LastStoneEnv
+        config = small_config(last_stone_v0.env, env_config={"stones": 30})
+        config.env_runners(env_to_module_connector=lambda env: ActionMasking())
+    algo = config.build_algo()
+    algo.train()
+    saved = algo.save_to_path(tmp_path / "c")
+    Algorithm.from_checkpoint(saved, config=config)
+
+    if kind == "in turns":
+        observe = cls.observe
+        monkeypatch.setattr(cls, "observe", lambda self, agent: darker(observe(self, agent)))
+    else:
+        step = cls.step
+        monkeypatch.setattr(cls, "step", lambda self, actions: (backwards((new := step(self, actions))[0]), *new[1:]))
+    with pytest.raises(CheckpointError, match=r"replaying the episode from its seed leads agent '.*' elsewhere"):
+        Algorithm.from_checkpoint(saved, config=config)
+
+
+def darker(seen):
+    return {**seen, "observation": seen["observation"] / 2}
+
+
+def backwards(observations):
+    return {agent_id: seen[::-1].copy() for agent_id, seen in observations.items()}
+
+
+def test_the_folder_of_a_run_stands_for_its_latest_checkpoint(saved, tmp_path):
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    shutil.copytree(saved, tmp_path / "run" / "checkpoints" / "000001")
+    (tmp_path / "run" / "checkpoints" / "latest").write_text("000001\n")
+    assert Algorithm.from_checkpoint(tmp_path / "run").iteration == 1

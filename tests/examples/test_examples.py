@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -39,6 +40,8 @@ def test_every_example_has_a_test():
         "single_agent_cartpole",
         "custom_connector",
         "shared_encoder",
+        "self_play",
+        "league",
     }
 
 
@@ -97,6 +100,31 @@ def test_the_custom_connector_prints_both_returns(example, capsys):
     ]
 
 
+def test_self_play_adds_opponents_and_prints_who_wins(example, capsys):
+    against_random, against_perfect, num_opponents = example("self_play").main(iterations=3, games=4)
+    lines = capsys.readouterr().out.splitlines()
+    assert num_opponents == len(lines) - 1 >= 2
+    assert lines[0] == "iteration   3: main wins 71%, and main_v1 joins its opponents"
+    assert lines[-2] == f"Wins against random moves: {against_random:.0%}"
+    assert lines[-1] == f"Wins against perfect play when it begins: {against_perfect:.0%}"
+
+
+def test_the_league_grows_and_prints_ratings(example, capsys):
+    module = example("league")
+    module.GrowLeague.every = 1
+    module_ids, wins, ratings = module.main(iterations=1, games=6)
+    assert module_ids == ["main_0", "exploiter_0", "main_1", "exploiter_1"]
+    assert wins.shape == (4, 4) and abs(wins + wins.T - 1).max() < 1e-12
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 5 and lines[1].startswith(f"main_0      {ratings[0]:>6.0f}")
+
+
+def test_elo_ratings_are_those_that_the_wins_are_likely_by(example):
+    elo = example("league").elo
+    strong, weak = elo(np.array([[0.5, 10 / 11], [1 / 11, 0.5]]), games=10**9)
+    assert abs(strong - weak - 400) < 1e-3, "400 points are 10 games won for each one lost"
+
+
 # What the examples promise, in full length.
 
 
@@ -132,6 +160,21 @@ def test_cartpole_learns(example):
 def test_only_with_the_piece_the_agents_find_their_numbers(example):
     without, with_piece = example("custom_connector").main()
     assert without < 3.5 and with_piece > 9
+
+
+@pytest.mark.slow
+def test_self_play_wins_against_random_and_perfect_play(example):
+    against_random, against_perfect, num_opponents = example("self_play").main()
+    assert against_random > 0.9 and against_perfect == 1.0
+    assert num_opponents > 5
+
+
+@pytest.mark.slow
+def test_the_last_of_the_league_are_the_strongest(example):
+    module_ids, wins, ratings = example("league").main()
+    rating = dict(zip(module_ids, ratings, strict=True))
+    assert rating["main_24"] > rating["main_12"] + 150 > rating["main_0"] + 300
+    assert wins[module_ids.index("main_24"), module_ids.index("main_0")] > 0.9
 
 
 @pytest.mark.slow

@@ -20,6 +20,9 @@ class DiscountedReturns(GeneralAdvantageEstimation):
 
     With lambda 1 their advantages are discounted sums of rewards, before they are standardised. What comes after a
     truncation or a cut counts as 0 too, since nobody can say what it is worth.
+
+    Attributes:
+        critics: Which modules have a critic.
     """
 
     def __init__(
@@ -54,7 +57,7 @@ class DiscountedReturns(GeneralAdvantageEstimation):
             standardize=standardize,
             module_settings=module_settings,
         )
-        self._critics = dict(critics)
+        self.critics = dict(critics)
         self._by_default = critic_by_default
 
     def on_columns(self, *, rl_module: Any, columns: ColumnGroup, **kwargs: Any) -> None:
@@ -64,7 +67,7 @@ class DiscountedReturns(GeneralAdvantageEstimation):
         return super().__call__(rl_module=self._judges(rl_module), **kwargs)
 
     def _judges(self, rl_module: Any) -> _Judges:
-        return _Judges(rl_module, {m: self._critics.get(m, self._by_default) for m in rl_module})
+        return _Judges(rl_module, {m: self.critics.get(m, self._by_default) for m in rl_module})
 
 
 class _Judges:

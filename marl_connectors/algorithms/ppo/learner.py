@@ -11,10 +11,12 @@ from torch import Tensor
 from marl_connectors.algorithms.ppo.discounted_returns import DiscountedReturns
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.learner.general_advantage_estimation import GeneralAdvantageEstimation
+from marl_connectors.errors import ConfigError
 from marl_connectors.learner.counted_rows import CountedRows
 from marl_connectors.learner.learner import Learner
 from marl_connectors.ops.ppo_loss import ppo_loss
 from marl_connectors.ops.schedule import value_at
+from marl_connectors.rl_module.rl_module import RLModule
 from marl_connectors.typing import ModuleID
 
 
@@ -44,6 +46,31 @@ class PPOLearner(Learner):
         if module_id in self._kl_coeffs:
             return self._kl_coeffs[module_id]
         return self.config.get_config_for_module(module_id).kl_coeff
+
+    def add_module(self, module_id: ModuleID, module: RLModule, *, is_updated: bool = True) -> None:
+        """Also lets its advantages follow its own settings."""
+        config = self.config.get_config_for_module(module_id)
+        pieces = [piece for piece in self.pipeline if isinstance(piece, GeneralAdvantageEstimation)]
+        for piece in pieces:
+            if isinstance(piece, DiscountedReturns):
+                piece.critics[module_id] = config.use_critic
+            elif not config.use_critic:
+                raise ConfigError(
+                    f"add_module: use_critic=False for module {module_id!r}, but all modules of the run have a critic. "
+                    f"Give the override from the start: .rl_module(algorithm_config_overrides_per_module=...)."
+                )
+            piece.module_settings[module_id] = _advantage_settings(config)
+        super().add_module(module_id, module, is_updated=is_updated)
+
+    def remove_module(self, module_id: ModuleID) -> None:
+        """Also forgets its KL penalty and its settings."""
+        super().remove_module(module_id)
+        self._kl_coeffs.pop(module_id, None)
+        for piece in self.pipeline:
+            if isinstance(piece, GeneralAdvantageEstimation):
+                piece.module_settings.pop(module_id, None)
+                if isinstance(piece, DiscountedReturns):
+                    piece.critics.pop(module_id, None)
 
     def compute_loss_for_module(
         self, *, module_id: ModuleID, config: Any, batch: Mapping[str, Any], fwd_out: Mapping[str, Any]

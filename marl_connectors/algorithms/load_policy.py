@@ -1,0 +1,197 @@
+"""load_policy: a Policy from a checkpoint, without the environment and without the learner."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from gymnasium import Space, spaces
+
+from marl_connectors.algorithms import building
+from marl_connectors.algorithms.algorithm_config import AlgorithmConfig
+from marl_connectors.algorithms.config_state import from_state
+from marl_connectors.algorithms.policy import Policy
+from marl_connectors.algorithms.restoring import (
+    agents_from_state,
+    algorithm_state,
+    given_settings,
+    lacks,
+    restored_config,
+    restored_specs,
+)
+from marl_connectors.connectors.common.add_states_from_episodes_to_batch import AddStatesFromEpisodesToBatch
+from marl_connectors.connectors.defaults import add_state_pieces
+from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
+from marl_connectors.errors import CheckpointError, ModuleError, did_you_mean
+from marl_connectors.policy_mapping import PolicyMappingFn, SharedPolicy
+from marl_connectors.rl_module.multi_rl_module import MultiRLModule, MultiRLModuleSpec
+from marl_connectors.seeding import torch_stream
+from marl_connectors.spaces import describe
+from marl_connectors.typing import DEFAULT_AGENT_ID, AgentID, ModuleID
+
+_NOT_NEEDED = (
+    "env",
+    "env_config",
+    "wrappers",
+    "callbacks_class",
+    "evaluation_config",
+    "learner_class",
+    "learner_connector",
+    "policies",
+    "policies_to_train",
+    "rl_module_spec",
+)
+"""Settings that have no part in acting, so that it does not matter whether they can be found again by name."""
+
+
+def load_policy(
+    checkpoint: str | Path,
+    module_id: ModuleID | None = None,
+    *,
+    policy_mapping_fn: str | PolicyMappingFn | None = None,
+    config: AlgorithmConfig | None = None,
+    env: Any = None,
+    explore: bool = False,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+) -> Policy:
+    """A trained policy, to act in an environment of yours.
+
+    For example::
+
+        policy = load_policy("runs/simple_spread_v3-shared-seed0")
+        actions = policy.actions(observations)  # {agent: action}
+        action = policy(observation, agent_id="agent_0")
+
+    It takes observations as the environment gave them in training (after the ``wrappers`` of the config, if there are
+    any) and gives actions for it. Neither an environment nor a learner is built.
+
+    Args:
+        checkpoint: A checkpoint, or the folder of a run for its latest.
+        module_id: Lets all agents act by this module. Agents act as they were mapped in training if None.
+        policy_mapping_fn: Which agent acts by which module. Needed if the function of training cannot be imported by
+            name.
+        config: The config of training. Needed only if it holds connector builders or module classes that cannot be
+            imported by name.
+        env: An environment as in training. Needed only if a connector builder asks it for more than its agents and
+            their spaces.
+        explore: Whether actions are sampled; else they are the most likely ones.
+        seed: Of sampled actions.
+        device: Where the modules compute.
+
+    Raises:
+        CheckpointError: If it is missing, damaged, or needs one of the other arguments.
+        ModuleError: If it has no module of that id.
+    """
+    state = algorithm_state(checkpoint)
+    try:
+        if module_id is not None:
+            _check_module(module_id, state)
+            policy_mapping_fn = SharedPolicy(module_id)
+        given = given_settings(policy_mapping_fn=policy_mapping_fn)
+        config = restored_config(state, config, given, skip=_NOT_NEEDED)
+        agents = _Agents(state["agents"], env)
+        pieces = state["env_runner"]["env_to_module"], state["env_runner"]["module_to_env"]
+        stateful = AddStatesFromEpisodesToBatch.__name__ in pieces[0]
+        env_to_module = building.build_env_to_module(config, agents, device=torch.device(device))
+        if stateful:
+            add_state_pieces(env_to_module)
+        module_to_env = building.build_module_to_env(config, agents, stateful=stateful)
+        modules = _modules(state, config, module_id)
+    except KeyError as error:
+        raise lacks(checkpoint, error) from error
+    env_to_module.set_state(pieces[0])
+    module_to_env.set_state(pieces[1])
+    building.stop_counting(env_to_module)
+    return Policy(
+        modules.to(device),
+        env_to_module,
+        module_to_env,
+        agent_spaces=agents.spaces,
+        single_agent=agents.single_agent,
+        policy_mapping_fn=config.policy_mapping_fn,
+        default_agent_id=None if module_id is None else agents.of_module(modules, module_id, env_to_module),
+        lookback=max(config.episode_lookback_horizon, building.needed_lookback(env_to_module)),
+        explore=explore,
+        seed=seed,
+    )
+
+
+def _check_module(module_id: ModuleID, state: Mapping[str, Any]) -> None:
+    known = [own for own, _ in state["rl_modules"]]
+    if module_id not in known:
+        raise ModuleError(f"load_policy: the checkpoint has no module {module_id!r}. {did_you_mean(module_id, known)}")
+
+
+def _modules(state: Mapping[str, Any], config: AlgorithmConfig, module_id: ModuleID | None) -> MultiRLModule:
+    """All modules of a checkpoint, or a single one of those that run one by one."""
+    given = building.multi_spec_of(config)
+    multi: MultiRLModuleSpec = given
+    if given.multi_rl_module_class is None:
+        multi = from_state(state["multi_rl_module"], "rl_module_spec")
+    wanted = None if module_id is None or multi.multi_rl_module_class is not MultiRLModule else [module_id]
+    with torch_stream(0, "policy"):
+        modules = MultiRLModuleSpec(
+            multi.multi_rl_module_class,
+            multi.observation_space,
+            multi.action_space,
+            multi.inference_only,
+            multi.model_config,
+        ).build()
+        for own, spec in restored_specs(state, config, wanted).items():
+            modules.add_module(own, spec.build())
+    modules.set_state({own: state["learner"]["module"][own] for own in modules})
+    return modules
+
+
+class _Agents:
+    """What a checkpoint knows of the environment: stands in for it where pipelines are built."""
+
+    def __init__(self, state: Mapping[str, Any], env: Any):
+        self.spaces: dict[AgentID, tuple[Space, Space]] = agents_from_state(state)
+        self.single_agent: bool = state["single_agent"]
+        self.user_env = _EnvOfCheckpoint(self) if env is None else env
+
+    def space_of_all(self, kind: int) -> Space:
+        """As in EnvSetup."""
+        if self.single_agent:
+            return self.spaces[DEFAULT_AGENT_ID][kind]
+        return spaces.Dict({agent_id: pair[kind] for agent_id, pair in self.spaces.items()})  # type: ignore[arg-type]
+
+    def of_module(self, modules: MultiRLModule, module_id: ModuleID, env_to_module: EnvToModulePipeline) -> AgentID:
+        """The first agent that fits a module, to take an observation for one of its where nothing says whose it is."""
+        if self.single_agent:
+            return DEFAULT_AGENT_ID
+        wanted = modules[module_id].observation_space, modules[module_id].action_space
+        seen: Any = env_to_module.observation_space, env_to_module.action_space
+        fit = [a for a in self.spaces if all(_alike(of_all[a], own) for of_all, own in zip(seen, wanted, strict=True))]
+        return module_id if module_id in fit else fit[0] if fit else next(iter(self.spaces))
+
+
+def _alike(space: Space | None, other: Space | None) -> bool:
+    return space is None or other is None or describe(space) == describe(other)
+
+
+class _NotInCheckpoint(CheckpointError, AttributeError):
+    """Something of an environment that a checkpoint does not know."""
+
+
+class _EnvOfCheckpoint:
+    """An environment of which only the agents and their spaces are known, for connector builders."""
+
+    def __init__(self, agents: _Agents):
+        self._agents = agents
+        if agents.single_agent:
+            self.observation_space, self.action_space = agents.spaces[DEFAULT_AGENT_ID]
+        else:
+            self.possible_agents = list(agents.spaces)
+            self.observation_space = lambda agent_id: agents.spaces[agent_id][0]
+            self.action_space = lambda agent_id: agents.spaces[agent_id][1]
+
+    def __getattr__(self, name: str) -> Any:
+        raise _NotInCheckpoint(
+            f"load_policy: a connector builder asks the environment for {name!r}, but a checkpoint knows only its "
+            f"agents and their spaces. Pass an environment too: load_policy(checkpoint, env=...)."
+        )
