@@ -71,7 +71,7 @@ def test_an_environment_does_not_draw_from_the_random_state_of_another(fake):
             VmasEnv("alike", num_envs=1).reset([5])
         steps = [env.reset([1, 2]), *(env.step(np.zeros((2, 3, 2), np.float32))[0] for _ in range(2))]
         found.append(np.diff(steps, axis=0))
-        assert not np.array_equal(*found[-1])
+        assert not np.allclose(*found[-1], atol=1e-3)
     assert np.array_equal(found[0], found[1])
     assert shared[0] == before
 
