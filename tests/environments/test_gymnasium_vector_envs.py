@@ -18,6 +18,7 @@ from marl_connectors import (
     FlattenObservations,
     FrameStacking,
     MeanStdFilter,
+    PPOConfig,
     PrevActionsPrevRewards,
     RLModuleSpec,
     check_env,
@@ -338,3 +339,24 @@ def test_check_env_says_what_to_check_instead():
         check_env(Counting)
     with pytest.raises(ConfigError, match="one copy"):
         check_env(Counting(2))
+
+
+@pytest.mark.learning
+@pytest.mark.parametrize("kind", ["vector entry point", "SAME_STEP"])
+def test_ppo_balances_the_pole(kind):
+    import gymnasium
+
+    def same_step(num_envs=1):
+        fns = [lambda: gymnasium.make("CartPole-v1")] * num_envs
+        return SyncVectorEnv(fns, autoreset_mode=AutoresetMode.SAME_STEP)
+
+    env, mode = (same_step, "sync") if kind == "SAME_STEP" else ("CartPole-v1", "vector_entry_point")
+    config = PPOConfig().environment(env).env_runners(num_envs_per_env_runner=16, gym_env_vectorize_mode=mode)
+    config.rl_module(model_config={"fcnet_hiddens": [64, 64], "vf_share_layers": False})
+    config.training(train_batch_size_per_learner=2048, minibatch_size=256, num_epochs=8, lr=1e-3, lambda_=0.95)
+    config.training(clip_param=0.2, vf_clip_param=1e4, use_kl_loss=False, grad_clip=0.5, entropy_coeff=0.01)
+    algo = config.debugging(seed=0).build_algo()
+    for _ in range(30):
+        algo.train()
+    assert algo.evaluate(num_episodes=10)["episode_return_mean"] > 400
+    algo.stop()
