@@ -133,7 +133,7 @@ def test_where_the_env_resets_itself_episodes_are_those_of_a_plain_loop(kind, fr
     assert runner.num_env_steps == sum(len(chunk) for sample in samples for chunk in sample)
 
 
-@pytest.mark.parametrize("act", ["from 5", "box"])
+@pytest.mark.parametrize("act", ["from 5", "box", "multi"])
 @pytest.mark.parametrize("obs", ["discrete", "dict"])
 @pytest.mark.parametrize("kind", ["SAME_STEP", "NEXT_STEP wrapped"])
 def test_any_spaces(kind, obs, act):
@@ -303,10 +303,17 @@ class Outside(Counting):
         return observations - 5, *rest
 
 
+class ManyActions(Counting):
+    def __init__(self, num_envs=1):
+        super().__init__(num_envs)
+        self.single_action_space = spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Discrete(3)})
+
+
 @pytest.mark.parametrize(
     ("env", "said"),
     [
         (Silent, "autoreset_mode"),
+        (ManyActions, "takes arrays of actions"),
         (Relapsing, "copy 0, episode 1, step 0: it is terminated or truncated again by the step that was to reset it"),
         (Forgetful, "final_obs"),
         (Narrow, r"expected \(3, 1, 3\)"),

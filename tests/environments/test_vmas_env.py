@@ -100,10 +100,12 @@ def test_actions_of_several_numbers(fake):
     assert env.step(actions)[0] - before == pytest.approx(actions - 1.0, abs=1e-6)
 
 
-@pytest.mark.parametrize("continuous", [True, False])
+@pytest.mark.parametrize(
+    "kind", [{}, {"continuous_actions": False}, {"continuous_actions": False, "multidiscrete_actions": True}]
+)
 @pytest.mark.parametrize("scenario", ["alike", "unlike"])
-def test_any_actions_and_observations_train(fake, scenario, continuous):
-    config = configured(f"vmas/{scenario}", policies="agent_2=two,*=others", continuous_actions=continuous)
+def test_any_actions_and_observations_train(fake, scenario, kind):
+    config = configured(f"vmas/{scenario}", policies="agent_2=two,*=others", **kind)
     if scenario == "unlike":
         config.env_runners(env_to_module_connector=lambda env: FlattenObservations(multi_agent=True))
     results = []
