@@ -52,7 +52,7 @@ class CopyLanes:
     def acting(self) -> list[Lane]:
         """The lanes that act next, in the same order."""
         if any(group.rollout.pending.any() for group in self.groups):
-            return [lane for lane in self.in_order() if lane.acts_next]
+            return [lane for lane in self.in_order() if not (lane.rests or lane.is_waiting)]
         return [lane for lane in self.in_order() if not lane.rests]
 
     def open(self, env_index: int, agent_id: AgentID, module_id: ModuleID) -> Lane:

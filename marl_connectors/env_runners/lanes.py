@@ -53,11 +53,6 @@ class Lane:
         return int(rollout.cursor[self.number]) // rollout.num_lanes
 
     @property
-    def acts_next(self) -> bool:
-        """Whether there is a new observation that the agent has to act on."""
-        return not (self.rests or self.is_waiting)
-
-    @property
     def is_waiting(self) -> bool:
         """Whether the agent has acted on its newest observation, and other agents' turns come before its next one."""
         return bool(self.group.rollout.pending[self.number])

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import Space
+from gymnasium.spaces import Dict as DictSpace
+from gymnasium.spaces import Tuple as TupleSpace
 
 from marl_connectors import spaces
 from marl_connectors.environments.batched_env import BatchedEnv
@@ -61,7 +63,7 @@ class BatchedCalls:
             name: For messages, if not the environment's class.
 
         Raises:
-            EnvError: If it has no copies or agents.
+            EnvError: If it has no copies or agents, or actions that are no arrays.
         """
         self.env = env
         self._name = name or f"{type(env).__name__} (natively batched)"
@@ -70,6 +72,13 @@ class BatchedCalls:
         if 0 in self._lead:
             raise EnvError(f"{self._name}: num_envs and possible_agents are {self._lead}, expected one at least.")
         found = [self._spaces_of(agent) for agent in self.agents]
+        for agent, (_, action_space) in zip(self.agents, found, strict=True):
+            if isinstance(action_space, (DictSpace, TupleSpace)):
+                raise EnvError(
+                    f"{self._name}: the actions of agent {agent!r} are {spaces.describe(action_space)}. An environment "
+                    f"that steps all copies in one call takes arrays of actions: use Box, Discrete, MultiDiscrete or "
+                    f"MultiBinary spaces, or single environments."
+                )
         self.alike = all(own == found[0] for own in found)
         self._parts = {a: _Part(own[0], self._lead[:1]) for a, own in zip(self.agents, found, strict=True)}
         self._all = _Part(found[0][0], self._lead)

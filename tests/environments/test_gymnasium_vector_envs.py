@@ -18,6 +18,7 @@ from marl_connectors import (
     FlattenObservations,
     FrameStacking,
     MeanStdFilter,
+    PPOConfig,
     PrevActionsPrevRewards,
     RLModuleSpec,
     check_env,
@@ -132,7 +133,7 @@ def test_where_the_env_resets_itself_episodes_are_those_of_a_plain_loop(kind, fr
     assert runner.num_env_steps == sum(len(chunk) for sample in samples for chunk in sample)
 
 
-@pytest.mark.parametrize("act", ["from 5", "box"])
+@pytest.mark.parametrize("act", ["from 5", "box", "multi"])
 @pytest.mark.parametrize("obs", ["discrete", "dict"])
 @pytest.mark.parametrize("kind", ["SAME_STEP", "NEXT_STEP wrapped"])
 def test_any_spaces(kind, obs, act):
@@ -302,10 +303,17 @@ class Outside(Counting):
         return observations - 5, *rest
 
 
+class ManyActions(Counting):
+    def __init__(self, num_envs=1):
+        super().__init__(num_envs)
+        self.single_action_space = spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Discrete(3)})
+
+
 @pytest.mark.parametrize(
     ("env", "said"),
     [
         (Silent, "autoreset_mode"),
+        (ManyActions, "takes arrays of actions"),
         (Relapsing, "copy 0, episode 1, step 0: it is terminated or truncated again by the step that was to reset it"),
         (Forgetful, "final_obs"),
         (Narrow, r"expected \(3, 1, 3\)"),
@@ -338,3 +346,24 @@ def test_check_env_says_what_to_check_instead():
         check_env(Counting)
     with pytest.raises(ConfigError, match="one copy"):
         check_env(Counting(2))
+
+
+@pytest.mark.learning
+@pytest.mark.parametrize("kind", ["vector entry point", "SAME_STEP"])
+def test_ppo_balances_the_pole(kind):
+    import gymnasium
+
+    def same_step(num_envs=1):
+        fns = [lambda: gymnasium.make("CartPole-v1")] * num_envs
+        return SyncVectorEnv(fns, autoreset_mode=AutoresetMode.SAME_STEP)
+
+    env, mode = (same_step, "sync") if kind == "SAME_STEP" else ("CartPole-v1", "vector_entry_point")
+    config = PPOConfig().environment(env).env_runners(num_envs_per_env_runner=16, gym_env_vectorize_mode=mode)
+    config.rl_module(model_config={"fcnet_hiddens": [64, 64], "vf_share_layers": False})
+    config.training(train_batch_size_per_learner=2048, minibatch_size=256, num_epochs=8, lr=1e-3, lambda_=0.95)
+    config.training(clip_param=0.2, vf_clip_param=1e4, use_kl_loss=False, grad_clip=0.5, entropy_coeff=0.01)
+    algo = config.debugging(seed=0).build_algo()
+    for _ in range(30):
+        algo.train()
+    assert algo.evaluate(num_episodes=10)["episode_return_mean"] > 400
+    algo.stop()

@@ -22,6 +22,7 @@ ACTIONS = {
     "discrete": spaces.Discrete(3),
     "from 5": spaces.Discrete(3, start=5),
     "box": spaces.Box(0.0, 10.0, (2,), np.float32),
+    "multi": spaces.MultiDiscrete([2, 3]),
 }
 
 
