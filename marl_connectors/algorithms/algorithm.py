@@ -14,13 +14,14 @@ from typing import Any
 from marl_connectors.algorithms import building
 from marl_connectors.algorithms.algorithm_config import AlgorithmConfig
 from marl_connectors.algorithms.config_state import config_from_state, config_to_state
+from marl_connectors.algorithms.results import iteration_results
 from marl_connectors.checkpoints import load_state, save_state
 from marl_connectors.connectors.explain import Explanation
 from marl_connectors.env_runners.env_runner import EnvRunner
-from marl_connectors.env_runners.episode_metrics import EpisodeTally, summarize
+from marl_connectors.env_runners.episode_metrics import EpisodeTally
 from marl_connectors.environments.env_setup import EnvSetup
 from marl_connectors.errors import CheckpointError
-from marl_connectors.metrics import by_pipeline
+from marl_connectors.metrics import MetricsLogger, with_logged
 from marl_connectors.rl_module.rl_module import RLModule, RLModuleSpec
 from marl_connectors.seeding import derived_seed, torch_stream
 from marl_connectors.spaces import describe
@@ -56,12 +57,13 @@ class Algorithm:
         self.rl_module = building.build_modules(self.config, self._setup, self._env_to_module, self.seed)
         self.learner = building.build_learner(self.config, self._setup, self.rl_module, self._env_to_module, self.seed)
         self.env_runner = self._runner(self.seed, self.config.num_envs_per_env_runner, self.config.explore)
-        self.callbacks = self.config.callbacks_class()
+        self.callbacks = self.config.make_callbacks()
+        self.metrics = MetricsLogger()
         self.iteration = 0
-        self._time_total_s = 0.0
+        self.time_total_s = 0.0
         self._num_evaluations = 0
         self._recent: deque[EpisodeTally] = deque(maxlen=self.config.metrics_num_episodes_for_smoothing)
-        self.callbacks.on_algorithm_init(algorithm=self)
+        self.callbacks.tell("on_algorithm_init", algorithm=self, metrics_logger=self.metrics)
 
     def _runner(self, seed: int, num_envs: int, explore: bool) -> EnvRunner:
         return building.build_env_runner(
@@ -96,9 +98,8 @@ class Algorithm:
         """One iteration.
 
         Returns:
-            ``env_runners`` (returns and lengths of the newest episodes, and ``uncredited_reward``, the sum of the
-            rewards of this iteration that are in no train batch), ``learners`` (losses by module), ``timers``, counts
-            of steps and iterations, and ``connectors`` (by pipeline, what pieces have logged) if they have.
+            What docs/results.md lists: ``env_runners`` (returns and lengths of the newest episodes, steps and seconds
+            of this iteration's samples), ``learners`` (losses by module), ``timers``, counts of steps and iterations.
         """
         began = time.perf_counter()
         episodes = self._sample()
@@ -113,23 +114,13 @@ class Algorithm:
         )
         ended = time.perf_counter()
         self.iteration += 1
-        self._time_total_s += ended - began
+        self.time_total_s += ended - began
         self._recent.extend(runner.take_finished())
-        result = {
-            "training_iteration": self.iteration,
-            "num_env_steps_sampled_lifetime": runner.num_env_steps,
-            "num_agent_steps_sampled_lifetime": runner.num_agent_steps,
-            "time_this_iter_s": ended - began,
-            "time_total_s": self._time_total_s,
-            "env_runners": summarize(self._recent) | runner.take_counts(),
-            "learners": learned,
-            "timers": {"sample_s": sampled - began, "learn_s": ended - sampled},
-            **by_pipeline(**runner.metrics, learner=self.learner.metrics),
-        }
+        result = iteration_results(self, self._recent, learned, sample_s=sampled - began, update_s=ended - sampled)
         if (interval := self.config.evaluation_interval) is not None and self.iteration % interval == 0:
             result["evaluation"] = self.evaluate()
-        self.callbacks.on_train_result(algorithm=self, result=result)
-        return result
+        self.callbacks.tell("on_train_result", algorithm=self, metrics_logger=self.metrics, result=result)
+        return with_logged(result, self.metrics)
 
     def _sample(self) -> list[Any]:
         """Episodes for one train batch."""
@@ -138,10 +129,7 @@ class Algorithm:
         episodes: list[Any] = []
         collected = 0
         while collected < size:
-            if config.batch_mode == "complete_episodes":
-                new = runner.sample(num_episodes=config.num_envs_per_env_runner)
-            else:
-                new = runner.sample()
+            new = runner.sample()
             episodes += new
             by_agents = config.count_steps_by == "agent_steps"
             collected += sum(e.agent_steps() if by_agents else e.env_steps() for e in new)
@@ -160,12 +148,12 @@ class Algorithm:
         Returns:
             As ``env_runners`` in ``train()``'s result.
         """
-        self.callbacks.on_evaluate_start(algorithm=self)
+        self.callbacks.tell("on_evaluate_start", algorithm=self, metrics_logger=self.metrics)
         number = self.config.evaluation_duration if num_episodes is None else num_episodes
         seed = derived_seed(self.seed, "evaluation", self._num_evaluations) if seed is None else seed
         self._num_evaluations += 1
         results = self._play(number, seed, explore=explore, at_random=False)
-        self.callbacks.on_evaluate_end(algorithm=self, evaluation_metrics=results)
+        self.callbacks.tell("on_evaluate_end", algorithm=self, metrics_logger=self.metrics, evaluation_metrics=results)
         return results
 
     def random_play(self, *, num_episodes: int = 100, seed: int | None = None) -> dict[str, Any]:
@@ -291,7 +279,7 @@ class Algorithm:
             "config": config_to_state(self.config),
             "seed": self.seed,
             "iteration": self.iteration,
-            "time_total_s": self._time_total_s,
+            "time_total_s": self.time_total_s,
             "num_evaluations": self._num_evaluations,
             "recent_tallies": [tally.get_state() for tally in self._recent],
             "spaces": {
@@ -300,6 +288,7 @@ class Algorithm:
             },
             "learner": self.learner.get_state(),
             "env_runner": self.env_runner.get_state(),
+            "metrics": self.metrics.get_state(),
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -312,12 +301,13 @@ class Algorithm:
         self._check_fits(state)
         self.seed = state["seed"]
         self.iteration = state["iteration"]
-        self._time_total_s = state["time_total_s"]
+        self.time_total_s = state["time_total_s"]
         self._num_evaluations = state["num_evaluations"]
         self._recent.clear()
         self._recent.extend(EpisodeTally.from_state(tally) for tally in state["recent_tallies"])
         self.learner.set_state(state["learner"])
         self.env_runner.set_state(state["env_runner"])
+        self.metrics.set_state(state.get("metrics", []))
 
     def _check_fits(self, state: dict[str, Any]) -> None:
         here = {
@@ -358,7 +348,7 @@ class Algorithm:
     def restore_from_path(self, path: str | Path) -> None:
         """Takes over a checkpoint's state, so that training goes on as if it had never stopped."""
         self._take_over(path, _algorithm_state(path))
-        self.callbacks.on_checkpoint_loaded(algorithm=self)
+        self.callbacks.tell("on_checkpoint_loaded", algorithm=self)
 
     def _take_over(self, path: str | Path, state: dict[str, Any]) -> None:
         try:
@@ -384,7 +374,7 @@ class Algorithm:
         config.seed = state["seed"]
         algorithm = cls(config)
         algorithm._take_over(path, state)
-        algorithm.callbacks.on_checkpoint_loaded(algorithm=algorithm)
+        algorithm.callbacks.tell("on_checkpoint_loaded", algorithm=algorithm)
         return algorithm
 
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from marl_connectors.algorithms.callback_settings import CallbackSettings
 from marl_connectors.algorithms.config_checks import check_settings, require
 from marl_connectors.algorithms.failures import check_failures
 from marl_connectors.algorithms.section import UNSET, section
-from marl_connectors.callbacks import Callbacks
 from marl_connectors.environments.wrappers import EnvWrapper, checked_wrappers
 from marl_connectors.errors import ConfigError, did_you_mean
 from marl_connectors.ops.schedule import Schedule
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from marl_connectors.rl_module.rl_module import RLModuleSpec
 
 
-class AlgorithmConfig:
+class AlgorithmConfig(CallbackSettings):
     """Settings that every algorithm has. Read them as attributes: ``config.gamma``.
 
     Sections chain, and an unknown setting is an error that names the closest known one::
@@ -92,7 +92,7 @@ class AlgorithmConfig:
         self.evaluation_interval: int | None = None
         self.evaluation_duration = 10
         self.metrics_num_episodes_for_smoothing = 100
-        self.callbacks_class: type[Callbacks] = Callbacks
+        super().__init__()
         self.seed: int | None = None
 
     # Sections.
@@ -295,10 +295,6 @@ class AlgorithmConfig:
     @section
     def reporting(self, *, metrics_num_episodes_for_smoothing: int = UNSET) -> None:
         """Over how many of the newest episodes returns are averaged."""
-
-    @section
-    def callbacks(self, callbacks_class: type[Callbacks] = UNSET) -> None:
-        """A subclass of Callbacks."""
 
     @section
     def exploration(self, *, explore: bool = UNSET) -> None:

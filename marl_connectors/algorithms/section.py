@@ -5,14 +5,16 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from marl_connectors.errors import ConfigError, did_you_mean
 
-if TYPE_CHECKING:
-    from marl_connectors.algorithms.algorithm_config import AlgorithmConfig
 
-_Config = TypeVar("_Config", bound="AlgorithmConfig")
+class _HasSettings(Protocol):
+    def _set(self, name: str, value: Any) -> None: ...
+
+
+_Config = TypeVar("_Config", bound=_HasSettings)
 _Settings = ParamSpec("_Settings")
 UNSET: Any = object()
 """The default of every setting in a section's signature: leaves the setting as it is."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -29,9 +30,11 @@ from marl_connectors.env_runners.data_checks import (
 from marl_connectors.env_runners.lanes import Lane, LaneGroup, picker
 from marl_connectors.env_runners.random_actions import random_batch
 from marl_connectors.env_runners.replayable_episodes import ReplayableEpisodes
+from marl_connectors.env_runners.sampling_times import SamplingTimes
+from marl_connectors.env_runners.step_counts import StepCounts
 from marl_connectors.env_runners.turn_based_episodes import TurnBasedEpisodes
 from marl_connectors.environments.env_failures import EnvFailure
-from marl_connectors.environments.vector_env import Transition, VectorEnv
+from marl_connectors.environments.vector_env import VectorEnv, VectorStep
 from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup
 from marl_connectors.metrics import MetricsLogger
 from marl_connectors.rl_module.distributions import Distribution
@@ -52,6 +55,7 @@ class Stepper:
         module_to_env: From the modules' outputs to actions.
         lookback: Steps that a chunk of an episode keeps from before it.
         metrics: Where the pieces of ``env_to_module`` and ``module_to_env`` log.
+        times: Where the time of samples goes.
         num_env_steps: Steps of all copies so far.
         num_agent_steps: Actions of all agents so far.
     """
@@ -79,6 +83,8 @@ class Stepper:
         self.module_to_env = module_to_env
         self.lookback = lookback
         self.metrics = {name: MetricsLogger() for name in ("env_to_module", "module_to_env")}
+        self.times = SamplingTimes()
+        self._counts = StepCounts()
         self.num_env_steps = 0
         self.num_agent_steps = 0
         self._seed = seed
@@ -130,33 +136,42 @@ class Stepper:
         self._noise.step += 1
         self.num_env_steps += len(self.vector_env.copies)
         self.num_agent_steps += len(actions)
+        self._counts.vector_steps += 1
         if self._turn_based:
             self._take_turns(list(chosen))
             return
+        began = perf_counter()
         step = self.vector_env.step(chosen)
+        self.times.env_step += perf_counter() - began
         if self.vector_env.failures:
             self._note_failures(self.vector_env.take_failures())
         for group, pick in self._live:
             self._credit(group, step.rewards if pick is None else pick(step.rewards))
             group.advance()
         if step.transitions:
-            self._follow(step.transitions)
+            self._follow(step)
         self._observe(step.observations)
         for env_index, infos in step.infos:
             self._episodes.lanes.write_infos(env_index, infos)
+        if self._episodes.told is not None:
+            self._episodes.told.went_on(step.transitions)
         self._make_batch()
 
     def _take_turns(self, actions: list[Any]) -> None:
         """The rest of a step of turn-based copies, in each of which another agent acts next."""
         episodes: Any = self._episodes
         episodes.acted()
+        began = perf_counter()
         turns = self.vector_env.take_turns(actions)
+        self.times.env_step += perf_counter() - began
         if self.vector_env.failures:
             self._note_failures(self.vector_env.take_failures())
         episodes.follow_turns(turns)
         if self._pieces_write_episodes and episodes.ended_agents:
             self._run_env_to_module(episodes.ended_rows(), episodes.ended)
         episodes.observe()
+        if episodes.told is not None:
+            episodes.told.went_on(turns)
         self._arrange()
         self._make_batch()
 
@@ -168,7 +183,9 @@ class Stepper:
 
     def _forward(self, explore: bool) -> ColumnBatch:
         module = self.rl_module
+        began = perf_counter()
         outputs = module.forward_exploration(self._batch) if explore else module.forward_inference(self._batch)
+        forwarded = perf_counter()
         actions = self.module_to_env.run(
             outputs,
             rl_module=module,
@@ -177,6 +194,8 @@ class Stepper:
             shared_data=self._shared_data,
             metrics=self.metrics["module_to_env"],
         )
+        self.times.rlmodule_inference += forwarded - began
+        self.times.module_to_env += perf_counter() - forwarded
         if self._check_actions:
             check_actions(actions)
             self._check_actions = False
@@ -191,8 +210,8 @@ class Stepper:
         except (TypeError, ValueError) as error:
             raise bad_rewards(group, self.vector_env, rewards) from error
 
-    def _follow(self, transitions: list[Transition]) -> None:
-        rearranged = self._episodes.follow(transitions)
+    def _follow(self, step: VectorStep) -> None:
+        rearranged = self._episodes.follow(step.transitions, reset=lambda: self._reset_over(step))
         if self._pieces_write_episodes and self._episodes.ended_agents:
             self._run_env_to_module(self._episodes.ended_rows(), self._episodes.ended)
         if rearranged:
@@ -201,6 +220,13 @@ class Stepper:
             for group in self._episodes.lanes.groups:
                 group.locate()
             self._episodes.lanes.set_clocks(self.vector_env.copies)
+
+    def _reset_over(self, step: VectorStep) -> None:
+        began = perf_counter()
+        self.vector_env.reset_over(step)
+        self.times.env_reset += perf_counter() - began
+        if self.vector_env.failures:
+            self._note_failures(self.vector_env.take_failures())
 
     def _observe(self, items: Any) -> None:
         for group, pick in self._live:
@@ -225,7 +251,8 @@ class Stepper:
     def _run_env_to_module(self, groups: list[ColumnGroup], episodes: list[Any]) -> ColumnBatch:
         if self._pieces_read_episodes:
             self._episodes.sync()
-        return self.env_to_module.run(
+        began = perf_counter()
+        batch = self.env_to_module.run(
             ColumnBatch(groups),
             rl_module=self.rl_module,
             episodes=episodes,
@@ -233,19 +260,26 @@ class Stepper:
             shared_data=self._shared_data,
             metrics=self.metrics["env_to_module"],
         )
+        self.times.env_to_module += perf_counter() - began
+        return batch
 
     # Beginnings and ends.
 
     def _reset(self) -> None:
+        began = perf_counter()
         items = self._episodes.reset()
+        self.times.env_reset += perf_counter() - began
         if self.vector_env.failures:
             self._note_failures(self.vector_env.take_failures())
         self._arrange()
         self._observe(items)
+        if self._episodes.told is not None:
+            self._episodes.told.started()
         self._make_batch()
 
     def _arrange(self) -> None:
         """Works out all orders anew, after agents came or went."""
+        self._settle_counts()
         module_order = {module_id: i for i, module_id in enumerate(self.rl_module.keys())}
         by_copy = self._episodes.lanes.acting()
         place = {lane: i for i, lane in enumerate(by_copy)}
@@ -266,6 +300,9 @@ class Stepper:
         self._episodes.lanes.set_clocks(self.vector_env.copies)
         position = {lane: i for i, lane in enumerate(by_row)}
         self._pick_actions = picker([position[lane] for lane in by_copy], len(by_copy))
+
+    def _settle_counts(self) -> None:
+        self._counts.settle((group for group, _ in self._live), len(self.vector_env.copies))
 
     def _complete_fragment(self) -> None:
         """Checks what the environments gave and computes what was left to be computed for all steps at once."""

@@ -103,7 +103,22 @@ class BatchedVectorEnv(VectorEnv):
                 is_over=True,
             )
             result.transitions.append(transition)
+        if self.resets_late:
+            for transition in result.transitions:
+                transition.awaits_reset = True
+                result.late.append((0, transition))
+            return last  # until they are reset
         return self._reset_copies([self.copies[transition.index] for transition in result.transitions], over)
+
+    def reset_over(self, step: VectorStep) -> None:
+        """Resets the copies that a step left at the end of their episodes, in one call."""
+        copies = [self.copies[transition.index] for _, transition in step.late]
+        mask = np.zeros(len(self.copies), bool)
+        for _, transition in step.late:
+            mask[transition.index] = True
+            transition.awaits_reset = False
+        observations = self._reset_copies(copies, mask)
+        step.observations = tree_map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), observations)
 
     def _by_agent(self, observations: Tree, index: int) -> dict[AgentID, Any]:
         if type(observations) is np.ndarray:

@@ -28,6 +28,7 @@ class Transition:
         is_dropped: Whether the episode cannot go on because of a failure, so that the copy began another one.
         first_observations: By agent, of the new episode, if ``is_over``.
         first_infos: By agent, of the new episode, if ``is_over``.
+        awaits_reset: Whether the episode ended and the copy is still to be reset.
     """
 
     index: int
@@ -41,6 +42,7 @@ class Transition:
     is_dropped: bool = False
     first_observations: dict[AgentID, Any] = field(default_factory=dict)
     first_infos: dict[AgentID, dict] = field(default_factory=dict)
+    awaits_reset: bool = False
 
 
 @dataclass(slots=True)
@@ -52,12 +54,14 @@ class VectorStep:
         observations: One for each agent that acts next: of a new episode where the old one ended.
         transitions: Of copies in which agents ended, appeared, or an episode ended.
         infos: ``(copy index, infos by agent)`` of all other copies that gave any.
+        late: Transitions of copies that await their reset, and where their first observations belong.
     """
 
     rewards: list[Any]
     observations: list[Any]
     transitions: list[Transition]
     infos: list[tuple[int, dict[AgentID, dict]]]
+    late: list[tuple[int, Transition]] = field(default_factory=list)
 
 
 class EnvCopy:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ class Learner(ABC):
         pipeline: From episodes to a train batch.
         timestep: Env steps that the episodes of all updates so far were sampled in; schedules go by it.
         metrics: Where the pieces of ``pipeline`` log.
+        pipeline_seconds: How long the newest update's train batch took.
     """
 
     def __init__(self, *, config: Any, module: MultiRLModule, pipeline: LearnerConnectorPipeline, seed: int = 0):
@@ -44,6 +46,7 @@ class Learner(ABC):
         self.pipeline = pipeline
         self.timestep = 0
         self.metrics = MetricsLogger()
+        self.pipeline_seconds = 0.0
         self.num_updates = 0
         self._seed = seed
         self._terms: dict[ModuleID, dict[str, list[Tensor]]] = {}
@@ -139,7 +142,9 @@ class Learner(ABC):
         """
         timesteps = timesteps or {}
         self.timestep = timesteps.get("num_env_steps_sampled_lifetime", self.timestep)
+        began = perf_counter()
         batch = self.make_batch(episodes)
+        self.pipeline_seconds = perf_counter() - began
         for bucket in self.module.buckets:
             if not bucket.is_bound:
                 bucket.bind()

@@ -165,7 +165,7 @@ def test_callbacks_are_called_in_order(tmp_path):
     algo.train()
     assert {name for name, _ in told[:-2]} == {"on_episode_end"}
     assert [name for name, _ in told[-2:]] == ["on_sample_end", "on_train_result"]
-    assert told[-1][1] == ["algorithm", "result"]
+    assert told[-1][1] == ["algorithm", "metrics_logger", "result"]
     told.clear()
     algo.evaluate(num_episodes=1)
     names = [name for name, _ in told]
