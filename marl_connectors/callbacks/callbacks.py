@@ -13,8 +13,9 @@ class Callbacks:
 
     An episode's life is told in this order: it is created, its environment copy is reset, it starts, there is a step
     after each env step, it ends, and the next one is created in the same copy. The copy is reset only after that, so
-    that ``env.envs[env_index]`` is still at the end in ``on_episode_end``. Exceptions are environments in worker processes, whose copies are
-    out of reach (``env.envs`` raises), and environments that reset themselves: these are at the next episode already.
+    that ``env.envs[env_index]`` is still at the end in ``on_episode_end``. Exceptions are environments in worker
+    processes, whose copies are out of reach (``env.envs`` raises), and environments that reset themselves: these are at
+    the next episode already.
 
     * ``env_runner``: the EnvRunner that plays the episode.
     * ``metrics_logger``: a MetricsLogger. What is logged for environments, episodes and samples is in ``env_runners``

@@ -291,6 +291,7 @@ class EnvRunner(Stepper):
 
     def get_state(self) -> dict[str, Any]:
         """Counts, connector states, and how to get the ongoing episodes back, as JSON data and arrays."""
+        self._settle_counts()
         episodes = None if self._batch is None else self._episodes.get_state()
         shared_data = {key: value for key, value in self._shared_data.items() if key != ACTION_NOISE}
         return {
@@ -305,6 +306,7 @@ class EnvRunner(Stepper):
             "batch": None if episodes is None or self._batch is None else batch_to_state(self._batch, shared_data),
             "metrics": {name: logger.get_state() for name, logger in self.metrics.items()},
             "callback_metrics": self.callback_metrics.get_state(),
+            "counts": self._counts.get_state(),
             "finished": [tally.get_state() for tally in self._finished],
             "uncredited_reward": self._uncredited_reward,
             "lost": self._episodes.lost.as_dict(),
@@ -333,6 +335,8 @@ class EnvRunner(Stepper):
             copy.episode_number = number
         self._finished = [EpisodeTally.from_state(tally) for tally in state["finished"]]
         self._uncredited_reward = state["uncredited_reward"]
+        self._counts.vector_steps = 0
+        self._counts.set_state(state["counts"])
         for name, logger in self.metrics.items():
             logger.set_state(state.get("metrics", {}).get(name, []))
         self.callback_metrics.set_state(state.get("callback_metrics", []))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from marl_connectors.env_runners.lanes import LaneGroup
@@ -51,3 +51,17 @@ class StepCounts:
         }
         self._clear()
         return counts
+
+    def get_state(self) -> dict[str, Any]:
+        """The counts since the last ``take``, once they are settled."""
+        return {
+            "env_steps": self._env_steps,
+            "agents": [[agent_id, steps] for agent_id, steps in self._agents.items()],
+            "modules": [[module_id, steps] for module_id, steps in self._modules.items()],
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Takes what ``get_state`` gave."""
+        self._env_steps = state["env_steps"]
+        self._agents = Counter(dict(state["agents"]))
+        self._modules = Counter(dict(state["modules"]))
