@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class SamplingTimes:
-    """Seconds. What is in none of the parts is the runner's own work: writing to the columns, episodes, callbacks.
+    """Seconds. What is in none of the parts is the runner's own work: writing what environments give, callbacks.
 
     Attributes:
         sample: All of ``EnvRunner.sample``.
@@ -15,7 +15,7 @@ class SamplingTimes:
         env_reset: Resets that start a sample, or that had to wait for callbacks.
         rlmodule_inference: Forward passes.
         env_to_module: The env-to-module pipeline.
-        module_to_env: The module-to-env pipeline.
+        module_to_env: The module-to-env pipeline, and writing actions and outputs to the columns.
     """
 
     sample: float = 0.0

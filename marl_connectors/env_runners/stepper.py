@@ -119,8 +119,12 @@ class Stepper:
 
     def _take_step(self, explore: bool, at_random: bool) -> None:
         """A hot path: everything here is per vector step and group, nothing is per agent."""
-        groups = [group for group, _ in self._live]
-        batch = random_batch(self._seed, self._noise.step, groups, self._batch) if at_random else self._forward(explore)
+        began = perf_counter()
+        if at_random:
+            groups = [group for group, _ in self._live]
+            batch = random_batch(self._seed, self._noise.step, groups, self._batch)
+        else:
+            batch = self._forward(explore, began)
         actions: Any = []
         for (group, _), columns in zip(self._live, batch.groups, strict=True):
             group.rollout.record(group.positions, columns)
@@ -137,12 +141,13 @@ class Stepper:
         self.num_env_steps += len(self.vector_env.copies)
         self.num_agent_steps += len(actions)
         self._counts.vector_steps += 1
+        acted = perf_counter()
+        self.times.module_to_env += acted - began
         if self._turn_based:
             self._take_turns(list(chosen))
             return
-        began = perf_counter()
         step = self.vector_env.step(chosen)
-        self.times.env_step += perf_counter() - began
+        self.times.env_step += perf_counter() - acted
         if self.vector_env.failures:
             self._note_failures(self.vector_env.take_failures())
         for group, pick in self._live:
@@ -181,11 +186,12 @@ class Stepper:
             _LOG.warning("%s The copy goes on with another episode.", failure.message)
         self._episodes.lost.num_env_failures += len(failures)
 
-    def _forward(self, explore: bool) -> ColumnBatch:
+    def _forward(self, explore: bool, began: float) -> ColumnBatch:
         module = self.rl_module
-        began = perf_counter()
         outputs = module.forward_exploration(self._batch) if explore else module.forward_inference(self._batch)
-        forwarded = perf_counter()
+        seconds = perf_counter() - began
+        self.times.rlmodule_inference += seconds
+        self.times.module_to_env -= seconds  # which is what a step's beginning takes beside it
         actions = self.module_to_env.run(
             outputs,
             rl_module=module,
@@ -194,8 +200,6 @@ class Stepper:
             shared_data=self._shared_data,
             metrics=self.metrics["module_to_env"],
         )
-        self.times.rlmodule_inference += forwarded - began
-        self.times.module_to_env += perf_counter() - forwarded
         if self._check_actions:
             check_actions(actions)
             self._check_actions = False
