@@ -181,18 +181,23 @@ class EnvRunner(Stepper):
         force_reset: bool,
     ) -> list[Any]:
         self._look_at_pieces()
-        self._exploring = explore
         copies = len(self.vector_env.copies)
         told = self._episodes.told
         if told is not None:
             told.begin_sample(None if num_episodes is None else shares(copies, num_episodes))
+        self._is_last_step = num_timesteps == 0
         if self._batch is None or force_reset or num_episodes is not None:
+            self._exploring = explore
             self._reset()
+        else:
+            self._set_exploring(explore)
         if num_episodes is not None:
             while (done := first_of_each_copy(self._episodes.done, copies, num_episodes)) is None:
                 self._take_step(explore, random_actions)
         else:
-            for _ in range(math.ceil((num_timesteps or 0) / copies)):
+            steps = math.ceil((num_timesteps or 0) / copies)
+            for step in range(steps):
+                self._is_last_step = step == steps - 1
                 self._take_step(explore, random_actions)
             done = self._episodes.done
         self._complete_fragment()
@@ -304,6 +309,8 @@ class EnvRunner(Stepper):
             "episodes": episodes,
             "episodes_too_long": self._batch is not None and episodes is None,
             "batch": None if episodes is None or self._batch is None else batch_to_state(self._batch, shared_data),
+            "exploring": self._exploring,
+            "before_batch": self._before_batch,
             "metrics": {name: logger.get_state() for name, logger in self.metrics.items()},
             "callback_metrics": self.callback_metrics.get_state(),
             "counts": self._counts.get_state(),
@@ -342,10 +349,12 @@ class EnvRunner(Stepper):
         self.callback_metrics.set_state(state.get("callback_metrics", []))
         self._episodes.lost = FailureCounts(**state.get("lost", {}))
         self._batch = None
+        self._exploring = state["exploring"]
         if state["episodes"] is not None:
             self._episodes.set_state(state["episodes"])
             self._arrange()
             self._restore_batch(state["batch"])
+            self._before_batch = state["before_batch"]
         elif state["episodes_too_long"]:
             why = (
                 "the episodes of a natively batched environment cannot be replayed"

@@ -106,6 +106,8 @@ class Stepper:
         self._live: list[tuple[LaneGroup, Callable[[list], Any] | None]] = []  # groups that act, picking their items
         self._check_batch = self._check_actions = True
         self._exploring = explore
+        self._is_last_step = False  # of a sample
+        self._before_batch: dict[str, Any] | None = None
         self._deferred_logp: dict[LaneGroup, type[Distribution]] = {}
         self._look_at_pieces()
 
@@ -244,13 +246,27 @@ class Stepper:
 
     def _make_batch(self) -> None:
         """Runs the env-to-module pipeline on the newest observations, for the next forward pass."""
+        self._before_batch = None
         if self._pieces_write_episodes:
             self._episodes.note_observations()
+            if self._is_last_step:
+                pieces, logger = self.env_to_module, self.metrics["env_to_module"]
+                self._before_batch = {"pieces": pieces.get_state(), "metrics": logger.get_state()}
         groups = [ColumnGroup(group.rows) for group, _ in self._live]
         self._batch = self._run_env_to_module(groups, self._episodes.acting())
         if self._check_batch:
             check_forward_batch(self._batch, self.rl_module)
             self._check_batch = False
+
+    def _set_exploring(self, explore: bool) -> None:
+        """For the next steps. Pieces of the user's see the batch that waits anew, as it was made under another flag."""
+        changed, before = explore != self._exploring, self._before_batch
+        self._exploring = explore
+        if changed and before is not None:
+            self.env_to_module.set_state(before["pieces"])
+            self.metrics["env_to_module"].set_state(before["metrics"])
+            self._episodes.restore_observations()
+            self._make_batch()
 
     def _run_env_to_module(self, groups: list[ColumnGroup], episodes: list[Any]) -> ColumnBatch:
         if self._pieces_read_episodes:
