@@ -118,12 +118,13 @@ class MatchEnv(ParallelEnv[str, Any, Any]):
         """
         if not self.agents or self._rng is None:
             raise RuntimeError("match_v0: step() needs a running episode, but there is none. Call reset() first.")
-        choices = [self._choice(agent, actions) for agent in self.possible_agents]
-        played = list(zip(self._targets.tolist(), choices, strict=True))
+        targets, choices = self._targets.tolist(), [self._choice(agent, actions) for agent in self.possible_agents]
         rewards = {
-            agent: float(choice == target) for agent, (target, choice) in zip(self.possible_agents, played, strict=True)
+            agent: float(choice == target)
+            for agent, target, choice in zip(self.possible_agents, targets, choices, strict=True)
         }
-        self._played.append(played)
+        if self.render_mode is not None:
+            self._played.append(list(zip(targets, choices, strict=True)))
         self._t += 1
         observations = self._draw_targets(self._rng)
         over = self._t >= self.ep_len
