@@ -256,6 +256,7 @@ def test_episodes_that_are_dropped_do_not_end():
     )
     runner.sample(num_timesteps=2)
     runner.sample(num_timesteps=5, force_reset=True)
+    assert list(runner._episodes.told._chunks) == ["0-1"], "nothing is kept of what was dropped"
     runner.sample(num_timesteps=2)
     assert told == [("start", "0-0"), ("start", "0-1"), ("end", "0-1", [5]), ("start", "0-2")]
 

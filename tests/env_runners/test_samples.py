@@ -212,12 +212,21 @@ def test_changing_explore_leaves_what_pieces_wrote_to_observations_right():
         doubled.close()
 
 
+class FlagSeen(Flag):
+    """Puts the flag into the observations."""
+
+    def on_columns(self, *, columns, explore, **kwargs):
+        super().on_columns(columns=columns, explore=explore, **kwargs)
+        columns.rows.set("obs", columns.rows.get("obs") + 100 * explore)
+
+
 def test_a_restored_runner_changes_explore_alike(tmp_path):
-    one, other = (algo_of("parallel", pieces=Flag) for _ in range(2))
+    one, other = (algo_of(partial(LifeEnv, max_steps=50), pieces=FlagSeen) for _ in range(2))
     one.env_runner.sample(num_timesteps=9, explore=True)
     other.restore_from_path(one.save_to_path(tmp_path / "c"))
     first, second = (a.env_runner.sample(num_timesteps=9, explore=False) for a in (one, other))
     np.testing.assert_equal([e.get_state() for e in first], [e.get_state() for e in second])
+    assert all((own.get_observations() < 50).all() for e in first for own in e.agent_episodes.values())
     assert one.env_runner.env_to_module[0].calls == other.env_runner.env_to_module[0].calls
 
 
