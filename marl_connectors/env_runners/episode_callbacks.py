@@ -75,6 +75,8 @@ class EpisodeCallbacks:
     def went_on(self, over: Iterable[Transition]) -> None:
         """A step of all copies is recorded. Some have begun an episode, as that step ended another one."""
         begun = {transition.index for transition in over if transition.is_over}
+        if not (begun or self._tells_of_steps):
+            return
         self._episodes.sync()
         for env_index, episode in enumerate(self._episodes.ongoing):
             if env_index in begun:

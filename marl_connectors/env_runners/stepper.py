@@ -228,6 +228,8 @@ class Stepper:
             self._episodes.lanes.set_clocks(self.vector_env.copies)
 
     def _reset_over(self, step: VectorStep) -> None:
+        if not step.late:
+            return
         began = perf_counter()
         self.vector_env.reset_over(step)
         self.times.env_reset += perf_counter() - began
