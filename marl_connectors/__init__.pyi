@@ -89,6 +89,7 @@ from .environments.batched_env import BatchedEnv as BatchedEnv
 from .environments.make_env import make_env as make_env
 from .environments.make_env import register_env as register_env
 from .environments.turn_based_env import TurnBasedEnv as TurnBasedEnv
+from .environments.vmas_env import VmasEnv as VmasEnv
 from .episodes.multi_agent_episode import MultiAgentEpisode as MultiAgentEpisode
 from .episodes.single_agent_episode import SingleAgentEpisode as SingleAgentEpisode
 from .errors import CheckpointError as CheckpointError
@@ -100,6 +101,7 @@ from .errors import LearnerError as LearnerError
 from .errors import MappingError as MappingError
 from .errors import MarlConnectorsError as MarlConnectorsError
 from .errors import ModuleError as ModuleError
+from .learner.counted_rows import CountedRows as CountedRows
 from .learner.learner import Learner as Learner
 from .metrics import MetricsLogger as MetricsLogger
 from .rl_module.apis import InferenceOnlyAPI as InferenceOnlyAPI

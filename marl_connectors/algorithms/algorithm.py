@@ -15,11 +15,11 @@ from marl_connectors.algorithms import building
 from marl_connectors.algorithms.algorithm_config import AlgorithmConfig
 from marl_connectors.algorithms.config_state import config_from_state, config_to_state
 from marl_connectors.algorithms.results import iteration_results
+from marl_connectors.algorithms.vectorization import human_render_mode
 from marl_connectors.checkpoints import load_state, save_state
 from marl_connectors.connectors.explain import Explanation
 from marl_connectors.env_runners.env_runner import EnvRunner
 from marl_connectors.env_runners.episode_metrics import EpisodeTally
-from marl_connectors.environments.env_setup import EnvSetup
 from marl_connectors.errors import CheckpointError
 from marl_connectors.metrics import MetricsLogger, with_logged
 from marl_connectors.rl_module.rl_module import RLModule, RLModuleSpec
@@ -44,19 +44,14 @@ class Algorithm:
         self.config.validate()
         self.seed = secrets.randbits(31) if config.seed is None else config.seed
         self.config.freeze()
-        self._setup = EnvSetup(
-            config.env,
-            config.env_config,
-            observation_space=config.observation_space,
-            action_space=config.action_space,
-            wrappers=config.wrappers,
-        )
+        self._setup = building.build_setup(config)
         if not config.disable_env_checking:
             self._setup.check(self.seed)
         self._env_to_module = building.build_env_to_module(self.config, self._setup)
         self.rl_module = building.build_modules(self.config, self._setup, self._env_to_module, self.seed)
         self.learner = building.build_learner(self.config, self._setup, self.rl_module, self._env_to_module, self.seed)
-        self.env_runner = self._runner(self.seed, self.config.num_envs_per_env_runner, self.config.explore)
+        window = human_render_mode(self.config, self._setup)
+        self.env_runner = self._runner(self.seed, self.config.num_envs_per_env_runner, self.config.explore, window)
         self.callbacks = self.config.make_callbacks()
         self.metrics = MetricsLogger()
         self.iteration = 0
@@ -65,7 +60,7 @@ class Algorithm:
         self._recent: deque[EpisodeTally] = deque(maxlen=self.config.metrics_num_episodes_for_smoothing)
         self.callbacks.tell("on_algorithm_init", algorithm=self, metrics_logger=self.metrics)
 
-    def _runner(self, seed: int, num_envs: int, explore: bool) -> EnvRunner:
+    def _runner(self, seed: int, num_envs: int, explore: bool, first_render_mode: str | None = None) -> EnvRunner:
         return building.build_env_runner(
             self.config,
             self._setup,
@@ -76,6 +71,7 @@ class Algorithm:
             num_envs=num_envs,
             explore=explore,
             rollout_fragment_length=self._fragment_length(),
+            first_render_mode=first_render_mode,
         )
 
     def _fragment_length(self) -> int:
@@ -319,13 +315,13 @@ class Algorithm:
                 f"checkpoint: it is of an environment with agents {_briefly(state['spaces'])}, but {self._setup.name} "
                 f"has {_briefly(here)}. Restore it into the environment that it was made in."
             )
-        if set(state["learner"]["module"]) != set(self.rl_module.keys()):
+        if set(state["learner"]["module"]) != set(modules := self.rl_module.get_state()):
             raise CheckpointError(
                 f"checkpoint: it has the modules {sorted(state['learner']['module'])}, but this run has "
-                f"{sorted(self.rl_module.keys())}. Use the same policies."
+                f"{sorted(modules)}. Use the same policies."
             )
         for module_id, saved in state["learner"]["module"].items():
-            shapes = {name: tuple(value.shape) for name, value in self.rl_module[module_id].state_dict().items()}
+            shapes = {name: tuple(value.shape) for name, value in modules[module_id].items()}
             for name in sorted({*shapes, *saved}):
                 there = tuple(saved[name].shape) if name in saved else None
                 if shapes.get(name) != there:

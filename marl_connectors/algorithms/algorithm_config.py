@@ -7,11 +7,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+from gymnasium import VectorizeMode
 
 from marl_connectors.algorithms.callback_settings import CallbackSettings
 from marl_connectors.algorithms.config_checks import check_settings, require
 from marl_connectors.algorithms.failures import check_failures
+from marl_connectors.algorithms.learning_sections import LearningSections
 from marl_connectors.algorithms.section import UNSET, section
+from marl_connectors.algorithms.vectorization import check_vectorization, vectorize_mode
 from marl_connectors.environments.wrappers import EnvWrapper, checked_wrappers
 from marl_connectors.errors import ConfigError, did_you_mean
 from marl_connectors.ops.schedule import Schedule
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
     from marl_connectors.rl_module.rl_module import RLModuleSpec
 
 
-class AlgorithmConfig(CallbackSettings):
+class AlgorithmConfig(LearningSections, CallbackSettings):
     """Settings that every algorithm has. Read them as attributes: ``config.gamma``.
 
     Sections chain, and an unknown setting is an error that names the closest known one::
@@ -44,6 +47,7 @@ class AlgorithmConfig(CallbackSettings):
         self.wrappers: list[EnvWrapper] = []
         self.observation_space: Any = None
         self.action_space: Any = None
+        self.render_env = False
         self.clip_rewards: bool | float | None = None
         self.normalize_actions = True
         self.clip_actions = False
@@ -51,11 +55,12 @@ class AlgorithmConfig(CallbackSettings):
         # multi_agent
         self.policies: Any = None
         self.policy_mapping_fn: Callable[..., ModuleID] = SharedPolicy()
-        self.policies_to_train: Collection[ModuleID] | Callable[[ModuleID], bool] | None = None
+        self.policies_to_train: Collection[ModuleID] | Callable[..., bool] | None = None
         self.count_steps_by = "env_steps"
         # env_runners
         self.num_env_runners = 0
         self.num_envs_per_env_runner = 1
+        self.gym_env_vectorize_mode = "sync"
         self.num_env_workers = 0
         self.sample_timeout_s: float | None = 60.0
         self.env_to_module_connector: Callable[..., Any] | None = None
@@ -75,6 +80,8 @@ class AlgorithmConfig(CallbackSettings):
         self.learner_class: type[Learner] | None = None
         self.learner_connector: Callable[..., Any] | None = None
         self.add_default_connectors_to_learner_pipeline = True
+        self.stack_modules = True
+        self.autocast_dtype: str | None = None
         # rl_module
         self.model_config: Any = None
         self.rl_module_spec: RLModuleSpec | MultiRLModuleSpec | None = None
@@ -106,6 +113,7 @@ class AlgorithmConfig(CallbackSettings):
         wrappers: Iterable[EnvWrapper] | None = UNSET,
         observation_space: Any = UNSET,
         action_space: Any = UNSET,
+        render_env: bool = UNSET,
         clip_rewards: bool | float | None = UNSET,
         normalize_actions: bool = UNSET,
         clip_actions: bool = UNSET,
@@ -121,6 +129,7 @@ class AlgorithmConfig(CallbackSettings):
                 ``"frame_skip_v0:4"`` (SuperSuit's) and ``"my_module.my_wrapper:0.5"``.
             observation_space: Instead of the environment's own, for all agents or ``{agent_id: space}``.
             action_space: Likewise.
+            render_env: Whether the first copy is made with ``render_mode="human"``, to be watched while it trains.
             clip_rewards: For the loss only: True for the sign of rewards, a number x to keep them in [-x, x].
             normalize_actions: Stretch Box actions from [-1, 1] to the space's range.
             clip_actions: Clip Box actions to the space's range.
@@ -137,7 +146,7 @@ class AlgorithmConfig(CallbackSettings):
         *,
         policies: Any = UNSET,
         policy_mapping_fn: str | Callable[..., ModuleID] = UNSET,
-        policies_to_train: Collection[ModuleID] | Callable[[ModuleID], bool] | None = UNSET,
+        policies_to_train: Collection[ModuleID] | Callable[..., bool] | None = UNSET,
         count_steps_by: str = UNSET,
     ) -> dict[str, Any]:
         """Which agents share a module.
@@ -148,7 +157,8 @@ class AlgorithmConfig(CallbackSettings):
                 ``"shared"``, ``"independent"`` or patterns such as ``"adversary*=red,agent*=green"``.
             policy_mapping_fn: ``fn(agent_id, episode, **kwargs)`` gives the module id; or one of those shorthands.
                 Called once for each agent and episode.
-            policies_to_train: Which modules are updated; None for all.
+            policies_to_train: Which modules are updated: a collection, ``fn(module_id)`` or ``fn(module_id, batch)``;
+                None for all.
             count_steps_by: Whether batch sizes count ``"env_steps"`` or ``"agent_steps"``.
         """
         instead: dict[str, Any] = {}
@@ -164,6 +174,7 @@ class AlgorithmConfig(CallbackSettings):
         *,
         num_env_runners: int = UNSET,
         num_envs_per_env_runner: int = UNSET,
+        gym_env_vectorize_mode: str | VectorizeMode = UNSET,
         num_env_workers: int = UNSET,
         sample_timeout_s: float | None = UNSET,
         env_to_module_connector: Callable[..., Any] | None = UNSET,
@@ -174,12 +185,14 @@ class AlgorithmConfig(CallbackSettings):
         rollout_fragment_length: int | str = UNSET,
         batch_mode: str = UNSET,
         explore: bool = UNSET,
-    ) -> None:
+    ) -> dict[str, Any]:
         """How episodes are collected.
 
         Args:
             num_env_runners: 0: environments are stepped in this process.
             num_envs_per_env_runner: Copies of the environment.
+            gym_env_vectorize_mode: ``"sync"``: copies are made and stepped here. ``"async"``: in worker processes.
+                ``"vector_entry_point"``: the environment's maker gives them all, as a ``gymnasium.vector.VectorEnv``.
             num_env_workers: Processes over which the copies are spread; 0 for none. Worth it where steps are slow.
             sample_timeout_s: How long such a process may take for one step or reset of its copies; None for any time.
             env_to_module_connector: ``fn(env, spaces, device)``, ``fn(env)`` or ``fn()`` that gives a connector piece
@@ -192,6 +205,8 @@ class AlgorithmConfig(CallbackSettings):
             batch_mode: ``"truncate_episodes"`` or ``"complete_episodes"``.
             explore: Whether actions are sampled.
         """
+        mode = gym_env_vectorize_mode
+        return {} if mode is UNSET else {"gym_env_vectorize_mode": vectorize_mode(mode)}
 
     @section
     def fault_tolerance(
@@ -202,27 +217,6 @@ class AlgorithmConfig(CallbackSettings):
         Args:
             restart_failed_sub_environments: Drop its episode and go on with a new environment, instead of stopping.
             num_consecutive_env_failures_tolerance: Stop after more failures of a copy without a finished episode.
-        """
-
-    @section
-    def learners(
-        self,
-        *,
-        num_learners: int = UNSET,
-        num_gpus_per_learner: float = UNSET,
-        learner_class: type[Learner] = UNSET,
-        learner_connector: Callable[..., Any] | None = UNSET,
-        add_default_connectors_to_learner_pipeline: bool = UNSET,
-    ) -> None:
-        """How modules are updated.
-
-        Args:
-            num_learners: 0: in this process.
-            num_gpus_per_learner: More than 0 to put modules and batches on the GPU.
-            learner_class: Instead of the algorithm's own.
-            learner_connector: ``fn(observation_space, action_space)``, one-argument or ``fn()``, that gives a
-                connector piece or a list of them, to stand before the default pieces.
-            add_default_connectors_to_learner_pipeline: False to use your own pieces only.
         """
 
     @section
@@ -252,36 +246,6 @@ class AlgorithmConfig(CallbackSettings):
                 module_id: dict(o) for module_id, o in algorithm_config_overrides_per_module.items()
             }
         return instead
-
-    @section
-    def training(
-        self,
-        *,
-        gamma: float = UNSET,
-        lr: Schedule = UNSET,
-        grad_clip: float | None = UNSET,
-        grad_clip_by: str = UNSET,
-        train_batch_size_per_learner: int = UNSET,
-        num_epochs: int = UNSET,
-        minibatch_size: int | None = UNSET,
-        shuffle_batch_per_epoch: bool = UNSET,
-        learner_class: type[Learner] = UNSET,
-        learner_connector: Callable[..., Any] | None = UNSET,
-    ) -> None:
-        """How the modules learn.
-
-        Args:
-            gamma: Discount per agent step.
-            lr: Learning rate, a number or a schedule ``[[t, value], ...]`` over sampled env steps.
-            grad_clip: Bound for gradients; None for none.
-            grad_clip_by: ``"global_norm"`` (of a module), ``"norm"`` (of each tensor) or ``"value"``.
-            train_batch_size_per_learner: Steps of one update, counted by ``count_steps_by``.
-            num_epochs: How often an update goes through its batch.
-            minibatch_size: Rows of one module in one gradient step; None for all.
-            shuffle_batch_per_epoch: Whether each epoch has an order of its own.
-            learner_class: As in ``learners``.
-            learner_connector: As in ``learners``.
-        """
 
     @section
     def evaluation(self, *, evaluation_interval: int | None = UNSET, evaluation_duration: int = UNSET) -> None:
@@ -371,6 +335,7 @@ class AlgorithmConfig(CallbackSettings):
         """Raises ConfigError for settings that are of the wrong kind, or at odds with one another."""
         check_settings(self)
         check_failures(self)
+        check_vectorization(self)
         for module_id in self.algorithm_config_overrides_per_module:
             self.get_config_for_module(module_id).validate()
 

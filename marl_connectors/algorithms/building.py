@@ -10,6 +10,7 @@ from gymnasium import Space
 from marl_connectors import spaces
 from marl_connectors.algorithms.algorithm_config import AlgorithmConfig
 from marl_connectors.algorithms.failures import env_restarts
+from marl_connectors.algorithms.vectorization import VECTOR_ENTRY_POINT, num_env_workers
 from marl_connectors.connectors.common.add_states_from_episodes_to_batch import AddStatesFromEpisodesToBatch
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from marl_connectors.connectors.defaults import (
@@ -31,9 +32,21 @@ from marl_connectors.errors import ConfigError, MappingError
 from marl_connectors.learner.learner import Learner
 from marl_connectors.policy_mapping import PatternPolicies, SharedPolicy, check_patterns
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule, MultiRLModuleSpec
-from marl_connectors.rl_module.rl_module import RLModuleSpec
+from marl_connectors.rl_module.rl_module import RLModule, RLModuleSpec
 from marl_connectors.seeding import torch_stream
 from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID, ModuleID
+
+
+def build_setup(config: AlgorithmConfig) -> EnvSetup:
+    """The environment's maker, and what one copy of it says."""
+    return EnvSetup(
+        config.env,
+        config.env_config,
+        observation_space=config.observation_space,
+        action_space=config.action_space,
+        wrappers=config.wrappers,
+        vector_entry_point=config.gym_env_vectorize_mode == VECTOR_ENTRY_POINT,
+    )
 
 
 def build_env_to_module(config: AlgorithmConfig, setup: EnvSetup) -> EnvToModulePipeline:
@@ -101,17 +114,21 @@ def build_modules(
         own = config.policies.get(module_id) if isinstance(config.policies, dict) else None
         specs[module_id] = _completed(spec or own or RLModuleSpec(), config, setup, env_to_module, module_id, agent_ids)
     if not isinstance(multi.rl_module_specs, RLModuleSpec):
-        for module_id in multi.rl_module_specs:
-            if module_id not in specs:
+        for module_id, spec in multi.rl_module_specs.items():
+            if module_id in specs:
+                continue
+            if multi.multi_rl_module_class in (None, MultiRLModule):
                 raise ConfigError(
                     f"rl_module_spec: has a spec for module {module_id!r}, but the modules are {sorted(specs)}. Add it "
                     f"to policies, or map an agent to it."
                 )
-    with torch_stream(seed, "modules"):
-        modules = dataclasses.replace(multi, rl_module_specs={}, load_state_path=None).build()
+            specs[module_id] = _completed(spec, config, setup, env_to_module, module_id, [])  # a part of the others
+    built: dict[ModuleID, RLModuleSpec] = {}
     for module_id, spec in specs.items():
         with torch_stream(seed, "module", module_id):
-            modules.add_module(module_id, spec.build())
+            built[module_id] = _BuiltModuleSpec(**vars(spec), module=spec.build())
+    with torch_stream(seed, "modules"):
+        modules = dataclasses.replace(multi, rl_module_specs=built, load_state_path=None).build()
     if multi.load_state_path is not None:
         from marl_connectors.checkpoints import load_state
 
@@ -121,6 +138,17 @@ def build_modules(
     if modules.is_stateful() and config.add_default_connectors_to_env_to_module_pipeline:
         add_state_pieces(env_to_module)
     return modules.to(config.device)
+
+
+@dataclasses.dataclass
+class _BuiltModuleSpec(RLModuleSpec):
+    """The spec of a module that is there already: each is built from random numbers of its own."""
+
+    module: RLModule | None = None
+
+    def build(self) -> RLModule:
+        assert self.module is not None
+        return self.module
 
 
 def agents_by_module(config: AlgorithmConfig, setup: EnvSetup) -> dict[ModuleID, list[AgentID]]:
@@ -256,9 +284,10 @@ def build_env_runner(
     explore: bool,
     rollout_fragment_length: int,
     render_mode: str | None = None,
+    first_render_mode: str | None = None,
 ) -> EnvRunner:
     """A runner with copies of its own, which keeps as many earlier steps as the pieces of two pipelines look at."""
-    make_env = EnvFactory(setup, render_mode)
+    make_env = EnvFactory(setup, render_mode, first_render_mode=first_render_mode)
     return EnvRunner(
         make_env,
         num_envs=num_envs,
@@ -278,7 +307,7 @@ def build_env_runner(
         check_spaces=not config.disable_env_checking,
         callbacks=config.make_callbacks(),
         env_config=config.env_config,
-        num_env_workers=0 if render_mode else config.num_env_workers,
+        num_env_workers=0 if render_mode else num_env_workers(config, setup, num_envs),
         sample_timeout_s=config.sample_timeout_s,
         restarts=env_restarts(config, make_env),
     )

@@ -68,6 +68,7 @@ def check_settings(config: AlgorithmConfig) -> None:
     for name, default in vars(type(config)()).items():
         if isinstance(default, bool) and not name.startswith("_"):
             require(config, name, isinstance(getattr(config, name), bool), "True or False")
+    require(config, "autocast_dtype", config.autocast_dtype in (None, "bfloat16"), "'bfloat16' or None")
     check_schedule(f"{type(config).__name__}: lr", config.lr)
     if config.num_gpus_per_learner and not torch.cuda.is_available():
         raise ConfigError(

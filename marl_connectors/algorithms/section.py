@@ -10,11 +10,13 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 from marl_connectors.errors import ConfigError, did_you_mean
 
 
-class _HasSettings(Protocol):
+class HasSettings(Protocol):
+    """What sections are methods of."""
+
     def _set(self, name: str, value: Any) -> None: ...
 
 
-_Config = TypeVar("_Config", bound=_HasSettings)
+_Config = TypeVar("_Config", bound="HasSettings")
 _Settings = ParamSpec("_Settings")
 UNSET: Any = object()
 """The default of every setting in a section's signature: leaves the setting as it is."""

@@ -113,7 +113,12 @@ class _Trial:
                 "Give its class, or the function that makes it."
             )
         self.findings = findings
-        self.env = self._make()
+        self.env = env if isinstance(env, gym.vector.VectorEnv) else self._make()
+        if isinstance(self.env, gym.vector.VectorEnv):
+            raise ConfigError(
+                f"check_env: it plays one copy, but {type(self.env).__name__} is a Gymnasium VectorEnv. Give the "
+                f"single environment; whether the VectorEnv keeps to its autoreset mode, a run tries out."
+            )
         self.single_agent = isinstance(self.env, gym.Env)
         book = SpaceBook(self._ask, findings, calls)
         self.checks = Checks(self._name(), findings, calls, DataChecks(findings, book))

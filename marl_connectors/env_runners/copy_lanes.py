@@ -51,7 +51,9 @@ class CopyLanes:
 
     def acting(self) -> list[Lane]:
         """The lanes that act next, in the same order."""
-        return [lane for lane in self.in_order() if not lane.is_waiting]
+        if any(group.rollout.pending.any() for group in self.groups):
+            return [lane for lane in self.in_order() if lane.acts_next]
+        return [lane for lane in self.in_order() if not lane.rests]
 
     def open(self, env_index: int, agent_id: AgentID, module_id: ModuleID) -> Lane:
         """Gives an agent a lane that is fit for a module."""
@@ -155,6 +157,14 @@ class CopyLanes:
         """Tells all groups the env step that each of their lanes is at, after copies began anew."""
         for group in self.groups:
             group.t = np.array([copies[lane.env_index].t for lane in group.acting], np.int32)
+
+    def set_rest(self, copy: EnvCopy) -> bool:
+        """Lets a copy's agents rest, or act, as it says; whether they did otherwise before."""
+        lanes = self.by_copy[copy.index].values()
+        changed = any(lane.rests != copy.rests for lane in lanes)
+        for lane in lanes:
+            lane.rests = copy.rests
+        return changed
 
     def write_infos(self, env_index: int, infos: dict[AgentID, dict[str, Any]]) -> None:
         """Keeps the infos that came with live agents' newest observations."""

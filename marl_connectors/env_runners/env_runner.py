@@ -196,8 +196,9 @@ class EnvRunner(Stepper):
                 self._take_step(explore, random_actions)
         else:
             steps = math.ceil((num_timesteps or 0) / copies)
-            for step in range(steps):
-                self._is_last_step = step == steps - 1
+            enough = self.num_env_steps + steps * copies  # where some copies rest, it takes a few more steps
+            while self.num_env_steps < enough:
+                self._is_last_step = self.num_env_steps + copies >= enough
                 self._take_step(explore, random_actions)
             done = self._episodes.done
         self._complete_fragment()

@@ -73,15 +73,17 @@ class EpisodeCallbacks:
                 self.create([self._runner.vector_env.copies[env_index]])
 
     def went_on(self, over: Iterable[Transition]) -> None:
-        """A step of all copies is recorded. Some have begun an episode, as that step ended another one."""
-        begun = {transition.index for transition in over if transition.is_over}
+        """A step of all copies is recorded, in which some have begun an episode, or have ended one and rest now."""
+        copies = self._runner.vector_env.copies
+        rest = {transition.index for transition in over if copies[transition.index].rests}
+        begun = {transition.index for transition in over if transition.is_over or transition.begins} - rest
         if not (begun or self._tells_of_steps):
             return
         self._episodes.sync()
         for env_index, episode in enumerate(self._episodes.ongoing):
             if env_index in begun:
                 self._tell("on_episode_start", episode, env_index)
-            elif self._tells_of_steps:
+            elif self._tells_of_steps and env_index not in rest:
                 self._tell("on_episode_step", episode, env_index)
 
     def started(self) -> None:

@@ -30,9 +30,10 @@ class Lane:
         module_id: For whom the agent's rows are.
         episode: The agent's ongoing episode, a view of the lane.
         earlier_return: What the agent was paid in earlier chunks of the episode.
+        rests: Whether the episode has no first observation yet, as the copy's next step only resets it.
     """
 
-    __slots__ = ("agent_id", "earlier_return", "env_index", "episode", "group", "module_id", "number", "slot")
+    __slots__ = ("agent_id", "earlier_return", "env_index", "episode", "group", "module_id", "number", "rests", "slot")
 
     def __init__(self, group: LaneGroup, number: int, env_index: int, slot: int, agent_id: AgentID):
         self.group = group
@@ -43,12 +44,18 @@ class Lane:
         self.module_id: ModuleID = ""
         self.episode: SingleAgentEpisode = None  # type: ignore[assignment]
         self.earlier_return = 0.0
+        self.rests = False
 
     @property
     def row(self) -> int:
         """The row of the newest observation."""
         rollout = self.group.rollout
         return int(rollout.cursor[self.number]) // rollout.num_lanes
+
+    @property
+    def acts_next(self) -> bool:
+        """Whether there is a new observation that the agent has to act on."""
+        return not (self.rests or self.is_waiting)
 
     @property
     def is_waiting(self) -> bool:
@@ -280,7 +287,9 @@ class LaneGroup:
         """Puts the lanes in row order and makes ``rows``, after lanes were opened or closed."""
         self.lanes.sort(key=lambda lane: (module_order.get(lane.module_id, -1), lane.env_index, lane.slot))
         waiting = self.rollout.pending
-        self.acting = [lane for lane in self.lanes if not waiting[lane.number]] if waiting.any() else self.lanes[:]
+        self.acting = [lane for lane in self.lanes if not lane.rests]
+        if waiting.any():
+            self.acting = [lane for lane in self.acting if not waiting[lane.number]]
         numbers = [lane.number for lane in self.acting]
         identity = numbers == list(range(self.rollout.num_lanes))
         self._first = None

@@ -211,6 +211,9 @@ class OngoingEpisodes:
         for transition in transitions:
             copy = self._vector_env.copies[transition.index]
             lanes = self.lanes.by_copy[transition.index]
+            if transition.begins:
+                self.lanes.write_infos(copy.index, transition.first_infos)
+                continue
             if transition.is_dropped:
                 self._drop_episode(transition)
                 over.append(transition)
@@ -235,6 +238,9 @@ class OngoingEpisodes:
             copy = self._vector_env.copies[transition.index]
             rearranged |= self._begin_after(copy)
             self.lanes.write_infos(copy.index, transition.first_infos)
+        if self._vector_env.has_rests:
+            for transition in transitions:
+                rearranged |= self.lanes.set_rest(self._vector_env.copies[transition.index])
         return rearranged
 
     def _observe_last(self, transitions: list[Transition]) -> set[Lane]:

@@ -35,6 +35,9 @@ class ReplayableEpisodes(OngoingEpisodes):
 
     def acting(self) -> list[Episode]:
         """The episodes whose agents act next."""
+        copies = self._vector_env.copies
+        if self._vector_env.has_rests:
+            return [episode for episode, copy in zip(self.ongoing, copies, strict=True) if not copy.rests]
         return self.ongoing
 
     def note_observations(self) -> None:
@@ -46,7 +49,7 @@ class ReplayableEpisodes(OngoingEpisodes):
     def restore_observations(self) -> None:
         """Writes the newest observations of those who act next as the environments gave them, not as pieces did."""
         for group, observed in zip(self.lanes.groups, self._observed or [], strict=True):
-            acting = np.array([i for i, lane in enumerate(group.lanes) if not lane.is_waiting], np.int64)
+            acting = np.array([i for i, lane in enumerate(group.lanes) if lane.acts_next], np.int64)
             group.rollout.observe(
                 group.positions, take(observed, acting), group.rollout.columns[Columns.T][group.positions]
             )

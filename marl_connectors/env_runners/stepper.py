@@ -140,7 +140,7 @@ class Stepper:
             actions = actions[0] if len(actions) == 1 else np.concatenate(actions)
         chosen = actions if self._pick_actions is None else self._pick_actions(actions)
         self._noise.step += 1
-        self.num_env_steps += len(self.vector_env.copies)
+        self.num_env_steps += len(actions) if self.vector_env.has_rests else len(self.vector_env.copies)
         self.num_agent_steps += len(actions)
         self._counts.vector_steps += 1
         acted = perf_counter()
@@ -324,7 +324,10 @@ class Stepper:
         self._pick_actions = picker([position[lane] for lane in by_copy], len(by_copy))
 
     def _settle_counts(self) -> None:
-        self._counts.settle((group for group, _ in self._live), len(self.vector_env.copies))
+        groups = [group for group, _ in self._live]
+        resting = self.vector_env.has_rests  # then each that acts is a copy
+        copies = sum(len(group.acting) for group in groups) if resting else len(self.vector_env.copies)
+        self._counts.settle(groups, copies)
 
     def _complete_fragment(self) -> None:
         """Checks what the environments gave and computes what was left to be computed for all steps at once."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from gymnasium import Space
 
 from marl_connectors import spaces
 from marl_connectors.environments.batched_env import BatchedEnv
@@ -18,7 +19,8 @@ class BatchedStep(NamedTuple):
     """What a step of all copies gave.
 
     Attributes:
-        observations: ``[num_envs, num_agents, ...]``; the environment may use the arrays again.
+        observations: ``[num_envs, num_agents, ...]``, or by agent ``[num_envs, ...]`` where agents have unlike spaces;
+            the environment may use the arrays again.
         rewards: ``[num_envs, num_agents]`` numbers, likewise.
         terminations: ``[num_envs, num_agents]`` bool, likewise.
         truncations: ``[num_envs, num_agents]`` bool, likewise.
@@ -48,6 +50,7 @@ class BatchedCalls:
     Attributes:
         env: The environment.
         agents: Its agents.
+        alike: Whether they all have the same spaces, so that one array holds the observations of all.
     """
 
     def __init__(self, env: BatchedEnv, name: str = ""):
@@ -58,7 +61,7 @@ class BatchedCalls:
             name: For messages, if not the environment's class.
 
         Raises:
-            EnvError: If it has no copies or agents, or agents with unlike spaces.
+            EnvError: If it has no copies or agents.
         """
         self.env = env
         self._name = name or f"{type(env).__name__} (natively batched)"
@@ -67,15 +70,9 @@ class BatchedCalls:
         if 0 in self._lead:
             raise EnvError(f"{self._name}: num_envs and possible_agents are {self._lead}, expected one at least.")
         found = [self._spaces_of(agent) for agent in self.agents]
-        for agent, own in zip(self.agents, found, strict=True):
-            if own != found[0]:
-                raise EnvError(
-                    f"{self._name}: agents {self.agents[0]!r} and {agent!r} have unlike spaces, {_described(found[0])} "
-                    f"and {_described(own)}. In a natively batched environment they are the same for all agents; make "
-                    f"it a PettingZoo environment if they are not."
-                )
-        self._item = spaces.zeros(found[0][0])
-        self._shapes = [self._lead + np.shape(leaf) for leaf in leaves(self._item)]
+        self.alike = all(own == found[0] for own in found)
+        self._parts = {a: _Part(own[0], self._lead[:1]) for a, own in zip(self.agents, found, strict=True)}
+        self._all = _Part(found[0][0], self._lead)
 
     def _spaces_of(self, agent: AgentID) -> tuple[Any, Any]:
         return self.env.observation_space(agent), self.env.action_space(agent)
@@ -88,14 +85,14 @@ class BatchedCalls:
         """
         return self._observations("reset()", self._called("reset()", lambda: self.env.reset(seeds, mask)))
 
-    def step(self, actions: np.ndarray) -> BatchedStep:
+    def step(self, actions: Any) -> BatchedStep:
         """What a step of all copies gave; see ``reset``.
 
         Args:
-            actions: ``[num_envs * num_agents, ...]``.
+            actions: ``[num_envs * num_agents, ...]``, or a list of as many if they are not ``alike``.
         """
-        actions = actions.reshape(*self._lead, *actions.shape[1:])
-        given: Any = self._called("step()", lambda: self.env.step(actions))
+        packed = self._packed(actions)
+        given: Any = self._called("step()", lambda: self.env.step(packed))
         if not isinstance(given, tuple) or len(given) != 5:
             came = f"{len(given)} values" if isinstance(given, tuple) else f"a {type(given).__name__}"
             raise EnvError(
@@ -111,6 +108,34 @@ class BatchedCalls:
             self._infos(infos),
         )
 
+    def _packed(self, actions: Any) -> Any:
+        if self.alike:
+            actions = np.asarray(actions)
+            return actions.reshape(*self._lead, *actions.shape[1:])
+        return {agent: np.array(actions[i :: len(self.agents)]) for i, agent in enumerate(self.agents)}
+
+    def flat(self, observations: Tree) -> Any:
+        """All agents' observations in ``N`` copies: ``[N * num_agents, ...]``, or a list if not ``alike``."""
+        if self.alike:
+            return tree_map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), observations)
+        by_agent = [_items(observations[agent]) for agent in self.agents]
+        return [item for items in zip(*by_agent, strict=True) for item in items]
+
+    def of_agent(self, observations: Tree, agent: AgentID) -> Tree:
+        """``[num_envs, ...]``, one agent's observations in all copies."""
+        if not self.alike:
+            return observations[agent]
+        i = self.agents.index(agent)
+        return tree_map(lambda leaf: leaf[:, i], observations)
+
+    def of_copy(self, observations: Tree, index: int) -> dict[AgentID, Any]:
+        """One copy's observations, by agent."""
+        if not self.alike:
+            return {agent: tree_map(lambda leaf: leaf[index], observations[agent]) for agent in self.agents}
+        if type(observations) is np.ndarray:
+            return dict(zip(self.agents, observations[index], strict=True))
+        return {agent: tree_map(lambda leaf, i=i: leaf[index, i], observations) for i, agent in enumerate(self.agents)}
+
     def _called(self, what: str, call: Callable[[], Any]) -> Any:
         try:
             return call()
@@ -120,17 +145,31 @@ class BatchedCalls:
             raise EnvError(f"{self._name}: {what} raised {type(error).__name__}: {error}") from error
 
     def _observations(self, method: str, given: Any) -> Tree:
-        if type(self._item) is np.ndarray:
-            found: Tree = self._array(f"observations of {method}", given)
-        elif same_structure(self._item, given):
-            found = tree_map(lambda leaf: self._array(f"observations of {method}", leaf), given)
+        if self.alike:
+            return self._observed(f"observations of {method}", given, self._all)
+        if not isinstance(given, Mapping) or set(given) != set(self.agents):
+            raise EnvError(
+                f"{self._name}: the observations of {method} are a {_kind(given)}, expected a dict by agent, "
+                f"{{{', '.join(f'{agent!r}: [num_envs, ...]' for agent in self.agents)}}}, as the agents have unlike "
+                f"spaces."
+            )
+        return {
+            agent: self._observed(f"observations of {method} for agent {agent!r}", given[agent], part)
+            for agent, part in self._parts.items()
+        }
+
+    def _observed(self, name: str, given: Any, part: _Part) -> Tree:
+        if type(part.item) is np.ndarray:
+            found: Tree = self._array(name, given)
+        elif same_structure(part.item, given):
+            found = tree_map(lambda leaf: self._array(name, leaf), given)
         else:
             raise EnvError(
-                f"{self._name}: the observations of {method} are a {_kind(given)}, expected a {_kind(self._item)} of "
-                f"arrays as in the observation space, {_described([self.env.observation_space(self.agents[0])])}."
+                f"{self._name}: the {name} are a {_kind(given)}, expected a {_kind(part.item)} of arrays as in the "
+                f"observation space, {spaces.describe(part.space)}."
             )
-        for leaf, shape in zip(leaves(found), self._shapes, strict=True):
-            self._check_shape(f"observations of {method}", leaf, shape)
+        for leaf, shape in zip(leaves(found), part.shapes, strict=True):
+            self._check_shape(name, leaf, shape)
         return found
 
     def _numbers(self, name: str, given: Any) -> np.ndarray:
@@ -164,14 +203,28 @@ class BatchedCalls:
 
     def _check_shape(self, name: str, array: np.ndarray, expected: tuple[int, ...]) -> None:
         if array.shape != expected:
+            agents = "" if name.startswith("observations") and not self.alike else f"then {self._lead[1]} agents, "
             raise EnvError(
                 f"{self._name}: {name} have shape {array.shape}, expected {expected}: num_envs={self._lead[0]} copies, "
-                f"then {self._lead[1]} agents, then what one agent gets."
+                f"{agents}then what one agent gets."
             )
 
 
-def _described(found: Sequence[Any]) -> str:
-    return " and ".join(map(spaces.describe, found))
+class _Part:
+    """What observations of a space look like."""
+
+    __slots__ = ("item", "shapes", "space")
+
+    def __init__(self, space: Space, lead: tuple[int, ...]):
+        self.space, self.item = space, spaces.zeros(space)
+        self.shapes = [lead + np.shape(leaf) for leaf in leaves(self.item)]
+
+
+def _items(tree: Tree) -> list[Any]:
+    """The rows of arrays, one by one."""
+    if type(tree) is np.ndarray:
+        return list(tree)
+    return [tree_map(lambda leaf, i=i: leaf[i], tree) for i in range(len(leaves(tree)[0]))]
 
 
 def _kind(tree: Any) -> str:

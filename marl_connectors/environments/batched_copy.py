@@ -25,7 +25,7 @@ class BatchedCopy(ParallelEnv):
             name: For messages.
 
         Raises:
-            EnvError: If its agents have unlike spaces.
+            EnvError: If it has no agents.
         """
         self.env = env
         self.possible_agents = list(env.possible_agents)
@@ -54,7 +54,7 @@ class BatchedCopy(ParallelEnv):
         """Steps all agents."""
         if not self.agents:
             return {}, {}, {}, {}, {}
-        step = self._calls.step(np.stack([np.asarray(actions[agent]) for agent in self.agents]))
+        step = self._calls.step([np.asarray(actions[agent]) for agent in self.agents])
         agents = self.agents
         rewards, terminations, truncations = (
             dict(zip(agents, values[0].tolist(), strict=True))
@@ -65,8 +65,7 @@ class BatchedCopy(ParallelEnv):
         return self._by_agent(step.observations), rewards, terminations, truncations, infos
 
     def _by_agent(self, observations: Tree) -> dict[AgentID, Any]:
-        own = tree_map(lambda leaf: np.array(leaf[0]), observations)  # the environment may use its arrays again
-        return {agent: tree_map(lambda leaf, i=i: leaf[i], own) for i, agent in enumerate(self.possible_agents)}
+        return self._calls.of_copy(tree_map(np.array, observations), 0)  # the environment may use its arrays again
 
     def render(self) -> Any:
         """What the environment draws."""

@@ -16,8 +16,9 @@ from marl_connectors.typing import AgentID, Tree
 class BatchedEnv(Protocol):
     """``num_envs`` copies of one world with the same agents in each, stepped together. Nothing has to be inherited.
 
-    All agents of a copy live from its reset until they end together, in one step; agents have like spaces. Whoever
-    makes the environment gets ``num_envs`` as a keyword argument.
+    All agents of a copy live from its reset until they end together, in one step. Whoever makes the environment gets
+    ``num_envs`` as a keyword argument. Where agents have unlike spaces, observations and actions are dicts by agent,
+    ``{agent: [num_envs, ...]}``, instead of arrays ``[num_envs, num_agents, ...]``.
 
     Attributes:
         num_envs: How many copies.
@@ -28,11 +29,11 @@ class BatchedEnv(Protocol):
     possible_agents: list[AgentID]
 
     def observation_space(self, agent: AgentID) -> Space:
-        """Of one agent; the same for all."""
+        """Of one agent."""
         ...
 
     def action_space(self, agent: AgentID) -> Space:
-        """Of one agent; the same for all."""
+        """Of one agent."""
         ...
 
     def reset(self, seeds: Sequence[int | None], mask: np.ndarray | None = None) -> Tree:
@@ -47,7 +48,7 @@ class BatchedEnv(Protocol):
         """
         ...
 
-    def step(self, actions: np.ndarray) -> tuple[Tree, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+    def step(self, actions: Any) -> tuple[Tree, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """Steps all copies, and resets none: whoever called resets those that are over, before the next step.
 
         Args:

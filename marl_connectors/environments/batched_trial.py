@@ -44,20 +44,15 @@ def try_out(
     """
     calls = BatchedCalls(env, name)
     num_envs, agents = env.num_envs, calls.agents
-    space = agent_spaces(agents[0])[0]
     observations = calls.reset(list(range(num_envs)), None)
-    _check_inside(name, agents, space, observations, 0)
+    _check_inside(calls, name, agent_spaces, observations, 0)
     infos: dict[str, np.ndarray] = {}
     for t in range(1, num_steps + 1):
-        masks = _masks(observations, infos)
-        chosen = [
-            choose(agent, None if masks is None else masks[index, i])
-            for index in range(num_envs)
-            for i, agent in enumerate(agents)
-        ]
-        step = calls.step(np.stack([np.asarray(action) for action in chosen]))
+        masks = _masks(calls, observations, infos)
+        chosen = [choose(agent, _at(masks[agent], index)) for index in range(num_envs) for agent in agents]
+        step = calls.step([np.asarray(action) for action in chosen])
         observations, infos = step.observations, step.infos
-        _check_inside(name, agents, space, observations, t)
+        _check_inside(calls, name, agent_spaces, observations, t)
         if not np.isfinite(step.rewards).all():
             index, i = np.argwhere(~np.isfinite(step.rewards))[0]
             raise EnvError(
@@ -95,12 +90,9 @@ def seed_fault(env: BatchedEnv, name: str, choose: Callable[[AgentID, np.ndarray
     if _differ(observations):
         return "Two copies that were reset with the same seed differ from the start."
     for t in range(1, _SEED_STEPS + 1):
-        masks = _masks(observations, infos)
-        own = [
-            [choose(a, None if masks is None else masks[index, i]) for i, a in enumerate(calls.agents)]
-            for index in range(2)
-        ]
-        step = calls.step(np.stack([np.asarray(action) for actions in (*own, own[0]) for action in actions]))
+        masks = _masks(calls, observations, infos)
+        own = [[choose(agent, _at(masks[agent], index)) for agent in calls.agents] for index in range(2)]
+        step = calls.step([np.asarray(action) for actions in (*own, own[0]) for action in actions])
         observations, infos = step.observations, step.infos
         if any(map(_differ, (observations, step.rewards, step.terminations, step.truncations))):
             return f"Two copies that were reset with the same seed and got the same actions differ at step {t}."
@@ -129,20 +121,35 @@ def _reset(calls: BatchedCalls, name: str, observations: Tree, mask: np.ndarray)
     return fresh
 
 
-def _masks(observations: Tree, infos: dict[str, np.ndarray]) -> np.ndarray | None:
-    for holder in (observations, infos):
-        if isinstance(holder, dict) and "action_mask" in holder:
-            return np.asarray(holder["action_mask"])
-    return None
+def _masks(calls: BatchedCalls, observations: Tree, infos: dict[str, np.ndarray]) -> dict[AgentID, np.ndarray | None]:
+    """For each agent ``[num_envs, n]``, if it has masks."""
+    masks: dict[AgentID, np.ndarray | None] = dict.fromkeys(calls.agents)
+    for i, agent in enumerate(calls.agents):
+        own = calls.of_agent(observations, agent)
+        if isinstance(own, dict) and "action_mask" in own:
+            masks[agent] = np.asarray(own["action_mask"])
+        elif "action_mask" in infos:
+            masks[agent] = np.asarray(infos["action_mask"])[:, i]
+    return masks
 
 
-def _check_inside(name: str, agents: list[AgentID], space: Space, observations: Tree, t: int) -> None:
-    flat = tree_map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), observations)
-    bad, why = spaces.outside(space, flat)
-    if bad.any():
-        index, i = divmod(int(np.flatnonzero(bad)[0]), len(agents))
-        raise EnvError(
-            f"{name}: the observation of agent {agents[i]!r} in copy {index} at step {t} is not in its space, "
-            f"{spaces.describe(space)}: {why}. Fix the environment, or set disable_env_checking=True "
-            f"(--no-env-check) if the space's bounds are wrong on purpose."
-        )
+def _at(masks: np.ndarray | None, index: int) -> np.ndarray | None:
+    return None if masks is None else masks[index]
+
+
+def _check_inside(
+    calls: BatchedCalls,
+    name: str,
+    agent_spaces: Callable[[AgentID], tuple[Space, Space]],
+    observations: Tree,
+    t: int,
+) -> None:
+    for agent in calls.agents:
+        space = agent_spaces(agent)[0]
+        bad, why = spaces.outside(space, calls.of_agent(observations, agent))
+        if bad.any():
+            raise EnvError(
+                f"{name}: the observation of agent {agent!r} in copy {int(np.flatnonzero(bad)[0])} at step {t} is not "
+                f"in its space, {spaces.describe(space)}: {why}. Fix the environment, or set "
+                f"disable_env_checking=True (--no-env-check) if the space's bounds are wrong on purpose."
+            )

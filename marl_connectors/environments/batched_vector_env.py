@@ -18,7 +18,9 @@ from marl_connectors.typing import AgentID, Tree
 
 
 class BatchedVectorEnv(VectorEnv):
-    """Copies that live in one environment and step in one call. What ``step`` gives are arrays, not lists.
+    """Copies that live in one environment and step in one call.
+
+    What ``step`` gives are arrays, not lists, unless agents have unlike spaces.
 
     Attributes:
         env: The environment.
@@ -30,11 +32,12 @@ class BatchedVectorEnv(VectorEnv):
         """Takes the environment.
 
         Raises:
-            EnvError: If its agents have unlike spaces.
+            EnvError: If it has no copies or agents.
         """
         super().__init__([env] * env.num_envs, seed=seed)
         self.env = env
         self._calls = BatchedCalls(env)
+        self.is_batched = self._calls.alike  # else lists, of unlike arrays
         self._agents = self._calls.agents
         for copy in self.copies:
             copy.agents = self._agents
@@ -43,12 +46,12 @@ class BatchedVectorEnv(VectorEnv):
     def reset_all(self) -> list[tuple[dict[AgentID, Any], dict[AgentID, dict]]]:
         """Starts the next episode of every copy, in one call."""
         observations = self._reset_copies(self.copies, None)
-        return [(self._by_agent(observations, copy.index), {}) for copy in self.copies]
+        return [(self._calls.of_copy(observations, copy.index), {}) for copy in self.copies]
 
     def reset(self, copy: EnvCopy) -> tuple[dict[AgentID, Any], dict[AgentID, dict]]:
         """Starts the copy's next episode."""
         mask = np.arange(len(self.copies)) == copy.index
-        return self._by_agent(self._reset_copies([copy], mask), copy.index), {}
+        return self._calls.of_copy(self._reset_copies([copy], mask), copy.index), {}
 
     def _reset_copies(self, copies: Collection[EnvCopy], mask: np.ndarray | None) -> Tree:
         seeds: list[int | None] = [None] * len(self.copies)
@@ -62,9 +65,9 @@ class BatchedVectorEnv(VectorEnv):
         """Steps all copies, and resets those whose episode ended. Per copy: one addition, if nothing ends.
 
         Args:
-            actions: ``[num_envs * num_agents, ...]``.
+            actions: ``[num_envs * num_agents, ...]``, or a list of as many where agents have unlike spaces.
         """
-        given = self._calls.step(np.asarray(actions))
+        given = self._calls.step(actions)
         for copy in self.copies:
             copy.t += 1
         ended, over = given.ended, given.over
@@ -74,7 +77,7 @@ class BatchedVectorEnv(VectorEnv):
         if given.infos:
             result.infos.extend((index, self._infos(given, index)) for index in np.flatnonzero(~over).tolist())
         observations = self._end(result, given, ended, over) if is_any_over else given.observations
-        result.observations = tree_map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), observations)
+        result.observations = self._calls.flat(observations)
         return result
 
     @without_collections
@@ -95,7 +98,7 @@ class BatchedVectorEnv(VectorEnv):
             transition = Transition(
                 index,
                 self.copies[index].t,
-                self._by_agent(last, place),
+                self._calls.of_copy(last, place),
                 dict(zip(self._agents, terminations[place], strict=True)),
                 dict(zip(self._agents, truncations[place], strict=True)),
                 self._infos(given, index),
@@ -117,13 +120,7 @@ class BatchedVectorEnv(VectorEnv):
         for _, transition in step.late:
             mask[transition.index] = True
             transition.awaits_reset = False
-        observations = self._reset_copies(copies, mask)
-        step.observations = tree_map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), observations)
-
-    def _by_agent(self, observations: Tree, index: int) -> dict[AgentID, Any]:
-        if type(observations) is np.ndarray:
-            return dict(zip(self._agents, observations[index], strict=True))
-        return {agent: tree_map(lambda leaf, i=i: leaf[index, i], observations) for i, agent in enumerate(self._agents)}
+        step.observations = self._calls.flat(self._reset_copies(copies, mask))
 
     def _infos(self, given: BatchedStep, index: int) -> dict[AgentID, dict]:
         if not given.infos:

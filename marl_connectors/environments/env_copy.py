@@ -26,6 +26,7 @@ class Transition:
         stray_rewards: By agent, of agents that did not act.
         is_over: Whether the episode ended, so that the copy was reset.
         is_dropped: Whether the episode cannot go on because of a failure, so that the copy began another one.
+        begins: Whether the copy has rested in this step, which reset it, so that its episode begins now.
         first_observations: By agent, of the new episode, if ``is_over``.
         first_infos: By agent, of the new episode, if ``is_over``.
         awaits_reset: Whether the episode ended and the copy is still to be reset.
@@ -40,6 +41,7 @@ class Transition:
     stray_rewards: dict[AgentID, float]
     is_over: bool = False
     is_dropped: bool = False
+    begins: bool = False
     first_observations: dict[AgentID, Any] = field(default_factory=dict)
     first_infos: dict[AgentID, dict] = field(default_factory=dict)
     awaits_reset: bool = False
@@ -52,7 +54,7 @@ class VectorStep:
     Attributes:
         rewards: One for each agent that acted.
         observations: One for each agent that acts next: of a new episode where the old one ended.
-        transitions: Of copies in which agents ended, appeared, or an episode ended.
+        transitions: Of copies in which agents ended or appeared, or an episode ended or, after a rest, began.
         infos: ``(copy index, infos by agent)`` of all other copies that gave any.
         late: Transitions of copies that await their reset, and where their first observations belong.
     """
@@ -75,9 +77,21 @@ class EnvCopy:
         t: Env steps since the reset.
         newest_actions: Those of the newest steps of the episode, which are not in ``history`` yet.
         num_failures: How often the copy has failed since an episode was finished in it.
+        rests: Whether its next step only resets it, so that nobody acts in it; see NextStepVectorEnv.
     """
 
-    __slots__ = ("agents", "env", "episode_number", "history", "index", "newest_actions", "num_failures", "step", "t")
+    __slots__ = (
+        "agents",
+        "env",
+        "episode_number",
+        "history",
+        "index",
+        "newest_actions",
+        "num_failures",
+        "rests",
+        "step",
+        "t",
+    )
 
     def __init__(self, env: Any, index: int):
         """Takes the environment; None if it is in another process."""
@@ -87,6 +101,7 @@ class EnvCopy:
         self.agents: list[AgentID] = []
         self.episode_number = -1
         self.t = 0
+        self.rests = False
         self.newest_actions: list[list[Any]] = []
         self.history = ActionHistory()
 

@@ -87,8 +87,17 @@ def _unknown_key(maker: EnvMaker, key: str, keys: list[str]) -> ConfigError:
     return ConfigError(f"env_config: environment {maker.name!r} does not accept {key!r}. {hint}")
 
 
-def call_maker(maker: EnvMaker, config: dict[str, Any], render_mode: str | None, num_envs: int = 1) -> Any:
+def call_maker(
+    maker: EnvMaker, config: dict[str, Any], render_mode: str | None, num_envs: int = 1, *, vector: bool = False
+) -> Any:
     """What ``make`` gives.
+
+    Args:
+        maker: How to make it.
+        config: With which settings.
+        render_mode: Passed on where it is accepted.
+        num_envs: Passed on where there is such a parameter.
+        vector: Whether ``make`` gives all copies at once, so that it must get ``num_envs`` in any case.
 
     Raises:
         EnvError: If it fails.
@@ -99,18 +108,18 @@ def call_maker(maker: EnvMaker, config: dict[str, Any], render_mode: str | None,
     extra: dict[str, Any] = {}
     if wants_render and ("render_mode" in keys or open_ended):
         extra["render_mode"] = render_mode
-    if "num_envs" in keys and "num_envs" not in config:  # a natively batched environment's
+    if ("num_envs" in keys or (vector and not maker.takes_dict)) and "num_envs" not in config:
         extra["num_envs"] = num_envs
     try:
         if maker.takes_dict:
-            return maker.make(dict(config), **extra)
+            return maker.make({"num_envs": num_envs, **config} if vector else dict(config), **extra)
         return maker.make(**config, **extra)
     except MarlConnectorsError:
         raise
     except TypeError as cause:
         match = _UNEXPECTED_KEY.search(str(cause))
         if match and match[2] == "render_mode" and extra:
-            return call_maker(maker, config, None, num_envs)
+            return call_maker(maker, config, None, num_envs, vector=vector)
         if match and match[2] in config and not maker.takes_dict:
             raise _unknown_key(maker, match[2], _keys_of_class(maker, match[1])) from cause
         raise _failed(maker, cause) from cause

@@ -8,11 +8,14 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium import Space
+from gymnasium.vector import VectorEnv
 from pettingzoo import AECEnv
 
 from marl_connectors import spaces
 from marl_connectors.environments.batched_env import is_batched
 from marl_connectors.environments.batched_trial import TRIAL_COPIES, try_out
+from marl_connectors.environments.gymnasium_copies import GymnasiumCopies
+from marl_connectors.environments.gymnasium_trial import try_out_vector_env
 from marl_connectors.environments.make_env import env_name, make_env
 from marl_connectors.environments.single_agent_env import SingleAgentEnv
 from marl_connectors.environments.turn_based_env import TurnBasedEnv
@@ -41,6 +44,7 @@ class EnvSetup:
         observation_space: Any = None,
         action_space: Any = None,
         wrappers: Iterable[EnvWrapper] = (),
+        vector_entry_point: bool = False,
     ):
         """Makes one copy to ask.
 
@@ -50,6 +54,7 @@ class EnvSetup:
             observation_space: Instead of the environment's own: a space, or ``{agent_id: space}``.
             action_space: Likewise.
             wrappers: As for ``make_env``.
+            vector_entry_point: As for ``make_env``.
 
         Raises:
             EnvError: If it cannot be made, or is of a kind that is not supported.
@@ -58,9 +63,10 @@ class EnvSetup:
         self._env = env
         self._env_config = dict(env_config)
         self._wrappers = tuple(wrappers)
+        self._vector_entry_point = vector_entry_point
         self._given = (observation_space, action_space)
         self.probe = self.make()
-        self.single_agent = isinstance(self.probe, SingleAgentEnv)
+        self.single_agent = isinstance(self.probe, (SingleAgentEnv, GymnasiumCopies))
         agent_ids = getattr(self.probe, "possible_agents", None)
         if not agent_ids:
             self.probe.reset(seed=0)
@@ -70,9 +76,18 @@ class EnvSetup:
 
     def make(self, render_mode: str | None = None, num_envs: int = 1) -> Any:
         """A copy, with the methods of a PettingZoo parallel environment; or a natively batched environment."""
-        env = make_env(self._env, self._env_config, render_mode=render_mode, wrappers=self._wrappers, num_envs=num_envs)
+        env = make_env(
+            self._env,
+            self._env_config,
+            render_mode=render_mode,
+            wrappers=self._wrappers,
+            num_envs=num_envs,
+            vector_entry_point=self._vector_entry_point,
+        )
         if isinstance(env, gym.Env):
             return SingleAgentEnv(env)
+        if isinstance(env, VectorEnv):
+            return GymnasiumCopies(env, self.name)
         return TurnBasedEnv(env) if isinstance(env, AECEnv) else env
 
     @property
@@ -83,7 +98,8 @@ class EnvSetup:
     @property
     def user_env(self) -> Any:
         """The copy to ask, as the user's own functions get it: without our wrapper."""
-        return self.probe.env if isinstance(self.probe, (SingleAgentEnv, TurnBasedEnv)) else self.probe
+        is_wrapped = isinstance(self.probe, (SingleAgentEnv, GymnasiumCopies, TurnBasedEnv))
+        return self.probe.env if is_wrapped else self.probe
 
     def agent_spaces(self, agent_id: AgentID) -> tuple[Space, Space]:
         """An agent's observation and action space."""
@@ -157,7 +173,11 @@ class EnvSetup:
 
         env = self.make(num_envs=TRIAL_COPIES)
         try:
-            try_out(env, self.name, self.agent_spaces, choose, num_steps=_TRIAL_STEPS)
+            if isinstance(env, GymnasiumCopies):
+                agent_id = env.possible_agents[0]
+                try_out_vector_env(env, self.name, lambda mask: choose(agent_id, mask), num_steps=_TRIAL_STEPS, seed=0)
+            else:
+                try_out(env, self.name, self.agent_spaces, choose, num_steps=_TRIAL_STEPS)
         finally:
             env.close()
 

@@ -33,14 +33,23 @@ STEP = b"s"
 class EnvFactory:
     """Makes environment copies as ``EnvSetup.make`` does, also in another process."""
 
-    def __init__(self, setup: EnvSetup, render_mode: str | None = None):
+    def __init__(self, setup: EnvSetup, render_mode: str | None = None, *, first_render_mode: str | None = None):
+        """Takes the setup.
+
+        Args:
+            setup: What makes a copy.
+            render_mode: Of all copies.
+            first_render_mode: Of the first one instead, of this process.
+        """
         self._setup = setup
         self._render_mode = render_mode
+        self._first_render_mode = first_render_mode
         self._registered: dict[str, Any] = {}
 
     def __call__(self, num_envs: int = 1) -> Any:
         """One copy; of a natively batched environment as many as wanted."""
-        return self._setup.make(self._render_mode, num_envs)
+        first, self._first_render_mode = self._first_render_mode, None
+        return self._setup.make(first or self._render_mode, num_envs)
 
     @property
     def is_batched(self) -> bool:
@@ -74,7 +83,7 @@ class EnvFactory:
             gymnasium.registry.setdefault(name, spec)
         self._setup = EnvSetup.__new__(EnvSetup)
         vars(self._setup).update(state["settings"])
-        self._render_mode = state["render_mode"]
+        self._render_mode, self._first_render_mode = state["render_mode"], None
 
 
 def packed_maker(make_env: Callable[[], Any], num_workers: int) -> bytes:

@@ -1,11 +1,12 @@
 """From what a user calls an environment to what makes it.
 
-An environment is named by an importable PettingZoo module, by ``"package.module:attribute"``, by a Gymnasium id or by a
-registered name, or it is given as a class or function.
+An environment is named by an importable PettingZoo module, by ``"package.module:attribute"``, by a Gymnasium id, a VMAS
+scenario or a registered name, or it is given as a class or function.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -27,6 +28,8 @@ REGISTERED: dict[str, Callable[[dict[str, Any]], Any]] = {}
 """The names given to ``register_env``, and the functions that they stand for."""
 
 _FAMILIES = ("mpe2", "pettingzoo.sisl", "pettingzoo.butterfly", "pettingzoo.classic", "pettingzoo.atari", "marl_envs")
+VMAS = "vmas/"
+"""What names of VMAS scenarios begin with."""
 _PIP_NAMES = {
     "mpe2": "mpe2",
     "pettingzoo": "pettingzoo",
@@ -39,18 +42,19 @@ _PIP_NAMES = {
 }
 
 
-def find_env(env: Any, config: Mapping[str, Any]) -> EnvMaker:
+def find_env(env: Any, config: Mapping[str, Any], *, vector: bool = False) -> EnvMaker:
     """What makes an environment.
 
     Args:
         env: A name, a class or a function.
         config: The settings it will be made with; they tell whether a function of one parameter wants them as a dict.
+        vector: Of a Gymnasium id, whether to make the VectorEnv that it has an entry point for.
 
     Raises:
         EnvError: If there is no such environment, or a package is missing.
     """
     if isinstance(env, str) and env.strip():
-        return _find_by_name(env.strip())
+        return _find_by_name(env.strip(), vector)
     if not callable(env):
         raise EnvError(
             f"environment: expected a name, a class or a function of env_config, but got {env!r}. "
@@ -61,11 +65,15 @@ def find_env(env: Any, config: Mapping[str, Any]) -> EnvMaker:
     return EnvMaker(name, env, (env,), takes_dict)
 
 
-def _find_by_name(env: str) -> EnvMaker:
+def _find_by_name(env: str, vector: bool) -> EnvMaker:
     if env in REGISTERED:
         return EnvMaker(env, REGISTERED[env], (), takes_dict=True)
+    if env.startswith(VMAS):
+        from marl_connectors.environments.vmas_env import VmasEnv
+
+        return EnvMaker(env, functools.partial(VmasEnv, env.removeprefix(VMAS)), (VmasEnv,))
     if env in gymnasium.registry:
-        return _gymnasium_maker(env, env)
+        return _gymnasium_maker(env, env, vector)
     module_name, colon, attribute = env.partition(":")
     if not colon:
         return _module_maker(env)
@@ -73,7 +81,7 @@ def _find_by_name(env: str) -> EnvMaker:
         # A Gymnasium id that a package registers when it is imported, such as "ale_py:ALE/Pong-v5".
         _import_env_module(env, module_name)
         if attribute in gymnasium.registry:
-            return _gymnasium_maker(env, attribute)
+            return _gymnasium_maker(env, attribute, vector)
         close = did_you_mean(attribute, gymnasium.registry)
         hint = close if close.startswith("Did you mean") else "Check the id."
         raise EnvError(f"environment {env!r}: {module_name!r} registers no Gymnasium id {attribute!r}. {hint}")
@@ -85,19 +93,29 @@ def _find_by_name(env: str) -> EnvMaker:
     return EnvMaker(env, make, (make, raw) if callable(raw) else (make,), wants_dict(make))
 
 
-def _gymnasium_maker(name: str, env_id: str) -> EnvMaker:
+def _gymnasium_maker(name: str, env_id: str, vector: bool) -> EnvMaker:
     spec = gymnasium.spec(env_id)
+    if vector and spec.vector_entry_point is None:
+        raise EnvError(
+            f"environment {name!r}: it has no vector entry point, so there is no VectorEnv of its own. Use "
+            f'gym_env_vectorize_mode="sync" or "async", with which copies of it are made.'
+        )
 
     def make(**kwargs: Any) -> gymnasium.Env:
         # What the environment returns is checked by this library, with messages that name agent and step.
         return gymnasium.make(env_id, **{"disable_env_checker": True, **kwargs})
 
-    creator: Any = spec.entry_point
+    def make_vec(**kwargs: Any) -> gymnasium.vector.VectorEnv:
+        return gymnasium.make_vec(env_id, vectorization_mode="vector_entry_point", **kwargs)
+
+    creator: Any = spec.vector_entry_point if vector else spec.entry_point
     if isinstance(creator, str):
         try:
             creator = load_env_creator(creator)
         except Exception as cause:
             raise EnvError(f"environment {name!r} cannot be loaded: {type(cause).__name__}: {cause}") from cause
+    if vector:
+        return EnvMaker(name, make_vec, (creator,), extra_keys=("max_episode_steps",))
     return EnvMaker(name, make, (creator,) if creator is not None else (), extra_keys=GYMNASIUM_KEYS)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 import gymnasium
+from gymnasium.vector import VectorEnv
 from pettingzoo import AECEnv, ParallelEnv
 
 from marl_connectors.environments.batched_env import is_batched, missing_parts
@@ -21,7 +22,7 @@ from marl_connectors.errors import CheckpointError, ConfigError, EnvError
 from marl_connectors.policy_mapping import import_attribute, qualified_name
 from marl_connectors.typing import DEFAULT_AGENT_ID, AgentID
 
-EnvLike: TypeAlias = ParallelEnv | AECEnv | gymnasium.Env
+EnvLike: TypeAlias = ParallelEnv | AECEnv | gymnasium.Env | VectorEnv
 
 
 def register_env(name: str, fn: Callable[[dict[str, Any]], Any]) -> None:
@@ -44,24 +45,31 @@ def make_env(
     render_mode: str | None = None,
     wrappers: Iterable[EnvWrapper] = (),
     num_envs: int = 1,
+    vector_entry_point: bool = False,
 ) -> EnvLike:
     """One copy of an environment.
 
     Args:
         env: An importable PettingZoo module (``"mpe2.simple_spread_v3"``; ``parallel_env`` is preferred to the
-            turn-taking ``env``), ``"package.module:attribute"``, a Gymnasium id, a name given to ``register_env``, a
-            class, or a function. Classes and functions get ``env_config`` as keyword arguments; one whose only required
-            parameter is called ``config`` or ``env_config`` gets the dict, and so does a function that is given as an
-            object and has one required parameter that is not in ``env_config``.
+            turn-taking ``env``), ``"package.module:attribute"``, a Gymnasium id, a VMAS scenario (``"vmas/balance"``),
+            a name given to ``register_env``, a class, or a function. Classes and functions get ``env_config`` as
+            keyword arguments; one whose only required parameter is called ``config`` or ``env_config`` gets the dict,
+            and so does a function that is given as an object and has one required parameter that is not in
+            ``env_config``.
         env_config: What to make it with. It is not changed.
         render_mode: Passed on where it is accepted, for example ``"rgb_array"``; the environment is made without it
             elsewhere. ``supports_rendering`` tells which it was.
         wrappers: What it is wrapped in, the innermost first: callables ``env -> env``, or names with arguments such as
             ``"frame_skip_v0:4"`` (SuperSuit's) and ``"my_module.my_wrapper:0.5"``.
-        num_envs: How many copies a natively batched environment holds; passed on where there is such a parameter.
+        num_envs: How many copies a natively batched environment or a VectorEnv holds; passed on where there is such a
+            parameter.
+        vector_entry_point: Whether all copies are made at once: a Gymnasium id's ``vector_entry_point`` is used, and a
+            class or function, which must give a VectorEnv or a natively batched environment, gets ``num_envs`` in any
+            case, in its dict if it takes one.
 
     Returns:
-        A PettingZoo ``ParallelEnv`` or ``AECEnv``, a ``gymnasium.Env``, or a ``BatchedEnv``.
+        A PettingZoo ``ParallelEnv`` or ``AECEnv``, a ``gymnasium.Env``, a ``gymnasium.vector.VectorEnv``, or a
+        ``BatchedEnv``.
 
     Raises:
         EnvError: If there is no such environment, a package is missing, or its maker or a wrapper fails.
@@ -74,13 +82,19 @@ def make_env(
     with warnings.catch_warnings():
         # PettingZoo 1.27 announces a registry of its own at each use of the API that all its versions have.
         warnings.filterwarnings("ignore", "The old environment creation API", DeprecationWarning)
-        maker = find_env(env, config)
+        maker = find_env(env, config, vector=vector_entry_point)
         if not maker.takes_dict:
             check_keys(maker, config)
-        made = call_maker(maker, config, render_mode, num_envs)
-    if is_batched(made):
+        made = call_maker(maker, config, render_mode, num_envs, vector=vector_entry_point)
+    if is_batched(made) or isinstance(made, VectorEnv):
         _check_batched(maker.name, made, num_envs, config, wrappers)
         return made
+    if vector_entry_point:
+        raise EnvError(
+            f"environment {maker.name!r}: with gym_env_vectorize_mode='vector_entry_point' its maker must give a "
+            f"gymnasium.vector.VectorEnv of num_envs copies, but it gave a {type(made).__name__}. Use the mode 'sync' "
+            f"or 'async', with which copies of it are made."
+        )
     if not isinstance(made, (ParallelEnv, AECEnv, gymnasium.Env)):
         if missing_parts(made):
             raise EnvError(
@@ -104,14 +118,18 @@ def _check_batched(
             else "Let its maker take num_envs as a keyword argument, and pass it on"
         )
         raise EnvError(
-            f"environment {name!r}: it is natively batched with num_envs={env.num_envs}, but it was to be made with "
+            f"environment {name!r}: it {_is_what(env)} with num_envs={env.num_envs}, but it was to be made with "
             f"num_envs={num_envs}. {how}."
         )
     if tuple(wrappers):
         raise ConfigError(
-            f"wrappers: they are for environments of a single copy, but {name!r} is natively batched. Do it in the "
+            f"wrappers: they are for environments of a single copy, but {name!r} {_is_what(env)}. Do it in the "
             f"environment, or with a connector piece."
         )
+
+
+def _is_what(env: Any) -> str:
+    return "is a Gymnasium VectorEnv" if isinstance(env, VectorEnv) else "is natively batched"
 
 
 class WrappedMaker:
@@ -141,7 +159,7 @@ def supports_rendering(env: EnvLike) -> bool:
 
 def agent_ids(env: EnvLike) -> list[AgentID]:
     """The agents of an environment: its possible agents, or where it has no such list, those after a reset."""
-    if isinstance(env, gymnasium.Env):
+    if isinstance(env, (gymnasium.Env, VectorEnv)):
         return [DEFAULT_AGENT_ID]
     possible = getattr(env, "possible_agents", None)
     if possible is None:

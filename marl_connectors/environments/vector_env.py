@@ -30,11 +30,13 @@ class VectorEnv:
         failures: Of copies that went on with another episode; whoever reads them clears them.
         turn_based: Whether the copies take turns.
         is_batched: Whether actions, rewards and observations are arrays for all copies.
+        has_rests: Whether there are steps in which some copies do not act.
         resets_late: Whether copies whose episode ended wait for ``reset_over``, where that is possible.
     """
 
     turn_based = False
     is_batched = False
+    has_rests = False
     resets_late = False
 
     def __init__(self, envs: Sequence[Any], *, seed: int, first_index: int = 0, restarts: EnvRestarts | None = None):

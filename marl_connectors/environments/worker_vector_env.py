@@ -14,6 +14,8 @@ from marl_connectors.environments.batched_vector_env import BatchedVectorEnv
 from marl_connectors.environments.env_copy import EnvCopy, Transition, VectorStep, another_episode
 from marl_connectors.environments.env_failures import EnvRestarts
 from marl_connectors.environments.env_worker import Reply, packed_maker
+from marl_connectors.environments.gymnasium_copies import GymnasiumCopies
+from marl_connectors.environments.gymnasium_vector_env import gymnasium_vector_env
 from marl_connectors.environments.turn_based_env import TurnBasedEnv
 from marl_connectors.environments.turn_based_vector_env import Turn, TurnBasedVectorEnv
 from marl_connectors.environments.vector_env import VectorEnv
@@ -58,7 +60,8 @@ def make_vector_env(
     if is_batched(first):
         _check_possible(num_workers, restarts)
         first.close()
-        return BatchedVectorEnv(make_env(num_envs), seed=seed)
+        env = make_env(num_envs)
+        return (gymnasium_vector_env if isinstance(env, GymnasiumCopies) else BatchedVectorEnv)(env, seed=seed)
     kind = TurnBasedVectorEnv if isinstance(first, TurnBasedEnv) else VectorEnv
     return kind([first, *(make_env() for _ in range(num_envs - 1))], seed=seed, restarts=restarts)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,14 +17,16 @@ from marl_connectors.connectors.learner.learner_connector_pipeline import Learne
 from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup
 from marl_connectors.episodes.packing import rows_of_episodes
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
-from marl_connectors.errors import LearnerError
-from marl_connectors.learner.minibatches import MemberColumns, MiniBatch, minibatches_of_epoch
+from marl_connectors.learner.figures import TOTAL_LOSS, Figures
+from marl_connectors.learner.finite_check import FiniteCheck, not_finite_error
+from marl_connectors.learner.gradient_clipping import clip_gradients
+from marl_connectors.learner.minibatches import MiniBatch
 from marl_connectors.learner.optimizers import Optimizers
+from marl_connectors.learner.steps import Step, Steps, families, reads_batches
 from marl_connectors.metrics import MetricsLogger
-from marl_connectors.rl_module.bucket import Bucket
+from marl_connectors.ops.schedule import Schedule
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.rl_module.rl_module import RLModule
-from marl_connectors.seeding import stream
 from marl_connectors.typing import DEFAULT_MODULE_ID, ModuleID
 
 
@@ -49,22 +51,16 @@ class Learner(ABC):
         self.pipeline_seconds = 0.0
         self.num_updates = 0
         self._seed = seed
-        self._terms: dict[ModuleID, dict[str, list[Tensor]]] = {}
+        self._figures = Figures()
+        self._check = FiniteCheck(is_lazy=False)
+        self._checks_lazily = config.device.type != "cpu"
         self.optimizers = Optimizers(self)
 
     def build(self) -> None:
-        """Makes the optimizers. Called once before the first update.
-
-        Raises:
-            LearnerError: For a MultiRLModule with a forward pass of its own, which this version can only act with.
-        """
-        if type(self.module)._forward is not MultiRLModule._forward:
-            raise LearnerError(
-                f"{type(self).__name__}: {type(self.module).__name__} runs its modules in a way of its own (_forward), "
-                f"which this version cannot train through. Give each module what it needs itself."
-            )
+        """Makes the optimizers. Called once before the first update."""
         for module_id in self.module:
             self.configure_optimizers_for_module(module_id, self.config.get_config_for_module(module_id))
+        self.optimizers.rearrange()
 
     # To override.
 
@@ -82,20 +78,35 @@ class Learner(ABC):
         """
 
     def compute_loss_for_stacked_modules(
-        self, *, module_ids: Sequence[ModuleID], batch: Mapping[str, Any], fwd_out: Mapping[str, Any], bucket: Bucket
+        self, *, module_ids: Sequence[ModuleID], module: RLModule, batch: Mapping[str, Any], fwd_out: Mapping[str, Any]
     ) -> Tensor:
-        """``[M]`` losses of a bucket's modules, from columns ``[M, B, ...]``: one after another unless overridden."""
-        losses = []
-        for i, module_id in enumerate(module_ids):
-            losses.append(
-                self.compute_loss_for_module(
-                    module_id=module_id,
-                    config=self.config.get_config_for_module(module_id),
-                    batch=MemberColumns(batch, i),
-                    fwd_out=MemberColumns(fwd_out, i),
-                )
-            )
-        return torch.stack(losses)
+        """``[M]`` losses of modules of one architecture, in one computation.
+
+        Without an override that is at least as new as that of ``compute_loss_for_module``, modules are updated one
+        after another.
+
+        Args:
+            module_ids: Which modules.
+            module: Computes all of them on stacked columns.
+            batch: Columns ``[M, B, ...]``. Where modules have different numbers of rows there is a ``loss_mask``,
+                False for rows that only fill up; ``CountedRows`` takes means without them.
+            fwd_out: What ``module.forward_train`` gave for it.
+        """
+        raise NotImplementedError
+
+    def stacking_key(self, config: Any) -> Hashable:
+        """What modules' settings have to have in common for one stacked loss; nothing unless overridden."""
+        del config
+
+    @property
+    def has_stacked_loss(self) -> bool:
+        """Whether the loss of stacked modules knows of the newest loss of a module alone."""
+        lineage = type(self).__mro__
+        stacked, alone = (
+            next(i for i, cls in enumerate(lineage) if name in vars(cls))
+            for name in ("compute_loss_for_stacked_modules", "compute_loss_for_module")
+        )
+        return stacked <= alone and lineage[stacked] is not Learner
 
     def configure_optimizers_for_module(self, module_id: ModuleID, config: Any) -> None:
         """Registers a module's optimizers: Adam for all its parameters unless overridden."""
@@ -111,19 +122,62 @@ class Learner(ABC):
         self, *, module_id: ModuleID, config: Any, module_gradients: list[Tensor]
     ) -> None:
         """Changes a module's gradients in place: clips them as the config says unless overridden."""
-        self.optimizers.clip(module_id, config, module_gradients)
+        clip_gradients(module_gradients, config.grad_clip, config.grad_clip_by)
+
+    def should_module_be_updated(self, module_id: ModuleID, batch: Mapping[ModuleID, Any] | None = None) -> bool:
+        """Whether ``policies_to_train`` names the module, and there is anything in it to train.
+
+        Args:
+            module_id: Which module.
+            batch: ``{module_id: {column: tensor}}``, once there is a train batch.
+        """
+        if not any(parameter.requires_grad for parameter in self.module[module_id].parameters()):
+            return False
+        wanted = self.config.policies_to_train
+        if wanted is None or not callable(wanted):
+            return wanted is None or module_id in wanted
+        if not reads_batches(wanted):
+            return bool(wanted(module_id))
+        return batch is None or bool(wanted(module_id, batch))
 
     # To call.
 
     def register_optimizer(
-        self, *, module_id: ModuleID, optimizer: torch.optim.Optimizer, name: str = "default_optimizer"
+        self,
+        *,
+        module_id: ModuleID,
+        optimizer: torch.optim.Optimizer,
+        optimizer_name: str = "default_optimizer",
+        params: Iterable[Tensor] | None = None,
+        lr_or_lr_schedule: Schedule | None = None,
     ) -> None:
-        """Has an optimizer step whenever a module has new gradients. For ``configure_optimizers_for_module``."""
-        self.optimizers.register(module_id, optimizer, name)
+        """Has an optimizer step whenever a module has new gradients. For ``configure_optimizers_for_module``.
+
+        Args:
+            module_id: Whose parameters it steps.
+            optimizer: Made for parameters of the module.
+            optimizer_name: A module can have several optimizers, each with a name of its own.
+            params: The optimizer's parameters, to have it checked that it has these and no others.
+            lr_or_lr_schedule: A rate or schedule to follow; None to leave the optimizer's own.
+
+        Raises:
+            LearnerError: If the name is taken, or ``params`` are not the optimizer's.
+        """
+        self.optimizers.register(module_id, optimizer, optimizer_name, params, lr_or_lr_schedule)
+
+    def get_optimizer(
+        self, module_id: ModuleID = DEFAULT_MODULE_ID, optimizer_name: str = "default_optimizer"
+    ) -> torch.optim.Optimizer:
+        """An optimizer that was registered."""
+        return self.optimizers.get(module_id, optimizer_name)
 
     def get_parameters(self, module: RLModule) -> list[torch.nn.Parameter]:
         """A module's trainable parameters."""
         return [p for p in module.parameters() if p.requires_grad]
+
+    def log_terms(self, module_ids: Sequence[ModuleID], terms: Mapping[str, Tensor]) -> None:
+        """Notes figures of a minibatch, ``[M]`` or scalars; ``update`` gives their means."""
+        self._figures.note(tuple(module_ids), terms)
 
     def update(
         self, *, episodes: Sequence[Any], timesteps: dict[str, int] | None = None
@@ -138,47 +192,47 @@ class Learner(ABC):
             Means of the losses' terms and other figures, for each module that had data.
 
         Raises:
-            LearnerError: If a loss (or the gradients' norm, where it is clipped) is not finite. Found after the update.
+            LearnerError: If a loss or the norm of a module's gradients is not finite. That step is not taken.
         """
         timesteps = timesteps or {}
         self.timestep = timesteps.get("num_env_steps_sampled_lifetime", self.timestep)
+        self.module.bind_buckets()
         began = perf_counter()
         batch = self.make_batch(episodes)
         self.pipeline_seconds = perf_counter() - began
-        for bucket in self.module.buckets:
-            if not bucket.is_bound:
-                bucket.bind()
-        self._terms = {}
+        self._figures = Figures()
+        self._check = FiniteCheck(is_lazy=self._checks_lazily)
         self.optimizers.set_learning_rates()
         self.before_gradient_based_update(timesteps=timesteps)
         trained: dict[ModuleID, int] = defaultdict(int)
-        for epoch in range(self.config.num_epochs):
-            for group in batch.groups:
-                bucket = self._bucket_of(group)
-                for minibatch in minibatches_of_epoch(
-                    group, bucket, size_of=self._minibatch_size, shuffle=self._shuffle(epoch)
-                ):
-                    self._update_from(minibatch, bucket)
-                    for module_id in minibatch.module_ids:
-                        trained[module_id] += minibatch.size
+        for step in Steps(self, batch, self._seed):
+            self._figures.begin_minibatch(step.epoch)
+            self._update_from(step, batch)
+            for minibatch in step.minibatches:
+                for module_id, size in zip(minibatch.module_ids, minibatch.sizes, strict=True):
+                    trained[module_id] += size
+        if not self._check.held():
+            raise not_finite_error(self._figures, self.module, batch, self.num_updates)
         self.after_gradient_based_update(timesteps=timesteps)
+        results = self._results(trained)
         self.num_updates += 1
-        return self._results(trained)
+        return results
 
     def make_batch(self, episodes: Sequence[Any]) -> ColumnBatch:
-        """The train batch: one group for the modules of each bucket, one for each module without one."""
-        own = [
-            episode
-            for episode in ConnectorV2.single_agent_episode_iterator(episodes, agents_that_stepped_only=False)
-            if len(episode) and self.should_train(episode.module_id or DEFAULT_MODULE_ID)
-        ]
+        """The train batch: a group for the modules of each bucket, and one for each module in none.
+
+        Modules that are trained together and see alike stand in one group, too.
+        """
         by_module: dict[ModuleID, list[SingleAgentEpisode]] = defaultdict(list)
-        for episode in own:
-            by_module[episode.module_id or DEFAULT_MODULE_ID].append(episode)
-        families = [bucket.module_ids for bucket in self.module.buckets]
-        families += [(m,) for m in self.module if not any(m in family for family in families)]
+        trained: dict[ModuleID, bool] = {}
+        for episode in ConnectorV2.single_agent_episode_iterator(episodes, agents_that_stepped_only=False):
+            module_id = episode.module_id or DEFAULT_MODULE_ID
+            if module_id not in trained:
+                trained[module_id] = self.should_module_be_updated(module_id)
+            if len(episode) and trained[module_id]:
+                by_module[module_id].append(episode)
         groups = []
-        for family in families:
+        for family in families(self.module):
             present = [m for m in family if m in by_module]
             if present:
                 rows = rows_of_episodes([e for m in present for e in by_module[m]], present)
@@ -187,84 +241,81 @@ class Learner(ABC):
             ColumnBatch(groups), rl_module=self.module, episodes=episodes, shared_data={}, metrics=self.metrics
         )
 
-    def should_train(self, module_id: ModuleID) -> bool:
-        """Whether ``policies_to_train`` names the module."""
-        wanted = self.config.policies_to_train
-        return wanted is None or bool(wanted(module_id) if callable(wanted) else module_id in wanted)
+    # One step.
 
-    # One minibatch.
+    def _update_from(self, step: Step, batch: ColumnBatch) -> None:
+        """One gradient step. A hot path."""
+        ids = tuple(m for minibatch in step.minibatches for m in minibatch.module_ids)
+        with self._autocast():
+            loss = self._joint_loss(step.minibatches) if step.is_joint else self._loss_of_minibatch(*step.minibatches)
+        stepping = (*ids, *step.beside) if step.is_joint else ids
+        self.optimizers.compute_gradients(loss, stepping)
+        norms = self.optimizers.norms(stepping)
+        self._figures.note_gradient_norms(ids, norms[: len(ids)])
+        if not self._check.holds(loss, norms):
+            raise not_finite_error(self._figures, self.module, batch, self.num_updates)
+        self._postprocess_gradients(stepping, norms)
+        self.optimizers.step(stepping, self._check)
 
-    def _update_from(self, minibatch: MiniBatch, bucket: Bucket | None) -> None:
+    def _loss_of_minibatch(self, minibatch: MiniBatch) -> Tensor:
+        """Of one module, or the sum of those of stacked ones."""
         ids, columns = minibatch.module_ids, minibatch.columns
-        if minibatch.is_stacked:
-            assert bucket is not None
-            fwd_out = bucket.twin.forward_train(columns)
-            losses = self.compute_loss_for_stacked_modules(
-                module_ids=ids, batch=columns, fwd_out=fwd_out, bucket=bucket
-            )
-        else:
-            module = self.module[ids[0]]
-            fwd_out = module.forward_train(columns)
-            losses = self.compute_loss_for_module(
-                module_id=ids[0], config=self.config.get_config_for_module(ids[0]), batch=columns, fwd_out=fwd_out
-            )
-        noted = self._terms.get(ids[0], {})
-        if "total_loss" in noted or not any("total_loss" in names.split(",") for names in noted):
-            self.log_terms(ids, {"total_loss": losses})  # the subclass does not
-        self.optimizers.compute_gradients(losses.sum(), ids)
-        self._postprocess_gradients(ids)
-        self.optimizers.step(ids)
+        if not minibatch.is_stacked:
+            return self._loss_of_module(ids[0], minibatch, self.module[ids[0]].forward_train(columns))
+        part = self.optimizers.part(ids)
+        assert part is not None
+        twin = part.load()
+        fwd_out = twin.forward_train(columns)
+        losses = self.compute_loss_for_stacked_modules(module_ids=ids, module=twin, batch=columns, fwd_out=fwd_out)
+        self._note_total(ids, losses)
+        return losses.sum()
 
-    def _postprocess_gradients(self, module_ids: Sequence[ModuleID]) -> None:
+    def _joint_loss(self, minibatches: Sequence[MiniBatch]) -> Tensor:
+        """The sum of the losses of modules that have something in common, after one forward pass of all."""
+        outputs = self.module.forward_train({m.module_ids[0]: m.columns for m in minibatches})
+        return torch.stack(
+            [self._loss_of_module(m.module_ids[0], m, outputs[m.module_ids[0]]) for m in minibatches]
+        ).sum()
+
+    def _loss_of_module(self, module_id: ModuleID, minibatch: MiniBatch, fwd_out: Mapping[str, Any]) -> Tensor:
+        config = self.config.get_config_for_module(module_id)
+        loss = self.compute_loss_for_module(
+            module_id=module_id, config=config, batch=minibatch.columns, fwd_out=fwd_out
+        )
+        self._note_total((module_id,), loss)
+        return loss
+
+    def _note_total(self, module_ids: tuple[ModuleID, ...], losses: Tensor) -> None:
+        if not self._figures.has(TOTAL_LOSS, module_ids):  # the subclass has not
+            self.log_terms(module_ids, {TOTAL_LOSS: losses})
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        dtype = self.config.autocast_dtype
+        if dtype is None:
+            return nullcontext()
+        return torch.autocast(self.config.device.type, dtype=getattr(torch, dtype))
+
+    def _postprocess_gradients(self, module_ids: Sequence[ModuleID], norms: Tensor) -> None:
         if type(self).postprocess_gradients_for_module is Learner.postprocess_gradients_for_module:
-            self.optimizers.clip_all(module_ids)
+            self.optimizers.clip(module_ids, norms)
             return
         for module_id in module_ids:
             self.postprocess_gradients_for_module(
                 module_id=module_id,
                 config=self.config.get_config_for_module(module_id),
-                module_gradients=[p.grad for p in self.module[module_id].parameters() if p.grad is not None],
+                module_gradients=self.optimizers.gradients_of(module_id),
             )
 
-    def _bucket_of(self, group: ColumnGroup) -> Bucket | None:
-        return self.module.bucket_of(group.module_ids)
-
-    def _minibatch_size(self, module_id: ModuleID) -> int | None:
-        return self.config.get_config_for_module(module_id).minibatch_size
-
-    def _shuffle(self, epoch: int) -> Callable[[ModuleID, int], np.ndarray] | None:
-        if not self.config.shuffle_batch_per_epoch:
-            return None
-        return lambda module_id, rows: stream(
-            self._seed, "minibatches", module_id, self.num_updates, epoch
-        ).permutation(rows)
-
-    # Figures.
-
-    def log_terms(self, module_ids: Sequence[ModuleID], terms: Mapping[str, Tensor]) -> None:
-        """Notes figures of a minibatch, ``[M]`` or scalars; ``update`` gives their means."""
-        names = list(terms)
-        values = torch.stack([terms[name].detach().reshape(-1) for name in names])
-        key = ",".join(names)
-        for i, module_id in enumerate(module_ids):
-            self._terms.setdefault(module_id, {}).setdefault(key, []).append(values[:, i])
-
     def _results(self, trained: Mapping[ModuleID, int]) -> dict[ModuleID, dict[str, float]]:
-        results: dict[ModuleID, dict[str, float]] = {}
-        for module_id, count in trained.items():
-            figures: dict[str, float] = {}
-            for key, values in self._terms.get(module_id, {}).items():
-                figures.update(zip(key.split(","), torch.stack(values).mean(0).tolist(), strict=True))
-            for name, value in figures.items():
-                if not np.isfinite(value):
-                    raise LearnerError(
-                        f"Learner: {name} of module {module_id!r} is {value} in update {self.num_updates}. Lower the "
-                        f"learning rate, set grad_clip, or look for extreme rewards; the last checkpoint is intact."
-                    )
-            figures["num_module_steps_trained"] = count
-            figures["learning_rate"] = self.optimizers.learning_rate(module_id)
-            results[module_id] = figures
-        return results
+        means = self._figures.means()
+        return {
+            module_id: {
+                **means[module_id],
+                "num_module_steps_trained": count,
+                "learning_rate": self.optimizers.learning_rate(module_id),
+            }
+            for module_id, count in trained.items()
+        }
 
     # Modules that come and go.
 
@@ -272,11 +323,13 @@ class Learner(ABC):
         """Adds a module and its optimizers; those of the others go on."""
         self.module.add_module(module_id, module)
         self.configure_optimizers_for_module(module_id, self.config.get_config_for_module(module_id))
+        self.optimizers.rearrange()
 
     def remove_module(self, module_id: ModuleID) -> None:
         """Takes a module and its optimizers out."""
         self.module.remove_module(module_id)
         self.optimizers.forget(module_id)
+        self.optimizers.rearrange()
 
     def get_state(self) -> dict[str, Any]:
         """Everything that the next update depends on, as JSON data and tensors."""

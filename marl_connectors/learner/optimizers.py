@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from marl_connectors.ops.schedule import value_at
-from marl_connectors.rl_module.bucket import Bucket
-from marl_connectors.typing import ModuleID
+from marl_connectors.errors import LearnerError, did_you_mean
+from marl_connectors.learner.finite_check import FiniteCheck
+from marl_connectors.learner.gradient_clipping import clip_gradients, clip_stacked_gradients, global_norm
+from marl_connectors.ops.schedule import Schedule, check_schedule, value_at
+from marl_connectors.rl_module.bucket import Bucket, BucketPart
+from marl_connectors.typing import SHARED, ModuleID
 
 if TYPE_CHECKING:
     from marl_connectors.learner.learner import Learner
@@ -19,127 +24,197 @@ if TYPE_CHECKING:
 class Optimizers:
     """Computes gradients, clips them, and steps the optimizers of the modules that have new ones.
 
-    By default a module has Adam. Modules of a bucket share one Adam object that sees one flat tensor for each of them;
-    a module that takes no part in a step has no gradient in it, so its parameters and moments stay untouched.
+    By default a module has Adam. All modules share one Adam object; of a bucket it sees one flat tensor for each
+    member. What takes no part in a step has no gradient in it, so its parameters, moments and step count stay.
     """
 
     def __init__(self, learner: Learner):
         self._learner = learner
         self._registered: dict[ModuleID, dict[str, torch.optim.Optimizer]] = {}
-        self._default_ids: list[ModuleID] = []
-        self._adam: torch.optim.Adam | None = None
+        self._schedules: dict[tuple[ModuleID, str], Schedule] = {}
         self._tensors: dict[ModuleID, list[Tensor]] = {}
+        self._shared: list[Tensor] = []
+        self._adam: torch.optim.Adam | None = None
+
+    # Who has which optimizer.
 
     def register_default(self, module_id: ModuleID) -> None:
-        """Gives a module Adam with the config's learning rate."""
-        self._default_ids.append(module_id)
+        """Gives a module Adam with the config's learning rate. Parameters that several modules have are left out."""
+        self._tensors[module_id] = self._own_tensors(module_id)
+        self.set_learning_rates()
+
+    def _own_tensors(self, module_id: ModuleID) -> list[Tensor]:
         bucket = self._bucket(module_id)
         if bucket is not None:
-            tensors = [bucket.rows[bucket.module_ids.index(module_id)]]
-        else:
-            tensors = list[Tensor](self._learner.get_parameters(self._learner.module[module_id]))
-        self._tensors[module_id] = tensors
-        if not tensors:
-            return
-        group = {"params": tensors, "lr": self._scheduled_lr(module_id)}
-        if self._adam is None:
-            self._adam = torch.optim.Adam([group], fused=True)
-        else:
-            self._adam.add_param_group(group)
+            return [bucket.rows[bucket.module_ids.index(module_id)]]
+        shared = {id(p) for p in self._find_shared()}
+        return [p for p in self._parameters_of(module_id) if id(p) not in shared]
 
-    def register(self, module_id: ModuleID, optimizer: torch.optim.Optimizer, name: str) -> None:
-        """Adds a user's own optimizer for a module."""
+    def rearrange(self) -> None:
+        """Sees to it that every parameter has its optimizer, after modules came or went.
+
+        What no module has for itself gets an Adam of its own, unless an optimizer was registered for it. What nothing
+        has changed for keeps its moments.
+        """
+        for module_id in [m for m in self._tensors if m != SHARED]:
+            own = self._own_tensors(module_id)
+            if [id(t) for t in own] != [id(t) for t in self._tensors[module_id]]:
+                self._tensors[module_id] = own
+        self._shared = self._find_shared()
+        covered = {id(p) for o in self._all_registered() for group in o.param_groups for p in group["params"]}
+        rest = [p for p in self._shared if id(p) not in covered]
+        self._tensors.pop(SHARED, None)
+        if rest:
+            self._tensors[SHARED] = rest
+        self.set_learning_rates()
+
+    def _find_shared(self) -> list[Tensor]:
+        """Parameters of several modules, or of the MultiRLModule itself."""
+        owners = Counter(id(p) for module_id in self._learner.module for p in self._parameters_of(module_id))
+        return [p for p in self._learner.module.parameters() if owners[id(p)] != 1]
+
+    def register(
+        self,
+        module_id: ModuleID,
+        optimizer: torch.optim.Optimizer,
+        name: str,
+        params: Iterable[Tensor] | None,
+        lr: Schedule | None,
+    ) -> None:
+        """Adds a user's own optimizer for a module; see ``Learner.register_optimizer``."""
+        if params is not None:
+            held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+            wanted = {id(p) for p in params}
+            if held != wanted:
+                raise LearnerError(
+                    f"Learner.register_optimizer: optimizer {name!r} of module {module_id!r} was made for other "
+                    f"parameters ({len(held)} tensors) than those in params ({len(wanted)}). Pass the same to both."
+                )
+        if name in self._registered.get(module_id, {}):
+            raise LearnerError(
+                f"Learner.register_optimizer: module {module_id!r} has an optimizer {name!r} already. Give each an "
+                f"optimizer_name of its own."
+            )
+        if lr is not None:
+            check_schedule(f"Learner.register_optimizer: lr_or_lr_schedule of {name!r}", lr)
+            self._schedules[module_id, name] = lr
         self._registered.setdefault(module_id, {})[name] = optimizer
+
+    def get(self, module_id: ModuleID, name: str) -> torch.optim.Optimizer:
+        """An optimizer that was registered."""
+        own = self._registered.get(module_id, {})
+        if name not in own:
+            raise KeyError(f"Learner: module {module_id!r} has no optimizer {name!r}. {did_you_mean(name, own)}")
+        return own[name]
 
     def forget(self, module_id: ModuleID) -> None:
         """Drops a module's optimizers."""
         self._registered.pop(module_id, None)
-        if module_id in self._default_ids:
-            self._default_ids.remove(module_id)
-            gone = {id(tensor) for tensor in self._tensors.pop(module_id)}
+        self._schedules = {key: value for key, value in self._schedules.items() if key[0] != module_id}
+        for tensor in self._tensors.pop(module_id, []):
             if self._adam is not None:
-                kept = [g for g in self._adam.param_groups if not any(id(p) in gone for p in g["params"])]
-                self._adam.param_groups[:] = kept
-                for tensor in [p for p in self._adam.state if id(p) in gone]:
-                    del self._adam.state[tensor]
+                self._adam.state.pop(tensor, None)
+        self.set_learning_rates()
+
+    def _parameters_of(self, module_id: ModuleID) -> list[Tensor]:
+        return list[Tensor](self._learner.module[module_id].parameters())
+
+    def _all_registered(self) -> Iterator[torch.optim.Optimizer]:
+        for several in self._registered.values():
+            yield from several.values()
 
     def _bucket(self, module_id: ModuleID) -> Bucket | None:
-        return next((b for b in self._learner.module.buckets if module_id in b.module_ids), None)
+        return self._learner.module.bucket_of((module_id,))
+
+    def part(self, module_ids: Sequence[ModuleID]) -> BucketPart | None:
+        """These modules as one computation; None if they are in no bucket."""
+        bucket = self._learner.module.bucket_of(module_ids)
+        return None if bucket is None else bucket.part(module_ids)
 
     # One step.
 
     def compute_gradients(self, loss: Tensor, module_ids: Sequence[ModuleID]) -> None:
-        """Fills the gradients of the modules' parameters."""
-        bucket = self._bucket(module_ids[0])
-        if bucket is None:
-            for module_id in module_ids:
+        """Fills the gradients of the modules' parameters, and of those that they share."""
+        part = self.part(module_ids)
+        if part is not None:
+            part.compute_gradients(loss)
+            return
+        for parameter in self._shared:
+            parameter.grad = None
+        for module_id in module_ids:
+            if module_id != SHARED:
                 self._learner.module[module_id].zero_grad(set_to_none=True)
-            loss.backward()
-            return
-        source = bucket.twin if len(module_ids) > 1 else self._learner.module[module_ids[0]]
-        parameters = [p for p in source.parameters() if p.requires_grad]
-        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            assert parameter.grad is not None  # a view of the bucket's gradients
-            if gradient is None:
-                parameter.grad.zero_()
-            else:
-                parameter.grad.copy_(gradient)
+        loss.backward()
 
-    def clip_all(self, module_ids: Sequence[ModuleID]) -> None:
-        """Clips the gradients of modules as their configs say; a whole bucket at once where these agree."""
+    @property
+    def has_shared(self) -> bool:
+        """Whether there are parameters that several modules have, or the MultiRLModule itself."""
+        return bool(self._shared)
+
+    def gradients_of(self, module_id: ModuleID) -> list[Tensor]:
+        """The gradients of a module's own parameters, or of the ``SHARED`` ones, to be changed in place."""
+        if module_id == SHARED:
+            return [p.grad for p in self._shared if p.grad is not None]
+        shared = {id(p) for p in self._shared}
+        own = [p for p in self._parameters_of(module_id) if p.requires_grad and id(p) not in shared]
+        return [p.grad for p in own if p.grad is not None]
+
+    def norms(self, module_ids: Sequence[ModuleID]) -> Tensor:
+        """``[A]`` Euclidean norms of the modules' gradients."""
+        part = self.part(module_ids)
+        if part is not None:
+            return torch.linalg.vector_norm(part.gradients(), dim=1)
+        several = [self.gradients_of(module_id) for module_id in module_ids]
+        device = self._learner.config.device
+        return torch.stack([global_norm(own) if own else torch.zeros((), device=device) for own in several])
+
+    def clip(self, module_ids: Sequence[ModuleID], norms: Tensor) -> None:
+        """Clips the gradients of modules as their configs say; stacked ones at once."""
         configs = [self._learner.config.get_config_for_module(m) for m in module_ids]
-        settings = {(config.grad_clip, config.grad_clip_by) for config in configs}
-        bucket = self._bucket(module_ids[0])
-        if bucket is not None and len(module_ids) == len(bucket.module_ids) and len(settings) == 1:
-            grad_clip, by = settings.pop()
-            if grad_clip is None:
-                return
-            if by == "global_norm":
-                norms = bucket.gradient_norms()
-                bucket.clip_gradients(grad_clip, norms)
-                self._learner.log_terms(module_ids, {"gradients_global_norm": norms})
-                return
-        for module_id, config in zip(module_ids, configs, strict=True):
-            gradients = [p.grad for p in self._learner.module[module_id].parameters() if p.grad is not None]
-            self.clip(module_id, config, gradients)
-
-    def clip(self, module_id: ModuleID, config: Any, gradients: list[Tensor]) -> None:
-        """Clips a module's gradients in place, by value, norm of each tensor, or norm of all together."""
-        if config.grad_clip is None or not gradients:
+        if all(config.grad_clip is None for config in configs):
             return
-        if config.grad_clip_by == "value":
-            for gradient in gradients:
-                gradient.clamp_(-config.grad_clip, config.grad_clip)
-        elif config.grad_clip_by == "norm":
-            for gradient in gradients:
-                gradient.mul_((config.grad_clip / (gradient.norm() + 1e-6)).clamp(max=1.0))
-        else:
-            norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in gradients]))
-            scale = (config.grad_clip / (norm + 1e-6)).clamp(max=1.0)
-            for gradient in gradients:
-                gradient.mul_(scale)
-            self._learner.log_terms([module_id], {"gradients_global_norm": norm})
+        part = self.part(module_ids)
+        if part is None:
+            for module_id, config in zip(module_ids, configs, strict=True):
+                clip_gradients(self.gradients_of(module_id), config.grad_clip, config.grad_clip_by)
+            return
+        gradients = part.gradients()
+        clip_stacked_gradients(part, gradients, norms, configs)
+        part.set_gradients(gradients)
 
-    def step(self, module_ids: Sequence[ModuleID]) -> None:
-        """Steps the optimizers of these modules, and of these only."""
+    def step(self, module_ids: Sequence[ModuleID], check: FiniteCheck) -> None:
+        """Steps the optimizers of these modules, and of these only; none if ``check`` says so."""
         default = [m for m in module_ids if self._tensors.get(m)]
         if default and self._adam is not None:
+            self._adam.found_inf = check.skip  # type: ignore[attr-defined]
             active = {id(tensor) for m in default for tensor in self._tensors[m]}
-            resting = [(p, p.grad) for p in self._parameters() if id(p) not in active]
-            for parameter, _ in resting:
-                parameter.grad = None
-            self._adam.step()
-            for parameter, gradient in resting:
-                parameter.grad = gradient
-        for module_id in module_ids:
-            for optimizer in self._registered.get(module_id, {}).values():
+            resting = [(t, t.grad) for several in self._tensors.values() for t in several if id(t) not in active]
+            for tensor, _ in resting:
+                tensor.grad = None
+            with self._frozen_kept(default):
+                self._adam.step()
+            for tensor, gradient in resting:
+                tensor.grad = gradient
+        own = [o for m in module_ids for o in self._registered.get(m, {}).values()]
+        if own and check.held():
+            for optimizer in own:
                 optimizer.step()
 
-    def _parameters(self) -> Iterator[Tensor]:
-        assert self._adam is not None
-        for group in self._adam.param_groups:
-            yield from group["params"]
+    @contextmanager
+    def _frozen_kept(self, module_ids: Sequence[ModuleID]) -> Iterator[None]:
+        """Frozen parameters of a bucket's members, and their moments, come out of a step as they went in."""
+        kept: list[tuple[Tensor, Tensor]] = []
+        bucket = self._learner.module.bucket_of(module_ids)
+        if bucket is not None and bucket.has_frozen:
+            assert self._adam is not None
+            for (row,) in (self._tensors[module_id] for module_id in module_ids):
+                moments = [t for t in self._adam.state.get(row, {}).values() if t.shape == row.shape]
+                for tensor in (row.data, *moments):
+                    views = [tensor[where.begin : where.end] for where in bucket.slices if not where.requires_grad]
+                    kept += [(view, view.clone()) for view in views]
+        yield
+        for view, value in kept:
+            view.copy_(value)
 
     # Learning rates and state.
 
@@ -152,22 +227,30 @@ class Optimizers:
         return next(iter(own.values())).param_groups[0]["lr"] if own else self._scheduled_lr(module_id)
 
     def set_learning_rates(self) -> None:
-        """Moves all learning rates along their schedules. Optimizers that users registered keep theirs."""
-        if self._adam is None:
-            return
-        rate_of = {id(t): self._scheduled_lr(m) for m in self._default_ids for t in self._tensors[m]}
-        for group in self._adam.param_groups:
-            group["lr"] = rate_of[id(group["params"][0])]
+        """Moves all learning rates along their schedules: Adam has one group for each rate that there is now.
+
+        Optimizers that users registered without a schedule keep theirs.
+        """
+        by_rate: dict[float, list[Tensor]] = {}
+        for module_id, tensors in self._tensors.items():
+            by_rate.setdefault(self._scheduled_lr(module_id), []).extend(tensors)
+        groups = [{"params": tensors, "lr": rate} for rate, tensors in by_rate.items() if tensors]
+        if self._adam is None and groups:
+            self._adam = torch.optim.Adam(groups, fused=True)
+        elif self._adam is not None:
+            self._adam.param_groups[:] = [{**self._adam.defaults, **group} for group in groups]
+        for (module_id, name), schedule in self._schedules.items():
+            for group in self._registered[module_id][name].param_groups:
+                group["lr"] = value_at(schedule, self._learner.timestep)
 
     def get_state(self) -> dict[ModuleID, dict[str, Any]]:
         """Each module's moments and step counts."""
         state: dict[ModuleID, dict[str, Any]] = {}
-        for module_id in self._default_ids:
-            tensors = self._tensors[module_id]
+        for module_id, tensors in self._tensors.items():
             moments = [dict(self._adam.state[t]) for t in tensors] if self._adam is not None else []
             state[module_id] = {"adam": [{k: v.detach().clone() for k, v in m.items()} for m in moments]}
         for module_id, optimizers in self._registered.items():
-            state[module_id] = {"registered": {name: o.state_dict() for name, o in optimizers.items()}}
+            state.setdefault(module_id, {})["registered"] = {name: o.state_dict() for name, o in optimizers.items()}
         return state
 
     def set_state(self, state: Mapping[ModuleID, Mapping[str, Any]]) -> None:
@@ -182,7 +265,7 @@ class Optimizers:
                         name: torch.as_tensor(value).clone().to(tensor.device) for name, value in moments.items()
                     }
             for name, optimizer_state in own.get("registered", {}).items():
-                self._registered[module_id][name].load_state_dict(_tensors(optimizer_state))
+                self.get(module_id, name).load_state_dict(_tensors(optimizer_state))
 
 
 def _tensors(state: Any) -> Any:

@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
 from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup, slice_tree
 from marl_connectors.episodes.sequences import Sequences, unpadded
 from marl_connectors.errors import ModuleError
+from marl_connectors.trees import tree_map
 from marl_connectors.typing import ModuleID
 
 
@@ -114,3 +116,29 @@ def _set_columns(group: ColumnGroup, pieces: list[dict[str, Any]]) -> None:
     for name in pieces[0]:
         if all(name in piece for piece in pieces):
             group[name] = concatenated([piece[name] for piece in pieces])
+
+
+def concatenate(outputs: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The columns of several modules as one, for the names that all of them have."""
+    names = [name for name in outputs[0] if all(name in output for output in outputs)]
+    return {name: concatenated([output[name] for output in outputs]) for name in names}
+
+
+def unlike_outputs(outputs: Mapping[ModuleID, Mapping[str, Any]], error: Exception) -> ModuleError:
+    """The error for outputs of several modules that do not go into one column."""
+    first, *others = outputs
+    for name, column in outputs[first].items():
+        here = _shapes(column)
+        for other in others:
+            if name in outputs[other] and _shapes(outputs[other][name]) != here:
+                return ModuleError(
+                    f"modules {first!r} and {other!r} act for agents with like spaces, but the one puts out {name!r} "
+                    f"with shapes {here}, the other {_shapes(outputs[other][name])} (rows left out), so they do not go "
+                    f"into one column. Let _forward of both give the same keys and shapes."
+                )
+    return ModuleError(f"the outputs of modules {', '.join(map(repr, outputs))} do not go into one column: {error}")
+
+
+def _shapes(column: Any) -> Any:
+    """The shapes without rows."""
+    return tree_map(lambda leaf: tuple(getattr(leaf, "shape", ()))[1:], column)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import ChainMap
 from collections.abc import Callable, Collection, Hashable, ItemsView, Iterator, KeysView, Mapping, ValuesView
 from pathlib import Path
 from typing import Any, overload
@@ -14,19 +15,25 @@ from torch import nn
 from marl_connectors.columns import Columns
 from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup, Phase
 from marl_connectors.errors import ModuleError, did_you_mean
-from marl_connectors.rl_module.bucket import Bucket, concatenate, sort_into_buckets, unlike_outputs
-from marl_connectors.rl_module.module_columns import columns_by_module, set_columns_by_module
+from marl_connectors.rl_module.bucket import Bucket, modules_that_share, sort_into_buckets
+from marl_connectors.rl_module.module_columns import (
+    columns_by_module,
+    concatenate,
+    set_columns_by_module,
+    unlike_outputs,
+)
 from marl_connectors.rl_module.module_states import state_kind
 from marl_connectors.rl_module.rl_module import RLModule, RLModuleSpec
-from marl_connectors.typing import ModuleID
+from marl_connectors.rl_module.stacked_rows import StackedRows, run_stacked
+from marl_connectors.typing import SHARED, ModuleID
 
 
 class MultiRLModule(nn.Module):
     """A dict of RLModules that dispatches per-ModuleID batches.
 
-    Modules of one architecture run as one batched computation where their batches have the same number of rows; see
-    ``bucket.py``. To run modules in a way of your own (a shared encoder, a central critic), subclass it, build what is
-    shared in ``setup``, and override ``_forward``, which then gets ``{module_id: {column: tensor}}``.
+    Modules of one architecture run as one batched computation; see ``bucket.py``. To run modules in a way of your own
+    (a shared encoder, a central critic), subclass it, build what is shared in ``setup``, and override ``_forward``,
+    which then gets ``{module_id: {column: tensor}}``. What is shared is trained by the losses of all modules together.
     """
 
     def __init__(
@@ -55,6 +62,11 @@ class MultiRLModule(nn.Module):
             self.add_module(module_id, spec.build())
 
     # A dict of modules.
+
+    @property
+    def _rl_modules(self) -> dict[ModuleID, RLModule]:
+        """The modules by id, under the name that a ``_forward`` written for RLlib knows."""
+        return dict(self.items())
 
     def __getitem__(self, module_id: ModuleID) -> RLModule:
         try:
@@ -146,14 +158,32 @@ class MultiRLModule(nn.Module):
         """
         return {m: getattr(self[m], f"forward_{purpose}")(columns, **kwargs) for m, columns in batch.items()}
 
+    def _forward_inference(self, batch: dict[ModuleID, dict[str, Any]], **kwargs: Any) -> dict[ModuleID, Any]:
+        """``_forward`` for acting without exploration."""
+        return self._forward(batch, purpose="inference", **kwargs)
+
+    def _forward_exploration(self, batch: dict[ModuleID, dict[str, Any]], **kwargs: Any) -> dict[ModuleID, Any]:
+        """``_forward`` for acting while collecting data."""
+        return self._forward(batch, purpose="exploration", **kwargs)
+
+    def _forward_train(self, batch: dict[ModuleID, dict[str, Any]], **kwargs: Any) -> dict[ModuleID, Any]:
+        """``_forward`` for computing losses."""
+        return self._forward(batch, purpose="train", **kwargs)
+
+    def _run(self, purpose: str, batch: Mapping[ModuleID, Any], **kwargs: Any) -> Any:
+        """A forward pass of one's own gets columns that it may add to; the caller's stay as they are."""
+        if self.has_own_forward:
+            batch = {module_id: ChainMap({}, columns) for module_id, columns in batch.items()}  # type: ignore[misc]
+        return getattr(self, f"_forward_{purpose}")(batch, **kwargs)
+
     def _dispatch(self, purpose: str, batch: Any, **kwargs: Any) -> Any:
         if not isinstance(batch, ColumnBatch):
-            return self._forward(batch, purpose=purpose, **kwargs)
+            return self._run(purpose, batch, **kwargs)
         outputs = ColumnBatch([group.like() for group in batch.groups], Phase.TENSORS)
         with torch.set_grad_enabled(purpose == "train" and torch.is_grad_enabled()):
             in_sequences = any(group.sequences is not None for group in batch.groups)
-            if in_sequences or type(self)._forward is not MultiRLModule._forward:
-                set_columns_by_module(outputs, self._forward(columns_by_module(batch), purpose=purpose, **kwargs))
+            if in_sequences or self.has_own_forward:
+                set_columns_by_module(outputs, self._run(purpose, columns_by_module(batch), **kwargs))
             else:
                 for group, output in zip(batch.groups, outputs.groups, strict=True):
                     output.update(self._run_group(purpose, group, **kwargs))
@@ -164,9 +194,11 @@ class MultiRLModule(nn.Module):
         if len(group.module_ids) == 1:
             return getattr(self[group.module_ids[0]], f"forward_{purpose}")(group, **kwargs)
         bucket = self.bucket_of(group.module_ids)
-        if bucket is not None and group.rows_per_module is not None:
-            columns = bucket.stack(group, group.rows_per_module)
-            return bucket.unstack(getattr(bucket.twin, f"forward_{purpose}")(columns, **kwargs))
+        if bucket is not None and (
+            (group.rows_per_module is not None and group.module_ids == bucket.module_ids)
+            or StackedRows.pays(bucket, group)
+        ):
+            return run_stacked(bucket, group, f"forward_{purpose}", **kwargs)
         outputs = {m: getattr(self[m], f"forward_{purpose}")(c, **kwargs) for m, c in group.module_columns()}
         if purpose != "train":
             _check_states(outputs)
@@ -177,21 +209,42 @@ class MultiRLModule(nn.Module):
 
     @property
     def buckets(self) -> list[Bucket]:
-        """The modules that can run stacked, by architecture. Made anew after modules were added or removed."""
+        """The modules that can run stacked, by architecture. Made anew after modules were added or removed.
+
+        There are none where ``_forward`` runs the modules in a way of its own.
+        """
         if self._buckets is None:
             rows = {m: row for b in self._old_buckets for m, row in zip(b.module_ids, b.rows, strict=True)}
-            self._old_buckets = self._buckets = sort_into_buckets(dict(self.items()), rows)
+            members = {} if self.has_own_forward else dict(self.items())
+            self._old_buckets = self._buckets = sort_into_buckets(members, rows)
         return self._buckets
 
     _old_buckets: list[Bucket] = []
 
     def bucket_of(self, module_ids: Collection[ModuleID]) -> Bucket | None:
-        """The bucket that has exactly these modules, in this order."""
-        wanted = tuple(module_ids)
+        """The bucket that has all these modules as members; they stand in its order."""
         for bucket in self.buckets:
-            if bucket.module_ids == wanted:
+            if bucket.module_ids == module_ids or bucket.members.issuperset(module_ids):
                 return bucket
         return None
+
+    def bind_buckets(self) -> None:
+        """Sees to it that buckets hold, whatever was done to parameters since: moved, replaced, frozen, thawed."""
+        if not all(bucket.is_current for bucket in self.buckets):
+            self._buckets = None
+        for bucket in self.buckets:
+            if not bucket.is_bound:
+                bucket.bind()
+
+    @property
+    def has_own_forward(self) -> bool:
+        """Whether a subclass runs the modules in a way of its own."""
+        names = ("_forward", "_forward_inference", "_forward_exploration", "_forward_train")
+        return any(getattr(type(self), name) is not getattr(MultiRLModule, name) for name in names)
+
+    def entangled_modules(self) -> list[ModuleID]:
+        """Modules to be trained together: all where ``_forward`` is an own one, else those that share parts."""
+        return list(self.keys()) if self.has_own_forward else modules_that_share(dict(self.items()))
 
     def _apply(self, fn: Any, recurse: bool = True) -> MultiRLModule:
         """Moving to another device or type gives the modules new memory, so the buckets are made anew."""
@@ -215,8 +268,10 @@ class MultiRLModule(nn.Module):
         return self
 
     def get_state(self) -> dict[ModuleID, dict[str, torch.Tensor]]:
-        """Each module's parameters and buffers, as copies on the CPU."""
-        return {module_id: module.get_state() for module_id, module in self.items()}
+        """Each module's parameters and buffers, as copies on the CPU; under ``SHARED``, those that no module holds."""
+        state = {module_id: module.get_state() for module_id, module in self.items()}
+        rest = {name: value.detach().cpu().clone() for name, value in self._rest().items()}
+        return {**state, SHARED: rest} if rest else state
 
     def set_state(self, state: Mapping[ModuleID, Mapping[str, Any]]) -> None:
         """Loads what ``get_state`` gave, for the modules named there.
@@ -225,11 +280,32 @@ class MultiRLModule(nn.Module):
             ModuleError: For a module that is not here, or of another architecture.
         """
         for module_id, module_state in state.items():
-            if module_id not in self:
+            if module_id == SHARED:
+                self._set_rest(module_state)
+            elif module_id not in self:
                 raise ModuleError(
                     f"MultiRLModule: the state is of module {module_id!r}. {did_you_mean(module_id, self.keys())}"
                 )
-            self[module_id].set_state(module_state)
+            else:
+                self[module_id].set_state(module_state)
+
+    def _rest(self) -> dict[str, torch.Tensor]:
+        """Parameters and buffers that no module holds."""
+        held = {id(value) for module in self.values() for value in module.state_dict(keep_vars=True).values()}
+        return {name: value for name, value in self.state_dict(keep_vars=True).items() if id(value) not in held}
+
+    def _set_rest(self, state: Mapping[str, Any]) -> None:
+        rest = self._rest()
+        shapes = {name: tuple(value.shape) for name, value in rest.items()}
+        there = {name: tuple(value.shape) for name, value in state.items()}
+        if shapes != there:
+            raise ModuleError(
+                f"{type(self).__name__}: the shared layers of this state are of another architecture: {there}, but "
+                f"here {shapes}."
+            )
+        with torch.no_grad():
+            for name, value in state.items():
+                rest[name].copy_(torch.as_tensor(value))
 
 
 def _check_states(outputs: Mapping[ModuleID, Mapping[str, Any]]) -> None:

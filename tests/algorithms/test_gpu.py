@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from marl_connectors import Algorithm, PPOConfig
+from marl_connectors.algorithms.ppo.learner import PPOLearner
+from marl_connectors.errors import LearnerError
 
 pytestmark = pytest.mark.gpu
 
@@ -44,3 +46,32 @@ def test_a_checkpoint_goes_on_on_the_gpu(tmp_path):
     for module_id, module in algo.rl_module.items():
         for name, value in module.state_dict().items():
             torch.testing.assert_close(again.rl_module[module_id].state_dict()[name], value)
+
+
+@pytest.mark.parametrize("autocast_dtype", [None, "bfloat16"])
+def test_a_stacked_update_on_the_gpu_equals_one_on_the_cpu(autocast_dtype):
+    on_gpu, on_cpu = build("independent", 1), build("independent", 0)
+    episodes = on_cpu.env_runner.sample()
+    for episode in episodes[::2]:
+        del episode.agent_episodes["agent_1"]  # so that modules have different numbers of rows
+    if autocast_dtype:
+        on_gpu = on_gpu.config.copy().learners(autocast_dtype=autocast_dtype).build_algo()
+    results = [algo.learner.update(episodes=episodes) for algo in (on_gpu, on_cpu)]
+    for module_id, figures in results[0].items():
+        assert figures == pytest.approx(results[1][module_id], abs=0.05 if autocast_dtype else 1e-3, rel=1e-2)
+
+
+def test_a_step_that_is_not_finite_is_not_taken_on_the_gpu():
+    class Exploding(PPOLearner):
+        count = 0
+
+        def compute_loss_for_stacked_modules(self, **given):
+            self.count += 1
+            losses = super().compute_loss_for_stacked_modules(**given)
+            return losses * float("nan") if self.count == 5 else losses
+
+    algo = build("independent", 1).config.copy().learners(learner_class=Exploding).build_algo()
+    with pytest.raises(LearnerError, match=r"(total_loss|gradients_global_norm) of module"):
+        algo.train()
+    for module in algo.rl_module.values():
+        assert all(parameter.isfinite().all() for parameter in module.parameters())

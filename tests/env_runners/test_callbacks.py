@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from batched_envs import Worlds
 from failing_envs import FailingEnv, start_workers_fast
+from gymnasium_envs import vector_maker
 from random_aec import RandomAEC
 from scripted_envs import LifeEnv, ScriptEnv, Step, small_config
 
@@ -26,6 +27,8 @@ KINDS = {
     "Gymnasium": "CartPole-v1",
     "workers": partial(LifeEnv, die=0.3, join=0.4, fixed=False),
 }
+VECTORS = {mode: vector_maker(mode) for mode in ("NEXT_STEP wrapped", "NEXT_STEP", "SAME_STEP")}
+KINDS_AND_VECTORS = {**KINDS, **VECTORS}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -47,7 +50,7 @@ class Journal(Callbacks):
         self.pages = defaultdict(list)
 
     def note(self, event, episode, env, env_index, env_runner):
-        is_near = not env_runner.vector_env.__class__.__name__.startswith("Worker")
+        is_near = type(env_runner.vector_env).__name__ in ("VectorEnv", "TurnBasedVectorEnv", "BatchedVectorEnv")
         clock = clock_of(env.envs[env_index], env_index) if is_near else None
         self.pages[env_index].append((event, episode, episode.env_steps(), episode.is_done, clock))
 
@@ -68,13 +71,13 @@ class Journal(Callbacks):
 
 
 def runner_of(kind, *callbacks, num_envs=3, **told):
-    env = KINDS.get(kind, kind)
+    env = KINDS_AND_VECTORS.get(kind, kind)
     config = small_config(env).callbacks(list(callbacks) or None, **told)
     config.env_runners(num_envs_per_env_runner=num_envs, num_env_workers=2 if kind == "workers" else 0)
     return config.build_algo().env_runner
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS_AND_VECTORS)
 def test_the_life_of_each_episode_is_told_in_order(kind):
     runner = runner_of(kind, Journal)
     for n in (1, 4, 2, 9, 30):
@@ -83,7 +86,7 @@ def test_the_life_of_each_episode_is_told_in_order(kind):
     returns, lengths = pages.pop("return"), pages.pop("length")
     assert lengths and sorted(pages) == [0, 1, 2]
     for index, page in pages.items():
-        number, steps, clocks = -1, 0, kind != "workers"
+        number, steps, clocks = -1, 0, kind != "workers" and kind not in VECTORS
         last = None
         for event, episode, length, is_done, clock in page:
             match event:
@@ -114,7 +117,7 @@ def test_the_life_of_each_episode_is_told_in_order(kind):
     runner.close()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS_AND_VECTORS)
 def test_callbacks_change_nothing_in_the_samples(kind):
     found = []
     for callbacks in ((), (Journal,)):

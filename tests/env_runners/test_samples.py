@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from batched_envs import Worlds
 from failing_envs import FailingEnv, start_workers_fast
+from gymnasium_envs import vector_maker
 from random_aec import RandomAEC
 from scripted_envs import LifeEnv, ScriptEnv, Step, small_config
 
@@ -23,13 +24,16 @@ KINDS = {
 }
 
 
+VECTORS = {mode: vector_maker(mode) for mode in ("NEXT_STEP wrapped", "SAME_STEP")}
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _fast_starts():
     start_workers_fast()
 
 
 def algo_of(kind, *, num_envs=3, pieces=None, **runner):
-    config = small_config(KINDS.get(kind, kind))
+    config = small_config({**KINDS, **VECTORS}.get(kind, kind))
     config.env_runners(num_envs_per_env_runner=num_envs, num_env_workers=2 if kind == "workers" else 0, **runner)
     if pieces is not None:
         config.env_runners(env_to_module_connector=lambda env: pieces())
@@ -362,3 +366,13 @@ def test_infos_reach_the_learner_pipeline_also_those_of_chunks():
         [50, 60, 70, 70],
         [0, 10, 20, 30, 30],
     ]
+
+
+@pytest.mark.parametrize("kind", VECTORS)
+def test_steps_in_which_copies_rest_are_not_counted(kind):
+    runner = runner_of(kind)
+    for explore in (True, False):
+        episodes = runner.sample(num_timesteps=60, explore=explore)
+        steps = runner.take_counts()
+        assert steps["num_env_steps_sampled"] == env_steps(episodes)
+        assert steps["num_module_steps_sampled"] == {"default_policy": env_steps(episodes)}

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from batched_envs import OneWorld, Worlds
+from batched_envs import OneUnlikeWorld, OneWorld, UnlikeWorlds, Worlds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from recurrent_modules import StatelessModule, StepwiseGRU, StepwiseLSTM
@@ -119,6 +119,51 @@ def test_any_observations_give_the_same(obs):
 
     runners = both(obs=obs, infos=True, change=flat)
     assert_same(runners, steps(4, 9, 3))
+
+
+def unlike(config):
+    config.env_runners(env_to_module_connector=lambda env: FlattenObservations(multi_agent=True))
+    return config.multi_agent(policies="b=b,d=d,*=others")
+
+
+@pytest.mark.parametrize("lookback", [0, 2])
+def test_agents_with_unlike_spaces_give_the_same(lookback):
+    runners = both(envs=(UnlikeWorlds, OneUnlikeWorld), lookback=lookback, infos=True, change=unlike)
+    assert_same(runners, [*steps(4, 9, 3), {"num_episodes": 4}, *steps(5, random_actions=True)])
+
+
+def test_agents_with_unlike_spaces_are_tried_out_trained_and_evaluated():
+    assert check_env(UnlikeWorlds, env_config={"infos": True}).ok
+    results = []
+    for env in (UnlikeWorlds, OneUnlikeWorld):
+        algo = configured(env, change=unlike).build_algo()
+        result = algo.train()
+        results.append((fingerprint(algo, result), repr(algo.evaluate(num_episodes=3))))
+        algo.stop()
+    assert results[0] == results[1]
+
+
+class LeavesOneOut(UnlikeWorlds):
+    def _observations(self):
+        return {agent: own for agent, own in super()._observations().items() if agent != "d"}
+
+
+class OneTooWide(UnlikeWorlds):
+    def _observations(self):
+        found = super()._observations()
+        return found | {"c": np.zeros((self.num_envs, 3), np.float32)}
+
+
+@pytest.mark.parametrize(
+    ("env", "said"),
+    [
+        (LeavesOneOut, r"dict with \['a', 'b', 'c'\], expected a dict by agent"),
+        (OneTooWide, r"for agent 'c' have shape \(3, 3\), expected \(3, 2\): num_envs=3 copies, then what one agent"),
+    ],
+)
+def test_observations_by_agent_that_do_not_fit_are_told(env, said):
+    with pytest.raises(EnvError, match=said):
+        configured(env, change=unlike).build_algo()
 
 
 def by_episode(agent_id, episode, **kwargs):
@@ -442,14 +487,14 @@ def test_a_trial_run_comes_first(case):
         config.build_algo()
 
 
-def test_unlike_agents_are_told():
+def test_unlike_agents_need_dicts():
     class Unlike(Worlds):
         def action_space(self, agent):
             return Worlds(num_envs=1, act="box" if agent == "c" else "discrete").action_space(agent)
 
     config = configured(Unlike).environment(disable_env_checking=True).multi_agent(policies="independent")
-    with pytest.raises(EnvError, match=r"agents 'a' and 'c' have unlike spaces, .*Discrete\(3\) and .*Box"):
-        config.build_algo()
+    with pytest.raises(EnvError, match=r"are a ndarray, expected a dict by agent, .*'c': \[num_envs, ...\]"):
+        config.build_algo().env_runner.sample()
 
 
 def test_the_maker_must_take_the_number_of_copies():

@@ -38,6 +38,7 @@ def test_every_example_has_a_test():
         "custom_mapping_function",
         "single_agent_cartpole",
         "custom_connector",
+        "shared_encoder",
     }
 
 
@@ -54,6 +55,13 @@ def test_shared_policies_prints_the_return_of_the_one_module(example, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("   6,000 agent steps, return: default_policy -")
     assert lines[-1].startswith("Without exploration: -") and "Random play: -" in lines[-1]
+
+
+def test_shared_encoder_prints_the_return_and_the_sizes(example, capsys):
+    example("shared_encoder").main(iterations=1)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("   400 steps, return of an agent: ")
+    assert lines[1] == "The shared encoder has 192 parameters, each agent's heads have 198."
 
 
 def test_independent_policies_prints_the_return_of_each_agents_module(example, capsys):

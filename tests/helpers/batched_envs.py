@@ -85,8 +85,8 @@ class OneWorld(ParallelEnv):
 
     def step(self, actions):
         agents = self.agents
-        for action in actions.values():
-            assert ACTIONS[self.act].contains(action), action
+        for agent, action in actions.items():
+            assert self.action_space(agent).contains(action), action
         seen, rewards, terminated, truncated = self.world.step(list(actions.values()))
         if terminated or truncated:
             self.agents = []
@@ -158,3 +158,58 @@ class Worlds:
 
     def close(self):
         self.num_closed += 1
+
+
+KINDS = {"a": ("box", "discrete"), "b": ("dict", "box"), "c": ("box", "discrete"), "d": ("discrete", "from 5")}
+"""Agents, and the kinds of their observations and actions."""
+
+
+class OneUnlikeWorld(OneWorld):
+    """One copy, with agents that have unlike spaces."""
+
+    def __init__(self, **settings):
+        super().__init__(agents=KINDS, **settings)
+
+    def observation_space(self, agent):
+        return OBSERVATIONS[KINDS[agent][0]]
+
+    def action_space(self, agent):
+        return ACTIONS[KINDS[agent][1]]
+
+    def _by_agent(self, seen):
+        return {a: observation_of(KINDS[a][0], *own) for a, own in zip(self.possible_agents, seen, strict=True)}
+
+
+class UnlikeWorlds(Worlds):
+    """Many copies, with agents that have unlike spaces: observations and actions are dicts by agent."""
+
+    def __init__(self, *, num_envs, **settings):
+        super().__init__(num_envs=num_envs, agents=KINDS, **settings)
+
+    def observation_space(self, agent):
+        return OBSERVATIONS[KINDS[agent][0]]
+
+    def action_space(self, agent):
+        return ACTIONS[KINDS[agent][1]]
+
+    def _observations(self):
+        self.float32[...] = self.places
+        found = {}
+        for i, (agent, (kind, _)) in enumerate(KINDS.items()):
+            place, code = self.places[:, i], self.codes[:, i]
+            both = {"place": place[..., None], "code": (code,)}
+            found[agent] = {"box": self.float32[:, i], "discrete": code, "dict": both}[kind]
+        return found
+
+    def step(self, actions):
+        for agent, own in actions.items():
+            assert own.shape == (self.num_envs, *self.action_space(agent).shape)
+        self.num_steps += 1
+        for index, world in enumerate(self.worlds):
+            own = [actions[agent][index] for agent in KINDS]
+            seen, self.rewards[index], self.terminations[index], self.truncations[index] = world.step(own)
+            self._note(index, seen)
+            numbers = world.t * 10 + np.arange(len(KINDS))
+            self.numbers[index] = np.stack([numbers, -numbers], axis=1)
+        infos = {"n": self.numbers[..., 0], "pair": self.numbers} if self.with_infos else {}
+        return self._observations(), self.rewards, self.terminations, self.truncations, infos

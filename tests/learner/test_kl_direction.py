@@ -11,7 +11,6 @@ from marl_connectors import PPOConfig
 def test_the_kl_term_is_from_the_policy_that_acted_to_the_policy_as_it_is():
     config = PPOConfig().environment("CartPole-v1").training(train_batch_size_per_learner=32, use_kl_loss=True)
     learner = config.build_algo().learner
-    learner.before_gradient_based_update(timesteps={})
     old, new = [0.9, 0.1], [0.5, 0.5]
     batch = {
         "obs": torch.zeros(1, 4),
@@ -21,14 +20,12 @@ def test_the_kl_term_is_from_the_policy_that_acted_to_the_policy_as_it_is():
         "advantages": torch.zeros(1),
         "value_targets": torch.zeros(1),
     }
-    learner._terms = {}
     learner.compute_loss_for_module(
         module_id="default_policy",
         config=learner.config,
         batch=batch,
         fwd_out={"action_dist_inputs": torch.tensor([new]).log()},
     )
-    (key, (values,)) = next(iter(learner._terms["default_policy"].items()))
-    kl = float(values[key.split(",").index("mean_kl_loss")])
+    kl = learner._figures.last("mean_kl_loss")["default_policy"]
     # 0.9 ln(0.9 / 0.5) + 0.1 ln(0.1 / 0.5); the other way round it would be 0.511.
     assert kl == pytest.approx(0.3681, abs=1e-4)

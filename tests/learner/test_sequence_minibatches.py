@@ -69,7 +69,7 @@ def epoch_of(group, size=None, shuffle=None):
     """``{module_id: [minibatch]}``; sizes may differ by module."""
     found = {}
     size_of = size.__getitem__ if isinstance(size, dict) else lambda module_id: size
-    for minibatch in minibatches_of_epoch(group, None, size_of=size_of, shuffle=shuffle):
+    for minibatch in minibatches_of_epoch(group, size_of=size_of, shuffle=shuffle):
         (module_id,) = minibatch.module_ids
         assert not minibatch.is_stacked
         found.setdefault(module_id, []).append(minibatch)

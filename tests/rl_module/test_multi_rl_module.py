@@ -142,7 +142,8 @@ def test_buckets_hold_modules_of_one_architecture_only():
     multi.add_module("small_2", make())
     multi.add_module("wide", make(obs=spaces.Box(-9.0, 9.0, (5,), np.float32)))
     assert [bucket.module_ids for bucket in multi.buckets] == [("small", "small_2"), ("large",), ("wide",)]
-    assert multi.bucket_of(["small"]) is None
+    assert multi.bucket_of(["small"]) is multi.bucket_of(("small", "small_2")) is multi.buckets[0]
+    assert multi.bucket_of(["small", "large"]) is None
 
 
 def test_it_is_a_dict_of_modules():

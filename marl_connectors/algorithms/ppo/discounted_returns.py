@@ -77,6 +77,13 @@ class _Judges:
     def __getitem__(self, module_id: ModuleID) -> Any:
         return self._rl_module[module_id] if self._critics[module_id] else _NoValue()
 
+    @property
+    def has_own_forward(self) -> bool:
+        return self._rl_module.has_own_forward
+
+    def forward_train(self, batch: dict[ModuleID, Any]) -> dict[ModuleID, Any]:
+        return self._rl_module.forward_train(batch)
+
     def bucket_of(self, module_ids: Any) -> None:
         """Modules are asked one after another."""
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,11 +11,10 @@ from torch import Tensor
 from marl_connectors.algorithms.ppo.discounted_returns import DiscountedReturns
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.learner.general_advantage_estimation import GeneralAdvantageEstimation
+from marl_connectors.learner.counted_rows import CountedRows
 from marl_connectors.learner.learner import Learner
 from marl_connectors.ops.ppo_loss import ppo_loss
 from marl_connectors.ops.schedule import value_at
-from marl_connectors.rl_module.bucket import Bucket
-from marl_connectors.trees import tree_map
 from marl_connectors.typing import ModuleID
 
 
@@ -25,7 +24,8 @@ class PPOLearner(Learner):
     def build(self) -> None:
         """Adds advantage estimation to the pipeline."""
         self._kl_coeffs: dict[ModuleID, float] = {}
-        self._coefficients_of: dict[tuple[ModuleID, ...], tuple[Any, Any]] = {}
+        self._coefficients_of: dict[tuple[ModuleID, ...], dict[str, Any]] = {}
+        self._coefficients_at = (-1, -1)
         if self.config.add_default_connectors_to_learner_pipeline:
             ids = [*self.module.keys(), *self.config.algorithm_config_overrides_per_module]
             own = {m: _advantage_settings(self.config.get_config_for_module(m)) for m in ids}
@@ -49,39 +49,43 @@ class PPOLearner(Learner):
         self, *, module_id: ModuleID, config: Any, batch: Mapping[str, Any], fwd_out: Mapping[str, Any]
     ) -> Tensor:
         """The scalar loss of one module."""
-        return self._loss((module_id,), config, self.module[module_id], batch, fwd_out, self._coefficients([module_id]))
+        known = config is self.config.get_config_for_module(module_id)
+        coefficients = self._coefficients((module_id,)) if known else self._own_coefficients(module_id, config)
+        return self._loss((module_id,), config, self.module[module_id], batch, fwd_out, coefficients)
 
     def compute_loss_for_stacked_modules(
-        self, *, module_ids: Sequence[ModuleID], batch: Mapping[str, Any], fwd_out: Mapping[str, Any], bucket: Bucket
+        self, *, module_ids: Sequence[ModuleID], module: Any, batch: Mapping[str, Any], fwd_out: Mapping[str, Any]
     ) -> Tensor:
-        """``[M]`` losses in one computation, unless a subclass has its own loss for a module."""
-        configs = [self.config.get_config_for_module(m) for m in module_ids]
-        own_loss = type(self).compute_loss_for_module is not PPOLearner.compute_loss_for_module
-        if own_loss or Columns.LOSS_MASK in batch or any(config is not configs[0] for config in configs):
-            return super().compute_loss_for_stacked_modules(
-                module_ids=module_ids, batch=batch, fwd_out=fwd_out, bucket=bucket
-            )
-        coefficients = self._coefficients(module_ids)
-        return self._loss(module_ids, configs[0], bucket.twin, batch, fwd_out, coefficients)
+        """``[M]`` losses in one computation; each module has its own coefficients and clips."""
+        config = self.config.get_config_for_module(module_ids[0])
+        return self._loss(module_ids, config, module, batch, fwd_out, self._coefficients(module_ids))
 
-    def before_gradient_based_update(self, *, timesteps: dict[str, int]) -> None:
-        """Lets the coefficients be worked out anew: they hold for a whole update."""
-        self._coefficients_of = {}
+    def stacking_key(self, config: Any) -> Hashable:
+        """Whether there are values and a KL divergence; the rest are numbers that may differ."""
+        return config.use_critic, config.use_kl_loss
 
-    def _coefficients(self, module_ids: Sequence[ModuleID]) -> tuple[Any, Any]:
-        """The entropy and KL coefficients: numbers for one module, ``[M]`` tensors for several."""
+    def _coefficients(self, module_ids: Sequence[ModuleID]) -> dict[str, Any]:
+        """Weights and clips, which hold for a whole update: numbers, or ``[M]`` tensors where modules differ."""
+        now = (self.num_updates, self.timestep)
+        if self._coefficients_at != now:
+            self._coefficients_of, self._coefficients_at = {}, now
         key = tuple(module_ids)
         if key not in self._coefficients_of:
-            self._coefficients_of[key] = self._work_out_coefficients(key)
+            own = [self._own_coefficients(m, self.config.get_config_for_module(m)) for m in key]
+            self._coefficients_of[key] = {name: self._one_for_each([c[name] for c in own]) for name in own[0]}
         return self._coefficients_of[key]
 
-    def _work_out_coefficients(self, module_ids: Sequence[ModuleID]) -> tuple[Any, Any]:
-        entropy = [value_at(self.config.get_config_for_module(m).entropy_coeff, self.timestep) for m in module_ids]
-        kl = [self.kl_coeff(m) for m in module_ids]
-        if len(module_ids) == 1:
-            return entropy[0], kl[0]
-        device = self.config.device
-        return torch.tensor(entropy, device=device), torch.tensor(kl, device=device)
+    def _own_coefficients(self, module_id: ModuleID, config: Any) -> dict[str, float]:
+        return {
+            "clip_param": float(config.clip_param),
+            "vf_clip_param": float(config.vf_clip_param),
+            "vf_loss_coeff": float(config.vf_loss_coeff),
+            "entropy_coeff": value_at(config.entropy_coeff, self.timestep),
+            "kl_coeff": self.kl_coeff(module_id),
+        }
+
+    def _one_for_each(self, values: list[float]) -> Any:
+        return values[0] if len(set(values)) == 1 else torch.tensor(values, device=self.config.device)
 
     def _loss(
         self,
@@ -90,37 +94,29 @@ class PPOLearner(Learner):
         module: Any,
         batch: Mapping[str, Any],
         fwd_out: Mapping[str, Any],
-        coefficients: tuple[Any, Any],
+        coefficients: Mapping[str, Any],
     ) -> Tensor:
-        entropy_coeff, kl_coeff = coefficients
+        """Of one module, or ``[M]`` of stacked ones. A hot path."""
         dist_cls = self.module[module_ids[0]].get_train_action_dist_cls()
-        real = batch[Columns.LOSS_MASK] if Columns.LOSS_MASK in batch else None  # noqa: SIM401 (faster)
-
-        def rows(column: Any) -> Any:
-            """What counts: padding, and steps that were not acted on, reach no loss."""
-            return column if real is None else tree_map(lambda leaf: leaf[real], column)
-
-        now = dist_cls.from_logits(rows(fwd_out[Columns.ACTION_DIST_INPUTS]))
+        rows = CountedRows.of(batch, stacked=len(module_ids) if len(module_ids) > 1 else 0)
+        now = dist_cls.from_logits(rows.pick(_full(fwd_out[Columns.ACTION_DIST_INPUTS])))
         kl = None
         if config.use_kl_loss:
-            kl = dist_cls.from_logits(rows(batch[Columns.ACTION_DIST_INPUTS])).kl(now)
+            kl = dist_cls.from_logits(rows.pick(batch[Columns.ACTION_DIST_INPUTS])).kl(now)
         values = targets = None
         if config.use_critic:
-            values = rows(module.compute_values(batch, embeddings=fwd_out.get(Columns.EMBEDDINGS)))
-            targets = rows(batch[Columns.VALUE_TARGETS])
+            values = rows.pick(_full(module.compute_values(batch, embeddings=fwd_out.get(Columns.EMBEDDINGS))))
+            targets = rows.pick(batch[Columns.VALUE_TARGETS])
         loss = ppo_loss(
-            logp=now.logp(rows(batch[Columns.ACTIONS])),
-            old_logp=rows(batch[Columns.ACTION_LOGP]),
-            advantages=rows(batch[Columns.ADVANTAGES]),
+            logp=now.logp(rows.pick(batch[Columns.ACTIONS])),
+            old_logp=rows.pick(batch[Columns.ACTION_LOGP]),
+            advantages=rows.pick(batch[Columns.ADVANTAGES]),
             entropy=now.entropy(),
             values=values,
             value_targets=targets,
             kl=kl,
-            clip_param=config.clip_param,
-            vf_clip_param=config.vf_clip_param,
-            vf_loss_coeff=config.vf_loss_coeff,
-            entropy_coeff=entropy_coeff,
-            kl_coeff=kl_coeff,
+            mean=rows.mean,
+            **coefficients,
         )
         terms = {
             "total_loss": loss.total,
@@ -135,17 +131,14 @@ class PPOLearner(Learner):
 
     def after_gradient_based_update(self, *, timesteps: dict[str, int]) -> None:
         """Adapts the KL penalties: up by half where the policy moved too far, down by half where it hardly moved."""
-        for module_id, terms in self._terms.items():
+        for module_id, kl in self._figures.last("mean_kl_loss").items():
             config = self.config.get_config_for_module(module_id)
             if not config.use_kl_loss:
                 continue
-            for key, values in terms.items():
-                if "mean_kl_loss" in key:
-                    kl = float(values[-1][key.split(",").index("mean_kl_loss")])
-                    if kl > 2.0 * config.kl_target:
-                        self._kl_coeffs[module_id] = self.kl_coeff(module_id) * 1.5
-                    elif kl < 0.5 * config.kl_target:
-                        self._kl_coeffs[module_id] = self.kl_coeff(module_id) * 0.5
+            if kl > 2.0 * config.kl_target:
+                self._kl_coeffs[module_id] = self.kl_coeff(module_id) * 1.5
+            elif kl < 0.5 * config.kl_target:
+                self._kl_coeffs[module_id] = self.kl_coeff(module_id) * 0.5
 
     def get_state(self) -> dict[str, Any]:
         """Also the KL penalties."""
@@ -155,8 +148,14 @@ class PPOLearner(Learner):
         """Takes what ``get_state`` gave."""
         super().set_state(state)
         self._kl_coeffs = dict(state["kl_coeffs"])
+        self._coefficients_at = (-1, -1)
 
 
 def _advantage_settings(config: Any) -> dict[str, float]:
     """Discount and trade-off of a module's advantages; without GAE or a critic they are whole returns."""
     return {"gamma": config.gamma, "lambda_": config.lambda_ if config.use_gae and config.use_critic else 1.0}
+
+
+def _full(values: Tensor) -> Tensor:
+    """In single precision at least: half precision has too few digits for the ratios of a loss."""
+    return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values

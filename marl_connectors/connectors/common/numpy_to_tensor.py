@@ -11,6 +11,9 @@ from marl_connectors.connectors.connector_v2 import ENV_TO_MODULE, LEARNER, Conn
 from marl_connectors.episodes.column_batch import ColumnGroup, Phase
 from marl_connectors.trees import tree_map
 
+_PINNED_BYTES = 1 << 16
+"""Arrays of this size are copied to a GPU from pinned memory, while the CPU goes on; smaller ones as they are."""
+
 
 class NumpyToTensor(ConnectorV2):
     """All arrays become tensors on ``device``; float64 becomes float32. Keeps no state."""
@@ -46,4 +49,8 @@ class NumpyToTensor(ConnectorV2):
         if values.dtype == np.float64:
             values = values.astype(np.float32)
         tensor = torch.from_numpy(values if values.flags.writeable else values.copy())
-        return tensor if self._on_cpu else tensor.to(self.device, non_blocking=True)
+        if self._on_cpu:
+            return tensor
+        if self.device.type == "cuda" and values.nbytes >= _PINNED_BYTES:
+            tensor = tensor.pin_memory()
+        return tensor.to(self.device, non_blocking=True)

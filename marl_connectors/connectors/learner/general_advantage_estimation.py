@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,10 +20,10 @@ from marl_connectors.errors import ConnectorError, ModuleError
 from marl_connectors.ops.gae import compute_gae, compute_gae_of_episodes
 from marl_connectors.rl_module.apis import ValueFunctionAPI
 from marl_connectors.rl_module.observation_check import check_observations
+from marl_connectors.rl_module.stacked_rows import StackedRows
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import DEFAULT_MODULE_ID
 
-_READ_BY_CRITICS = (Columns.OBS, Columns.CRITIC_OBS)
 _OF_SEQUENCES = (Columns.STATE_IN, Columns.SEQ_LENS)
 
 
@@ -133,7 +133,7 @@ class GeneralAdvantageEstimation(ConnectorV2):
         for module_id, columns in batch.items():
             own = [episode for several in by_module[module_id].values() for episode in several]
             sequences = _sequences_of(columns, own)
-            values = self._values_of_items(_with_values(rl_module, module_id), columns, own, sequences)
+            values = self._values_of_items(_value_function(rl_module, module_id), columns, own, sequences)
             if sequences is not None:
                 within = sequences.within(0)
                 columns = {n: unpadded(c, within) for n, c in columns.items() if n not in _OF_SEQUENCES}
@@ -173,11 +173,15 @@ class GeneralAdvantageEstimation(ConnectorV2):
         return batch
 
     def _values_of_items(
-        self, module: Any, columns: dict[str, Any], episodes: list, sequences: Sequences | None
+        self,
+        value_of: Callable[[Any], torch.Tensor],
+        columns: dict[str, Any],
+        episodes: list,
+        sequences: Sequences | None,
     ) -> list[np.ndarray]:
         """``[T + 1]`` values for each episode."""
         with torch.no_grad():
-            values = module.compute_values(columns).cpu().numpy().astype(np.float64)
+            values = value_of(columns).cpu().numpy().astype(np.float64)
             if sequences is not None:
                 values = values[sequences.within(0)]
             if all(isinstance(episode, ExtendedEpisode) for episode in episodes):
@@ -198,7 +202,7 @@ class GeneralAdvantageEstimation(ConnectorV2):
                         lambda x, like: torch.as_tensor(x).to(like), states, columns[Columns.STATE_IN]
                     ),
                 }
-            last_values = module.compute_values(inputs).cpu().numpy().reshape(len(episodes))
+            last_values = value_of(inputs).cpu().numpy().reshape(len(episodes))
         parts = np.split(values, np.cumsum([len(episode) for episode in episodes])[:-1])
         return [np.append(part, last_value) for part, last_value in zip(parts, last_values, strict=True)]
 
@@ -235,15 +239,39 @@ def compute_values(rl_module: Any, columns: ColumnGroup) -> torch.Tensor:
     """``[B]`` value estimates of all rows of a group, without gradients; a whole bucket in one go."""
     with torch.no_grad():
         bucket = rl_module.bucket_of(columns.module_ids)
-        if bucket is not None and columns.rows_per_module is not None and columns.sequences is None:
+        if bucket is not None and StackedRows.pays(bucket, columns):
             _with_values(rl_module, columns.module_ids[0])
-            inputs = {name: columns[name] for name in _READ_BY_CRITICS if name in columns}
-            inputs = bucket.stack(inputs, columns.rows_per_module)
-            return bucket.twin.compute_values(inputs).reshape(-1)
-        parts = [_with_values(rl_module, m).compute_values(part) for m, part in columns.module_columns()]
+            rows = StackedRows(bucket, columns)
+            values = rows.unstacked(bucket.twin.compute_values(rows))
+            return values if columns.sequences is None else _unpadded(values, columns)
+        given = dict(columns.module_columns())
+        outputs = rl_module.forward_train(given) if rl_module.has_own_forward else {}
+        parts = [_values(rl_module, m, part, outputs) for m, part in given.items()]
         if columns.sequences is not None:
             parts = [unpadded(part, columns.sequences.within(i)) for i, part in enumerate(parts)]
         return torch.cat(parts)
+
+
+def _unpadded(values: torch.Tensor, columns: ColumnGroup) -> torch.Tensor:
+    """``[B]`` of ``[S, T]``, for sequences of several modules with one length."""
+    sequences = columns.sequences
+    assert sequences is not None
+    return values[torch.cat([sequences.within(i) for i in range(len(columns.module_ids))])]
+
+
+def _values(rl_module: Any, module_id: str, columns: Any, outputs: dict[str, Any]) -> torch.Tensor:
+    """A module's values; from its embeddings, if it does not make these itself."""
+    module = _with_values(rl_module, module_id)
+    if module_id not in outputs:
+        return module.compute_values(columns)
+    return module.compute_values(columns, embeddings=outputs[module_id].get(Columns.EMBEDDINGS))
+
+
+def _value_function(rl_module: Any, module_id: str) -> Callable[[Any], torch.Tensor]:
+    """A module's values of columns of its own, without gradients."""
+    if not rl_module.has_own_forward:
+        return _with_values(rl_module, module_id).compute_values
+    return lambda columns: _values(rl_module, module_id, columns, rl_module.forward_train({module_id: columns}))
 
 
 def _with_values(rl_module: Any, module_id: str) -> Any:

@@ -1,0 +1,176 @@
+"""What it spares to run modules of one architecture as one computation: forward passes, and whole updates.
+
+Both ways are timed in turn in one process, with CPU time (on a GPU: wall time, waiting for the device), and every pair
+gives one ratio: how many times faster the stacked way is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from marl_connectors import Algorithm, Columns, MultiRLModule, PPOConfig, SingleAgentEpisode
+from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
+from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup, Phase
+from marl_connectors.episodes.packing import rows_of_episodes
+
+OBS, ACTIONS = 16, 5
+MODEL = {"fcnet_hiddens": [64, 64], "vf_share_layers": False}
+
+
+def seconds(work: Callable[[], object], repeats: int, device: str) -> float:
+    """Of one call."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        for _ in range(repeats):
+            work()
+        torch.cuda.synchronize()
+        return (time.perf_counter() - began) / repeats
+    began = time.process_time()
+    for _ in range(repeats):
+        work()
+    return (time.process_time() - began) / repeats
+
+
+def compare(name: str, base: Callable[[], object], stacked: Callable[[], object], repeats: int, args) -> None:
+    """Prints a table row."""
+    base(), stacked()
+    pairs = [(seconds(base, repeats, args.device), seconds(stacked, repeats, args.device)) for _ in range(args.reps)]
+    ratios = [one / other for one, other in pairs]
+    base_ms, stacked_ms = (1e3 * statistics.median(times) for times in zip(*pairs, strict=True))
+    print(
+        f"| {name} | {base_ms:.2f} | {stacked_ms:.2f} | {statistics.median(ratios):.1f} | {min(ratios):.1f} "
+        f"| {max(ratios):.1f} |",
+        flush=True,
+    )
+
+
+def episodes_of(rows: dict[str, int]) -> list[SingleAgentEpisode]:
+    """One episode of made-up steps for each module, with what a module puts out when it acts."""
+    rng = np.random.default_rng(0)
+    episodes = []
+    for module_id, count in rows.items():
+        logits = np.zeros((count, ACTIONS), np.float32)
+        episodes.append(
+            SingleAgentEpisode(
+                observations=list(rng.standard_normal((count + 1, OBS)).astype(np.float32)),
+                actions=list(rng.integers(ACTIONS, size=count)),
+                rewards=list(rng.standard_normal(count)),
+                observation_space=spaces.Box(-np.inf, np.inf, (OBS,), np.float32),
+                action_space=spaces.Discrete(ACTIONS),
+                extra_model_outputs={
+                    Columns.ACTION_DIST_INPUTS: list(logits),
+                    Columns.ACTION_LOGP: list(np.full(count, -np.log(ACTIONS), np.float32)),
+                },
+                agent_id=module_id,
+                module_id=module_id,
+                multi_agent_episode_id=f"e{module_id}",
+                len_lookback_buffer=0,
+            ).to_numpy()
+        )
+    return episodes
+
+
+def algorithm(policies: list[str], args, *, stack_modules: bool = True, minibatch_size: int) -> Algorithm:
+    """PPO with these modules; its environment is only there for its spaces."""
+    return (
+        PPOConfig()
+        .environment("marl_envs.null_v0", env_config={"n_agents": 2, "obs_dim": OBS, "n_actions": ACTIONS})
+        .multi_agent(policies=policies, policy_mapping_fn=lambda agent_id, episode, **kw: policies[0])
+        .rl_module(model_config=MODEL)
+        .learners(stack_modules=stack_modules, num_gpus_per_learner=1 if args.device == "cuda" else 0)
+        .training(num_epochs=2, minibatch_size=minibatch_size, lr=1e-4, grad_clip=0.5)
+        .debugging(seed=0)
+        .build_algo()
+    )
+
+
+def sampling(args) -> None:
+    """Forward passes of many small policies."""
+    for number, rows in ((8, 8), (32, 8), (128, 8)):
+        multi = MultiRLModule()
+        for i in range(number):
+            box = spaces.Box(-np.inf, np.inf, (OBS,), np.float32)
+            module = DefaultPPORLModule(
+                observation_space=box, action_space=spaces.Discrete(ACTIONS), model_config=MODEL
+            )
+            multi.add_module(f"p{i}", module.to(args.device))
+        for shape in ("equal", "ragged"):
+            counts = {f"p{i}": rows if shape == "equal" else 1 + (i * 7) % (2 * rows - 1) for i in range(number)}
+            group = ColumnGroup(
+                rows_of_episodes(episodes_of({m: max(n - 1, 1) for m, n in counts.items()}), list(multi))
+            )
+            group[Columns.OBS] = torch.randn(len(group.rows), OBS, device=args.device)
+            batch = ColumnBatch([group], Phase.TENSORS)
+            parts = dict(group.module_columns())
+
+            def one_by_one(multi=multi, parts=parts):
+                return {m: multi[m].forward_exploration(columns) for m, columns in parts.items()}
+
+            def stacked(multi=multi, batch=batch):
+                return multi.forward_exploration(batch)
+
+            compare(f"forward pass, {number} policies, about {rows} rows each, {shape}", one_by_one, stacked, 20, args)
+
+
+def updating(args) -> None:
+    """Whole updates, from episodes on."""
+    for number in (8, 64):
+        policies = [f"p{i}" for i in range(number)]
+        spreads = {
+            "equal": [256] * number,
+            "1 to 8": [round(64 + 448 * i / (number - 1)) for i in range(number)],
+        }
+        for name, counts in spreads.items():
+            episodes = episodes_of(dict(zip(policies, counts, strict=True)))
+            alone = algorithm(policies, args, stack_modules=False, minibatch_size=64)
+            stacked = algorithm(policies, args, minibatch_size=64)
+            compare(
+                f"PPO update, {number} policies, rows {name}",
+                lambda alone=alone, episodes=episodes: alone.learner.update(episodes=episodes),
+                lambda stacked=stacked, episodes=episodes: stacked.learner.update(episodes=episodes),
+                1,
+                args,
+            )
+
+
+def beside_one(args) -> None:
+    """Many policies beside one that is shared, on equal samples."""
+    number, rows = 64, 256
+    policies = [f"p{i}" for i in range(number)]
+    shared = algorithm(["p0"], args, minibatch_size=64 * number)
+    independent = algorithm(policies, args, minibatch_size=64)
+    many = episodes_of(dict.fromkeys(policies, rows))
+    one = episodes_of({"p0": rows * number})
+    compare(
+        f"PPO update, one shared policy against {number} stacked ones, {rows * number:,} rows",
+        lambda: shared.learner.update(episodes=one),
+        lambda: independent.learner.update(episodes=many),
+        1,
+        args,
+    )
+
+
+def main() -> None:
+    """Prints a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--reps", type=int, default=7, help="pairs of timings (default 7)")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--only", choices=["sampling", "updating", "beside_one"])
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    print("| work | base, ms | stacked, ms | times faster: median | min | max |\n| --- | --- | --- | --- | --- | --- |")
+    for part in (sampling, updating, beside_one):
+        if args.only in (None, part.__name__):
+            part(args)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""How do policies share an encoder, and keep heads of their own?
+
+A MultiRLModule with a `_forward` of its own encodes what all modules see by one network, and hands the embeddings to
+them. Here each of three agents has a policy, and one encoder learns from all of them. Prints the mean return of an
+agent, of 25 at most, as it rises, and the sizes of the encoder and of the heads. Takes some 15 seconds.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from marl_connectors import Columns, MultiRLModule, MultiRLModuleSpec, PPOConfig, RLModule, RLModuleSpec
+from marl_connectors.rl_module.apis import ValueFunctionAPI
+
+AGENTS = ("agent_0", "agent_1", "agent_2")
+
+
+class Heads(RLModule, ValueFunctionAPI):
+    """A policy and a value function of embeddings, which somebody else makes."""
+
+    def setup(self):
+        self.pi = nn.Linear(self.model_config["width"], self.action_space.n)
+        self.vf = nn.Linear(self.model_config["width"], 1)
+
+    def _forward(self, batch, **kwargs):
+        return {Columns.ACTION_DIST_INPUTS: self.pi(batch[Columns.EMBEDDINGS])}
+
+    def compute_values(self, batch, embeddings=None):
+        return self.vf(embeddings).squeeze(-1)
+
+
+class SharedEncoder(MultiRLModule):
+    """Encodes the observations of all modules by one network."""
+
+    def setup(self):
+        super().setup()
+        heads = next(iter(self.values()))
+        self.encoder = nn.Sequential(
+            nn.Linear(heads.observation_space.shape[0], heads.model_config["width"]), nn.Tanh()
+        )
+
+    def _forward(self, batch, *, purpose, **kwargs):
+        for columns in batch.values():
+            columns[Columns.EMBEDDINGS] = self.encoder(columns[Columns.OBS])
+        outputs = super()._forward(batch, purpose=purpose, **kwargs)
+        if purpose == "train":  # the value functions are given them too
+            for module_id, columns in batch.items():
+                outputs[module_id][Columns.EMBEDDINGS] = columns[Columns.EMBEDDINGS]
+        return outputs
+
+
+def build_config() -> PPOConfig:
+    """PPO on `match_v0`, in which an agent is paid for the action that its observation names."""
+    specs = {agent: RLModuleSpec(module_class=Heads, model_config={"width": 32}) for agent in AGENTS}
+    return (
+        PPOConfig()
+        .environment("marl_envs.match_v0", env_config={"n_agents": len(AGENTS)})
+        .multi_agent(policies="independent")
+        .rl_module(rl_module_spec=MultiRLModuleSpec(multi_rl_module_class=SharedEncoder, rl_module_specs=specs))
+        .env_runners(num_envs_per_env_runner=4)
+        .training(
+            lr=1e-2, gamma=0.5, train_batch_size_per_learner=400, minibatch_size=100, num_epochs=8, use_kl_loss=False
+        )
+        .debugging(seed=0)
+    )
+
+
+def main(iterations: int = 15) -> None:
+    """Trains, and prints."""
+    torch.set_num_threads(1)
+    algo = build_config().build_algo()
+    for i in range(iterations):
+        result = algo.train()
+        if i % 5 == 4 or i == iterations - 1:
+            steps = result["num_env_steps_sampled_lifetime"]
+            mean = result["env_runners"]["episode_return_mean"] / len(AGENTS)
+            print(f"{steps:6,} steps, return of an agent: {mean:.1f}")
+    encoder = sum(p.numel() for p in algo.rl_module.encoder.parameters())
+    heads = sum(p.numel() for p in algo.get_module("agent_0").parameters())
+    print(f"The shared encoder has {encoder} parameters, each agent's heads have {heads}.")
+    algo.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""The sections of a config that say how modules learn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from marl_connectors.algorithms.section import UNSET, section
+from marl_connectors.ops.schedule import Schedule
+
+if TYPE_CHECKING:
+    from marl_connectors.learner.learner import Learner
+
+
+class LearningSections:
+    """``learners`` and ``training``, as AlgorithmConfig has them."""
+
+    def _set(self, name: str, value: Any) -> None:
+        setattr(self, name, value)
+
+    @section
+    def learners(
+        self,
+        *,
+        num_learners: int = UNSET,
+        num_gpus_per_learner: float = UNSET,
+        learner_class: type[Learner] = UNSET,
+        learner_connector: Callable[..., Any] | None = UNSET,
+        add_default_connectors_to_learner_pipeline: bool = UNSET,
+        stack_modules: bool = UNSET,
+        autocast_dtype: str | None = UNSET,
+    ) -> None:
+        """How modules are updated.
+
+        Args:
+            num_learners: 0: in this process.
+            num_gpus_per_learner: More than 0 to put modules and batches on the GPU.
+            learner_class: Instead of the algorithm's own.
+            learner_connector: ``fn(observation_space, action_space)``, one-argument or ``fn()``, that gives a
+                connector piece or a list of them, to stand before the default pieces.
+            add_default_connectors_to_learner_pipeline: False to use your own pieces only.
+            stack_modules: Update modules of one architecture as one computation; False for one after another.
+            autocast_dtype: ``"bfloat16"`` to run forward passes of the update in half precision; None for full.
+        """
+
+    @section
+    def training(
+        self,
+        *,
+        gamma: float = UNSET,
+        lr: Schedule = UNSET,
+        grad_clip: float | None = UNSET,
+        grad_clip_by: str = UNSET,
+        train_batch_size_per_learner: int = UNSET,
+        num_epochs: int = UNSET,
+        minibatch_size: int | None = UNSET,
+        shuffle_batch_per_epoch: bool = UNSET,
+        learner_class: type[Learner] = UNSET,
+        learner_connector: Callable[..., Any] | None = UNSET,
+    ) -> None:
+        """How the modules learn.
+
+        Args:
+            gamma: Discount per agent step.
+            lr: Learning rate, a number or a schedule ``[[t, value], ...]`` over sampled env steps.
+            grad_clip: Bound for gradients; None for none.
+            grad_clip_by: ``"global_norm"`` (of a module), ``"norm"`` (of each tensor) or ``"value"``.
+            train_batch_size_per_learner: Steps of one update, counted by ``count_steps_by``.
+            num_epochs: How often an update goes through its batch.
+            minibatch_size: Rows of one module in one gradient step; None for all.
+            shuffle_batch_per_epoch: Whether each epoch has an order of its own.
+            learner_class: As in ``learners``.
+            learner_connector: As in ``learners``.
+        """

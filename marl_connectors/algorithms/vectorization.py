@@ -1,0 +1,92 @@
+"""How the copies of an environment are put together, and which of them are drawn: settings that have to fit."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from gymnasium import VectorizeMode
+
+from marl_connectors.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from marl_connectors.algorithms.algorithm_config import AlgorithmConfig
+    from marl_connectors.environments.env_setup import EnvSetup
+
+SYNC, ASYNC, VECTOR_ENTRY_POINT = "sync", "async", "vector_entry_point"
+
+
+def vectorize_mode(given: str | VectorizeMode) -> str:
+    """The value of a ``gymnasium.VectorizeMode``: ``"sync"``, ``"async"`` or ``"vector_entry_point"``.
+
+    Raises:
+        ConfigError: If it is none.
+    """
+    value = given.value if isinstance(given, VectorizeMode) else given
+    known = [mode.value for mode in VectorizeMode]
+    if not isinstance(value, str) or value.lower() not in known:
+        hint = did_you_mean(value.lower(), known) if isinstance(value, str) else f"Use one of {', '.join(known)}."
+        raise ConfigError(f"gym_env_vectorize_mode={given!r}. {hint}")
+    return value.lower()
+
+
+def check_vectorization(config: AlgorithmConfig) -> None:
+    """Checks the settings against one another.
+
+    Raises:
+        ConfigError: If they do not fit.
+    """
+    mode = vectorize_mode(config.gym_env_vectorize_mode)
+    if mode == VECTOR_ENTRY_POINT and config.num_env_workers:
+        raise ConfigError(
+            f"gym_env_vectorize_mode='vector_entry_point': the environment's maker gives all copies at once, which "
+            f"worker processes cannot share. Set num_env_workers=0 instead of {config.num_env_workers}, or use the "
+            f"mode 'async'."
+        )
+    if config.render_env and (config.num_env_workers or mode == ASYNC):
+        what = (
+            f"num_env_workers={config.num_env_workers}" if config.num_env_workers else "gym_env_vectorize_mode='async'"
+        )
+        raise ConfigError(
+            f"render_env=True: windows belong to the process that steps the environment, but {what} steps it in "
+            f"others. Set num_env_workers=0 and gym_env_vectorize_mode='sync'."
+        )
+
+
+def num_env_workers(config: AlgorithmConfig, setup: EnvSetup, num_envs: int) -> Any:
+    """Over how many processes the copies are spread.
+
+    Raises:
+        ConfigError: If processes are wanted for an environment that holds all copies itself.
+    """
+    if config.num_env_workers or config.gym_env_vectorize_mode != ASYNC:
+        return config.num_env_workers
+    if setup.is_batched:
+        raise ConfigError(
+            f"gym_env_vectorize_mode='async': {setup.name} holds all copies itself and steps them in one call: there "
+            f"is nothing to spread over processes. Use 'sync'; a gymnasium.vector.AsyncVectorEnv brings its own."
+        )
+    return min(num_envs, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+
+
+def human_render_mode(config: AlgorithmConfig, setup: EnvSetup) -> str | None:
+    """``"human"`` if the first copy is to draw itself.
+
+    Raises:
+        ConfigError: If it cannot.
+    """
+    if not config.render_env:
+        return None
+    if setup.is_batched:
+        raise ConfigError(
+            f"render_env=True: {setup.name} holds all copies itself, and one cannot be drawn alone. Look at single "
+            f"episodes with algo.render_episode(), or give a single environment."
+        )
+    modes = (getattr(setup.probe, "metadata", None) or {}).get("render_modes") or ()
+    if "human" not in modes:
+        raise ConfigError(
+            f"render_env=True: {setup.name} does not open windows; its metadata name the render modes "
+            f"{', '.join(map(repr, modes)) or '(none)'}, without 'human'. Leave render_env out, or look at single "
+            f"episodes with algo.render_episode()."
+        )
+    return "human"

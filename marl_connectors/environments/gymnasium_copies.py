@@ -1,0 +1,160 @@
+"""A Gymnasium VectorEnv as a natively batched environment with one agent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+
+from marl_connectors.environments.gymnasium_infos import info_of, infos_of, with_finals, without_finals
+from marl_connectors.errors import EnvError
+from marl_connectors.trees import tree_map
+from marl_connectors.typing import DEFAULT_AGENT_ID, AgentID, Tree
+
+NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"
+"""The values of ``gymnasium.vector.AutoresetMode``, which Gymnasium 1.0 does not have."""
+INFOS = "infos"
+"""The name of what ``GymnasiumCopies.step`` gives as infos, if any copy has some: a dict for each copy."""
+
+
+class GymnasiumCopies:
+    """Copies of a single-agent environment in a ``gymnasium.vector.VectorEnv``, with the parts of a ``BatchedEnv``.
+
+    How a copy that is over begins anew depends on the autoreset mode:
+
+    * ``DISABLED``, and a plain ``SyncVectorEnv`` or ``AsyncVectorEnv`` with ``NEXT_STEP``: by ``reset`` with a
+      ``reset_mask``, and with the seed that is given.
+    * ``SAME_STEP``: it already has, in the step that ended it; ``step`` gives the final observation, ``reset`` the one
+      that the VectorEnv gave.
+    * ``NEXT_STEP`` elsewhere: in its next step, so that ``reset`` cannot; ``NextStepVectorEnv`` sees to that.
+
+    Attributes:
+        env: The VectorEnv.
+        num_envs: How many copies.
+        possible_agents: The one agent.
+        autoreset_mode: ``"NextStep"``, ``"SameStep"`` or ``"Disabled"``.
+        resets_alone: Whether single copies can be reset.
+        reset_infos: For each copy, the info that its newest episode began with.
+    """
+
+    def __init__(self, env: gym.vector.VectorEnv, name: str):
+        """Takes the VectorEnv.
+
+        Args:
+            env: The VectorEnv.
+            name: For messages.
+
+        Raises:
+            EnvError: If it does not say how its copies begin anew.
+        """
+        self.env = env
+        self.num_envs = int(env.num_envs)
+        self.possible_agents: list[AgentID] = [DEFAULT_AGENT_ID]
+        self.metadata = env.metadata
+        self.render_mode = getattr(env, "render_mode", None)
+        self.autoreset_mode = _autoreset_mode(env, name)
+        is_plain = type(env) in (SyncVectorEnv, AsyncVectorEnv) and hasattr(gym.vector, "AutoresetMode")
+        self.resets_alone = self.autoreset_mode == DISABLED or (self.autoreset_mode == NEXT_STEP and is_plain)
+        self.reset_infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
+        self._takes_seeds = True
+        self._name = name
+        self._begun: Tree = None  # SAME_STEP: the newest observations, of new episodes where old ones ended
+
+    def observation_space(self, agent: AgentID) -> gym.Space:
+        """Of one copy."""
+        return self.env.single_observation_space
+
+    def action_space(self, agent: AgentID) -> gym.Space:
+        """Of one copy."""
+        return self.env.single_action_space
+
+    def reset(self, seeds: Sequence[int | None], mask: np.ndarray | None = None) -> Tree:
+        """Starts episodes; see ``BatchedEnv``. With a mask, only if ``resets_alone``, or right after ``SAME_STEP``."""
+        if mask is not None and not self.resets_alone:
+            if self.autoreset_mode == NEXT_STEP:
+                raise EnvError(f"{self._name}: with AutoresetMode.NEXT_STEP, single copies are only reset by a step.")
+            return _with_agents(self._begun)
+        observations, infos = self._reset(list(seeds), mask)
+        own = infos_of(infos, self.num_envs)
+        for index in range(self.num_envs) if mask is None else np.flatnonzero(mask).tolist():
+            self.reset_infos[index] = own[index]
+        return _with_agents(observations)
+
+    def _reset(self, seeds: list[int | None], mask: np.ndarray | None) -> tuple[Any, dict[str, Any]]:
+        options = None if mask is None else {"reset_mask": mask}
+        env: Any = self.env
+        if self._takes_seeds:
+            try:
+                return env.reset(seed=seeds, options=options)
+            except Exception:
+                if isinstance(env.unwrapped, (SyncVectorEnv, AsyncVectorEnv)):
+                    raise
+                self._takes_seeds = False  # many take one number, as the base class does
+                options = None if mask is None else {"reset_mask": mask}
+        return env.reset(seed=next(seed for seed in seeds if seed is not None), options=options)
+
+    def step(self, actions: np.ndarray) -> tuple[Tree, Any, Any, Any, dict[str, Any]]:
+        """Steps all copies; see ``BatchedEnv``. Infos are an array of dicts, called ``INFOS``, if there are any."""
+        observations, rewards, terminations, truncations, infos = self.env.step(actions[:, 0])
+        rewards, terminations, truncations = map(np.asarray, (rewards, terminations, truncations))
+        infos = infos or {}
+        own: list[dict[str, Any]] | None = None
+        if self.autoreset_mode == SAME_STEP:
+            ended = np.flatnonzero(terminations | truncations).tolist()
+            self._begun, given, infos = observations, infos, without_finals(infos)
+            if ended:
+                observations = with_finals(self._name, observations, given, ended, self.env.single_observation_space)
+                own = infos_of(infos, self.num_envs)
+                finals = given.get("final_info") or {}
+                for index in ended:
+                    self.reset_infos[index] = own[index]
+                    own[index] = _final_info(finals, index, self.num_envs)
+        if own is None and infos:
+            own = infos_of(infos, self.num_envs)
+        return (
+            _with_agents(observations),
+            rewards[:, None],
+            terminations[:, None],
+            truncations[:, None],
+            {INFOS: _in_array(own)} if own and any(own) else {},
+        )
+
+    def render(self) -> Any:
+        """What the first copy draws."""
+        frames: Any = self.env.render()
+        return frames[0] if isinstance(frames, (tuple, list)) else frames
+
+    def close(self) -> None:
+        """Closes the VectorEnv."""
+        self.env.close()
+
+
+def _autoreset_mode(env: gym.vector.VectorEnv, name: str) -> str:
+    given = (env.metadata or {}).get("autoreset_mode")
+    mode = getattr(given, "value", given)
+    if mode is None and not hasattr(gym.vector, "AutoresetMode"):
+        return NEXT_STEP  # Gymnasium 1.0 knows nothing else
+    if mode not in (NEXT_STEP, SAME_STEP, DISABLED):
+        raise EnvError(
+            f"{name}: metadata['autoreset_mode'] of the VectorEnv is {given!r}, so it is unknown when copies whose "
+            f"episode is over begin the next one. Set it to a member of gymnasium.vector.AutoresetMode."
+        )
+    return mode
+
+
+def _with_agents(observations: Any) -> Tree:
+    return tree_map(lambda leaf: np.asarray(leaf)[:, None], observations)
+
+
+def _final_info(finals: Any, index: int, num_envs: int) -> dict[str, Any]:
+    """The info of the step that ended a copy: of a dict for all, or a sequence with a dict for each."""
+    return info_of(finals, index, num_envs) if isinstance(finals, Mapping) else dict(finals[index] or {})
+
+
+def _in_array(items: list[dict[str, Any]]) -> np.ndarray:
+    array = np.empty((len(items), 1), object)
+    array[:, 0] = items
+    return array

@@ -1,0 +1,246 @@
+"""VMAS scenarios as natively batched environments."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import Space, spaces
+
+from marl_connectors.errors import EnvError, did_you_mean
+from marl_connectors.typing import AgentID, Tree
+
+
+class VmasEnv:
+    """A scenario of the VMAS simulator, all copies of which step together: see ``BatchedEnv``.
+
+    Agents with unlike observations or actions, as some scenarios have, get and give dicts by agent.
+
+    Attributes:
+        env: The ``vmas`` environment.
+        num_envs: How many copies.
+        possible_agents: The agents of a copy, by their names in the scenario.
+    """
+
+    def __init__(
+        self,
+        scenario: Any,
+        *,
+        num_envs: int,
+        max_steps: int | None = 100,
+        continuous_actions: bool = True,
+        multidiscrete_actions: bool = False,
+        clamp_actions: bool = True,
+        device: str = "cpu",
+        seed_copies: bool = True,
+        with_infos: bool = False,
+        render_mode: str | None = None,
+        **scenario_settings: Any,
+    ):
+        """Makes the environment.
+
+        Args:
+            scenario: A scenario's name, such as ``"balance"``, or a ``vmas`` scenario object.
+            num_envs: How many copies.
+            max_steps: Steps after which an episode is truncated; None for never.
+            continuous_actions: Whether actions are boxes; else discrete.
+            multidiscrete_actions: Whether discrete actions are one number for each direction, and not one for all.
+            clamp_actions: Whether actions beyond their range are clipped; else they are an error.
+            device: Where the simulation runs. Observations and rewards come to the CPU in any case.
+            seed_copies: Whether each copy's start follows from its own seed. Copies are reset one after another then,
+                which takes as long for thousands of them as many steps. False to reset in one go whenever all copies
+                are reset, from one seed that follows from all of theirs.
+            with_infos: Whether to give the infos that all agents have; they cost time.
+            render_mode: ``"rgb_array"``, which VMAS can draw at any time, or None.
+            scenario_settings: What the scenario takes.
+
+        Raises:
+            EnvError: If VMAS is not installed, or has no such scenario.
+            UserWarning: For a setting that the scenario does not take.
+        """
+        vmas = _vmas()
+        if isinstance(scenario, str):
+            _check_name(vmas, scenario)
+        self._shared_randomness: list[Any] = vmas.simulator.environment.Environment.vmas_random_state
+        self._randomness = list(self._shared_randomness)
+        self.num_envs = num_envs
+        self._device = torch.device(device)
+        self._seeds_copies, self._with_infos = seed_copies, with_infos
+        with self._own_randomness(), warnings.catch_warnings():
+            warnings.filterwarnings("error", "Scenario kwargs", UserWarning)  # of misspelt settings
+            self.env = vmas.make_env(
+                scenario,
+                num_envs=num_envs,
+                device=device,
+                continuous_actions=continuous_actions,
+                max_steps=max_steps,
+                seed=0,
+                multidiscrete_actions=multidiscrete_actions,
+                clamp_actions=clamp_actions,
+                terminated_truncated=True,
+                **scenario_settings,
+            )
+        self.metadata = {"name": str(scenario), "render_modes": ["rgb_array"]}
+        self.render_mode = render_mode
+        self.possible_agents: list[AgentID] = [agent.name for agent in self.env.agents]
+        found = zip(self.env.observation_space.spaces, self.env.action_space.spaces, strict=True)
+        self._spaces = {a: tuple(map(_space, own)) for a, own in zip(self.possible_agents, found, strict=True)}
+        self._alike = all(own == self._spaces[self.possible_agents[0]] for own in self._spaces.values())
+        self._observations: Any = None
+
+    def observation_space(self, agent: AgentID) -> Space:
+        """Of one agent."""
+        return self._spaces[agent][0]
+
+    def action_space(self, agent: AgentID) -> Space:
+        """Of one agent."""
+        return self._spaces[agent][1]
+
+    @contextlib.contextmanager
+    def _own_randomness(self) -> Iterator[None]:
+        """All VMAS environments of a process draw from one random state; this one's is put in its place.
+
+        VMAS does that with the global generators, and would leave them as they are when something fails.
+        """
+        before = torch.random.get_rng_state(), np.random.get_state(), random.getstate()
+        others, self._shared_randomness[:] = list(self._shared_randomness), self._randomness
+        try:
+            yield
+        finally:
+            self._randomness, self._shared_randomness[:] = list(self._shared_randomness), others
+            torch.random.set_rng_state(before[0])
+            np.random.set_state(before[1])
+            random.setstate(before[2])
+
+    def reset(self, seeds: Sequence[int | None], mask: np.ndarray | None = None) -> Tree:
+        """Starts episodes; see ``BatchedEnv``."""
+        which = range(self.num_envs) if mask is None else np.flatnonzero(mask).tolist()
+        with self._own_randomness():
+            if len(which) == self.num_envs and not self._seeds_copies:
+                all_seeds = [seed for seed in seeds if seed is not None]
+                self.env.seed(int(np.random.SeedSequence(all_seeds).generate_state(1)[0]))
+                self.env.reset(return_observations=False)
+            else:
+                for index in which:
+                    self.env.seed(seeds[index])
+                    self.env.reset_at(index, return_observations=False)
+            given = self.env.get_from_scenario(
+                get_observations=True, get_rewards=False, get_infos=False, get_dones=False
+            )
+        observations = self._gathered(given[0])
+        if len(which) == self.num_envs or self._observations is None:
+            self._observations = observations
+        else:  # some observations are noisy: those of the other copies are what they were
+            _copy_rows(self._observations, observations, which)
+        return self._observations
+
+    def step(self, actions: Any) -> tuple[Tree, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """Steps all copies; see ``BatchedEnv``."""
+        with self._own_randomness():
+            observations, rewards, terminated, truncated, infos = self.env.step(
+                [self._action(actions, i, agent) for i, agent in enumerate(self.possible_agents)]
+            )
+        self._observations = self._gathered(observations)
+        lead = self.num_envs, len(self.possible_agents)
+        ends, is_cut = (np.broadcast_to(flag.cpu().numpy()[:, None], lead) for flag in (terminated, truncated))
+        paid = torch.stack([reward.reshape(self.num_envs) for reward in rewards], dim=1).cpu().numpy()
+        return self._observations, paid, ends, is_cut, _shared_infos(infos) if self._with_infos else {}
+
+    def _action(self, actions: Any, i: int, agent: AgentID) -> torch.Tensor:
+        own = torch.as_tensor(actions[:, i] if self._alike else actions[agent]).to(self._device)
+        return own.float() if own.ndim > 1 else own[:, None]
+
+    def _gathered(self, observations: Sequence[Any]) -> Any:
+        """What VMAS gives, a list over agents, as a protocol's tree of arrays."""
+        if self._alike:
+            return _stacked(observations)
+        return {agent: _arrays(own) for agent, own in zip(self.possible_agents, observations, strict=True)}
+
+    def render(self) -> np.ndarray:
+        """The first copy, ``[height, width, 3]`` uint8.
+
+        Raises:
+            EnvError: If nothing can be drawn here.
+        """
+        try:
+            return np.ascontiguousarray(self.env.render(mode="rgb_array", env_index=0), np.uint8)
+        except Exception as error:
+            raise EnvError(
+                f"VmasEnv: it cannot be drawn here, {type(error).__name__}: {error}. VMAS draws with pyglet, which "
+                f"needs a display; without one, run it under xvfb-run."
+            ) from error
+
+    def close(self) -> None:
+        """Closes the window, if there is one."""
+        viewer, self.env.viewer = self.env.viewer, None
+        if viewer is not None:
+            viewer.close()
+
+
+def _vmas() -> Any:
+    try:
+        import vmas  # type: ignore[import-not-found]
+        import vmas.simulator.environment  # type: ignore[import-not-found]
+    except ModuleNotFoundError as error:
+        raise EnvError(
+            f"VmasEnv: the package {error.name!r} is not installed. Install it with: pip install marl-connectors[vmas]"
+        ) from error
+    return vmas
+
+
+def _check_name(vmas: Any, scenario: str) -> None:
+    files = (Path(vmas.__file__).parent / "scenarios").rglob("*.py")
+    known = sorted(path.stem for path in files if path.stem != "__init__")
+    if scenario.removesuffix(".py") not in known:
+        raise EnvError(f"VmasEnv: VMAS has no scenario {scenario!r}. {did_you_mean(scenario, known)}")
+
+
+def _space(space: Any) -> Space:
+    """A space of the old package ``gym`` as one of Gymnasium."""
+    match type(space).__name__:
+        case "Box":
+            return spaces.Box(np.asarray(space.low), np.asarray(space.high), dtype=space.dtype.type)
+        case "Discrete":
+            return spaces.Discrete(int(space.n))
+        case "MultiDiscrete":
+            return spaces.MultiDiscrete(np.asarray(space.nvec))
+        case "Dict":
+            return spaces.Dict({name: _space(own) for name, own in space.spaces.items()})
+    raise EnvError(f"VmasEnv: {space!r} has no counterpart in Gymnasium here.")
+
+
+def _stacked(items: Sequence[Any]) -> Any:
+    """``[num_envs, num_agents, ...]`` of what each agent got, a tensor or a dict of tensors."""
+    if isinstance(items[0], Mapping):
+        return {name: _stacked([item[name] for item in items]) for name in items[0]}
+    return torch.stack(list(items), dim=1).cpu().numpy()
+
+
+def _arrays(item: Any) -> Any:
+    if isinstance(item, Mapping):
+        return {name: _arrays(own) for name, own in item.items()}
+    return item.cpu().numpy()
+
+
+def _copy_rows(to: Any, of: Any, rows: Sequence[int]) -> None:
+    if isinstance(to, Mapping):
+        for name, own in to.items():
+            _copy_rows(own, of[name], rows)
+    else:
+        to[rows] = of[rows]
+
+
+def _shared_infos(infos: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
+    """By name ``[num_envs, num_agents, ...]``, of what all agents have in one shape."""
+    shared: dict[str, np.ndarray] = {}
+    for name in infos[0]:
+        own = [info[name] for info in infos if isinstance(info.get(name), torch.Tensor)]
+        if len(own) == len(infos) and len({value.shape for value in own}) == 1:
+            shared[name] = torch.stack(own, dim=1).cpu().numpy()
+    return shared

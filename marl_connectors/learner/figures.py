@@ -1,0 +1,116 @@
+"""What an update's losses were made of: figures of each minibatch, and what they say where one is not finite."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from marl_connectors.typing import ModuleID
+
+TOTAL_LOSS = "total_loss"
+GRADIENT_NORM = "gradients_global_norm"
+
+
+class Note(NamedTuple):
+    """Figures of one minibatch.
+
+    Attributes:
+        epoch: Counted from 0.
+        minibatch: Likewise, in its epoch.
+        module_ids: Whose rows were in it.
+        names: Of the figures.
+        values: ``[K, A]``, a row for each name and a column for each module.
+    """
+
+    epoch: int
+    minibatch: int
+    module_ids: tuple[ModuleID, ...]
+    names: tuple[str, ...]
+    values: Tensor
+
+
+class NotFinite(NamedTuple):
+    """The first figure of an update that is NaN or infinite."""
+
+    epoch: int
+    minibatch: int
+    module_id: ModuleID
+    name: str
+    value: float
+
+
+class Figures:
+    """Notes of one update. They stay on the device until somebody asks."""
+
+    def __init__(self) -> None:
+        self._notes: list[Note] = []
+        self._at = (0, -1)
+        self._begin = 0
+
+    def begin_minibatch(self, epoch: int) -> None:
+        """What is noted from now on is of the next minibatch."""
+        self._at = (epoch, self._at[1] + 1 if epoch == self._at[0] else 0)
+        self._begin = len(self._notes)
+
+    def note(self, module_ids: tuple[ModuleID, ...], terms: Mapping[str, Tensor]) -> None:
+        """Keeps figures of the minibatch, scalars or ``[A]``. A hot path."""
+        values = torch.stack([term.detach().reshape(-1) for term in terms.values()])
+        self._notes.append(Note(*self._at, module_ids, tuple(terms), values))
+
+    def note_gradient_norms(self, module_ids: tuple[ModuleID, ...], norms: Tensor) -> None:
+        """The same for ``[A]`` norms. A hot path."""
+        self._notes.append(Note(*self._at, module_ids, (GRADIENT_NORM,), norms.unsqueeze(0)))
+
+    def has(self, name: str, module_ids: tuple[ModuleID, ...]) -> bool:
+        """Whether a figure of these modules is noted for the minibatch."""
+        return any(name in note.names and note.module_ids == module_ids for note in self._notes[self._begin :])
+
+    def means(self) -> dict[ModuleID, dict[str, float]]:
+        """The mean of each figure over the minibatches that a module took part in."""
+        alike: dict[tuple[tuple[ModuleID, ...], tuple[str, ...]], list[Tensor]] = {}
+        for note in self._notes:
+            alike.setdefault((note.module_ids, note.names), []).append(note.values)
+        sums: dict[ModuleID, dict[str, tuple[float, int]]] = {}
+        for (module_ids, names), values in alike.items():
+            table = torch.stack(values).double().sum(0).tolist()
+            for name, row in zip(names, table, strict=True):
+                for module_id, value in zip(module_ids, row, strict=True):
+                    own = sums.setdefault(module_id, {})
+                    total, count = own.get(name, (0.0, 0))
+                    own[name] = (total + value, count + len(values))
+        return {m: {name: total / count for name, (total, count) in own.items()} for m, own in sums.items()}
+
+    def last(self, name: str) -> dict[ModuleID, float]:
+        """Each module's figure in the last minibatch that it took part in."""
+        found: dict[ModuleID, float] = {}
+        for note in reversed(self._notes):
+            if name in note.names and not all(m in found for m in note.module_ids):
+                values = note.values[note.names.index(name)].tolist()
+                for module_id, value in zip(note.module_ids, values, strict=True):
+                    found.setdefault(module_id, value)
+        return found
+
+    def first_not_finite(self) -> NotFinite | None:
+        """The culprit: in the first minibatch in which there is one, a term rather than the sum or the gradient."""
+        found: list[NotFinite] = []
+        for bad in self._not_finite():
+            if found and (bad.epoch, bad.minibatch) != (found[0].epoch, found[0].minibatch):
+                break
+            found.append(bad)
+        return min(found, key=_rank, default=None)
+
+    def _not_finite(self) -> Iterator[NotFinite]:
+        for note in self._notes:
+            values = note.values.double().cpu().numpy()
+            for k, a in np.argwhere(~np.isfinite(values)).tolist():
+                yield NotFinite(note.epoch, note.minibatch, note.module_ids[a], note.names[k], float(values[k, a]))
+
+
+def _rank(bad: NotFinite) -> int:
+    """Terms come before their sum, and that before the gradient."""
+    later = (TOTAL_LOSS, GRADIENT_NORM)
+    return later.index(bad.name) + 1 if bad.name in later else 0

@@ -1,0 +1,67 @@
+"""Bounds for gradients: by value, by the norm of each tensor, or by the norm of all of a module's together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from marl_connectors.rl_module.bucket import BucketPart
+
+_TINY = 1e-6
+
+
+def global_norm(gradients: Sequence[Tensor]) -> Tensor:
+    """The Euclidean norm of all gradients of a module together, a scalar."""
+    return torch.nn.utils.get_total_norm(list(gradients))
+
+
+def clip_gradients(gradients: Sequence[Tensor], grad_clip: float | None, grad_clip_by: str) -> None:
+    """Clips the gradients of one module in place.
+
+    Args:
+        gradients: Of its parameters.
+        grad_clip: The bound; None for none.
+        grad_clip_by: ``"value"``, ``"norm"`` (of each tensor) or ``"global_norm"``.
+    """
+    if grad_clip is None or not gradients:
+        return
+    if grad_clip_by == "value":
+        for gradient in gradients:
+            gradient.clamp_(-grad_clip, grad_clip)
+    elif grad_clip_by == "norm":
+        for gradient in gradients:
+            gradient.mul_(_scale(grad_clip, torch.linalg.vector_norm(gradient)))
+    else:
+        scale = _scale(grad_clip, global_norm(gradients))
+        for gradient in gradients:
+            gradient.mul_(scale)
+
+
+def clip_stacked_gradients(part: BucketPart, gradients: Tensor, norms: Tensor, configs: Sequence[Any]) -> None:
+    """Clips the gradients of several members of a bucket in place, each as its config says.
+
+    Args:
+        part: The members.
+        gradients: ``[A, P]``.
+        norms: ``[A]`` their norms.
+        configs: One for each member.
+    """
+    for by in sorted({config.grad_clip_by for config in configs if config.grad_clip is not None}):
+        bounds = [c.grad_clip if c.grad_clip_by == by and c.grad_clip is not None else float("inf") for c in configs]
+        bound: Any = bounds[0] if len(set(bounds)) == 1 else gradients.new_tensor(bounds)
+        if by == "global_norm":
+            gradients.mul_(_scale(bound, norms).unsqueeze(1))
+        elif by == "value":
+            column = bound if isinstance(bound, float | int) else bound.unsqueeze(1)
+            gradients.clamp_(-column, column)
+        else:
+            for where in part.bucket.slices:
+                own = gradients[:, where.begin : where.end]
+                own.mul_(_scale(bound, torch.linalg.vector_norm(own, dim=1)).unsqueeze(1))
+
+
+def _scale(bound: Any, norms: Tensor) -> Tensor:
+    return (bound / (norms + _TINY)).clamp(max=1.0)

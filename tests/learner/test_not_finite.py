@@ -1,0 +1,141 @@
+"""A step that is NaN or infinite is never taken, and the error says where it comes from."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scripted_envs import small_config
+
+from marl_connectors import ConnectorV2
+from marl_connectors.algorithms.ppo.learner import PPOLearner
+from marl_connectors.errors import LearnerError
+from marl_envs import match_v0
+
+
+class Spoil(ConnectorV2):
+    """Writes a value into one row of a column, for one module."""
+
+    where = ("rewards", "agent_1", np.nan)
+
+    def on_columns(self, *, columns, **kwargs):
+        name, module_id, value = self.where
+        column = columns.rows.get(name).astype(np.float32)
+        column[columns.splits[columns.module_ids.index(module_id)] + 3] = value
+        columns[name] = column
+
+
+class Exploding(PPOLearner):
+    """The loss of one module becomes ``value`` in a certain minibatch; ``through`` is the loss or only its gradient."""
+
+    at, module_id, value, through = 3, "agent_1", float("nan"), "loss"
+    count = 0
+
+    def compute_loss_for_stacked_modules(self, *, module_ids, module, batch, fwd_out):
+        losses = super().compute_loss_for_stacked_modules(
+            module_ids=module_ids, module=module, batch=batch, fwd_out=fwd_out
+        )
+        self.count += 1
+        if self.count != self.at:
+            return losses
+        i = module_ids.index(self.module_id)
+        if self.through == "loss":
+            planted = torch.zeros_like(losses)
+            planted[i] = self.value
+            losses = losses + planted
+            self.log_terms(module_ids, {"planted_loss": losses})
+            return losses
+        roots = (fwd_out["action_dist_inputs"][i] * 0.0).abs().sum().sqrt()  # 0, with an infinite slope
+        return losses + torch.nn.functional.one_hot(torch.tensor(i), len(module_ids)) * roots
+
+
+def build(learner_class=PPOLearner, *, lazily=False, piece=None, policies="independent", **training):
+    config = small_config(match_v0.parallel_env, env_config={"n_agents": 3, "n_actions": 3, "ep_len": 5})
+    config.multi_agent(policies=policies).env_runners(num_envs_per_env_runner=4, rollout_fragment_length=10)
+    config.learners(learner_class=learner_class, learner_connector=lambda: [piece()] if piece else [])
+    settings = {"train_batch_size_per_learner": 40, "minibatch_size": 20, "num_epochs": 2, "lr": 1e-3}
+    algo = config.training(**{**settings, **training}).build_algo()
+    algo.learner._checks_lazily = lazily
+    return algo
+
+
+def state(algo):
+    return [p.clone() for m in algo.rl_module.get_state().values() for p in m.values()]
+
+
+def moments(algo):
+    return [
+        {name: value.clone() for name, value in own["adam"][0].items()}
+        for own in algo.learner.optimizers.get_state().values()
+    ]
+
+
+@pytest.mark.parametrize("lazily", [False, True], ids=["looks at each step", "looks at the end"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")], ids=str)
+def test_the_step_is_not_taken_and_the_minibatch_is_named(lazily, value):
+    until = type("Until", (Exploding,), {"value": value})
+    algo = build(until, lazily=lazily)
+    match = rf"planted_loss of module 'agent_1' is {value} in update 1, epoch 2, minibatch 1. That step was not taken"
+    with pytest.raises(LearnerError, match=match):
+        algo.train()
+    # Two minibatches an epoch, so the third step is the first of the second epoch: what went before stands.
+    fine = build(num_epochs=1)
+    fine.train()
+    for found, expected in zip(state(algo), state(fine), strict=True):
+        assert torch.equal(found, expected)
+    for found, expected in zip(moments(algo), moments(fine), strict=True):
+        for name, tensor in found.items():
+            assert torch.equal(tensor, expected[name]), name
+
+
+@pytest.mark.parametrize("lazily", [False, True])
+@pytest.mark.parametrize("training", [{}, {"grad_clip": 0.5}, {"grad_clip": 0.5, "grad_clip_by": "value"}])
+def test_a_gradient_that_is_not_finite_is_found_though_the_loss_is(lazily, training):
+    algo = build(type("Rooted", (Exploding,), {"through": "gradient", "at": 1}), lazily=lazily, **training)
+    before = state(algo)
+    with pytest.raises(LearnerError, match=r"gradients_global_norm of module 'agent_1' is nan.*loss itself is finite"):
+        algo.train()
+    for found, expected in zip(state(algo), before, strict=True):
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("where", "match"),
+    [
+        (("rewards", "agent_1", np.nan), r"of module 'agent_1' is nan.*column 'rewards' is not finite in 1 of"),
+        (("rewards", "agent_2", np.inf), r"of module 'agent_2' is nan.*column 'rewards' is not finite in 1 of"),
+        (("action_logp", "agent_0", np.nan), r"policy_loss of module 'agent_0' is nan.*column 'action_logp'"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:invalid value encountered")
+def test_a_column_that_is_not_finite_is_named(where, match):
+    algo = build(piece=type("Spoils", (Spoil,), {"where": where}))
+    with pytest.raises(LearnerError, match=match):
+        algo.train()
+    assert all(torch.isfinite(p).all() for p in state(algo))
+
+
+def test_the_checkpoint_before_is_intact_and_goes_on(tmp_path):
+    algo = build(type("Late", (Exploding,), {"at": 6}))
+    algo.train()
+    algo.save_to_path(tmp_path / "good")
+    with pytest.raises(LearnerError, match="in update 2, epoch 1, minibatch 2"):
+        algo.train()
+    algo.restore_from_path(tmp_path / "good")
+    assert algo.learner.num_updates == 1
+    algo.train()
+    assert all(torch.isfinite(p).all() for p in state(algo))
+
+
+def test_optimizers_of_users_take_no_bad_step_either():
+    class Descent(Exploding):
+        def configure_optimizers_for_module(self, module_id, config):
+            sgd = torch.optim.SGD(self.get_parameters(self.module[module_id]), lr=0.1)
+            self.register_optimizer(module_id=module_id, optimizer=sgd)
+
+    for lazily in (False, True):
+        algo = build(type("First", (Descent,), {"at": 1}), lazily=lazily)
+        before = state(algo)
+        with pytest.raises(LearnerError, match="planted_loss of module 'agent_1' is nan"):
+            algo.train()
+        assert all(torch.equal(a, b) for a, b in zip(state(algo), before, strict=True))

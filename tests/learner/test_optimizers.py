@@ -1,0 +1,205 @@
+"""Optimizers of users, frozen parameters, and who is trained."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from scripted_envs import small_config
+
+from marl_connectors.algorithms.ppo.learner import PPOLearner
+from marl_connectors.errors import ConfigError, LearnerError
+from marl_envs import match_v0
+
+
+def build(learner_class=PPOLearner, policies="independent", n_agents=3, **training):
+    config = small_config(
+        match_v0.parallel_env, env_config={"n_agents": n_agents, "n_actions": 3, "ep_len": 5}
+    ).multi_agent(policies=policies)
+    config.rl_module(model_config={"fcnet_hiddens": (4,), "vf_share_layers": False})
+    config.env_runners(num_envs_per_env_runner=4, rollout_fragment_length=10).learners(learner_class=learner_class)
+    settings = {"train_batch_size_per_learner": 40, "minibatch_size": 20, "num_epochs": 2, "lr": 1e-2}
+    return config.training(**{**settings, **training}).build_algo()
+
+
+def weights(algo, module_id):
+    return {name: p.detach().clone() for name, p in algo.rl_module[module_id].named_parameters()}
+
+
+def changed(before, after):
+    return {name for name, value in before.items() if not torch.equal(value, after[name])}
+
+
+class Two(PPOLearner):
+    """SGD with a schedule for the value function, Adam for the policy."""
+
+    def configure_optimizers_for_module(self, module_id, config):
+        named = dict(self.module[module_id].named_parameters())
+        values = [p for name, p in named.items() if name.startswith("vf")]
+        policy = [p for name, p in named.items() if not name.startswith("vf")]
+        sgd = torch.optim.SGD(values, lr=9.0, momentum=0.9)
+        schedule = [[0, 0.1], [80, 0.0]]
+        self.register_optimizer(
+            module_id=module_id, optimizer_name="values", optimizer=sgd, params=values, lr_or_lr_schedule=schedule
+        )
+        self.register_optimizer(
+            module_id=module_id, optimizer_name="policy", optimizer=torch.optim.Adam(policy, lr=0.02)
+        )
+
+
+def test_a_module_has_several_optimizers_with_schedules_of_their_own():
+    algo = build(Two)
+    before = weights(algo, "agent_0")
+    algo.train()
+    assert changed(before, weights(algo, "agent_0")) == set(before)
+    assert algo.learner.get_optimizer("agent_0", "values").param_groups[0]["lr"] == pytest.approx(0.05)
+    assert algo.learner.get_optimizer("agent_0", "policy").param_groups[0]["lr"] == 0.02
+    algo.train()  # the schedule is at its end
+    middle = weights(algo, "agent_0")
+    algo.train()
+    moved = changed(middle, weights(algo, "agent_0"))
+    assert moved == {name for name in before if not name.startswith("vf")}
+
+
+def test_their_states_go_into_checkpoints(tmp_path):
+    algo, twin = build(Two), build(Two)
+    algo.train()
+    algo.save_to_path(tmp_path / "c")
+    twin.restore_from_path(tmp_path / "c")
+    algo.train()
+    twin.train()
+    for module_id in algo.rl_module:
+        assert changed(weights(algo, module_id), weights(twin, module_id)) == set()
+    momentum = algo.learner.get_optimizer("agent_0", "values").state
+    assert all(state["momentum_buffer"].abs().sum() > 0 for state in momentum.values())
+
+
+def test_wrong_registrations_say_what_is_wrong():
+    class Twice(PPOLearner):
+        def configure_optimizers_for_module(self, module_id, config):
+            for _ in range(2):
+                sgd = torch.optim.SGD(self.get_parameters(self.module[module_id]), lr=0.1)
+                self.register_optimizer(module_id=module_id, optimizer=sgd)
+
+    with pytest.raises(LearnerError, match=r"'agent_0' has an optimizer 'default_optimizer' already"):
+        build(Twice)
+
+    class Others(PPOLearner):
+        def configure_optimizers_for_module(self, module_id, config):
+            first, *rest = self.get_parameters(self.module[module_id])
+            self.register_optimizer(module_id=module_id, optimizer=torch.optim.SGD(rest, lr=0.1), params=[first])
+
+    with pytest.raises(LearnerError, match=r"made for other parameters \(\d+ tensors\) than those in params \(1\)"):
+        build(Others)
+    with pytest.raises(KeyError, match=r"no optimizer 'value'. Did you mean 'values'"):
+        build(Two).learner.get_optimizer("agent_0", "value")
+
+    class Backwards(PPOLearner):
+        def configure_optimizers_for_module(self, module_id, config):
+            sgd = torch.optim.SGD(self.get_parameters(self.module[module_id]), lr=0.1)
+            self.register_optimizer(module_id=module_id, optimizer=sgd, lr_or_lr_schedule=[[5, 1.0], [1, 0.0]])
+
+    with pytest.raises(ConfigError, match="lr_or_lr_schedule of 'default_optimizer'"):
+        build(Backwards)
+
+
+# Frozen parameters.
+
+
+def freeze(algo, names, frozen=True):
+    for module in algo.rl_module.values():
+        for name, parameter in module.named_parameters():
+            if name.startswith(names):
+                parameter.requires_grad_(not frozen)
+
+
+@pytest.mark.parametrize("policies", ["independent", "shared", "agent_0=red,*=blue"])
+def test_frozen_layers_stay_bit_for_bit_and_go_on_once_they_are_thawed(policies):
+    algo = build(policies=policies)
+    module_id = next(iter(algo.rl_module))
+    algo.train()  # so that there are moments, which would move the layers on
+    freeze(algo, "encoder")
+    before = weights(algo, module_id)
+    frozen = {name for name in before if name.startswith("encoder")}
+    for _ in range(2):
+        algo.train()
+        assert changed(before, weights(algo, module_id)) == set(before) - frozen
+    freeze(algo, "encoder", frozen=False)
+    before = weights(algo, module_id)
+    algo.train()
+    assert changed(before, weights(algo, module_id)) == set(before)
+
+
+def test_freezing_a_layer_of_one_module_leaves_the_others_and_their_moments():
+    algo, free = build(), build()
+    for one in (algo, free):
+        one.train()
+    for parameter in algo.rl_module["agent_1"].encoder.parameters():
+        parameter.requires_grad_(False)
+    before = weights(algo, "agent_1")
+    for one in (algo, free):
+        one.train()
+    assert {name.split(".")[0] for name in changed(before, weights(algo, "agent_1"))} == {"pi", "vf", "vf_encoder"}
+    for module_id in ("agent_0", "agent_2"):
+        for name, value in weights(free, module_id).items():
+            torch.testing.assert_close(value, weights(algo, module_id)[name], atol=1e-6, rtol=0)
+
+
+def test_a_module_that_is_frozen_altogether_is_not_trained():
+    algo = build()
+    freeze(algo, "")
+    assert algo.train()["learners"] == {}
+
+
+# Who is trained.
+
+
+def test_policies_to_train_may_look_at_the_batch():
+    seen = {}
+
+    def wanted(module_id, batch):
+        seen[module_id] = {m: tuple(columns["obs"].shape) for m, columns in batch.items()}
+        return float(batch[module_id]["advantages"].std()) > 0 and module_id != "agent_1"
+
+    algo = build()
+    algo.learner.config._is_frozen = False
+    algo.learner.config.policies_to_train = wanted
+    before = {m: weights(algo, m) for m in algo.rl_module}
+    moments = copy.deepcopy(algo.learner.optimizers.get_state()["agent_1"])
+    result = algo.train()
+    assert set(result["learners"]) == {"agent_0", "agent_2"}
+    assert {m for m in before if changed(before[m], weights(algo, m))} == {"agent_0", "agent_2"}
+    assert algo.learner.optimizers.get_state()["agent_1"] == moments
+    assert seen["agent_0"] == dict.fromkeys(before, (40, 3))
+
+
+@pytest.mark.parametrize("wanted", [{"agent_0"}, lambda module_id: module_id == "agent_0"], ids=["set", "function"])
+def test_policies_to_train_as_a_set_and_as_a_function(wanted):
+    algo = build()
+    algo.learner.config._is_frozen = False
+    algo.learner.config.policies_to_train = wanted
+    assert set(algo.train()["learners"]) == {"agent_0"}
+
+
+# Half precision.
+
+
+@pytest.mark.parametrize("policies", ["shared", "independent"])
+def test_half_precision_forward_passes_give_nearly_the_same_update(policies):
+    full = build(policies=policies)
+    config = full.config.copy().learners(autocast_dtype="bfloat16")
+    half = config.build_algo()
+    episodes = full.env_runner.sample()
+    results = [algo.learner.update(episodes=episodes) for algo in (full, half)]
+    differences = []
+    for module_id, figures in results[0].items():
+        assert results[1][module_id]["policy_loss"] == pytest.approx(figures["policy_loss"], abs=0.02)
+        assert results[1][module_id]["vf_loss"] == pytest.approx(figures["vf_loss"], rel=0.05)
+        for name, value in weights(full, module_id).items():
+            here = weights(half, module_id)[name]
+            assert here.dtype == torch.float32
+            differences.append(float((here - value).abs().max()))
+    assert 0 < max(differences) < 0.05
+    with pytest.raises(ConfigError, match="autocast_dtype must be 'bfloat16' or None, not 'float8'"):
+        full.config.copy().learners(autocast_dtype="float8").build_algo()

@@ -1,0 +1,233 @@
+"""Modules with layers in common are trained by the losses of all of them together."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from scripted_envs import small_config
+from torch import nn
+
+from marl_connectors import MultiRLModule, MultiRLModuleSpec, RLModule, RLModuleSpec
+from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
+from marl_connectors.learner.steps import Steps
+from marl_connectors.rl_module.apis import ValueFunctionAPI
+from marl_connectors.typing import SHARED
+from marl_envs import match_v0
+
+AGENTS = ("agent_0", "agent_1", "agent_2")
+
+
+class Heads(RLModule, ValueFunctionAPI):
+    """Reads what somebody else has encoded."""
+
+    def setup(self):
+        self.pi, self.vf = nn.Linear(4, self.action_space.n), nn.Linear(4, 1)
+
+    def _forward(self, batch, **kwargs):
+        return {"action_dist_inputs": self.pi(batch["embeddings"]), "embeddings": batch["embeddings"]}
+
+    def compute_values(self, batch, embeddings=None):
+        return self.vf(embeddings).squeeze(-1)
+
+
+class LayersBeside(MultiRLModule):
+    """The encoder is a layer of the MultiRLModule."""
+
+    def setup(self):
+        super().setup()
+        self.encoder = nn.Linear(next(iter(self.values())).observation_space.shape[0], 4)
+
+    def _forward(self, batch, **kwargs):
+        for columns in batch.values():
+            columns["embeddings"] = torch.tanh(self.encoder(columns["obs"]))
+        return super()._forward(batch, **kwargs)
+
+
+class Encoder(RLModule):
+    def setup(self):
+        self.layer = nn.Linear(self.observation_space.shape[0], 4)
+
+    def _forward(self, batch, **kwargs):
+        return {"embeddings": torch.tanh(self.layer(batch["obs"]))}
+
+
+class ModuleBeside(MultiRLModule):
+    """The encoder is a module without agents, as in RLlib's example: one method for each purpose."""
+
+    def _encoded(self, batch, method, **kwargs):
+        outputs = {}
+        for module_id, columns in batch.items():
+            columns["embeddings"] = self._rl_modules["encoder"]._forward(columns)["embeddings"]
+            outputs[module_id] = getattr(self._rl_modules[module_id], method)(columns, **kwargs)
+        return outputs
+
+    def _forward_inference(self, batch, **kwargs):
+        return self._encoded(batch, "_forward_inference", **kwargs)
+
+    def _forward_exploration(self, batch, **kwargs):
+        return self._encoded(batch, "_forward_exploration", **kwargs)
+
+    def _forward_train(self, batch, **kwargs):
+        return self._encoded(batch, "_forward_train", **kwargs)
+
+
+class OneLayerForAll(DefaultPPORLModule):
+    """The first two modules hold the same layer object; they run by themselves."""
+
+
+class Sharing(MultiRLModule):
+    def setup(self):
+        super().setup()
+        first, second, *_ = self.values()
+        second.encoder = first.encoder
+
+
+KINDS = {
+    "layers": (LayersBeside, {}),
+    "module": (ModuleBeside, {"encoder": RLModuleSpec(module_class=Encoder)}),
+    "held by two": (Sharing, {}),
+}
+
+
+def build(kind, policies_to_train=None, **training):
+    multi_class, others = KINDS[kind]
+    module_class = OneLayerForAll if kind == "held by two" else Heads
+    specs = {agent: RLModuleSpec(module_class=module_class) for agent in AGENTS}
+    config = small_config(match_v0.parallel_env, env_config={"n_agents": 3, "n_actions": 3, "ep_len": 5})
+    config.multi_agent(policies="independent", policies_to_train=policies_to_train)
+    config.rl_module(
+        rl_module_spec=MultiRLModuleSpec(multi_rl_module_class=multi_class, rl_module_specs={**specs, **others})
+    )
+    config.env_runners(num_envs_per_env_runner=4, rollout_fragment_length=10)
+    settings = {"train_batch_size_per_learner": 40, "minibatch_size": 16, "num_epochs": 2, "lr": 1e-2}
+    return config.training(**{**settings, **training}).build_algo()
+
+
+def encoder_of(algo, kind):
+    multi = algo.rl_module
+    return {
+        "layers": lambda: multi.encoder,
+        "module": lambda: multi["encoder"],
+        "held by two": lambda: multi["agent_0"].encoder,
+    }[kind]()
+
+
+def flat(module):
+    return torch.cat([p.detach().flatten().clone() for p in module.parameters()])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_equals_one_of_adam_on_the_sum_of_all_losses(kind):
+    algo = build(kind, num_epochs=1, minibatch_size=None, use_kl_loss=False)
+    episodes = algo.env_runner.sample()
+    learner = algo.learner
+    batch = learner.make_batch(episodes)
+    by_hand = copy.deepcopy(algo.rl_module)
+    by_hand._old_buckets = by_hand._buckets = []
+    adam = torch.optim.Adam(by_hand.parameters(), lr=1e-2)
+    columns = {}
+    for step in Steps(learner, batch, 0):
+        for minibatch in step.minibatches:
+            for i, module_id in enumerate(minibatch.module_ids):
+                rows = {name: minibatch.columns[name] for name in minibatch.columns}
+                columns[module_id] = {k: v[i] for k, v in rows.items()} if minibatch.is_stacked else rows
+    assert set(columns) == set(AGENTS)
+    outputs = by_hand.forward_train(columns)
+    loss = 0.0
+    for module_id, rows in columns.items():
+        now = torch.distributions.Categorical(logits=outputs[module_id]["action_dist_inputs"])
+        ratio = (now.log_prob(rows["actions"]) - rows["action_logp"]).exp()
+        gains = rows["advantages"]
+        loss = loss - torch.minimum(gains * ratio, gains * ratio.clamp(0.7, 1.3)).mean()
+        values = by_hand[module_id].compute_values(rows, embeddings=outputs[module_id].get("embeddings"))
+        loss = loss + (values - rows["value_targets"]).square().clamp(max=10.0).mean()
+    adam.zero_grad()
+    loss.backward()
+    adam.step()
+    learner.update(episodes=episodes)
+    for module_id in by_hand:
+        torch.testing.assert_close(flat(algo.rl_module[module_id]), flat(by_hand[module_id]), atol=2e-5, rtol=0)
+    torch.testing.assert_close(flat(algo.rl_module), flat(by_hand), atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_goes_on_from_a_checkpoint(kind, tmp_path):
+    algo, again = build(kind), build(kind)
+    start = flat(encoder_of(algo, kind))
+    algo.train()
+    assert not torch.equal(flat(encoder_of(algo, kind)), start)
+    algo.save_to_path(tmp_path / "c")
+    again.restore_from_path(tmp_path / "c")
+    assert algo.train()["learners"] == again.train()["learners"]
+    assert torch.equal(flat(algo.rl_module), flat(again.rl_module))
+
+
+def test_who_holds_what_decides_who_is_trained_together():
+    algo = build("held by two")
+    assert algo.rl_module.entangled_modules() == ["agent_0", "agent_1"]
+    assert [bucket.module_ids for bucket in algo.rl_module.buckets] == [("agent_2",)]
+    algo.train()
+    assert algo.rl_module["agent_0"].encoder is algo.rl_module["agent_1"].encoder
+    assert torch.equal(flat(algo.rl_module["agent_0"].encoder), flat(algo.rl_module["agent_1"].encoder))
+    assert set(algo.learner.optimizers.get_state()) == {*AGENTS, SHARED}
+    assert build("layers").rl_module.entangled_modules() == list(AGENTS)
+
+
+def test_what_was_shared_goes_on_with_the_one_that_is_left():
+    algo = build("held by two")
+    algo.train()
+    encoder = algo.rl_module["agent_1"].encoder
+    moments = algo.learner.optimizers.get_state()[SHARED]["adam"][0]["exp_avg"]
+    algo.learner.remove_module("agent_0")
+    assert SHARED not in algo.learner.optimizers.get_state()
+    assert algo.rl_module.entangled_modules() == []
+    assert moments.abs().sum() > 0
+    algo.env_runner.set_policy_mapping_fn(lambda agent_id, episode, **kw: "agent_1")
+    algo.env_runner.restart_episodes()
+    before = flat(encoder)
+    algo.train()
+    assert (flat(encoder) != before).all(), "the encoder is trained as a part of agent_1 now"
+
+
+def test_a_module_beside_that_is_not_to_be_trained_stays():
+    algo = build("module", policies_to_train=AGENTS)
+    encoder, heads = flat(algo.rl_module["encoder"]), flat(algo.rl_module["agent_0"])
+    assert set(algo.train()["learners"]) == set(AGENTS)
+    assert torch.equal(flat(algo.rl_module["encoder"]), encoder)
+    assert not torch.equal(flat(algo.rl_module["agent_0"]), heads)
+
+
+def test_modules_with_less_data_take_no_part_in_the_last_steps():
+    algo = build("layers", num_epochs=1, minibatch_size=10)
+    episodes = algo.env_runner.sample()
+    for episode in episodes[4:]:
+        del episode.agent_episodes["agent_1"]
+    batch = algo.learner.make_batch(episodes)
+    taken = [tuple(m.module_ids[0] for m in step.minibatches) for step in Steps(algo.learner, batch, 0)]
+    assert taken == [AGENTS] * 2 + [("agent_0", "agent_2")] * 2
+    orders = [[m.columns["obs"] for m in step.minibatches] for step in Steps(algo.learner, batch, 0)]
+    assert all(len(parts[0]) == len(parts[-1]) for parts in orders)
+    results = algo.learner.update(episodes=episodes)
+    assert results["agent_1"]["num_module_steps_trained"] == 20
+    assert results["agent_0"]["num_module_steps_trained"] == 40
+
+
+def test_entangled_modules_go_through_equally_many_rows_in_one_order():
+    algo = build("layers", num_epochs=1, minibatch_size=10)
+    batch = algo.learner.make_batch(algo.env_runner.sample())
+    (group,) = batch.groups
+    group["row"] = torch.arange(len(group["obs"]))
+    for step in Steps(algo.learner, batch, 0):
+        first, *others = [m.columns["row"] % 40 for m in step.minibatches]
+        assert all(torch.equal(first, other) for other in others)
+        assert first.tolist() != sorted(first.tolist())
+
+
+def test_a_state_of_other_shared_layers_is_refused():
+    one, other = build("layers"), build("layers")
+    state = one.rl_module.get_state()
+    state[SHARED]["encoder.bias"] = torch.zeros(9)
+    with pytest.raises(Exception, match=r"shared layers of this state are of another architecture"):
+        other.rl_module.set_state(state)
