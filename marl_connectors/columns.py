@@ -37,7 +37,8 @@ class Columns:
     ACTION_DIST_INPUTS: Final = "action_dist_inputs"
     """``[B, n]`` parameters of the action distribution, such as logits."""
     ACTION_MASK: Final = "action_mask"
-    """``[B, n]`` bool, False for actions that the agent must not choose; a row without any True forbids nothing."""
+    """``[B, n]`` bool, a number for each value of each choice, False for those that the agent must not choose; a choice
+    without any True is free."""
     ACTION_LOGP: Final = "action_logp"
     """``[B]`` log-probability of the action when it was taken."""
     ACTION_PROB: Final = "action_prob"

@@ -49,12 +49,41 @@ def stack(items: Sequence[Any], space: spaces.Space | None = None) -> Tree:
 
 
 def counted_from_0(space: spaces.Space) -> spaces.Space:
-    """The space of the actions that modules give: that of a Discrete space's values without its ``start``.
+    """The space of the actions that modules give: that of Discrete and MultiDiscrete values without a ``start``.
 
     >>> counted_from_0(spaces.Discrete(3, start=5))
     Discrete(3)
     """
-    return spaces.Discrete(int(space.n)) if isinstance(space, spaces.Discrete) and space.start else space
+    if not _has_start(space):
+        return space
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict({key: counted_from_0(part) for key, part in space.spaces.items()})
+    if isinstance(space, spaces.Tuple):
+        return spaces.Tuple([counted_from_0(part) for part in space.spaces])
+    if isinstance(space, spaces.MultiDiscrete):
+        return spaces.MultiDiscrete(space.nvec, dtype=space.dtype.type)
+    assert isinstance(space, spaces.Discrete)
+    return spaces.Discrete(int(space.n))
+
+
+def from_start(space: spaces.Space, actions: Tree) -> Tree:
+    """``[B, ...]`` actions that modules gave, with each space's ``start`` added; the very same where there is none."""
+    if not _has_start(space):
+        return actions
+    if isinstance(space, spaces.Dict):
+        return {key: from_start(part, actions[key]) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple([from_start(part, action) for part, action in zip(space.spaces, actions, strict=True)])
+    return actions + space.start  # type: ignore[attr-defined]
+
+
+def _has_start(space: spaces.Space) -> bool:
+    """Whether there are values that count from another number than 0."""
+    if isinstance(space, spaces.Dict):
+        return any(map(_has_start, space.spaces.values()))
+    if isinstance(space, spaces.Tuple):
+        return any(map(_has_start, space.spaces))
+    return isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)) and bool(np.any(space.start))
 
 
 def outside(space: spaces.Space, values: Tree) -> tuple[np.ndarray, str]:

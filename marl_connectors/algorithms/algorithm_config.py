@@ -52,6 +52,7 @@ class AlgorithmConfig(LearningSections, CallbackSettings):
         self.normalize_actions = True
         self.clip_actions = False
         self.disable_env_checking = False
+        self.action_mask_key: str | None = None
         # multi_agent
         self.policies: Any = None
         self.policy_mapping_fn: Callable[..., ModuleID] = SharedPolicy()
@@ -118,6 +119,7 @@ class AlgorithmConfig(LearningSections, CallbackSettings):
         normalize_actions: bool = UNSET,
         clip_actions: bool = UNSET,
         disable_env_checking: bool = UNSET,
+        action_mask_key: str | None = UNSET,
     ) -> dict[str, Any]:
         """Which environment, and how its observations and actions are treated.
 
@@ -134,6 +136,7 @@ class AlgorithmConfig(LearningSections, CallbackSettings):
             normalize_actions: Stretch Box actions from [-1, 1] to the space's range.
             clip_actions: Clip Box actions to the space's range.
             disable_env_checking: Skip the trial run of the environment, and let observations leave their space.
+            action_mask_key: Under which key of observations or infos action masks are; puts ActionMasking first.
         """
         instead: dict[str, Any] = {} if env_config is UNSET else {"env_config": dict(env_config or {})}
         if wrappers is not UNSET:

@@ -20,6 +20,7 @@ from marl_connectors.connectors.defaults import (
     learner_pipeline,
     module_to_env_pipeline,
 )
+from marl_connectors.connectors.env_to_module.action_masking import ActionMasking
 from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
 from marl_connectors.connectors.learner.learner_connector_pipeline import LearnerConnectorPipeline
 from marl_connectors.connectors.module_to_env.module_to_env_pipeline import ModuleToEnvPipeline
@@ -46,6 +47,7 @@ def build_setup(config: AlgorithmConfig) -> EnvSetup:
         action_space=config.action_space,
         wrappers=config.wrappers,
         vector_entry_point=config.gym_env_vectorize_mode == VECTOR_ENTRY_POINT,
+        action_mask_key=config.action_mask_key,
     )
 
 
@@ -59,8 +61,9 @@ def build_env_to_module(config: AlgorithmConfig, setup: EnvSetup) -> EnvToModule
         {"__env__": input_spaces, "__env_single__": input_spaces},
         config.device,
     )
+    masking = [] if config.action_mask_key is None else [ActionMasking(action_mask_key=config.action_mask_key)]
     return env_to_module_pipeline(
-        custom,
+        [*masking, *custom],
         multi_agent=not setup.single_agent,
         observation_space=input_spaces[0],
         action_space=input_spaces[1],

@@ -131,5 +131,5 @@ def _spread(values: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 def _levels(space: spaces.Discrete | spaces.MultiDiscrete, count_from_0: bool) -> tuple[np.ndarray, np.ndarray]:
     if isinstance(space, spaces.Discrete):
         return np.array([space.n]), np.arange(space.n) + (0 if count_from_0 else space.start)
-    sizes, starts = space.nvec.ravel(), space.start.ravel()
+    sizes, starts = space.nvec.ravel(), space.start.ravel() * (not count_from_0)
     return sizes, np.concatenate([np.arange(n) + start for n, start in zip(sizes, starts, strict=True)])

@@ -9,6 +9,7 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from marl_connectors import spaces as space_tools
+from marl_connectors.connectors.action_masks import flat_masks, free_where_nothing_is_left, wanted_mask
 from marl_connectors.env_checks.calls import digest
 from marl_connectors.env_checks.report import Findings
 from marl_connectors.env_checks.spaces import SpaceBook, leaf_name
@@ -200,10 +201,22 @@ class DataChecks:
             mask = info[MASK_KEY]
             self.masks_in_infos = True
         space = self.spaces.action_space(agent)
-        if mask is None or not isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
+        if mask is None or not isinstance(space, (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
             return None
-        length = _num_choices(space)
         where = {"agent": agent, "step": step}
+        if isinstance(space, spaces.MultiBinary):
+            bits = flat_masks(space, np.asarray(mask)[None])
+            if bits is None or not np.isin(mask, (0, 1, 2)).all():
+                self._findings.add(
+                    "error",
+                    "mask-values",
+                    f"The action mask is {_short(mask)}.",
+                    f"Let it be {wanted_mask(space)}.",
+                    **where,
+                )
+                return None
+            return free_where_nothing_is_left(space, bits)[0]
+        length = _num_choices(space)
         try:
             flat = np.concatenate([np.ravel(part) for part in mask]) if isinstance(mask, tuple) else np.asarray(mask)
         except ValueError:

@@ -10,30 +10,36 @@ import torch
 from gymnasium import Space, spaces
 
 from marl_connectors.columns import Columns
+from marl_connectors.connectors.action_masks import draw, values_per_choice
 from marl_connectors.env_runners.lanes import LaneGroup
 from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup
 from marl_connectors.seeding import stream
-from marl_connectors.spaces import stack
+from marl_connectors.spaces import counted_from_0, from_start, stack
 from marl_connectors.trees import tree_map
 
 
 def random_actions(space: Space, num: int, rng: np.random.Generator, mask: np.ndarray | None = None) -> dict[str, Any]:
     """``num`` actions, uniform where the space is bounded: ``actions`` and, where it differs, ``actions_for_env``.
 
-    ``actions`` count from 0 for Discrete, and are the environment's own numbers otherwise.
+    ``actions`` count from 0 for Discrete and MultiDiscrete, and are the environment's own numbers otherwise.
 
     Args:
         space: The action space.
         num: How many.
         rng: Where they come from.
-        mask: ``[num, n]`` bool, the actions to choose from, for Discrete.
+        mask: ``[num, n]`` bool, what to choose from, for Discrete, MultiDiscrete and MultiBinary.
     """
     if isinstance(space, spaces.Discrete):
-        actions = rng.integers(space.n, size=num) if mask is None else (rng.random(mask.shape) + mask).argmax(-1)
-        columns = {Columns.ACTIONS: actions}
-        return {**columns, Columns.ACTIONS_FOR_ENV: actions + space.start} if space.start else columns
-    space.seed(int(rng.integers(2**31)))
-    return {Columns.ACTIONS: stack([space.sample() for _ in range(num)], space)}
+        actions = rng.integers(space.n, size=num) if mask is None else draw(space, mask, rng)
+    elif mask is not None and values_per_choice(space) is not None:
+        actions = draw(space, mask, rng).reshape(num, *(space.shape or ()))
+    else:
+        plain = counted_from_0(space)
+        plain.seed(int(rng.integers(2**31)))
+        actions = stack([plain.sample() for _ in range(num)], plain)
+    for_env = from_start(space, actions)
+    columns = {Columns.ACTIONS: actions}
+    return columns if for_env is actions else {**columns, Columns.ACTIONS_FOR_ENV: for_env}
 
 
 def random_batch(seed: int, step: int, groups: Sequence[LaneGroup], waiting: ColumnBatch | None) -> ColumnBatch:

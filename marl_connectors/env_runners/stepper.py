@@ -39,6 +39,7 @@ from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup
 from marl_connectors.metrics import MetricsLogger
 from marl_connectors.rl_module.distributions import Distribution
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
+from marl_connectors.trees import tree_map
 from marl_connectors.typing import AgentID, ModuleID
 
 _LOG = logging.getLogger(__name__)
@@ -338,5 +339,5 @@ class Stepper:
                 rollout = group.rollout
                 new = slice(group.lookback * rollout.num_lanes, rollout.num_rows * rollout.num_lanes)
                 inputs = torch.from_numpy(rollout.columns[Columns.ACTION_DIST_INPUTS][new])
-                actions = torch.from_numpy(rollout.columns[Columns.ACTIONS][new])
+                actions = tree_map(lambda leaf: torch.from_numpy(leaf[new]), rollout.columns[Columns.ACTIONS])  # noqa: B023
                 rollout.record(new, {Columns.ACTION_LOGP: dist_cls.from_logits(inputs).logp(actions).numpy()})

@@ -16,11 +16,17 @@ Discrete space. An episode that goes on beyond that cannot be replayed."""
 _Kind: TypeAlias = tuple[str, tuple[int, ...], bool]
 """The dtype and shape of an action, and whether it is a Python number."""
 
+_Tree: TypeAlias = "tuple[str, tuple[tuple[Any, _Tree | None], ...]]"
+"""What an action with parts looks like: ``"dict"`` or ``"tuple"``, and each part's key and tree, None for a leaf."""
+
+_TREES = 128
+"""In the order of kinds, numbers from here on stand for trees, whose leaves follow."""
+
 
 class ActionHistory:
     """Steps of one environment copy, each with the actions of all agents that acted, in their order.
 
-    Actions are Python numbers or arrays, of any number of kinds, and come back as they were.
+    Actions are Python numbers, arrays, or dicts and tuples of them, of any number of kinds, and come back as they were.
 
     >>> history = ActionHistory()
     >>> history.extend([[1, 2], [0]])
@@ -32,6 +38,7 @@ class ActionHistory:
         self._counts = array("I")  # actions of each step
         self._order = bytearray()  # for each action, which of the kinds it is of
         self._items: dict[_Kind, bytearray] = {}
+        self._trees: list[_Tree] = []
         self.is_complete = True
         """Whether all steps are here; False, and nothing is kept, once they would take more than ``HISTORY_BYTES``."""
 
@@ -47,14 +54,33 @@ class ActionHistory:
             return
         actions = [action for step in steps for action in step]
         self._counts.extend(map(len, steps))
-        order = np.empty(len(actions), np.uint8)
-        for kind, (places, items) in _by_kind(actions).items():
+        leaves, order = self._taken_apart(actions)
+        of_leaves = np.empty(len(leaves), np.uint8)
+        for kind, (places, items) in _by_kind(leaves).items():
             self._items.setdefault(kind, bytearray()).extend(items.tobytes())
-            order[places] = list(self._items).index(kind)
+            of_leaves[places] = list(self._items).index(kind)
+        order[order < _TREES] = of_leaves
         self._order += order.tobytes()
         if self.num_bytes > HISTORY_BYTES:
             self._counts, self._order, self._items = array("I"), bytearray(), {}
             self.is_complete = False
+
+    def _taken_apart(self, actions: list[Any]) -> tuple[list[Any], np.ndarray]:
+        """All leaves, and where in the order they and the trees stand: 0 for a leaf."""
+        if {dict, tuple}.isdisjoint(map(type, actions)):
+            return actions, np.zeros(len(actions), np.uint8)
+        leaves: list[Any] = []
+        order: list[int] = []
+        for action in actions:
+            tree = _tree_of(action)
+            if tree is not None:
+                if tree not in self._trees:
+                    self._trees.append(tree)
+                order.append(_TREES + self._trees.index(tree))
+            before = len(leaves)
+            _add_leaves(action, leaves)
+            order += [0] * (len(leaves) - before)
+        return leaves, np.array(order, np.uint8)
 
     def __iter__(self) -> Iterator[list[Any]]:
         items = [
@@ -63,10 +89,18 @@ class ActionHistory:
         ]
         order = iter(self._order)
         for count in self._counts:
-            yield [next(items[kind]) for kind in islice(order, count)]
+            if not self._trees:
+                yield [next(items[kind]) for kind in islice(order, count)]
+                continue
+            step = []
+            for _ in range(count):
+                kind = next(order)
+                tree = self._trees[kind - _TREES] if kind >= _TREES else None
+                step.append(next(items[kind]) if tree is None else _put_together(tree, order, items))
+            yield step
 
     def _arrays(self) -> list[np.ndarray]:
-        counts = np.bincount(np.frombuffer(self._order, np.uint8), minlength=len(self._items))
+        counts = np.bincount(np.frombuffer(self._order, np.uint8), minlength=len(self._items))[: len(self._items)]
         return [
             np.frombuffer(bytes(items), dtype).reshape(count, *shape).copy()
             for ((dtype, shape, _), items), count in zip(self._items.items(), counts.tolist(), strict=True)
@@ -81,6 +115,7 @@ class ActionHistory:
             "order": np.frombuffer(bytes(self._order), np.uint8).copy(),
             "items": self._arrays(),
             "is_number": [is_number for _, _, is_number in self._items],
+            "trees": [_tree_to_json(tree) for tree in self._trees],
         }
 
     @classmethod
@@ -89,9 +124,43 @@ class ActionHistory:
         history = cls()
         history._counts.extend(state["counts"].tolist())
         history._order += state["order"].tobytes()
+        history._trees = [_tree_from_json(tree) for tree in state.get("trees", ())]
         for items, is_number in zip(state["items"], state["is_number"], strict=True):
             history._items[items.dtype.str, items.shape[1:], is_number] = bytearray(items.tobytes())
         return history
+
+
+def _tree_of(action: Any) -> _Tree | None:
+    """What an action with parts looks like; None for one without."""
+    if type(action) is dict:
+        return "dict", tuple([(key, _tree_of(part)) for key, part in action.items()])
+    if type(action) is tuple:
+        return "tuple", tuple([(i, _tree_of(part)) for i, part in enumerate(action)])
+    return None
+
+
+def _add_leaves(action: Any, leaves: list[Any]) -> None:
+    if type(action) in (dict, tuple):
+        for part in action.values() if type(action) is dict else action:
+            _add_leaves(part, leaves)
+    else:
+        leaves.append(action)
+
+
+def _put_together(tree: _Tree, order: Iterator[int], items: list[Iterator[Any]]) -> Any:
+    kind, parts = tree
+    found = {
+        key: next(items[next(order)]) if part is None else _put_together(part, order, items) for key, part in parts
+    }
+    return found if kind == "dict" else tuple(found.values())
+
+
+def _tree_to_json(tree: _Tree | None) -> list[Any] | None:
+    return None if tree is None else [tree[0], [[key, _tree_to_json(part)] for key, part in tree[1]]]
+
+
+def _tree_from_json(data: Any) -> Any:
+    return None if data is None else (data[0], tuple([(key, _tree_from_json(part)) for key, part in data[1]]))
 
 
 def _by_kind(actions: list[Any]) -> dict[_Kind, tuple[slice | list[int], np.ndarray]]:

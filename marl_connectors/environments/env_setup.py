@@ -12,6 +12,7 @@ from gymnasium.vector import VectorEnv
 from pettingzoo import AECEnv
 
 from marl_connectors import spaces
+from marl_connectors.connectors.action_masks import draw, flat_masks, free_where_nothing_is_left, values_per_choice
 from marl_connectors.environments.batched_env import is_batched
 from marl_connectors.environments.batched_trial import TRIAL_COPIES, try_out
 from marl_connectors.environments.gymnasium_copies import GymnasiumCopies
@@ -22,6 +23,7 @@ from marl_connectors.environments.turn_based_env import TurnBasedEnv
 from marl_connectors.environments.wrappers import EnvWrapper
 from marl_connectors.errors import EnvError, MarlConnectorsError
 from marl_connectors.seeding import stream
+from marl_connectors.trees import tree_map
 from marl_connectors.typing import DEFAULT_AGENT_ID, AgentID
 
 _TRIAL_STEPS = 20
@@ -45,6 +47,7 @@ class EnvSetup:
         action_space: Any = None,
         wrappers: Iterable[EnvWrapper] = (),
         vector_entry_point: bool = False,
+        action_mask_key: str | None = None,
     ):
         """Makes one copy to ask.
 
@@ -55,6 +58,7 @@ class EnvSetup:
             action_space: Likewise.
             wrappers: As for ``make_env``.
             vector_entry_point: As for ``make_env``.
+            action_mask_key: Under which key of observations or infos action masks are, if not ``"action_mask"``.
 
         Raises:
             EnvError: If it cannot be made, or is of a kind that is not supported.
@@ -65,6 +69,7 @@ class EnvSetup:
         self._wrappers = tuple(wrappers)
         self._vector_entry_point = vector_entry_point
         self._given = (observation_space, action_space)
+        self._action_mask_key = action_mask_key or "action_mask"
         self.probe = self.make()
         self.single_agent = isinstance(self.probe, (SingleAgentEnv, GymnasiumCopies))
         agent_ids = getattr(self.probe, "possible_agents", None)
@@ -146,7 +151,9 @@ class EnvSetup:
             for t in range(1, _TRIAL_STEPS + 1):
                 actions = {
                     agent_id: self._random_action(
-                        agent_id, rng, mask_of(observations.get(agent_id), infos.get(agent_id))
+                        agent_id,
+                        rng,
+                        mask_of(observations.get(agent_id), infos.get(agent_id), self._action_mask_key),
                     )
                     for agent_id in self._acting()
                 }
@@ -187,10 +194,14 @@ class EnvSetup:
             return list(self.probe.agents)
         return [] if self.probe.agent_selection is None else [self.probe.agent_selection]
 
-    def _random_action(self, agent_id: AgentID, rng: np.random.Generator, mask: np.ndarray | None) -> Any:
+    def _random_action(self, agent_id: AgentID, rng: np.random.Generator, mask: Any) -> Any:
         space = self.agent_spaces(agent_id)[1]
         if mask is not None and isinstance(space, gym.spaces.Discrete) and mask.any():
             return int(space.start + rng.choice(np.flatnonzero(mask)))
+        allowed = None if mask is None else flat_masks(space, tree_map(lambda part: np.asarray(part)[None], mask))
+        if allowed is not None and values_per_choice(space) is not None:
+            drawn = draw(space, free_where_nothing_is_left(space, allowed), rng)
+            return spaces.from_start(space, drawn.reshape(1, *(space.shape or ())))[0].astype(space.dtype)
         space.seed(int(rng.integers(2**31)))
         return space.sample()
 
@@ -212,18 +223,22 @@ class EnvSetup:
         try:
             values = spaces.stack([observation], space)
             expected = spaces.zeros(space, 1)
-            if np.shape(values) != np.shape(expected):
-                return f"its shape is {np.shape(observation)}"
+            if tree_map(np.shape, values) != tree_map(np.shape, expected):
+                return f"its shape is {tree_map(np.shape, observation)}"
             return spaces.outside(space, values)[1]
         except (TypeError, ValueError, KeyError, AttributeError):
             return f"it is {observation!r}"
 
 
-def mask_of(observation: Any, info: Mapping[str, Any] | None) -> np.ndarray | None:
-    """The actions that PettingZoo's ``action_mask``, in an observation or an info, allows: ``[n]``, or None."""
+def mask_of(observation: Any, info: Mapping[str, Any] | None, key: str = "action_mask") -> Any:
+    """The actions that PettingZoo's ``action_mask``, in an observation or an info, allows: ``[n]``, or None.
+
+    That of a MultiDiscrete space may be a tuple of arrays.
+    """
     for holder in (observation, info):
-        if isinstance(holder, Mapping) and "action_mask" in holder:
-            return np.asarray(holder["action_mask"])
+        if isinstance(holder, Mapping) and key in holder:
+            mask = holder[key]
+            return mask if isinstance(mask, tuple) else np.asarray(mask)
     return None
 
 

@@ -365,6 +365,6 @@ class Rollout:
 
 def _shaped(values: Tree, column: Tree) -> Tree:
     """``values`` in the shape of a column's items: modules may give an action of a ``[2, 2]`` Box as 4 numbers."""
-    if type(values) is not np.ndarray or type(column) is not np.ndarray or values.shape[1:] == column.shape[1:]:
-        return values
-    return values.reshape(len(values), *column.shape[1:])
+    if type(values) is not np.ndarray or type(column) is not np.ndarray:
+        return tree_map(_shaped, values, column) if isinstance(column, (dict, tuple)) else values
+    return values if values.shape[1:] == column.shape[1:] else values.reshape(len(values), *column.shape[1:])

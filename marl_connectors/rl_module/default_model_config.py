@@ -3,36 +3,105 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from marl_connectors.errors import ConfigError, did_you_mean
+
+Initializer = str | Callable[..., Any] | None
 
 
 @dataclasses.dataclass
 class DefaultModelConfig:
     """What the default modules look like. A plain dict with the same keys works too.
 
+    An initializer is the name of a function in ``torch.nn.init`` (``"xavier_uniform_"``), or a function that fills a
+    tensor in place; None for orthogonal weights and biases of 0. Its ``..._kwargs`` are passed to it.
+
     Attributes:
         fcnet_hiddens: Sizes of the hidden layers between the observation and the heads.
         fcnet_activation: After each of them: ``tanh``, ``relu``, ``silu`` (``swish``), ``elu``, ``gelu`` or ``linear``.
+        fcnet_kernel_initializer: Of their weights.
+        fcnet_kernel_initializer_kwargs: For it.
+        fcnet_bias_initializer: Of their biases.
+        fcnet_bias_initializer_kwargs: For it.
+        fcnet_use_layernorm: Whether to normalise each one's outputs before the activation.
+        conv_filters: For images: ``[channels, kernel, stride]`` of each convolution. None for such as suit the image's
+            size, ``[]`` for none: images are flattened.
+        conv_activation: After each of them.
+        conv_kernel_initializer: Of their weights.
+        conv_kernel_initializer_kwargs: For it.
+        conv_bias_initializer: Of their biases.
+        conv_bias_initializer_kwargs: For it.
         head_fcnet_hiddens: Sizes of further hidden layers in each head.
         head_fcnet_activation: After each of those.
+        head_fcnet_kernel_initializer: Of the heads' weights; None for orthogonal ones, the last layer's with a gain of
+            0.01 for the policy and 1 for the values.
+        head_fcnet_kernel_initializer_kwargs: For it.
+        head_fcnet_bias_initializer: Of the heads' biases.
+        head_fcnet_bias_initializer_kwargs: For it.
+        head_fcnet_use_layernorm: Whether to normalise the outputs of the heads' hidden layers before the activation.
         vf_share_layers: Whether the value head reads the policy's hidden layers, or has its own.
-        free_log_std: For Box actions: whether the log standard deviations are parameters of their own instead of
-            outputs that depend on the observation.
-        log_std_clip_param: For Box actions: the log standard deviations are kept in ``[-x, x]``.
+        action_distribution: For Box actions: ``gaussian``, ``squashed_gaussian`` or ``beta``; the last two need bounds.
+        free_log_std: For normally distributed actions: whether the log standard deviations are parameters of their own
+            instead of outputs that depend on the observation.
+        log_std_clip_param: For normally distributed actions: log standard deviations are kept in ``[-x, x]``.
+        use_lstm: Whether an LSTM stands between the hidden layers and the heads.
+        lstm_cell_size: Its size.
+        lstm_kernel_initializer: Of its weights, gate by gate; None for orthogonal ones.
+        lstm_kernel_initializer_kwargs: For it.
+        lstm_bias_initializer: Of its biases.
+        lstm_bias_initializer_kwargs: For it.
+        use_gru: Whether a GRU stands there instead.
+        gru_cell_size: Its size.
+        gru_kernel_initializer: Of its weights, gate by gate; None for orthogonal ones.
+        gru_kernel_initializer_kwargs: For it.
+        gru_bias_initializer: Of its biases.
+        gru_bias_initializer_kwargs: For it.
         max_seq_len: For stateful modules: how many steps a training sequence has at most.
     """
 
     fcnet_hiddens: Sequence[int] = (256, 256)
     fcnet_activation: str = "tanh"
+    fcnet_kernel_initializer: Initializer = None
+    fcnet_kernel_initializer_kwargs: Mapping[str, Any] | None = None
+    fcnet_bias_initializer: Initializer = None
+    fcnet_bias_initializer_kwargs: Mapping[str, Any] | None = None
+    fcnet_use_layernorm: bool = False
+    conv_filters: Sequence[Any] | None = None
+    conv_activation: str = "relu"
+    conv_kernel_initializer: Initializer = None
+    conv_kernel_initializer_kwargs: Mapping[str, Any] | None = None
+    conv_bias_initializer: Initializer = None
+    conv_bias_initializer_kwargs: Mapping[str, Any] | None = None
     head_fcnet_hiddens: Sequence[int] = ()
     head_fcnet_activation: str = "relu"
+    head_fcnet_kernel_initializer: Initializer = None
+    head_fcnet_kernel_initializer_kwargs: Mapping[str, Any] | None = None
+    head_fcnet_bias_initializer: Initializer = None
+    head_fcnet_bias_initializer_kwargs: Mapping[str, Any] | None = None
+    head_fcnet_use_layernorm: bool = False
     vf_share_layers: bool = True
+    action_distribution: str = "gaussian"
     free_log_std: bool = False
     log_std_clip_param: float = 20.0
+    use_lstm: bool = False
+    lstm_cell_size: int = 256
+    lstm_kernel_initializer: Initializer = None
+    lstm_kernel_initializer_kwargs: Mapping[str, Any] | None = None
+    lstm_bias_initializer: Initializer = None
+    lstm_bias_initializer_kwargs: Mapping[str, Any] | None = None
+    use_gru: bool = False
+    gru_cell_size: int = 256
+    gru_kernel_initializer: Initializer = None
+    gru_kernel_initializer_kwargs: Mapping[str, Any] | None = None
+    gru_bias_initializer: Initializer = None
+    gru_bias_initializer_kwargs: Mapping[str, Any] | None = None
     max_seq_len: int = 20
+
+    def __post_init__(self) -> None:
+        if self.use_lstm and self.use_gru:
+            raise ConfigError("model_config: use_lstm and use_gru are both True. Set one of them.")
 
     @classmethod
     def of(cls, model_config: DefaultModelConfig | Mapping[str, Any] | None) -> DefaultModelConfig:
@@ -53,5 +122,5 @@ class DefaultModelConfig:
         return cls(**given)
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain JSON data."""
+        """As plain JSON data, but for initializers that are functions."""
         return {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()}

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from marl_connectors.errors import ModuleError, did_you_mean
+from marl_connectors.rl_module.initializers import Initializers
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "tanh": nn.Tanh,
@@ -34,19 +35,41 @@ _NUMPY_ROWS = 2048
 """Up to how many rows a forward pass without gradients is faster in numpy than in torch, whose calls cost more."""
 
 
+def make_activation(name: str) -> nn.Module:
+    """The activation of that name.
+
+    Raises:
+        ModuleError: If there is none.
+    """
+    if name not in ACTIVATIONS:
+        raise ModuleError(f"MLP: unknown activation {name!r}. {did_you_mean(name, ACTIVATIONS)}")
+    return ACTIVATIONS[name]()
+
+
 class Linear(nn.Linear):
-    """``torch.nn.Linear`` that also takes stacked weights ``[M, out, in]`` with inputs ``[M, B, in]``."""
+    """``torch.nn.Linear`` that also takes stacked weights ``[M, out, in]`` with inputs ``[M, ..., in]``."""
 
     def forward(self, input: Tensor) -> Tensor:
         if self.weight.dim() == 2:
             return F.linear(input, self.weight, self.bias)
-        return torch.baddbmm(self.bias.unsqueeze(-2), input, self.weight.transpose(-1, -2))
+        rows = input if input.dim() == 3 else input.flatten(1, -2)
+        outputs = torch.baddbmm(self.bias.unsqueeze(-2), rows, self.weight.transpose(-1, -2))
+        return outputs if input.dim() == 3 else outputs.unflatten(1, input.shape[1:-1])
+
+
+class LayerNorm(nn.LayerNorm):
+    """``torch.nn.LayerNorm`` over the last axis; also takes stacked weights ``[M, n]`` with inputs ``[M, ..., n]``."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if self.weight.dim() == 1:
+            return super().forward(input)
+        lead = (len(self.weight), *[1] * (input.dim() - 2), -1)
+        normal = F.layer_norm(input, input.shape[-1:], eps=self.eps)
+        return normal * self.weight.view(lead) + self.bias.view(lead)
 
 
 class MLP(nn.Module):
     """A stack of linear layers with an activation after each but, if asked, the last.
-
-    Weights start orthogonal, biases at zero (Engstrom et al. (2020), arXiv:2005.12729, on why that matters for PPO).
 
     A hot path: small batches without gradients on the CPU are computed by numpy on the weights' own memory.
     """
@@ -59,6 +82,8 @@ class MLP(nn.Module):
         *,
         activate_last: bool = True,
         last_gain: float | None = None,
+        initializers: Initializers | None = None,
+        use_layernorm: bool = False,
     ):
         """Builds the layers.
 
@@ -67,11 +92,11 @@ class MLP(nn.Module):
             layer_dims: Size of each layer's output.
             activation: A key of ``ACTIVATIONS``.
             activate_last: Whether the activation also follows the last layer.
-            last_gain: Scale of the last layer's initial weights, if not that of the others (``sqrt(2)``).
+            last_gain: Scale of the last layer's orthogonal weights, if not that of the others (``sqrt(2)``).
+            initializers: How the weights and biases begin, if not orthogonal and at 0.
+            use_layernorm: Whether to normalise the outputs of each layer with an activation, before it.
         """
         super().__init__()
-        if activation not in ACTIVATIONS:
-            raise ModuleError(f"MLP: unknown activation {activation!r}. {did_you_mean(activation, ACTIVATIONS)}")
         self.input_dim = input_dim
         self.output_dim = layer_dims[-1] if layer_dims else input_dim
         self._linear_layers: list[Linear] = []
@@ -79,15 +104,18 @@ class MLP(nn.Module):
             self._linear_layers.append(Linear(input_dim, dim))
             input_dim = dim
         self.layers = nn.ModuleList(self._linear_layers)
-        self.activation = ACTIVATIONS[activation]()
+        self.activation = make_activation(activation)
         self.activate_last = activate_last
-        self._numpy_activation = _NUMPY_ACTIVATIONS.get(type(self.activation))
+        active = self._linear_layers if activate_last else self._linear_layers[:-1]
+        self.norms = nn.ModuleList([LayerNorm(layer.out_features) for layer in active if use_layernorm])
+        self._numpy_activation = None if use_layernorm else _NUMPY_ACTIVATIONS.get(type(self.activation))
         self._arrays: list[tuple[tuple[int, int], np.ndarray, np.ndarray]] = []
+        initializers = initializers or Initializers()
         for layer in self._linear_layers:
-            nn.init.orthogonal_(layer.weight, math.sqrt(2))
-            nn.init.zeros_(layer.bias)
-        if last_gain is not None:
-            nn.init.orthogonal_(self._linear_layers[-1].weight, last_gain)
+            is_last = layer is self._linear_layers[-1]
+            gain = last_gain if is_last and last_gain is not None else math.sqrt(2)
+            initializers.fill_weight(layer.weight, gain)
+            initializers.fill_bias(layer.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         if (
@@ -97,12 +125,14 @@ class MLP(nn.Module):
             and x.shape[-2] <= _NUMPY_ROWS
             and x.is_cpu
         ):
-            return self._forward_numpy(x, self._numpy_activation)
+            if x.dim() <= 3:
+                return self._forward_numpy(x, self._numpy_activation)
+            return self._forward_numpy(x.flatten(1, -2), self._numpy_activation).unflatten(1, x.shape[1:-1])
         last = len(self._linear_layers) - 1
         for i, layer in enumerate(self._linear_layers):
             x = layer(x)
             if i < last or self.activate_last:
-                x = self.activation(x)
+                x = self.activation(self.norms[i](x) if self.norms else x)
         return x
 
     def _forward_numpy(self, x: Tensor, activate: Callable[[np.ndarray], np.ndarray]) -> Tensor:

@@ -49,6 +49,8 @@ class RLModule(nn.Module):
     """Whether ``_forward`` sees to ``Columns.ACTION_MASK`` itself. True leaves its ``action_dist_inputs`` as they are;
     the mask is kept for training all the same."""
 
+    _known_dist_cls: tuple[Space, type[Distribution]] | None = None
+
     def __init__(
         self,
         observation_space: Space | None = None,
@@ -106,9 +108,16 @@ class RLModule(nn.Module):
         return self._default_action_dist_cls()
 
     def _default_action_dist_cls(self) -> type[Distribution]:
-        if self.action_space is None:
-            raise ModuleError(f"{type(self).__name__}: needs an action_space to choose an action distribution.")
-        return default_distribution(self.action_space)
+        known = self._known_dist_cls
+        if known is None or known[0] is not self.action_space:
+            if self.action_space is None:
+                raise ModuleError(f"{type(self).__name__}: needs an action_space to choose an action distribution.")
+            self._known_dist_cls = known = self.action_space, self._dist_cls_for(self.action_space)
+        return known[1]
+
+    def _dist_cls_for(self, action_space: Space) -> type[Distribution]:
+        """The distribution class for an action space, unless the module's methods say otherwise."""
+        return default_distribution(action_space)
 
     # To call.
 
@@ -119,16 +128,25 @@ class RLModule(nn.Module):
     def forward_inference(self, batch: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Columns for acting greedily, without gradients."""
         with _no_gradients():
-            return _with_mask(self, batch, self._forward_inference(batch, **kwargs))
+            try:
+                return _with_mask(self, batch, self._forward_inference(batch, **kwargs))
+            except KeyError as error:
+                raise _missing_column(self, batch, error) from error
 
     def forward_exploration(self, batch: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Columns for acting while exploring, without gradients."""
         with _no_gradients():
-            return _with_mask(self, batch, self._forward_exploration(batch, **kwargs))
+            try:
+                return _with_mask(self, batch, self._forward_exploration(batch, **kwargs))
+            except KeyError as error:
+                raise _missing_column(self, batch, error) from error
 
     def forward_train(self, batch: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Columns for computing a loss."""
-        outputs = self._forward_train(batch, **kwargs)
+        try:
+            outputs = self._forward_train(batch, **kwargs)
+        except KeyError as error:
+            raise _missing_column(self, batch, error) from error
         return _masked(self, batch, outputs) if Columns.ACTION_MASK in batch else outputs
 
     def is_stateful(self) -> bool:
@@ -169,6 +187,17 @@ def _no_gradients() -> AbstractContextManager[Any]:
     return torch.no_grad() if torch.is_grad_enabled() else _NOTHING
 
 
+def _missing_column(module: RLModule, batch: Mapping[str, Any], error: KeyError) -> Exception:
+    """The error for a key that a forward pass did not find, unless it explains itself."""
+    key = error.args[0] if error.args else None
+    if not isinstance(key, str) or not key.isidentifier() or key in batch:
+        return error
+    return ModuleError(
+        f"{type(module).__name__}: its forward pass found no {key!r}. The batch has the columns {sorted(batch)}. Read "
+        f"one of these, or add the connector piece that makes {key!r}."
+    )
+
+
 def _with_mask(module: RLModule, batch: Mapping[str, Any], outputs: dict[str, Any]) -> dict[str, Any]:
     """What is put out when acting: with the mask, if there is one, so that it is recorded. A hot path."""
     if Columns.ACTION_MASK not in batch:
@@ -180,7 +209,9 @@ def _masked(module: RLModule, batch: Mapping[str, Any], outputs: dict[str, Any])
     """Outputs whose distribution has no forbidden actions."""
     if module.handles_action_masks or Columns.ACTION_DIST_INPUTS not in outputs:
         return outputs
-    inputs = without_forbidden(outputs[Columns.ACTION_DIST_INPUTS], batch[Columns.ACTION_MASK])
+    dist_cls = module.get_train_action_dist_cls() if module.action_space is not None else None
+    forbid = getattr(dist_cls, "without_forbidden", without_forbidden)
+    inputs = forbid(outputs[Columns.ACTION_DIST_INPUTS], batch[Columns.ACTION_MASK])
     return {**outputs, Columns.ACTION_DIST_INPUTS: inputs}
 
 

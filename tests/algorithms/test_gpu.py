@@ -1,7 +1,10 @@
 """The same training on a GPU."""
 
+import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
+from spaces_env import SpacesEnv
 
 from marl_connectors import Algorithm, PPOConfig
 from marl_connectors.algorithms.ppo.learner import PPOLearner
@@ -75,3 +78,31 @@ def test_a_step_that_is_not_finite_is_not_taken_on_the_gpu():
         algo.train()
     for module in algo.rl_module.values():
         assert all(parameter.isfinite().all() for parameter in module.parameters())
+
+
+@pytest.mark.parametrize("policies", ["shared", "independent"])
+@pytest.mark.parametrize("memory", [{}, {"use_lstm": True, "lstm_cell_size": 8}, {"use_gru": True, "gru_cell_size": 8}])
+def test_default_modules_for_all_spaces_are_on_the_gpu_what_they_are_on_the_cpu(policies, memory):
+    camera = spaces.Box(0, 255, (9, 9, 3), np.uint8)
+    seen = spaces.Dict({"camera": camera, "gear": spaces.Discrete(4, start=1), "bits": spaces.MultiBinary(2)})
+    done = spaces.Tuple([spaces.MultiDiscrete([3, 2]), spaces.Box(-1.0, 1.0, (2,), np.float32), spaces.MultiBinary(2)])
+    values = []
+    for num_gpus in (0, 1):
+        for box in ("squashed_gaussian", "beta"):
+            model_config = {"fcnet_hiddens": [8], "action_distribution": box, "max_seq_len": 4, **memory}
+            algo = (
+                PPOConfig()
+                .environment(SpacesEnv, env_config={"observation_space": seen, "action_space": done})
+                .multi_agent(policies=policies)
+                .env_runners(num_envs_per_env_runner=2)
+                .learners(num_gpus_per_learner=num_gpus)
+                .rl_module(model_config=model_config)
+                .training(lr=1e-3, train_batch_size_per_learner=40, minibatch_size=None, num_epochs=1)
+                .debugging(seed=0)
+                .build_algo()
+            )
+            learned = next(iter(algo.train()["learners"].values()))
+            values.append([learned["entropy"], learned["vf_loss"]])
+            assert abs(learned["mean_kl_loss"]) < 1e-5
+            algo.stop()
+    np.testing.assert_allclose(values[:2], values[2:], rtol=0.05)

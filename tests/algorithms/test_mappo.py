@@ -128,3 +128,13 @@ def test_a_module_of_the_users_own_is_told_how_much_its_critic_sees():
 def test_without_a_critic_there_is_nothing_to_centralise():
     with pytest.raises(ConfigError, match="use_critic"):
         config_of().training(use_critic=False).build_algo()
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_a_policy_with_a_memory_has_no_critic_with_one(kind):
+    algo = config_of("shared", **{f"use_{kind}": True, f"{kind}_cell_size": 4, "max_seq_len": 3}).build_algo()
+    module = algo.get_module()
+    assert module.is_stateful() and set(module.get_initial_state()) <= {"h", "c"}
+    before = weights(algo)
+    algo.train()
+    assert {key for key, value in weights(algo).items() if not torch.equal(value, before[key])} == set(before)

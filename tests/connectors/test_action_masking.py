@@ -243,8 +243,18 @@ def dict_with(mask_space, **parts):
 @pytest.mark.parametrize(
     ("observation_space", "action_space", "options", "message"),
     [
-        (WITH_MASK, spaces.MultiDiscrete([2, 2]), {}, "masks are for Discrete actions, but those of the agent are Mul"),
-        (BOX, BOX, {}, r"masks are for Discrete actions, but those of the agent are Box\(2,\)"),
+        (
+            WITH_MASK,
+            spaces.MultiDiscrete([2, 3]),
+            {},
+            "must have 5 numbers, one for each value of each choice, or a tuple",
+        ),
+        (
+            BOX,
+            BOX,
+            {},
+            r"masks are for Discrete, MultiDiscrete and MultiBinary actions, but those of the agent are Box\(2,\)",
+        ),
         (WITH_MASK, spaces.Discrete(3), {}, r"must have 3 numbers, one for each action, but is Box\(4,\) int8"),
         (dict_with(spaces.Discrete(4), o=BOX), ACTIONS, {}, r"must have 4 numbers.* but is Discrete\(4\)"),
         (dict_with(BOX), spaces.Discrete(2), {}, "is nothing but its mask"),
@@ -272,7 +282,7 @@ def test_errors_name_the_agent_and_the_sizes():
         return SingleAgentEpisode("x", observations=[observation], infos=[{"action_mask": info}], **ids)
 
     piece, seen = ActionMasking(*both), np.zeros(2, np.float32)
-    with pytest.raises(ConnectorError, match="Discrete actions, but those of agent 'b' are Box"):
+    with pytest.raises(ConnectorError, match="MultiBinary actions, but those of agent 'b' are Box"):
         piece(rl_module=None, batch={}, episodes=[of("b", seen, [1, 1])])
     piece = ActionMasking(spaces.Dict({"a": BOX}), spaces.Dict({"a": ACTIONS}))
     for wrong, shape in (([1, 1], r"\(2,\)"), ([[1] * 4], r"\(1, 4\)"), ("1111", r"\(\)")):

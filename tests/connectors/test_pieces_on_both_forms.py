@@ -103,6 +103,8 @@ def test_what_is_in_the_batch_is_written_back_alike(observation_space, histories
         FROM_3,
         spaces.Discrete(4),
         spaces.MultiDiscrete([2, 3]),
+        spaces.MultiDiscrete([2, 3], start=[0, 4]),
+        spaces.MultiBinary(2),
     ],
 )
 @pytest.mark.parametrize("arguments", [{}, {"normalize_actions": False, "clip_actions": True}])
@@ -123,7 +125,8 @@ def test_actions_are_translated_alike(action_space, arguments, histories, mappin
     NormalizeAndClipActions(**arguments).on_columns(rl_module=None, columns=group)
     batch = NormalizeAndClipActions(**arguments)(rl_module=None, batch=batch, episodes=episodes)
     assert (Columns.ACTIONS_FOR_ENV in batch) == (Columns.ACTIONS_FOR_ENV in group)
-    assert (Columns.ACTIONS_FOR_ENV in batch) == (isinstance(action_space, spaces.Box) or action_space == FROM_3)
+    others = isinstance(action_space, (spaces.Box, spaces.MultiBinary)) or np.any(getattr(action_space, "start", 0))
+    assert (Columns.ACTIONS_FOR_ENV in batch) == others  # bits in another dtype
     if Columns.ACTIONS_FOR_ENV in batch:
         for episode, action in zip(episodes, unstack(group[Columns.ACTIONS_FOR_ENV]), strict=True):
             assert_same(batch[Columns.ACTIONS_FOR_ENV][item_key(episode)][0], action)

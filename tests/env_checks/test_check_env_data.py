@@ -276,6 +276,18 @@ def test_masks_of_several_choices_and_of_a_start_are_understood():
     assert check_env(Started, **SMALL).ok
 
 
+def test_masks_of_bits_are_gymnasiums():
+    bits = spaces.MultiBinary(3)
+
+    class Strict(masked([0, 1, 2], "info", bits)):
+        def check(self, action):
+            assert action.tolist() in ([0, 1, 0], [0, 1, 1])
+
+    assert check_env(Strict, **SMALL).ok
+    for mask in ([0, 1], [0, 1, 3]):
+        assert "0, 1 or 2 for each bit" in found(masked(mask, "info", bits), "mask-values", "error").advice
+
+
 def test_an_allowed_action_that_is_refused_is_an_error():
     class Lies(masked(ONLY_2)):
         def check(self, action):

@@ -18,13 +18,21 @@ STEPS = {
     "arrays of different kinds": [[F32, np.arange(3, dtype=np.int8)], [np.arange(6).reshape(2, 3), F32]],
     "all of it": [[1, F32, 0.5], [np.ones((2, 2), bool), 300], [F32]],
     "arrays without items": [[np.zeros(0, np.float32)]],
+    "dicts and tuples": [
+        [{"a": 1, "b": (F32, 0.5)}, 7],
+        [(1, 2)],
+        [{"a": 300, "b": (F32 * 2, 1)}, {"b": (F32, 0.5), "a": 1}],
+    ],
     "nothing": [],
 }
 
 
 def same(one, other):
     assert type(one) is type(other)
-    if isinstance(one, list):
+    if isinstance(one, dict):
+        assert list(one) == list(other)
+        one, other = list(one.values()), list(other.values())
+    if isinstance(one, (list, tuple)):
         assert len(one) == len(other)
         for a, b in zip(one, other, strict=True):
             same(a, b)

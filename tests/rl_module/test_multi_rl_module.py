@@ -187,8 +187,6 @@ def test_specs_build_modules_and_name_what_is_missing():
         RLModuleSpec(DefaultPPORLModule, OBS).build()
     with pytest.raises(ModuleError, match="must name the modules"):
         MultiRLModuleSpec(rl_module_specs=spec).build()
-    with pytest.raises(ModuleError, match="takes Box observations, not Discrete"):
-        RLModuleSpec(DefaultPPORLModule, ACT, ACT).build()
 
 
 def test_default_model_config_and_dict_say_the_same():

@@ -12,6 +12,7 @@ from marl_connectors.algorithms.mappo.model_config import MAPPOModelConfig
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
 from marl_connectors.columns import Columns
 from marl_connectors.errors import ModuleError
+from marl_connectors.rl_module.initializers import Initializers
 from marl_connectors.rl_module.layers import MLP
 
 
@@ -24,6 +25,9 @@ class DefaultMAPPORLModule(DefaultPPORLModule):
         config: Any = given if isinstance(given, MAPPOModelConfig) else MAPPOModelConfig.of(given)
         self.model_config = dataclasses.replace(config, vf_share_layers=False)
         super().setup()
+
+    def _make_value_layers(self, num_embeddings: int) -> None:
+        config: Any = self.model_config
         if self.inference_only:
             return
         if config.critic_inputs < 1:
@@ -32,7 +36,13 @@ class DefaultMAPPORLModule(DefaultPPORLModule):
                 f"outside of it, pass how many numbers 'critic_obs' has."
             )
         hiddens = config.fcnet_hiddens if config.critic_hiddens is None else config.critic_hiddens
-        self.vf_encoder = MLP(config.critic_inputs, hiddens, config.fcnet_activation)
+        self.vf_encoder = MLP(
+            config.critic_inputs,
+            hiddens,
+            config.fcnet_activation,
+            initializers=Initializers.of(config, "fcnet"),
+            use_layernorm=config.fcnet_use_layernorm,
+        )
         self.vf = self._head(self.vf_encoder.output_dim, 1, gain=1.0)
 
     def compute_values(self, batch: Mapping[str, Any], embeddings: Tensor | None = None) -> Tensor:

@@ -85,7 +85,7 @@ class PPOConfig(AlgorithmConfig):
         """
 
     def get_default_rl_module_class(self) -> Any:
-        """An MLP policy and value function."""
+        """A policy and a value function for all spaces of a fixed size."""
         from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
 
         return DefaultPPORLModule

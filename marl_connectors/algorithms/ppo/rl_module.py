@@ -1,98 +1,129 @@
-"""The module that PPO uses when the user brings none: an MLP policy and an MLP value function."""
+"""The module that PPO uses when the user brings none: an encoder, a policy head and a value head."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
-from gymnasium import spaces
+from gymnasium import Space
 from torch import Tensor, nn
 
 from marl_connectors.columns import Columns
 from marl_connectors.errors import ModuleError
 from marl_connectors.rl_module.apis import InferenceOnlyAPI, ValueFunctionAPI
 from marl_connectors.rl_module.default_model_config import DefaultModelConfig
+from marl_connectors.rl_module.distributions import Distribution, default_distribution
+from marl_connectors.rl_module.encoders import Encoder, recurrent_layer
+from marl_connectors.rl_module.initializers import Initializers
 from marl_connectors.rl_module.layers import MLP
+from marl_connectors.rl_module.log_stds import LogStds
+from marl_connectors.rl_module.recurrent_layers import RecurrentLayer
 from marl_connectors.rl_module.rl_module import RLModule
-from marl_connectors.spaces import describe
 
 
 class DefaultPPORLModule(RLModule, ValueFunctionAPI, InferenceOnlyAPI):
-    """Encoder, policy head and value head for Box observations of any shape, and Discrete or Box actions.
+    """Encoder, LSTM or GRU if asked for, policy head and value head, for all spaces that have a fixed size.
 
-    Reads ``obs``; writes ``action_dist_inputs``, and ``embeddings`` when training with shared value layers.
+    Reads ``obs``; writes ``action_dist_inputs``, and ``embeddings`` when training with shared value layers. With an
+    LSTM or GRU all have a time axis, ``[B, T, ...]``; it also reads ``state_in`` and writes ``state_out``. The state is
+    that of the layer, or ``{"actor": ..., "critic": ...}`` if the value function has a layer of its own.
     """
 
     stackable = True
 
     def setup(self) -> None:
         """Builds the encoders and heads that ``model_config`` (a DefaultModelConfig or dict) describes."""
-        space = self.observation_space
-        if not isinstance(space, spaces.Box):
-            raise ModuleError(
-                f"{type(self).__name__}: the default module takes Box observations, not "
-                f"{describe(space) if space is not None else None}. Turn them into a Box with an env-to-module "
-                f"connector piece, or pass your own RLModule in .rl_module(rl_module_spec=...)."
-            )
-        config = DefaultModelConfig.of(self.model_config)
-        self.config = config
-        self.action_dist_cls = self.get_train_action_dist_cls()
-        assert self.action_space is not None
-        num_inputs = self.action_dist_cls.required_input_dim(self.action_space)
-        self._is_box = isinstance(self.action_space, spaces.Box)
-        self._free_log_std = config.free_log_std and self._is_box
-        if self._free_log_std:
-            num_inputs //= 2
-            self.log_std = nn.Parameter(torch.zeros(num_inputs))
-        self._obs_rank = len(space.shape)
-        input_dim = int(np.prod(space.shape))
-        self.encoder = MLP(input_dim, config.fcnet_hiddens, config.fcnet_activation)
-        self.pi = self._head(self.encoder.output_dim, num_inputs, gain=0.01)
+        config = self.config = DefaultModelConfig.of(self.model_config)
+        if self.observation_space is None or self.action_space is None:
+            raise ModuleError(f"{type(self).__name__}: needs an observation_space and an action_space.")
+        dist_cls = self.get_train_action_dist_cls()
+        self._log_stds = LogStds(dist_cls, self.action_space, free=config.free_log_std, bound=config.log_std_clip_param)
+        num_free = self._log_stds.num_free
+        self.log_std = nn.Parameter(torch.zeros(num_free)) if num_free else None
+        self.encoder, self.rnn, num_embeddings = self._make_encoder()
+        self.pi = self._head(num_embeddings, self._log_stds.num_outputs, gain=0.01)
+        self.vf_rnn: RecurrentLayer | None = None
+        self._make_value_layers(num_embeddings)
+
+    def _make_value_layers(self, num_embeddings: int) -> None:
+        """The value head and, if it shares none with the policy, the layers before it.
+
+        A recurrent layer of the value function has a state that goes on when acting, so it is built for acting, too.
+        """
+        if not self.config.vf_share_layers and (self.rnn is not None or not self.inference_only):
+            self.vf_encoder, self.vf_rnn, _ = self._make_encoder()
         if not self.inference_only:
-            if not config.vf_share_layers:
-                self.vf_encoder = MLP(input_dim, config.fcnet_hiddens, config.fcnet_activation)
-            self.vf = self._head(self.encoder.output_dim, 1, gain=1.0)
+            self.vf = self._head(num_embeddings, 1, gain=1.0)
+
+    def _make_encoder(self) -> tuple[Encoder, RecurrentLayer | None, int]:
+        assert self.observation_space is not None
+        encoder = Encoder(self.observation_space, self.config)
+        rnn = recurrent_layer(encoder.output_dim, self.config)
+        return encoder, rnn, encoder.output_dim if rnn is None else rnn.size
 
     def _head(self, input_dim: int, output_dim: int, gain: float) -> MLP:
-        sizes = (*self.config.head_fcnet_hiddens, output_dim)
-        return MLP(input_dim, sizes, self.config.head_fcnet_activation, activate_last=False, last_gain=gain)
+        config = self.config
+        return MLP(
+            input_dim,
+            (*config.head_fcnet_hiddens, output_dim),
+            config.head_fcnet_activation,
+            activate_last=False,
+            last_gain=gain,
+            initializers=Initializers.of(config, "head_fcnet"),
+            use_layernorm=config.head_fcnet_use_layernorm,
+        )
 
-    def _flat(self, obs: Tensor) -> Tensor:
-        if self._obs_rank != 1:
-            obs = obs.flatten(-self._obs_rank) if self._obs_rank else obs.unsqueeze(-1)
-        return obs if obs.dtype is torch.float32 else obs.float()
+    def _dist_cls_for(self, action_space: Space) -> type[Distribution]:
+        return default_distribution(action_space, DefaultModelConfig.of(self.model_config).action_distribution)
 
-    def _action_dist_inputs(self, embeddings: Tensor) -> Tensor:
-        outputs = self.pi(embeddings)
-        if not self._is_box:
-            return outputs
-        bound = self.config.log_std_clip_param
-        if self._free_log_std:
-            mean, log_std = outputs, self.log_std.unsqueeze(-2).expand_as(outputs)
-        else:
-            mean, log_std = outputs.chunk(2, -1)
-        return torch.cat([mean, log_std.clamp(-bound, bound)], -1)
+    def get_initial_state(self) -> dict[str, Any]:
+        """Zeros for the LSTM or GRU; ``{}`` without one."""
+        if self.rnn is None:
+            return {}
+        own = self.rnn.initial_state()
+        return own if self.vf_rnn is None else {"actor": own, "critic": self.vf_rnn.initial_state()}
 
     def _forward(self, batch: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
-        return {Columns.ACTION_DIST_INPUTS: self._action_dist_inputs(self.encoder(self._flat(batch[Columns.OBS])))}
+        embeddings, state = self._embed(batch)
+        outputs: dict[str, Any] = {Columns.ACTION_DIST_INPUTS: self._action_dist_inputs(embeddings)}
+        if state is not None:
+            if self.vf_rnn is not None:
+                state = {"actor": state, "critic": self._embed_for_values(batch)[1]}
+            outputs[Columns.STATE_OUT] = state
+        return outputs
 
     def _forward_train(self, batch: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
-        embeddings = self.encoder(self._flat(batch[Columns.OBS]))
+        embeddings, _ = self._embed(batch)
         outputs = {Columns.ACTION_DIST_INPUTS: self._action_dist_inputs(embeddings)}
         if self.config.vf_share_layers:
             outputs[Columns.EMBEDDINGS] = embeddings
         return outputs
 
+    def _embed(self, batch: Mapping[str, Any]) -> tuple[Tensor, Any]:
+        """What the policy head reads, and the state behind it."""
+        embeddings = self.encoder(batch[Columns.OBS])
+        if self.rnn is None:
+            return embeddings, None
+        state = batch[Columns.STATE_IN]
+        return self.rnn(embeddings, state if self.vf_rnn is None else state["actor"])
+
+    def _embed_for_values(self, batch: Mapping[str, Any]) -> tuple[Tensor, Any]:
+        """What the value head reads, and the state behind it."""
+        if self.config.vf_share_layers:
+            return self._embed(batch)
+        embeddings = self.vf_encoder(batch[Columns.OBS])
+        return (embeddings, None) if self.vf_rnn is None else self.vf_rnn(embeddings, batch[Columns.STATE_IN]["critic"])
+
+    def _action_dist_inputs(self, embeddings: Tensor) -> Tensor:
+        return self._log_stds.inputs(self.pi(embeddings), self.log_std)
+
     def compute_values(self, batch: Mapping[str, Any], embeddings: Tensor | None = None) -> Tensor:
         """``[B]`` value estimates of ``batch["obs"]``; reuses ``embeddings`` if the value layers are shared."""
-        if not self.config.vf_share_layers:
-            embeddings = self.vf_encoder(self._flat(batch[Columns.OBS]))
-        elif embeddings is None:
-            embeddings = self.encoder(self._flat(batch[Columns.OBS]))
+        if embeddings is None or not self.config.vf_share_layers:
+            embeddings, _ = self._embed_for_values(batch)
         return self.vf(embeddings).squeeze(-1)
 
     def get_non_inference_attributes(self) -> list[str]:
-        """The value layers."""
-        return ["vf"] if self.config.vf_share_layers else ["vf", "vf_encoder"]
+        """The value layers, but for those before a recurrent layer of the value function, which goes on when acting."""
+        return ["vf"] if self.config.vf_share_layers or self.vf_rnn is not None else ["vf", "vf_encoder"]

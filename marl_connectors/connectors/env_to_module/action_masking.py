@@ -9,6 +9,12 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from marl_connectors.columns import Columns
+from marl_connectors.connectors.action_masks import (
+    flat_masks,
+    free_where_nothing_is_left,
+    values_per_choice,
+    wanted_mask,
+)
 from marl_connectors.connectors.agent_steps import ColumnSteps, ItemSteps, Steps
 from marl_connectors.connectors.connector_v2 import ENV_TO_MODULE
 from marl_connectors.connectors.observation_transform import ObservationTransform, Plan
@@ -17,7 +23,7 @@ from marl_connectors.episodes.column_batch import ColumnGroup
 from marl_connectors.episodes.lane_storage import LaneStorage
 from marl_connectors.episodes.rollout import take
 from marl_connectors.errors import ConfigError, ConnectorError
-from marl_connectors.spaces import describe
+from marl_connectors.spaces import describe, stack, zeros
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import AgentID, Tree
 
@@ -41,14 +47,17 @@ class _Masks(NamedTuple):
 class ActionMasking(ObservationTransform):
     """Makes forbidden actions impossible, for any module.
 
-    A mask has a number for each action of a Discrete space, 0 or False for those that are forbidden. It is looked for,
-    for each agent, in its Dict observation, as PettingZoo's classic games have it (``{"observation": ...,
+    A mask has a number for each action of a Discrete space, 0 or False for those that are forbidden; for MultiDiscrete
+    spaces one for each value of each choice, as one vector or as a tuple of them; for MultiBinary spaces 0, 1 or 2 for
+    each bit that must be 0, must be 1 or is free (``space.sample(mask)`` takes the same). It is looked for, for each
+    agent, in its Dict observation, as PettingZoo's classic games have it (``{"observation": ...,
     "action_mask": ...}``), else in its info dict; an agent without a mask may do anything, and so may one whose mask
     forbids everything, as that of a player who waits for its turn.
 
-    The masks go to the batch as ``Columns.ACTION_MASK`` (``[B, n]`` bool). ``RLModule`` applies them to what a module
-    puts out, and hands them on, so that they come back in the train batch and are applied there too. Where they were
-    part of the observation, the rest is written back to the episodes: later pieces and the module never see a mask.
+    The masks go to the batch as ``Columns.ACTION_MASK`` (``[B, n]`` bool, a number for each value of each choice).
+    ``RLModule`` applies them to what a module puts out, and hands them on, so that they come back in the train batch
+    and are applied there too. Where they were part of the observation, the rest is written back to the episodes: later
+    pieces and the module never see a mask.
     So this piece stands before all others that change observations.
 
     Reads ``obs`` and ``infos``; writes ``action_mask`` to the batch, and ``obs`` back to the episodes. Keeps no state.
@@ -101,10 +110,10 @@ class ActionMasking(ObservationTransform):
                 )
             return
         kinds = [action_space for _, action_space in agents.values()]
-        if kinds and all(kind is not None and not isinstance(kind, spaces.Discrete) for kind in kinds):
+        if kinds and all(kind is not None and values_per_choice(kind) is None for kind in kinds):
             whose, (_, action_space) = next(iter(agents.items()))
             assert action_space is not None
-            raise self._not_discrete(whose, action_space)
+            raise self._without_choices(whose, action_space)
 
     def plan(self, agent_id: AgentID | None, space: Space, action_space: Space | None) -> Plan:
         """The space without the mask, and where the mask is."""
@@ -114,18 +123,13 @@ class ActionMasking(ObservationTransform):
         if not in_observation:
             return Plan(space, space, masks)
         assert isinstance(space, spaces.Dict)
-        if action_space is not None and not isinstance(action_space, spaces.Discrete):
-            raise self._not_discrete(agent_id, action_space)
+        if action_space is not None and values_per_choice(action_space) is None:
+            raise self._without_choices(agent_id, action_space)
         mask_space = space.spaces[self.action_mask_key]
-        num_actions = None if action_space is None else int(action_space.n)
-        shape = mask_space.shape
-        if shape is None or len(shape) != 1 or shape[0] != (num_actions or shape[0]):
-            wanted = (
-                "a number for each action" if num_actions is None else f"{num_actions} numbers, one for each action"
-            )
+        if flat_masks(action_space, zeros(mask_space, 1)) is None:
             raise ConfigError(
-                f"ActionMasking: the mask of {_name(agent_id)} must have {wanted}, but is {describe(mask_space)}. Fix "
-                f"the environment's spaces."
+                f"ActionMasking: the mask of {_name(agent_id)} must have {wanted_mask(action_space)}, but is "
+                f"{describe(mask_space)}. Fix the environment's spaces."
             )
         rest = {key: part for key, part in space.spaces.items() if key != self.action_mask_key}
         if not rest:
@@ -138,10 +142,10 @@ class ActionMasking(ObservationTransform):
     def _is_in(self, space: Space | None) -> bool:
         return isinstance(space, spaces.Dict) and self.action_mask_key in space.spaces
 
-    def _not_discrete(self, agent_id: AgentID | None, space: Space) -> ConfigError:
+    def _without_choices(self, agent_id: AgentID | None, space: Space) -> ConfigError:
         return ConfigError(
-            f"ActionMasking: masks are for Discrete actions, but those of {_name(agent_id)} are {describe(space)}. "
-            f"Leave the piece out, or change the action space."
+            f"ActionMasking: masks are for Discrete, MultiDiscrete and MultiBinary actions, but those of "
+            f"{_name(agent_id)} are {describe(space)}. Leave the piece out, or change the action space."
         )
 
     # The two forms.
@@ -194,12 +198,19 @@ class ActionMasking(ObservationTransform):
                 f"but they are {shape_of(observations)}. The piece stands before all others that change observations, "
                 f"and takes the mask out of each once."
             )
-        return _usable(np.not_equal(observations[self.action_mask_key], 0))
+        action_space = plan.how.action_space or steps.spaces[1]
+        mask = flat_masks(action_space, observations[self.action_mask_key])
+        if mask is None:
+            raise ConnectorError(
+                f"ActionMasking: the mask of {_name(steps.agents.ids[0])} must have {wanted_mask(action_space)}, but "
+                f"is {shape_of(observations[self.action_mask_key])}. Fix the environment."
+            )
+        return free_where_nothing_is_left(action_space, mask)
 
     def _from_infos(
         self, infos: Sequence[Mapping[str, Any]], count: int, plan: Plan, steps: Steps
     ) -> np.ndarray | None:
-        """``[B, n]`` bool, True in rows whose info has no mask; None for agents whose actions are not Discrete."""
+        """``[B, n]`` bool, True in rows whose info has no mask; None for agents whose actions have no masks."""
         key = self.action_mask_key
         if self.source == "auto" and self._is_in(steps.spaces[0]) and not self._is_in(plan.before):
             raise ConnectorError(
@@ -209,53 +220,43 @@ class ActionMasking(ObservationTransform):
             )
         found = [(row, info[key]) for row, info in enumerate(infos) if info.get(key) is not None]
         action_space = plan.how.action_space or steps.spaces[1]
-        if not isinstance(action_space, spaces.Discrete):
+        lens = values_per_choice(action_space)
+        if lens is None or action_space is None:
             if not found:
                 return None
             whose = _whose(steps, found[0][0])
             if action_space is not None:
-                raise ConnectorError(str(self._not_discrete(whose, action_space)))
+                raise ConnectorError(str(self._without_choices(whose, action_space)))
             raise ConnectorError(
                 f"ActionMasking: the action space of {_name(whose)} is unknown. Build the piece with "
                 f"input_action_space, or give the episodes their spaces."
             )
-        allowed = np.ones((count, int(action_space.n)), bool)
+        allowed = np.ones((count, sum(lens)), bool)
         if found:
             rows, masks = zip(*found, strict=True)
-            values = _stacked(masks, allowed.shape[1])
+            values = _stacked(masks, action_space)
             if values is None:
                 raise self._wrong_mask(found, action_space, steps)
-            allowed[list(rows)] = values != 0
-        return _usable(allowed)
+            allowed[list(rows)] = values
+        return free_where_nothing_is_left(action_space, allowed)
 
-    def _wrong_mask(
-        self, found: Sequence[tuple[int, Any]], action_space: spaces.Discrete, steps: Steps
-    ) -> ConnectorError:
-        wanted = int(action_space.n)
-        row, mask = next(pair for pair in found if _stacked([pair[1]], wanted) is None)
-        values = np.asarray(mask)
+    def _wrong_mask(self, found: Sequence[tuple[int, Any]], action_space: Space, steps: Steps) -> ConnectorError:
+        row, mask = next((pair for pair in found if _stacked([pair[1]], action_space) is None), found[0])
+        kinds = [
+            f"{np.shape(part)} ({np.asarray(part).dtype})" for part in (mask if isinstance(mask, tuple) else [mask])
+        ]
         return ConnectorError(
-            f"ActionMasking: the info of {_name(_whose(steps, row))} has a mask of shape {values.shape} "
-            f"({values.dtype}), but its actions are {describe(action_space)}, so the mask needs {wanted} numbers. Fix "
-            f"the environment."
+            f"ActionMasking: the info of {_name(_whose(steps, row))} has a mask of shape {', '.join(kinds)}, but its "
+            f"actions are {describe(action_space)}, so the mask needs {wanted_mask(action_space)}. Fix the environment."
         )
 
 
-def _stacked(masks: Sequence[Any], num_actions: int) -> np.ndarray | None:
-    """``[k, n]``, or None if they are not all of ``n`` numbers."""
+def _stacked(masks: Sequence[Any], action_space: Space) -> np.ndarray | None:
+    """``[k, n]`` bool, or None if they are not all masks for that space."""
     try:
-        values = np.array(masks)
-    except ValueError:
+        return flat_masks(action_space, stack(list(masks)))
+    except (ValueError, TypeError):
         return None
-    return values if values.shape == (len(masks), num_actions) and values.dtype.kind in "biuf" else None
-
-
-def _usable(mask: np.ndarray) -> np.ndarray:
-    """The mask itself, in which rows that forbid everything forbid nothing."""
-    some = mask.any(axis=1)
-    if not some.all():
-        mask[~some] = True
-    return mask
 
 
 def _infos(steps: ColumnSteps) -> list[Mapping[str, Any]]:

@@ -97,7 +97,7 @@ class PrevActionsPrevRewards(ObservationTransform):
                     "PrevActionsPrevRewards: the action space is unknown. Build the piece with input_action_space, or "
                     "give the episodes their spaces."
                 )
-            actions = Flattener(action_space, count_from_0=isinstance(action_space, spaces.Discrete))
+            actions = Flattener(action_space, count_from_0=True)
             no_action, width = own_spaces.zeros(action_space), actions.size * self.n_prev_actions
         observations = Flattener(space) if self._flatten else None
         how = _How(observations, actions, no_action, width)

@@ -242,11 +242,12 @@ def compute_values(rl_module: Any, columns: ColumnGroup) -> torch.Tensor:
         if bucket is not None and StackedRows.pays(bucket, columns):
             _with_values(rl_module, columns.module_ids[0])
             rows = StackedRows(bucket, columns)
-            values = rows.unstacked(bucket.twin.compute_values(rows))
+            values = _checked_values(columns.module_ids[0], bucket.twin.compute_values(rows), rows)
+            values = rows.unstacked(values)
             return values if columns.sequences is None else _unpadded(values, columns)
         given = dict(columns.module_columns())
         outputs = rl_module.forward_train(given) if rl_module.has_own_forward else {}
-        parts = [_values(rl_module, m, part, outputs) for m, part in given.items()]
+        parts = [_checked_values(m, _values(rl_module, m, part, outputs), part) for m, part in given.items()]
         if columns.sequences is not None:
             parts = [unpadded(part, columns.sequences.within(i)) for i, part in enumerate(parts)]
         return torch.cat(parts)
@@ -265,6 +266,18 @@ def _values(rl_module: Any, module_id: str, columns: Any, outputs: dict[str, Any
     if module_id not in outputs:
         return module.compute_values(columns)
     return module.compute_values(columns, embeddings=outputs[module_id].get(Columns.EMBEDDINGS))
+
+
+def _checked_values(module_id: str, values: Any, columns: Any) -> torch.Tensor:
+    """Values, of which there must be one for each row."""
+    wanted = tuple(columns[Columns.REWARDS].shape)
+    if not isinstance(values, torch.Tensor) or tuple(values.shape) != wanted:
+        found = tuple(values.shape) if isinstance(values, torch.Tensor) else type(values).__name__
+        raise ModuleError(
+            f"GeneralAdvantageEstimation: compute_values of module {module_id!r} gave {found}, expected a tensor of "
+            f"shape {wanted}: one number for each row, without a last axis (.squeeze(-1))."
+        )
+    return values
 
 
 def _value_function(rl_module: Any, module_id: str) -> Callable[[Any], torch.Tensor]:

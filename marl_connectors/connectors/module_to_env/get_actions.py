@@ -13,7 +13,9 @@ from marl_connectors.connectors.connector_v2 import MODULE_TO_ENV, ConnectorV2
 from marl_connectors.episodes.column_batch import ColumnGroup, Phase
 from marl_connectors.errors import ModuleError
 from marl_connectors.rl_module.distributions import Distribution
+from marl_connectors.rl_module.module_columns import concatenated
 from marl_connectors.rl_module.rl_module import RLModule
+from marl_connectors.spaces import describe
 from marl_connectors.typing import ModuleID
 
 ACTION_NOISE = "action_noise"
@@ -88,6 +90,7 @@ class GetActions(ConnectorV2):
         asked = (columns.rows, explore)
         if self._asked is None or self._asked[0] is not asked[0] or self._asked[1] != asked[1]:
             classes = {_dist_cls(m, rl_module[m], explore) for m in columns.module_ids}
+            _check_inputs(columns.module_ids[0], rl_module[columns.module_ids[0]], explore, columns)
             space = columns.rows.action_space
             peers = {_dist_cls(m, module, explore) for m, module in rl_module.items() if module.action_space == space}
             self._asked = asked
@@ -100,7 +103,7 @@ class GetActions(ConnectorV2):
         for module_id, part in parts:
             _add_actions(module_id, rl_module[module_id], part, explore)
         for name in (Columns.ACTIONS, Columns.ACTION_LOGP):
-            columns[name] = torch.cat([part[name] for _, part in parts])
+            columns[name] = concatenated([part[name] for _, part in parts])
 
     def __call__(
         self, *, rl_module: Any, batch: dict[str, Any], explore: bool | None = None, **kwargs: Any
@@ -126,6 +129,22 @@ def _dist_cls(module_id: ModuleID, module: RLModule, explore: bool | None) -> ty
             f"GetActions: the action distribution of module {module_id!r} is {dist_cls!r}, no Distribution."
         )
     return dist_cls
+
+
+def _check_inputs(module_id: ModuleID, module: RLModule, explore: bool | None, columns: Mapping[str, Any]) -> None:
+    """Holds what a module put out against what its distribution needs."""
+    dist_cls, space = _dist_cls(module_id, module, explore), module.action_space
+    inputs = _inputs(module_id, columns)
+    if space is None or not issubclass(dist_cls, Distribution):
+        return
+    wanted = dist_cls.required_input_dim(space)
+    found = tuple(getattr(inputs, "shape", ()))
+    if not found or found[-1] != wanted:
+        raise ModuleError(
+            f"GetActions: module {module_id!r} put out 'action_dist_inputs' of shape {found}, but {dist_cls.__name__} "
+            f"needs {wanted} numbers in each row for actions of {describe(space)}. Give the last layer of its policy "
+            f"so many outputs."
+        )
 
 
 def _inputs(module_id: ModuleID, columns: Mapping[str, Any]) -> torch.Tensor:

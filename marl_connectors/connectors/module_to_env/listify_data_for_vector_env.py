@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from marl_connectors.columns import Columns
-from marl_connectors.connectors.connector_v2 import MODULE_TO_ENV, ConnectorV2, item_key
+from marl_connectors.connectors.connector_v2 import MODULE_TO_ENV, ConnectorV2, item_key, unstack
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 
 
@@ -44,4 +44,6 @@ def env_action_array(columns: dict[str, Any]) -> Any:
 def env_actions(columns: dict[str, Any]) -> list:
     """The rows that the environments get, as Python numbers or arrays."""
     actions = env_action_array(columns)
+    if isinstance(actions, (dict, tuple)):
+        return unstack(actions)
     return actions.tolist() if actions.ndim == 1 else list(actions)

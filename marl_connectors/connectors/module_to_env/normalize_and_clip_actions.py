@@ -8,8 +8,10 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from marl_connectors.columns import Columns
-from marl_connectors.connectors.connector_v2 import MODULE_TO_ENV, ConnectorV2
+from marl_connectors.connectors.connector_v2 import MODULE_TO_ENV, ConnectorV2, unstack
 from marl_connectors.episodes.column_batch import ColumnGroup
+from marl_connectors.spaces import from_start
+from marl_connectors.trees import tree_map
 
 
 class NormalizeAndClipActions(ConnectorV2):
@@ -17,7 +19,9 @@ class NormalizeAndClipActions(ConnectorV2):
 
     * Box actions get the space's shape and dtype. With ``normalize_actions``, [-1, 1] is stretched to the space's
       range where it is finite, and what lies beyond is clipped. With ``clip_actions``, actions are clipped only.
-    * Discrete actions get the space's ``start`` added.
+    * MultiDiscrete and MultiBinary actions get the space's shape and dtype.
+    * Discrete and MultiDiscrete actions get the space's ``start`` added.
+    * Each part of Dict and Tuple actions is treated by its own space.
 
     Keeps no state.
     """
@@ -49,16 +53,31 @@ class NormalizeAndClipActions(ConnectorV2):
             return batch
         items = batch[Columns.ACTIONS]
         pairs = list(self.single_agent_episode_iterator(episodes, zip_with_batch_column=items))
-        translated = [self._for_env(np.asarray(action)[None], episode.action_space) for episode, action in pairs]
+        translated = [self._for_env(_as_batch(action), episode.action_space) for episode, action in pairs]
         if any(for_env is not None for for_env in translated):
             for (episode, action), for_env in zip(pairs, translated, strict=True):
-                self.add_batch_item(batch, Columns.ACTIONS_FOR_ENV, action if for_env is None else for_env[0], episode)
+                item = action if for_env is None else unstack(for_env)[0]
+                self.add_batch_item(batch, Columns.ACTIONS_FOR_ENV, item, episode)
         return batch
 
-    def _for_env(self, actions: np.ndarray, space: Space) -> np.ndarray | None:
+    def _for_env(self, actions: Any, space: Space) -> Any:
         """``[B, ...]`` actions for the environment, or None if they are ``actions`` themselves."""
+        if isinstance(space, (spaces.Dict, spaces.Tuple)):
+            is_dict = isinstance(space, spaces.Dict)
+            parts = dict(space.spaces) if is_dict else dict(enumerate(space.spaces))
+            own = {key: self._for_env(actions[key], part) for key, part in parts.items()}
+            if all(part is None for part in own.values()):
+                return None
+            values = {key: actions[key] if part is None else part for key, part in own.items()}
+            return values if is_dict else tuple(values.values())
         if isinstance(space, spaces.Discrete):
             return actions + space.start if space.start else None
+        if isinstance(space, (spaces.MultiDiscrete, spaces.MultiBinary)):
+            shaped = actions
+            if actions.shape[1:] != space.shape:
+                shaped = actions.reshape(len(actions), *space.shape)
+            for_env = from_start(space, shaped).astype(space.dtype, copy=False)
+            return None if for_env is actions else for_env
         if not isinstance(space, spaces.Box) or not np.issubdtype(space.dtype, np.floating):
             return None
         low, high = space.low.astype(np.float64), space.high.astype(np.float64)  # wide bounds would overflow in float32
@@ -71,3 +90,12 @@ class NormalizeAndClipActions(ConnectorV2):
         if self.normalize_actions or self.clip_actions:
             actions = np.clip(actions, low, high)
         return actions.astype(space.dtype)
+
+
+def _as_batch(action: Any) -> Any:
+    """A batch of this one action."""
+    return (
+        tree_map(lambda leaf: np.asarray(leaf)[None], action)
+        if isinstance(action, (dict, tuple))
+        else np.asarray(action)[None]
+    )

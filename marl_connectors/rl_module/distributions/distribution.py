@@ -1,0 +1,88 @@
+"""What every action distribution can do."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gymnasium import Space
+from torch import Tensor
+
+from marl_connectors.rl_module.distributions.masks import without_forbidden
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_PARTIAL: dict[Any, type] = {}
+
+
+class Distribution(ABC):
+    """A batch of action distributions.
+
+    Every method works on any number of leading axes: ``[B, n]`` for one module, ``[M, B, n]`` for stacked modules.
+    """
+
+    @classmethod
+    @abstractmethod
+    def from_logits(cls, logits: Tensor) -> Distribution:
+        """From a module's ``action_dist_inputs``, ``[..., n]``."""
+
+    @staticmethod
+    @abstractmethod
+    def required_input_dim(space: Space) -> int:
+        """How many ``action_dist_inputs`` an action of ``space`` needs."""
+
+    @classmethod
+    def for_space(cls, space: Space) -> type[Self]:
+        """The class for actions of ``space``: itself, unless it has to know more of the space than its inputs tell."""
+        del space
+        return cls
+
+    @classmethod
+    def get_partial_dist_cls(cls, **attributes: Hashable) -> type[Self]:
+        """A subclass with some class attributes set; always the same one for the same attributes."""
+        key = cls, tuple(sorted(attributes.items()))
+        if key not in _PARTIAL:
+            about = ", ".join(f"{name}={value}" for name, value in sorted(attributes.items()))
+            _PARTIAL[key] = type(f"{cls.__name__}({about})", (cls,), dict(attributes))
+        return _PARTIAL[key]
+
+    @classmethod
+    def noise(cls, rng: np.random.Generator, shape: tuple[int, ...], num_inputs: int) -> np.ndarray | None:
+        """What ``sample`` turns into actions: ``[*shape, k]`` float32, drawn for many steps at once.
+
+        None means that the distribution draws from torch's generator itself.
+        """
+        del rng, shape, num_inputs
+        return None
+
+    @classmethod
+    def without_forbidden(cls, inputs: Tensor, mask: Any) -> Tensor:
+        """``action_dist_inputs`` that give forbidden actions the probability 0; see ``masks.without_forbidden``."""
+        return without_forbidden(inputs, mask)
+
+    @abstractmethod
+    def sample(self, noise: Tensor | None = None) -> Any:
+        """One action for each row.
+
+        Args:
+            noise: ``[..., k]`` as ``Distribution.noise`` gives it; None to draw from torch's global generator.
+        """
+
+    @abstractmethod
+    def to_deterministic(self) -> Any:
+        """The action to take without exploration: of each row the most likely one, or the mean or median."""
+
+    @abstractmethod
+    def logp(self, value: Any) -> Tensor:
+        """``[...]`` log-probability (density) of actions."""
+
+    @abstractmethod
+    def entropy(self) -> Tensor:
+        """``[...]`` in nats."""
+
+    @abstractmethod
+    def kl(self, other: Any) -> Tensor:
+        """``[...]`` KL divergence from this distribution to ``other``, in nats."""

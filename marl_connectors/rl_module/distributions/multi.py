@@ -1,0 +1,116 @@
+"""Distributions over actions with parts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from gymnasium import Space, spaces
+from torch import Tensor
+
+from marl_connectors.errors import ModuleError
+from marl_connectors.rl_module.distributions.distribution import Distribution
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class Part(NamedTuple):
+    """One part of an action.
+
+    Attributes:
+        key: Its name or place.
+        dist_cls: Its distribution; a TorchMultiDistribution for a part with parts.
+        num_inputs: How many ``action_dist_inputs`` it has.
+        num_noise: How many numbers ``sample`` makes it of; None for a distribution that draws itself.
+    """
+
+    key: Any
+    dist_cls: type[Distribution]
+    num_inputs: int
+    num_noise: int | None
+
+
+class TorchMultiDistribution(Distribution):
+    """For Dict and Tuple spaces: independent parts, each with its own distribution. Parts may have parts.
+
+    ``action_dist_inputs`` are those of the parts, one after another in the space's order; actions are dicts or tuples
+    of tensors. Log-probability, entropy and KL divergence are the sums of the parts'.
+
+    Attributes:
+        parts: What it consists of. ``of_parts`` sets it.
+        is_dict: Whether actions are dicts, or tuples.
+    """
+
+    parts: tuple[Part, ...] = ()
+    is_dict = True
+
+    def __init__(self, children: list[Distribution]):
+        self._children = children
+
+    @classmethod
+    def of_parts(cls, space: spaces.Dict | spaces.Tuple, dist_cls_of: Any) -> type[Self]:
+        """The class for a space.
+
+        Args:
+            space: With the parts.
+            dist_cls_of: ``fn(space)``: the distribution of a part.
+        """
+        is_dict = isinstance(space, spaces.Dict)
+        parts = []
+        for key, part in space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces):
+            dist_cls = dist_cls_of(part)
+            num_inputs = dist_cls.required_input_dim(part)
+            noise = dist_cls.noise(np.random.default_rng(0), (0,), num_inputs)
+            parts.append(Part(key, dist_cls, num_inputs, None if noise is None else noise.shape[-1]))
+        return cls.get_partial_dist_cls(parts=tuple(parts), is_dict=is_dict)
+
+    @classmethod
+    def from_logits(cls, logits: Tensor) -> TorchMultiDistribution:
+        inputs = logits.split([part.num_inputs for part in cls.parts], -1)
+        return cls([part.dist_cls.from_logits(own) for part, own in zip(cls.parts, inputs, strict=True)])
+
+    @classmethod
+    def required_input_dim(cls, space: Space) -> int:
+        """The sum of the parts'. To be asked of the class for the space."""
+        return sum(part.num_inputs for part in cls.parts)
+
+    @classmethod
+    def noise(cls, rng: np.random.Generator, shape: tuple[int, ...], num_inputs: int) -> np.ndarray | None:
+        """The parts' noise, one after another."""
+        found = [part.dist_cls.noise(rng, shape, part.num_inputs) for part in cls.parts]
+        known = [noise for noise in found if noise is not None]
+        return np.concatenate(known, -1) if len(known) == len(found) else None
+
+    @classmethod
+    def without_forbidden(cls, inputs: Tensor, mask: Any) -> Tensor:
+        raise ModuleError(
+            "action mask: actions that are Dicts or Tuples have no masks. Set handles_action_masks = True in a module "
+            "of your own that sees to them, or make the action space Discrete, MultiDiscrete or MultiBinary."
+        )
+
+    def _together(self, values: list[Any]) -> Any:
+        if not self.is_dict:
+            return tuple(values)
+        return {part.key: value for part, value in zip(self.parts, values, strict=True)}
+
+    def sample(self, noise: Tensor | None = None) -> Any:
+        if noise is None:
+            return self._together([child.sample() for child in self._children])
+        parts = noise.split([part.num_noise or 0 for part in self.parts], -1)
+        return self._together([child.sample(own) for child, own in zip(self._children, parts, strict=True)])
+
+    def to_deterministic(self) -> Any:
+        return self._together([child.to_deterministic() for child in self._children])
+
+    def logp(self, value: Any) -> Tensor:
+        pairs = zip(self.parts, self._children, strict=True)
+        return torch.stack([child.logp(value[part.key]) for part, child in pairs]).sum(0)
+
+    def entropy(self) -> Tensor:
+        return torch.stack([child.entropy() for child in self._children]).sum(0)
+
+    def kl(self, other: TorchMultiDistribution) -> Tensor:
+        pairs = zip(self._children, other._children, strict=True)
+        return torch.stack([mine.kl(theirs) for mine, theirs in pairs]).sum(0)

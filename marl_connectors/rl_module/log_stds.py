@@ -1,0 +1,76 @@
+"""Which of the ``action_dist_inputs`` are logarithms of standard deviations, and what modules do with them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from gymnasium import Space
+from torch import Tensor
+
+from marl_connectors.rl_module.distributions import Distribution, TorchDiagGaussian, TorchMultiDistribution
+
+
+class Stretch(NamedTuple):
+    """Inputs of a distribution that stand side by side.
+
+    Attributes:
+        is_log_std: Whether they are logarithms of standard deviations.
+        length: How many.
+    """
+
+    is_log_std: bool
+    length: int
+
+
+def stretches_of(dist_cls: type[Distribution], num_inputs: int) -> list[Stretch]:
+    """All inputs of a distribution, in order."""
+    if issubclass(dist_cls, TorchDiagGaussian):
+        return [Stretch(False, num_inputs // 2), Stretch(True, num_inputs // 2)]
+    if issubclass(dist_cls, TorchMultiDistribution):
+        return [stretch for part in dist_cls.parts for stretch in stretches_of(part.dist_cls, part.num_inputs)]
+    return [Stretch(False, num_inputs)]
+
+
+class LogStds:
+    """What a policy head has to put out, and how ``action_dist_inputs`` are made of it.
+
+    Attributes:
+        num_outputs: Of the head.
+        num_free: How many log standard deviations are a parameter of their own.
+    """
+
+    def __init__(self, dist_cls: type[Distribution], action_space: Space, *, free: bool, bound: float):
+        """Works out the stretches.
+
+        Args:
+            dist_cls: Of the actions.
+            action_space: Of the actions.
+            free: Whether log standard deviations are a parameter, instead of outputs of the head.
+            bound: They are kept in ``[-bound, bound]``.
+        """
+        num_inputs = dist_cls.required_input_dim(action_space)
+        self._stretches = stretches_of(dist_cls, num_inputs)
+        num_log_stds = sum(stretch.length for stretch in self._stretches if stretch.is_log_std)
+        self._bound = bound
+        self.num_free = num_log_stds if free else 0
+        self.num_outputs = num_inputs - self.num_free
+        self._leave = not num_log_stds
+
+    def inputs(self, outputs: Tensor, parameter: Tensor | None) -> Tensor:
+        """``[..., n]`` inputs of a head's ``[..., num_outputs]`` and the parameter, which may be stacked."""
+        if self._leave:
+            return outputs
+        if parameter is None:
+            parts = list(outputs.split([stretch.length for stretch in self._stretches], -1))
+        else:
+            if parameter.dim() == 2:
+                parameter = parameter.view(len(parameter), *[1] * (outputs.dim() - 2), -1)
+            free = parameter.expand(*outputs.shape[:-1], -1)
+            lengths = [[s.length for s in self._stretches if s.is_log_std is kind] for kind in (False, True)]
+            from_head, from_parameter = iter(outputs.split(lengths[0], -1)), iter(free.split(lengths[1], -1))
+            parts = [next(from_parameter if stretch.is_log_std else from_head) for stretch in self._stretches]
+        for i, stretch in enumerate(self._stretches):
+            if stretch.is_log_std:
+                parts[i] = parts[i].clamp(-self._bound, self._bound)
+        return torch.cat(parts, -1)

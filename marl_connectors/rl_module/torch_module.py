@@ -1,0 +1,89 @@
+"""Any torch modules as an RLModule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gymnasium import Space
+from torch import Tensor, nn
+
+from marl_connectors.columns import Columns
+from marl_connectors.errors import ModuleError, did_you_mean
+from marl_connectors.rl_module.apis import InferenceOnlyAPI, ValueFunctionAPI
+from marl_connectors.rl_module.distributions import Distribution, default_distribution
+from marl_connectors.rl_module.rl_module import RLModule
+
+_KEYS = ("policy", "value", "action_distribution")
+
+
+class TorchModule(RLModule, ValueFunctionAPI, InferenceOnlyAPI):
+    """A policy and a value function that are torch modules of yours.
+
+    ``model_config`` says how they are made, so that each RLModule has its own::
+
+        def policy(observation_space, num_outputs):
+            return nn.Sequential(nn.Linear(observation_space.shape[0], 64), nn.ReLU(), nn.Linear(64, num_outputs))
+
+        RLModuleSpec(TorchModule, model_config={"policy": policy, "value": policy})
+
+    * ``policy``: ``fn(observation_space, num_outputs)``. Its module turns ``obs`` into ``[B, num_outputs]``, the
+      ``action_dist_inputs`` of the actions' distribution.
+    * ``value``: ``fn(observation_space, 1)``. Its module turns ``obs`` into ``[B, 1]`` (or ``[B]``). May be left out
+      where there is no critic.
+    * ``action_distribution``: for Box actions, as in DefaultModelConfig.
+
+    Reads ``obs`` as the env-to-module pipeline gives it; writes ``action_dist_inputs``.
+    """
+
+    def setup(self) -> None:
+        """Calls the two functions."""
+        config = self.model_config
+        if not isinstance(config, Mapping) or "policy" not in config:
+            raise ModuleError(
+                "TorchModule: model_config must be a dict with 'policy', a function of the observation space and the "
+                "number of outputs that makes a torch module."
+            )
+        for key in config:
+            if key not in _KEYS:
+                raise ModuleError(f"TorchModule: model_config has no key {key!r}. {did_you_mean(key, _KEYS)}")
+        assert self.action_space is not None
+        num_outputs = self.get_train_action_dist_cls().required_input_dim(self.action_space)
+        self.policy = self._made("policy", num_outputs)
+        self.value = None if self.inference_only or config.get("value") is None else self._made("value", 1)
+
+    def _made(self, key: str, num_outputs: int) -> nn.Module:
+        make = self.model_config[key]
+        if isinstance(make, nn.Module) or not callable(make):
+            raise ModuleError(
+                f"TorchModule: {key!r} must be a function that makes a torch module, not {type(make).__name__}: each "
+                f"RLModule needs its own. model_config={{'{key}': lambda observation_space, num_outputs: ...}}."
+            )
+        made = make(self.observation_space, num_outputs)
+        if not isinstance(made, nn.Module):
+            raise ModuleError(f"TorchModule: {key!r} made {type(made).__name__}, no torch module. Return an nn.Module.")
+        return made
+
+    def _dist_cls_for(self, action_space: Space) -> type[Distribution]:
+        return default_distribution(action_space, self.model_config.get("action_distribution", "gaussian"))
+
+    def _forward(self, batch: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
+        return {Columns.ACTION_DIST_INPUTS: self.policy(batch[Columns.OBS])}
+
+    def compute_values(self, batch: Mapping[str, Any], embeddings: Any = None) -> Tensor:
+        """``[B]`` value estimates of ``batch["obs"]``.
+
+        Raises:
+            ModuleError: If there is no ``value``.
+        """
+        if self.value is None:
+            raise ModuleError(
+                "TorchModule: it has no value function. Give one in model_config={'value': ...}, or set "
+                "use_critic=False."
+            )
+        values = self.value(batch[Columns.OBS])
+        return values.squeeze(-1) if values.dim() == 2 and values.shape[-1] == 1 else values
+
+    def get_non_inference_attributes(self) -> list[str]:
+        """The value function."""
+        return ["value"]

@@ -1,0 +1,208 @@
+"""Distributions over several choices, bits, and parts of actions; and what masks forbid."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import distributions as reference
+
+from marl_connectors.errors import ConfigError, ModuleError
+from marl_connectors.rl_module.distributions import (
+    TorchBernoulli,
+    TorchBeta,
+    TorchCategorical,
+    TorchDiagGaussian,
+    TorchMultiCategorical,
+    TorchMultiDistribution,
+    default_distribution,
+)
+
+GENERATOR = torch.Generator().manual_seed(0)
+LOGITS = torch.randn(4, 7, generator=GENERATOR) * 2
+OTHERS = torch.randn(4, 7, generator=GENERATOR) * 2
+UNEQUAL, EQUAL = spaces.MultiDiscrete([2, 4, 1]), spaces.MultiDiscrete([[2], [2], [2]])
+
+
+def independent(logits, space):
+    """A torch distribution for each choice, in float64."""
+    lens = space.nvec.ravel().tolist()
+    return [reference.Categorical(logits=part) for part in logits.double()[:, : sum(lens)].split(lens, -1)]
+
+
+@pytest.mark.parametrize("space", [UNEQUAL, EQUAL])
+def test_several_choices_are_independent_categorical_distributions(space):
+    dist_cls = default_distribution(space)
+    size = dist_cls.required_input_dim(space)
+    assert issubclass(dist_cls, TorchMultiCategorical) and size == space.nvec.sum()
+    ours, other = dist_cls.from_logits(LOGITS[:, :size]), dist_cls.from_logits(OTHERS[:, :size])
+    theirs, others = independent(LOGITS, space), independent(OTHERS, space)
+    actions = torch.from_numpy(np.random.default_rng(0).integers(0, space.nvec.ravel(), (4, 3)))
+    logp = sum(choice.log_prob(actions[:, i]) for i, choice in enumerate(theirs))
+    torch.testing.assert_close(ours.logp(actions).double(), logp, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(ours.logp(actions.reshape(4, 3, 1)), ours.logp(actions))
+    torch.testing.assert_close(ours.entropy().double(), sum(c.entropy() for c in theirs), rtol=1e-5, atol=1e-6)
+    kl = sum(reference.kl_divergence(a, b) for a, b in zip(theirs, others, strict=True))
+    torch.testing.assert_close(ours.kl(other).double(), kl, rtol=1e-5, atol=1e-6)
+    assert torch.equal(ours.to_deterministic(), torch.stack([c.logits.argmax(-1) for c in theirs], -1))
+
+
+def test_the_class_for_equal_spaces_is_one_and_the_same():
+    assert default_distribution(UNEQUAL) is default_distribution(spaces.MultiDiscrete([2, 4, 1], start=[5, 0, 1]))
+    assert default_distribution(UNEQUAL) is not default_distribution(EQUAL)
+    both = [spaces.Dict({"a": UNEQUAL, "b": spaces.Box(0, 1, (2,))}) for _ in range(2)]
+    assert default_distribution(both[0]) is default_distribution(both[1])
+    assert default_distribution(both[0]) is not default_distribution(both[0], "beta")
+    lens = TorchMultiCategorical.from_logits(LOGITS, input_lens=[2, 4, 1])
+    assert type(lens) is default_distribution(UNEQUAL)
+    with pytest.raises(ModuleError, match=r"got 7 logits for choices of \(2, 2, 2\) values"):
+        default_distribution(EQUAL).from_logits(LOGITS)
+    with pytest.raises(ModuleError, match="got 7 logits"):
+        TorchMultiCategorical.from_logits(LOGITS)
+
+
+def test_bits_are_bernoulli_distributions():
+    ours, other = TorchBernoulli.from_logits(LOGITS), TorchBernoulli.from_logits(OTHERS)
+    theirs, others = reference.Bernoulli(logits=LOGITS.double()), reference.Bernoulli(logits=OTHERS.double())
+    bits = (torch.arange(28).reshape(4, 7) % 3 == 0).to(torch.int8)
+    torch.testing.assert_close(ours.logp(bits).double(), theirs.log_prob(bits.double()).sum(-1), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(ours.entropy().double(), theirs.entropy().sum(-1), rtol=1e-5, atol=1e-5)
+    kl = reference.kl_divergence(theirs, others).sum(-1)
+    torch.testing.assert_close(ours.kl(other).double(), kl, rtol=1e-5, atol=1e-5)
+    assert torch.equal(ours.to_deterministic(), (LOGITS > 0).long())
+
+
+@pytest.mark.parametrize("from_noise", [True, False])
+def test_samples_follow_the_probabilities(from_noise):
+    count, dist_cls = 20_000, default_distribution(UNEQUAL)
+
+    def sampled(cls, logits):
+        noise = torch.from_numpy(cls.noise(np.random.default_rng(0), (count,), logits.shape[-1]))
+        return cls.from_logits(logits.expand(count, -1)).sample(noise if from_noise else None).double()
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        choices, bits = sampled(dist_cls, LOGITS[:1]), sampled(TorchBernoulli, LOGITS[:1])
+    # Four standard errors of a frequency: 4 * sqrt(0.25 / 20000) = 0.014.
+    torch.testing.assert_close(bits.mean(0), LOGITS[0].double().sigmoid(), rtol=0, atol=0.014)
+    for i, choice in enumerate(independent(LOGITS[:1], UNEQUAL)):
+        found = torch.stack([(choices[:, i] == value).double().mean() for value in range(choice.probs.shape[-1])])
+        torch.testing.assert_close(found, choice.probs[0], rtol=0, atol=0.014)
+
+
+def forbidding(dist_cls, mask, logits=LOGITS):
+    inputs = logits.clone().requires_grad_()
+    return inputs, dist_cls.from_logits(dist_cls.without_forbidden(inputs, mask.expand(len(logits), -1)))
+
+
+def test_a_mask_over_several_choices_forbids_in_each():
+    dist_cls = default_distribution(UNEQUAL)
+    mask = torch.tensor([True, False, False, True, True, False, True])
+    inputs, ours = forbidding(dist_cls, mask)
+    allowed = reference.Categorical(logits=LOGITS[:, 3:5].double())
+    torch.testing.assert_close(ours.entropy().double(), allowed.entropy(), rtol=1e-5, atol=1e-6)
+    logp = ours.logp(torch.tensor([0, 2, 0]).expand(4, -1))
+    torch.testing.assert_close(logp.double(), allowed.log_prob(torch.tensor(1).expand(4)), rtol=1e-5, atol=1e-6)
+    for seed in range(20):
+        actions = ours.sample(torch.from_numpy(dist_cls.noise(np.random.default_rng(seed), (4,), 7)))
+        assert (actions[:, 0] == 0).all() and ((actions[:, 1] == 1) | (actions[:, 1] == 2)).all()
+    _, other = forbidding(dist_cls, mask, OTHERS)
+    kl = reference.kl_divergence(allowed, reference.Categorical(logits=OTHERS[:, 3:5].double()))
+    torch.testing.assert_close(ours.kl(other).double(), kl, rtol=1e-5, atol=1e-6)
+    (ours.kl(other) + ours.entropy() + logp).sum().backward()
+    assert torch.isfinite(inputs.grad).all() and (inputs.grad[:, ~mask] == 0).all()
+
+
+def test_a_choice_of_which_all_is_forbidden_is_free():
+    dist_cls = default_distribution(UNEQUAL)
+    inputs, ours = forbidding(dist_cls, torch.tensor([False, False, True, False, False, False, False]))
+    first = reference.Categorical(logits=LOGITS[:, :2].double())
+    torch.testing.assert_close(ours.entropy().double(), first.entropy(), rtol=1e-5, atol=1e-6)
+    ours.entropy().sum().backward()
+    assert torch.isfinite(inputs.grad).all()
+    _, free = forbidding(dist_cls, torch.zeros(7, dtype=torch.bool))
+    torch.testing.assert_close(free.entropy(), dist_cls.from_logits(LOGITS).entropy())
+
+
+def test_a_mask_over_bits_says_what_each_may_be():
+    # The first must be 0, the second must be 1, the others are free, the last because nothing is left to it.
+    mask = torch.tensor([1, 0, 0, 1, *[1, 1] * 4, 0, 0])
+    inputs, ours = forbidding(TorchBernoulli, mask)
+    free = reference.Bernoulli(logits=LOGITS[:, 2:].double())
+    torch.testing.assert_close(ours.entropy().double(), free.entropy().sum(-1), rtol=1e-5, atol=1e-5)
+    for seed in range(20):
+        bits = ours.sample(torch.from_numpy(TorchBernoulli.noise(np.random.default_rng(seed), (4,), 7)))
+        assert (bits[:, 0] == 0).all() and (bits[:, 1] == 1).all()
+    _, other = forbidding(TorchBernoulli, mask, OTHERS)
+    kl = reference.kl_divergence(free, reference.Bernoulli(logits=OTHERS[:, 2:].double())).sum(-1)
+    torch.testing.assert_close(ours.kl(other).double(), kl, rtol=1e-5, atol=1e-5)
+    total = ours.logp(bits) + ours.entropy() + ours.kl(other)
+    total.sum().backward()
+    assert torch.isfinite(total).all() and torch.isfinite(inputs.grad).all() and (inputs.grad[:, :2] == 0).all()
+
+
+def test_masks_that_do_not_fit_are_errors():
+    with pytest.raises(ModuleError, match=r"shape is \(4, 7\).*should be \(4, 14\): 2 numbers for each"):
+        TorchBernoulli.without_forbidden(LOGITS, torch.ones(4, 7))
+    with pytest.raises(ModuleError, match=r"should be \(4, 7\): one number for each"):
+        default_distribution(UNEQUAL).without_forbidden(LOGITS, torch.ones(4, 6))
+    with pytest.raises(ModuleError, match="Dicts or Tuples have no masks"):
+        default_distribution(NESTED).without_forbidden(LOGITS, torch.ones(4, 7))
+
+
+NESTED = spaces.Dict(
+    {
+        "move": spaces.Tuple([spaces.Box(-1.0, 1.0, (2,)), spaces.MultiBinary(3)]),
+        "say": spaces.Discrete(4, start=1),
+        "many": UNEQUAL,
+    }
+)
+
+
+def test_parts_are_independent_and_in_the_spaces_order():
+    dist_cls = default_distribution(NESTED)
+    assert list(NESTED.spaces) == ["many", "move", "say"]  # Gymnasium sorts the keys
+    assert issubclass(dist_cls, TorchMultiDistribution)
+    assert dist_cls.required_input_dim(NESTED) == 7 + (4 + 3) + 4
+    inputs = torch.randn(5, 18, generator=torch.Generator().manual_seed(1))
+    others = torch.randn(5, 18, generator=torch.Generator().manual_seed(2))
+    noise = torch.from_numpy(dist_cls.noise(np.random.default_rng(0), (5,), 18))
+    ours, other = dist_cls.from_logits(inputs), dist_cls.from_logits(others)
+    actions = ours.sample(noise)
+    classes = [default_distribution(UNEQUAL), TorchDiagGaussian, TorchBernoulli, TorchCategorical]
+    parts = [(0, 7), (7, 11), (11, 14), (14, 18)]
+    own = [cls.from_logits(inputs[:, a:b]) for cls, (a, b) in zip(classes, parts, strict=True)]
+    theirs = [cls.from_logits(others[:, a:b]) for cls, (a, b) in zip(classes, parts, strict=True)]
+    noises = noise.split([7, 2, 3, 4], -1)
+    expected = [part.sample(n) for part, n in zip(own, noises, strict=True)]
+    found = [actions["many"], actions["move"][0], actions["move"][1], actions["say"]]
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    logp = sum(part.logp(action) for part, action in zip(own, expected, strict=True))
+    torch.testing.assert_close(ours.logp(actions), logp)
+    torch.testing.assert_close(ours.entropy(), sum(part.entropy() for part in own))
+    torch.testing.assert_close(ours.kl(other), sum(a.kl(b) for a, b in zip(own, theirs, strict=True)))
+    best = ours.to_deterministic()
+    assert torch.equal(best["move"][1], own[2].to_deterministic()) and list(best) == ["many", "move", "say"]
+
+
+def test_box_parts_take_the_distribution_that_was_asked_for():
+    dist_cls = default_distribution(NESTED, "beta")
+    assert dist_cls.parts[1].dist_cls.parts[0].dist_cls is TorchBeta
+    with pytest.raises(ConfigError, match=r"action_distribution: unknown 'betta'. Did you mean 'beta'"):
+        default_distribution(NESTED, "betta")
+
+
+def test_a_part_that_draws_itself_makes_the_whole_draw_itself():
+    class Own(TorchDiagGaussian):
+        @classmethod
+        def noise(cls, rng, shape, num_inputs):
+            return None
+
+    space = spaces.Tuple([spaces.Discrete(3), spaces.Box(0.0, 1.0, (2,))])
+    kinds = {spaces.Discrete: TorchCategorical, spaces.Box: Own}
+    dist_cls = TorchMultiDistribution.of_parts(space, lambda part: kinds[type(part)])
+    assert dist_cls.noise(np.random.default_rng(0), (2,), 7) is None
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        assert [part.shape for part in dist_cls.from_logits(LOGITS).sample()] == [(4,), (4, 2)]

@@ -1,0 +1,142 @@
+"""What a module that does not fit gets to hear."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from spaces_env import SpacesEnv
+from torch import nn
+
+from marl_connectors import Columns, PPOConfig, RLModule, RLModuleSpec
+from marl_connectors.episodes.column_batch import ColumnGroup
+from marl_connectors.errors import MarlConnectorsError, ModuleError
+from marl_connectors.rl_module.apis import ValueFunctionAPI
+from marl_connectors.rl_module.observation_check import check_observations
+
+BOX = spaces.Box(-1.0, 1.0, (3,), np.float32)
+
+
+class Right(RLModule, ValueFunctionAPI):
+    def setup(self):
+        self.pi, self.vf = nn.Linear(3, 3), nn.Linear(3, 1)
+
+    def _forward(self, batch, **kwargs):
+        return {Columns.ACTION_DIST_INPUTS: self.pi(batch[Columns.OBS])}
+
+    def compute_values(self, batch, embeddings=None):
+        return self.vf(batch[Columns.OBS]).squeeze(-1)
+
+
+class TooManyLogits(Right):
+    def setup(self):
+        super().setup()
+        self.pi = nn.Linear(3, 5)
+
+
+class NoLogits(Right):
+    def _forward(self, batch, **kwargs):
+        return {"logits": self.pi(batch[Columns.OBS])}
+
+
+class AnotherColumn(Right):
+    def _forward(self, batch, **kwargs):
+        return {Columns.ACTION_DIST_INPUTS: self.pi(batch["observation"])}
+
+
+class ValuesWithAnAxis(Right):
+    def compute_values(self, batch, embeddings=None):
+        return self.vf(batch[Columns.OBS])
+
+
+class OneValue(Right):
+    def compute_values(self, batch, embeddings=None):
+        return self.vf(batch[Columns.OBS]).mean()
+
+
+class Forgetful(Right):
+    def get_initial_state(self):
+        return {"h": np.zeros(2, np.float32)}
+
+
+def trained(module_class, policies="shared"):
+    config = (
+        PPOConfig()
+        .environment(SpacesEnv, env_config={"observation_space": BOX, "action_space": spaces.Discrete(3)})
+        .multi_agent(policies=policies)
+        .rl_module(rl_module_spec=RLModuleSpec(module_class))
+        .training(train_batch_size_per_learner=20, minibatch_size=20, num_epochs=1)
+        .debugging(seed=0)
+    )
+    algo = config.build_algo()
+    try:
+        algo.train()
+    finally:
+        algo.stop()
+
+
+@pytest.mark.parametrize("policies", ["shared", "independent"])
+@pytest.mark.parametrize(
+    ("module_class", "message"),
+    [
+        (
+            TooManyLogits,
+            r"'(default_policy|a)' put out 'action_dist_inputs' of shape \(\d, 5\), but TorchCategorical needs 3",
+        ),
+        (NoLogits, r"'(default_policy|a)' put out \['logits'\], but neither 'actions' nor 'action_dist_inputs'"),
+        (
+            AnotherColumn,
+            r"no column 'observation' in the batch\. Known: obs|AnotherColumn: .* no 'observation'.*columns .'obs'",
+        ),
+        (
+            ValuesWithAnAxis,
+            r"compute_values of module '.*' gave \(\d+, 1\), expected .* \(\d+,\): one number for each row",
+        ),
+        (OneValue, r"compute_values of module '.*' gave \(\), expected a tensor of shape"),
+        (Forgetful, r"put out no 'state_out'"),
+    ],
+)
+def test_a_module_that_does_not_fit_is_named_with_what_is_wrong(module_class, message, policies):
+    with pytest.raises((MarlConnectorsError, KeyError), match=message):
+        trained(module_class, policies)
+
+
+def test_a_module_that_fits_is_trained():
+    trained(Right)
+
+
+class Group(ColumnGroup):
+    """Only what the check looks at."""
+
+    def __init__(self, **columns):
+        dict.__init__(self, columns)
+        self.module_ids = ("m",)
+
+
+NESTED = spaces.Dict({"a": BOX, "b": spaces.Tuple([BOX, spaces.Discrete(2)])})
+
+
+@pytest.mark.parametrize(
+    ("observations", "found"),
+    [
+        ({"a": torch.zeros(2, 3)}, r"\{'a': \(3,\)\}"),
+        ({"a": torch.zeros(2, 3), "b": (torch.zeros(2, 3),)}, r"'b': \(\(3,\),\)"),
+        ({"a": torch.zeros(2, 3), "b": (torch.zeros(2, 4), torch.zeros(2))}, r"'b': \(\(4,\), \(\)\)"),
+        (torch.zeros(2, 3), r"shape \(3,\)"),
+    ],
+)
+def test_a_part_of_an_observation_that_does_not_fit_is_shown(observations, found):
+    module = Right(NESTED, spaces.Discrete(3))
+    right = {"a": torch.zeros(2, 3), "b": (torch.zeros(2, 3), torch.zeros(2))}
+    check_observations(Group(obs=right), {"m": module}, train=False)
+    with pytest.raises(
+        ModuleError, match=f"module 'm': it was built for Dict.*but the learner pipeline gives.*{found}"
+    ):
+        check_observations(Group(obs=observations), {"m": module}, train=True)
+
+
+def test_parameters_on_another_device_are_named():
+    module = Right(BOX, spaces.Discrete(3)).to("meta")
+    with pytest.raises(ModuleError, match=r"its parameters are on meta, but the env-to-module pipeline .* on cpu"):
+        check_observations(Group(obs=torch.zeros(2, 3)), {"m": module}, train=False)
