@@ -9,6 +9,7 @@ from .algorithms.ppo.config import PPOConfig as PPOConfig
 from .algorithms.ppo.learner import PPOLearner as PPOLearner
 from .algorithms.ppo.rl_module import DefaultPPORLModule as DefaultPPORLModule
 from .callbacks import Callbacks as Callbacks
+from .callbacks import RLlibCallback as RLlibCallback
 from .columns import Columns as Columns
 from .connectors.column_connector import ColumnConnector as ColumnConnector
 from .connectors.common.add_observations_from_episodes_to_batch import (

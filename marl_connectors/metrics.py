@@ -1,4 +1,4 @@
-"""MetricsLogger: figures that connector pieces log, and what becomes of them in the results."""
+"""MetricsLogger: figures that connector pieces and callbacks log, and what becomes of them in the results."""
 
 from __future__ import annotations
 
@@ -263,6 +263,21 @@ def by_pipeline(**loggers: MetricsLogger) -> dict[str, Any]:
     """``{"connectors": {pipeline: results}}`` of those pipelines whose pieces have logged something; else ``{}``."""
     found = {name: figures for name, logger in loggers.items() if (figures := logger.reduce())}
     return {"connectors": found} if found else {}
+
+
+def with_logged(results: dict[str, Any], logger: MetricsLogger) -> dict[str, Any]:
+    """Results, and beside them what callbacks have logged.
+
+    Raises:
+        ConfigError: If something was logged under a name that the results have.
+    """
+    logged = logger.reduce()
+    for name in logged:
+        if name in results:
+            raise ConfigError(
+                f"metrics_logger: {name!r} was logged, but the results have a {name!r}. Use another name."
+            )
+    return results | logged
 
 
 def _plain(value: Any) -> Any:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from marl_connectors import DefaultModelConfig, PPOConfig
+from marl_connectors.callbacks import CALLBACK_NAMES
 from marl_connectors.cli.main import _build_parser
 from marl_connectors.cli.train import TRAINING_DEFAULTS
 
@@ -96,6 +97,44 @@ def test_the_table_of_settings_has_every_setting_with_its_default():
     assert {name: default for name, default, _ in ROW.findall(model)} == {
         field.name: repr(getattr(defaults, field.name)) for field in fields(DefaultModelConfig)
     }
+
+
+def keys_of(result, *path):
+    """The paths of all figures, with ``<module>`` and ``<agent>`` for ids."""
+    for key, value in result.items():
+        key = {"left": "<module>", "right": "<module>", "agent_0": "<agent>", "agent_1": "<agent>"}.get(key, key)
+        if isinstance(value, dict):
+            yield from keys_of(value, *path, key)
+        else:
+            yield "/".join((*path, key))
+
+
+def test_the_table_of_results_has_every_key():
+    _, _, rest = text(ROOT / "docs/results.md").partition("<!-- results -->")
+    rows = [row.split(" | ")[0] for row in rest.partition("\n\n")[0].splitlines() if row.startswith("| `")]
+    listed = [key for row in rows for key in re.findall(r"`([^`]+)`", row)]
+    config = (
+        PPOConfig()
+        .environment("marl_envs.match_v0", env_config={"n_agents": 2, "ep_len": 5})
+        .multi_agent(
+            policies={"left", "right"},
+            policy_mapping_fn=lambda agent, *_, **__: "left" if agent[-1] == "0" else "right",
+        )
+        .training(train_batch_size_per_learner=20, minibatch_size=10, num_epochs=1)
+        .evaluation(evaluation_interval=1, evaluation_duration=1)
+    )
+    result = config.build_algo().train()
+    evaluation = set(keys_of(result.pop("evaluation"), "env_runners"))
+    found = set(keys_of(result))
+    assert found == {key for key in listed if not key.endswith("...")}
+    assert evaluation == {key for key in found if key.startswith("env_runners/")}
+    assert len(listed) == len(set(listed))
+
+
+def test_the_table_of_callbacks_has_all_of_them():
+    table = text(ROOT / "docs/callbacks.md").partition("| callback |")[2].partition("\n\n")[0]
+    cells = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+    assert sorted(re.findall("`(.+?)`", " ".join(cells))) == sorted(CALLBACK_NAMES)
 
 
 def test_the_table_of_the_command_lines_own_defaults_is_right():

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import numpy as np
-from gymnasium import spaces
+from gymnasium import logger, spaces
 from gymnasium.utils import seeding
 from pettingzoo import ParallelEnv
 
+from marl_envs.arguments import check_render_mode
+from marl_envs.drawing import PALETTE, Canvas
+
 __all__ = ["MatchEnv", "parallel_env"]
+
+_SHOWN = 8
+"""Steps in a picture."""
 
 
 class MatchEnv(ParallelEnv[str, Any, Any]):
@@ -29,13 +36,18 @@ class MatchEnv(ParallelEnv[str, Any, Any]):
         n_actions: Number of choices; observations are ``[n_actions]`` float32.
         ep_len: Steps after which every agent is truncated.
         continuous_actions: Take ``[n_actions]`` float32 scores in [-1, 1] in the place of integers.
-        render_mode: Kept for PettingZoo's interface; nothing is ever drawn.
+        render_mode: ``"rgb_array"`` or None.
 
     Raises:
-        ValueError: If one of the sizes is below 1.
+        ValueError: If one of the sizes is below 1, or the render mode is unknown.
     """
 
-    metadata: dict[str, Any] = {"name": "match_v0", "render_modes": [], "is_parallelizable": True}
+    metadata: dict[str, Any] = {
+        "name": "match_v0",
+        "render_modes": ["rgb_array"],
+        "render_fps": 4,
+        "is_parallelizable": True,
+    }
 
     def __init__(
         self,
@@ -49,6 +61,7 @@ class MatchEnv(ParallelEnv[str, Any, Any]):
         for name, size in {"n_agents": n_agents, "n_actions": n_actions, "ep_len": ep_len}.items():
             if size < 1:
                 raise ValueError(f"match_v0: {name} must be at least 1, but is {size}. Pass a positive integer.")
+        check_render_mode("match_v0", render_mode)
         self.render_mode = render_mode
         self.n_actions = n_actions
         self.ep_len = ep_len
@@ -61,6 +74,7 @@ class MatchEnv(ParallelEnv[str, Any, Any]):
             for a in self.possible_agents
         }
         self._targets = np.zeros(n_agents, np.int64)
+        self._played: deque[list[tuple[int, int]]] = deque(maxlen=_SHOWN - 1)
         self._t = 0
         self._rng: np.random.Generator | None = None
 
@@ -89,6 +103,7 @@ class MatchEnv(ParallelEnv[str, Any, Any]):
             rng, _ = seeding.np_random(seed)
         self._rng = rng
         self._t = 0
+        self._played.clear()
         self.agents = self.possible_agents[:]
         return self._draw_targets(rng), {a: {} for a in self.agents}
 
@@ -103,10 +118,13 @@ class MatchEnv(ParallelEnv[str, Any, Any]):
         """
         if not self.agents or self._rng is None:
             raise RuntimeError("match_v0: step() needs a running episode, but there is none. Call reset() first.")
+        targets, choices = self._targets.tolist(), [self._choice(agent, actions) for agent in self.possible_agents]
         rewards = {
-            agent: float(self._choice(agent, actions) == target)
-            for agent, target in zip(self.possible_agents, self._targets.tolist(), strict=True)
+            agent: float(choice == target)
+            for agent, target, choice in zip(self.possible_agents, targets, choices, strict=True)
         }
+        if self.render_mode is not None:
+            self._played.append(list(zip(targets, choices, strict=True)))
         self._t += 1
         observations = self._draw_targets(self._rng)
         over = self._t >= self.ep_len
@@ -121,8 +139,23 @@ class MatchEnv(ParallelEnv[str, Any, Any]):
         """``[n_agents, n_actions]`` float32, every agent's target as a one-hot row."""
         return np.eye(self.n_actions, dtype=np.float32)[self._targets]
 
-    def render(self) -> None:
-        """Draws nothing."""
+    def render(self) -> np.ndarray | None:  # type: ignore[override]
+        """``[height, 460, 3]`` uint8: a row for each agent, a column for each of the newest steps.
+
+        A large disc is a target, the small one beside it the choice. In the last column nobody has chosen yet.
+        """
+        if self.render_mode is None:
+            logger.warn("match_v0: render() draws nothing, because render_mode is None. Pass 'rgb_array'.")
+            return None
+        canvas = Canvas(30 * len(self.possible_agents) + 10, 57 * _SHOWN + 4)
+        waiting = [(target, None) for target in self._targets.tolist()]
+        for column, step in enumerate([*self._played, waiting]):
+            for row, (target, choice) in enumerate(step):
+                x, y = 30 + 57 * column, 20 + 30 * row
+                canvas.disc(x, y, 11, PALETTE[target % len(PALETTE)])
+                if choice is not None:
+                    canvas.disc(x + 20, y, 6, PALETTE[choice % len(PALETTE)])
+        return canvas.pixels
 
     def close(self) -> None:
         """Releases nothing."""

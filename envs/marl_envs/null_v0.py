@@ -5,10 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from gymnasium import spaces
+from gymnasium import logger, spaces
 from pettingzoo import ParallelEnv
 
+from marl_envs.arguments import check_render_mode
+from marl_envs.drawing import BLUE, RED, WHITE
+
 __all__ = ["NullEnv", "parallel_env"]
+
+_CELL = 14
+"""Pixels of a number in a picture."""
 
 
 class NullEnv(ParallelEnv[str, Any, Any]):
@@ -24,13 +30,18 @@ class NullEnv(ParallelEnv[str, Any, Any]):
         n_actions: Actions are integers in [0, ``n_actions``).
         ep_len: Steps after which every agent is truncated.
         pool: Number of different joint observations.
-        render_mode: Kept for PettingZoo's interface; nothing is ever drawn.
+        render_mode: ``"rgb_array"`` or None.
 
     Raises:
-        ValueError: If one of the sizes is below 1.
+        ValueError: If one of the sizes is below 1, or the render mode is unknown.
     """
 
-    metadata: dict[str, Any] = {"name": "null_v0", "render_modes": [], "is_parallelizable": True}
+    metadata: dict[str, Any] = {
+        "name": "null_v0",
+        "render_modes": ["rgb_array"],
+        "render_fps": 4,
+        "is_parallelizable": True,
+    }
 
     def __init__(
         self,
@@ -46,6 +57,7 @@ class NullEnv(ParallelEnv[str, Any, Any]):
         for name, size in sizes.items():
             if size < 1:
                 raise ValueError(f"null_v0: {name} must be at least 1, but is {size}. Pass a positive integer.")
+        check_render_mode("null_v0", render_mode)
         self.render_mode = render_mode
         self.ep_len = ep_len
         self.possible_agents = [f"agent_{i}" for i in range(n_agents)]
@@ -102,8 +114,15 @@ class NullEnv(ParallelEnv[str, Any, Any]):
         """``[n_agents, obs_dim]`` float32, the current joint observation."""
         return self._noise[self._index]
 
-    def render(self) -> None:
-        """Draws nothing."""
+    def render(self) -> np.ndarray | None:  # type: ignore[override]
+        """``[height, width, 3]`` uint8: what agents see, a row each; blue numbers are positive, red ones negative."""
+        if self.render_mode is None:
+            logger.warn("null_v0: render() draws nothing, because render_mode is None. Pass 'rgb_array'.")
+            return None
+        seen = self.state()[..., None] / 3.0
+        strength = np.minimum(np.abs(seen), 1.0)
+        colours = (1.0 - strength) * np.array(WHITE) + strength * np.where(seen > 0, BLUE, RED)
+        return np.rint(colours).astype(np.uint8).repeat(_CELL, axis=0).repeat(_CELL, axis=1)
 
     def close(self) -> None:
         """Releases nothing."""

@@ -13,11 +13,12 @@ from typing import Any
 from marl_connectors.algorithms import building
 from marl_connectors.algorithms.algorithm_config import AlgorithmConfig
 from marl_connectors.algorithms.restoring import RestorableAlgorithm
+from marl_connectors.algorithms.results import iteration_results
 from marl_connectors.algorithms.vectorization import human_render_mode
 from marl_connectors.connectors.explain import Explanation
 from marl_connectors.env_runners.env_runner import EnvRunner
-from marl_connectors.env_runners.episode_metrics import EpisodeTally, summarize
-from marl_connectors.metrics import by_pipeline
+from marl_connectors.env_runners.episode_metrics import EpisodeTally
+from marl_connectors.metrics import MetricsLogger, with_logged
 from marl_connectors.policy_mapping import PolicyMappingFn, policy_mapping
 from marl_connectors.rl_module.rl_module import RLModuleSpec
 from marl_connectors.seeding import derived_seed
@@ -59,12 +60,13 @@ class Algorithm(RestorableAlgorithm):
             self.config.num_envs_per_env_runner,
             first_render_mode=human_render_mode(self.config, self._setup),
         )
-        self.callbacks = self.config.callbacks_class()
+        self.callbacks = self.config.make_callbacks()
+        self.metrics = MetricsLogger()
         self.iteration = 0
-        self._time_total_s = 0.0
+        self.time_total_s = 0.0
         self._num_evaluations = 0
         self._recent: deque[EpisodeTally] = deque(maxlen=self.config.metrics_num_episodes_for_smoothing)
-        self.callbacks.on_algorithm_init(algorithm=self)
+        self.callbacks.tell("on_algorithm_init", algorithm=self, metrics_logger=self.metrics)
 
     def _runner(
         self,
@@ -108,9 +110,8 @@ class Algorithm(RestorableAlgorithm):
         """One iteration.
 
         Returns:
-            ``env_runners`` (returns and lengths of the newest episodes, and ``uncredited_reward``, the sum of the
-            rewards of this iteration that are in no train batch), ``learners`` (losses by module), ``timers``, counts
-            of steps and iterations, and ``connectors`` (by pipeline, what pieces have logged) if they have.
+            What docs/results.md lists: ``env_runners`` (returns and lengths of the newest episodes, steps and seconds
+            of this iteration's samples), ``learners`` (losses by module), ``timers``, counts of steps and iterations.
         """
         began = time.perf_counter()
         episodes = self._sample()
@@ -125,23 +126,13 @@ class Algorithm(RestorableAlgorithm):
         )
         ended = time.perf_counter()
         self.iteration += 1
-        self._time_total_s += ended - began
+        self.time_total_s += ended - began
         self._recent.extend(runner.take_finished())
-        result = {
-            "training_iteration": self.iteration,
-            "num_env_steps_sampled_lifetime": runner.num_env_steps,
-            "num_agent_steps_sampled_lifetime": runner.num_agent_steps,
-            "time_this_iter_s": ended - began,
-            "time_total_s": self._time_total_s,
-            "env_runners": summarize(self._recent) | runner.take_counts(),
-            "learners": learned,
-            "timers": {"sample_s": sampled - began, "learn_s": ended - sampled},
-            **by_pipeline(**runner.metrics, learner=self.learner.metrics),
-        }
+        result = iteration_results(self, self._recent, learned, sample_s=sampled - began, update_s=ended - sampled)
         if (interval := self.config.evaluation_interval) is not None and self.iteration % interval == 0:
             result["evaluation"] = self.evaluate()
-        self.callbacks.on_train_result(algorithm=self, result=result)
-        return result
+        self.callbacks.tell("on_train_result", algorithm=self, metrics_logger=self.metrics, result=result)
+        return with_logged(result, self.metrics)
 
     def _sample(self) -> list[Any]:
         """Episodes for one train batch."""
@@ -150,10 +141,7 @@ class Algorithm(RestorableAlgorithm):
         episodes: list[Any] = []
         collected = 0
         while collected < size:
-            if config.batch_mode == "complete_episodes":
-                new = runner.sample(num_episodes=config.num_envs_per_env_runner)
-            else:
-                new = runner.sample()
+            new = runner.sample()
             episodes += new
             by_agents = config.count_steps_by == "agent_steps"
             collected += sum(e.agent_steps() if by_agents else e.env_steps() for e in new)
@@ -179,7 +167,7 @@ class Algorithm(RestorableAlgorithm):
         Returns:
             As ``env_runners`` in ``train()``'s result.
         """
-        self.callbacks.on_evaluate_start(algorithm=self)
+        self.callbacks.tell("on_evaluate_start", algorithm=self, metrics_logger=self.metrics)
         config = self.config.get_evaluation_config()
         if policy_mapping_fn is not None:
             config.policy_mapping_fn = policy_mapping(policy_mapping_fn)
@@ -189,7 +177,7 @@ class Algorithm(RestorableAlgorithm):
         seed = derived_seed(self.seed, "evaluation", self._num_evaluations) if seed is None else seed
         self._num_evaluations += 1
         results = self._play(config, number, seed)
-        self.callbacks.on_evaluate_end(algorithm=self, evaluation_metrics=results)
+        self.callbacks.tell("on_evaluate_end", algorithm=self, metrics_logger=self.metrics, evaluation_metrics=results)
         return results
 
     def random_play(self, *, num_episodes: int = 100, seed: int | None = None) -> dict[str, Any]:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from gymnasium import VectorizeMode
 
+from marl_connectors.algorithms.callback_settings import CallbackSettings
 from marl_connectors.algorithms.config_checks import check_settings, checked_evaluation, require
 from marl_connectors.algorithms.failures import check_failures
 from marl_connectors.algorithms.learning_sections import LearningSections
 from marl_connectors.algorithms.section import UNSET, section
 from marl_connectors.algorithms.vectorization import check_vectorization, vectorize_mode
-from marl_connectors.callbacks import Callbacks
 from marl_connectors.environments.wrappers import EnvWrapper, checked_wrappers
 from marl_connectors.errors import ConfigError
 from marl_connectors.ops.schedule import Schedule
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from marl_connectors.rl_module.rl_module import RLModuleSpec
 
 
-class AlgorithmConfig(LearningSections):
+class AlgorithmConfig(LearningSections, CallbackSettings):
     """Settings that every algorithm has. Read them as attributes: ``config.gamma``.
 
     Sections chain, and an unknown setting is an error that names the closest known one::
@@ -99,7 +99,6 @@ class AlgorithmConfig(LearningSections):
         self.evaluation_duration = 10
         self.evaluation_config: dict[str, Any] | None = None
         self.metrics_num_episodes_for_smoothing = 100
-        self.callbacks_class: type[Callbacks] = Callbacks
         self.seed: int | None = None
 
     # Sections.
@@ -270,10 +269,6 @@ class AlgorithmConfig(LearningSections):
     @section
     def reporting(self, *, metrics_num_episodes_for_smoothing: int = UNSET) -> None:
         """Over how many of the newest episodes returns are averaged."""
-
-    @section
-    def callbacks(self, callbacks_class: type[Callbacks] = UNSET) -> None:
-        """A subclass of Callbacks."""
 
     @section
     def exploration(self, *, explore: bool = UNSET) -> None:

@@ -357,8 +357,9 @@ def build_env_runner(
             config.episode_lookback_horizon, needed_lookback(env_to_module), needed_lookback(learner_pipeline)
         ),
         rollout_fragment_length=rollout_fragment_length,
+        complete_episodes=config.batch_mode == "complete_episodes",
         check_spaces=not config.disable_env_checking,
-        callbacks=config.callbacks_class(),
+        callbacks=config.make_callbacks(),
         env_config=config.env_config,
         num_env_workers=0 if render_mode else num_env_workers(config, setup, num_envs),
         sample_timeout_s=config.sample_timeout_s,

@@ -13,12 +13,13 @@ from marl_connectors.algorithms.algorithm_config import AlgorithmConfig
 from marl_connectors.algorithms.building import add_state_pieces_to, spec_of
 from marl_connectors.algorithms.changing_modules import ChangingModules, ModulesToUpdate
 from marl_connectors.algorithms.config_state import config_from_state, config_to_state, from_state, to_state
-from marl_connectors.callbacks import Callbacks
+from marl_connectors.callbacks import CallbackCalls
 from marl_connectors.checkpoints import find_checkpoint, load_state, save_state
 from marl_connectors.connectors.common.add_states_from_episodes_to_batch import AddStatesFromEpisodesToBatch
 from marl_connectors.env_runners.episode_metrics import EpisodeTally
 from marl_connectors.environments.env_setup import EnvSetup
 from marl_connectors.errors import CheckpointError
+from marl_connectors.metrics import MetricsLogger
 from marl_connectors.policy_mapping import PolicyMappingFn, policy_mapping
 from marl_connectors.rl_module.multi_rl_module import MultiRLModuleSpec
 from marl_connectors.rl_module.rl_module import RLModuleSpec
@@ -34,12 +35,15 @@ class RestorableAlgorithm(ChangingModules):
 
     Attributes:
         callbacks: Told of what happens.
+        metrics: What callbacks have logged.
         iteration: How many ``train()`` have been.
+        time_total_s: How long they took.
     """
 
-    callbacks: Callbacks
+    callbacks: CallbackCalls
+    metrics: MetricsLogger
     iteration: int
-    _time_total_s: float
+    time_total_s: float
     _num_evaluations: int
     _recent: deque[EpisodeTally]
 
@@ -53,7 +57,7 @@ class RestorableAlgorithm(ChangingModules):
             "changed_settings": sorted(self._changed_settings),
             "seed": self.seed,
             "iteration": self.iteration,
-            "time_total_s": self._time_total_s,
+            "time_total_s": self.time_total_s,
             "num_evaluations": self._num_evaluations,
             "recent_tallies": [tally.get_state() for tally in self._recent],
             "spaces": self._described_spaces(),
@@ -62,6 +66,7 @@ class RestorableAlgorithm(ChangingModules):
             "rl_modules": [[module_id, to_state(spec)] for module_id, spec in specs.items()],
             "learner": self.learner.get_state(),
             "env_runner": self.env_runner.get_state(),
+            "metrics": self.metrics.get_state(),
         }
 
     def _described_spaces(self) -> dict[str, list[str]]:
@@ -85,7 +90,7 @@ class RestorableAlgorithm(ChangingModules):
         self._take_changed_settings(state, given)
         self.seed = state["seed"]
         self.iteration = state["iteration"]
-        self._time_total_s = state["time_total_s"]
+        self.time_total_s = state["time_total_s"]
         self._num_evaluations = state["num_evaluations"]
         if AddStatesFromEpisodesToBatch.__name__ in state["env_runner"]["env_to_module"]:
             add_state_pieces_to(self.config, self._env_to_module, self.env_runner, self.learner)
@@ -93,6 +98,7 @@ class RestorableAlgorithm(ChangingModules):
         self._recent.extend(EpisodeTally.from_state(tally) for tally in state["recent_tallies"])
         self.learner.set_state(state["learner"])
         self.env_runner.set_state(state["env_runner"])
+        self.metrics.set_state(state.get("metrics", []))
 
     def _take_changed_settings(self, state: dict[str, Any], given: Collection[str]) -> None:
         """Settings that were others, here or there, than at the beginning of the run."""
@@ -140,7 +146,7 @@ class RestorableAlgorithm(ChangingModules):
     def restore_from_path(self, path: str | Path) -> None:
         """Takes over a checkpoint's state, so that training goes on as if it had never stopped."""
         self._take_over(path, algorithm_state(path))
-        self.callbacks.on_checkpoint_loaded(algorithm=self)
+        self.callbacks.tell("on_checkpoint_loaded", algorithm=self)
 
     def _take_over(self, path: str | Path, state: dict[str, Any], given: Collection[str] = ()) -> None:
         try:
@@ -178,7 +184,7 @@ class RestorableAlgorithm(ChangingModules):
             raise lacks(path, error) from error
         algorithm = cls(config, rl_module_specs=specs)  # type: ignore[call-arg]
         algorithm._take_over(path, state, given)
-        algorithm.callbacks.on_checkpoint_loaded(algorithm=algorithm)
+        algorithm.callbacks.tell("on_checkpoint_loaded", algorithm=algorithm)
         return algorithm
 
 

@@ -18,6 +18,27 @@ def module_returns(env_runner_results: Mapping[str, Any]) -> dict[str, tuple[flo
     return {str(module_id): (float(stats["mean"]), float(stats["std"])) for module_id, stats in returns.items()}
 
 
+def time_shares(timers: Mapping[str, float]) -> str:
+    """Where the time of iterations went, from the sums of their ``timers``.
+
+    >>> seconds = {"training_iteration": 10.0, "env_step_timer": 4.0, "env_reset_timer": 0.5}
+    >>> seconds |= {"rlmodule_inference_timer": 2.0, "env_to_module_connector": 0.3, "module_to_env_connector": 0.5}
+    >>> time_shares(seconds | {"learner_update_timer": 2.2, "learner_connector": 0.2})
+    'environments 45 %, choosing actions 20 %, connectors 10 %, updates 20 %, the rest 5 %'
+    """
+    total = timers["training_iteration"]
+    seconds = {
+        "environments": timers["env_step_timer"] + timers["env_reset_timer"],
+        "choosing actions": timers["rlmodule_inference_timer"],
+        "connectors": sum(
+            timers[name] for name in ("env_to_module_connector", "module_to_env_connector", "learner_connector")
+        ),
+        "updates": timers["learner_update_timer"] - timers["learner_connector"],
+    }
+    seconds["the rest"] = total - sum(seconds.values())
+    return ", ".join(f"{name} {100 * own / total:.0f} %" for name, own in seconds.items())
+
+
 def number(value: float) -> str:
     """A return for people: three to four digits, and a dash for NaN.
 

@@ -37,6 +37,7 @@ CONFIG, BASELINES, METRICS, CURVES, VIDEO, EVENTS, CHECKPOINTS = (
 )
 
 AGENT_RETURNS = "agent_episode_returns_mean"
+BY_AGENT = (AGENT_RETURNS, "num_agent_steps_sampled")
 MAX_AGENT_SERIES = 100
 """Agents that have TensorBoard series of their own, at most. An environment may make up new agent ids for ever."""
 
@@ -244,10 +245,12 @@ def _agents_of(baselines: Mapping[str, Any]) -> frozenset[str]:
 def _without_strangers(row: dict[str, Any], agents: Collection[str]) -> dict[str, Any]:
     """The results of an iteration, of single agents only those of ``agents``."""
     results = row.get("env_runners", {})
-    if AGENT_RETURNS not in results:
-        return row
-    known = {agent_id: value for agent_id, value in results[AGENT_RETURNS].items() if agent_id in agents}
-    return {**row, "env_runners": {**results, AGENT_RETURNS: known}}
+    known = {
+        name: {agent_id: value for agent_id, value in results[name].items() if agent_id in agents}
+        for name in BY_AGENT
+        if name in results
+    }
+    return {**row, "env_runners": {**results, **known}}
 
 
 def _scalars(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:

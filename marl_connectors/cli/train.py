@@ -9,6 +9,7 @@ import shlex
 import signal
 import sys
 import threading
+from collections import Counter
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 
 from marl_connectors.cli import run_folder
 from marl_connectors.cli.progress import open_progress
-from marl_connectors.cli.results import agent_steps, module_returns, spread, table
+from marl_connectors.cli.results import agent_steps, module_returns, spread, table, time_shares
 from marl_connectors.cli.run_folder import RunFolder
 from marl_connectors.cli.settings import RunSettings, settings_from_json, use_threads
 from marl_connectors.cli.values import jsonable, merged, require_extras
@@ -100,6 +101,7 @@ class _Training:
         steps_done: Agent steps so far.
         iteration: Iterations so far.
         saved_iteration: The iteration of the latest checkpoint.
+        timers: Sums of the iterations' timers, as long as this process trains.
     """
 
     settings: RunSettings
@@ -111,6 +113,7 @@ class _Training:
     steps_done: int = 0
     iteration: int = 0
     saved_iteration: int = -1
+    timers: Counter[str] = dataclasses.field(default_factory=Counter)
 
     def run(self) -> int:
         try:
@@ -161,6 +164,7 @@ class _Training:
                     progress.say(f"Everything of this run goes to {self.folder.path}")
                 self.folder.log(result)
                 self.steps_done, self.iteration = agent_steps(result), int(result["training_iteration"])
+                self.timers.update(result["timers"])
                 progress.update(result)
                 if self.iteration % self.settings.checkpoint_every == 0:
                     self.folder.save_checkpoint(self.algo, self.iteration)
@@ -201,6 +205,7 @@ class _Training:
         ]
         print(f"\nReturn of an agent per episode, mean ± standard deviation of {self.settings.eval_episodes} episodes:")
         print(table(["module", "at start", "now", "random play"], rows))
+        print(f"\nWhere the time of training went: {time_shares(self.timers)}.")
         print(f"\n{_places(folder.path, no_video)}\n\n{self._next_commands(folder.path)}", flush=True)
 
     def _next_commands(self, path: Path) -> str:

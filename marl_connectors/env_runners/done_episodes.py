@@ -26,12 +26,17 @@ class DoneEpisode(NamedTuple):
     tally: EpisodeTally
 
 
+def shares(num_copies: int, num_episodes: int) -> list[int]:
+    """How many of the episodes each copy contributes."""
+    return [num_episodes // num_copies + (index < num_episodes % num_copies) for index in range(num_copies)]
+
+
 def first_of_each_copy(done: Sequence[DoneEpisode], num_copies: int, num_episodes: int) -> list[DoneEpisode] | None:
     """Those that make up ``num_episodes`` without preferring short ones.
 
     Each copy contributes its first ones, as many as any other copy (or one less). None while some are missing.
     """
-    quotas = [num_episodes // num_copies + (index < num_episodes % num_copies) for index in range(num_copies)]
+    quotas = shares(num_copies, num_episodes)
     chosen = []
     for entry in done:
         if quotas[entry.env_index]:

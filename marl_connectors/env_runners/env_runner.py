@@ -5,28 +5,31 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
+from numbers import Integral
+from time import perf_counter
 from typing import Any
 
 import torch
 from gymnasium import Space
 
-from marl_connectors.callbacks import Callbacks
+from marl_connectors.callbacks import CallbackCalls
 from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
 from marl_connectors.connectors.module_to_env.get_actions import ACTION_NOISE
 from marl_connectors.connectors.module_to_env.module_to_env_pipeline import ModuleToEnvPipeline
 from marl_connectors.env_runners.action_noise import ActionNoise
-from marl_connectors.env_runners.done_episodes import first_of_each_copy
+from marl_connectors.env_runners.done_episodes import first_of_each_copy, shares
+from marl_connectors.env_runners.episode_callbacks import EPISODE_CALLBACKS, EpisodeCallbacks
 from marl_connectors.env_runners.episode_metrics import EpisodeTally, summarize
+from marl_connectors.env_runners.sampling_times import SamplingTimes
 from marl_connectors.env_runners.saved_batch import batch_from_state, batch_to_state
 from marl_connectors.env_runners.stepper import PolicyMappingFn, Stepper
 from marl_connectors.environments.action_history import HISTORY_BYTES
-from marl_connectors.environments.env_copy import EnvCopy
 from marl_connectors.environments.env_failures import EnvFailure, EnvRestarts, FailureCounts
 from marl_connectors.environments.worker_vector_env import make_vector_env
 from marl_connectors.errors import CheckpointError, ConfigError
-from marl_connectors.metrics import by_pipeline
+from marl_connectors.metrics import MetricsLogger, by_pipeline, with_logged
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
-from marl_connectors.typing import AgentID
+from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID
 
 
 class EnvRunner(Stepper):
@@ -50,8 +53,9 @@ class EnvRunner(Stepper):
         explore: bool = True,
         lookback: int = 1,
         rollout_fragment_length: int = 64,
+        complete_episodes: bool = False,
         check_spaces: bool = True,
-        callbacks: Callbacks | None = None,
+        callbacks: CallbackCalls | None = None,
         env_config: dict[str, Any] | None = None,
         num_env_workers: int = 0,
         sample_timeout_s: float | None = 60.0,
@@ -74,8 +78,9 @@ class EnvRunner(Stepper):
             explore: Whether ``sample`` explores unless told otherwise.
             lookback: Steps that a chunk of an episode keeps from before it.
             rollout_fragment_length: Env steps of each copy that ``sample`` takes unless told otherwise.
+            complete_episodes: Whether ``sample`` takes an episode of each copy unless told otherwise.
             check_spaces: Whether observations are held against their space.
-            callbacks: Told of what happens here. Of an environment in a worker process they get None.
+            callbacks: Told of what happens here.
             env_config: For the callbacks.
             num_env_workers: Over how many worker processes the copies are spread; 0 to step them in this process.
             sample_timeout_s: How long a worker process may take for a step or a reset of its copies, before it counts
@@ -105,12 +110,17 @@ class EnvRunner(Stepper):
         )
         self.explore = explore
         self.rollout_fragment_length = rollout_fragment_length
+        self.complete_episodes = complete_episodes
         self._finished: list[EpisodeTally] = []
         self._uncredited_reward = 0.0
-        self.callbacks = callbacks or Callbacks()
+        self.callbacks = callbacks or CallbackCalls()
+        self.callback_metrics = MetricsLogger()
         self._env_config = env_config or {}
-        for copy in self.vector_env.copies[: 1 if self.vector_env.is_batched else None]:
-            self._tell_of_environment(copy)
+        self._single_agent = single_agent
+        if self.callbacks.wants(*EPISODE_CALLBACKS):
+            self.vector_env.resets_late = True
+            self._episodes.told = EpisodeCallbacks(self.callbacks, self, self._episodes)
+        self._tell_of_environment(None)
 
     def sample(
         self,
@@ -123,12 +133,17 @@ class EnvRunner(Stepper):
     ) -> list[Any]:
         """Steps the environments and gives the episodes, and chunks of episodes, that came of it.
 
+        All copies step together. Without either number, a sample is ``rollout_fragment_length`` env steps of each copy,
+        or an episode of each copy with ``complete_episodes``.
+
         Args:
-            num_timesteps: At least so many env steps, counted over all copies (which step together).
-            num_episodes: So many whole episodes, the same number from each copy (or one less), so that short ones are
-                not preferred. Resets the copies first, and drops what they play beyond that.
-            explore: Overrides the runner's setting.
-            random_actions: Draw actions from the action spaces instead of asking the modules.
+            num_timesteps: At least so many env steps, counted over all copies: rounded up to the next multiple of their
+                number. With 8 copies, 10 are 16, two of each. 0 is allowed, and gives an empty list.
+            num_episodes: Exactly so many whole episodes: of each copy its first ones, the same number from each (or one
+                less, from the last copies). So short episodes are not preferred; the sample is as long as the slowest
+                copy, and what the others play meanwhile is dropped. Resets the copies first, and the next sample too.
+            explore: Overrides the runner's setting, for this sample.
+            random_actions: Draw actions from the action spaces instead of asking the modules, whatever ``explore`` is.
             force_reset: Start new episodes even where old ones go on (these are dropped).
 
         Returns:
@@ -136,46 +151,96 @@ class EnvRunner(Stepper):
             in the list, and the next sample continues it under the same id.
 
         Raises:
-            ConfigError: If both numbers are given.
-            EnvError: If an environment breaks its contract.
+            ConfigError: If both numbers are given, or one that is not a whole number of 0 or more.
+            EnvError: If an environment breaks its contract. After this and any other error, the next sample starts with
+                new episodes.
         """
-        if num_timesteps is not None and num_episodes is not None:
-            raise ConfigError("EnvRunner.sample: give num_timesteps or num_episodes, not both.")
+        began = perf_counter()
+        if num_timesteps is None and num_episodes is None:
+            copies = len(self.vector_env.copies)
+            if self.complete_episodes:
+                num_episodes = copies
+            else:
+                num_timesteps = copies * self.rollout_fragment_length
+        _check_numbers(num_timesteps, num_episodes)
+        explore = self.explore if explore is None else explore
+        try:
+            episodes = self._sample(num_timesteps, num_episodes, explore, random_actions, force_reset)
+        except BaseException:
+            self._batch = None  # nobody knows what the copies, or the episodes, are in the middle of
+            raise
+        self.times.sample += perf_counter() - began
+        return episodes
+
+    def _sample(
+        self,
+        num_timesteps: int | None,
+        num_episodes: int | None,
+        explore: bool,
+        random_actions: bool,
+        force_reset: bool,
+    ) -> list[Any]:
         self._look_at_pieces()
-        self._exploring = explore = self.explore if explore is None else explore
         copies = len(self.vector_env.copies)
+        told = self._episodes.told
+        if told is not None:
+            told.begin_sample(None if num_episodes is None else shares(copies, num_episodes))
+        self._is_last_step = num_timesteps == 0
         if self._batch is None or force_reset or num_episodes is not None:
+            self._exploring = explore
             self._reset()
+        else:
+            self._set_exploring(explore)
         if num_episodes is not None:
             while (done := first_of_each_copy(self._episodes.done, copies, num_episodes)) is None:
                 self._take_step(explore, random_actions)
         else:
-            steps = self.rollout_fragment_length if num_timesteps is None else math.ceil(num_timesteps / copies)
+            steps = math.ceil((num_timesteps or 0) / copies)
             enough = self.num_env_steps + steps * copies  # where some copies rest, it takes a few more steps
             while self.num_env_steps < enough:
+                self._is_last_step = self.num_env_steps + copies >= enough
                 self._take_step(explore, random_actions)
             done = self._episodes.done
         self._complete_fragment()
         self._episodes.take_done()
         self._finished += [entry.tally for entry in done]
         episodes = [entry.episode for entry in done]
-        for episode in episodes:
-            self.callbacks.on_episode_end(episode=episode, env_runner=self)
         if num_episodes is None:
-            episodes += self._episodes.cut(num_rows=self.rollout_fragment_length)
+            chunks = self._episodes.cut(num_rows=self.rollout_fragment_length)
+            if told is not None:
+                told.cut(chunks)
+            episodes += chunks
         else:
             self._batch = None  # the next sample starts afresh
         self._uncredited_reward += sum(episode.uncredited_reward for episode in episodes)
-        self.callbacks.on_sample_end(env_runner=self, samples=episodes)
+        self.callbacks.tell("on_sample_end", env_runner=self, metrics_logger=self.callback_metrics, samples=episodes)
         return episodes
 
-    def _tell_of_environment(self, copy: EnvCopy) -> None:
-        self.callbacks.on_environment_created(env_runner=self, env=copy.env, env_context=self._env_config)
+    @property
+    def told_with_all_callbacks(self) -> dict[str, Any]:
+        """What all callbacks of episodes get."""
+        module: Any = self.rl_module[DEFAULT_MODULE_ID] if self._single_agent else self.rl_module
+        return {
+            "env_runner": self,
+            "metrics_logger": self.callback_metrics,
+            "env": self.vector_env,
+            "rl_module": module,
+        }
+
+    def _tell_of_environment(self, env_index: int | None) -> None:
+        self.callbacks.tell(
+            "on_environment_created",
+            env_runner=self,
+            metrics_logger=self.callback_metrics,
+            env=self.vector_env,
+            env_context=self._env_config,
+            env_index=env_index,
+        )
 
     def _note_failures(self, failures: list[EnvFailure]) -> None:
         super()._note_failures(failures)
         for index in dict.fromkeys(failure.index for failure in failures):
-            self._tell_of_environment(self.vector_env.copies[index])
+            self._tell_of_environment(index)
 
     def take_finished(self) -> list[EpisodeTally]:
         """Returns and lengths of the episodes that ended since the last call."""
@@ -200,13 +265,21 @@ class EnvRunner(Stepper):
         lost, self._episodes.lost = self._episodes.lost, FailureCounts()
         return lost.as_dict()
 
-    def take_counts(self) -> dict[str, float]:
-        """Since the last call: ``uncredited_reward``, and what failures have cost."""
-        return {"uncredited_reward": self.take_uncredited_reward(), **self.take_failure_counts()}
+    def take_times(self) -> SamplingTimes:
+        """Where the time of the samples since the last call went."""
+        times, self.times = self.times, SamplingTimes()
+        return times
+
+    def take_counts(self) -> dict[str, Any]:
+        """Since the last call: steps sampled, by agent and module; ``uncredited_reward``; what failures have cost."""
+        self._settle_counts()
+        uncredited = {"uncredited_reward": self.take_uncredited_reward()}
+        return self._counts.take() | uncredited | self.take_failure_counts()
 
     def get_metrics(self) -> dict[str, Any]:
-        """Since the last call: ``summarize``, ``uncredited_reward``, what failures have cost and what pieces logged."""
-        return summarize(self.take_finished()) | self.take_counts() | by_pipeline(**self.metrics)
+        """Since the last call: ``summarize``, ``take_counts``, and what callbacks and pieces have logged."""
+        found = summarize(self.take_finished()) | self.take_counts()
+        return with_logged(found, self.callback_metrics) | by_pipeline(**self.metrics)
 
     def set_policy_mapping_fn(self, policy_mapping_fn: PolicyMappingFn) -> None:
         """Maps agents anew in episodes that begin from now on."""
@@ -224,6 +297,7 @@ class EnvRunner(Stepper):
 
     def get_state(self) -> dict[str, Any]:
         """Counts, connector states, and how to get the ongoing episodes back, as JSON data and arrays."""
+        self._settle_counts()
         episodes = None if self._batch is None else self._episodes.get_state()
         shared_data = {key: value for key, value in self._shared_data.items() if key != ACTION_NOISE}
         return {
@@ -236,7 +310,11 @@ class EnvRunner(Stepper):
             "episodes": episodes,
             "episodes_too_long": self._batch is not None and episodes is None,
             "batch": None if episodes is None or self._batch is None else batch_to_state(self._batch, shared_data),
+            "exploring": self._exploring,
+            "before_batch": self._before_batch,
             "metrics": {name: logger.get_state() for name, logger in self.metrics.items()},
+            "callback_metrics": self.callback_metrics.get_state(),
+            "counts": self._counts.get_state(),
             "finished": [tally.get_state() for tally in self._finished],
             "uncredited_reward": self._uncredited_reward,
             "lost": self._episodes.lost.as_dict(),
@@ -265,14 +343,19 @@ class EnvRunner(Stepper):
             copy.episode_number = number
         self._finished = [EpisodeTally.from_state(tally) for tally in state["finished"]]
         self._uncredited_reward = state["uncredited_reward"]
+        self._counts.vector_steps = 0
+        self._counts.set_state(state["counts"])
         for name, logger in self.metrics.items():
             logger.set_state(state.get("metrics", {}).get(name, []))
+        self.callback_metrics.set_state(state.get("callback_metrics", []))
         self._episodes.lost = FailureCounts(**state.get("lost", {}))
         self._batch = None
+        self._exploring = state["exploring"]
         if state["episodes"] is not None:
             self._episodes.set_state(state["episodes"])
             self._arrange()
             self._restore_batch(state["batch"])
+            self._before_batch = state["before_batch"]
         elif state["episodes_too_long"]:
             why = (
                 "the episodes of a natively batched environment cannot be replayed"
@@ -293,6 +376,14 @@ class EnvRunner(Stepper):
         device = next((parameter.device for parameter in self.rl_module.parameters()), torch.device("cpu"))
         self._batch, shared_data = batch_from_state(state, [group.rows for group, _ in self._live], device)
         self._shared_data.update(shared_data)
+
+
+def _check_numbers(num_timesteps: Any, num_episodes: Any) -> None:
+    if num_timesteps is not None and num_episodes is not None:
+        raise ConfigError("EnvRunner.sample: give num_timesteps or num_episodes, not both.")
+    for name, number in (("num_timesteps", num_timesteps), ("num_episodes", num_episodes)):
+        if number is not None and (isinstance(number, bool) or not isinstance(number, Integral) or number < 0):
+            raise ConfigError(f"EnvRunner.sample: {name} must be a whole number of 0 or more, not {number!r}.")
 
 
 MultiAgentEnvRunner = EnvRunner

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium import Space
@@ -27,7 +27,10 @@ from marl_connectors.episodes.rollout import take
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.errors import MappingError
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
-from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID, ModuleID
+from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID, EpisodeID, ModuleID
+
+if TYPE_CHECKING:
+    from marl_connectors.env_runners.episode_callbacks import EpisodeCallbacks
 
 _PACK_AFTER = 1000
 """Env steps after which an episode's actions are packed: few episodes are that long, and those that are not are spared
@@ -44,7 +47,10 @@ class OngoingEpisodes:
         ended: Episodes in which agents ended in the newest step.
         ended_agents: The agent episodes that did.
         lost: What failures of copies have cost.
+        told: Who is told of episodes' beginnings and ends, if anybody is.
     """
+
+    told: EpisodeCallbacks | None = None
 
     def __init__(
         self,
@@ -93,9 +99,11 @@ class OngoingEpisodes:
     def reset(self) -> list[Any]:
         """Starts a new episode in every copy, dropping what goes on; all agents' first observations, by copy."""
         copies = self._vector_env.copies
-        first = self._vector_env.reset_all()
         self.done = []
         self._fitting = set()
+        if self.told is not None:
+            self.told.create(copies)
+        first = self._vector_env.reset_all()
         self.lanes.restart()
         begun = [self._mapped(copy) for copy in copies]
         self.lanes.make_room([modules for _, modules in begun])
@@ -112,14 +120,20 @@ class OngoingEpisodes:
         """The copy's next episode, still without agents (None for a single one), and the modules of its agents."""
         if self._single_agent:
             return None, dict.fromkeys(copy.agents, DEFAULT_MODULE_ID)
-        episode = MultiAgentEpisode.from_agent_episodes(
-            f"{copy.index}-{copy.episode_number}",
-            {},
-            env_t_started=0,
-            env_t=0,
-            agent_to_module_mapping_fn=self._mapping,
+        episode: Any = (
+            self.empty_episode(f"{copy.index}-{copy.episode_number}")
+            if self.told is None
+            else self.told.take_created(copy)
         )
         return episode, {agent_id: self._module_for(episode, agent_id) for agent_id in copy.agents}
+
+    def empty_episode(self, id_: EpisodeID) -> Episode:
+        """An episode that has not begun."""
+        if self._single_agent:
+            return SingleAgentEpisode(id_)
+        return MultiAgentEpisode.from_agent_episodes(
+            id_, {}, env_t_started=0, env_t=0, agent_to_module_mapping_fn=self._mapping
+        )
 
     def _begin_episode(
         self, copy: EnvCopy, episode: MultiAgentEpisode | None, modules: dict[AgentID, ModuleID]
@@ -132,7 +146,11 @@ class OngoingEpisodes:
             lane = lanes.get(agent_id) or self.lanes.open(index, agent_id, module_id)
             if episode is None:
                 lane.module_id = module_id
-                return lane.begin_episode(f"{index}-{copy.episode_number}")
+                own = lane.begin_episode(f"{index}-{copy.episode_number}")
+                if self.told is not None:
+                    lane.episode = self.told.take_created(copy)
+                    lane.episode.go_on_in(own)
+                return lane.episode
             self._begin_agent(episode, lane, module_id)
         assert episode is not None
         return episode
@@ -177,10 +195,19 @@ class OngoingEpisodes:
     # Ends.
 
     @without_collections
-    def follow(self, transitions: list[Transition]) -> bool:
-        """Ends and begins episodes as copies report; True if lanes were opened or closed, or changed their module."""
+    def follow(self, transitions: list[Transition], reset: Callable[[], None]) -> bool:
+        """Ends and begins episodes as copies report.
+
+        Args:
+            transitions: What they report.
+            reset: Resets those that await it, before their next episodes begin.
+
+        Returns:
+            True if lanes were opened or closed, or changed their module.
+        """
         self.ended, self.ended_agents = [], []
         rearranged = False
+        over = []
         observed = self._observe_last(transitions)
         for transition in transitions:
             copy = self._vector_env.copies[transition.index]
@@ -190,8 +217,7 @@ class OngoingEpisodes:
                 continue
             if transition.is_dropped:
                 self._drop_episode(transition)
-                rearranged |= self._begin_after(copy)
-                self.lanes.write_infos(copy.index, transition.first_infos)
+                over.append(transition)
                 continue
             leaving = [a for a in lanes if transition.terminations.get(a) or transition.truncations.get(a)]
             if leaving:
@@ -201,12 +227,18 @@ class OngoingEpisodes:
             self._credit_strangers(transition)
             if transition.is_over:
                 self._end_episode(transition)
-                rearranged |= self._begin_after(copy)
-                self.lanes.write_infos(copy.index, transition.first_infos)
+                over.append(transition)
             else:
                 self.lanes.close(copy.index, leaving)
                 self._welcome(copy, transition)
                 rearranged = True
+        if self.told is not None:
+            self.told.ended(over, self.ongoing)
+            reset()
+        for transition in over:
+            copy = self._vector_env.copies[transition.index]
+            rearranged |= self._begin_after(copy)
+            self.lanes.write_infos(copy.index, transition.first_infos)
         if self._vector_env.has_rests:
             for transition in transitions:
                 rearranged |= self.lanes.set_rest(self._vector_env.copies[transition.index])

@@ -46,6 +46,15 @@ class ReplayableEpisodes(OngoingEpisodes):
             tree_map(np.copy, take(group.rollout.source(Columns.OBS), group.newest())) for group in self.lanes.groups
         ]
 
+    def restore_observations(self) -> None:
+        """Writes the newest observations of those who act next as the environments gave them, not as pieces did."""
+        for group, observed in zip(self.lanes.groups, self._observed or [], strict=True):
+            acts = set(group.acting)
+            acting = np.array([i for i, lane in enumerate(group.lanes) if lane in acts], np.int64)
+            group.rollout.observe(
+                group.positions, take(observed, acting), group.rollout.columns[Columns.T][group.positions]
+            )
+
     def get_state(self) -> dict[str, Any] | None:
         """The ongoing episodes, right after a cut; None if one of them is too long to be replayed.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -29,9 +30,11 @@ from marl_connectors.env_runners.data_checks import (
 from marl_connectors.env_runners.lanes import Lane, LaneGroup, picker
 from marl_connectors.env_runners.random_actions import random_batch
 from marl_connectors.env_runners.replayable_episodes import ReplayableEpisodes
+from marl_connectors.env_runners.sampling_times import SamplingTimes
+from marl_connectors.env_runners.step_counts import StepCounts
 from marl_connectors.env_runners.turn_based_episodes import TurnBasedEpisodes
 from marl_connectors.environments.env_failures import EnvFailure
-from marl_connectors.environments.vector_env import Transition, VectorEnv
+from marl_connectors.environments.vector_env import VectorEnv, VectorStep
 from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup
 from marl_connectors.metrics import MetricsLogger
 from marl_connectors.rl_module.distributions import Distribution
@@ -53,6 +56,7 @@ class Stepper:
         module_to_env: From the modules' outputs to actions.
         lookback: Steps that a chunk of an episode keeps from before it.
         metrics: Where the pieces of ``env_to_module`` and ``module_to_env`` log.
+        times: Where the time of samples goes.
         num_env_steps: Steps of all copies so far.
         num_agent_steps: Actions of all agents so far.
     """
@@ -80,6 +84,8 @@ class Stepper:
         self.module_to_env = module_to_env
         self.lookback = lookback
         self.metrics = {name: MetricsLogger() for name in ("env_to_module", "module_to_env")}
+        self.times = SamplingTimes()
+        self._counts = StepCounts()
         self.num_env_steps = 0
         self.num_agent_steps = 0
         self._seed = seed
@@ -101,6 +107,8 @@ class Stepper:
         self._live: list[tuple[LaneGroup, Callable[[list], Any] | None]] = []  # groups that act, picking their items
         self._check_batch = self._check_actions = True
         self._exploring = explore
+        self._is_last_step = False  # of a sample
+        self._before_batch: dict[str, Any] | None = None
         self._deferred_logp: dict[LaneGroup, type[Distribution]] = {}
         self._look_at_pieces()
 
@@ -114,8 +122,12 @@ class Stepper:
 
     def _take_step(self, explore: bool, at_random: bool) -> None:
         """A hot path: everything here is per vector step and group, nothing is per agent."""
-        groups = [group for group, _ in self._live]
-        batch = random_batch(self._seed, self._noise.step, groups, self._batch) if at_random else self._forward(explore)
+        began = perf_counter()
+        if at_random:
+            groups = [group for group, _ in self._live]
+            batch = random_batch(self._seed, self._noise.step, groups, self._batch)
+        else:
+            batch = self._forward(explore, began)
         actions: Any = []
         for (group, _), columns in zip(self._live, batch.groups, strict=True):
             group.rollout.record(group.positions, columns)
@@ -131,33 +143,43 @@ class Stepper:
         self._noise.step += 1
         self.num_env_steps += len(actions) if self.vector_env.has_rests else len(self.vector_env.copies)
         self.num_agent_steps += len(actions)
+        self._counts.vector_steps += 1
+        acted = perf_counter()
+        self.times.module_to_env += acted - began
         if self._turn_based:
             self._take_turns(list(chosen))
             return
         step = self.vector_env.step(chosen)
+        self.times.env_step += perf_counter() - acted
         if self.vector_env.failures:
             self._note_failures(self.vector_env.take_failures())
         for group, pick in self._live:
             self._credit(group, step.rewards if pick is None else pick(step.rewards))
             group.advance()
         if step.transitions:
-            self._follow(step.transitions)
+            self._follow(step)
         self._observe(step.observations)
         for env_index, infos in step.infos:
             self._episodes.lanes.write_infos(env_index, infos)
+        if self._episodes.told is not None:
+            self._episodes.told.went_on(step.transitions)
         self._make_batch()
 
     def _take_turns(self, actions: list[Any]) -> None:
         """The rest of a step of turn-based copies, in each of which another agent acts next."""
         episodes: Any = self._episodes
         episodes.acted()
+        began = perf_counter()
         turns = self.vector_env.take_turns(actions)
+        self.times.env_step += perf_counter() - began
         if self.vector_env.failures:
             self._note_failures(self.vector_env.take_failures())
         episodes.follow_turns(turns)
         if self._pieces_write_episodes and episodes.ended_agents:
             self._run_env_to_module(episodes.ended_rows(), episodes.ended)
         episodes.observe()
+        if episodes.told is not None:
+            episodes.told.went_on(turns)
         self._arrange()
         self._make_batch()
 
@@ -167,9 +189,12 @@ class Stepper:
             _LOG.warning("%s The copy goes on with another episode.", failure.message)
         self._episodes.lost.num_env_failures += len(failures)
 
-    def _forward(self, explore: bool) -> ColumnBatch:
+    def _forward(self, explore: bool, began: float) -> ColumnBatch:
         module = self.rl_module
         outputs = module.forward_exploration(self._batch) if explore else module.forward_inference(self._batch)
+        seconds = perf_counter() - began
+        self.times.rlmodule_inference += seconds
+        self.times.module_to_env -= seconds  # which is what a step's beginning takes beside it
         actions = self.module_to_env.run(
             outputs,
             rl_module=module,
@@ -192,8 +217,8 @@ class Stepper:
         except (TypeError, ValueError) as error:
             raise bad_rewards(group, self.vector_env, rewards) from error
 
-    def _follow(self, transitions: list[Transition]) -> None:
-        rearranged = self._episodes.follow(transitions)
+    def _follow(self, step: VectorStep) -> None:
+        rearranged = self._episodes.follow(step.transitions, reset=lambda: self._reset_over(step))
         if self._pieces_write_episodes and self._episodes.ended_agents:
             self._run_env_to_module(self._episodes.ended_rows(), self._episodes.ended)
         if rearranged:
@@ -202,6 +227,15 @@ class Stepper:
             for group in self._episodes.lanes.groups:
                 group.locate()
             self._episodes.lanes.set_clocks(self.vector_env.copies)
+
+    def _reset_over(self, step: VectorStep) -> None:
+        if not step.late:
+            return
+        began = perf_counter()
+        self.vector_env.reset_over(step)
+        self.times.env_reset += perf_counter() - began
+        if self.vector_env.failures:
+            self._note_failures(self.vector_env.take_failures())
 
     def _observe(self, items: Any) -> None:
         for group, pick in self._live:
@@ -215,18 +249,33 @@ class Stepper:
 
     def _make_batch(self) -> None:
         """Runs the env-to-module pipeline on the newest observations, for the next forward pass."""
+        self._before_batch = None
         if self._pieces_write_episodes:
             self._episodes.note_observations()
+            if self._is_last_step:
+                pieces, logger = self.env_to_module, self.metrics["env_to_module"]
+                self._before_batch = {"pieces": pieces.get_state(), "metrics": logger.get_state()}
         groups = [ColumnGroup(group.rows) for group, _ in self._live]
         self._batch = self._run_env_to_module(groups, self._episodes.acting())
         if self._check_batch:
             check_forward_batch(self._batch, self.rl_module)
             self._check_batch = False
 
+    def _set_exploring(self, explore: bool) -> None:
+        """For the next steps. Pieces of the user's see the batch that waits anew, as it was made under another flag."""
+        changed, before = explore != self._exploring, self._before_batch
+        self._exploring = explore
+        if changed and before is not None:
+            self.env_to_module.set_state(before["pieces"])
+            self.metrics["env_to_module"].set_state(before["metrics"])
+            self._episodes.restore_observations()
+            self._make_batch()
+
     def _run_env_to_module(self, groups: list[ColumnGroup], episodes: list[Any]) -> ColumnBatch:
         if self._pieces_read_episodes:
             self._episodes.sync()
-        return self.env_to_module.run(
+        began = perf_counter()
+        batch = self.env_to_module.run(
             ColumnBatch(groups),
             rl_module=self.rl_module,
             episodes=episodes,
@@ -234,19 +283,26 @@ class Stepper:
             shared_data=self._shared_data,
             metrics=self.metrics["env_to_module"],
         )
+        self.times.env_to_module += perf_counter() - began
+        return batch
 
     # Beginnings and ends.
 
     def _reset(self) -> None:
+        began = perf_counter()
         items = self._episodes.reset()
+        self.times.env_reset += perf_counter() - began
         if self.vector_env.failures:
             self._note_failures(self.vector_env.take_failures())
         self._arrange()
         self._observe(items)
+        if self._episodes.told is not None:
+            self._episodes.told.started()
         self._make_batch()
 
     def _arrange(self) -> None:
         """Works out all orders anew, after agents came or went."""
+        self._settle_counts()
         module_order = {module_id: i for i, module_id in enumerate(self.rl_module.keys())}
         by_copy = self._episodes.lanes.acting()
         place = {lane: i for i, lane in enumerate(by_copy)}
@@ -267,6 +323,12 @@ class Stepper:
         self._episodes.lanes.set_clocks(self.vector_env.copies)
         position = {lane: i for i, lane in enumerate(by_row)}
         self._pick_actions = picker([position[lane] for lane in by_copy], len(by_copy))
+
+    def _settle_counts(self) -> None:
+        groups = [group for group, _ in self._live]
+        resting = self.vector_env.has_rests  # then each that acts is a copy
+        copies = sum(len(group.acting) for group in groups) if resting else len(self.vector_env.copies)
+        self._counts.settle(groups, copies)
 
     def _complete_fragment(self) -> None:
         """Checks what the environments gave and computes what was left to be computed for all steps at once."""

@@ -72,6 +72,10 @@ class TurnBasedEpisodes(ReplayableEpisodes):
                 self._drop_episode(turn)
             else:
                 self._end_episode(turn)
+            if self.told is not None:
+                self.told.ended([turn], self.ongoing)
+            if turn.awaits_reset:
+                self._vector_env.reset_late(turn)
             self.lanes.close(turn.index, list(lanes))
             self.ongoing[turn.index] = self._begin_episode(copy, *self._mapped(copy))
             observations, infos = turn.first_observations, turn.first_infos

@@ -106,7 +106,21 @@ class BatchedVectorEnv(VectorEnv):
                 is_over=True,
             )
             result.transitions.append(transition)
+        if self.resets_late:
+            for transition in result.transitions:
+                transition.awaits_reset = True
+                result.late.append((0, transition))
+            return last  # until they are reset
         return self._reset_copies([self.copies[transition.index] for transition in result.transitions], over)
+
+    def reset_over(self, step: VectorStep) -> None:
+        """Resets the copies that a step left at the end of their episodes, in one call."""
+        copies = [self.copies[transition.index] for _, transition in step.late]
+        mask = np.zeros(len(self.copies), bool)
+        for _, transition in step.late:
+            mask[transition.index] = True
+            transition.awaits_reset = False
+        step.observations = self._calls.flat(self._reset_copies(copies, mask))
 
     def _infos(self, given: BatchedStep, index: int) -> dict[AgentID, dict]:
         if not given.infos:

@@ -29,6 +29,7 @@ class Transition:
         begins: Whether the copy has rested in this step, which reset it, so that its episode begins now.
         first_observations: By agent, of the new episode, if ``is_over``.
         first_infos: By agent, of the new episode, if ``is_over``.
+        awaits_reset: Whether the episode ended and the copy is still to be reset.
     """
 
     index: int
@@ -43,6 +44,7 @@ class Transition:
     begins: bool = False
     first_observations: dict[AgentID, Any] = field(default_factory=dict)
     first_infos: dict[AgentID, dict] = field(default_factory=dict)
+    awaits_reset: bool = False
 
 
 @dataclass(slots=True)
@@ -54,12 +56,14 @@ class VectorStep:
         observations: One for each agent that acts next: of a new episode where the old one ended.
         transitions: Of copies in which agents ended or appeared, or an episode ended or, after a rest, began.
         infos: ``(copy index, infos by agent)`` of all other copies that gave any.
+        late: Transitions of copies that await their reset, and where their first observations belong.
     """
 
     rewards: list[Any]
     observations: list[Any]
     transitions: list[Transition]
     infos: list[tuple[int, dict[AgentID, dict]]]
+    late: list[tuple[int, Transition]] = field(default_factory=list)
 
 
 class EnvCopy:

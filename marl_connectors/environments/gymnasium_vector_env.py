@@ -32,6 +32,12 @@ class GymnasiumVectorEnv(BatchedVectorEnv):
 
     env: GymnasiumCopies
 
+    @property
+    def envs(self) -> list[Any]:
+        """The copies, where the VectorEnv has them at hand (as a SyncVectorEnv); else the VectorEnv for each."""
+        own = getattr(self.env.env.unwrapped, "envs", None)
+        return [self.env.env] * self.num_envs if own is None else list(own)
+
     def reset_all(self) -> list[tuple[dict[AgentID, Any], dict[AgentID, dict]]]:
         """Starts the next episode of every copy, in one call."""
         first = super().reset_all()

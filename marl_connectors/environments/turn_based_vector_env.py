@@ -88,7 +88,10 @@ class TurnBasedVectorEnv(VectorEnv):
         if not copy.env.agents:
             turn.is_over = True
             copy.num_failures = 0
-            turn.first_observations, turn.first_infos = self.reset(copy)
+            if self.resets_late:
+                turn.awaits_reset = True
+            else:
+                turn.first_observations, turn.first_infos = self.reset(copy)
         return turn
 
     def _named(self, copy: EnvCopy, error: Exception) -> EnvError:

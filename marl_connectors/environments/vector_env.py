@@ -13,6 +13,8 @@ import numpy as np
 from marl_connectors.environments.action_history import ActionHistory
 from marl_connectors.environments.env_copy import EnvCopy, Transition, VectorStep, another_episode
 from marl_connectors.environments.env_failures import EnvFailure, EnvRestarts, GarbageCheck
+from marl_connectors.environments.single_agent_env import SingleAgentEnv
+from marl_connectors.environments.turn_based_env import TurnBasedEnv
 from marl_connectors.errors import CheckpointError, EnvError, MarlConnectorsError
 from marl_connectors.seeding import derived_seed
 from marl_connectors.typing import AgentID
@@ -29,11 +31,13 @@ class VectorEnv:
         turn_based: Whether the copies take turns.
         is_batched: Whether actions, rewards and observations are arrays for all copies.
         has_rests: Whether there are steps in which some copies do not act.
+        resets_late: Whether copies whose episode ended wait for ``reset_over``, where that is possible.
     """
 
     turn_based = False
     is_batched = False
     has_rests = False
+    resets_late = False
 
     def __init__(self, envs: Sequence[Any], *, seed: int, first_index: int = 0, restarts: EnvRestarts | None = None):
         """Takes the copies.
@@ -50,6 +54,22 @@ class VectorEnv:
         self.failures: list[EnvFailure] = []
         self._restarts = restarts
         self._garbage = None if restarts is None else GarbageCheck(restarts.observation_space)
+
+    @property
+    def num_envs(self) -> int:
+        """How many copies."""
+        return len(self.copies)
+
+    @property
+    def envs(self) -> list[Any]:
+        """The copies' environments, as the user made them."""
+        ours = (SingleAgentEnv, TurnBasedEnv)
+        return [copy.env.env if isinstance(copy.env, ours) else copy.env for copy in self.copies]
+
+    @property
+    def unwrapped(self) -> VectorEnv:
+        """This object, as nothing is wrapped around it."""
+        return self
 
     def reset_seed(self, copy: EnvCopy) -> int:
         """The seed of the copy's current episode."""
@@ -248,6 +268,11 @@ class VectorEnv:
             # The reset may write to the very arrays and dicts that this step gave.
             transition.observations = {agent: _copied(obs[agent]) for agent in before if agent in obs}
             transition.infos = copied_infos({agent: infos.get(agent) for agent in before})
+            if self.resets_late:
+                transition.awaits_reset = True
+                result.late.append((len(result.observations), transition))
+                result.transitions.append(transition)
+                return
             transition.first_observations, transition.first_infos = self.reset(copy)
             obs = transition.first_observations
         result.observations.extend([obs[agent] for agent in copy.agents])
@@ -255,6 +280,22 @@ class VectorEnv:
             result.transitions.append(transition)
         elif any(infos.values()):
             result.infos.append((copy.index, infos))
+
+    def reset_over(self, step: VectorStep) -> None:
+        """Resets the copies that a step left as they were at the end of their episodes, and completes the step."""
+        shift = 0
+        for place, transition in step.late:
+            self.reset_late(transition)
+            first = transition.first_observations.values()
+            step.observations[place + shift : place + shift] = first
+            shift += len(first)
+
+    def reset_late(self, transition: Transition) -> None:
+        """Resets the copy of a transition that awaits it."""
+        copy = self.copies[transition.index]
+        observations, transition.first_infos = self.reset(copy)
+        transition.first_observations = {agent: observations[agent] for agent in copy.agents}
+        transition.awaits_reset = False
 
     def _stray_rewards(self, copy: EnvCopy, rewards: dict, acted: Collection[AgentID]) -> dict[AgentID, float]:
         """The rewards of agents that did not act in this step, but for zeros."""

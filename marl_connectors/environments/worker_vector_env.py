@@ -134,6 +134,14 @@ class WorkerVectorEnv(VectorEnv):
         self._at_exit = weakref.finalize(self, _kill, self.workers)
         self._start_all()
 
+    @property
+    def envs(self) -> list[Any]:
+        """Out of reach."""
+        raise EnvError(
+            f"num_env_workers={len(self.workers)}: env.envs is out of reach: the environments are in worker "
+            f"processes. Put what a callback needs into the infos, or set num_env_workers=0."
+        )
+
     @_or_end_all
     def _start_all(self) -> None:
         for worker in self.workers:

@@ -150,6 +150,21 @@ class SingleAgentEpisode(ChunkedEpisode):
         )
         return episode
 
+    def go_on_in(self, other: SingleAgentEpisode) -> None:
+        """Becomes a view of what another episode is a view of, under the same id; keeps its notes. For runners."""
+        notes = self._custom_data
+        self._init(
+            other.storage,
+            other.id_,
+            other.agent_id,
+            other.module_id,
+            other.multi_agent_episode_id,
+            other.t_started,
+            other.observation_space,
+            other.action_space,
+        )
+        self._custom_data = notes
+
     # What it is.
 
     def __repr__(self) -> str:

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -38,6 +39,7 @@ class Learner(ABC):
         pipeline: From episodes to a train batch.
         timestep: Env steps that the episodes of all updates so far were sampled in; schedules go by it.
         metrics: Where the pieces of ``pipeline`` log.
+        pipeline_seconds: How long the newest update's train batch took.
     """
 
     def __init__(self, *, config: Any, module: MultiRLModule, pipeline: LearnerConnectorPipeline, seed: int = 0):
@@ -46,6 +48,7 @@ class Learner(ABC):
         self.pipeline = pipeline
         self.timestep = 0
         self.metrics = MetricsLogger()
+        self.pipeline_seconds = 0.0
         self.num_updates = 0
         self._seed = seed
         self._figures = Figures()
@@ -197,7 +200,9 @@ class Learner(ABC):
         timesteps = timesteps or {}
         self.timestep = timesteps.get("num_env_steps_sampled_lifetime", self.timestep)
         self.module.bind_buckets()
+        began = perf_counter()
         batch = self.make_batch(episodes)
+        self.pipeline_seconds = perf_counter() - began
         self._figures = Figures()
         self._check = FiniteCheck(is_lazy=self._checks_lazily)
         self.optimizers.set_learning_rates()

@@ -139,7 +139,9 @@ def test_an_episode_is_rendered_as_frames():
     )
     assert len(frames) == 7
     assert all(f.ndim == 3 and f.shape[2] == 3 and f.dtype == np.uint8 for f in frames)
-    assert match_config().build_algo().render_episode() == []
+    frames = match_config().build_algo().render_episode(max_frames=2)
+    assert [frame.shape for frame in frames] == [(70, 460, 3)] * 2
+    assert small_config(lambda: LifeEnv()).build_algo().render_episode() == []
 
 
 def test_callbacks_are_called_in_order(tmp_path):
@@ -165,7 +167,7 @@ def test_callbacks_are_called_in_order(tmp_path):
     algo.train()
     assert {name for name, _ in told[:-2]} == {"on_episode_end"}
     assert [name for name, _ in told[-2:]] == ["on_sample_end", "on_train_result"]
-    assert told[-1][1] == ["algorithm", "result"]
+    assert told[-1][1] == ["algorithm", "metrics_logger", "result"]
     told.clear()
     algo.evaluate(num_episodes=1)
     names = [name for name, _ in told]

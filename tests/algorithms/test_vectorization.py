@@ -137,7 +137,7 @@ def test_the_first_copy_of_the_training_runner_is_drawn():
 
     class Notes(Callbacks):
         def on_environment_created(self, *, env_runner, env, env_context, **kwargs):
-            made.append(env.env.unwrapped)
+            made.extend(copy.unwrapped for copy in env.envs)
 
     algo = configured(Window, copies=3).environment(render_env=True).callbacks(Notes).build_algo()
     algo.train()

@@ -43,6 +43,7 @@ class FakeAlgorithm:
             "num_episodes": 4,
             "module_episode_returns": {module_id: dict(stats) for module_id in self.modules},
             "agent_episode_returns_mean": {"agent_0": mean},
+            "num_agent_steps_sampled": {"agent_0": 2, f"stranger_{self.iteration}": 1},
         }
 
     def train(self):
@@ -60,7 +61,16 @@ class FakeAlgorithm:
             "time_total_s": 0.5 * self.iteration,
             "env_runners": self.results(mean),
             "learners": {module_id: {"entropy": np.float32(1.5)} for module_id in self.modules},
-            "timers": {"sample_s": 0.1, "learn_s": 0.2},
+            "timers": {
+                "training_iteration": 0.4,
+                "env_step_timer": 0.1,
+                "env_reset_timer": 0.0,
+                "rlmodule_inference_timer": 0.0,
+                "env_to_module_connector": 0.0,
+                "module_to_env_connector": 0.0,
+                "learner_update_timer": 0.2,
+                "learner_connector": 0.1,
+            },
         }
 
     def evaluate(self, *, num_episodes, explore=False, seed=None):

@@ -73,6 +73,15 @@ def test_tensorboard_events_have_the_returns_over_agent_steps(command):
     events.Reload()
     points = events.Scalars("env_runners/module_episode_returns/red/mean")
     assert [(point.step, point.value) for point in points] == [(200, 2.0), (300, 3.0)]
+    assert [tag for tag in events.Tags()["scalars"] if "num_agent_steps" in tag and "lifetime" not in tag] == [
+        "env_runners/num_agent_steps_sampled/agent_0"
+    ]
+
+
+def test_the_end_says_where_the_time_went(command):
+    command("train", "fake_env", "--steps", "300")
+    shares = "environments 25 %, choosing actions 0 %, connectors 25 %, updates 25 %, the rest 25 %"
+    assert f"Where the time of training went: {shares}.\n" in command.out
 
 
 def agents_with_series(run=RUN):

@@ -247,7 +247,13 @@ def test_returns_and_uncredited_rewards_that_were_not_asked_for_are_kept(tmp_pat
     assert metrics == runner.get_metrics()
     assert (metrics["uncredited_reward"], metrics["episode_return_mean"]) == (8.0, 255.0)
     other.sample(num_timesteps=2)
-    assert other.get_metrics() == {**metrics, "uncredited_reward": 32.0 + 64.0}
+    assert metrics["num_agent_steps_sampled"] == {"a": 6, "b": 2}
+    steps = {
+        "num_env_steps_sampled": 2,
+        "num_agent_steps_sampled": {"a": 2},
+        "num_module_steps_sampled": {"a": 2},
+    }
+    assert other.get_metrics() == {**metrics, **steps, "uncredited_reward": 32.0 + 64.0}
 
 
 def test_actions_are_few_arrays_however_many_they_are(tmp_path):

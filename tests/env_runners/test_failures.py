@@ -222,8 +222,8 @@ def test_callbacks_are_told_of_new_environments():
     class Noting(Callbacks):
         made = []
 
-        def on_environment_created(self, *, env, **kwargs):
-            self.made.append(env)
+        def on_environment_created(self, *, env, env_index, **kwargs):
+            self.made += env.envs if env_index is None else [env.envs[env_index]]
 
     config = (
         small_config(FailsAtNine, disable_env_checking=True).env_runners(num_envs_per_env_runner=2).callbacks(Noting)

@@ -321,7 +321,7 @@ def test_callbacks_are_told_of_environments_episodes_and_samples():
 
     class Told(Callbacks):
         def on_environment_created(self, *, env_runner, env, env_context, **kwargs):
-            told.append(("env", type(env).__name__, env_context))
+            told.append(("env", [type(e).__name__ for e in env.envs], env_context))
 
         def on_episode_end(self, *, episode, **kwargs):
             told.append(("end", episode.id_, episode.is_done))
@@ -331,4 +331,4 @@ def test_callbacks_are_told_of_environments_episodes_and_samples():
 
     runner = runner_of(life(max_steps=2), callbacks=Told)
     runner.sample(num_timesteps=3)
-    assert told == [("env", "Recorded", {}), ("end", "0-0", True), ("sample", 2)]
+    assert told == [("env", ["Recorded"], {}), ("end", "0-0", True), ("sample", 2)]

@@ -285,7 +285,7 @@ def test_callbacks_are_told_of_games():
 
     runner = tictactoe().callbacks(Tells).build_algo().env_runner
     games = runner.sample(num_episodes=4)
-    assert told == ["created"] * 2 + [(game.id_, len(game), ["player_1", "player_2"]) for game in games]
+    assert told == ["created"] + [(game.id_, len(game), ["player_1", "player_2"]) for game in games]
 
 
 @pytest.mark.parametrize("fragment", [1, 2, 5])

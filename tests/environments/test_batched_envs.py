@@ -264,10 +264,10 @@ def test_callbacks_are_told_of_the_environment_once():
 
     class Told(Callbacks):
         def on_environment_created(self, *, env_runner, env, env_context, **kwargs):
-            told.append(env)
+            told.extend(env.envs)
 
     algo = configured(Worlds, change=lambda config: config.callbacks(Told)).build_algo()
-    assert told == [algo.env_runner.vector_env.env]
+    assert told == [algo.env_runner.vector_env.env] * algo.env_runner.vector_env.num_envs
 
 
 # With pieces, and in an algorithm.

@@ -12,7 +12,7 @@ import pytest
 from marl_envs.drawing import BLUE, WHITE, Canvas
 
 PARALLEL = ["first_step_v0", "masked_v0", "match_v0", "recall_v0", "spread_v0", "stay_v0", "visitors_v0"]
-DRAWN = [*PARALLEL, "last_stone_v0"]
+DRAWN = [*PARALLEL, "last_stone_v0", "null_v0"]
 SMALL = [name for name in PARALLEL if name not in ("match_v0", "spread_v0")]
 
 
@@ -101,7 +101,7 @@ def test_a_step_outside_an_episode_is_refused(name):
         make(name).step({})
 
 
-@pytest.mark.parametrize("name", [name for name in DRAWN if name != "match_v0"])
+@pytest.mark.parametrize("name", DRAWN)
 def test_a_picture_is_rgb_changes_with_the_game_and_leaves_it_alone(name):
     env, unseen = make(name, render_mode="rgb_array"), make(name)
     assert env.metadata["render_modes"] == ["rgb_array"] and env.metadata["name"] == name
@@ -135,7 +135,7 @@ def masks_of(env):
     return {agent: np.array([0, 1]) for agent in env.agents}
 
 
-@pytest.mark.parametrize("name", [name for name in DRAWN if name != "match_v0"])
+@pytest.mark.parametrize("name", DRAWN)
 def test_without_a_render_mode_nothing_is_drawn_and_an_unknown_one_is_refused(name):
     env = make(name)
     env.reset(seed=0)

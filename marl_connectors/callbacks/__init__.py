@@ -1,0 +1,6 @@
+"""Callbacks: functions of the user's that a run calls at certain points."""
+
+from marl_connectors.callbacks.callback_calls import CALLBACK_NAMES, CallbackCalls, Functions
+from marl_connectors.callbacks.callbacks import Callbacks, RLlibCallback
+
+__all__ = ["CALLBACK_NAMES", "CallbackCalls", "Callbacks", "Functions", "RLlibCallback"]

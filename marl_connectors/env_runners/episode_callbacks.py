@@ -1,0 +1,100 @@
+"""What callbacks are told of a runner's episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from marl_connectors.callbacks import CallbackCalls
+from marl_connectors.env_runners.done_episodes import Episode
+from marl_connectors.env_runners.ongoing_episodes import OngoingEpisodes
+from marl_connectors.environments.env_copy import EnvCopy, Transition
+from marl_connectors.typing import EpisodeID
+
+if TYPE_CHECKING:
+    from marl_connectors.env_runners.env_runner import EnvRunner
+
+EPISODE_CALLBACKS = ("on_episode_created", "on_episode_start", "on_episode_step", "on_episode_end")
+
+
+class EpisodeCallbacks:
+    """Tells of episodes' beginnings, steps and ends. Only there if somebody wants to know: it is slow."""
+
+    def __init__(self, calls: CallbackCalls, runner: EnvRunner, episodes: OngoingEpisodes):
+        """Takes who is told, by whom, and of which episodes."""
+        self._calls = calls
+        self._runner = runner
+        self._episodes = episodes
+        self._created: dict[int, Any] = {}
+        self._tells_of_steps = calls.wants("on_episode_step")
+        self._keeps_chunks = calls.wants("on_episode_end")
+        self._chunks: dict[EpisodeID, list[Episode]] = {}
+        self._left: list[int] | None = None
+
+    def begin_sample(self, shares: Sequence[int] | None) -> None:
+        """A sample begins: of each copy's next episodes so many are to be told of; None for all."""
+        self._left = None if shares is None else list(shares)
+
+    def _tell(self, name: str, episode: Any, env_index: int, **more: Any) -> None:
+        if self._left is None or self._left[env_index]:
+            self._calls.tell(name, episode=episode, env_index=env_index, **more, **self._runner.told_with_all_callbacks)
+
+    def create(self, copies: Iterable[EnvCopy]) -> None:
+        """Makes the next episodes of copies that are about to be reset."""
+        for copy in copies:
+            self._create(copy.index, f"{copy.index}-{copy.episode_number + 1}")
+
+    def _create(self, env_index: int, id_: EpisodeID) -> Any:
+        self._created[env_index] = episode = self._episodes.empty_episode(id_)
+        self._tell("on_episode_created", episode, env_index)
+        return episode
+
+    def take_created(self, copy: EnvCopy) -> Any:
+        """The episode that a copy which was reset begins; made now if that reset could not be foreseen."""
+        id_ = f"{copy.index}-{copy.episode_number}"
+        episode = self._created.pop(copy.index, None)
+        if episode is None or episode.id_ != id_:
+            episode = self._create(copy.index, id_)
+            del self._created[copy.index]
+        return episode
+
+    def ended(self, over: Iterable[Transition], ongoing: Sequence[Episode]) -> None:
+        """Episodes have made their last steps. Those of copies that await their reset have successors now."""
+        for transition in over:
+            env_index, episode = transition.index, ongoing[transition.index]
+            chunks = self._chunks.pop(episode.id_, [])
+            if not transition.is_dropped:
+                if self._tells_of_steps:
+                    self._tell("on_episode_step", episode, env_index)
+                self._tell("on_episode_end", episode, env_index, prev_episode_chunks=chunks)
+                if self._left is not None and self._left[env_index]:
+                    self._left[env_index] -= 1
+            if transition.awaits_reset:
+                self.create([self._runner.vector_env.copies[env_index]])
+
+    def went_on(self, over: Iterable[Transition]) -> None:
+        """A step of all copies is recorded, in which some have begun an episode, or have ended one and rest now."""
+        copies = self._runner.vector_env.copies
+        rest = {transition.index for transition in over if copies[transition.index].rests}
+        begun = {transition.index for transition in over if transition.is_over or transition.begins} - rest
+        if not (begun or self._tells_of_steps):
+            return
+        self._episodes.sync()
+        for env_index, episode in enumerate(self._episodes.ongoing):
+            if env_index in begun:
+                self._tell("on_episode_start", episode, env_index)
+            elif self._tells_of_steps and env_index not in rest:
+                self._tell("on_episode_step", episode, env_index)
+
+    def started(self) -> None:
+        """All copies have begun an episode."""
+        for env_index, episode in enumerate(self._episodes.ongoing):
+            self._tell("on_episode_start", episode, env_index)
+
+    def cut(self, chunks: Iterable[Episode]) -> None:
+        """A sample has handed out chunks of episodes that go on."""
+        if self._keeps_chunks:
+            for chunk in chunks:
+                self._chunks.setdefault(chunk.id_, []).append(chunk)
+            going_on = {episode.id_ for episode in self._episodes.ongoing}
+            self._chunks = {id_: own for id_, own in self._chunks.items() if id_ in going_on}

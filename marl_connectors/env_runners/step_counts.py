@@ -1,0 +1,67 @@
+"""How many steps were sampled, by agent and by module."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from marl_connectors.env_runners.lanes import LaneGroup
+from marl_connectors.episodes.multi_agent_growth import REMEMBERED_AGENTS
+from marl_connectors.typing import AgentID, ModuleID
+
+
+class StepCounts:
+    """Counts whole arrangements of lanes, as long as they last: an addition a vector step, whoever acts in it.
+
+    Attributes:
+        vector_steps: Taken by the lanes as they are arranged now, and not yet in the counts.
+    """
+
+    def __init__(self) -> None:
+        self.vector_steps = 0
+        self._clear()
+
+    def _clear(self) -> None:
+        self._env_steps = 0
+        self._agents: Counter[AgentID] = Counter()
+        self._modules: Counter[ModuleID] = Counter()
+
+    def settle(self, groups: Iterable[LaneGroup], num_copies: int) -> None:
+        """Counts what the lanes have done that acted, before others do or before the counts are read."""
+        steps, self.vector_steps = self.vector_steps, 0
+        if not steps:
+            return
+        self._env_steps += steps * num_copies
+        for group in groups:
+            ids, splits = group.rows.module_ids, group.rows.splits
+            for module_id, begin, end in zip(ids, splits, splits[1:]):  # noqa: B905 (one split more)
+                self._modules[module_id] += steps * (end - begin)
+            for agent_id, copies in Counter([lane.agent_id for lane in group.acting]).items():
+                self._agents[agent_id] += steps * copies
+        while len(self._agents) > REMEMBERED_AGENTS:
+            del self._agents[next(iter(self._agents))]
+
+    def take(self) -> dict[str, Any]:
+        """The counts since the last call."""
+        counts = {
+            "num_env_steps_sampled": self._env_steps,
+            "num_agent_steps_sampled": dict(self._agents),
+            "num_module_steps_sampled": dict(self._modules),
+        }
+        self._clear()
+        return counts
+
+    def get_state(self) -> dict[str, Any]:
+        """The counts since the last ``take``, once they are settled."""
+        return {
+            "env_steps": self._env_steps,
+            "agents": [[agent_id, steps] for agent_id, steps in self._agents.items()],
+            "modules": [[module_id, steps] for module_id, steps in self._modules.items()],
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Takes what ``get_state`` gave."""
+        self._env_steps = state["env_steps"]
+        self._agents = Counter(dict(state["agents"]))
+        self._modules = Counter(dict(state["modules"]))
