@@ -125,8 +125,8 @@ class EpochOfSequences:
         """The info dicts of some of the sequences: one a step, without padding."""
         if stacked:
             raise KeyError(
-                "the sequences of several modules at once have no 'infos'. Override compute_loss_for_module only, so that "
-                "modules are updated one after another, or set .learners(stack_modules=False)."
+                "the sequences of several modules at once have no 'infos'. Override compute_loss_for_module only, so "
+                "that modules are updated one after another, or set .learners(stack_modules=False)."
             )
         return column[self._begins[begin] : self._begins[end]]
 
