@@ -62,9 +62,10 @@ class EpochOfRows:
             return torch.from_numpy(self._real).to(self._device)
         return tree_map(lambda leaf: leaf.index_select(0, self._order.to(leaf.device)), self._group[name])
 
-    def infos(self, column: InfoColumn, begin: int, end: int) -> InfoColumn:
-        """The info dicts of a minibatch."""
-        return column[begin:end]
+    def infos(self, column: InfoColumn, begin: int, end: int, stacked: int) -> InfoColumn | list[InfoColumn]:
+        """The info dicts of a minibatch, for each module by itself if there are several."""
+        infos = column[begin:end]
+        return infos.unflatten(0, (stacked, -1)) if stacked else infos
 
     def counted_rows(self, begin: int, end: int, stacked: int) -> CountedRows:
         """Of a minibatch."""
@@ -120,8 +121,13 @@ class EpochOfSequences:
             return torch.from_numpy(self._counted).to(column.device)
         return column
 
-    def infos(self, column: InfoColumn, begin: int, end: int) -> InfoColumn:
+    def infos(self, column: InfoColumn, begin: int, end: int, stacked: int) -> InfoColumn:
         """The info dicts of some of the sequences: one a step, without padding."""
+        if stacked:
+            raise KeyError(
+                "the sequences of several modules at once have no 'infos'. Override compute_loss_for_module only, so "
+                "that modules are updated one after another, or set .learners(stack_modules=False)."
+            )
         return column[self._begins[begin] : self._begins[end]]
 
     def counted_rows(self, begin: int, end: int, stacked: int) -> CountedRows:
@@ -175,12 +181,7 @@ class MiniBatchColumns(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         column = self._epoch.column(name)
         if isinstance(column, InfoColumn):
-            if self._stack:
-                raise KeyError(
-                    "'infos' are not there for several modules at once. Override compute_loss_for_module only, so that "
-                    "modules are updated one after another, or set .learners(stack_modules=False)."
-                )
-            return self._epoch.infos(column, self._begin, self._end)
+            return self._epoch.infos(column, self._begin, self._end, self._stack)
         return self._part(column) if type(column) is Tensor else tree_map(self._part, column)
 
     def _part(self, leaf: Tensor) -> Tensor:

@@ -123,11 +123,13 @@ class Bucket:
 
     @property
     def is_bound(self) -> bool:
-        """Whether all parameters still are views of the matrix and all gradients of theirs."""
+        """Whether all parameters still are views of the matrix, all gradients of theirs, and the same ones frozen."""
         home, size = self.parameters.data_ptr(), self.parameters.element_size()
         for module in self.modules.values():
-            for parameter in module.parameters():
+            for parameter, part in zip(module.parameters(), self.slices, strict=True):
                 if parameter.data_ptr() != home or parameter.grad is None:
+                    return False
+                if parameter.requires_grad is not part.requires_grad:
                     return False
                 home += parameter.numel() * size
         return True
@@ -255,8 +257,9 @@ def same_architecture(a: RLModule, b: RLModule) -> bool:
 
 def modules_that_share(modules: Mapping[ModuleID, RLModule]) -> list[ModuleID]:
     """Those with a parameter that another one has, too."""
-    owners = Counter(id(parameter) for module in modules.values() for parameter in module.parameters())
-    return [m for m, module in modules.items() if any(owners[id(p)] > 1 for p in module.parameters())]
+    held = {m: [id(parameter) for parameter in module.parameters()] for m, module in modules.items()}
+    owners = Counter(key for keys in held.values() for key in keys)
+    return [m for m, keys in held.items() if any(owners[key] > 1 for key in keys)]
 
 
 def sort_into_buckets(

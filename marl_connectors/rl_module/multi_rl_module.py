@@ -214,12 +214,14 @@ class MultiRLModule(nn.Module):
         There are none where ``_forward`` runs the modules in a way of its own.
         """
         if self._buckets is None:
+            self._entangled = None
             rows = {m: row for b in self._old_buckets for m, row in zip(b.module_ids, b.rows, strict=True)}
             members = {} if self.has_own_forward else dict(self.items())
             self._old_buckets = self._buckets = sort_into_buckets(members, rows)
         return self._buckets
 
     _old_buckets: list[Bucket] = []
+    _entangled: list[ModuleID] | None = None
 
     def bucket_of(self, module_ids: Collection[ModuleID]) -> Bucket | None:
         """The bucket that has all these modules as members; they stand in its order."""
@@ -230,11 +232,12 @@ class MultiRLModule(nn.Module):
 
     def bind_buckets(self) -> None:
         """Sees to it that buckets hold, whatever was done to parameters since: moved, replaced, frozen, thawed."""
-        if not all(bucket.is_current for bucket in self.buckets):
+        loose = [bucket for bucket in self.buckets if not bucket.is_bound]
+        if loose and (not all(bucket.is_current for bucket in loose) or modules_that_share(dict(self.items()))):
             self._buckets = None
-        for bucket in self.buckets:
-            if not bucket.is_bound:
-                bucket.bind()
+            return
+        for bucket in loose:
+            bucket.bind()
 
     @property
     def has_own_forward(self) -> bool:
@@ -244,7 +247,9 @@ class MultiRLModule(nn.Module):
 
     def entangled_modules(self) -> list[ModuleID]:
         """Modules to be trained together: all where ``_forward`` is an own one, else those that share parts."""
-        return list(self.keys()) if self.has_own_forward else modules_that_share(dict(self.items()))
+        if self._entangled is None or self._buckets is None:
+            self._entangled = list(self) if self.has_own_forward else modules_that_share(dict(self.items()))
+        return self._entangled
 
     def _apply(self, fn: Any, recurse: bool = True) -> MultiRLModule:
         """Moving to another device or type gives the modules new memory, so the buckets are made anew."""

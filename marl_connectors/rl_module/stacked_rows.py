@@ -31,7 +31,7 @@ class StackedRows(Mapping[str, Any]):
         """Looks at a group whose modules all are members of the bucket."""
         self._sequences = group.sequences
         splits = group.splits if self._sequences is None else self._sequences.splits
-        counts, begins = np.diff(splits), np.array(splits[:-1])
+        counts, begins = np.diff(splits), np.minimum(splits[:-1], splits[-1] - 1)
         members = np.array([bucket.module_ids.index(m) for m in group.module_ids])
         longest = max(int(counts.max()), 1)
         within = np.arange(longest) < counts[:, None]
@@ -66,7 +66,7 @@ class StackedRows(Mapping[str, Any]):
                 return False
             counts, each = np.diff(sequences.splits), sequences.max_lens[0]
         padding = (members * int(counts.max()) - int(counts.sum())) * each
-        return padding <= SPARE_ROWS * len(counts)
+        return bool(counts.any()) and padding <= SPARE_ROWS * len(counts)
 
     def unstacked(self, column: Any) -> Any:
         """``[B, ...]`` (of sequences ``[S, ...]``) of what the twin gave, ``[M, L, ...]``, in the group's order."""

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from marl_connectors import SingleAgentEpisode
 from marl_connectors.episodes.column_batch import ColumnGroup
+from marl_connectors.episodes.info_column import InfoColumn
 from marl_connectors.episodes.packing import rows_of_episodes
 from marl_connectors.learner.counted_rows import CountedRows
 from marl_connectors.learner.minibatches import minibatches_of_epoch
@@ -127,14 +128,11 @@ def test_masked_values_reach_no_mean_and_no_gradient(stacked):
         torch.testing.assert_close(values.grad, torch.tensor([[2 / 3, 2.0, 0, 0], [0, 10 / 3, 0, 0]]))
 
 
-def test_info_dicts_are_not_stacked():
-    group = group_of([3, 3])
-    from marl_connectors.episodes.info_column import InfoColumn
-
-    group["infos"] = InfoColumn([{"n": i} for i in range(6)])
+def test_info_dicts_stand_by_module():
+    group = group_of([3, 2])
+    group["infos"] = InfoColumn([{"n": i} for i in range(5)])
     (minibatch,) = minibatches_of_epoch(group, [IDS[:2]], size_of=lambda m: None, shuffle=None)
-    with pytest.raises(KeyError, match="'infos' are not there for several modules at once"):
-        minibatch.columns["infos"]
+    assert [[info["n"] for info in own] for own in minibatch.columns["infos"]] == [[0, 1, 2], [3, 4, 3]]
     first, second = minibatches_of_epoch(group, size_of=lambda m: None, shuffle=None)
     assert first.columns["infos"] == [{"n": 0}, {"n": 1}, {"n": 2}]
-    assert second.columns["infos"][0] == {"n": 3}
+    assert second.columns["infos"] == [{"n": 3}, {"n": 4}]

@@ -7,6 +7,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from scripted_envs import LifeEnv, small_config
 from stackable_modules import StackableGRU, StackableLSTM
 
@@ -30,6 +31,17 @@ MODELS = {
     ),
     "gru": RLModuleSpec(module_class=StackableGRU, model_config={"max_seq_len": 3}),
     "lstm": RLModuleSpec(module_class=StackableLSTM, model_config={"max_seq_len": 4}),
+    "default lstm": RLModuleSpec(
+        module_class=DefaultPPORLModule,
+        model_config={"fcnet_hiddens": (5,), "use_lstm": True, "lstm_cell_size": 4, "max_seq_len": 3},
+    ),
+    "default gru": RLModuleSpec(
+        module_class=DefaultPPORLModule,
+        model_config={"fcnet_hiddens": (5,), "use_gru": True, "gru_cell_size": 4, "max_seq_len": 3},
+    ),
+    "default cnn": RLModuleSpec(
+        module_class=DefaultPPORLModule, model_config={"fcnet_hiddens": (5,), "conv_filters": [[3, 3, 2]]}
+    ),
 }
 OVERRIDES = {
     "m0": {"clip_param": 0.05, "lr": 3e-3},
@@ -93,7 +105,11 @@ class Noting(PPOLearner):
 
 
 def build(model, *, pieces=(), overrides=None, stack=True, **training):
-    config = small_config(Lives, env_config={"agents": list(AGENTS), "die": 0.1, "join": 0.4, "max_steps": 9})
+    life = {"agents": list(AGENTS), "die": 0.1, "join": 0.4, "max_steps": 9}
+    if model == "default cnn":
+        image = spaces.Box(-1.0, 1.0, (5, 5, 2), np.float32)
+        life["spaces_of"] = dict.fromkeys(AGENTS, (image, spaces.Discrete(3)))
+    config = small_config(Lives, env_config=life)
     config.multi_agent(policies=MODULES, policy_mapping_fn=lambda agent_id, episode, **kw: MODULE_OF[agent_id])
     config.rl_module(rl_module_spec=MODELS[model], algorithm_config_overrides_per_module=overrides or {})
     config.env_runners(num_envs_per_env_runner=3, rollout_fragment_length=8)
@@ -199,13 +215,24 @@ CASES = {
 
 COMBINATIONS = [
     *(("mlp", case) for case in CASES),
-    *(("gru", case) for case in ("overrides", "action masks", "loss masks")),
     ("mlp, own value layers", "overrides"),
+    ("gru", "overrides"),
+    ("default lstm", "loss masks"),
+    ("default cnn", "overrides"),
+]
+MORE = [
+    ("gru", "action masks"),
+    ("gru", "loss masks"),
     ("lstm", "plain"),
+    ("default lstm", "overrides"),
+    ("default gru", "plain"),
+    ("default cnn", "loss masks"),
 ]
 
 
-@pytest.mark.parametrize(("model", "case"), COMBINATIONS, ids=map(", ".join, COMBINATIONS))
+@pytest.mark.parametrize(
+    ("model", "case"), [*COMBINATIONS, *(pytest.param(*pair, marks=pytest.mark.slow) for pair in MORE)]
+)
 def test_a_stacked_update_equals_a_float64_reference_and_one_module_after_another(model, case, monkeypatch):
     settings = CASES[case]
     stacked, alone = build(model, **settings), build(model, **settings, stack=False)

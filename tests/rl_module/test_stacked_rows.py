@@ -87,6 +87,16 @@ def test_few_of_many_modules_run_one_after_another():
     assert not StackedRows.pays(bucket, group_of({f"m{i}": 3 for i in range(4)}))
 
 
+def test_a_module_whose_rows_were_all_dropped_gets_none():
+    multi, group = modules("a", "b", "c"), group_of({"a": 3, "b": 2})
+    group.module_ids, group.splits = ("a", "b", "c"), (0, 3, 5, 5)
+    rows = StackedRows(multi.buckets[0], group)
+    assert rows[Columns.OBS].shape == (3, 3, 4)
+    assert torch.equal(rows.unstacked(rows[Columns.OBS]), group[Columns.OBS])
+    group.splits = (0, 0, 0, 0)
+    assert not StackedRows.pays(multi.buckets[0], group)
+
+
 def test_columns_that_stand_as_a_stack_already_are_not_copied():
     multi, group = modules("a", "b"), group_of({"a": 3, "b": 3})
     rows = StackedRows(multi.buckets[0], group)
