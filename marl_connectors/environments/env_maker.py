@@ -6,7 +6,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from marl_connectors.errors import ConfigError, EnvError, MarlConnectorsError, did_you_mean
@@ -27,6 +27,8 @@ class EnvMaker:
         declared_by: The callables whose parameters say which keywords ``make`` accepts.
         takes_dict: Whether ``make`` wants the ``env_config`` as one dict, as RLlib's makers do.
         extra_keys: Keywords that ``make`` accepts beyond those.
+        settings: What it is made with unless ``env_config`` says otherwise.
+        advice: What to do if it fails.
     """
 
     name: str
@@ -34,6 +36,8 @@ class EnvMaker:
     declared_by: tuple[Callable[..., Any], ...]
     takes_dict: bool = False
     extra_keys: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    advice: str = "Look at its env_config and at what it needs installed."
 
 
 def _parameters(fn: Callable[..., Any]) -> dict[str, inspect.Parameter]:
@@ -113,7 +117,7 @@ def call_maker(
     try:
         if maker.takes_dict:
             return maker.make({"num_envs": num_envs, **config} if vector else dict(config), **extra)
-        return maker.make(**config, **extra)
+        return maker.make(**{**maker.settings, **config, **extra})
     except MarlConnectorsError:
         raise
     except TypeError as cause:
@@ -130,8 +134,7 @@ def call_maker(
 def _failed(maker: EnvMaker, cause: Exception) -> EnvError:
     message = " ".join(str(cause).split())
     return EnvError(
-        f"environment {maker.name!r} could not be made: {type(cause).__name__}: {message}. "
-        f"Look at its env_config and at what it needs installed."
+        f"environment {maker.name!r} could not be made: {type(cause).__name__}: {message.rstrip('.')}. {maker.advice}"
     )
 
 
