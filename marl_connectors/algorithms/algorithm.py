@@ -78,7 +78,7 @@ class Algorithm:
             return int(config.rollout_fragment_length)
         steps = config.train_batch_size_per_learner / config.num_envs_per_env_runner
         if config.count_steps_by == "agent_steps":
-            steps /= len(self._setup.agent_ids)
+            steps /= self._setup.agents_per_step
         return max(1, math.ceil(steps))
 
     @property
@@ -130,12 +130,15 @@ class Algorithm:
     def _sample(self) -> list[Any]:
         """Episodes for one train batch."""
         config, runner = self.config, self.env_runner
-        size = config.train_batch_size_per_learner
+        size, before = config.train_batch_size_per_learner, self.env_runner.num_env_steps
         episodes: list[Any] = []
         collected = 0
         while collected < size:
             if config.batch_mode == "complete_episodes":
                 new = runner.sample(num_episodes=config.num_envs_per_env_runner)
+            elif collected and config.rollout_fragment_length == "auto":
+                taken = runner.num_env_steps - before
+                new = runner.sample(num_timesteps=math.ceil((size - collected) * taken / collected))
             else:
                 new = runner.sample()
             episodes += new

@@ -102,6 +102,11 @@ class EnvSetup:
         return is_batched(self.probe)
 
     @property
+    def agents_per_step(self) -> int:
+        """How many agents act in an env step, if all are there: one where they take turns."""
+        return 1 if isinstance(self.probe, TurnBasedEnv) else len(self.agent_ids)
+
+    @property
     def user_env(self) -> Any:
         """The copy to ask, as the user's own functions get it: without our wrapper."""
         is_wrapped = isinstance(self.probe, (SingleAgentEnv, GymnasiumCopies, TurnBasedEnv))

@@ -148,7 +148,7 @@ def test_an_agent_that_leaves_without_a_flag_is_named():
 def test_an_agent_that_leaves_without_a_flag_but_still_observes_is_named_soon():
     both = {"a": 0, "b": 0}
     steps = [Step(both), *[Step(both, both, agents=["a", "b"])] * 3, *[Step(both, both, agents=["a"])] * 30]
-    with pytest.raises(EnvError, match=r"step 16: agents \['b'\] left env.agents without being terminated or truncated"):
+    with pytest.raises(EnvError, match=r"step 16: agents \['b'\] left env.agents without being terminated"):
         build(steps, checking=False).env_runner.sample(num_timesteps=30)
 
 
