@@ -35,21 +35,23 @@ COLUMNS = (
 ITERATIONS = 3
 
 
-def train(case: Any) -> dict[str, Any]:
+def train(case: Any, agent_steps: int = 600) -> dict[str, Any]:
     """Three iterations of one environment, and what came of them.
+
+    Args:
+        case: Which.
+        agent_steps: In an iteration.
 
     Raises:
         FloatingPointError: If a loss or a return is no finite number.
     """
-    import torch
     from suite_cases import config_for
 
     from marl_connectors.spaces import describe
 
-    torch.set_num_threads(1)
-    config = config_for(case)
+    config = config_for(case, agent_steps=agent_steps)
     algo = config.build_algo()
-    began, agent_steps, num_episodes = time.process_time(), 0, 0
+    began, num_episodes = time.process_time(), 0
     for _ in range(ITERATIONS):
         result = algo.train()
         sampled = result["env_runners"]
@@ -190,6 +192,9 @@ def main() -> None:
     from suite_cases import Case, cases
 
     if args.case:
+        import torch
+
+        torch.set_num_threads(1)
         print(json.dumps(train(Case(*json.loads(args.case)))))
         return
     results = read_results()

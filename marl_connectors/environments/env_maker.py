@@ -5,8 +5,10 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from marl_connectors.errors import ConfigError, EnvError, MarlConnectorsError, did_you_mean
@@ -132,10 +134,11 @@ def call_maker(
 
 
 def _failed(maker: EnvMaker, cause: Exception) -> EnvError:
-    message = " ".join(str(cause).split())
-    return EnvError(
-        f"environment {maker.name!r} could not be made: {type(cause).__name__}: {message.rstrip('.')}. {maker.advice}"
-    )
+    message = " ".join(str(cause).split()).rstrip(".")
+    if not message:
+        place = traceback.extract_tb(cause.__traceback__)[-1]
+        message = f"in {Path(place.filename).name}, line {place.lineno}"
+    return EnvError(f"environment {maker.name!r} could not be made: {type(cause).__name__}: {message}. {maker.advice}")
 
 
 def _keys_of_class(maker: EnvMaker, qualified: str | None) -> list[str]:

@@ -269,6 +269,14 @@ def test_an_error_of_the_maker_is_shown_with_its_cause():
     assert isinstance(raised.value.__cause__, ValueError)
 
 
+def test_an_error_of_the_maker_without_words_is_shown_with_its_place():
+    def make(config):
+        raise AssertionError
+
+    with pytest.raises(EnvError, match=r"could not be made: AssertionError: in test_make_env.py, line \d+. Look at"):
+        make_env(make)
+
+
 def test_what_is_no_environment_is_refused():
     with pytest.raises(EnvError, match="its maker gave a dict"):
         make_env(lambda: {})
