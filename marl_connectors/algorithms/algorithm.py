@@ -76,10 +76,8 @@ class Algorithm:
         config = self.config
         if config.rollout_fragment_length != "auto":
             return int(config.rollout_fragment_length)
-        steps = config.train_batch_size_per_learner / config.num_envs_per_env_runner
-        if config.count_steps_by == "agent_steps":
-            steps /= self._setup.agents_per_step
-        return max(1, math.ceil(steps))
+        at_once = self._setup.agents_per_step if config.count_steps_by == "agent_steps" else 1
+        return max(1, math.ceil(config.train_batch_size_per_learner / config.num_envs_per_env_runner / at_once))
 
     @property
     def agent_ids(self) -> list[AgentID]:
@@ -130,19 +128,18 @@ class Algorithm:
     def _sample(self) -> list[Any]:
         """Episodes for one train batch."""
         config, runner = self.config, self.env_runner
-        size, before = config.train_batch_size_per_learner, self.env_runner.num_env_steps
+        size, by_agents = config.train_batch_size_per_learner, config.count_steps_by == "agent_steps"
         episodes: list[Any] = []
-        collected = 0
+        collected, before = 0, runner.num_env_steps
         while collected < size:
             if config.batch_mode == "complete_episodes":
                 new = runner.sample(num_episodes=config.num_envs_per_env_runner)
             elif collected and config.rollout_fragment_length == "auto":
-                taken = runner.num_env_steps - before
-                new = runner.sample(num_timesteps=math.ceil((size - collected) * taken / collected))
+                steps = (runner.num_env_steps - before) / collected * (size - collected)
+                new = runner.sample(num_timesteps=math.ceil(steps))
             else:
                 new = runner.sample()
             episodes += new
-            by_agents = config.count_steps_by == "agent_steps"
             collected += sum(e.agent_steps() if by_agents else e.env_steps() for e in new)
         return episodes
 

@@ -33,6 +33,11 @@ class TurnBasedEpisodes(ReplayableEpisodes):
         """The episodes in which it is somebody's turn."""
         return [e for e, copy in zip(self.ongoing, self._vector_env.copies, strict=True) if copy.agents]
 
+    def cut(self, num_rows: int) -> list[Episode]:
+        """As OngoingEpisodes. A lane has rows for its own turns only: for about as many as in the fragment that ends."""
+        used = max((group.last_row - group.lookback for group in self.lanes.groups), default=0)
+        return super().cut(min(num_rows, used + 1))
+
     def acted(self) -> None:
         """Lets all lanes that acted wait."""
         for group in self.lanes.groups:
