@@ -135,8 +135,9 @@ class Algorithm:
             if config.batch_mode == "complete_episodes":
                 new = runner.sample(num_episodes=config.num_envs_per_env_runner)
             elif collected and config.rollout_fragment_length == "auto":
-                steps = (runner.num_env_steps - before) / collected * (size - collected)
-                new = runner.sample(num_timesteps=math.ceil(steps))
+                steps = math.ceil((runner.num_env_steps - before) / collected * (size - collected))
+                most = runner.rollout_fragment_length * config.num_envs_per_env_runner
+                new = runner.sample(num_timesteps=min(steps, most))
             else:
                 new = runner.sample()
             episodes += new

@@ -34,7 +34,7 @@ class TurnBasedEpisodes(ReplayableEpisodes):
         return [e for e, copy in zip(self.ongoing, self._vector_env.copies, strict=True) if copy.agents]
 
     def cut(self, num_rows: int) -> list[Episode]:
-        """As OngoingEpisodes. A lane has rows for its own turns only: for about as many as in the fragment that ends."""
+        """As OngoingEpisodes. A lane gets rows for its own turns only, about as many as in the fragment that ends."""
         used = max((group.last_row - group.lookback for group in self.lanes.groups), default=0)
         return super().cut(min(num_rows, used + 1))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from random_aec import RandomAEC
 from scripted_envs import LifeEnv, small_config
 
 from marl_connectors import ActionMasking, PPOConfig
@@ -270,3 +271,13 @@ def test_a_train_batch_has_hardly_more_agent_steps_than_asked_for_where_not_all_
         episodes = algo._sample()
         assert 300 <= sum(episode.agent_steps() for episode in episodes) <= 345
         assert algo.env_runner.num_agent_steps - before <= 360
+
+
+def test_a_train_batch_of_many_who_still_wait_takes_few_fragments():
+    config = small_config(lambda: RandomAEC(agents=tuple(range(60)), max_steps=10_000)).env_runners(
+        num_envs_per_env_runner=2, rollout_fragment_length="auto"
+    )
+    config.multi_agent(policies="shared", count_steps_by="agent_steps").training(train_batch_size_per_learner=60)
+    algo = config.build_algo()
+    assert sum(episode.agent_steps() for episode in algo._sample()) >= 60
+    assert algo.env_runner.num_env_steps <= 240
