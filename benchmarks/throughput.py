@@ -1,6 +1,7 @@
 """How near the toolkit comes to a hand-written loop, in agent-steps per second of CPU time.
 
-Yardstick and toolkit run in turn, each in a process of its own on one thread, and every pair gives one ratio.
+Yardstick and toolkit run in turn, each in a process of its own on one thread, and every pair gives one ratio. ``limit``
+is sampling beside ``bare_loop.py``: what the environments alone would do.
 """
 
 from __future__ import annotations
@@ -17,24 +18,27 @@ HERE = Path(__file__).parent
 WORK = [
     ("sample", "null"),
     ("sample", "spread"),
+    ("limit", "spread"),
+    ("limit", "pursuit"),
     ("train", "null"),
     ("train_independent", "null"),
     ("train", "spread"),
     ("train_independent", "spread"),
 ]
 ITERATIONS = {("sample", "null"): 60, ("sample", "spread"): 6, ("train", "null"): 16, ("train_independent", "null"): 16}
+LIMIT_ITERATIONS = {"spread": 6, "pursuit": 3}
 
 
 def rate(script: str, mode: str, name: str) -> float:
     """Agent-steps per second of one run."""
-    iterations = str(ITERATIONS.get((mode, name), 5))
+    iterations = str(LIMIT_ITERATIONS[name] if mode == "limit" else ITERATIONS.get((mode, name), 5))
     environment = {
         **os.environ,
         "SDL_VIDEODRIVER": "dummy",
         "PYGAME_HIDE_SUPPORT_PROMPT": "1",
         "PYTHONWARNINGS": "ignore",
     }
-    command = [sys.executable, str(HERE / script), mode, name, iterations]
+    command = [sys.executable, str(HERE / script), "sample" if mode == "limit" else mode, name, iterations]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if done.returncode:
         sys.exit(f"{' '.join(command)} failed:\n{done.stderr}")
@@ -51,7 +55,8 @@ def main() -> None:
     work = [(m, e) for m, e in WORK if args.mode in (None, m) and args.env in (None, e)] or [(args.mode, args.env)]
     print("| work | yardstick, agent-steps/s | ratio: median | min | max |\n| --- | --- | --- | --- | --- |")
     for mode, name in work:
-        pairs = [(rate("yardstick.py", mode, name), rate("ours.py", mode, name)) for _ in range(args.reps)]
+        beside = "bare_loop.py" if mode == "limit" else "yardstick.py"
+        pairs = [(rate(beside, mode, name), rate("ours.py", mode, name)) for _ in range(args.reps)]
         ratios = [ours / yardstick for yardstick, ours in pairs]
         base = statistics.median(yardstick for yardstick, _ in pairs)
         print(

@@ -94,10 +94,8 @@ class Algorithm(RestorableAlgorithm):
         config = self.config
         if config.rollout_fragment_length != "auto":
             return int(config.rollout_fragment_length)
-        steps = config.train_batch_size_per_learner / config.num_envs_per_env_runner
-        if config.count_steps_by == "agent_steps":
-            steps /= len(self._setup.agent_ids)
-        return max(1, math.ceil(steps))
+        at_once = self._setup.agents_per_step if config.count_steps_by == "agent_steps" else 1
+        return max(1, math.ceil(config.train_batch_size_per_learner / config.num_envs_per_env_runner / at_once))
 
     @property
     def agent_ids(self) -> list[AgentID]:
@@ -137,13 +135,17 @@ class Algorithm(RestorableAlgorithm):
     def _sample(self) -> list[Any]:
         """Episodes for one train batch."""
         config, runner = self.config, self.env_runner
-        size = config.train_batch_size_per_learner
+        size, by_agents = config.train_batch_size_per_learner, config.count_steps_by == "agent_steps"
         episodes: list[Any] = []
-        collected = 0
+        collected, before = 0, runner.num_env_steps
         while collected < size:
-            new = runner.sample()
+            if collected and config.rollout_fragment_length == "auto" and config.batch_mode == "truncate_episodes":
+                steps = math.ceil((runner.num_env_steps - before) / collected * (size - collected))
+                most = runner.rollout_fragment_length * config.num_envs_per_env_runner
+                new = runner.sample(num_timesteps=min(steps, most))
+            else:
+                new = runner.sample()
             episodes += new
-            by_agents = config.count_steps_by == "agent_steps"
             collected += sum(e.agent_steps() if by_agents else e.env_steps() for e in new)
         return episodes
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import itertools
+import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,9 @@ from marl_connectors.env_checks.calls import CallFailed, global_draws, global_ra
 from marl_connectors.env_checks.play import Mismatch, Played, Player, play, replay
 from marl_connectors.env_checks.report import Findings, Level
 
+_ATTEMPTS = 3
+_REPEATED_STEPS = 60
+"""An episode that is always the same is played three times more, and a short one until that many steps were alike."""
 _SEED_ADVICE = (
     "Draw everything random from one generator that reset(seed=...) makes, and forget all else at a reset. Runs cannot "
     "be repeated, and a checkpoint cannot be resumed in the middle of an episode."
@@ -160,8 +165,7 @@ class SeedChecks:
         )
 
     def _depends_on_seed(self, player: Player, episode: Played, rng: np.random.Generator, max_steps: int) -> None:
-        same = [self._same(player, seed, episode) for seed in range(self._seed + 101, self._seed + 104)]
-        if all(same):
+        if self._always_same(player, (self._seed + 101 + i for i in itertools.count()), episode):
             self._findings.add(
                 "note",
                 "seed-without-effect",
@@ -171,13 +175,18 @@ class SeedChecks:
             return
         with global_random_state(0):
             unseeded = play(player, None, rng, max_steps)
-        if self._same(player, None, unseeded):
+        if self._always_same(player, itertools.repeat(None), unseeded):
             self._findings.add(
                 "warning",
                 "reset-repeats",
                 "Each reset() without a seed begins the same episode again.",
                 "Without a seed, go on with the generator as it is. Runs of this library always give a seed.",
             )
+
+    def _always_same(self, player: Player, seeds: Iterator[int | None], episode: Played) -> bool:
+        """Whether resets give this episode again and again: so often that short episodes are not alike by chance."""
+        attempts = max(_ATTEMPTS, math.ceil(_REPEATED_STEPS / max(1, len(episode.steps))))
+        return all(self._same(player, seed, episode) for seed in itertools.islice(seeds, attempts))
 
     def _same(self, player: Player, seed: int | None, episode: Played) -> bool:
         with global_random_state(1):

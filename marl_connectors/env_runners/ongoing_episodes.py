@@ -17,11 +17,13 @@ from marl_connectors.env_runners.data_checks import bad_observation
 from marl_connectors.env_runners.done_episodes import DoneEpisode, Episode
 from marl_connectors.env_runners.episode_metrics import EpisodeTally
 from marl_connectors.env_runners.lanes import Lane, LaneGroup
+from marl_connectors.environments.env_copy import copied_info
 from marl_connectors.environments.env_failures import FailureCounts
 from marl_connectors.environments.garbage_pauses import without_collections
 from marl_connectors.environments.vector_env import EnvCopy, Transition, VectorEnv
 from marl_connectors.episodes.column_batch import ColumnGroup
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
+from marl_connectors.episodes.multi_agent_growth import agent_episode_id
 from marl_connectors.episodes.packing import rows_of_episodes
 from marl_connectors.episodes.rollout import take
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
@@ -161,7 +163,7 @@ class OngoingEpisodes:
             self._check_fit(lane, module_id)
             self._fitting.add((lane.group.index, module_id))
         lane.module_id = module_id
-        id_ = f"{episode.id_}/{agent_id}/{episode.env_t}"
+        id_ = agent_episode_id(episode.id_, agent_id, episode.env_t)
         episode.attach(agent_id, lane.begin_episode(id_, agent_id, module_id, episode.id_))
 
     def _module_for(self, episode: MultiAgentEpisode, agent_id: AgentID) -> ModuleID:
@@ -272,7 +274,7 @@ class OngoingEpisodes:
             self._observe_end(transition, lane, position)
         info = transition.infos.get(agent_id)
         if info:
-            rollout.infos[position] = dict(info)
+            rollout.infos[position] = copied_info(lane.env_index, agent_id, info)
         self.ended_agents.append(lane.episode)
         terminated = bool(transition.terminations.get(agent_id))
         truncated = bool(transition.truncations.get(agent_id)) and not terminated

@@ -12,6 +12,7 @@ from marl_connectors.env_runners.data_checks import bad_observation
 from marl_connectors.env_runners.done_episodes import Episode
 from marl_connectors.env_runners.lanes import Lane, LaneGroup
 from marl_connectors.env_runners.replayable_episodes import ReplayableEpisodes
+from marl_connectors.environments.env_copy import copied_info
 from marl_connectors.environments.turn_based_vector_env import Turn
 from marl_connectors.typing import AgentID
 
@@ -31,6 +32,11 @@ class TurnBasedEpisodes(ReplayableEpisodes):
     def acting(self) -> list[Episode]:
         """The episodes in which it is somebody's turn."""
         return [e for e, copy in zip(self.ongoing, self._vector_env.copies, strict=True) if copy.agents]
+
+    def cut(self, num_rows: int) -> list[Episode]:
+        """As OngoingEpisodes. A lane gets rows for its own turns only, about as many as in the fragment that ends."""
+        used = max((group.last_row - group.lookback for group in self.lanes.groups), default=0)
+        return super().cut(min(num_rows, used + 1))
 
     def acted(self) -> None:
         """Lets all lanes that acted wait."""
@@ -113,9 +119,9 @@ class TurnBasedEpisodes(ReplayableEpisodes):
                     if spaces.misfit(rollout.observation_space, observation):
                         raise bad_observation(lane, self._vector_env, observation) from error
                 raise
-            for position, info in zip(positions.tolist(), infos, strict=True):
+            for lane, position, info in zip(lanes, positions.tolist(), infos, strict=True):
                 if info:
-                    rollout.infos[position] = dict(info)
+                    rollout.infos[position] = copied_info(lane.env_index, lane.agent_id, info)
 
     def _pay(self, turn: Turn, lanes: dict[AgentID, Lane]) -> None:
         """Credits rewards to the actions that wait for them; others as those of agents that did not act."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from marl_connectors.environments.action_history import ActionHistory
+from marl_connectors.errors import EnvError
 from marl_connectors.typing import AgentID
 
 _Kind = TypeVar("_Kind", bound="Transition")
@@ -123,6 +124,20 @@ class EnvCopy:
 
 def _elsewhere(*args: Any) -> Any:
     raise RuntimeError("This environment copy is in another process.")
+
+
+def copied_info(copy_index: int, agent: AgentID, info: Any) -> dict[str, Any]:
+    """An agent's info, so that the environment's next step cannot change it.
+
+    Raises:
+        EnvError: If it is no dict.
+    """
+    if not isinstance(info, Mapping):
+        raise EnvError(
+            f"environment copy {copy_index}, agent {agent!r}: the info is {info!r}, not a dict. Return a dict for each "
+            f"agent, which may be empty."
+        )
+    return dict(info)
 
 
 def another_episode(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from marl_connectors.errors import ConfigError, EnvError, MarlConnectorsError, did_you_mean
@@ -27,6 +29,8 @@ class EnvMaker:
         declared_by: The callables whose parameters say which keywords ``make`` accepts.
         takes_dict: Whether ``make`` wants the ``env_config`` as one dict, as RLlib's makers do.
         extra_keys: Keywords that ``make`` accepts beyond those.
+        settings: What it is made with unless ``env_config`` says otherwise.
+        advice: What to do if it fails.
     """
 
     name: str
@@ -34,6 +38,8 @@ class EnvMaker:
     declared_by: tuple[Callable[..., Any], ...]
     takes_dict: bool = False
     extra_keys: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    advice: str = "Look at its env_config and at what it needs installed."
 
 
 def _parameters(fn: Callable[..., Any]) -> dict[str, inspect.Parameter]:
@@ -113,7 +119,7 @@ def call_maker(
     try:
         if maker.takes_dict:
             return maker.make({"num_envs": num_envs, **config} if vector else dict(config), **extra)
-        return maker.make(**config, **extra)
+        return maker.make(**{**maker.settings, **config, **extra})
     except MarlConnectorsError:
         raise
     except TypeError as cause:
@@ -128,11 +134,11 @@ def call_maker(
 
 
 def _failed(maker: EnvMaker, cause: Exception) -> EnvError:
-    message = " ".join(str(cause).split())
-    return EnvError(
-        f"environment {maker.name!r} could not be made: {type(cause).__name__}: {message}. "
-        f"Look at its env_config and at what it needs installed."
-    )
+    message = " ".join(str(cause).split()).rstrip(".")
+    if not message:
+        place = traceback.extract_tb(cause.__traceback__)[-1]
+        message = f"in {Path(place.filename).name}, line {place.lineno}"
+    return EnvError(f"environment {maker.name!r} could not be made: {type(cause).__name__}: {message}. {maker.advice}")
 
 
 def _keys_of_class(maker: EnvMaker, qualified: str | None) -> list[str]:

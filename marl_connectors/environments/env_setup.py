@@ -19,6 +19,7 @@ from marl_connectors.environments.gymnasium_copies import GymnasiumCopies
 from marl_connectors.environments.gymnasium_trial import try_out_vector_env
 from marl_connectors.environments.make_env import env_name, make_env
 from marl_connectors.environments.single_agent_env import SingleAgentEnv
+from marl_connectors.environments.step_faults import fault_in_infos, fault_in_step
 from marl_connectors.environments.turn_based_env import TurnBasedEnv
 from marl_connectors.environments.wrappers import EnvWrapper
 from marl_connectors.errors import EnvError, MarlConnectorsError
@@ -101,6 +102,11 @@ class EnvSetup:
         return is_batched(self.probe)
 
     @property
+    def agents_per_step(self) -> int:
+        """How many agents act in an env step, if all are there: one where they take turns."""
+        return 1 if isinstance(self.probe, TurnBasedEnv) else len(self.agent_ids)
+
+    @property
     def user_env(self) -> Any:
         """The copy to ask, as the user's own functions get it: without our wrapper."""
         is_wrapped = isinstance(self.probe, (SingleAgentEnv, GymnasiumCopies, TurnBasedEnv))
@@ -147,20 +153,24 @@ class EnvSetup:
             return
         try:
             observations, infos = self.probe.reset(seed=0)
-            self._check_observations(observations, self.probe.agents, 0)
+            seen = dict.fromkeys(self.probe.agents)
+            self._check_observations(observations, seen, 0)
+            self._complain(fault_in_infos(seen, infos), 0)
             for t in range(1, _TRIAL_STEPS + 1):
                 actions = {
                     agent_id: self._random_action(
                         agent_id,
                         rng,
-                        mask_of(observations.get(agent_id), infos.get(agent_id), self._action_mask_key),
+                        mask_of(observations.get(agent_id), (infos or {}).get(agent_id), self._action_mask_key),
                     )
                     for agent_id in self._acting()
                 }
                 if not self.probe.agents:
                     return
-                observations, rewards, _, _, infos = self.probe.step(actions)
-                self._check_observations(observations, list(observations), t)
+                observations, rewards, terminations, truncations, infos = self.probe.step(actions)
+                seen.update(dict.fromkeys(self.probe.agents))
+                self._check_observations(observations, seen, t)
+                self._complain(fault_in_step(seen, terminations, truncations, infos), t)
                 for agent_id, reward in rewards.items():
                     if not _is_finite_number(reward):
                         raise EnvError(
@@ -205,29 +215,22 @@ class EnvSetup:
         space.seed(int(rng.integers(2**31)))
         return space.sample()
 
-    def _check_observations(self, observations: Mapping[AgentID, Any], agent_ids: list[AgentID], t: int) -> None:
+    def _complain(self, why: str, t: int) -> None:
+        if why:
+            raise EnvError(f"{self.name}, step {t}: {why}")
+
+    def _check_observations(self, observations: Mapping[AgentID, Any], agent_ids: Iterable[AgentID], t: int) -> None:
         for agent_id in agent_ids:
             if agent_id not in observations:
                 continue
             space = self.agent_spaces(agent_id)[0]
-            why = self._why_outside(space, observations[agent_id])
+            why = spaces.misfit(space, observations[agent_id])
             if why:
                 raise EnvError(
                     f"{self.name}: the observation of agent {agent_id!r} at step {t} is not in its space, "
                     f"{spaces.describe(space)}: {why}. Fix the environment, or set "
                     f"disable_env_checking=True (--no-env-check) if the space's bounds are wrong on purpose."
                 )
-
-    def _why_outside(self, space: Space, observation: Any) -> str:
-        """A sentence, or ``""`` if only the dtype differs, which is converted."""
-        try:
-            values = spaces.stack([observation], space)
-            expected = spaces.zeros(space, 1)
-            if tree_map(np.shape, values) != tree_map(np.shape, expected):
-                return f"its shape is {tree_map(np.shape, observation)}"
-            return spaces.outside(space, values)[1]
-        except (TypeError, ValueError, KeyError, AttributeError):
-            return f"it is {observation!r}"
 
 
 def mask_of(observation: Any, info: Mapping[str, Any] | None, key: str = "action_mask") -> Any:

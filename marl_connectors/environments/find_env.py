@@ -1,45 +1,42 @@
 """From what a user calls an environment to what makes it.
 
-An environment is named by an importable PettingZoo module, by ``"package.module:attribute"``, by a Gymnasium id, a VMAS
-scenario or a registered name, or it is given as a class or function.
+An environment is named by an importable PettingZoo module or its short name, by ``"package.module:attribute"``, by a
+Gymnasium or PettingZoo id, a VMAS scenario or a registered name, or it is given as a class or function.
 """
 
 from __future__ import annotations
 
-import functools
 import importlib
-import importlib.util
 import inspect
 import pkgutil
 import re
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 import gymnasium
+import pettingzoo
 from gymnasium.envs.registration import load_env_creator
 
 from marl_connectors.environments.env_maker import GYMNASIUM_KEYS, EnvMaker, has_one_required, wants_dict
+from marl_connectors.environments.suites import (
+    GYMNASIUM_NAMESPACES,
+    PIP_NAMES,
+    importable_name,
+    known_environments,
+    of_suite,
+    pip_name,
+)
 from marl_connectors.errors import EnvError, did_you_mean
 from marl_connectors.policy_mapping import import_attribute
 
 REGISTERED: dict[str, Callable[[dict[str, Any]], Any]] = {}
 """The names given to ``register_env``, and the functions that they stand for."""
 
-_FAMILIES = ("mpe2", "pettingzoo.sisl", "pettingzoo.butterfly", "pettingzoo.classic", "pettingzoo.atari", "marl_envs")
 VMAS = "vmas/"
 """What names of VMAS scenarios begin with."""
-_PIP_NAMES = {
-    "mpe2": "mpe2",
-    "pettingzoo": "pettingzoo",
-    "magent2": "magent2",
-    "vmas": "vmas",
-    "supersuit": "supersuit",
-    "gymnasium_robotics": "gymnasium-robotics",
-    "ale_py": "ale-py",
-    "marl_envs": "marl-connectors",
-}
 
 
 def find_env(env: Any, config: Mapping[str, Any], *, vector: bool = False) -> EnvMaker:
@@ -71,12 +68,14 @@ def _find_by_name(env: str, vector: bool) -> EnvMaker:
     if env.startswith(VMAS):
         from marl_connectors.environments.vmas_env import VmasEnv
 
-        return EnvMaker(env, functools.partial(VmasEnv, env.removeprefix(VMAS)), (VmasEnv,))
+        return EnvMaker(env, partial(VmasEnv, env.removeprefix(VMAS)), (VmasEnv,))
+    _import_namespace(env)
     if env in gymnasium.registry:
         return _gymnasium_maker(env, env, vector)
-    module_name, colon, attribute = env.partition(":")
+    full_name = importable_name(env)
+    module_name, colon, attribute = full_name.partition(":")
     if not colon:
-        return _module_maker(env)
+        return _registered_with_pettingzoo(env) or _module_maker(env, module_name)
     if not attribute.replace(".", "").isidentifier():
         # A Gymnasium id that a package registers when it is imported, such as "ale_py:ALE/Pong-v5".
         _import_env_module(env, module_name)
@@ -86,11 +85,19 @@ def _find_by_name(env: str, vector: bool) -> EnvMaker:
         hint = close if close.startswith("Did you mean") else "Check the id."
         raise EnvError(f"environment {env!r}: {module_name!r} registers no Gymnasium id {attribute!r}. {hint}")
     module = _import_env_module(env, module_name)
-    make = import_attribute(env, who=f"environment {env!r}", error=EnvError)
+    make = import_attribute(full_name, who=f"environment {env!r}", error=EnvError)
     if not callable(make):
         raise EnvError(f"environment {env!r}: expected a class or a function, but it is {make!r}.")
-    raw = getattr(module, "raw_env", None) if attribute in ("parallel_env", "env") else None
-    return EnvMaker(env, make, (make, raw) if callable(raw) else (make,), wants_dict(make))
+    if attribute in ("parallel_env", "env"):
+        return _maker_of_module(env, module, make)
+    return EnvMaker(env, make, (make,), wants_dict(make))
+
+
+def _import_namespace(env: str) -> None:
+    """Imports the package that registers the Gymnasium ids of a namespace, such as that of ``"ALE/Pong-v5"``."""
+    package = GYMNASIUM_NAMESPACES.get(env.partition("/")[0]) if "/" in env else None
+    if package is not None:
+        _import_env_module(env, package)
 
 
 def _gymnasium_maker(name: str, env_id: str, vector: bool) -> EnvMaker:
@@ -119,17 +126,33 @@ def _gymnasium_maker(name: str, env_id: str, vector: bool) -> EnvMaker:
     return EnvMaker(name, make, (creator,) if creator is not None else (), extra_keys=GYMNASIUM_KEYS)
 
 
-def _module_maker(env: str) -> EnvMaker:
-    module = _import_env_module(env, env)
+def _registered_with_pettingzoo(env: str) -> EnvMaker | None:
+    """An id given to ``pettingzoo.register``. PettingZoo's own are found as modules, whose settings are known."""
+    for kind in ("parallel", "aec"):
+        spec = getattr(pettingzoo, f"{kind}_registry", {}).get(env)
+        if spec is not None and not str(spec.entry_point).startswith("pettingzoo."):
+            make_by_id: Any = pettingzoo.make
+            make = partial(make_by_id, kind, env)
+            return EnvMaker(env, make, (make,))
+    return None
+
+
+def _module_maker(env: str, module_name: str) -> EnvMaker:
+    module = _import_env_module(env, module_name)
     for attribute in ("parallel_env", "env"):
         make = getattr(module, attribute, None)
         if callable(make):
-            raw = getattr(module, "raw_env", None)
-            return EnvMaker(env, make, (make, raw) if callable(raw) else (make,), wants_dict(make))
+            return _maker_of_module(env, module, make)
     raise EnvError(
         f"environment {env!r}: the module has neither parallel_env nor env, as a PettingZoo environment does. "
         f'Name the class or function that makes it, as in "{env}:make".'
     )
+
+
+def _maker_of_module(env: str, module: ModuleType, make: Callable[..., Any]) -> EnvMaker:
+    raw = getattr(module, "raw_env", None)
+    declared_by = (make, raw) if callable(raw) else (make,)
+    return EnvMaker(env, make, declared_by, wants_dict(make), **of_suite(module.__name__))
 
 
 def _import_env_module(env: str, module_name: str) -> ModuleType:
@@ -141,7 +164,7 @@ def _import_env_module(env: str, module_name: str) -> ModuleType:
             raise EnvError(f"environment {env!r}: {_why_not_found(env, module_name, missing)}") from cause
         raise EnvError(
             f"environment {env!r} needs the package {missing!r}. Install it with: "
-            f'pip install "{_pip_name(module_name, missing)}"'
+            f'pip install "{pip_name(module_name, missing)}"'
         ) from cause
     except Exception as cause:
         if module_name.startswith("pettingzoo.mpe"):
@@ -156,8 +179,8 @@ def _import_env_module(env: str, module_name: str) -> ModuleType:
 def _why_not_found(env: str, module_name: str, missing: str) -> str:
     """One sentence about a name that is no module, and one about what to do."""
     top = module_name.partition(".")[0]
-    if missing == top and top in _PIP_NAMES:
-        return f"the package {top!r} is not installed. Install it with: pip install {_PIP_NAMES[top]}"
+    if missing == top and top in PIP_NAMES:
+        return f"the package {top!r} is not installed. Install it with: pip install {PIP_NAMES[top]}"
     parent_name, _, last = missing.rpartition(".")
     parent = sys.modules.get(parent_name)
     if parent is not None:
@@ -166,9 +189,9 @@ def _why_not_found(env: str, module_name: str, missing: str) -> str:
         siblings = [module.name for module in pkgutil.iter_modules(getattr(parent, "__path__", []))]
         versioned = [name for name in siblings if re.search(r"_v\d+$", name)]
         return f"{parent_name!r} has no module {last!r}. {did_you_mean(last, versioned or siblings)}"
-    elsewhere = [f"{family}.{env}" for family in _FAMILIES if "." not in env and _module_exists(f"{family}.{env}")]
-    if elsewhere:
-        return f"there is no such module. Did you mean {elsewhere[0]!r}?"
+    close = did_you_mean(re.sub(r"-(v\d+)$", r"_\1", env), known_environments())
+    if close.startswith("Did you mean"):
+        return f"there is no such environment. {close}"
     close = did_you_mean(env, gymnasium.registry)
     if close.startswith("Did you mean"):
         return f"there is neither a module nor a Gymnasium id of that name. {close}"
@@ -176,21 +199,3 @@ def _why_not_found(env: str, module_name: str, missing: str) -> str:
         f"there is neither a module {missing!r} nor a Gymnasium id of that name. Check the spelling, run from the "
         f"folder that holds it, or install the package that has it."
     )
-
-
-def _module_exists(name: str) -> bool:
-    parent, _, last = name.rpartition(".")
-    try:
-        found = importlib.util.find_spec(parent)
-    except ModuleNotFoundError:
-        return False
-    locations = found.submodule_search_locations if found else None
-    return any(module.name == last for module in pkgutil.iter_modules(locations or []))
-
-
-def _pip_name(module_name: str, missing: str) -> str:
-    """What to install for a package that an environment's module could not import."""
-    family = re.match(r"pettingzoo\.(sisl|butterfly|classic|atari)\b", module_name)
-    if family and missing.partition(".")[0] != "pettingzoo":
-        return f"pettingzoo[{family[1]}]"
-    return _PIP_NAMES.get(missing.partition(".")[0], missing.partition(".")[0])

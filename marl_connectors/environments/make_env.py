@@ -17,6 +17,7 @@ from pettingzoo import AECEnv, ParallelEnv
 from marl_connectors.environments.batched_env import is_batched, missing_parts
 from marl_connectors.environments.env_maker import call_maker, check_keys
 from marl_connectors.environments.find_env import REGISTERED, find_env
+from marl_connectors.environments.suites import importable_name
 from marl_connectors.environments.wrappers import EnvWrapper, wrap_env
 from marl_connectors.errors import CheckpointError, ConfigError, EnvError
 from marl_connectors.policy_mapping import import_attribute, qualified_name
@@ -50,12 +51,12 @@ def make_env(
     """One copy of an environment.
 
     Args:
-        env: An importable PettingZoo module (``"mpe2.simple_spread_v3"``; ``parallel_env`` is preferred to the
-            turn-taking ``env``), ``"package.module:attribute"``, a Gymnasium id, a VMAS scenario (``"vmas/balance"``),
-            a name given to ``register_env``, a class, or a function. Classes and functions get ``env_config`` as
-            keyword arguments; one whose only required parameter is called ``config`` or ``env_config`` gets the dict,
-            and so does a function that is given as an object and has one required parameter that is not in
-            ``env_config``.
+        env: An importable PettingZoo module (``"mpe2.simple_spread_v3"``, or one of a well-known suite by its short
+            name, ``"simple_spread_v3"``; ``parallel_env`` is preferred to the turn-taking ``env``),
+            ``"package.module:attribute"``, a Gymnasium or PettingZoo id, a VMAS scenario (``"vmas/balance"``), a name
+            given to ``register_env``, a class, or a function. Classes and functions get ``env_config`` as keyword
+            arguments; one whose only required parameter is called ``config`` or ``env_config`` gets the dict, and so
+            does a function that is given as an object and has one required parameter that is not in ``env_config``.
         env_config: What to make it with. It is not changed.
         render_mode: Passed on where it is accepted, for example ``"rgb_array"``; the environment is made without it
             elsewhere. ``supports_rendering`` tells which it was.
@@ -175,7 +176,7 @@ def env_name(env: Any) -> str:
     elif env in REGISTERED or env in gymnasium.registry:
         text = env
     else:
-        module_name, _, attribute = env.partition(":")
+        module_name, _, attribute = importable_name(env).partition(":")
         last = module_name.rpartition(".")[2]
         text = last if attribute in ("", "parallel_env", "env", "raw_env") else f"{last}-{attribute}"
     return re.sub(r"[^\w.-]+", "-", text).strip("-.") or "env"

@@ -104,7 +104,7 @@ class TurnBasedVectorEnv(VectorEnv):
         copy.episode_number = episode_number - 1
         observations, infos = self._begin(copy)
         newest = _copied(observations)
-        infos_at = {0: copied_infos(infos)} if 0 in wanted else {}
+        infos_at = {0: copied_infos(copy, infos)} if 0 in wanted else {}
         for actions in steps:
             turn = self._take_turn(copy, actions) if len(actions) == len(copy.agents) else None
             if turn is None or turn.is_over:
@@ -113,7 +113,7 @@ class TurnBasedVectorEnv(VectorEnv):
                 del newest[agent]
             newest.update(_copied({agent: turn.observations[agent] for agent in copy.agents}))
             if copy.t in wanted:
-                infos_at[copy.t] = copied_infos(turn.infos)
+                infos_at[copy.t] = copied_infos(copy, turn.infos)
         return newest, infos_at
 
 

@@ -11,13 +11,17 @@ from typing import Any
 import numpy as np
 
 from marl_connectors.environments.action_history import ActionHistory
-from marl_connectors.environments.env_copy import EnvCopy, Transition, VectorStep, another_episode
+from marl_connectors.environments.env_copy import EnvCopy, Transition, VectorStep, another_episode, copied_info
 from marl_connectors.environments.env_failures import EnvFailure, EnvRestarts, GarbageCheck
 from marl_connectors.environments.single_agent_env import SingleAgentEnv
+from marl_connectors.environments.step_faults import fault_in_step
 from marl_connectors.environments.turn_based_env import TurnBasedEnv
 from marl_connectors.errors import CheckpointError, EnvError, MarlConnectorsError
 from marl_connectors.seeding import derived_seed
 from marl_connectors.typing import AgentID
+
+_LOOK_EVERY = 16
+"""So often a copy is asked for its agents, even if nothing in a step's dicts says that they have changed."""
 
 
 class VectorEnv:
@@ -192,7 +196,7 @@ class VectorEnv:
         rewards: list[Any] = []
         observations: list[Any] = []
         result = VectorStep(rewards, observations, [], [])
-        end, at = 0, self.at
+        end, at, told = 0, self.at, ()
         for copy in copies:
             agents, t = copy.agents, copy.t
             begin, num_observations = end, len(observations)
@@ -202,7 +206,8 @@ class VectorEnv:
             at[0] = copy.index
             try:
                 try:
-                    obs, reward, terminations, truncations, infos = copy.step(dict(zip(agents, chosen)))  # noqa: B905
+                    told = copy.step(dict(zip(agents, chosen)))  # noqa: B905
+                    obs, reward, terminations, truncations, infos = told
                 except MarlConnectorsError:
                     raise
                 except Exception as error:
@@ -213,6 +218,7 @@ class VectorEnv:
                     or True in truncations.values()
                     or list(obs) != agents
                     or list(reward) != agents
+                    or (not copy.t % _LOOK_EVERY and list(copy.env.agents) != agents)
                 ):
                     self._unusual(copy, result, obs, reward, terminations, truncations, infos or {})
                 else:
@@ -225,10 +231,15 @@ class VectorEnv:
             except Exception as error:
                 del rewards[begin:], observations[num_observations:]
                 rewards.extend([0.0] * len(agents))
-                transition = self._replaced(copy, t, error)
+                transition = self._replaced(copy, t, self._explained(copy, agents, told, error))
                 observations.extend([transition.first_observations[agent] for agent in copy.agents])
                 result.transitions.append(transition)
         return result
+
+    def _explained(self, copy: EnvCopy, agents: list[AgentID], told: Any, error: Exception) -> Exception:
+        """What to say of a step that worked, and whose dicts cannot be read."""
+        why = "" if isinstance(error, MarlConnectorsError) else fault_in_step(agents, *told[2:])
+        return EnvError(f"{copy}: {why}") if why else error
 
     def _replaced(self, copy: EnvCopy, t: int, error: Exception) -> Transition:
         """What a step of a copy led to that failed after ``t`` steps: another episode, if the run may go on."""
@@ -246,6 +257,9 @@ class VectorEnv:
         infos: dict,
     ) -> None:
         before = copy.agents
+        why = fault_in_step(before, terminations, truncations, infos)
+        if why:
+            raise EnvError(f"{copy}: {why}")
         result.rewards.extend([reward.get(agent, 0.0) for agent in before])
         alive = [agent for agent in before if not (terminations.get(agent) or truncations.get(agent))]
         lost = [agent for agent in alive if agent not in copy.env.agents]
@@ -267,7 +281,7 @@ class VectorEnv:
             copy.num_failures = 0
             # The reset may write to the very arrays and dicts that this step gave.
             transition.observations = {agent: _copied(obs[agent]) for agent in before if agent in obs}
-            transition.infos = copied_infos({agent: infos.get(agent) for agent in before})
+            transition.infos = copied_infos(copy, {agent: infos.get(agent) for agent in before})
             if self.resets_late:
                 transition.awaits_reset = True
                 result.late.append((len(result.observations), transition))
@@ -347,7 +361,7 @@ class VectorEnv:
         copy.episode_number = episode_number - 1
         observations, infos = self._begin(copy)
         newest = [observations[agent_id] for agent_id in copy.agents]
-        infos_at = {0: copied_infos(infos)} if 0 in wanted else {}
+        infos_at = {0: _infos_of_agents(copy, infos)} if 0 in wanted else {}
         for actions in steps:
             step = self._step([copy], actions) if len(actions) == len(copy.agents) else None
             if step is None or copy.episode_number != episode_number:
@@ -355,7 +369,7 @@ class VectorEnv:
             newest = step.observations
             if copy.t in wanted:
                 given = [transition.infos for transition in step.transitions] or [infos for _, infos in step.infos]
-                infos_at[copy.t] = copied_infos(given[0]) if given else {}
+                infos_at[copy.t] = _infos_of_agents(copy, given[0]) if given else {}
         return dict(zip(copy.agents, newest, strict=True)), infos_at
 
     def close(self) -> None:
@@ -383,9 +397,13 @@ def not_repeatable(copy: EnvCopy, agent_id: AgentID | None = None) -> Checkpoint
     )
 
 
-def copied_infos(infos: dict[AgentID, Any]) -> dict[AgentID, dict]:
+def copied_infos(copy: EnvCopy, infos: dict[AgentID, Any]) -> dict[AgentID, dict]:
     """Infos that the environment's next step cannot change, without empty ones."""
-    return {agent: dict(info) for agent, info in infos.items() if info}
+    return {agent: copied_info(copy.index, agent, info) for agent, info in infos.items() if info}
+
+
+def _infos_of_agents(copy: EnvCopy, infos: dict[AgentID, Any]) -> dict[AgentID, dict]:
+    return copied_infos(copy, {agent: infos.get(agent) for agent in copy.agents})
 
 
 def _copied(observation: Any) -> Any:

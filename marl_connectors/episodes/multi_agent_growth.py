@@ -297,7 +297,7 @@ class GrowingMultiAgentEpisode(MultiAgentAccess):
     def _join(self, agent_id: AgentID, id_: EpisodeID | None = None) -> SingleAgentEpisode:
         episode = SingleAgentEpisode.from_storage(
             ListStorage(),
-            id_=f"{self.id_}/{agent_id}/{self.env_t}" if id_ is None else id_,
+            id_=agent_episode_id(self.id_, agent_id, self.env_t) if id_ is None else id_,
             agent_id=agent_id,
             module_id=self.module_for(agent_id),
             multi_agent_episode_id=self.id_,
@@ -377,3 +377,13 @@ class GrowingMultiAgentEpisode(MultiAgentAccess):
             self._module_of.pop(agent_id, None)
         self._ended_before = ended
         self._copy_notes(former)
+
+
+def agent_episode_id(episode_id: EpisodeID, agent_id: AgentID, t: int) -> EpisodeID:
+    """The id of an agent's life that begins at env step ``t``; of agents ``3`` and ``"3"``, too, they differ.
+
+    >>> agent_episode_id("0-0", "agent_1", 0), agent_episode_id("0-0", 3, 0)
+    ('0-0/agent_1/0', '0-0/int:3/0')
+    """
+    name = agent_id if isinstance(agent_id, str) else f"{type(agent_id).__name__}:{agent_id}"
+    return f"{episode_id}/{name}/{t}"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from random_aec import RandomAEC
 from scripted_envs import LifeEnv, small_config
 
-from marl_connectors import PPOConfig
+from marl_connectors import ActionMasking, PPOConfig
 from marl_connectors.callbacks import Callbacks
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_envs import match_v0
@@ -33,6 +34,11 @@ def plain(episodes):
             ("r", part.get_rewards()),
         )
     }
+
+
+def unmasked(env):
+    """Takes the masks out where there are some."""
+    return ActionMasking() if env.metadata["name"].startswith("last_stone") else []
 
 
 def test_an_iteration_reports_steps_returns_losses_and_times():
@@ -253,3 +259,27 @@ def test_cartpole_reaches_450_within_100k_steps(seed):
     while algo.env_runner.num_env_steps + 2048 <= 100_000 and best < 450:
         best = max(best, algo.train()["env_runners"]["episode_return_mean"])
     assert best >= 450
+
+
+@pytest.mark.parametrize("env", ["marl_envs.last_stone_v0", "marl_envs.visitors_v0"])
+def test_a_train_batch_has_hardly_more_agent_steps_than_asked_for_where_not_all_act(env):
+    config = small_config(env).env_runners(
+        num_envs_per_env_runner=2, rollout_fragment_length="auto", env_to_module_connector=unmasked
+    )
+    config.multi_agent(policies="shared", count_steps_by="agent_steps").training(train_batch_size_per_learner=300)
+    algo = config.build_algo()
+    for _ in range(3):
+        before = algo.env_runner.num_agent_steps
+        episodes = algo._sample()
+        assert 300 <= sum(episode.agent_steps() for episode in episodes) <= 345
+        assert algo.env_runner.num_agent_steps - before <= 360
+
+
+def test_a_train_batch_of_many_who_still_wait_takes_few_fragments():
+    config = small_config(lambda: RandomAEC(agents=tuple(range(60)), max_steps=10_000)).env_runners(
+        num_envs_per_env_runner=2, rollout_fragment_length="auto"
+    )
+    config.multi_agent(policies="shared", count_steps_by="agent_steps").training(train_batch_size_per_learner=60)
+    algo = config.build_algo()
+    assert sum(episode.agent_steps() for episode in algo._sample()) >= 60
+    assert algo.env_runner.num_env_steps <= 240

@@ -133,6 +133,12 @@ def test_seeds(env, kind, level, words, as_object):
     assert words in found(env() if as_object else env, kind, level).what
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_short_episodes_that_are_alike_by_chance_are_no_finding(seed):
+    report = check_env("marl_envs.first_step_v0", seed=seed, conformance=False)
+    assert not {"reset-repeats", "seed-without-effect"} & {finding.kind for finding in report.findings}
+
+
 def test_where_copies_cannot_be_made_a_seed_that_fails_is_an_error():
     class Single(Remembers):
         def __deepcopy__(self, memo):

@@ -41,7 +41,7 @@ def one_line(caught):
     [
         (BAD, "step 3 is not in its space, Box(2,) float32: component 1 is nan"),
         (np.array([0.5, 2000.0], np.float32), "component 1 is 2000.0, not in [-1000.0, 1000.0]"),
-        (np.zeros(3, np.float32), "its shape is (3,)"),
+        (np.zeros(3, np.float32), "it has the shape (3,), not (2,)"),
         ("text", "it is 'text'"),
     ],
 )
@@ -143,6 +143,13 @@ def test_an_agent_that_leaves_without_a_flag_is_named():
     steps = [Step({"a": 0, "b": 0}), Step({"a": 0}, {"a": 0, "b": 0}, agents=["a"])]
     with pytest.raises(EnvError, match=r"agents \['b'\] left env.agents without being terminated or truncated"):
         build(steps, checking=False).env_runner.sample(num_timesteps=1)
+
+
+def test_an_agent_that_leaves_without_a_flag_but_still_observes_is_named_soon():
+    both = {"a": 0, "b": 0}
+    steps = [Step(both), *[Step(both, both, agents=["a", "b"])] * 3, *[Step(both, both, agents=["a"])] * 30]
+    with pytest.raises(EnvError, match=r"step 16: agents \['b'\] left env.agents without being terminated"):
+        build(steps, checking=False).env_runner.sample(num_timesteps=30)
 
 
 def test_a_reset_without_agents_is_named():

@@ -138,6 +138,16 @@ def test_a_forced_reset_drops_what_agents_wait_for():
     assert_all_seen(runner, make, chunks)
 
 
+def test_a_lane_has_rows_for_its_own_turns_only():
+    runner = runner_of(lambda: RandomAEC(agents="abcdefghij", max_steps=200), num_envs=1, policies="shared")
+    runner.rollout_fragment_length = 100  # ten turns of each agent
+    for _ in range(3):
+        chunks = runner.sample()
+        assert sum(chunk.agent_steps() for chunk in chunks) >= 80
+        (group,) = runner._episodes.lanes.groups
+        assert group.rollout.num_rows < 40
+
+
 def test_whole_games_are_as_many_as_asked_for():
     make = lambda: RandomAEC(die=0.2, join=0.2, fixed=False, max_steps=12)
     runner = runner_of(make)

@@ -7,9 +7,11 @@ from importlib.util import find_spec
 
 import gymnasium
 import numpy as np
+import pettingzoo
 import pytest
 from pettingzoo import AECEnv, ParallelEnv
 
+from marl_connectors.environments.env_maker import EnvMaker, call_maker
 from marl_connectors.environments.make_env import (
     agent_ids,
     env_from_json,
@@ -19,6 +21,7 @@ from marl_connectors.environments.make_env import (
     register_env,
     supports_rendering,
 )
+from marl_connectors.environments.suites import importable_name, of_suite
 from marl_connectors.errors import CheckpointError, ConfigError, EnvError
 
 SPREAD = "mpe2.simple_spread_v3"
@@ -70,6 +73,75 @@ def test_a_pettingzoo_module_gives_its_parallel_env_with_the_settings():
 
 def test_a_module_without_a_parallel_env_gives_its_turn_taking_env():
     assert isinstance(make_env("pettingzoo.classic.tictactoe_v3"), AECEnv)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "simple_spread_v3",
+        "simple_spread-v3",
+        "mpe2/simple_spread_v3",
+        "mpe2/simple_spread-v3",
+        "simple_spread_v3:parallel_env",
+    ],
+)
+def test_an_environment_of_a_suite_has_short_names(name):
+    env = make_env(name, {"N": 2})
+    assert env.metadata["name"] == "simple_spread_v3"
+    assert isinstance(env, ParallelEnv)
+    assert agent_ids(env) == ["agent_0", "agent_1"]
+    assert env_name(name) == "simple_spread_v3"
+    with pytest.raises(ConfigError, match=r"does not accept 'max_cycle'. Did you mean 'max_cycles'"):
+        make_env(name, {"max_cycle": 1})
+
+
+def test_the_turn_taking_form_has_a_short_name_too():
+    assert isinstance(make_env("simple_spread_v3:env"), AECEnv)
+    assert isinstance(make_env("classic/tictactoe-v3"), AECEnv)
+
+
+def test_a_module_of_the_user_comes_before_a_suites_of_that_name(user_module):
+    user_module("simple_spread_v3", "from mpe2.simple_v3 import parallel_env")
+    assert make_env("simple_spread_v3").metadata["name"] == "simple_v3"
+
+
+def test_short_names_import_no_suite(monkeypatch):
+    monkeypatch.delitem(sys.modules, "pettingzoo.sisl", raising=False)
+    assert importable_name("pursuit_v5:env") == "pettingzoo.sisl.pursuit_v5:env"
+    assert "pettingzoo.sisl" not in sys.modules
+    assert importable_name("no_such_env") == "no_such_env"
+    assert importable_name("CartPole-v1") == "CartPole-v1"
+
+
+@pytest.mark.skipif(not hasattr(pettingzoo, "register"), reason="this PettingZoo has no registry")
+def test_an_id_that_was_registered_with_pettingzoo_is_found():
+    pettingzoo.register("parallel", "mine/pair-v0", entry_point=Pair)
+    try:
+        env = make_env("mine/pair-v0", {"size": 4})
+    finally:
+        pettingzoo.parallel_registry.pop("mine/pair-v0")
+    assert isinstance(env, Pair)
+    assert env.size == 4
+
+
+def test_a_namespace_of_gymnasium_ids_names_the_package_that_has_them(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ale_py", None)
+    with pytest.raises(EnvError, match=r"the package 'ale_py' is not installed. Install it with: pip install ale-py"):
+        make_env("ALE/Pong-v5")
+
+
+def test_atari_games_take_their_roms_from_ale_py(monkeypatch, tmp_path):
+    (tmp_path / "ale_py.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "ale_py", raising=False)
+    known = of_suite("pettingzoo.atari.pong_v3")
+    assert known["settings"] == {"auto_rom_install_path": str(tmp_path)}
+    assert of_suite("pettingzoo.sisl.pursuit_v5") == {}
+    given = []
+    maker = EnvMaker("pong", lambda **settings: given.append(settings), (lambda **kwargs: None,), **known)
+    call_maker(maker, {}, None)
+    call_maker(maker, {"auto_rom_install_path": "mine"}, None)
+    assert given == [{"auto_rom_install_path": str(tmp_path)}, {"auto_rom_install_path": "mine"}]
 
 
 def test_a_gymnasium_id_gives_the_environment_with_its_settings():
@@ -153,7 +225,10 @@ def test_the_render_mode_is_passed_only_where_it_is_accepted():
         ("mpe2.simple_sprad_v3", "Did you mean 'simple_spread_v3'"),
         ("pettingzoo.sisl.pursuit_v3", "Did you mean 'pursuit_v[45]'"),
         ("pettingzoo.mpe.simple_spread_v3", "Use 'mpe2.simple_spread_v3'.*pip install mpe2"),
-        ("simple_spread_v3", "Did you mean 'mpe2.simple_spread_v3'"),
+        ("simple_sprad_v3", "no such environment. Did you mean 'simple_spread_v3'"),
+        ("simple_spread-v2", "Did you mean 'simple_spread_v3'"),
+        ("mpe2/simple_sprad_v3", "'mpe2' has no module 'simple_sprad_v3'. Did you mean 'simple_spread_v3'"),
+        ("my_suite/zzz-v3", "neither a module 'my_suite/zzz-v3' nor a Gymnasium id"),
         ("CartPol-v1", "Did you mean 'CartPole-v1'"),
         ("magent2.environments.battle_v4", "pip install magent2"),
         ("no_such_env", "neither a module 'no_such_env' nor a Gymnasium id"),
@@ -192,6 +267,14 @@ def test_an_error_of_the_maker_is_shown_with_its_cause():
     with pytest.raises(EnvError, match="'make' could not be made: ValueError: no map of that size") as raised:
         make_env(make)
     assert isinstance(raised.value.__cause__, ValueError)
+
+
+def test_an_error_of_the_maker_without_words_is_shown_with_its_place():
+    def make(config):
+        raise AssertionError
+
+    with pytest.raises(EnvError, match=r"could not be made: AssertionError: in test_make_env.py, line \d+. Look at"):
+        make_env(make)
 
 
 def test_what_is_no_environment_is_refused():

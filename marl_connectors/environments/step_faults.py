@@ -1,0 +1,49 @@
+"""What is wrong with the flags and infos of a step, in words that name the agent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from marl_connectors.typing import AgentID
+
+
+def is_flag(flag: Any) -> bool:
+    """Whether something is True or False: a bool, or one number or array of one number that is 0 or 1.
+
+    >>> is_flag(np.True_), is_flag(1), is_flag("yes"), is_flag(None)
+    (True, True, False, False)
+    """
+    if isinstance(flag, (bool, np.bool_)):
+        return True
+    if not isinstance(flag, (int, float, np.number, np.ndarray)) or np.size(flag) != 1:
+        return False
+    value = np.asarray(flag)
+    return value.dtype.kind in "biuf" and value.item() in (0, 1)
+
+
+def fault_in_step(agents: Iterable[AgentID], terminations: Any, truncations: Any, infos: Any) -> str:
+    """A sentence about the first flag or info of one of these agents that is none; ``""`` if all are fine.
+
+    Flags and infos may be missing, and an info may be None or empty.
+    """
+    for word, flags in (("termination", terminations), ("truncation", truncations)):
+        if not isinstance(flags, Mapping):
+            return f"the {word}s are {flags!r}, not a dict. Return a dict with a bool for each agent."
+        for agent in agents:
+            if agent in flags and not is_flag(flags[agent]):
+                return f"the {word} of agent {agent!r} is {flags[agent]!r}. Return True or False for each agent."
+    return fault_in_infos(agents, infos)
+
+
+def fault_in_infos(agents: Iterable[AgentID], infos: Any) -> str:
+    """As ``fault_in_step``, of infos alone."""
+    if infos is not None and not isinstance(infos, Mapping):
+        return f"the infos are {infos!r}, not a dict. Return a dict with a dict for each agent."
+    for agent in agents:
+        info = (infos or {}).get(agent)
+        if info is not None and not isinstance(info, Mapping):
+            return f"the info of agent {agent!r} is {info!r}, not a dict. Return a dict for each agent."
+    return ""
