@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -63,6 +65,7 @@ class EnvSetup:
         Raises:
             EnvError: If it cannot be made, or is of a kind that is not supported.
         """
+        self._step_times: list[float] = []
         self.name = env_name(env)
         self._env = env
         self._env_config = dict(env_config)
@@ -159,7 +162,7 @@ class EnvSetup:
                 }
                 if not self.probe.agents:
                     return
-                observations, rewards, _, _, infos = self.probe.step(actions)
+                observations, rewards, _, _, infos = self._timed_step(actions)
                 self._check_observations(observations, list(observations), t)
                 for agent_id, reward in rewards.items():
                     if not _is_finite_number(reward):
@@ -187,6 +190,17 @@ class EnvSetup:
                 try_out(env, self.name, self.agent_spaces, choose, num_steps=_TRIAL_STEPS)
         finally:
             env.close()
+
+    @property
+    def step_s(self) -> float | None:
+        """What a step took in ``check``, in seconds: the median. None before, and for natively batched environments."""
+        return statistics.median(self._step_times) if self._step_times else None
+
+    def _timed_step(self, actions: dict[AgentID, Any]) -> tuple[Any, ...]:
+        began = time.perf_counter()
+        result = self.probe.step(actions)
+        self._step_times.append(time.perf_counter() - began)
+        return result
 
     def _acting(self) -> list[AgentID]:
         """Who acts next."""

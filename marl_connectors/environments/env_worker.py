@@ -102,6 +102,11 @@ def packed_maker(make_env: Callable[[], Any], num_workers: int) -> bytes:
         ) from error
 
 
+def needs_main_script(packed: bytes) -> bool:
+    """Whether something that was pickled is defined in the script that runs."""
+    return b"__main__" in packed
+
+
 def _can_be_sent(part: Any) -> bool:
     try:
         pickle.dumps(part)

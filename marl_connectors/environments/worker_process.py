@@ -17,7 +17,13 @@ from marl_connectors import errors
 from marl_connectors.environments.channel import Channel, channel
 from marl_connectors.environments.env_copy import EnvCopy
 from marl_connectors.environments.env_failures import EnvRestarts
-from marl_connectors.environments.env_worker import Reply, WorkerError, WorkerTask, run_worker
+from marl_connectors.environments.env_worker import (
+    Reply,
+    WorkerError,
+    WorkerTask,
+    needs_main_script,
+    run_worker,
+)
 from marl_connectors.environments.shared_columns import ColumnReader, ColumnWriter, SharedBlock
 from marl_connectors.errors import ConfigError, EnvError
 
@@ -69,7 +75,7 @@ class WorkerProcess:
         self._restarts = restarts
         self._timeout_s = timeout_s
         observation_space = None if restarts is None else restarts.observation_space
-        self._needs_main = any(b"__main__" in part for part in (maker, pickle.dumps(observation_space)))
+        self._needs_main = any(map(needs_main_script, (maker, pickle.dumps(observation_space))))
         self._process: BaseProcess | None = None
         self._owner = os.getpid()
 

@@ -51,7 +51,7 @@ def test_what_was_said_before_the_end_is_heard_and_then_the_end(ends):
     there.close()
     assert here.receive() == b"goodbye"
     with pytest.raises(EOFError):
-        here.receive()
+        here.receive(5.0)
 
 
 def test_file_descriptors_are_given_back():

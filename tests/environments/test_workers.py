@@ -188,7 +188,13 @@ def test_an_environment_that_a_worker_cannot_make_is_reported():
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"num_env_workers": -1}, {"num_env_workers": 1.5}, {"sample_timeout_s": 0}, {"sample_timeout_s": "long"}],
+    [
+        {"num_env_workers": -1},
+        {"num_env_workers": 1.5},
+        {"num_env_workers": "many"},
+        {"sample_timeout_s": 0},
+        {"sample_timeout_s": "long"},
+    ],
 )
 def test_settings_of_the_wrong_kind_are_named(wrong):
     with pytest.raises(ConfigError, match=next(iter(wrong))):
