@@ -13,7 +13,7 @@ from failing_envs import start_workers_fast
 from scripted_envs import LifeEnv, small_config
 
 from marl_connectors import Callbacks
-from marl_connectors.algorithms.env_workers import looks_at_environments
+from marl_connectors.algorithms.env_workers import auto_env_workers, looks_at_environments
 from marl_connectors.cli.explain import _algorithm
 from marl_connectors.cli.settings import RunSettings
 from marl_connectors.cli.values import number_of_workers
@@ -127,6 +127,14 @@ class Reports(Callbacks):
 def test_callbacks_that_look_at_environments_find_them_here():
     configs = [small_config(LifeEnv).callbacks(c) for c in (Callbacks, Reports, Watches)]
     assert list(map(looks_at_environments, configs)) == [False, False, True]
+
+
+def test_an_environment_that_is_watched_stays_here():
+    setup = EnvSetup(LifeEnv, {})
+    setup._step_times = [0.01]
+    for render_env in (False, True):
+        config = small_config(LifeEnv, render_env=render_env)
+        assert auto_env_workers(config, setup, EnvFactory(setup), 3) == (0 if render_env else 3)
 
 
 @pytest.mark.usefixtures("slow_steps")
