@@ -60,7 +60,7 @@ class AlgorithmConfig(LearningSections, CallbackSettings):
         self.num_env_runners = 0
         self.num_envs_per_env_runner = 1
         self.gym_env_vectorize_mode = "sync"
-        self.num_env_workers = 0
+        self.num_env_workers: int | str = 0
         self.sample_timeout_s: float | None = 60.0
         self.env_to_module_connector: Callable[..., Any] | None = None
         self.module_to_env_connector: Callable[..., Any] | None = None
@@ -176,7 +176,7 @@ class AlgorithmConfig(LearningSections, CallbackSettings):
         num_env_runners: int = UNSET,
         num_envs_per_env_runner: int = UNSET,
         gym_env_vectorize_mode: str | VectorizeMode = UNSET,
-        num_env_workers: int = UNSET,
+        num_env_workers: int | str = UNSET,
         sample_timeout_s: float | None = UNSET,
         env_to_module_connector: Callable[..., Any] | None = UNSET,
         module_to_env_connector: Callable[..., Any] | None = UNSET,
@@ -194,7 +194,8 @@ class AlgorithmConfig(LearningSections, CallbackSettings):
             num_envs_per_env_runner: Copies of the environment.
             gym_env_vectorize_mode: ``"sync"``: copies are made and stepped here. ``"async"``: in worker processes.
                 ``"vector_entry_point"``: the environment's maker gives them all, as a ``gymnasium.vector.VectorEnv``.
-            num_env_workers: Processes over which the copies are spread; 0 for none. Worth it where steps are slow.
+            num_env_workers: Processes over which the copies are spread; 0 for none, ``"auto"`` for as many as cores if
+                steps are slow enough to be worth it.
             sample_timeout_s: How long such a process may take for one step or reset of its copies; None for any time.
             env_to_module_connector: ``fn(env, spaces, device)``, ``fn(env)`` or ``fn()`` that gives a connector piece
                 or a list of them, to stand before the default pieces.

@@ -361,7 +361,7 @@ def build_env_runner(
         check_spaces=not config.disable_env_checking,
         callbacks=config.make_callbacks(),
         env_config=config.env_config,
-        num_env_workers=0 if render_mode else num_env_workers(config, setup, num_envs),
+        num_env_workers=0 if render_mode else num_env_workers(config, setup, make_env, num_envs),
         sample_timeout_s=config.sample_timeout_s,
         restarts=env_restarts(config, make_env),
     )

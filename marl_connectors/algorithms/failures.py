@@ -18,13 +18,16 @@ def check_failures(config: AlgorithmConfig) -> None:
     Raises:
         ConfigError: For the first one that is of the wrong kind.
     """
-    for name in ("num_env_workers", "num_consecutive_env_failures_tolerance"):
-        value = getattr(config, name)
-        is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-        require(config, name, is_count, "a whole number >= 0")
+    workers, tolerance = config.num_env_workers, config.num_consecutive_env_failures_tolerance
+    require(config, "num_env_workers", workers == "auto" or _is_count(workers), "a whole number >= 0, or 'auto'")
+    require(config, "num_consecutive_env_failures_tolerance", _is_count(tolerance), "a whole number >= 0")
     limit = config.sample_timeout_s
     is_time = isinstance(limit, (int, float)) and not isinstance(limit, bool) and limit > 0
     require(config, "sample_timeout_s", limit is None or is_time, "a number of seconds > 0, or None")
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def env_restarts(config: AlgorithmConfig, make_env: Callable[[], Any]) -> EnvRestarts | None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 from gymnasium import VectorizeMode
 
+from marl_connectors.algorithms.env_workers import auto_env_workers
+from marl_connectors.environments.worker_count import num_cores
 from marl_connectors.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from marl_connectors.algorithms.algorithm_config import AlgorithmConfig
     from marl_connectors.environments.env_setup import EnvSetup
+    from marl_connectors.environments.env_worker import EnvFactory
 
 SYNC, ASYNC, VECTOR_ENTRY_POINT = "sync", "async", "vector_entry_point"
 
@@ -37,28 +39,29 @@ def check_vectorization(config: AlgorithmConfig) -> None:
         ConfigError: If they do not fit.
     """
     mode = vectorize_mode(config.gym_env_vectorize_mode)
-    if mode == VECTOR_ENTRY_POINT and config.num_env_workers:
+    wants_workers = config.num_env_workers not in (0, "auto")
+    if mode == VECTOR_ENTRY_POINT and wants_workers:
         raise ConfigError(
             f"gym_env_vectorize_mode='vector_entry_point': the environment's maker gives all copies at once, which "
             f"worker processes cannot share. Set num_env_workers=0 instead of {config.num_env_workers}, or use the "
             f"mode 'async'."
         )
-    if config.render_env and (config.num_env_workers or mode == ASYNC):
-        what = (
-            f"num_env_workers={config.num_env_workers}" if config.num_env_workers else "gym_env_vectorize_mode='async'"
-        )
+    if config.render_env and (wants_workers or mode == ASYNC):
+        what = f"num_env_workers={config.num_env_workers}" if wants_workers else "gym_env_vectorize_mode='async'"
         raise ConfigError(
             f"render_env=True: windows belong to the process that steps the environment, but {what} steps it in "
             f"others. Set num_env_workers=0 and gym_env_vectorize_mode='sync'."
         )
 
 
-def num_env_workers(config: AlgorithmConfig, setup: EnvSetup, num_envs: int) -> Any:
+def num_env_workers(config: AlgorithmConfig, setup: EnvSetup, make_env: EnvFactory, num_envs: int) -> Any:
     """Over how many processes the copies are spread.
 
     Raises:
         ConfigError: If processes are wanted for an environment that holds all copies itself.
     """
+    if config.num_env_workers == "auto":
+        return auto_env_workers(config, setup, make_env, num_envs)
     if config.num_env_workers or config.gym_env_vectorize_mode != ASYNC:
         return config.num_env_workers
     if setup.is_batched:
@@ -66,7 +69,7 @@ def num_env_workers(config: AlgorithmConfig, setup: EnvSetup, num_envs: int) -> 
             f"gym_env_vectorize_mode='async': {setup.name} holds all copies itself and steps them in one call: there "
             f"is nothing to spread over processes. Use 'sync'; a gymnasium.vector.AsyncVectorEnv brings its own."
         )
-    return min(num_envs, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    return min(num_envs, num_cores())
 
 
 def human_render_mode(config: AlgorithmConfig, setup: EnvSetup) -> str | None:

@@ -52,4 +52,4 @@ def _algorithm(given: dict[str, Any]) -> Any:
         raise ConfigError("explain: name an environment, or a config that has one: --config FILE.py")
     fields = {field.name for field in dataclasses.fields(RunSettings)} - {"training"}
     own: dict[str, Any] = {key: value for key, value in options.items() if key in fields}
-    return RunSettings(**own, training={**TRAINING_DEFAULTS, **training}).build_algorithm()
+    return RunSettings(**own, num_env_workers=0, training={**TRAINING_DEFAULTS, **training}).build_algorithm()

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from marl_connectors.cli.values import count, key_value, layer_sizes, names, whole_number
+from marl_connectors.cli.values import count, key_value, layer_sizes, names, number_of_workers, whole_number
 from marl_connectors.errors import ConfigError, MarlConnectorsError, did_you_mean
 from marl_connectors.version import library_version
 
@@ -167,6 +167,12 @@ def _add_train_options(parser: _Parser) -> None:
     add("--resume", metavar="RUN", help="go on with the run in this folder, from its latest checkpoint")
     _add_building_options(parser)
     add("--steps", type=count, metavar="N", help="agent steps to train for (default 1000000)")
+    add(
+        "--num-env-workers",
+        type=number_of_workers,
+        metavar="N",
+        help="processes that step the copies (default auto: as many as are worth it, up to one for each core)",
+    )
     add("--out", metavar="DIR", help="folder of the run (default runs/ENV-POLICIES-seedN)")
     add("--checkpoint-every", type=count, metavar="N", help="iterations from checkpoint to checkpoint (default 20)")
     add("--eval-episodes", type=count, metavar="N", help="episodes of each evaluation (default 20)")

@@ -33,6 +33,7 @@ class RunSettings:
         steps: Agent steps at which the run ends.
         seed: Of all random streams.
         num_envs: Copies of the environment that are stepped together.
+        num_env_workers: Processes over which they are spread; ``"auto"`` for as many as are worth it.
         training: Keyword arguments of ``PPOConfig.training``.
         hidden: Widths of the hidden layers.
         share_value_layers: Whether policy and value function have these layers in common.
@@ -53,6 +54,7 @@ class RunSettings:
     steps: int = 1_000_000
     seed: int = 0
     num_envs: int = 8
+    num_env_workers: int | str = "auto"
     training: dict[str, Any] = field(default_factory=dict)
     hidden: list[int] = field(default_factory=lambda: [64, 64])
     share_value_layers: bool = False
@@ -116,7 +118,7 @@ class RunSettings:
                 disable_env_checking=not self.env_check,
             )
             .multi_agent(policies=self.modules, policy_mapping_fn=mapping, count_steps_by="agent_steps")
-            .env_runners(num_envs_per_env_runner=self.num_envs)
+            .env_runners(num_envs_per_env_runner=self.num_envs, num_env_workers=self.num_env_workers)
             .rl_module(model_config=model)
             .training(**self.training)
             .debugging(seed=self.seed)

@@ -76,6 +76,11 @@ def count(text: str) -> int:
     return number
 
 
+def number_of_workers(text: str) -> int | str:
+    """A non-negative whole number, or ``auto``."""
+    return text if text == "auto" else whole_number(text)
+
+
 def names(text: str) -> list[str]:
     """``a,b`` as a list of names."""
     found = [name.strip() for name in text.split(",") if name.strip()]

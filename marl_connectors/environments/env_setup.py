@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -64,6 +66,7 @@ class EnvSetup:
         Raises:
             EnvError: If it cannot be made, or is of a kind that is not supported.
         """
+        self._step_times: list[float] = []
         self.name = env_name(env)
         self._env = env
         self._env_config = dict(env_config)
@@ -167,7 +170,7 @@ class EnvSetup:
                 }
                 if not self.probe.agents:
                     return
-                observations, rewards, terminations, truncations, infos = self.probe.step(actions)
+                observations, rewards, terminations, truncations, infos = self._timed_step(actions)
                 seen.update(dict.fromkeys(self.probe.agents))
                 self._check_observations(observations, seen, t)
                 self._complain(fault_in_step(seen, terminations, truncations, infos), t)
@@ -197,6 +200,17 @@ class EnvSetup:
                 try_out(env, self.name, self.agent_spaces, choose, num_steps=_TRIAL_STEPS)
         finally:
             env.close()
+
+    @property
+    def step_s(self) -> float | None:
+        """What a step took in ``check``, in seconds: the median. None before, and for natively batched environments."""
+        return statistics.median(self._step_times) if self._step_times else None
+
+    def _timed_step(self, actions: dict[AgentID, Any]) -> tuple[Any, ...]:
+        began = time.perf_counter()
+        result = self.probe.step(actions)
+        self._step_times.append(time.perf_counter() - began)
+        return result
 
     def _acting(self) -> list[AgentID]:
         """Who acts next."""

@@ -10,11 +10,12 @@ import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from typing import Any, NamedTuple
 
 import gymnasium
 
+from marl_connectors.environments.channel import Channel
 from marl_connectors.environments.env_copy import EnvCopy, Transition
 from marl_connectors.environments.env_failures import EnvFailure, EnvRestarts
 from marl_connectors.environments.env_setup import EnvSetup
@@ -25,9 +26,6 @@ from marl_connectors.environments.turn_based_vector_env import TurnBasedVectorEn
 from marl_connectors.environments.vector_env import VectorEnv
 from marl_connectors.errors import ConfigError, EnvError, MarlConnectorsError
 from marl_connectors.typing import AgentID
-
-STEP = b"s"
-"""The whole message, in both directions, of a step with nothing to say about it."""
 
 
 class EnvFactory:
@@ -102,6 +100,11 @@ def packed_maker(make_env: Callable[[], Any], num_workers: int) -> bytes:
             f"name, or a class or function at the top of a module (no lambda, nothing that is defined inside a "
             f"function), or set num_env_workers=0."
         ) from error
+
+
+def needs_main_script(packed: bytes) -> bool:
+    """Whether something that was pickled is defined in the script that runs."""
+    return b"__main__" in packed
 
 
 def _can_be_sent(part: Any) -> bool:
@@ -182,22 +185,22 @@ class WorkerTask:
     observations: SharedBlock
 
 
-def run_worker(connection: Connection, task: WorkerTask) -> None:
-    """Does what it is told over the connection, until it is told to stop or the other process is gone."""
+def run_worker(channel: Channel, task: WorkerTask) -> None:
+    """Does what it is told over the channel, until it is told to stop or the other process is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started it will say what is to be done
     threading.Thread(target=_end_with_parent, daemon=True).start()
     server = None
     try:
         server = EnvServer(task)
-        connection.send_bytes(pickle.dumps(server.turn_based))
-        while (message := connection.recv_bytes()) != b"":
-            connection.send_bytes(server.answer(message))
+        channel.send(pickle.dumps(server.turn_based))
+        while (message := channel.receive()) != b"":
+            channel.send(server.answer(message))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass
     except Exception as error:
         name = type(error).__name__ if isinstance(error, MarlConnectorsError) else "EnvError"
         text = str(error) if isinstance(error, MarlConnectorsError) else f"{type(error).__name__}: {error}"
-        connection.send_bytes(pickle.dumps(WorkerError(name, text, traceback.format_exc())))
+        channel.send(pickle.dumps(WorkerError(name, text, traceback.format_exc())))
     finally:
         if server is not None:
             server.vector_env.close()
@@ -251,14 +254,14 @@ class EnvServer:
 
     def answer(self, message: bytes) -> bytes:
         """Does what a message says."""
-        if message == STEP:
+        if message == Channel.STEP:
             reply = self._step(None)
         else:
             command, *arguments = pickle.loads(message)
             reply = {"step": self._step, "reset": self._reset, "replay": self._replay}[command](*arguments)
         if self.vector_env.failures:
             reply.failures = self.vector_env.take_failures()
-        return STEP if reply.is_ordinary else self._packed(reply)
+        return Channel.STEP if reply.is_ordinary else self._packed(reply)
 
     def _step(self, note: Note) -> Reply:
         vector_env, actions = self.vector_env, self._actions.read(note)

@@ -8,14 +8,22 @@ import os
 import pickle
 import signal
 import sys
-from multiprocessing.connection import Connection
+import types
+from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 from marl_connectors import errors
+from marl_connectors.environments.channel import Channel, channel
 from marl_connectors.environments.env_copy import EnvCopy
 from marl_connectors.environments.env_failures import EnvRestarts
-from marl_connectors.environments.env_worker import STEP, Reply, WorkerError, WorkerTask, run_worker
+from marl_connectors.environments.env_worker import (
+    Reply,
+    WorkerError,
+    WorkerTask,
+    needs_main_script,
+    run_worker,
+)
 from marl_connectors.environments.shared_columns import ColumnReader, ColumnWriter, SharedBlock
 from marl_connectors.errors import ConfigError, EnvError
 
@@ -35,6 +43,20 @@ class _RemoteTraceback(Exception):
         return f"\n{self.args[0]}"
 
 
+@contextlib.contextmanager
+def _without_main_script() -> Iterator[None]:
+    """Keeps a process that is started from importing the script that runs here, which may have no guard against that.
+
+    ``multiprocessing`` looks it up in ``sys.modules`` and has no setting for it.
+    """
+    script = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = script
+
+
 class WorkerProcess:
     """Starts, talks to and ends a worker process.
 
@@ -52,6 +74,8 @@ class WorkerProcess:
         self._maker = maker
         self._restarts = restarts
         self._timeout_s = timeout_s
+        observation_space = None if restarts is None else restarts.observation_space
+        self._needs_main = any(map(needs_main_script, (maker, pickle.dumps(observation_space))))
         self._process: BaseProcess | None = None
         self._owner = os.getpid()
 
@@ -86,11 +110,12 @@ class WorkerProcess:
         )
         context: Any = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([run_worker.__module__])
-        self._connection, other = context.Pipe()
+        self._channel, other = channel()
         try:
             process = context.Process(target=run_worker, args=(other, task), name="env-worker", daemon=True)
             self._process = process
-            process.start()
+            with contextlib.nullcontext() if self._needs_main else _without_main_script():
+                process.start()
         finally:
             other.close()
 
@@ -106,7 +131,7 @@ class WorkerProcess:
     def send_step(self, actions: Any) -> None:
         """Tells it to step its copies, with an action for each agent."""
         note = self._actions.write(actions)
-        self._send(STEP if note is None else pickle.dumps(("step", note)))
+        self._send(Channel.STEP if note is None else pickle.dumps(("step", note)))
 
     def send(self, *message: Any) -> None:
         """Tells it to do anything else."""
@@ -114,7 +139,7 @@ class WorkerProcess:
 
     def _send(self, message: bytes) -> None:
         with contextlib.suppress(OSError):  # it has ended: the answer that does not come will tell
-            self._connection.send_bytes(message)
+            self._channel.send(message)
 
     def receive(self) -> Reply:
         """The answer to the last message.
@@ -126,18 +151,17 @@ class WorkerProcess:
         return self._receive(self._timeout_s)
 
     def _receive(self, timeout_s: float | None) -> Any:
-        connection: Connection = self._connection
         try:
-            if not connection.poll(timeout_s):
-                self.kill()
-                raise WorkerLost(
-                    f"did not answer for {timeout_s:g} s and was ended. If the environment may take that long, raise "
-                    f"sample_timeout_s"
-                )
-            message = connection.recv_bytes()
+            message = self._channel.receive(timeout_s)
+        except TimeoutError:
+            self.kill()
+            raise WorkerLost(
+                f"did not answer for {timeout_s:g} s and was ended. If the environment may take that long, raise "
+                f"sample_timeout_s"
+            ) from None
         except (EOFError, OSError):
             raise WorkerLost(self._how_it_ended()) from None
-        if message == STEP:
+        if message == Channel.STEP:
             return _ORDINARY
         said = pickle.loads(message)
         if isinstance(said, WorkerError):
@@ -170,7 +194,7 @@ class WorkerProcess:
         process, self._process = self._process, None
         if process is None or os.getpid() != self._owner:
             return
-        self._connection.close()
+        self._channel.close()
         if process.pid is not None:
             if process.is_alive():
                 process.kill()

@@ -152,7 +152,7 @@ class WorkerVectorEnv(VectorEnv):
             except WorkerLost as loss:
                 raise EnvError(
                     f"num_env_workers: a worker process {loss} while it started; what it printed says why. A script "
-                    f"that uses worker processes must start its run below `if __name__ == '__main__':`."
+                    f"that defines its own environment must start its run below `if __name__ == '__main__':`."
                 ) from None
         self._are_up = True
 

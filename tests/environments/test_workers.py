@@ -188,7 +188,13 @@ def test_an_environment_that_a_worker_cannot_make_is_reported():
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"num_env_workers": -1}, {"num_env_workers": 1.5}, {"sample_timeout_s": 0}, {"sample_timeout_s": "long"}],
+    [
+        {"num_env_workers": -1},
+        {"num_env_workers": 1.5},
+        {"num_env_workers": "many"},
+        {"sample_timeout_s": 0},
+        {"sample_timeout_s": "long"},
+    ],
 )
 def test_settings_of_the_wrong_kind_are_named(wrong):
     with pytest.raises(ConfigError, match=next(iter(wrong))):
@@ -373,11 +379,42 @@ def test_no_worker_and_no_shared_memory_outlives_the_run(tmp_path, ending, hangs
     wait_until(lambda: all(map(is_gone, pids)))
 
 
-def test_a_script_without_a_guard_is_told_what_is_missing(tmp_path):
-    script = tmp_path / "run.py"
-    script.write_text(SCRIPT.format(helpers=HELPERS, hangs=False).replace('if __name__ == "__main__":', "if True:"))
+OWN_ENV = """
+class LifeEnv(LifeEnv):
+    pass
+"""
+SHORT = """
+import sys
+sys.path.insert(0, {helpers!r})
+from scripted_envs import LifeEnv, small_config
+{own_env}
+print("imported")
+config = small_config(LifeEnv).multi_agent(policies=["p"], policy_mapping_fn=lambda *a, **k: "p")
+algo = config.env_runners(num_envs_per_env_runner=2, num_env_workers=2).build_algo()
+print(len(algo.env_runner.sample(num_timesteps=6)))
+algo.stop()
+"""
+
+
+def run_script(path, text):
+    path.write_text(text)
     paths = os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH")]))
-    process = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": paths}
-    )
+    env = {**os.environ, "PYTHONPATH": paths}
+    return subprocess.run([sys.executable, str(path)], capture_output=True, text=True, env=env)
+
+
+def test_a_script_without_a_guard_may_use_environments_of_other_modules(tmp_path):
+    process = run_script(tmp_path / "run.py", SHORT.format(helpers=HELPERS, own_env=""))
+    assert process.stdout.split() == ["imported", "2"], process.stderr
+
+
+def test_a_script_with_an_environment_of_its_own_but_no_guard_is_told_what_is_missing(tmp_path):
+    process = run_script(tmp_path / "run.py", SHORT.format(helpers=HELPERS, own_env=OWN_ENV))
     assert "if __name__ == '__main__':" in process.stderr.splitlines()[-1]
+
+
+def test_a_script_with_a_guard_may_have_an_environment_of_its_own(tmp_path):
+    head, tail = SHORT.format(helpers=HELPERS, own_env=OWN_ENV).split('print("imported")')
+    guarded = head + 'if __name__ == "__main__":' + tail.replace("\n", "\n    ")
+    process = run_script(tmp_path / "run.py", guarded)
+    assert process.stdout.split() == ["2"], process.stderr

@@ -1,0 +1,129 @@
+"""How much faster environments are sampled when worker processes step them, by wall-clock time.
+
+The numbers of workers take turns of a fraction of a second, and each round gives one ratio. Other processes on the
+cores spoil it, as all that workers gain is cores that would idle: rounds without others are counted apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from marl_connectors import PPOConfig
+
+ENVS = {
+    "null": ("marl_envs.null_v0", {}, 100),
+    "spread": ("mpe2.simple_spread_v3", {"max_cycles": 25}, 50),
+    "pursuit": ("pettingzoo.sisl.pursuit_v5", {}, 5),
+}
+"""Name, settings, and vector steps of one turn with 16 copies."""
+CORES = len(os.sched_getaffinity(0))
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What a turn took, in seconds, and the share of the cores that this benchmark and other processes used."""
+
+    seconds: float
+    own: float
+    others: float
+
+
+def build(name: str, copies: int, workers: int):
+    """The runner of PPO with networks of 64 x 64."""
+    env, env_config, _ = ENVS[name]
+    config = PPOConfig().environment(env, env_config=env_config).multi_agent(policies="shared")
+    config.env_runners(num_envs_per_env_runner=copies, num_env_workers=workers, rollout_fragment_length=64)
+    return config.rl_module(model_config={"fcnet_hiddens": [64, 64]}).debugging(seed=0).build_algo().env_runner
+
+
+def machine_seconds() -> float:
+    """CPU time that all processes of the machine have used."""
+    user, nice, system, _idle, _iowait, *interrupts = map(int, Path("/proc/stat").read_text().split()[1:9])
+    return (user + nice + system + sum(interrupts)) / TICKS
+
+
+def own_seconds(pids: list[int]) -> float:
+    """CPU time that some processes have used."""
+    return sum(int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) for pid in pids) * 1e-9
+
+
+def take_turn(runner, num_timesteps: int, pids: list[int]) -> Turn:
+    """Samples, and looks at the clocks before and after."""
+    machine, own, began = machine_seconds(), own_seconds(pids), time.perf_counter()
+    runner.sample(num_timesteps=num_timesteps)
+    seconds, own = time.perf_counter() - began, own_seconds(pids) - own
+    others = max(machine_seconds() - machine - own, 0.0)
+    return Turn(seconds, own / seconds, others / seconds)
+
+
+def wait_for_quiet(patience_s: float) -> None:
+    """Returns once the cores have been idle for a tenth of a second, or when patience is over."""
+    until = time.monotonic() + patience_s
+    while time.monotonic() < until:
+        before = machine_seconds()
+        time.sleep(0.1)
+        if (machine_seconds() - before) * TICKS < 1.5:
+            return
+
+
+def measure(name: str, copies: int, args: argparse.Namespace) -> None:
+    """Prints a table row for each number of workers."""
+    runners = {workers: build(name, copies, workers) for workers in args.workers}
+    pids = [os.getpid()]
+    for runner in runners.values():
+        pids += [worker.pid for worker in getattr(runner.vector_env, "workers", [])]
+    steps = max(1, round(ENVS[name][2] * 16 / copies))
+    rounds: list[dict[int, Turn]] = []
+    for _ in range(args.rounds + 1):
+        wait_for_quiet(args.patience)
+        rounds.append({workers: take_turn(runner, copies * steps, pids) for workers, runner in runners.items()})
+    del rounds[0]
+    quiet = [turns for turns in rounds if all(turn.others < 0.05 * CORES for turn in turns.values())]
+    for workers, runner in runners.items():
+        runner.close()
+        milliseconds = 1e3 * statistics.median(turns[workers].seconds for turns in rounds) / steps
+        cores = statistics.median(turns[workers].own for turns in rounds)
+        cells = [name, copies, workers, f"{milliseconds:.2f}", f"{cores:.2f}", *_ratios(rounds, workers, args)]
+        print("| " + " | ".join(map(str, [*cells, *_ratios(quiet, workers, args)])) + " |", flush=True)
+
+
+def _ratios(rounds: list[dict[int, Turn]], workers: int, args: argparse.Namespace) -> list[str]:
+    """How many rounds there were, and the middle and the ends of how much faster they were."""
+    if not rounds:
+        return ["0", ""]
+    ratios = sorted(turns[args.workers[0]].seconds / turns[workers].seconds for turns in rounds)
+    return [str(len(ratios)), f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"]
+
+
+def main() -> None:
+    """Prints a table."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--envs", nargs="+", choices=sorted(ENVS), default=["spread", "pursuit"])
+    parser.add_argument("--copies", nargs="+", type=int, default=[8, 16])
+    parser.add_argument("--workers", nargs="+", type=int, default=[0, 2], help="ratios are to the first")
+    parser.add_argument("--rounds", type=int, default=25)
+    parser.add_argument("--patience", type=float, default=2.0, help="seconds to wait for idle cores before each round")
+    args = parser.parse_args()
+    print(
+        "| environment | copies | workers | ms a vector step | cores used | rounds | times as fast | quiet rounds | |"
+    )
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |", flush=True)
+    for name in args.envs:
+        for copies in args.copies:
+            measure(name, copies, args)
+    print(f"{CORES} cores, load {os.getloadavg()[0]:.1f}")
+
+
+if __name__ == "__main__":
+    main()

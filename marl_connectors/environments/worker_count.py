@@ -1,0 +1,73 @@
+"""How many worker processes are worth starting for an environment."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from marl_connectors.environments.env_setup import EnvSetup
+from marl_connectors.environments.env_worker import needs_main_script, packed_maker
+from marl_connectors.errors import ConfigError
+
+LEAST_STEP_S = 1e-4
+"""What a step of one copy must take, or episodes end so often that telling of their ends costs what workers gain."""
+LEAST_WORK_S = 5e-4
+"""What each worker must have to do in a vector step: several times what it costs to wake it and to hear from it."""
+
+
+def auto_num_workers(setup: EnvSetup, make_env: Callable[..., Any], num_envs: int) -> int:
+    """As many worker processes as there are cores that this process may use and work for them; 0 if that is one.
+
+    What a run's transitions are does not depend on it. It is 0 too where workers are impossible, or where they would
+    import the script that runs, which then needs a guard: for natively batched environments, and for those that cannot
+    be sent to another process or that are defined in the script.
+
+    Args:
+        setup: Says what a step takes. An environment that was not tried out gets no workers.
+        make_env: Makes a copy.
+        num_envs: How many copies are stepped together.
+    """
+    step_s = setup.step_s
+    if sys.platform == "win32" or setup.is_batched or step_s is None:
+        return 0
+    number = num_worth_it(step_s, num_envs, num_cores())
+    if not number:
+        return 0
+    try:
+        maker = packed_maker(make_env, number)
+    except ConfigError:
+        return 0
+    return 0 if needs_main_script(maker) else number
+
+
+def num_worth_it(step_s: float, num_envs: int, num_cores: int) -> int:
+    """The number of workers for copies that take ``step_s`` seconds for a step each.
+
+    >>> num_worth_it(3e-3, 16, 8)
+    8
+    >>> num_worth_it(2e-4, 8, 8)
+    3
+    >>> num_worth_it(1e-5, 1000, 8)
+    0
+    """
+    if step_s < LEAST_STEP_S:
+        return 0
+    number = min(num_cores, num_envs, int(step_s * num_envs / LEAST_WORK_S))
+    return number if number >= 2 else 0
+
+
+def num_cores(control_groups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Cores that this process may use: of those it may run on, as many as its container has time for."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = (control_groups / "cpu.max").read_text().split()
+    except (OSError, ValueError):
+        try:  # the first version of control groups
+            own = control_groups / "cpu"
+            quota, period = ((own / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period"))
+        except OSError:
+            return cores
+    return min(cores, max(1, int(quota) // int(period))) if quota not in ("max", "-1") else cores

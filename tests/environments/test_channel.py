@@ -1,0 +1,74 @@
+"""Two processes hear what the other one says, and that it is gone."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+from marl_connectors.environments.channel import Channel, channel
+
+
+@pytest.fixture(params=[True, False], ids=["eventfd", "connection only"])
+def ends(request, monkeypatch):
+    if not request.param:
+        monkeypatch.delattr(os, "eventfd", raising=False)
+    elif not hasattr(os, "eventfd"):
+        pytest.skip("this system has no eventfd")
+    here, there = channel()
+    yield here, there
+    here.close()
+    there.close()
+
+
+def test_messages_arrive_whole_and_in_order_both_ways(ends):
+    here, there = ends
+    for message in (Channel.STEP, b"", b"letter", Channel.STEP, bytes(range(256))):
+        here.send(message)
+        assert there.receive(1.0) == message
+        there.send(message[::-1])
+        assert here.receive() == message[::-1]
+
+
+def test_a_message_may_be_larger_than_what_the_system_keeps_for_the_reader(ends):
+    here, there = ends
+    message = os.urandom(5_000_000)
+    sender = threading.Thread(target=here.send, args=(message,))
+    sender.start()
+    assert there.receive(60.0) == message
+    sender.join()
+
+
+def test_nothing_in_time_is_a_timeout(ends):
+    with pytest.raises(TimeoutError):
+        ends[0].receive(0.01)
+
+
+def test_what_was_said_before_the_end_is_heard_and_then_the_end(ends):
+    here, there = ends
+    there.send(b"goodbye")
+    there.close()
+    assert here.receive() == b"goodbye"
+    with pytest.raises(EOFError):
+        here.receive(5.0)
+
+
+def test_file_descriptors_are_given_back():
+    before = len(os.listdir("/dev/fd"))
+    for end in channel():
+        end.close()
+        end.close()
+    assert len(os.listdir("/dev/fd")) == before
+
+
+def test_ordinary_steps_do_not_use_the_connection(monkeypatch):
+    here, there = channel()
+    if here._own_bell is None:
+        pytest.skip("this system has no eventfd")
+    monkeypatch.setattr(here, "_connection", None)
+    here.send(Channel.STEP)
+    monkeypatch.undo()
+    assert there.receive(1.0) == Channel.STEP
+    here.close()
+    there.close()

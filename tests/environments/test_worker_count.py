@@ -1,0 +1,195 @@
+"""Worker processes are started by themselves only where they are worth it and cannot do harm."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from functools import partial
+
+import numpy as np
+import pytest
+from failing_envs import start_workers_fast
+from scripted_envs import LifeEnv, small_config
+
+from marl_connectors import Callbacks
+from marl_connectors.algorithms.env_workers import auto_env_workers, looks_at_environments
+from marl_connectors.cli.explain import _algorithm
+from marl_connectors.cli.settings import RunSettings
+from marl_connectors.cli.values import number_of_workers
+from marl_connectors.environments import env_setup, worker_count
+from marl_connectors.environments.env_setup import EnvSetup
+from marl_connectors.environments.env_worker import EnvFactory
+from marl_connectors.environments.worker_count import auto_num_workers, num_worth_it
+from marl_connectors.environments.worker_vector_env import WorkerVectorEnv
+
+COUNT_CORES = worker_count.num_cores
+
+
+@pytest.fixture(autouse=True)
+def _three_cores(monkeypatch):
+    start_workers_fast()
+    monkeypatch.setattr(worker_count, "num_cores", lambda: 3)
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, 8),
+        ({"cpu.max": "max 100000\n"}, 8),
+        ({"cpu.max": "250000 100000\n"}, 2),
+        ({"cpu.max": "50000 100000\n"}, 1),
+        ({"cpu.max": "6400000 100000\n"}, 8),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 8),
+        ({"cpu/cpu.cfs_quota_us": "300000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 3),
+    ],
+)
+def test_a_container_may_have_time_for_fewer_cores_than_it_sees(monkeypatch, tmp_path, files, expected):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert COUNT_CORES(tmp_path) == expected
+
+
+@pytest.fixture
+def slow_steps(monkeypatch):
+    """A clock by which each step of a trial run takes 10 ms."""
+    ticks = itertools.count()
+    monkeypatch.setattr(env_setup.time, "perf_counter", lambda: next(ticks) * 0.01)
+
+
+@pytest.mark.parametrize(
+    ("step_us", "num_envs", "cores", "expected"),
+    [
+        (3000, 16, 2, 2),
+        (3000, 16, 8, 8),
+        (3000, 4, 8, 4),  # a copy each
+        (3000, 1, 8, 0),
+        (3000, 16, 1, 0),  # they would share the core with the process that waits for them
+        (200, 16, 8, 6),  # 3.2 ms of work
+        (200, 4, 8, 0),  # 0.8 ms
+        (99, 1000, 8, 0),
+    ],
+)
+def test_workers_are_worth_it_where_each_has_half_a_millisecond_of_work(step_us, num_envs, cores, expected):
+    assert num_worth_it(step_us * 1e-6, num_envs, cores) == expected
+
+
+def test_the_median_step_of_the_trial_run_is_measured(monkeypatch):
+    now = [0.0]
+
+    class Clocked(LifeEnv):
+        def step(self, actions):
+            now[0] += 5.0 if self.t == 0 else 0.003  # a first step that imports something, say
+            return super().step(actions)
+
+    monkeypatch.setattr(env_setup.time, "perf_counter", lambda: now[0])
+    setup = EnvSetup(Clocked, {})
+    assert setup.step_s is None
+    setup.check(0)
+    assert setup.step_s == pytest.approx(0.003)
+
+
+def chosen(env, num_envs=4, step_s=0.01):
+    setup = EnvSetup(env, {})
+    setup._step_times = [] if step_s is None else [step_s]
+    return auto_num_workers(setup, EnvFactory(setup), num_envs)
+
+
+def test_there_is_a_worker_for_each_core_if_environments_are_slow(monkeypatch):
+    assert chosen(partial(LifeEnv, die=0.1)) == 3
+    assert chosen("CartPole-v1", num_envs=2) == 2
+    assert chosen(LifeEnv, step_s=1e-5) == 0
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert chosen(LifeEnv) == 0
+
+
+def test_there_are_none_where_they_are_impossible_or_would_run_the_script_again(monkeypatch):
+    assert chosen(lambda: LifeEnv()) == 0
+    assert chosen(LifeEnv, step_s=None) == 0  # it was not tried out
+    assert chosen("marl_envs.spread_v0:batched_env") == 0
+    own = type("OwnEnv", (LifeEnv,), {"__module__": "__main__"})
+    monkeypatch.setattr(sys.modules["__main__"], "OwnEnv", own, raising=False)
+    assert chosen(own) == 0
+
+
+class Watches(Callbacks):
+    def on_environment_created(self, *, env, **kwargs):
+        assert env is not None
+
+
+class Reports(Callbacks):
+    def on_train_result(self, *, result, **kwargs):
+        pass
+
+
+def test_callbacks_that_look_at_environments_find_them_here():
+    configs = [small_config(LifeEnv).callbacks(c) for c in (Callbacks, Reports, Watches)]
+    assert list(map(looks_at_environments, configs)) == [False, False, True]
+
+
+def test_an_environment_that_is_watched_stays_here():
+    setup = EnvSetup(LifeEnv, {})
+    setup._step_times = [0.01]
+    for render_env in (False, True):
+        config = small_config(LifeEnv, render_env=render_env)
+        assert auto_env_workers(config, setup, EnvFactory(setup), 3) == (0 if render_env else 3)
+
+
+@pytest.mark.usefixtures("slow_steps")
+def test_a_run_has_the_workers_that_auto_chooses_and_the_same_transitions():
+    found = {}
+    for workers, callbacks in ((0, Callbacks), ("auto", Reports), ("auto", Watches)):
+        config = small_config(partial(LifeEnv, die=0.2, join=0.3)).multi_agent(policies="independent")
+        config.env_runners(num_envs_per_env_runner=2, num_env_workers=workers).callbacks(callbacks)
+        runner = config.build_algo().env_runner
+        assert isinstance(runner.vector_env, WorkerVectorEnv) == (callbacks is Reports)
+        found[callbacks] = [episode.get_state() for _ in range(2) for episode in runner.sample(num_timesteps=20)]
+        runner.close()
+    np.testing.assert_equal(found[Reports], found[Callbacks])
+    np.testing.assert_equal(found[Watches], found[Callbacks])
+
+
+@pytest.mark.usefixtures("slow_steps")
+def test_an_environment_that_was_not_tried_out_gets_no_workers():
+    config = small_config(LifeEnv, disable_env_checking=True).multi_agent(
+        policies=["p"], policy_mapping_fn=lambda *a, **k: "p"
+    )
+    algo = config.env_runners(num_envs_per_env_runner=2, num_env_workers="auto").build_algo()
+    assert not isinstance(algo.env_runner.vector_env, WorkerVectorEnv)
+
+
+@pytest.mark.usefixtures("slow_steps")
+@pytest.mark.parametrize(
+    ("mode", "env", "expected"),
+    [
+        ("async", "CartPole-v1", 2),
+        ("vector_entry_point", "CartPole-v1", 0),
+        ("async", "marl_envs.spread_v0:batched_env", 0),
+    ],
+)
+def test_auto_minds_who_makes_the_copies(mode, env, expected):
+    config = small_config(env).env_runners(
+        num_envs_per_env_runner=2, num_env_workers="auto", gym_env_vectorize_mode=mode
+    )
+    if env != "CartPole-v1":
+        config.multi_agent(policies="shared")
+    algo = config.build_algo()
+    assert len(getattr(algo.env_runner.vector_env, "workers", [])) == expected
+    algo.stop()
+
+
+@pytest.mark.usefixtures("slow_steps")
+def test_training_on_the_command_line_chooses_by_itself_and_explain_starts_none():
+    name, settings = "marl_envs.null_v0", {"hidden": [4], "num_envs": 2}
+    for workers, expected in (({}, 2), ({"num_env_workers": 0}, 0), ({"num_env_workers": 1}, 1)):
+        algo = RunSettings(name, **settings, **workers).build_algorithm()
+        assert len(getattr(algo.env_runner.vector_env, "workers", [])) == expected
+        algo.stop()
+    algo = _algorithm({"env": name, **settings})
+    assert not isinstance(algo.env_runner.vector_env, WorkerVectorEnv)
+
+
+def test_the_option_is_a_number_or_auto():
+    assert [number_of_workers(text) for text in ("auto", "0", "3")] == ["auto", 0, 3]
