@@ -18,7 +18,7 @@ from marl_connectors.algorithms.vectorization import human_render_mode
 from marl_connectors.checkpoints import load_state, save_state
 from marl_connectors.connectors.explain import Explanation
 from marl_connectors.env_runners.env_runner import EnvRunner
-from marl_connectors.env_runners.episode_metrics import EpisodeTally, summarize
+from marl_connectors.env_runners.episode_metrics import Tally, summarize, tally_from_state
 from marl_connectors.errors import CheckpointError
 from marl_connectors.metrics import by_pipeline
 from marl_connectors.rl_module.rl_module import RLModule, RLModuleSpec
@@ -55,7 +55,7 @@ class Algorithm:
         self.iteration = 0
         self._time_total_s = 0.0
         self._num_evaluations = 0
-        self._recent: deque[EpisodeTally] = deque(maxlen=self.config.metrics_num_episodes_for_smoothing)
+        self._recent: deque[Tally] = deque(maxlen=self.config.metrics_num_episodes_for_smoothing)
         self.callbacks.on_algorithm_init(algorithm=self)
 
     def _runner(self, seed: int, num_envs: int, explore: bool, first_render_mode: str | None = None) -> EnvRunner:
@@ -311,7 +311,7 @@ class Algorithm:
         self._time_total_s = state["time_total_s"]
         self._num_evaluations = state["num_evaluations"]
         self._recent.clear()
-        self._recent.extend(EpisodeTally.from_state(tally) for tally in state["recent_tallies"])
+        self._recent.extend(tally_from_state(tally) for tally in state["recent_tallies"])
         self.learner.set_state(state["learner"])
         self.env_runner.set_state(state["env_runner"])
 

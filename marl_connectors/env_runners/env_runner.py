@@ -16,7 +16,7 @@ from marl_connectors.connectors.module_to_env.get_actions import ACTION_NOISE
 from marl_connectors.connectors.module_to_env.module_to_env_pipeline import ModuleToEnvPipeline
 from marl_connectors.env_runners.action_noise import ActionNoise
 from marl_connectors.env_runners.done_episodes import first_of_each_copy
-from marl_connectors.env_runners.episode_metrics import EpisodeTally, summarize
+from marl_connectors.env_runners.episode_metrics import Tally, summarize, tally_from_state
 from marl_connectors.env_runners.saved_batch import batch_from_state, batch_to_state
 from marl_connectors.env_runners.stepper import PolicyMappingFn, Stepper
 from marl_connectors.environments.action_history import HISTORY_BYTES
@@ -105,7 +105,7 @@ class EnvRunner(Stepper):
         )
         self.explore = explore
         self.rollout_fragment_length = rollout_fragment_length
-        self._finished: list[EpisodeTally] = []
+        self._finished: list[Tally] = []
         self._uncredited_reward = 0.0
         self.callbacks = callbacks or Callbacks()
         self._env_config = env_config or {}
@@ -177,7 +177,7 @@ class EnvRunner(Stepper):
         for index in dict.fromkeys(failure.index for failure in failures):
             self._tell_of_environment(self.vector_env.copies[index])
 
-    def take_finished(self) -> list[EpisodeTally]:
+    def take_finished(self) -> list[Tally]:
         """Returns and lengths of the episodes that ended since the last call."""
         finished, self._finished = self._finished, []
         return finished
@@ -263,7 +263,7 @@ class EnvRunner(Stepper):
         self.module_to_env.set_state(state["module_to_env"])
         for copy, number in zip(self.vector_env.copies, state["episode_numbers"], strict=True):
             copy.episode_number = number
-        self._finished = [EpisodeTally.from_state(tally) for tally in state["finished"]]
+        self._finished = [tally_from_state(tally) for tally in state["finished"]]
         self._uncredited_reward = state["uncredited_reward"]
         for name, logger in self.metrics.items():
             logger.set_state(state.get("metrics", {}).get(name, []))
