@@ -17,6 +17,8 @@ from pathlib import Path
 HERE = Path(__file__).parent
 WORK = [
     ("sample", "null"),
+    ("sample", "null_1000_agents"),
+    ("sample", "null_1000_copies"),
     ("sample", "spread"),
     ("limit", "spread"),
     ("limit", "pursuit"),
@@ -49,7 +51,7 @@ def main() -> None:
     """Prints a table row for each kind of work."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("mode", nargs="?", choices=sorted({mode for mode, _ in WORK}))
-    parser.add_argument("env", nargs="?", choices=["null", "spread", "pursuit"])
+    parser.add_argument("env", nargs="?", choices=["null", "null_1000_agents", "null_1000_copies", "spread", "pursuit"])
     parser.add_argument("--reps", type=int, default=5, help="pairs of runs (default 5)")
     args = parser.parse_args()
     work = [(m, e) for m, e in WORK if args.mode in (None, m) and args.env in (None, e)] or [(args.mode, args.env)]

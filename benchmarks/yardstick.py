@@ -20,17 +20,18 @@ for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 import numpy as np
 import torch
 
-NUM_ENVS, BATCH, MINIBATCH, EPOCHS = 8, 4096, 512, 4
+BATCH, MINIBATCH, EPOCHS = 4096, 512, 4
 LR, GAMMA, LAMBDA, CLIP, ENTROPY_COEFF, VF_COEFF, GRAD_CLIP, HIDDEN = 3e-4, 0.99, 0.95, 0.2, 0.01, 0.5, 0.5, 64
-NUM_AGENTS = {"null": 8, "spread": 3, "pursuit": 8}
+NUM_ENVS = {"null": 8, "null_1000_agents": 8, "null_1000_copies": 1000, "spread": 8, "pursuit": 8}
+NUM_AGENTS = {"null": 8, "null_1000_agents": 1000, "null_1000_copies": 2, "spread": 3, "pursuit": 8}
 
 
 def make_parallel(name: str):
     """One copy of a benchmark environment."""
-    if name == "null":
+    if name.startswith("null"):
         from marl_envs import null_v0
 
-        return null_v0.parallel_env()
+        return null_v0.parallel_env(n_agents=NUM_AGENTS[name])
     if name == "spread":
         from mpe2 import simple_spread_v3
 
@@ -41,8 +42,8 @@ def make_parallel(name: str):
 
 
 def fragment_length(name: str) -> int:
-    """Env steps of each copy that make at least ``BATCH`` agent-steps."""
-    return -(-BATCH // (NUM_AGENTS[name] * NUM_ENVS))
+    """Env steps of each copy that make at least ``BATCH`` agent-steps, but 50 steps at least."""
+    return max(-(-BATCH // (NUM_AGENTS[name] * NUM_ENVS[name])), 50)
 
 
 class StackedNetworks:
@@ -95,12 +96,12 @@ class Yardstick:
 
     def __init__(self, name: str, independent: bool, seed: int = 0):
         self.independent = independent
-        self.envs = [make_parallel(name) for _ in range(NUM_ENVS)]
+        self.envs = [make_parallel(name) for _ in range(NUM_ENVS[name])]
         env = self.envs[0]
         self.agents = list(env.possible_agents)
         self.shape = env.observation_space(self.agents[0]).shape
         self.obs_dim, self.num_actions = int(np.prod(self.shape)), int(env.action_space(self.agents[0]).n)
-        self.sizes = fragment_length(name), NUM_ENVS, len(self.agents)
+        self.sizes = fragment_length(name), NUM_ENVS[name], len(self.agents)
         steps, envs, agents = self.sizes
         self.networks = StackedNetworks(agents if independent else 1, self.obs_dim, self.num_actions)
         self.obs = np.zeros((steps + 1, envs, agents, self.obs_dim), np.float32)
@@ -227,7 +228,7 @@ def steps_per_second(iteration, iterations: int) -> float:
 
 
 def main() -> None:
-    """``yardstick.py sample|train|train_independent null|spread|pursuit [iterations]``."""
+    """``yardstick.py sample|train|train_independent null|null_1000_agents|...|pursuit [iterations]``."""
     torch.set_num_threads(1)
     mode, name = sys.argv[1:3]
     yardstick = Yardstick(name, mode == "train_independent")

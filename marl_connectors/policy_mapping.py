@@ -74,6 +74,11 @@ class PatternPolicies:
         return ", ".join(repr(pattern) for pattern, _ in self.patterns)
 
 
+def goes_by_agent_alone(mapping: PolicyMappingFn) -> bool:
+    """Whether an agent has the same module in all episodes. Of a user's function that is not known."""
+    return isinstance(mapping, (SharedPolicy, IndependentPolicies, PatternPolicies))
+
+
 def policy_mapping(spec: str | PolicyMappingFn) -> PolicyMappingFn:
     """The mapping function that a short text stands for.
 

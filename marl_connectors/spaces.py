@@ -12,6 +12,9 @@ from marl_connectors.errors import ConfigError
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import Tree
 
+_BLOCK = 65536
+"""So many numbers are in the cache at the same time."""
+
 
 def zeros(space: spaces.Space, *lead: int) -> Tree:
     """All-zero array(s) of a space's shape and dtype, with the leading axes ``lead``.
@@ -86,6 +89,16 @@ def _has_start(space: spaces.Space) -> bool:
     return isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)) and bool(np.any(space.start))
 
 
+def all_within(space: spaces.Space, values: np.ndarray) -> bool:
+    """A quick look at many values of a Box: True if all are within bounds, False if ``outside`` has to look closer."""
+    if type(space) is not spaces.Box or not values.size:
+        return False
+    low, high = space.low.max(), space.high.min()
+    rows = max(1, _BLOCK * len(values) // values.size)  # so that both looks at a block find it in the cache
+    blocks = [values[begin : begin + rows] for begin in range(0, len(values), rows)]
+    return all(block.min() >= low and block.max() <= high for block in blocks)
+
+
 def outside(space: spaces.Space, values: Tree) -> tuple[np.ndarray, str]:
     """Which rows of a batch of values leave a space, and why.
 
@@ -105,7 +118,7 @@ def outside(space: spaces.Space, values: Tree) -> tuple[np.ndarray, str]:
             why = why or (f"in part {key!r}, {part_why}" if part_why else "")
         return (np.zeros(0, bool) if bad is None else bad), why
     if isinstance(space, spaces.Box):
-        if values.size and values.min() >= space.low.max() and values.max() <= space.high.min():
+        if all_within(space, values):
             return np.zeros(len(values), bool), ""  # the usual case, without a comparison for each number
         with np.errstate(invalid="ignore"):
             fine = (values >= space.low) & (values <= space.high)

@@ -12,9 +12,10 @@ from gymnasium import Space
 from marl_connectors.algorithms.observation_batches import as_batch, infos_of_copies
 from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
 from marl_connectors.env_runners.action_noise import ActionNoise
+from marl_connectors.env_runners.agent_modules import ask_mapping
 from marl_connectors.env_runners.copy_lanes import CopyLanes
 from marl_connectors.env_runners.lanes import Lane, LaneGroup
-from marl_connectors.env_runners.ongoing_episodes import ask_mapping
+from marl_connectors.episodes.agent_views import agent_episode_id
 from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.errors import MappingError
@@ -144,11 +145,12 @@ class PolicyLanes:
             for agent_id, module_id in joining.items():
                 lane = lanes.open(index, agent_id, module_id)
                 lane.module_id = module_id
+                lane.begin()
                 if episode is None:
-                    lane.begin_episode(f"{index}-{self._episode_numbers[index]}")
+                    lane.view(f"{index}-{self._episode_numbers[index]}")
                 else:
-                    id_ = f"{episode.id_}/{agent_id}/{self._t}"
-                    episode.attach(agent_id, lane.begin_episode(id_, agent_id, module_id, episode.id_))
+                    id_ = agent_episode_id(episode.id_, agent_id, self._t)
+                    episode.attach(agent_id, lane.view(id_, agent_id, module_id, episode.id_))
         return waiting
 
     def _new_episode(self, index: int) -> MultiAgentEpisode | None:
@@ -272,10 +274,12 @@ class PolicyLanes:
     def _cut(self) -> None:
         """Forgets all but the lookback, so that an episode may go on for ever."""
         for group in self._lanes.groups:
-            last_rows = [lane.row for lane in group.lanes]
+            numbers = np.array([lane.number for lane in group.lanes], np.int64)
+            last_rows = np.array([lane.row for lane in group.lanes], np.int64)
             group.restart(_CUT_AFTER)
-            for lane, last_row in zip(group.lanes, last_rows, strict=True):
-                lane.continue_episode(last_row)
+            group.lives.go_on(numbers, last_rows, np.zeros(len(numbers)), self._lookback)
+            for lane in group.lanes:
+                lane.continue_episode()
         for index, former in self._episodes.items():
             if former is not None:
                 self._episodes[index] = successor = MultiAgentEpisode.from_agent_episodes(

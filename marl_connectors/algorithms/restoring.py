@@ -16,7 +16,7 @@ from marl_connectors.algorithms.config_state import config_from_state, config_to
 from marl_connectors.callbacks import CallbackCalls
 from marl_connectors.checkpoints import find_checkpoint, load_state, save_state
 from marl_connectors.connectors.common.add_states_from_episodes_to_batch import AddStatesFromEpisodesToBatch
-from marl_connectors.env_runners.episode_metrics import EpisodeTally
+from marl_connectors.env_runners.episode_metrics import Tally, tally_from_state
 from marl_connectors.environments.env_setup import EnvSetup
 from marl_connectors.errors import CheckpointError
 from marl_connectors.metrics import MetricsLogger
@@ -45,7 +45,7 @@ class RestorableAlgorithm(ChangingModules):
     iteration: int
     time_total_s: float
     _num_evaluations: int
-    _recent: deque[EpisodeTally]
+    _recent: deque[Tally]
 
     def get_state(self) -> dict[str, Any]:
         """Everything that the next iteration depends on, as JSON data, arrays and tensors."""
@@ -95,7 +95,7 @@ class RestorableAlgorithm(ChangingModules):
         if AddStatesFromEpisodesToBatch.__name__ in state["env_runner"]["env_to_module"]:
             add_state_pieces_to(self.config, self._env_to_module, self.env_runner, self.learner)
         self._recent.clear()
-        self._recent.extend(EpisodeTally.from_state(tally) for tally in state["recent_tallies"])
+        self._recent.extend(tally_from_state(tally) for tally in state["recent_tallies"])
         self.learner.set_state(state["learner"])
         self.env_runner.set_state(state["env_runner"])
         self.metrics.set_state(state.get("metrics", []))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -65,7 +66,7 @@ class ActionNoise:
         if self._asked.get(group_index) is not columns.rows:  # rows that may be others in the next step
             self._asked[group_index] = columns.rows
             return torch.from_numpy(np.stack([values[within, slot] for values, slot in streams])).to(inputs.device)
-        noise = torch.from_numpy(np.stack([values[:, slot] for values, slot in streams], axis=1)).to(inputs.device)
+        noise = torch.from_numpy(np.concatenate(_whole_streams(streams), axis=1)).to(inputs.device)
         self._blocks[group_index] = (columns.rows, number, dist_cls, noise)
         return noise[within]
 
@@ -104,3 +105,14 @@ class ActionNoise:
                 return None
             found.append((values, slot if shared else 0))
         return found
+
+
+def _whole_streams(streams: list[tuple[np.ndarray, int]]) -> list[np.ndarray]:
+    """``[BLOCK, n, k]`` of the streams' slots, in order; a whole stream is not taken apart."""
+    parts = []
+    for _, run in groupby(streams, key=lambda entry: id(entry[0])):
+        (values, first), *others = run
+        slots = [first, *(slot for _, slot in others)]
+        is_whole = slots == list(range(values.shape[1]))
+        parts.append(values if is_whole else values[:, slots])
+    return parts

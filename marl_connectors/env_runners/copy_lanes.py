@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ from gymnasium import Space
 
 from marl_connectors import spaces
 from marl_connectors.env_runners.lanes import Lane, LaneGroup
+from marl_connectors.env_runners.lanes_by_copy import LanesByCopy, SomeLanes
 from marl_connectors.environments.env_copy import EnvCopy, copied_info
 from marl_connectors.rl_module.module_states import state_kind
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
@@ -26,6 +27,7 @@ class CopyLanes:
     Attributes:
         groups: The lanes, by observation and action space, and by the kind of module: by the state that it has, and by
             the observations and actions that it knows, which pieces may have changed for some agents only.
+        ongoing: Each copy's episode; the list stays the same.
         by_copy: For each copy, agent to lane, in the order in which the copy lists its agents.
     """
 
@@ -37,7 +39,9 @@ class CopyLanes:
         lookback: int,
     ):
         self.groups: list[LaneGroup] = []
+        self.ongoing: list[Any] = []
         self._group_agents: list[AgentID] = []
+        self._in_arrays: LanesByCopy | None = None
         self.by_copy: list[dict[AgentID, Lane]] = [{} for _ in range(num_copies)]
         self._known_spaces: dict[tuple[int, int, Hashable], tuple[LaneGroup, Space, Space]] = {}
         self._agent_spaces = agent_spaces
@@ -54,6 +58,16 @@ class CopyLanes:
         if any(group.rollout.pending.any() for group in self.groups):
             return [lane for lane in self.in_order() if not (lane.rests or lane.is_waiting)]
         return [lane for lane in self.in_order() if not lane.rests]
+
+    def in_arrays(self) -> LanesByCopy:
+        """All live lanes, in the same order."""
+        if self._in_arrays is None:
+            self._in_arrays = LanesByCopy(self.groups, self.by_copy)
+        return self._in_arrays
+
+    def of_copies(self, indices: Sequence[int]) -> SomeLanes:
+        """The lanes of some copies."""
+        return self.in_arrays().of_copies(np.array(indices, np.int64))
 
     def open(self, env_index: int, agent_id: AgentID, module_id: ModuleID) -> Lane:
         """Gives an agent a lane that is fit for a module."""
@@ -72,6 +86,7 @@ class CopyLanes:
         return self._add(self.groups[group_index].reopen(number, env_index, slot, agent_id))
 
     def _add(self, lane: Lane) -> Lane:
+        self._in_arrays = None
         lane.group.lanes.append(lane)
         self.by_copy[lane.env_index][lane.agent_id] = lane
         return lane
@@ -79,6 +94,7 @@ class CopyLanes:
     def close(self, env_index: int, agent_ids: Sequence[AgentID]) -> None:
         """Frees the lanes of some of a copy's agents."""
         lanes = self.by_copy[env_index]
+        self._in_arrays = None
         for agent_id in agent_ids:
             lane = lanes.pop(agent_id)
             lane.group.lanes.remove(lane)
@@ -94,7 +110,7 @@ class CopyLanes:
 
     def clear(self) -> None:
         """Forgets all lanes and groups."""
-        self.groups, self._group_agents = [], []
+        self.groups, self._group_agents, self._in_arrays = [], [], None
         self._known_spaces = {}
         self.by_copy = [{} for _ in self.by_copy]
 
@@ -121,6 +137,11 @@ class CopyLanes:
             self._known_spaces.clear()
         self._known_spaces[key] = group, observation_space, action_space
         return group
+
+    def know(self, module_ids: Collection[ModuleID]) -> bool:
+        """Whether these modules are still the very ones that lanes were opened for."""
+        known, modules = self._kinds, self._rl_module
+        return all(m in known and m in modules and known[m][0] is modules[m] for m in set(module_ids))
 
     def _kind(self, module_id: ModuleID) -> Hashable:
         module = self._rl_module[module_id]
@@ -150,14 +171,17 @@ class CopyLanes:
         """
         kind = "over" if is_over or module_id is None else self._kind(module_id)
         recorded = None if is_over or module_id is None else self._rl_module[module_id].action_space
-        self.groups.append(LaneGroup(len(self.groups), *self._agent_spaces(agent_id), self._lookback, kind, recorded))
+        its_spaces = self._agent_spaces(agent_id)
+        group = LaneGroup(len(self.groups), *its_spaces, self._lookback, kind, recorded, self.ongoing)
+        self.groups.append(group)
         self._group_agents.append(agent_id)
-        return self.groups[-1]
+        return group
 
     def set_clocks(self, copies: Sequence[EnvCopy]) -> None:
         """Tells all groups the env step that each of their lanes is at, after copies began anew."""
+        t = np.array([copy.t for copy in copies], np.int32)
         for group in self.groups:
-            group.t = np.array([copies[lane.env_index].t for lane in group.acting], np.int32)
+            group.t = t[group.env_indices]
 
     def set_rest(self, copy: EnvCopy) -> bool:
         """Lets a copy's agents rest, or act, as it says; whether they did otherwise before."""

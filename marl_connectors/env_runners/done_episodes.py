@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from marl_connectors.env_runners.episode_metrics import EpisodeTally
+from marl_connectors.env_runners.episode_metrics import Tally
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 
@@ -23,7 +23,7 @@ class DoneEpisode(NamedTuple):
 
     episode: Episode
     env_index: int
-    tally: EpisodeTally
+    tally: Tally
 
 
 def shares(num_copies: int, num_episodes: int) -> list[int]:

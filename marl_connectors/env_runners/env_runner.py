@@ -19,7 +19,7 @@ from marl_connectors.connectors.module_to_env.module_to_env_pipeline import Modu
 from marl_connectors.env_runners.action_noise import ActionNoise
 from marl_connectors.env_runners.done_episodes import first_of_each_copy, shares
 from marl_connectors.env_runners.episode_callbacks import EPISODE_CALLBACKS, EpisodeCallbacks
-from marl_connectors.env_runners.episode_metrics import EpisodeTally, summarize
+from marl_connectors.env_runners.episode_metrics import Tally, summarize, tally_from_state
 from marl_connectors.env_runners.sampling_times import SamplingTimes
 from marl_connectors.env_runners.saved_batch import batch_from_state, batch_to_state
 from marl_connectors.env_runners.stepper import PolicyMappingFn, Stepper
@@ -111,7 +111,7 @@ class EnvRunner(Stepper):
         self.explore = explore
         self.rollout_fragment_length = rollout_fragment_length
         self.complete_episodes = complete_episodes
-        self._finished: list[EpisodeTally] = []
+        self._finished: list[Tally] = []
         self._uncredited_reward = 0.0
         self.callbacks = callbacks or CallbackCalls()
         self.callback_metrics = MetricsLogger()
@@ -242,7 +242,7 @@ class EnvRunner(Stepper):
         for index in dict.fromkeys(failure.index for failure in failures):
             self._tell_of_environment(index)
 
-    def take_finished(self) -> list[EpisodeTally]:
+    def take_finished(self) -> list[Tally]:
         """Returns and lengths of the episodes that ended since the last call."""
         finished, self._finished = self._finished, []
         return finished
@@ -341,7 +341,7 @@ class EnvRunner(Stepper):
         self.module_to_env.set_state(state["module_to_env"])
         for copy, number in zip(self.vector_env.copies, state["episode_numbers"], strict=True):
             copy.episode_number = number
-        self._finished = [EpisodeTally.from_state(tally) for tally in state["finished"]]
+        self._finished = [tally_from_state(tally) for tally in state["finished"]]
         self._uncredited_reward = state["uncredited_reward"]
         self._counts.vector_steps = 0
         self._counts.set_state(state["counts"])

@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,8 +34,8 @@ class Returns:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Returns:
-        """Of at least one return."""
-        array = np.array(values)
+        """Of at least one return; their order does not matter, not even for rounding."""
+        array = np.sort(values)
         squares = float(np.square(array - array.mean()).sum())
         return cls(len(array), float(array.sum()), squares, float(array.min()), float(array.max()))
 
@@ -98,6 +98,11 @@ class EpisodeTally:
     agents: dict[AgentID, EndedAgent] = field(default_factory=dict)
     settled: dict[ModuleID, Returns] = field(default_factory=dict)
     any_settled_truncated: bool = False
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no agent has ended yet, or was paid without having acted."""
+        return not (self.agents or self.settled or self.episode_return)
 
     @property
     def is_truncated(self) -> bool:
@@ -166,7 +171,84 @@ class EpisodeTally:
         )
 
 
-def summarize(episodes: Collection[EpisodeTally]) -> dict[str, Any]:
+class JointTally(NamedTuple):
+    """The returns of an episode whose agents all ended in the same step, each after one life.
+
+    Attributes:
+        length: Env steps.
+        episode_return: All that the environment paid to anyone.
+        is_truncated: Whether any agent ended by truncation.
+        agent_ids: The agents.
+        module_ids: Who chose the actions of each.
+        returns: ``[num_agents]`` what each was paid.
+        truncated: ``[num_agents]`` bool, whether each ended by truncation.
+    """
+
+    length: int
+    episode_return: float
+    is_truncated: bool
+    agent_ids: tuple[AgentID, ...]
+    module_ids: tuple[ModuleID, ...]
+    returns: np.ndarray
+    truncated: np.ndarray
+
+    def by_agent(self) -> EpisodeTally:
+        """The same as an EpisodeTally."""
+        tally = EpisodeTally(length=self.length)
+        for life in zip(self.agent_ids, self.module_ids, self.returns.tolist(), self.truncated.tolist(), strict=True):
+            tally.end_life(*life)
+        tally.episode_return = self.episode_return
+        return tally
+
+    @property
+    def agent_returns(self) -> dict[AgentID, tuple[int, float]]:
+        """As those of an EpisodeTally."""
+        return self.by_agent().agent_returns
+
+    def get_state(self) -> dict[str, Any]:
+        """As plain data and arrays."""
+        return {**self._asdict(), "agent_ids": list(self.agent_ids), "module_ids": list(self.module_ids)}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> JointTally:
+        """The tally that ``get_state`` described."""
+        return cls(**{**state, "agent_ids": tuple(state["agent_ids"]), "module_ids": tuple(state["module_ids"])})
+
+
+Tally = EpisodeTally | JointTally
+
+
+def tally_from_state(state: Mapping[str, Any]) -> Tally:
+    """The tally of either kind that ``get_state`` described."""
+    return (JointTally if "returns" in state else EpisodeTally).from_state(state)
+
+
+def joint_tallies(
+    lengths: Sequence[int],
+    agent_ids: Sequence[tuple[AgentID, ...]],
+    module_ids: Sequence[tuple[ModuleID, ...]],
+    returns: np.ndarray,
+    truncated: np.ndarray,
+    begins: np.ndarray,
+) -> list[JointTally]:
+    """The tallies of several episodes, a part of all agents' ``returns`` and ``truncated`` each.
+
+    Args:
+        lengths: Of each episode.
+        agent_ids: Of each episode.
+        module_ids: Of each episode.
+        returns: ``[N]`` of all agents, episode after episode.
+        truncated: ``[N]`` bool, likewise.
+        begins: Where each episode's agents begin.
+    """
+    totals = np.add.reduceat(returns, begins).tolist()
+    any_truncated = np.logical_or.reduceat(truncated, begins).tolist()
+    cuts = begins[1:]
+    parts = np.split(returns, cuts), np.split(truncated, cuts)
+    return list(map(JointTally, lengths, totals, any_truncated, agent_ids, module_ids, *parts))
+
+
+def summarize(episodes: Collection[Tally]) -> dict[str, Any]:
     """Means over finished episodes; NaN where there are none.
 
     Returns:
@@ -177,15 +259,33 @@ def summarize(episodes: Collection[EpisodeTally]) -> dict[str, Any]:
     """
     lives: dict[ModuleID, list[float]] = defaultdict(list)
     by_module: dict[ModuleID, Returns] = defaultdict(Returns)
-    by_agent: dict[AgentID, tuple[int, float]] = {}
+    by_agent: dict[AgentID, tuple[int, list[float]]] = {}
+
+    def add_agent(agent_id: AgentID, count: int, totals: list[float]) -> None:
+        earlier_count, earlier = by_agent.get(agent_id, (0, []))
+        by_agent[agent_id] = earlier_count + count, earlier + totals
+
+    joint: dict[tuple[tuple[AgentID, ...], tuple[ModuleID, ...]], list[np.ndarray]] = defaultdict(list)
     for episode in episodes:
+        if isinstance(episode, JointTally):
+            rows = joint[episode.agent_ids, episode.module_ids]
+            if not rows:
+                for agent_id in episode.agent_ids[-REMEMBERED_AGENTS:]:
+                    by_agent.setdefault(agent_id, (0, []))  # in its place; the order is that of the episodes
+            rows.append(episode.returns)
+            continue
         for agent in episode.agents.values():
             lives[agent.module_id].append(agent.life_return)
         for module_id, returns in episode.settled.items():
             by_module[module_id].merge(returns)
         for agent_id, (count, total) in episode.agent_returns.items():
-            earlier_count, earlier_total = by_agent.get(agent_id, (0, 0.0))
-            by_agent[agent_id] = earlier_count + count, earlier_total + total
+            add_agent(agent_id, count, [total])
+    for (agent_ids, module_ids), rows in joint.items():
+        columns = np.array(rows).T.tolist()
+        for module_id, values in zip(module_ids, columns, strict=True):
+            lives[module_id] += values
+        for agent_id, values in list(zip(agent_ids, columns, strict=True))[-REMEMBERED_AGENTS:]:
+            add_agent(agent_id, len(values), values)
     for module_id, values in lives.items():
         by_module[module_id].merge(Returns.of(values))
     whole = Returns.of([episode.episode_return for episode in episodes]) if episodes else Returns()
@@ -206,6 +306,7 @@ def summarize(episodes: Collection[EpisodeTally]) -> dict[str, Any]:
             for module_id, returns in sorted(by_module.items())
         },
         "agent_episode_returns_mean": {
-            agent_id: total / count for agent_id, (count, total) in list(by_agent.items())[-REMEMBERED_AGENTS:]
+            agent_id: math.fsum(totals) / count
+            for agent_id, (count, totals) in list(by_agent.items())[-REMEMBERED_AGENTS:]
         },
     }

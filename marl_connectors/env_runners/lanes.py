@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable, Sequence
-from operator import itemgetter
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
 from gymnasium import Space
 
 from marl_connectors.columns import Columns
+from marl_connectors.env_runners.live_rows import LiveRows
+from marl_connectors.env_runners.lives import Lives
 from marl_connectors.episodes.lane_storage import LaneStorage
 from marl_connectors.episodes.rollout import Positions, Rollout
-from marl_connectors.episodes.rows import RowPart, Rows
+from marl_connectors.episodes.rows import Rows
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
-from marl_connectors.trees import tree_map
 from marl_connectors.typing import AgentID, EpisodeID, ModuleID
 
 
@@ -28,12 +28,10 @@ class Lane:
         slot: The agent's place among its copy's lanes of this group; names its random stream.
         agent_id: Who.
         module_id: For whom the agent's rows are.
-        episode: The agent's ongoing episode, a view of the lane.
-        earlier_return: What the agent was paid in earlier chunks of the episode.
         rests: Whether the episode has no first observation yet, as the copy's next step only resets it.
     """
 
-    __slots__ = ("agent_id", "earlier_return", "env_index", "episode", "group", "module_id", "number", "rests", "slot")
+    __slots__ = ("_episode", "agent_id", "env_index", "group", "module_id", "number", "rests", "slot")
 
     def __init__(self, group: LaneGroup, number: int, env_index: int, slot: int, agent_id: AgentID):
         self.group = group
@@ -42,9 +40,24 @@ class Lane:
         self.slot = slot
         self.agent_id = agent_id
         self.module_id: ModuleID = ""
-        self.episode: SingleAgentEpisode = None  # type: ignore[assignment]
-        self.earlier_return = 0.0
         self.rests = False
+        self._episode: SingleAgentEpisode | None = None
+
+    @property
+    def episode(self) -> SingleAgentEpisode:
+        """The agent's ongoing episode, a view of the lane. Made now if nobody has asked for it before."""
+        if self._episode is None:
+            ongoing: Any = self.group.ongoing[self.env_index]
+            _ = ongoing.agent_episodes  # makes those of all agents
+        return self._episode  # type: ignore[return-value]
+
+    @episode.setter
+    def episode(self, episode: SingleAgentEpisode) -> None:
+        self._episode = episode
+
+    def has_no_view(self) -> None:
+        """From now on: whoever asks for ``episode`` gets a new one."""
+        self._episode = None
 
     @property
     def row(self) -> int:
@@ -62,75 +75,56 @@ class Lane:
         """What the agent's episode is a view of."""
         return self.episode.storage  # type: ignore[return-value]
 
-    def begin_episode(
+    def begin(self) -> None:
+        """An episode begins, whose first observation is in the newest row."""
+        rollout = self.group.rollout
+        position = int(rollout.cursor[self.number])
+        rollout.infos.pop(position, None)  # of the lane's former agent
+        self.group.lives.begin(self.number, position // rollout.num_lanes)
+        self._episode = None
+
+    def continue_episode(self) -> None:
+        """Makes the successor of the episode's chunk, after the group has gone on in another rollout."""
+        former = self.episode
+        self.view(former.id_, former.agent_id, former.module_id, former.multi_agent_episode_id)
+        if former._custom_data:
+            self.episode._custom_data = copy.deepcopy(former._custom_data)
+
+    def new_storage(self) -> LaneStorage:
+        """For a view of the lane."""
+        lives, number = self.group.lives, self.number
+        first_row, start_row = lives.first_row.item(number), lives.start_row.item(number)
+        return LaneStorage(self.group.rollout, number, first_row=first_row, start_row=start_row)
+
+    def view(
         self,
         id_: EpisodeID,
         agent_id: AgentID | None = None,
         module_id: ModuleID | None = None,
         multi_agent_episode_id: EpisodeID | None = None,
     ) -> SingleAgentEpisode:
-        """An episode whose first observation is in the newest row."""
+        """Makes ``episode``."""
         rollout = self.group.rollout
-        position = int(rollout.cursor[self.number])
-        rollout.infos.pop(position, None)  # of the lane's former agent
-        self.earlier_return = 0.0
-        return self.view(id_, agent_id, module_id, multi_agent_episode_id, start_row=position // rollout.num_lanes)
-
-    def continue_episode(self, last_row: int) -> None:
-        """Freezes the episode's chunk, and begins its successor in the rollout that the group goes on in.
-
-        Args:
-            last_row: The chunk's last observation, in the rollout before.
-        """
-        former = self.episode
-        storage: Any = former.storage
-        storage.stop_row = last_row
-        lookback, kept = self.group.lookback, last_row - storage.first_row
-        self.view(
-            former.id_,
-            former.agent_id,
-            former.module_id,
-            former.multi_agent_episode_id,
-            start_row=lookback,
-            lookback=lookback if lookback < kept else kept,
-            t_started=former.t_started + last_row - storage.start_row,
-        )
-        if former._custom_data:
-            self.episode._custom_data = copy.deepcopy(former._custom_data)
-
-    def view(
-        self,
-        id_: EpisodeID,
-        agent_id: AgentID | None,
-        module_id: ModuleID | None,
-        multi_agent_episode_id: EpisodeID | None,
-        *,
-        start_row: int,
-        lookback: int = 0,
-        t_started: int = 0,
-    ) -> SingleAgentEpisode:
-        """Makes ``episode`` a view of the lane, from ``start_row`` on and with ``lookback`` rows before it."""
-        rollout = self.group.rollout
-        self.episode = SingleAgentEpisode.from_storage(
-            LaneStorage(rollout, self.number, first_row=start_row - lookback, start_row=start_row),
+        self._episode = SingleAgentEpisode.from_storage(
+            self.new_storage(),
             id_=id_,
             agent_id=agent_id,
             module_id=module_id,
             multi_agent_episode_id=multi_agent_episode_id,
-            t_started=t_started,
+            t_started=self.group.lives.t_started.item(self.number),
             observation_space=rollout.observation_space,
             action_space=rollout.action_space,
         )
-        return self.episode
+        return self._episode
 
     def end_episode(self, position: int, terminated: bool, truncated: bool) -> float:
         """Ends the episode at its newest row's position; what the agent was paid in all of its chunks."""
-        episode, rollout = self.episode, self.group.rollout
-        lanes, storage = rollout.num_lanes, self.storage
+        episode, group = self.episode, self.group
+        rollout, lanes, storage = group.rollout, group.rollout.num_lanes, self.storage
         storage.stop_row = position // lanes
         episode.is_terminated, episode.is_truncated = terminated, truncated
         paid = rollout.columns[Columns.REWARDS][storage.start_row * lanes + self.number : position : lanes]
-        return self.earlier_return + float(paid.sum())
+        return group.lives.earlier_return.item(self.number) + float(paid.sum())
 
 
 class LaneGroup:
@@ -141,11 +135,14 @@ class LaneGroup:
         rollout: The columns of the current fragment.
         kind: What the lanes' modules have in common; ``CopyLanes`` says what.
         env_action_space: Of the environment. The rollout's, of recorded actions, is the modules'.
+        lives: Of the agent episodes in the lanes.
+        ongoing: All copies' episodes.
         lanes: The live lanes, by module, copy and slot.
         acting: Those that act next, in the same order; all of them unless the environment is turn-based.
         numbers: ``[B]`` the numbers of the lanes that act, in the order of the rows, or None if they are ``0, 1, ...,
             num_lanes - 1``.
         positions: Of the newest rows, in that order.
+        env_indices: ``[B]`` the copies of the lanes that act, likewise.
         rows: What the pipelines get.
         t: ``[B]`` int32, the env step of each newest observation, in the order of the rows.
     """
@@ -158,6 +155,7 @@ class LaneGroup:
         lookback: int,
         kind: Hashable = None,
         module_action_space: Space | None = None,
+        ongoing: Sequence[Any] = (),
     ):
         self.index = index
         self.kind = kind
@@ -165,10 +163,13 @@ class LaneGroup:
         self.lookback = lookback
         recorded = action_space if module_action_space is None else module_action_space
         self.rollout = Rollout(observation_space, recorded, num_rows=lookback + 2, num_lanes=0)
+        self.lives = Lives()
+        self.ongoing = ongoing
         self.lanes: list[Lane] = []
         self.acting: list[Lane] = []
         self.numbers: np.ndarray | None = None
         self.positions: Positions = slice(0, 0)
+        self.env_indices = np.zeros(0, np.int64)
         self.rows: Rows = LiveRows(self, module_ids=(), splits=(0,))
         self.t = np.zeros(0, np.int32)
         self.last_row = lookback
@@ -191,6 +192,7 @@ class LaneGroup:
         """Makes the rollout exactly wide enough for that many lanes, if it is not yet."""
         if num_lanes > self.rollout.num_lanes:
             self.rollout.widened(num_lanes)
+            self.lives.widen(num_lanes)
 
     def open(self, env_index: int, agent_id: AgentID) -> Lane:
         """A free lane for an agent; its first row is the next one that is unused there."""
@@ -200,7 +202,7 @@ class LaneGroup:
         slot = slots[agent_id]
         number = _lowest_not_in(self._numbers_in_use)
         if number >= self.rollout.num_lanes:
-            self.rollout.widened(max(number + 1, number * 3 // 2))
+            self.make_room(max(number + 1, number * 3 // 2))
         self._numbers_in_use.add(number)
         row = self._next_row.get(number, self.lookback)
         self.rollout.reserve(row + 1)
@@ -259,6 +261,17 @@ class LaneGroup:
         self.rollout.reserve(self.last_row + 1)
         self._first = None
 
+    def begin_again(self, numbers: np.ndarray) -> None:
+        """Moves lanes on by a row, as ``skip_row``, and begins episodes there."""
+        rollout = self.rollout
+        positions = rollout.cursor[numbers] + rollout.num_lanes
+        rollout.cursor[numbers] = positions
+        rows = positions // rollout.num_lanes
+        self.last_row = max(self.last_row, int(rows.max()))
+        rollout.reserve(self.last_row + 1)
+        self.lives.begin(numbers, rows)
+        self._first = None
+
     def go_on(self, numbers: list[int], rewards: list[float]) -> None:
         """Pays lanes that wait for what they did in their newest rows, and closes these. A hot path."""
         rollout = self.rollout
@@ -274,8 +287,8 @@ class LaneGroup:
     def first_positions(self) -> np.ndarray:
         """``[B]`` where the oldest rows are that the acting lanes' episodes keep, in the order of the rows."""
         if self._first is None:
-            lanes = self.rollout.num_lanes
-            self._first = np.array([lane.storage.first_row * lanes + lane.number for lane in self.acting], np.int64)
+            numbers = np.arange(self.rollout.num_lanes) if self.numbers is None else self.numbers
+            self._first = self.lives.first_row[numbers] * self.rollout.num_lanes + numbers
         return self._first
 
     def arrange(self, module_order: dict[ModuleID, int]) -> None:
@@ -289,6 +302,7 @@ class LaneGroup:
         identity = numbers == list(range(self.rollout.num_lanes))
         self._first = None
         self.numbers = None if identity else np.array(numbers, np.int64)
+        self.env_indices = np.array([lane.env_index for lane in self.acting], np.int64)
         self.locate()
         modules = [lane.module_id for lane in self.acting]
         present = sorted(set(modules), key=lambda m: module_order.get(m, -1))
@@ -311,90 +325,37 @@ class LaneGroup:
             return self.positions
         return self.rollout.cursor[[lane.number for lane in self.lanes]]
 
-    def chunk_ends(self) -> tuple[list[int], list[float]]:
-        """For each lane, in the order of the rows: its newest row, and what it was paid in this chunk."""
-        rollout = self.rollout
-        numbers = [lane.number for lane in self.lanes]
-        starts = np.array([lane.storage.start_row for lane in self.lanes])
-        ends = rollout.cursor[numbers] // max(rollout.num_lanes, 1)
-        rewards = rollout.columns[Columns.REWARDS].reshape(rollout.num_rows, -1)[:, numbers]
-        rows = np.arange(rollout.num_rows)[:, None]
-        returns = np.where((rows >= starts) & (rows < ends), rewards, 0.0).sum(axis=0)
-        return ends.tolist(), returns.tolist()
+    def returns(self, numbers: np.ndarray) -> np.ndarray:
+        """``[N]`` what the agents of some lanes, one at least, were paid in this chunk."""
+        rollout, first_rows = self.rollout, self.lives.start_row[numbers]
+        last_rows = rollout.cursor[numbers] // rollout.num_lanes
+        low, high = int(first_rows.min()), int(last_rows.max())
+        rewards = rollout.columns[Columns.REWARDS].reshape(rollout.num_rows, -1)[low:high]
+        if len(numbers) < rollout.num_lanes or (np.diff(numbers) != 1).any():
+            rewards = rewards[:, numbers]
+        if int(first_rows.max()) == low and int(last_rows.min()) == high:
+            return rewards.sum(axis=0)
+        rows = np.arange(low, high)[:, None]
+        return np.where((rows >= first_rows) & (rows < last_rows), rewards, 0.0).sum(axis=0)
+
+    def paid(self, numbers: np.ndarray) -> np.ndarray:
+        """``[N]`` what they were paid in all chunks of their episodes."""
+        return self.lives.earlier_return[numbers] + self.returns(numbers)
 
     def restart(self, num_rows: int) -> None:
-        """Goes on in a fresh rollout in which all lanes are in step."""
-        self.rollout = self.rollout.continued(num_rows + self.lookback + 2, self.lookback)
+        """Goes on in a fresh rollout in which all lanes are in step.
+
+        Args:
+            num_rows: How many steps it is for. A row more is needed for each last observation of an episode, and there
+                is room for as many of them as in the rollout before.
+        """
+        spare = min(max(self.last_row - self.lookback - num_rows, 0), num_rows)
+        self.rollout = self.rollout.continued(num_rows + spare + self.lookback + 2, self.lookback)
         self.last_row = self.lookback
         self._next_row = {}
         self._first = None
         self.locate()
 
 
-class LiveRows(Rows):
-    """The newest rows of a group's lanes: the same object all the time, while they move on."""
-
-    __slots__ = ("group",)
-
-    def __init__(self, group: LaneGroup, *, module_ids: tuple[ModuleID, ...], splits: tuple[int, ...]):
-        self.group = group
-        super().__init__(
-            (),
-            module_ids=module_ids,
-            splits=splits,
-            episodes=[],
-            counts=[1] * splits[-1],
-        )
-
-    @property
-    def parts(self) -> tuple[RowPart, ...]:  # type: ignore[override]
-        """Where the rows are now."""
-        group, positions = self.group, self.group.positions
-        last = np.arange(positions.start, positions.stop) if isinstance(positions, slice) else positions
-        return (RowPart(group.rollout, positions, group.first_positions(), last),)
-
-    @parts.setter
-    def parts(self, value: tuple[RowPart, ...]) -> None:
-        pass
-
-    @property
-    def episodes(self) -> list[SingleAgentEpisode]:  # type: ignore[override]
-        """The ongoing episodes."""
-        return [lane.episode for lane in self.group.acting]
-
-    @episodes.setter
-    def episodes(self, value: list[SingleAgentEpisode]) -> None:
-        pass
-
-    @property
-    def action_space(self) -> Space:
-        """Of all lanes, as the environment has it."""
-        return self.group.env_action_space
-
-    def get(self, column: str, offset: int = 0, fill: float | None = None) -> Any:
-        """A hot path for the newest observations: no index arithmetic."""
-        if offset == 0 and column in self.group.rollout.columns:
-            return self.group.rollout.read(column, self.group.positions)
-        return super().get(column, offset, fill)
-
-    def set(self, column: str, values: Any) -> None:
-        """Writes to the newest rows."""
-        self.check_length(column, values)
-        self.group.rollout.write(column, self.group.positions, values)
-
-
 def _lowest_not_in(taken: set[int]) -> int:
     return next(n for n in range(len(taken) + 1) if n not in taken)
-
-
-def picker(order: Sequence[int], length: int) -> Callable[[Any], Any] | None:
-    """A function that takes ``length`` items (a list, or arrays) and gives those of ``order``; None if all stand so."""
-    if list(order) == list(range(length)):
-        return None
-    index = np.array(order, np.int64)
-    pick_items = itemgetter(*order) if len(order) > 1 else lambda items: [items[i] for i in order]
-
-    def pick(items: Any) -> Any:
-        return pick_items(items) if type(items) is list else tree_map(lambda leaf: leaf[index], items)
-
-    return pick

@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium import Space
-from gymnasium.spaces import Dict as DictSpace
 
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
-from marl_connectors.connectors.common.agent_to_module_mapping import unknown_module
+from marl_connectors.env_runners.agent_modules import AgentModules
 from marl_connectors.env_runners.copy_lanes import CopyLanes
 from marl_connectors.env_runners.data_checks import bad_observation
 from marl_connectors.env_runners.done_episodes import DoneEpisode, Episode
 from marl_connectors.env_runners.episode_metrics import EpisodeTally
+from marl_connectors.env_runners.joint_episodes import JointEpisodes, Modules
 from marl_connectors.env_runners.lanes import Lane, LaneGroup
+from marl_connectors.env_runners.lives import LiveViews
 from marl_connectors.environments.env_copy import copied_info
 from marl_connectors.environments.env_failures import FailureCounts
 from marl_connectors.environments.garbage_pauses import without_collections
 from marl_connectors.environments.vector_env import EnvCopy, Transition, VectorEnv
+from marl_connectors.episodes.agent_views import EndedViews, agent_episode_id
 from marl_connectors.episodes.column_batch import ColumnGroup
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
-from marl_connectors.episodes.multi_agent_growth import agent_episode_id
 from marl_connectors.episodes.packing import rows_of_episodes
 from marl_connectors.episodes.rollout import take
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
-from marl_connectors.errors import MappingError
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID, EpisodeID, ModuleID
 
@@ -39,15 +40,10 @@ _PACK_AFTER = 1000
 the work."""
 
 
-class OngoingEpisodes:
+class OngoingEpisodes(JointEpisodes):
     """Begins, ends and cuts episodes as the environments go on.
 
     Attributes:
-        lanes: Who is in which lane.
-        ongoing: Each copy's episode.
-        done: The episodes that ended and were not taken yet.
-        ended: Episodes in which agents ended in the newest step.
-        ended_agents: The agent episodes that did.
         lost: What failures of copies have cost.
         told: Who is told of episodes' beginnings and ends, if anybody is.
     """
@@ -65,20 +61,12 @@ class OngoingEpisodes:
         lookback: int,
         action_spaces: Space | None = None,
     ):
-        self._action_spaces = action_spaces  # by agent, as the env-to-module pipeline has changed them
-        self.lanes = CopyLanes(len(vector_env.copies), agent_spaces, rl_module, lookback)
-        self.ongoing: list[Episode] = []
-        self.done: list[DoneEpisode] = []
-        self.ended: list[Episode] = []
-        self.ended_agents: list[SingleAgentEpisode] = []
+        super().__init__(vector_env, CopyLanes(len(vector_env.copies), agent_spaces, rl_module, lookback))
         self.lost = FailureCounts()
-        self._vector_env = vector_env
-        self._mapping = policy_mapping_fn
+        self._modules = AgentModules(policy_mapping_fn, rl_module, action_spaces)
         self._rl_module = rl_module
         self._single_agent = single_agent
         self._lookback = lookback
-        self._tallies = [EpisodeTally() for _ in vector_env.copies]
-        self._fitting: set[tuple[int, ModuleID]] = set()
 
     def take_done(self) -> list[DoneEpisode]:
         """The episodes that ended since the last call."""
@@ -93,7 +81,7 @@ class OngoingEpisodes:
 
     def set_policy_mapping_fn(self, policy_mapping_fn: Callable[..., ModuleID]) -> None:
         """For episodes that begin from now on."""
-        self._mapping = policy_mapping_fn
+        self._modules.set_mapping(policy_mapping_fn)
 
     # Beginnings.
 
@@ -102,14 +90,14 @@ class OngoingEpisodes:
         """Starts a new episode in every copy, dropping what goes on; all agents' first observations, by copy."""
         copies = self._vector_env.copies
         self.done = []
-        self._fitting = set()
+        self._modules.forget()
         if self.told is not None:
             self.told.create(copies)
         first = self._vector_env.reset_all()
         self.lanes.restart()
         begun = [self._mapped(copy) for copy in copies]
         self.lanes.make_room([modules for _, modules in begun])
-        self.ongoing = [self._begin_episode(copy, *own) for copy, own in zip(copies, begun, strict=True)]
+        self.ongoing[:] = [self._begin_episode(copy, *own) for copy, own in zip(copies, begun, strict=True)]
         for copy, (_, infos) in zip(copies, first, strict=True):
             self.lanes.write_infos(copy.index, infos)
         return [
@@ -118,8 +106,7 @@ class OngoingEpisodes:
             for agent_id in copy.agents
         ]
 
-    def _mapped(self, copy: EnvCopy) -> tuple[MultiAgentEpisode | None, dict[AgentID, ModuleID]]:
-        """The copy's next episode, still without agents (None for a single one), and the modules of its agents."""
+    def _mapped(self, copy: EnvCopy) -> tuple[MultiAgentEpisode | None, Modules]:
         if self._single_agent:
             return None, dict.fromkeys(copy.agents, DEFAULT_MODULE_ID)
         episode: Any = (
@@ -127,61 +114,53 @@ class OngoingEpisodes:
             if self.told is None
             else self.told.take_created(copy)
         )
-        return episode, {agent_id: self._module_for(episode, agent_id) for agent_id in copy.agents}
+        return episode, self._modules.of_agents(episode, copy.agents)
 
     def empty_episode(self, id_: EpisodeID) -> Episode:
         """An episode that has not begun."""
         if self._single_agent:
             return SingleAgentEpisode(id_)
         return MultiAgentEpisode.from_agent_episodes(
-            id_, {}, env_t_started=0, env_t=0, agent_to_module_mapping_fn=self._mapping
+            id_, {}, env_t_started=0, env_t=0, agent_to_module_mapping_fn=self._modules.mapping
         )
 
-    def _begin_episode(
-        self, copy: EnvCopy, episode: MultiAgentEpisode | None, modules: dict[AgentID, ModuleID]
-    ) -> Episode:
+    def _begin_episode(self, copy: EnvCopy, episode: MultiAgentEpisode | None, modules: Modules) -> Episode:
         """Lets the agents begin, in new lanes, or in those that they have."""
         index = copy.index
         lanes = self.lanes.by_copy[index]
         self._tallies[index] = EpisodeTally()
+        self._begun[index] = modules
         for agent_id, module_id in modules.items():
             lane = lanes.get(agent_id) or self.lanes.open(index, agent_id, module_id)
-            if episode is None:
-                lane.module_id = module_id
-                own = lane.begin_episode(f"{index}-{copy.episode_number}")
-                if self.told is not None:
-                    lane.episode = self.told.take_created(copy)
-                    lane.episode.go_on_in(own)
-                return lane.episode
-            self._begin_agent(episode, lane, module_id)
-        assert episode is not None
+            if episode is not None:
+                self._modules.check_fit(lane, module_id)
+            lane.module_id = module_id
+            lane.begin()
+        return self._of_lanes(index, episode)
+
+    def _of_lanes(self, index: int, episode: MultiAgentEpisode | None) -> Episode:
+        lanes = self.lanes.by_copy[index]
+        if episode is None:
+            (lane,) = lanes.values()
+            copy = self._vector_env.copies[index]
+            view = lane.view(f"{index}-{copy.episode_number}")
+            if self.told is not None:
+                lane.episode = self.told.take_created(copy)
+                lane.episode.go_on_in(view)
+            return lane.episode
+        episode.let_be_views(LiveViews.of(lanes))
         return episode
 
-    def _begin_agent(self, episode: MultiAgentEpisode, lane: Lane, module_id: ModuleID) -> None:
-        agent_id = lane.agent_id
-        if (lane.group.index, module_id) not in self._fitting:
-            self._check_fit(lane, module_id)
-            self._fitting.add((lane.group.index, module_id))
+    def _begin_agent(self, episode: MultiAgentEpisode, env_index: int, agent_id: AgentID) -> None:
+        """An agent joins an episode that goes on."""
+        _ = episode.agent_episodes  # views of the others are made now at the latest, while they are alone
+        module_id = self._modules.of_agent(episode, agent_id)
+        lane = self.lanes.open(env_index, agent_id, module_id)
+        self._modules.check_fit(lane, module_id)
         lane.module_id = module_id
+        lane.begin()
         id_ = agent_episode_id(episode.id_, agent_id, episode.env_t)
-        episode.attach(agent_id, lane.begin_episode(id_, agent_id, module_id, episode.id_))
-
-    def _module_for(self, episode: MultiAgentEpisode, agent_id: AgentID) -> ModuleID:
-        module_id = ask_mapping(episode, agent_id)
-        if module_id not in self._rl_module:
-            raise unknown_module(agent_id, module_id, self._rl_module)
-        return module_id
-
-    def _check_fit(self, lane: Lane, module_id: ModuleID) -> None:
-        action_space, own = self._rl_module[module_id].action_space, lane.group.env_action_space
-        if isinstance(self._action_spaces, DictSpace) and lane.agent_id in self._action_spaces.spaces:
-            own = self._action_spaces[lane.agent_id]  # type: ignore[index]
-        if action_space is not None and spaces.describe(action_space) != spaces.describe(own):
-            raise MappingError(
-                f"policy_mapping_fn: agent {lane.agent_id!r} maps to module {module_id!r}, whose actions are "
-                f"{spaces.describe(action_space)}, but the agent's are {spaces.describe(own)}. Map agents with "
-                f"different spaces to different modules."
-            )
+        episode.attach(agent_id, lane.view(id_, agent_id, module_id, episode.id_))
 
     def _welcome(self, copy: EnvCopy, transition: Transition) -> None:
         """Agents that were not there before the step begin a life."""
@@ -190,14 +169,13 @@ class OngoingEpisodes:
         episode.env_t = copy.t
         for agent_id in copy.agents:
             if agent_id not in lanes:
-                module_id = self._module_for(episode, agent_id)
-                self._begin_agent(episode, self.lanes.open(copy.index, agent_id, module_id), module_id)
+                self._begin_agent(episode, copy.index, agent_id)
         self.lanes.write_infos(copy.index, transition.infos)
 
     # Ends.
 
     @without_collections
-    def follow(self, transitions: list[Transition], reset: Callable[[], None]) -> bool:
+    def follow(self, transitions: Sequence[Transition], reset: Callable[[], None]) -> bool:
         """Ends and begins episodes as copies report.
 
         Args:
@@ -207,11 +185,11 @@ class OngoingEpisodes:
         Returns:
             True if lanes were opened or closed, or changed their module.
         """
-        self.ended, self.ended_agents = [], []
-        rearranged = False
-        over = []
-        observed = self._observe_last(transitions)
-        for transition in transitions:
+        self._ended, num_done, over = {}, len(self.done), []
+        joint, others = self._sorted(transitions) if self.told is None else (None, transitions)
+        rearranged = joint is not None and self._follow_jointly(joint)
+        observed = self._observe_last(others)
+        for transition in others:
             copy = self._vector_env.copies[transition.index]
             lanes = self.lanes.by_copy[transition.index]
             if transition.begins:
@@ -222,8 +200,6 @@ class OngoingEpisodes:
                 over.append(transition)
                 continue
             leaving = [a for a in lanes if transition.terminations.get(a) or transition.truncations.get(a)]
-            if leaving:
-                self.ended.append(self.ongoing[transition.index])
             for agent_id in leaving:
                 self._end_agent(transition, lanes[agent_id], is_observed=lanes[agent_id] in observed)
             self._credit_strangers(transition)
@@ -241,12 +217,14 @@ class OngoingEpisodes:
             copy = self._vector_env.copies[transition.index]
             rearranged |= self._begin_after(copy)
             self.lanes.write_infos(copy.index, transition.first_infos)
+        if joint is not None and others:
+            self.done[num_done:] = sorted(self.done[num_done:], key=attrgetter("env_index"))
         if self._vector_env.has_rests:
             for transition in transitions:
                 rearranged |= self.lanes.set_rest(self._vector_env.copies[transition.index])
         return rearranged
 
-    def _observe_last(self, transitions: list[Transition]) -> set[Lane]:
+    def _observe_last(self, transitions: Sequence[Transition]) -> set[Lane]:
         """Writes the last observations of all agents of copies that are over, if they fit; whose. A hot path."""
         ends: dict[LaneGroup, list[tuple[Lane, Any, int]]] = {}
         for transition in transitions:
@@ -275,7 +253,7 @@ class OngoingEpisodes:
         info = transition.infos.get(agent_id)
         if info:
             rollout.infos[position] = copied_info(lane.env_index, agent_id, info)
-        self.ended_agents.append(lane.episode)
+        self._ended.setdefault(lane.env_index, (self.ongoing[lane.env_index], []))[1].append(lane.episode)  # type: ignore[union-attr]
         terminated = bool(transition.terminations.get(agent_id))
         truncated = bool(transition.truncations.get(agent_id)) and not terminated
         paid = lane.end_episode(position, terminated, truncated)
@@ -323,11 +301,10 @@ class OngoingEpisodes:
         self.lost.num_dropped_episodes += 1
         self.lost.num_dropped_env_steps += transition.t + 1 - started
 
-    def _begin_after(self, copy: EnvCopy) -> bool:
-        """The copy's next episode, after one that has ended; True if lanes were opened or closed, or changed module."""
+    def _begin_after(self, copy: EnvCopy, begun: tuple[MultiAgentEpisode | None, Modules] | None = None) -> bool:
         lanes = self.lanes.by_copy[copy.index]
         before = {agent_id: lane.module_id for agent_id, lane in lanes.items()}
-        episode, modules = self._mapped(copy)
+        episode, modules = begun or self._mapped(copy)
         fit = self.lanes.fit(copy.index, modules)
         if fit:
             for lane in lanes.values():
@@ -358,52 +335,40 @@ class OngoingEpisodes:
         """
         self.sync()
         chunks = [episode for episode in self.ongoing if episode.env_steps() > 0]
+        lanes, agent_ids = self.lanes.of_copies(range(len(self.ongoing))), self.lanes.in_arrays().agent_ids
+        none = np.zeros(len(lanes.number), bool)
+        ended = lanes.ended(none, none)
+        own = [(group, numbers, ended.stop_row[at], group.returns(numbers)) for group, at, numbers in lanes.by_group()]
         for group in self.lanes.groups:
-            ends, returns = group.chunk_ends()
             group.restart(num_rows)
-            for lane, last_row, chunk_return in zip(group.lanes, ends, returns, strict=True):
-                lane.continue_episode(last_row)
-                lane.earlier_return += chunk_return
-        for copy in self._vector_env.copies:
+        for group, numbers, last_rows, returns in own:
+            group.lives.go_on(numbers, last_rows, returns, self._lookback)
+        for copy, begin in zip(self._vector_env.copies, lanes.begins.tolist(), strict=True):
             copy.pack_history(at_least=_PACK_AFTER)
             former = self.ongoing[copy.index]
-            successor = self._continued_episode(copy, former.id_)
+            was_asked_for = not isinstance(former, MultiAgentEpisode) or former.agent_views is None
+            self._freeze(copy.index, EndedViews(ended, begin, agent_ids[copy.index]))
+            if was_asked_for:
+                for lane in self.lanes.by_copy[copy.index].values():
+                    lane.continue_episode()
+            successor = self._continued_episode(copy, former.id_, was_asked_for)
             if isinstance(successor, MultiAgentEpisode):
                 successor.remember_from(former)  # type: ignore[arg-type]
             self.ongoing[copy.index] = successor
         return chunks
 
-    def _continued_episode(self, copy: EnvCopy, id_: str) -> Episode:
-        """A chunk that goes on where the lanes stand."""
+    def _continued_episode(self, copy: EnvCopy, id_: str, with_views: bool) -> Episode:
+        """A chunk that goes on where the lanes stand, which have views of their own, or not yet."""
         lanes = self.lanes.by_copy[copy.index]
         if self._single_agent:
             return next(iter(lanes.values())).episode
-        return MultiAgentEpisode.from_agent_episodes(
+        episode = MultiAgentEpisode.from_agent_episodes(
             id_,
-            {agent_id: lane.episode for agent_id, lane in lanes.items()},
+            {agent_id: lane.episode for agent_id, lane in lanes.items()} if with_views else {},
             env_t_started=copy.t,
             env_t=copy.t,
-            agent_to_module_mapping_fn=self._mapping,
+            agent_to_module_mapping_fn=self._modules.mapping,
         )
-
-
-def ask_mapping(episode: MultiAgentEpisode, agent_id: AgentID) -> ModuleID:
-    """The module that the policy mapping function names for an agent.
-
-    Raises:
-        MappingError: If the function raises, or gives anything but a string.
-    """
-    try:
-        module_id = episode.module_for(agent_id)
-    except MappingError:
-        raise
-    except Exception as error:
-        raise MappingError(
-            f"policy_mapping_fn raised {type(error).__name__} for agent {agent_id!r}: {error}. It is called as "
-            f"policy_mapping_fn(agent_id, episode) and must return a module id."
-        ) from error
-    if not isinstance(module_id, str):
-        raise MappingError(
-            f"policy_mapping_fn: returned {module_id!r} for agent {agent_id!r}. It must return a module id, a string."
-        )
-    return module_id
+        if not with_views:
+            episode.let_be_views(LiveViews.of(lanes))
+        return episode

@@ -96,7 +96,7 @@ class ReplayableEpisodes(OngoingEpisodes):
                     "module_id": lane.module_id,
                     "episode_id": lane.episode.id_,
                     "ids": [lane.episode.agent_id, lane.episode.module_id, lane.episode.multi_agent_episode_id],
-                    "earlier_return": lane.earlier_return,
+                    "earlier_return": lane.group.lives.earlier_return.item(lane.number),
                     "waits": lane.is_waiting,
                     "t_started": lane.episode.t_started,
                     "kept": lane.storage.lookback,
@@ -115,7 +115,7 @@ class ReplayableEpisodes(OngoingEpisodes):
         """
         self.lanes.clear()
         self.take_done()
-        self._fitting = set()
+        self._modules.forget()
         self._observed = state["observed"]
         for own in state["groups"]:
             group = self.lanes.add_group(*own["members"])
@@ -124,26 +124,24 @@ class ReplayableEpisodes(OngoingEpisodes):
             group.set_slots(own["slots"])
             group.rollout.set_state(own["rollout"])
         restored = [(self._restore_lane(own), own) for own in state["lanes"]]
-        self.ongoing = []
+        self.ongoing.clear()
         for copy, own in zip(self._vector_env.copies, state["copies"], strict=True):
             copy.episode_number = own["number"]
             self._replay(copy, own["actions"], [pair for pair in restored if pair[0].env_index == copy.index])
             self._tallies[copy.index] = EpisodeTally.from_state(own["tally"])
-            episode = self._continued_episode(copy, f"{copy.index}-{copy.episode_number}")
+            self._begun[copy.index] = {a: lane.module_id for a, lane in self.lanes.by_copy[copy.index].items()}
+            episode = self._continued_episode(copy, f"{copy.index}-{copy.episode_number}", with_views=True)
             _remember(episode, own["memory"])
             self.ongoing.append(episode)
 
     def _restore_lane(self, own: Mapping[str, Any]) -> Lane:
         lane = self.lanes.reopen(own["group"], own["number"], own["env_index"], own["slot"], own["agent_id"])
-        lane.module_id, lane.earlier_return = own["module_id"], own["earlier_return"]
-        lane.group.rollout.pending[lane.number] = own["waits"]
-        lane.view(
-            own["episode_id"],
-            *own["ids"],
-            start_row=self._lookback,
-            lookback=own["kept"],
-            t_started=own["t_started"],
-        )
+        lives, number = lane.group.lives, lane.number
+        lane.module_id, lives.earlier_return[number] = own["module_id"], own["earlier_return"]
+        lives.start_row[number], lives.first_row[number] = self._lookback, self._lookback - own["kept"]
+        lives.t_started[number] = own["t_started"]
+        lane.group.rollout.pending[number] = own["waits"]
+        lane.view(own["episode_id"], *own["ids"])
         lane.episode.custom_data.update(decode(own["custom_data"]))
         return lane
 

@@ -27,7 +27,8 @@ from marl_connectors.env_runners.data_checks import (
     check_columns,
     check_forward_batch,
 )
-from marl_connectors.env_runners.lanes import Lane, LaneGroup, picker
+from marl_connectors.env_runners.lanes import Lane, LaneGroup
+from marl_connectors.env_runners.live_rows import picker
 from marl_connectors.env_runners.random_actions import random_batch
 from marl_connectors.env_runners.replayable_episodes import ReplayableEpisodes
 from marl_connectors.env_runners.sampling_times import SamplingTimes

@@ -48,7 +48,7 @@ class TurnBasedEpisodes(ReplayableEpisodes):
 
         A hot path: of a turn after which somebody goes on who has waited, and nothing else, it only takes note.
         """
-        self.ended, self.ended_agents = [], []
+        self._ended = {}
         self._opened = {}
         going_on: dict[LaneGroup, tuple[list[int], list[float]]] = {}
         for turn in turns:
@@ -92,8 +92,7 @@ class TurnBasedEpisodes(ReplayableEpisodes):
                 if agent_id in lanes:
                     _go_on(lanes[agent_id])
                     continue
-                module_id = self._module_for(episode, agent_id)
-                self._begin_agent(episode, self.lanes.open(turn.index, agent_id, module_id), module_id)
+                self._begin_agent(episode, turn.index, agent_id)
         for agent_id in copy.agents:
             self._open(lanes[agent_id], copy.t, observations[agent_id], infos.get(agent_id))
 
@@ -140,10 +139,8 @@ class TurnBasedEpisodes(ReplayableEpisodes):
         for agent_id in leaving:
             _go_on(lanes[agent_id])
             self._end_agent(turn, lanes[agent_id])
-        if leaving:
-            self.ended.append(self.ongoing[turn.index])
-            if not turn.is_over:
-                self.lanes.close(turn.index, leaving)
+        if leaving and not turn.is_over:
+            self.lanes.close(turn.index, leaving)
 
 
 class _Opened(NamedTuple):

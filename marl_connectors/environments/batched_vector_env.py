@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 
 from marl_connectors.environments.batched_calls import BatchedCalls, BatchedStep
+from marl_connectors.environments.batched_ends import BatchedEnds, infos_by_agent
 from marl_connectors.environments.batched_env import BatchedEnv
-from marl_connectors.environments.env_copy import EnvCopy, Transition, VectorStep
+from marl_connectors.environments.env_copy import EnvCopy, VectorStep
 from marl_connectors.environments.garbage_pauses import without_collections
 from marl_connectors.environments.vector_env import VectorEnv, not_repeatable
 from marl_connectors.errors import EnvError
+from marl_connectors.seeding import derived_seeds
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import AgentID, Tree
 
@@ -58,7 +60,11 @@ class BatchedVectorEnv(VectorEnv):
         for copy in copies:
             copy.episode_number += 1
             copy.t = 0
-            seeds[copy.index] = self.reset_seed(copy)
+        indices, numbers = np.array([(copy.index, copy.episode_number) for copy in copies]).T
+        for index, seed in zip(
+            indices.tolist(), derived_seeds(self.seed, "env", indices, numbers).tolist(), strict=True
+        ):
+            seeds[index] = seed  # as reset_seed gives it
         return self._calls.reset(seeds, mask)
 
     def step(self, actions: Any) -> VectorStep:
@@ -75,7 +81,9 @@ class BatchedVectorEnv(VectorEnv):
         # A reset may use the arrays again.
         result = VectorStep(given.rewards.flatten() if is_any_over else given.rewards.reshape(-1), [], [], [])  # type: ignore[arg-type]
         if given.infos:
-            result.infos.extend((index, self._infos(given, index)) for index in np.flatnonzero(~over).tolist())
+            result.infos.extend(
+                (index, infos_by_agent(self._agents, given.infos, index)) for index in np.flatnonzero(~over).tolist()
+            )
         observations = self._end(result, given, ended, over) if is_any_over else given.observations
         result.observations = self._calls.flat(observations)
         return result
@@ -92,26 +100,23 @@ class BatchedVectorEnv(VectorEnv):
                 f"copy end in one step; make it a PettingZoo environment if they do not."
             )
         which = np.flatnonzero(over)
-        last = tree_map(lambda leaf: leaf[which], given.observations)  # a copy
-        terminations, truncations = given.terminations[which].tolist(), given.truncations[which].tolist()
-        for place, index in enumerate(which.tolist()):
-            transition = Transition(
-                index,
-                self.copies[index].t,
-                self._calls.of_copy(last, place),
-                dict(zip(self._agents, terminations[place], strict=True)),
-                dict(zip(self._agents, truncations[place], strict=True)),
-                self._infos(given, index),
-                {},
-                is_over=True,
-            )
-            result.transitions.append(transition)
+        ended_copies = [self.copies[index] for index in which.tolist()]
+        result.transitions = BatchedEnds(  # type: ignore[assignment]
+            which,
+            np.array([copy.t for copy in ended_copies]),
+            self._calls,
+            tree_map(lambda leaf: leaf[which], given.observations),  # copies, as a reset may use the arrays again
+            given.terminations[which],
+            given.truncations[which],
+            {name: values[which] for name, values in given.infos.items()},
+        )
         if self.resets_late:
+            result.transitions = list(result.transitions)
             for transition in result.transitions:
                 transition.awaits_reset = True
                 result.late.append((0, transition))
-            return last  # until they are reset
-        return self._reset_copies([self.copies[transition.index] for transition in result.transitions], over)
+            return given.observations  # until they are reset
+        return self._reset_copies(ended_copies, over)
 
     def reset_over(self, step: VectorStep) -> None:
         """Resets the copies that a step left at the end of their episodes, in one call."""
@@ -121,12 +126,6 @@ class BatchedVectorEnv(VectorEnv):
             mask[transition.index] = True
             transition.awaits_reset = False
         step.observations = self._calls.flat(self._reset_copies(copies, mask))
-
-    def _infos(self, given: BatchedStep, index: int) -> dict[AgentID, dict]:
-        if not given.infos:
-            return {}
-        own = {name: values[index] for name, values in given.infos.items()}
-        return {agent: {name: v[i] for name, v in own.items()} for i, agent in enumerate(self._agents)}
 
     def replay(
         self, copy: EnvCopy, episode_number: int, steps: Iterable[list[Any]], wanted: Collection[int]

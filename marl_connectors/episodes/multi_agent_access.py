@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from marl_connectors.columns import Columns
+from marl_connectors.episodes.agent_views import AgentViews
 from marl_connectors.episodes.column_access import PLAIN
 from marl_connectors.episodes.env_time import NEVER, AgentColumn, EnvSteps, is_empty
 from marl_connectors.episodes.episode_base import EpisodeBase
@@ -19,14 +20,29 @@ from marl_connectors.typing import AgentID, EpisodeID, ModuleID
 class MultiAgentAccess(EpisodeBase):
     """Reads and writes the columns of all agents; ``MultiAgentEpisode`` says what ``indices`` mean."""
 
-    __slots__ = ("_module_of", "agent_episodes", "env_t", "env_t_started", "id_", "past_agent_episodes")
+    __slots__ = ("_module_of", "agent_episodes", "agent_views", "env_t", "env_t_started", "id_", "past_agent_episodes")
 
     id_: EpisodeID
     env_t: int
     env_t_started: int
     agent_episodes: dict[AgentID, SingleAgentEpisode]
+    agent_views: AgentViews | None
     past_agent_episodes: list[SingleAgentEpisode]
     _module_of: dict[AgentID, ModuleID]
+
+    def __getattr__(self, name: str) -> Any:
+        """Makes ``agent_episodes`` when they are first asked for: until then ``agent_views`` stands for them."""
+        if name != "agent_episodes" or self.agent_views is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        views, self.agent_views = self.agent_views, None
+        self.agent_episodes = views.make(self)  # type: ignore[arg-type]
+        return self.agent_episodes
+
+    def let_be_views(self, views: AgentViews) -> None:
+        """Takes others in the place of the agents' episodes, which are made from them if anybody asks."""
+        if self.agent_views is None:
+            del self.agent_episodes
+        self.agent_views = views
 
     def __len__(self) -> int:
         return self.env_t - self.env_t_started

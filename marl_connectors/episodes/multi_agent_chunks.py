@@ -36,6 +36,7 @@ class ChunkedMultiAgentEpisode(GrowingMultiAgentEpisode):
     ) -> None:
         self.id_ = id_
         self.agent_episodes = agent_episodes
+        self.agent_views = None
         self.past_agent_episodes: list[SingleAgentEpisode] = []
         self.env_t_started = env_t_started
         self.env_t = env_t

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from gymnasium.spaces import Dict
 
+from marl_connectors.episodes.agent_views import agent_episode_id
 from marl_connectors.episodes.batching import number, owned, owned_infos
 from marl_connectors.episodes.growth import check_item
 from marl_connectors.episodes.list_storage import ListStorage
@@ -68,13 +69,16 @@ class GrowingMultiAgentEpisode(MultiAgentAccess):
     @property
     def uncredited_reward(self) -> float:
         """The sum of all rewards that belong to no action in this chunk; see ``SingleAgentEpisode``."""
-        return sum(self._unclaimed.values()) + sum(episode.uncredited_reward for episode in self.all_agent_episodes())
+        unclaimed = sum(self._unclaimed.values()) if self._unclaimed else 0.0
+        if self.agent_views is not None:  # of which nobody has credited any
+            return unclaimed
+        return unclaimed + sum(episode.uncredited_reward for episode in self.all_agent_episodes())
 
     def module_for(self, agent_id: AgentID) -> ModuleID:
         """Who chooses the agent's actions. Asks the mapping function once for each agent and episode."""
         known = self._module_of.get(agent_id)
         if known is None:
-            episode = self.agent_episodes.get(agent_id)
+            episode = None if self.agent_views is not None else self.agent_episodes.get(agent_id)
             if episode is not None and episode.module_id is not None:
                 known = episode.module_id
             else:
@@ -82,6 +86,10 @@ class GrowingMultiAgentEpisode(MultiAgentAccess):
                 known = DEFAULT_MODULE_ID if mapping is None else mapping(agent_id, self)
             self._module_of[agent_id] = known
         return known
+
+    def know_modules(self, module_of: Mapping[AgentID, ModuleID]) -> None:
+        """Takes who chooses the actions of agents that the mapping function is not to be asked about."""
+        self._module_of.update(module_of)
 
     def get_terminateds(self) -> dict[AgentID, bool]:
         """Agent to whether it is terminated, and ``"__all__"``."""
@@ -126,6 +134,8 @@ class GrowingMultiAgentEpisode(MultiAgentAccess):
 
     def agent_steps(self) -> int:
         """Steps of all agents in this chunk."""
+        if self.agent_views is not None:
+            return self.agent_views.agent_steps()
         newest = sum([len(episode.storage) for episode in self.agent_episodes.values()])
         return newest + sum([len(episode.storage) for episode in self.past_agent_episodes])
 
@@ -363,6 +373,11 @@ class GrowingMultiAgentEpisode(MultiAgentAccess):
 
     def remember_from(self, former: GrowingMultiAgentEpisode) -> None:
         """Takes over what outlives a chunk: the user's notes (copied), who maps to which module, and who has ended."""
+        if former.agent_views is not None:  # all agents go on
+            self._truncated_before = former._truncated_before
+            self._module_of = dict(former._module_of)
+            self._copy_notes(former)
+            return
         live = {agent_id for agent_id, episode in former.agent_episodes.items() if not episode.is_done}
         ended = {agent_id: cut for agent_id, cut in former._ended_before.items() if agent_id not in live}
         for agent_id, episode in former.agent_episodes.items():
@@ -377,13 +392,3 @@ class GrowingMultiAgentEpisode(MultiAgentAccess):
             self._module_of.pop(agent_id, None)
         self._ended_before = ended
         self._copy_notes(former)
-
-
-def agent_episode_id(episode_id: EpisodeID, agent_id: AgentID, t: int) -> EpisodeID:
-    """The id of an agent's life that begins at env step ``t``; of agents ``3`` and ``"3"``, too, they differ.
-
-    >>> agent_episode_id("0-0", "agent_1", 0), agent_episode_id("0-0", 3, 0)
-    ('0-0/agent_1/0', '0-0/int:3/0')
-    """
-    name = agent_id if isinstance(agent_id, str) else f"{type(agent_id).__name__}:{agent_id}"
-    return f"{episode_id}/{name}/{t}"

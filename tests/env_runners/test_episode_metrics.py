@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marl_connectors.checkpoints import load_state, save_state
-from marl_connectors.env_runners.episode_metrics import EpisodeTally, Returns, summarize
+from marl_connectors.env_runners.episode_metrics import (
+    EpisodeTally,
+    Returns,
+    joint_tallies,
+    summarize,
+    tally_from_state,
+)
 from marl_connectors.episodes.multi_agent_growth import REMEMBERED_AGENTS
 
 RETURNS = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=8)
@@ -25,6 +31,32 @@ def test_merged_returns_are_those_of_all_together(parts):
     assert (merged.count, merged.lowest, merged.highest) == (len(whole), whole.min(), whole.max())
     assert merged.mean == pytest.approx(whole.mean(), abs=1e-6)
     assert merged.std == pytest.approx(whole.std(), abs=1e-6)
+
+
+def test_the_order_of_returns_does_not_matter():
+    values = np.random.default_rng(0).normal(size=1000)
+    assert Returns.of(values) == Returns.of(values[::-1])
+
+
+@pytest.mark.parametrize("num_agents", [3, 1200])
+def test_a_joint_tally_counts_like_one_by_agent(num_agents):
+    """Some of 1,200 agents are not remembered."""
+    rng, ids = np.random.default_rng(0), tuple(range(num_agents))
+    modules = [tuple("xy"[i % 2] for i in ids), ("z",) * num_agents]
+    returns, truncated = rng.normal(size=3 * num_agents), rng.random(3 * num_agents) < 0.5
+    begins = np.arange(3) * num_agents
+    joint = joint_tallies([4, 5, 6], [ids] * 3, [modules[i % 2] for i in range(3)], returns, truncated, begins)
+    apart = [tally.by_agent() for tally in joint]
+    assert repr(summarize(joint)) == repr(summarize([tally_from_state(tally.get_state()) for tally in joint]))
+    if num_agents < 1000:
+        assert repr(summarize(joint)) == repr(summarize(apart)) == repr(summarize([apart[0], *joint[1:]]))
+    assert [tally.is_truncated for tally in joint] == [tally.is_truncated for tally in apart]
+    for metrics in (summarize(joint), summarize(apart)):
+        of_z = metrics["module_episode_returns"]["z"]
+        assert of_z["mean"] == pytest.approx(returns[begins[1] : begins[2]].mean())
+        assert of_z["num_episodes"] == num_agents
+        assert list(metrics["agent_episode_returns_mean"]) == list(ids[-1000:])
+    assert joint[2].episode_return == pytest.approx(returns[begins[2] :].sum())
 
 
 def test_returns_far_from_zero_keep_their_spread():

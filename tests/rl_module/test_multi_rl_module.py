@@ -71,6 +71,19 @@ def test_a_small_batch_in_numpy_equals_torch(model_config):
     assert torch.equal(columns["obs"], kept)
 
 
+@pytest.mark.parametrize("lead", [(5000,), (2, 4500)])
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+def test_a_large_batch_without_gradients_equals_one_with(activation, lead):
+    mlp = MLP(4, [8, 3], activation, activate_last=False)
+    if len(lead) == 2:
+        for layer in mlp.layers:
+            layer.weight = torch.nn.Parameter(torch.stack([layer.weight, -layer.weight]).detach())
+            layer.bias = torch.nn.Parameter(torch.stack([layer.bias, layer.bias + 1.0]).detach())
+    with torch.no_grad():
+        quick = mlp(observations(*lead))
+    torch.testing.assert_close(quick, mlp(observations(*lead)).detach())
+
+
 def test_an_mlp_is_its_layers_by_hand():
     mlp = MLP(2, [2], "relu")
     with torch.no_grad():

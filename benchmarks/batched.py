@@ -1,0 +1,70 @@
+"""Sampling from a natively batched environment, beside the network alone: ``python benchmarks/batched.py``.
+
+``spread_v0``, by default 1,000 copies of 8 agents with a 2x64 tanh network, fragments of one episode of 50 steps, one
+process on one thread. In turn, in CPU time: forward passes on the rows of one vector step, the environment alone with
+ready actions, and whole samples.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+
+for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")
+
+import numpy as np
+import torch
+
+from marl_connectors import PPOConfig
+from marl_envs import spread_v0
+
+STEPS, AGENTS = 50, 8
+
+
+def build(num_envs: int):
+    """The runner."""
+    config = PPOConfig().environment("marl_envs.spread_v0:batched_env", env_config={"n_agents": AGENTS})
+    config.env_runners(num_envs_per_env_runner=num_envs, rollout_fragment_length=STEPS).debugging(seed=0)
+    config.multi_agent(policies="shared").rl_module(model_config={"fcnet_hiddens": [64, 64], "vf_share_layers": False})
+    return config.build_algo().env_runner
+
+
+def rate(work, rows: int, times: int) -> float:
+    """Rows per second of CPU time."""
+    began = time.process_time()
+    for _ in range(times):
+        work()
+    return rows * times / (time.process_time() - began)
+
+
+def main() -> None:
+    """Prints medians."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--copies", type=int, default=1000)
+    parser.add_argument("--reps", type=int, default=7)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    runner, rows = build(args.copies), args.copies * AGENTS
+    module = runner.rl_module["default_policy"]
+    batch = {"obs": torch.from_numpy(np.random.default_rng(0).normal(size=(rows, 32)).astype(np.float32))}
+    env = spread_v0.batched_env(num_envs=args.copies, n_agents=AGENTS, ep_len=10**9)
+    env.reset(list(range(args.copies)))
+    actions = np.random.default_rng(0).integers(0, 5, (args.copies, AGENTS))
+    work = {
+        "network": (lambda: module.forward_exploration(batch), rows, STEPS),
+        "environment": (lambda: env.step(actions), rows, STEPS),
+        "sample": (runner.sample, rows * STEPS, 2),
+    }
+    for call, *_ in work.values():
+        call()
+    rates = [{name: rate(*what) for name, what in work.items()} for _ in range(args.reps)]
+    for name in work:
+        print(f"{name:12} {statistics.median(found[name] for found in rates) / 1e6:6.2f} M agent-steps/s")
+    print(f"sample / network: {statistics.median(found['sample'] / found['network'] for found in rates):.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""Which module acts for which agent of an episode, and whether it can."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from gymnasium import Space
+from gymnasium.spaces import Dict as DictSpace
+
+from marl_connectors import spaces
+from marl_connectors.connectors.common.agent_to_module_mapping import unknown_module
+from marl_connectors.env_runners.lanes import Lane
+from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
+from marl_connectors.errors import MappingError
+from marl_connectors.policy_mapping import goes_by_agent_alone
+from marl_connectors.rl_module.multi_rl_module import MultiRLModule
+from marl_connectors.typing import AgentID, ModuleID
+
+
+class AgentModules:
+    """Asks the policy mapping function, and checks what it says."""
+
+    def __init__(self, mapping: Callable[..., ModuleID], rl_module: MultiRLModule, action_spaces: Space | None):
+        """Takes what answers are held against.
+
+        Args:
+            mapping: ``fn(agent_id, episode)`` to module id.
+            rl_module: The modules.
+            action_spaces: By agent, as the env-to-module pipeline has changed them.
+        """
+        self.mapping = mapping
+        self._rl_module = rl_module
+        self._action_spaces = action_spaces
+        self._fitting: set[tuple[int, ModuleID]] = set()
+        self._known: tuple[Sequence[AgentID], dict[AgentID, ModuleID]] | None = None
+
+    def set_mapping(self, mapping: Callable[..., ModuleID]) -> None:
+        """For episodes that begin from now on."""
+        self.mapping = mapping
+        self._known = None
+
+    def forget(self) -> None:
+        """What was found to fit may be another module now."""
+        self._fitting = set()
+
+    def of_agents(self, episode: MultiAgentEpisode, agent_ids: Sequence[AgentID]) -> Mapping[AgentID, ModuleID]:
+        """The modules of an episode's first agents. Ready-made mapping functions are asked once for all episodes."""
+        if not goes_by_agent_alone(self.mapping):
+            return {agent_id: self.of_agent(episode, agent_id) for agent_id in agent_ids}
+        known = self._known
+        if known is None or known[0] != agent_ids or not self._rl_module.keys() >= set(known[1].values()):
+            found = {agent_id: self.of_agent(episode, agent_id) for agent_id in agent_ids}
+            self._known = known = (list(agent_ids), found)
+        else:
+            episode.know_modules(known[1])
+        return known[1]
+
+    def of_agent(self, episode: MultiAgentEpisode, agent_id: AgentID) -> ModuleID:
+        """The module of an agent.
+
+        Raises:
+            MappingError: If there is no such module.
+        """
+        module_id = ask_mapping(episode, agent_id)
+        if module_id not in self._rl_module:
+            raise unknown_module(agent_id, module_id, self._rl_module)
+        return module_id
+
+    def check_fit(self, lane: Lane, module_id: ModuleID) -> None:
+        """Checks that a module's actions are those of an agent.
+
+        Raises:
+            MappingError: If not.
+        """
+        key = lane.group.index, module_id
+        if key in self._fitting:
+            return
+        action_space, own = self._rl_module[module_id].action_space, lane.group.env_action_space
+        if isinstance(self._action_spaces, DictSpace) and lane.agent_id in self._action_spaces.spaces:
+            own = self._action_spaces[lane.agent_id]  # type: ignore[index]
+        if action_space is not None and spaces.describe(action_space) != spaces.describe(own):
+            raise MappingError(
+                f"policy_mapping_fn: agent {lane.agent_id!r} maps to module {module_id!r}, whose actions are "
+                f"{spaces.describe(action_space)}, but the agent's are {spaces.describe(own)}. Map agents with "
+                f"different spaces to different modules."
+            )
+        self._fitting.add(key)
+
+
+def ask_mapping(episode: MultiAgentEpisode, agent_id: AgentID) -> ModuleID:
+    """The module that the policy mapping function names for an agent.
+
+    Raises:
+        MappingError: If the function raises, or gives anything but a string.
+    """
+    try:
+        module_id = episode.module_for(agent_id)
+    except MappingError:
+        raise
+    except Exception as error:
+        raise MappingError(
+            f"policy_mapping_fn raised {type(error).__name__} for agent {agent_id!r}: {error}. It is called as "
+            f"policy_mapping_fn(agent_id, episode) and must return a module id."
+        ) from error
+    if not isinstance(module_id, str):
+        raise MappingError(
+            f"policy_mapping_fn: returned {module_id!r} for agent {agent_id!r}. It must return a module id, a string."
+        )
+    return module_id

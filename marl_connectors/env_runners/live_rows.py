@@ -1,0 +1,83 @@
+"""The rows of a runner that go to the modules next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gymnasium import Space
+
+from marl_connectors.episodes.rows import RowPart, Rows
+from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
+from marl_connectors.trees import tree_map
+from marl_connectors.typing import ModuleID
+
+if TYPE_CHECKING:
+    from marl_connectors.env_runners.lanes import LaneGroup
+
+
+class LiveRows(Rows):
+    """The newest rows of a group's lanes: the same object all the time, while they move on."""
+
+    __slots__ = ("group",)
+
+    def __init__(self, group: LaneGroup, *, module_ids: tuple[ModuleID, ...], splits: tuple[int, ...]):
+        self.group = group
+        super().__init__(
+            (),
+            module_ids=module_ids,
+            splits=splits,
+            episodes=[],
+            counts=[1] * splits[-1],
+        )
+
+    @property
+    def parts(self) -> tuple[RowPart, ...]:  # type: ignore[override]
+        """Where the rows are now."""
+        group, positions = self.group, self.group.positions
+        last = np.arange(positions.start, positions.stop) if isinstance(positions, slice) else positions
+        return (RowPart(group.rollout, positions, group.first_positions(), last),)
+
+    @parts.setter
+    def parts(self, value: tuple[RowPart, ...]) -> None:
+        pass
+
+    @property
+    def episodes(self) -> list[SingleAgentEpisode]:  # type: ignore[override]
+        """The ongoing episodes."""
+        return [lane.episode for lane in self.group.acting]
+
+    @episodes.setter
+    def episodes(self, value: list[SingleAgentEpisode]) -> None:
+        pass
+
+    @property
+    def action_space(self) -> Space:
+        """Of all lanes, as the environment has it."""
+        return self.group.env_action_space
+
+    def get(self, column: str, offset: int = 0, fill: float | None = None) -> Any:
+        """A hot path for the newest observations: no index arithmetic."""
+        if offset == 0 and column in self.group.rollout.columns:
+            return self.group.rollout.read(column, self.group.positions)
+        return super().get(column, offset, fill)
+
+    def set(self, column: str, values: Any) -> None:
+        """Writes to the newest rows."""
+        self.check_length(column, values)
+        self.group.rollout.write(column, self.group.positions, values)
+
+
+def picker(order: Sequence[int], length: int) -> Callable[[Any], Any] | None:
+    """A function that takes ``length`` items (a list, or arrays) and gives those of ``order``; None if all stand so."""
+    if list(order) == list(range(length)):
+        return None
+    index = np.array(order, np.int64)
+    pick_items = itemgetter(*order) if len(order) > 1 else lambda items: [items[i] for i in order]
+
+    def pick(items: Any) -> Any:
+        return pick_items(items) if type(items) is list else tree_map(lambda leaf: leaf[index], items)
+
+    return pick

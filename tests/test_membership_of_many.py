@@ -1,0 +1,28 @@
+"""A quick look at many values at once finds whatever is out of bounds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from marl_connectors.spaces import all_within, outside
+
+SPACE = spaces.Box(np.array([-1.0, 0.0], np.float32), np.array([1.0, 3.0], np.float32))
+
+
+@pytest.mark.parametrize("row", [0, 40_000, 99_999])
+@pytest.mark.parametrize("value", [1.5, -1.5, np.nan, np.inf])
+def test_one_value_of_many_is_found(row, value):
+    values = np.full((100_000, 2), 0.5, np.float32)
+    assert all_within(SPACE, values)
+    values[row, 0] = value
+    assert not all_within(SPACE, values)
+    bad, why = outside(SPACE, values)
+    assert np.flatnonzero(bad).tolist() == [row] and str(np.float32(value)) in why
+
+
+def test_bounds_of_a_component_are_looked_at_closer():
+    values = np.array([[-0.5, 2.5]], np.float32)
+    assert not all_within(SPACE, values) and not outside(SPACE, values)[0].any()
+    assert not all_within(SPACE, values[:0]) and not all_within(spaces.Discrete(3), np.zeros(4, int))

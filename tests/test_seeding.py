@@ -1,0 +1,17 @@
+"""Seeds that are named by what they are for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from marl_connectors.seeding import derived_seed, derived_seeds
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**31, 2**32 - 1, 2**32, 2**64 + 5, 2**128, 2**200 + 1])
+def test_many_seeds_are_the_same_as_one_by_one(seed):
+    rng = np.random.default_rng(0)
+    for parts in range(1, 4):
+        numbers = [np.append(rng.integers(0, 2**32, 20), [0, 2**32 - 1]) for _ in range(parts)]
+        found = derived_seeds(seed, "env", *numbers)
+        assert found.tolist() == [derived_seed(seed, "env", *map(int, name)) for name in zip(*numbers, strict=True)]
