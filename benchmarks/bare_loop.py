@@ -20,11 +20,11 @@ class BareLoop:
     """Steps copies of a parallel environment whose agents all stay to the end."""
 
     def __init__(self, name: str, seed: int = 0):
-        self.envs = [y.make_parallel(name) for _ in range(y.NUM_ENVS)]
+        self.envs = [y.make_parallel(name) for _ in range(y.NUM_ENVS[name])]
         self.num_steps = y.fragment_length(name)
         agents = self.envs[0].possible_agents
         sizes = [self.envs[0].action_space(agent).n for agent in agents]
-        drawn = np.random.default_rng(seed).integers(sizes, size=(self.num_steps, y.NUM_ENVS, len(agents)))
+        drawn = np.random.default_rng(seed).integers(sizes, size=(self.num_steps, y.NUM_ENVS[name], len(agents)))
         self.actions = [[dict(zip(agents, row, strict=True)) for row in step] for step in drawn.tolist()]
         self.num_episodes = 0
         for env in self.envs:

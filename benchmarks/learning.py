@@ -1,7 +1,8 @@
-"""What PPO reaches, over three seeds.
+"""What PPO and MAPPO reach, over three seeds.
 
-Prints a table row for each task and writes the learning curves to ``results/learning.jsonl`` (one object a run). The
-figure is the mean return of an agent over the newest 100 episodes with sampled actions, at its best within the budget.
+Prints a table row for each task and writes its learning curves to ``results/learning_<task>.jsonl`` (an object a run).
+The figure is the mean return of an agent over the newest 100 episodes with sampled actions, at its best within the
+budget.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 import torch
 
-from marl_connectors import PPOConfig
+from marl_connectors import MAPPOConfig, PPOConfig, ScaleRewards
 
 RESULTS = Path(__file__).parent / "results"
 COMMON = {
@@ -26,6 +27,24 @@ COMMON = {
     "entropy_coeff": 0.01,
     "grad_clip": 0.5,
     "use_kl_loss": False,
+}
+SPEAKER_LISTENER = {
+    "env": "mpe2.simple_speaker_listener_v4",
+    "env_config": {"max_cycles": 25},
+    "policies": "independent",
+    "target": -10.0,
+    "steps": 1_500_000,
+    "num_envs": 32,
+    "reward_scale": 0.1,
+    "model": {"fcnet_hiddens": [128, 128], "fcnet_activation": "relu", "vf_share_layers": False},
+    "training": {
+        "lr": 1e-3,
+        "gamma": 0.9,
+        "train_batch_size_per_learner": 1600,
+        "num_epochs": 10,
+        "minibatch_size": 200,
+        "grad_clip": None,
+    },
 }
 SPREAD = {"N": 3, "max_cycles": 25, "continuous_actions": False}
 TASKS: dict[str, dict[str, Any]] = {
@@ -54,15 +73,24 @@ TASKS: dict[str, dict[str, Any]] = {
 }
 
 
+TASKS |= {
+    "spread_mappo": {**TASKS["spread_shared"], "algo": MAPPOConfig},
+    "speaker_listener_independent": SPEAKER_LISTENER,
+    "speaker_listener_mappo": {**SPEAKER_LISTENER, "algo": MAPPOConfig},
+}
+
+
 def train(task: dict[str, Any], seed: int, *, stop_at_target: bool) -> dict[str, Any]:
     """One run: its curve, its best mean return, and when it first reached the target."""
+    scale = task.get("reward_scale", 1.0)
     algo = (
-        PPOConfig()
+        task.get("algo", PPOConfig)()
         .environment(task["env"], env_config=task.get("env_config", {}))
         .multi_agent(policies=task.get("policies", "shared"), count_steps_by="agent_steps")
-        .env_runners(num_envs_per_env_runner=8)
-        .rl_module(model_config={"fcnet_hiddens": [64, 64], "vf_share_layers": False})
-        .training(**COMMON, **task["training"])
+        .env_runners(num_envs_per_env_runner=task.get("num_envs", 8))
+        .rl_module(model_config=task.get("model", {"fcnet_hiddens": [64, 64], "vf_share_layers": False}))
+        .learners(learner_connector=lambda *_: [] if scale == 1.0 else [ScaleRewards(scale=scale)])
+        .training(**{**COMMON, **task["training"]})
         .debugging(seed=seed)
         .build_algo()
     )

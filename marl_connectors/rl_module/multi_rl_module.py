@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import ChainMap
 from collections.abc import Callable, Collection, Hashable, ItemsView, Iterator, KeysView, Mapping, ValuesView
+from functools import cache
 from pathlib import Path
 from typing import Any, overload
 
@@ -242,8 +243,7 @@ class MultiRLModule(nn.Module):
     @property
     def has_own_forward(self) -> bool:
         """Whether a subclass runs the modules in a way of its own."""
-        names = ("_forward", "_forward_inference", "_forward_exploration", "_forward_train")
-        return any(getattr(type(self), name) is not getattr(MultiRLModule, name) for name in names)
+        return _has_own_forward(type(self))
 
     def entangled_modules(self) -> list[ModuleID]:
         """Modules to be trained together: all where ``_forward`` is an own one, else those that share parts."""
@@ -311,6 +311,12 @@ class MultiRLModule(nn.Module):
         with torch.no_grad():
             for name, value in state.items():
                 rest[name].copy_(torch.as_tensor(value))
+
+
+@cache
+def _has_own_forward(cls: type[MultiRLModule]) -> bool:
+    names = ("_forward", "_forward_inference", "_forward_exploration", "_forward_train")
+    return any(getattr(cls, name) is not getattr(MultiRLModule, name) for name in names)
 
 
 def _check_states(outputs: Mapping[ModuleID, Mapping[str, Any]]) -> None:
