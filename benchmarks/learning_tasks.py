@@ -1,0 +1,162 @@
+"""What ``learning.py`` trains on: environment, settings, budget, and the return that is to be reached."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from marl_connectors import Columns, MAPPOConfig, PPOConfig, RLModule, RLModuleSpec, ScaleRewards, ValueFunctionAPI
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task.
+
+    Attributes:
+        config: Makes its config, but for the seed.
+        steps: Agent steps to train for.
+        target: Mean return of an agent over the newest 100 episodes, with sampled actions.
+        modules: Whose returns count; None for all.
+    """
+
+    config: Callable[[], PPOConfig]
+    steps: int
+    target: float
+    modules: tuple[str, ...] | None = None
+
+
+class RandomPlayer(RLModule, ValueFunctionAPI):
+    """Plays any action that its mask allows, all alike."""
+
+    def setup(self):
+        self.logits = torch.nn.Parameter(torch.zeros(int(self.action_space.n)))
+
+    def _forward(self, batch, **kwargs):
+        return {Columns.ACTION_DIST_INPUTS: self.logits.detach().expand(len(batch[Columns.OBS]), -1)}
+
+    def compute_values(self, batch, embeddings=None):
+        return torch.zeros(len(batch[Columns.OBS]))
+
+
+COMMON = {
+    "gamma": 0.99,
+    "lambda_": 0.95,
+    "clip_param": 0.2,
+    "vf_clip_param": 1e6,
+    "vf_loss_coeff": 0.5,
+    "entropy_coeff": 0.01,
+    "grad_clip": 0.5,
+    "use_kl_loss": False,
+}
+SMALL = {"fcnet_hiddens": [64, 64], "vf_share_layers": False}
+
+
+def ppo(env: Any, *, algo: type[PPOConfig] = PPOConfig, num_envs: int = 8, model: Any = SMALL, **training) -> PPOConfig:
+    """A config whose batches count agent steps."""
+    config = algo().environment(env).multi_agent(count_steps_by="agent_steps")
+    config.env_runners(num_envs_per_env_runner=num_envs).rl_module(model_config=model)
+    return config.training(**{**COMMON, **training})
+
+
+def spread(policies: str, *, continuous: bool = False, **more) -> PPOConfig:
+    """Three agents that are to cover three landmarks; random play gets -26.6."""
+    config = ppo(
+        "mpe2.simple_spread_v3",
+        **{"lr": 3e-4, "train_batch_size_per_learner": 4096, "num_epochs": 8, "minibatch_size": 512, **more},
+    )
+    config.environment(env_config={"N": 3, "max_cycles": 25, "continuous_actions": continuous})
+    return config.multi_agent(policies=policies)
+
+
+def speaker_listener(algo: type[PPOConfig]) -> PPOConfig:
+    """One agent knows where to go, the other one goes there; random play gets -41.4."""
+    config = ppo(
+        "mpe2.simple_speaker_listener_v4",
+        algo=algo,
+        num_envs=32,
+        model={"fcnet_hiddens": [128, 128], "fcnet_activation": "relu", "vf_share_layers": False},
+        lr=1e-3,
+        gamma=0.9,
+        train_batch_size_per_learner=1600,
+        num_epochs=10,
+        minibatch_size=200,
+        grad_clip=None,
+    )
+    config.environment(env_config={"max_cycles": 25}).multi_agent(policies="independent")
+    return config.learners(learner_connector=lambda *_: ScaleRewards(scale=0.1))
+
+
+def against_random(env: str) -> PPOConfig:
+    """A game for two with action masks; who begins is drawn by the episode's number."""
+
+    def mapping(agent_id, episode, **kwargs):
+        first = int(episode.id_.split("-")[1]) % 2
+        return "learner" if agent_id == f"player_{first + (env != 'tictactoe')}" else "random"
+
+    config = ppo(env, num_envs=16, lr=1e-3, train_batch_size_per_learner=4000, num_epochs=6, minibatch_size=500)
+    config.environment(action_mask_key="action_mask")
+    return config.multi_agent(
+        policies={"learner": None, "random": RLModuleSpec(RandomPlayer)},
+        policy_mapping_fn=mapping,
+        policies_to_train=["learner"],
+    )
+
+
+TASKS: dict[str, Task] = {
+    "cartpole": Task(
+        lambda: ppo("CartPole-v1", lr=1e-3, train_batch_size_per_learner=2048, num_epochs=10, minibatch_size=256),
+        100_000,
+        450.0,
+    ),
+    "acrobot": Task(
+        lambda: ppo(
+            "Acrobot-v1", num_envs=16, lr=1e-3, train_batch_size_per_learner=4096, num_epochs=10, minibatch_size=512
+        ),
+        500_000,
+        -100.0,
+    ),
+    "lunar_lander": Task(
+        lambda: ppo(
+            "LunarLander-v3",
+            num_envs=16,
+            lr=1e-3,
+            gamma=0.999,
+            lambda_=0.98,
+            train_batch_size_per_learner=16_384,
+            num_epochs=6,
+            minibatch_size=512,
+            model={"fcnet_hiddens": [128, 128], "vf_share_layers": False},
+        ),
+        1_500_000,
+        200.0,
+    ),
+    "spread_shared": Task(lambda: spread("shared"), 1_000_000, -20.0),
+    "spread_independent": Task(lambda: spread("independent"), 1_000_000, -22.0),
+    "spread_mappo": Task(lambda: spread("shared", algo=MAPPOConfig), 1_000_000, -20.0),
+    "spread_continuous": Task(lambda: spread("shared", continuous=True), 1_000_000, -22.0),
+    "speaker_listener_independent": Task(lambda: speaker_listener(PPOConfig), 1_500_000, -10.0),
+    "speaker_listener_mappo": Task(lambda: speaker_listener(MAPPOConfig), 1_500_000, -10.0),
+    "recall_lstm": Task(
+        lambda: ppo(
+            "marl_envs.recall_v0",
+            model={"fcnet_hiddens": [32], "use_lstm": True, "lstm_cell_size": 32, "max_seq_len": 20},
+            lr=3e-3,
+            train_batch_size_per_learner=4096,
+            num_epochs=6,
+            minibatch_size=1024,
+        ),
+        100_000,
+        1.8,
+    ),
+    "recall_mlp": Task(
+        lambda: ppo(
+            "marl_envs.recall_v0", lr=3e-3, train_batch_size_per_learner=4096, num_epochs=6, minibatch_size=1024
+        ),
+        100_000,
+        1.8,
+    ),
+    "connect_four": Task(lambda: against_random("connect_four_v3"), 400_000, 0.8, ("learner",)),
+}
