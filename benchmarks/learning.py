@@ -58,7 +58,7 @@ def main() -> None:
         best = ", ".join(f"{run['best']:.1f}" for run in runs)
         reached = ", ".join(f"{run['reached_at']:,}" if run["reached_at"] else "never" for run in runs)
         seconds = ", ".join(f"{run['seconds']:.0f}" for run in runs)
-        print(f"| {name} | {task['steps']:,} | {task['target']} | {best} | {reached} | {seconds} |", flush=True)
+        print(f"| {name} | {task.steps:,} | {task.target} | {best} | {reached} | {seconds} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -89,14 +89,15 @@ def speaker_listener(algo: type[PPOConfig]) -> PPOConfig:
     return config.learners(learner_connector=lambda *_: ScaleRewards(scale=0.1))
 
 
-def against_random(env: str) -> PPOConfig:
-    """A game for two with action masks; who begins is drawn by the episode's number."""
+def connect_four() -> PPOConfig:
+    """Against random moves, with action masks, first and second in turns: 1 for a win, -1 for a loss."""
 
     def mapping(agent_id, episode, **kwargs):
-        first = int(episode.id_.split("-")[1]) % 2
-        return "learner" if agent_id == f"player_{first + (env != 'tictactoe')}" else "random"
+        return "learner" if agent_id == f"player_{int(episode.id_.split('-')[1]) % 2}" else "random"
 
-    config = ppo(env, num_envs=16, lr=1e-3, train_batch_size_per_learner=4000, num_epochs=6, minibatch_size=500)
+    config = ppo(
+        "connect_four_v3", num_envs=16, lr=1e-3, train_batch_size_per_learner=4000, num_epochs=6, minibatch_size=500
+    )
     config.environment(action_mask_key="action_mask")
     return config.multi_agent(
         policies={"learner": None, "random": RLModuleSpec(RandomPlayer)},
@@ -158,5 +159,5 @@ TASKS: dict[str, Task] = {
         100_000,
         1.8,
     ),
-    "connect_four": Task(lambda: against_random("connect_four_v3"), 400_000, 0.8, ("learner",)),
+    "connect_four": Task(connect_four, 400_000, 0.8, ("learner",)),
 }
