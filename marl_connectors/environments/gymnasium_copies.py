@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy as copying
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -40,12 +41,13 @@ class GymnasiumCopies:
         reset_infos: For each copy, the info that its newest episode began with.
     """
 
-    def __init__(self, env: gym.vector.VectorEnv, name: str):
+    def __init__(self, env: gym.vector.VectorEnv, name: str, reset_options: Mapping[str, Any] | None = None):
         """Takes the VectorEnv.
 
         Args:
             env: The VectorEnv.
             name: For messages.
+            reset_options: What it gets as ``options`` with every reset, besides ``reset_mask``.
 
         Raises:
             EnvError: If it does not say how its copies begin anew.
@@ -61,6 +63,7 @@ class GymnasiumCopies:
         self.reset_infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
         self._takes_seeds: bool | None = None  # unknown before the first reset
         self._name = name
+        self._reset_options = reset_options
         self._begun: Tree = None  # SAME_STEP: the newest observations, of new episodes where old ones ended
 
     def observation_space(self, agent: AgentID) -> gym.Space:
@@ -84,7 +87,9 @@ class GymnasiumCopies:
         return _with_agents(observations)
 
     def _reset(self, seeds: list[int | None], mask: np.ndarray | None) -> tuple[Any, dict[str, Any]]:
-        options = None if mask is None else {"reset_mask": mask}
+        options = None if self._reset_options is None else copying.deepcopy(dict(self._reset_options))
+        if mask is not None:
+            options = {**(options or {}), "reset_mask": mask}
         env: Any = self.env
         if self._takes_seeds is None:
             try:
