@@ -14,6 +14,7 @@ from marl_connectors.algorithms.failures import check_failures
 from marl_connectors.algorithms.learning_sections import LearningSections
 from marl_connectors.algorithms.section import UNSET, section
 from marl_connectors.algorithms.vectorization import check_vectorization, vectorize_mode
+from marl_connectors.environments.reset_options import checked_reset_options
 from marl_connectors.environments.wrappers import EnvWrapper, checked_wrappers
 from marl_connectors.errors import ConfigError
 from marl_connectors.ops.schedule import Schedule
@@ -42,6 +43,7 @@ class AlgorithmConfig(LearningSections, CallbackSettings):
         # environment
         self.env: Any = None
         self.env_config: dict[str, Any] = {}
+        self.reset_options: dict[str, Any] | None = None
         self.wrappers: list[EnvWrapper] = []
         self.observation_space: Any = None
         self.action_space: Any = None
@@ -109,6 +111,7 @@ class AlgorithmConfig(LearningSections, CallbackSettings):
         env: Any = UNSET,
         *,
         env_config: Mapping[str, Any] = UNSET,
+        reset_options: Mapping[str, Any] | None = UNSET,
         wrappers: Iterable[EnvWrapper] | None = UNSET,
         observation_space: Any = UNSET,
         action_space: Any = UNSET,
@@ -125,6 +128,7 @@ class AlgorithmConfig(LearningSections, CallbackSettings):
             env: An importable PettingZoo environment (``"mpe2.simple_spread_v3"``, ``"my_package.my_env:make"``), a
                 Gymnasium id, a name given to ``register_env``, a class, or a function of ``env_config``.
             env_config: Passed to whatever makes the environment.
+            reset_options: Passed to every reset, as ``reset(seed=..., options=...)``; None for none.
             wrappers: Around each copy, the innermost first: callables ``env -> env``, or names with arguments such as
                 ``"frame_skip_v0:4"`` (SuperSuit's) and ``"my_module.my_wrapper:0.5"``.
             observation_space: Instead of the environment's own, for all agents or ``{agent_id: space}``.
@@ -137,6 +141,8 @@ class AlgorithmConfig(LearningSections, CallbackSettings):
             action_mask_key: Under which key of observations or infos action masks are; puts ActionMasking first.
         """
         instead: dict[str, Any] = {} if env_config is UNSET else {"env_config": dict(env_config or {})}
+        if reset_options is not UNSET:
+            instead["reset_options"] = checked_reset_options(reset_options)
         if wrappers is not UNSET:
             instead["wrappers"] = checked_wrappers(wrappers)
         return instead

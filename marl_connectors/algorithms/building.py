@@ -69,6 +69,7 @@ def build_setup(config: AlgorithmConfig) -> EnvSetup:
         wrappers=config.wrappers,
         vector_entry_point=config.gym_env_vectorize_mode == VECTOR_ENTRY_POINT,
         action_mask_key=config.action_mask_key,
+        reset_options=config.reset_options,
     )
 
 

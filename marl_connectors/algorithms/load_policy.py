@@ -41,6 +41,7 @@ _NOT_NEEDED = (
     "learner_connector",
     "policies",
     "policies_to_train",
+    "reset_options",
     "rl_module_spec",
 )
 """Settings that have no part in acting, so that it does not matter whether they can be found again by name."""

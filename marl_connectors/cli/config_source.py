@@ -63,7 +63,9 @@ def with_options(config: Any, given: Mapping[str, Any]) -> Any:
     from marl_connectors.rl_module.default_model_config import DefaultModelConfig
 
     if "env" in given and given["env"] != config.env:  # what belongs to the other environment goes with it
-        config.environment(given["env"], env_config={}, wrappers=None, observation_space=None, action_space=None)
+        config.environment(
+            given["env"], env_config={}, reset_options=None, wrappers=None, observation_space=None, action_space=None
+        )
     if "env_config" in given:
         config.environment(env_config={**config.env_config, **given["env_config"]})
     if "wrappers" in given:

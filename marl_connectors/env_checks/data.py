@@ -285,7 +285,9 @@ class DataChecks:
                     "note",
                     f"{what}-reused",
                     f"The {what} that was given before changed afterwards: the environment writes to one object.",
-                    "Nothing to do here: it is copied. Code that keeps it must copy it too.",
+                    "Nothing to do if each copy of the environment has its own: it is copied. Copies that write to one "
+                    "object of all, such as a class attribute, get each other's data. Code that keeps it must copy it "
+                    "too.",
                     agent=agent,
                     step=step,
                 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable
 from numbers import Integral
@@ -133,12 +132,13 @@ class EnvRunner(Stepper):
     ) -> list[Any]:
         """Steps the environments and gives the episodes, and chunks of episodes, that came of it.
 
-        All copies step together. Without either number, a sample is ``rollout_fragment_length`` env steps of each copy,
-        or an episode of each copy with ``complete_episodes``.
+        All copies step together. Without either number, a sample is ``rollout_fragment_length`` env steps of each copy
+        (as many in all, or a few more, where copies rest), or an episode of each copy with ``complete_episodes``.
 
         Args:
-            num_timesteps: At least so many env steps, counted over all copies: rounded up to the next multiple of their
-                number. With 8 copies, 10 are 16, two of each. 0 is allowed, and gives an empty list.
+            num_timesteps: At least so many env steps, counted over all copies, until a step of all copies reaches them:
+                with 8 copies, 10 are 16, two of each. Copies that rest in a step (VectorEnvs with ``NEXT_STEP``) are
+                not counted in it; then it need not be a multiple. 0 is allowed, and gives an empty list.
             num_episodes: Exactly so many whole episodes: of each copy its first ones, the same number from each (or one
                 less, from the last copies). So short episodes are not preferred; the sample is as long as the slowest
                 copy, and what the others play meanwhile is dropped. Resets the copies first, and the next sample too.
@@ -195,8 +195,7 @@ class EnvRunner(Stepper):
             while (done := first_of_each_copy(self._episodes.done, copies, num_episodes)) is None:
                 self._take_step(explore, random_actions)
         else:
-            steps = math.ceil((num_timesteps or 0) / copies)
-            enough = self.num_env_steps + steps * copies  # where some copies rest, it takes a few more steps
+            enough = self.num_env_steps + (num_timesteps or 0)
             while self.num_env_steps < enough:
                 self._is_last_step = self.num_env_steps + copies >= enough
                 self._take_step(explore, random_actions)

@@ -20,6 +20,7 @@ from marl_connectors.environments.batched_trial import TRIAL_COPIES, try_out
 from marl_connectors.environments.gymnasium_copies import GymnasiumCopies
 from marl_connectors.environments.gymnasium_trial import try_out_vector_env
 from marl_connectors.environments.make_env import env_name, make_env
+from marl_connectors.environments.reset_options import with_reset_options
 from marl_connectors.environments.single_agent_env import SingleAgentEnv
 from marl_connectors.environments.step_faults import fault_in_infos, fault_in_step
 from marl_connectors.environments.turn_based_env import TurnBasedEnv
@@ -51,6 +52,7 @@ class EnvSetup:
         wrappers: Iterable[EnvWrapper] = (),
         vector_entry_point: bool = False,
         action_mask_key: str | None = None,
+        reset_options: Mapping[str, Any] | None = None,
     ):
         """Makes one copy to ask.
 
@@ -62,9 +64,11 @@ class EnvSetup:
             wrappers: As for ``make_env``.
             vector_entry_point: As for ``make_env``.
             action_mask_key: Under which key of observations or infos action masks are, if not ``"action_mask"``.
+            reset_options: What the environment gets as ``options`` with every reset.
 
         Raises:
             EnvError: If it cannot be made, or is of a kind that is not supported.
+            ConfigError: If its maker does not accept the settings, or its resets take no options.
         """
         self._step_times: list[float] = []
         self.name = env_name(env)
@@ -74,6 +78,7 @@ class EnvSetup:
         self._vector_entry_point = vector_entry_point
         self._given = (observation_space, action_space)
         self._action_mask_key = action_mask_key or "action_mask"
+        self._reset_options = None if reset_options is None else dict(reset_options)
         self.probe = self.make()
         self.single_agent = isinstance(self.probe, (SingleAgentEnv, GymnasiumCopies))
         agent_ids = getattr(self.probe, "possible_agents", None)
@@ -93,10 +98,12 @@ class EnvSetup:
             num_envs=num_envs,
             vector_entry_point=self._vector_entry_point,
         )
+        if isinstance(env, VectorEnv):
+            return GymnasiumCopies(env, self.name, self._reset_options)
+        if self._reset_options is not None:
+            env = with_reset_options(env, self._reset_options, self.name)
         if isinstance(env, gym.Env):
             return SingleAgentEnv(env)
-        if isinstance(env, VectorEnv):
-            return GymnasiumCopies(env, self.name)
         return TurnBasedEnv(env) if isinstance(env, AECEnv) else env
 
     @property

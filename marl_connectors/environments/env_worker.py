@@ -61,6 +61,7 @@ class EnvFactory:
         return {
             "the environment": vars(self._setup).get("_env"),
             **{f"env_config[{key!r}]": value for key, value in config.items()},
+            "reset_options": vars(self._setup).get("_reset_options"),
             **{f"wrappers[{i}]": wrapper for i, wrapper in enumerate(wrappers)},
         }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy as copying
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -40,12 +41,13 @@ class GymnasiumCopies:
         reset_infos: For each copy, the info that its newest episode began with.
     """
 
-    def __init__(self, env: gym.vector.VectorEnv, name: str):
+    def __init__(self, env: gym.vector.VectorEnv, name: str, reset_options: Mapping[str, Any] | None = None):
         """Takes the VectorEnv.
 
         Args:
             env: The VectorEnv.
             name: For messages.
+            reset_options: What it gets as ``options`` with every reset, besides ``reset_mask``.
 
         Raises:
             EnvError: If it does not say how its copies begin anew.
@@ -59,8 +61,9 @@ class GymnasiumCopies:
         is_plain = type(env) in (SyncVectorEnv, AsyncVectorEnv) and hasattr(gym.vector, "AutoresetMode")
         self.resets_alone = self.autoreset_mode == DISABLED or (self.autoreset_mode == NEXT_STEP and is_plain)
         self.reset_infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
-        self._takes_seeds = True
+        self._takes_seeds: bool | None = None  # unknown before the first reset
         self._name = name
+        self._reset_options = reset_options
         self._begun: Tree = None  # SAME_STEP: the newest observations, of new episodes where old ones ended
 
     def observation_space(self, agent: AgentID) -> gym.Space:
@@ -84,17 +87,22 @@ class GymnasiumCopies:
         return _with_agents(observations)
 
     def _reset(self, seeds: list[int | None], mask: np.ndarray | None) -> tuple[Any, dict[str, Any]]:
-        options = None if mask is None else {"reset_mask": mask}
+        options = None if self._reset_options is None else copying.deepcopy(dict(self._reset_options))
+        if mask is not None:
+            options = {**(options or {}), "reset_mask": mask}
         env: Any = self.env
-        if self._takes_seeds:
+        if self._takes_seeds is None:
             try:
-                return env.reset(seed=seeds, options=options)
-            except Exception:
+                result = env.reset(seed=seeds, options=options)
+            except (TypeError, ValueError, AttributeError, gym.error.Error):  # what a list in place of a number causes
                 if isinstance(env.unwrapped, (SyncVectorEnv, AsyncVectorEnv)):
                     raise
+                result = env.reset(seed=_one_of(seeds), options=options)
                 self._takes_seeds = False  # many take one number, as the base class does
-                options = None if mask is None else {"reset_mask": mask}
-        return env.reset(seed=next(seed for seed in seeds if seed is not None), options=options)
+            else:
+                self._takes_seeds = True
+            return result
+        return env.reset(seed=seeds if self._takes_seeds else _one_of(seeds), options=options)
 
     def step(self, actions: np.ndarray) -> tuple[Tree, Any, Any, Any, dict[str, Any]]:
         """Steps all copies; see ``BatchedEnv``. Infos are an array of dicts, called ``INFOS``, if there are any."""
@@ -112,6 +120,7 @@ class GymnasiumCopies:
                 for index in ended:
                     self.reset_infos[index] = own[index]
                     own[index] = _final_info(finals, index, self.num_envs)
+                    _move_statistics(self.reset_infos[index], own[index])
         if own is None and infos:
             own = infos_of(infos, self.num_envs)
         return (
@@ -152,6 +161,18 @@ def _with_agents(observations: Any) -> Tree:
 def _final_info(finals: Any, index: int, num_envs: int) -> dict[str, Any]:
     """The info of the step that ended a copy: of a dict for all, or a sequence with a dict for each."""
     return info_of(finals, index, num_envs) if isinstance(finals, Mapping) else dict(finals[index] or {})
+
+
+def _move_statistics(first: dict[str, Any], final: dict[str, Any]) -> None:
+    """What ``RecordEpisodeStatistics`` says of an ended episode, which it puts beside the info of the next one."""
+    for name in [
+        name for name, value in first.items() if isinstance(value, Mapping) and value.keys() == {"r", "l", "t"}
+    ]:
+        final.setdefault(name, first.pop(name))
+
+
+def _one_of(seeds: Sequence[int | None]) -> int:
+    return next(seed for seed in seeds if seed is not None)
 
 
 def _in_array(items: list[dict[str, Any]]) -> np.ndarray:
