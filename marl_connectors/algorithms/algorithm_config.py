@@ -202,7 +202,8 @@ class AlgorithmConfig(LearningSections, CallbackSettings):
                 ``"vector_entry_point"``: the environment's maker gives them all, as a ``gymnasium.vector.VectorEnv``.
             num_env_workers: Processes over which the copies are spread; 0 for none, ``"auto"`` for as many as cores if
                 steps are slow enough to be worth it.
-            sample_timeout_s: How long such a process may take for one step or reset of its copies; None for any time.
+            sample_timeout_s: How long such a process may take for one step or reset of its copies, and, if above
+                300, to start; None for any time.
             env_to_module_connector: ``fn(env, spaces, device)``, ``fn(env)`` or ``fn()`` that gives a connector piece
                 or a list of them, to stand before the default pieces.
             module_to_env_connector: ``fn(env, spaces)``, ``fn(env)`` or ``fn()``, likewise.

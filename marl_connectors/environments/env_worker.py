@@ -173,7 +173,7 @@ class WorkerTask:
         observation_space: As in ``EnvRestarts``.
         actions: Written by the process that starts it.
         rewards: Written by the worker.
-        observations: Likewise; the first number of the header says which copy is at work.
+        observations: Likewise; the first numbers of the header are ``VectorEnv.at``.
     """
 
     maker: bytes
@@ -247,7 +247,7 @@ class EnvServer:
             restarts = EnvRestarts(make_env, task.tolerance, task.observation_space)
         kind = TurnBasedVectorEnv if self.turn_based else VectorEnv
         self.vector_env = kind(envs, seed=0, first_index=task.first_index, restarts=restarts)
-        self.vector_env.at = task.observations.header[:1]
+        self.vector_env.at = task.observations.header[:3]
         self._first_index = task.first_index
         self._actions = ColumnReader(task.actions, copy=True)
         self._rewards = ColumnWriter(task.rewards)

@@ -186,8 +186,9 @@ class ColumnWriter:
         layout = self._plan(items)
         self._block.reserve(layout.size)
         _attach(layout, self._block)
+        if not self._put(layout, items):
+            layout, self._specs = Layout(len(items), [], list(range(len(items))), _HEADER), []
         self._layout = layout
-        self._put(layout, items)
         return layout, [items[place] for place in layout.others]
 
     def _put(self, layout: Layout, items: list[Any]) -> bool:
@@ -297,18 +298,24 @@ def _kind_name(item: Any) -> str:
 
 def _kind_of(item: Any) -> Any:
     """What items must have in common to share columns; None for an item that has no place in one."""
-    if isinstance(item, (dict, tuple, list)):
-        nested: Any = item
-        leaves, spec = optree.tree_flatten(nested)
-        kinds = tuple(_kind_of(leaf) for leaf in leaves)
-        return (spec, kinds) if kinds and None not in kinds else None
-    if isinstance(item, int) and not isinstance(item, bool):
-        return ("int",) if _INT64.min <= item <= _INT64.max else None
+    if not isinstance(item, (dict, tuple, list)):
+        return _kind_of_leaf(item)
+    nested: Any = item
+    leaves, spec = optree.tree_flatten(nested)
+    kinds = tuple(map(_kind_of_leaf, leaves))
+    return (spec, kinds) if kinds and None not in kinds else None
+
+
+def _kind_of_leaf(item: Any) -> Any:
+    """Likewise. What would come out as another type, or in another order of bytes, has no place."""
     name = _kind_name(item)
+    if name == "int":
+        return (name,) if _INT64.min <= item <= _INT64.max else None
     if name in ("bool", "float"):
         return (name,)
-    if isinstance(item, np.ndarray) and type(item) is not np.ndarray:
+    dtype = getattr(item, "dtype", None)
+    if not isinstance(dtype, np.dtype) or dtype.kind not in "biufc" or not dtype.isnative:
         return None
-    if isinstance(item, (np.ndarray, np.generic)) and item.dtype.kind in "biufc":
-        return name, item.dtype.str, item.shape
+    if type(item) is np.ndarray or type(item) is np.dtype(dtype.str).type:
+        return name, dtype.str, item.shape
     return None

@@ -30,7 +30,7 @@ class VectorEnv:
     Attributes:
         copies: The copies.
         seed: The run's seed.
-        at: ``[1]`` int64, the index of the copy that is at work.
+        at: ``[3]`` int64: the index of the copy that is at work, that of the one reset last, and its episode's number.
         failures: Of copies that went on with another episode; whoever reads them clears them.
         turn_based: Whether the copies take turns.
         is_batched: Whether actions, rewards and observations are arrays for all copies.
@@ -54,9 +54,10 @@ class VectorEnv:
         """
         self.copies = [EnvCopy(env, index) for index, env in enumerate(envs, first_index)]
         self.seed = seed
-        self.at = np.zeros(1, np.int64)
+        self.at = np.full(3, -1, np.int64)
         self.failures: list[EnvFailure] = []
         self._restarts = restarts
+        self._final: EnvError | None = None  # the failure that was one too many
         self._garbage = None if restarts is None else GarbageCheck(restarts.observation_space)
 
     @property
@@ -100,8 +101,8 @@ class VectorEnv:
         return observations, infos
 
     def _reset(self, copy: EnvCopy) -> tuple[dict[AgentID, Any], dict[AgentID, dict]]:
-        self.at[0] = copy.index
         copy.episode_number += 1
+        self.at[:] = copy.index, copy.index, copy.episode_number
         copy.t = 0
         copy.newest_actions, copy.history = [], ActionHistory()
         try:
@@ -131,24 +132,27 @@ class VectorEnv:
         Raises:
             EnvError: If it cannot.
         """
-        if isinstance(error, _FinalError):
+        if error is self._final:
             raise error
         failure: Exception = error
         if not isinstance(error, MarlConnectorsError):
             failure = EnvError(f"{self._who(copy)}: {type(error).__name__}: {error}")
-        elif isinstance(error, EnvError) and "seed" not in str(error):
+        elif isinstance(error, EnvError) and copy.episode_number >= 0 and "seed" not in str(error):
             failure = EnvError(f"{error} The episode's seed is {self.reset_seed(copy)}.")
         copy.num_failures += 1
         if self._restarts is None:
             raise failure from (error.__cause__ if failure is error else error)
         if copy.num_failures > self._restarts.tolerance:
-            raise _FinalError(
+            self._final = EnvError(
                 f"{_sentence(failure)} This copy has failed {copy.num_failures} times without finishing an episode; "
                 f"num_consecutive_env_failures_tolerance is {self._restarts.tolerance}."
-            ) from error
+            )
+            raise self._final from error
         self.failures.append(EnvFailure(copy.index, _sentence(failure)))
 
     def _who(self, copy: EnvCopy) -> str:
+        if copy.episode_number < 0:
+            return f"environment copy {copy.index}, before its first episode"
         return f"{copy} (seed {self.reset_seed(copy)})"
 
     def _begin_anew(self, copy: EnvCopy) -> tuple[dict[AgentID, Any], dict[AgentID, dict]]:
@@ -381,10 +385,6 @@ class VectorEnv:
 def _sentence(error: Exception) -> str:
     text = str(error)
     return text if text.endswith((".", "!", "?")) else f"{text}."
-
-
-class _FinalError(EnvError):
-    """A failure too many."""
 
 
 def not_repeatable(copy: EnvCopy, agent_id: AgentID | None = None) -> CheckpointError:

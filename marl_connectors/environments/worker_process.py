@@ -27,7 +27,7 @@ from marl_connectors.environments.env_worker import (
 from marl_connectors.environments.shared_columns import ColumnReader, ColumnWriter, SharedBlock
 from marl_connectors.errors import ConfigError, EnvError
 
-_START_TIMEOUT_S = 300.0  # importing an environment's packages may take long on a busy machine
+_START_TIMEOUT_S = 300.0  # at least: importing an environment's packages may take long on a busy machine
 _STOP_TIMEOUT_S = 5.0
 _ORDINARY = Reply()
 
@@ -85,9 +85,9 @@ class WorkerProcess:
         return None if self._process is None else self._process.pid
 
     @property
-    def at(self) -> int:
-        """The index of the copy that is or was at work."""
-        return int(self._at[0])
+    def at(self) -> list[int]:
+        """As ``VectorEnv.at``; the worker may have ended. Nothing was reset yet if the second number is -1."""
+        return self._at.tolist()
 
     def start(self) -> None:
         """Starts a process, which is ready once ``finish_start`` has returned."""
@@ -95,8 +95,8 @@ class WorkerProcess:
         restarts, first = self._restarts, self.copies[0].index
         self._blocks = [SharedBlock() for _ in range(3)]
         actions, rewards, observations = self._blocks
-        self._at = observations.header[:1]
-        self._at[0] = first
+        self._at = observations.header[:3]
+        self._at[:] = first, -1, -1
         self._actions = ColumnWriter(actions)
         self.rewards = ColumnReader(rewards, copy=False)
         self.observations = ColumnReader(observations, copy=False)
@@ -123,10 +123,11 @@ class WorkerProcess:
         """Waits until the copies are made; whether they are turn-based.
 
         Raises:
-            WorkerLost: If the process ends.
+            WorkerLost: If the process ends, or takes longer than for a step and than 300 s.
             EnvError: If a copy cannot be made.
         """
-        return self._receive(_START_TIMEOUT_S)
+        limit = None if self._timeout_s is None else max(self._timeout_s, _START_TIMEOUT_S)
+        return self._receive(limit, " while it started")
 
     def send_step(self, actions: Any) -> None:
         """Tells it to step its copies, with an action for each agent."""
@@ -150,17 +151,17 @@ class WorkerProcess:
         """
         return self._receive(self._timeout_s)
 
-    def _receive(self, timeout_s: float | None) -> Any:
+    def _receive(self, timeout_s: float | None, during: str = "") -> Any:
         try:
             message = self._channel.receive(timeout_s)
         except TimeoutError:
             self.kill()
             raise WorkerLost(
-                f"did not answer for {timeout_s:g} s and was ended. If the environment may take that long, raise "
-                f"sample_timeout_s"
+                f"did not answer for {timeout_s:g} s{during} and was ended. If the environment may take that long, "
+                f"set sample_timeout_s above {timeout_s:g}"
             ) from None
         except (EOFError, OSError):
-            raise WorkerLost(self._how_it_ended()) from None
+            raise WorkerLost(f"{self._how_it_ended()}{during}") from None
         if message == Channel.STEP:
             return _ORDINARY
         said = pickle.loads(message)

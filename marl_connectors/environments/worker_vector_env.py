@@ -20,7 +20,7 @@ from marl_connectors.environments.turn_based_env import TurnBasedEnv
 from marl_connectors.environments.turn_based_vector_env import Turn, TurnBasedVectorEnv
 from marl_connectors.environments.vector_env import VectorEnv
 from marl_connectors.environments.worker_process import WorkerLost, WorkerProcess
-from marl_connectors.errors import ConfigError, EnvError
+from marl_connectors.errors import ConfigError, EnvError, MarlConnectorsError
 from marl_connectors.typing import AgentID
 
 _Arguments = ParamSpec("_Arguments")
@@ -151,8 +151,8 @@ class WorkerVectorEnv(VectorEnv):
                 self.turn_based = worker.finish_start()
             except WorkerLost as loss:
                 raise EnvError(
-                    f"num_env_workers: a worker process {loss} while it started; what it printed says why. A script "
-                    f"that defines its own environment must start its run below `if __name__ == '__main__':`."
+                    f"num_env_workers: a worker process {loss}. What it printed may say why. A script that defines its "
+                    f"own environment must start its run below `if __name__ == '__main__':`."
                 ) from None
         self._are_up = True
 
@@ -230,10 +230,8 @@ class WorkerVectorEnv(VectorEnv):
         self.failures += reply.failures
         for state in reply.states:
             copy = self.copies[state.index]
+            _begin_episode(copy, state.episode_number)
             copy.agents, copy.t, copy.num_failures = state.agents, state.t, state.num_failures
-            if copy.episode_number != state.episode_number:
-                copy.episode_number = state.episode_number
-                copy.newest_actions, copy.history = [], ActionHistory()
         return reply
 
     # Workers that are lost.
@@ -247,15 +245,32 @@ class WorkerVectorEnv(VectorEnv):
     def _restart(self, worker: WorkerProcess, loss: WorkerLost) -> _First:
         """Starts a worker and new episodes in all of its copies, if the run may go on after a loss."""
         while True:
-            copy = self.copies[worker.at]
-            self._failed(copy, EnvError(f"{self._who(copy)}: its worker process {loss}."))
-            worker.start()
+            index, last_reset, episode_number = worker.at
+            copy = self.copies[index]
+            if last_reset == index:
+                _begin_episode(copy, episode_number)
+            self._failed(copy, self._loss(copy, loss))
+            self._start_anew(worker, copy)
+            self._send_reset(worker)
             try:
-                worker.finish_start()
-                self._send_reset(worker)
                 return self._take(worker, worker.receive()).result
             except WorkerLost as another:
                 loss = another
+
+    def _loss(self, copy: EnvCopy, loss: WorkerLost) -> EnvError:
+        return EnvError(f"{self._who(copy)}: its worker process {loss}.")
+
+    def _start_anew(self, worker: WorkerProcess, copy: EnvCopy) -> None:
+        """Starts a worker until its environments are made; what fails meanwhile is counted as failures of ``copy``."""
+        while True:
+            worker.start()
+            try:
+                worker.finish_start()
+                return
+            except WorkerLost as loss:
+                self._failed(copy, self._loss(copy, loss))
+            except MarlConnectorsError as error:
+                self._failed(copy, EnvError(f"{self._who(copy)}: {error}"))
 
     # For checkpoints.
 
@@ -288,6 +303,13 @@ class WorkerVectorEnv(VectorEnv):
     def _end_all(self) -> None:
         self._are_up = False
         _kill(self.workers)
+
+
+def _begin_episode(copy: EnvCopy, episode_number: int) -> None:
+    """Takes note of a new episode that a worker has begun, if it is one."""
+    if copy.episode_number != episode_number:
+        copy.episode_number, copy.t = episode_number, 0
+        copy.newest_actions, copy.history = [], ActionHistory()
 
 
 def _kill(workers: list[WorkerProcess]) -> None:

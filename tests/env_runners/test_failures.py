@@ -13,12 +13,14 @@ from functools import partial
 
 import numpy as np
 import pytest
-from failing_envs import Broken, FailingEnv, FailingTurns, start_workers_fast
+from failing_envs import Broken, FailingEnv, FailingResets, FailingTurns, HardToMake, start_workers_fast
 from random_aec import RandomAEC
 from recurrent_modules import CounterModule
 from scripted_envs import LifeEnv, lives_of_chunks, small_config
 
 from marl_connectors import Callbacks, Columns, RLModuleSpec
+from marl_connectors.environments import worker_process
+from marl_connectors.environments.worker_vector_env import make_vector_env
 from marl_connectors.errors import ConfigError, EnvError
 from marl_connectors.seeding import derived_seed
 
@@ -252,8 +254,12 @@ def test_a_checkpoint_after_failures_is_continued_exactly():
 def test_an_environment_that_is_broken_for_good_stops_the_run(workers, monkeypatch):
     monkeypatch.setattr(Broken, "steps_left", 30)
     runner = runner_of(Broken, workers=workers, num_envs=2, tolerance=7)
-    with pytest.raises(EnvError, match=r"ValueError: for good\. This copy has failed 8 times .*tolerance is 7"):
+    with pytest.raises(
+        EnvError, match=r"ValueError: for good\. This copy has failed 8 times .*tolerance is 7"
+    ) as caught:
         runner.sample(num_timesteps=2000)
+    assert caught.type is EnvError
+    assert str(caught.value).count("This copy has failed") == 1
     runner.close()
 
 
@@ -308,6 +314,72 @@ def test_environments_that_kill_their_process_are_survived():
     counts = assert_all_steps_are_accounted_for(runner, samples)
     assert counts["num_env_failures"] >= 2
     runner.close()
+
+
+@pytest.mark.parametrize("way", ["kill", "hang", "raise"])
+@pytest.mark.parametrize("episode", [0, 2])
+def test_a_reset_in_which_a_worker_is_lost_is_named_and_not_tried_again(caplog, way, episode):
+    seed = derived_seed(0, "env", 1, episode)
+    env = partial(FailingResets, seeds=(seed,), way=way, max_steps=4)
+    runner = runner_of(env, workers=1, num_envs=2, timeout_s=2)
+    with caplog.at_level(logging.WARNING, LOG):
+        samples = [runner.sample(num_timesteps=2 * 20)]
+    counts = assert_all_steps_are_accounted_for(runner, samples)
+    assert counts["num_env_failures"] == 1
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert f"environment copy 1, episode {episode}, step 0" in message
+    assert str(seed) in message
+    numbers = {int(e.id_.split("-")[1]) for e in samples[0] if e.id_.startswith("1-")}
+    assert numbers.isdisjoint({episode})
+    assert episode + 1 in numbers
+    runner.close()
+
+
+@pytest.mark.parametrize("way", ["kill", "hang"])
+def test_without_restarts_a_worker_lost_in_its_first_reset_is_named(way):
+    env = partial(FailingResets, seeds=(derived_seed(0, "env", 0, 0),), way=way)
+    runner = runner_of(env, workers=1, num_envs=2, timeout_s=1, restart=False)
+    with pytest.raises(EnvError, match=r"copy 0, episode 0, step 0 \(seed \d+\): its worker process"):
+        runner.sample(num_timesteps=2)
+
+
+def test_a_worker_that_is_lost_before_any_reset_is_replaced():
+    runner = runner_of(LifeEnv, workers=2, num_envs=4)
+    os.kill(runner.vector_env.workers[1].pid, signal.SIGKILL)
+    samples = [runner.sample(num_timesteps=4 * 5)]
+    assert assert_all_steps_are_accounted_for(runner, samples)["num_env_failures"] == 1
+    assert {e.id_ for e in samples[0]} >= {f"{i}-0" for i in range(4)}
+    runner.close()
+
+
+@pytest.mark.parametrize(
+    ("way", "words"),
+    [
+        ("raise", "RuntimeError: the licence server is busy"),
+        ("hang", "did not answer for 2 s while it started and was ended.*set sample_timeout_s above 2"),
+    ],
+)
+def test_an_environment_that_is_hard_to_make_is_tried_again(caplog, monkeypatch, tmp_path, way, words):
+    file = tmp_path / "way"
+    runner = runner_of(partial(HardToMake, str(file)), workers=1, num_envs=2, timeout_s=1)
+    runner.sample(num_timesteps=4)
+    monkeypatch.setattr(worker_process, "_START_TIMEOUT_S", 2.0)
+    file.write_text(way)
+    os.kill(runner.vector_env.workers[0].pid, signal.SIGKILL)
+    with caplog.at_level(logging.WARNING, LOG):
+        runner.sample(num_timesteps=20)
+    messages = [record.getMessage() for record in caplog.records]
+    assert runner.take_failure_counts()["num_env_failures"] == len(messages) >= 2
+    assert re.search(rf"environment copy \d, episode 0, step 2 \(seed \d+\): .*{words}", messages[1])
+    runner.close()
+
+
+def test_a_worker_that_hangs_while_it_starts_is_told_from_one_that_hangs_later(monkeypatch, tmp_path):
+    monkeypatch.setattr(worker_process, "_START_TIMEOUT_S", 1.0)
+    (tmp_path / "way").write_text("hang")
+    maker = partial(HardToMake, str(tmp_path / "way"))
+    with pytest.raises(EnvError, match=r"did not answer for 1\.5 s while it started .*sample_timeout_s above 1\.5"):
+        make_vector_env(maker, num_envs=1, seed=0, num_workers=1, timeout_s=1.5)
 
 
 @pytest.mark.parametrize("kills", [10, pytest.param(100, marks=pytest.mark.slow)])

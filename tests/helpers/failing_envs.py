@@ -6,6 +6,7 @@ import multiprocessing.forkserver
 import os
 import signal
 import time
+from pathlib import Path
 
 import numpy as np
 from gymnasium import spaces
@@ -134,6 +135,44 @@ class FailingEnv(LifeEnv):
             case "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
         return obs, rewards, terminations, truncations, infos
+
+
+class FailingResets(LifeEnv):
+    """Fails in the resets with certain seeds.
+
+    Args:
+        seeds: Which.
+        way: ``"kill"``, ``"hang"`` or ``"raise"``.
+        settings: Of the LifeEnv.
+    """
+
+    def __init__(self, *, seeds, way, **settings):
+        super().__init__(**settings)
+        self.seeds, self.way = seeds, way
+
+    def reset(self, seed=None, options=None):
+        if seed in self.seeds:
+            match self.way:
+                case "kill":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                case "hang":
+                    time.sleep(1000)
+                case "raise":
+                    raise ValueError("no reset today")
+        return super().reset(seed, options)
+
+
+class HardToMake(LifeEnv):
+    """Fails once while it is made if there is a file of this name, which says how."""
+
+    def __init__(self, file):
+        super().__init__()
+        if Path(file).exists():
+            way = Path(file).read_text()
+            Path(file).unlink()
+            if way == "hang":
+                time.sleep(1000)
+            raise RuntimeError("the licence server is busy")
 
 
 class FailingTurns(RandomAEC):
