@@ -11,7 +11,7 @@ from gymnasium import Space
 from marl_connectors import spaces
 from marl_connectors.env_runners.lanes import Lane, LaneGroup
 from marl_connectors.env_runners.lanes_by_copy import LanesByCopy, SomeLanes
-from marl_connectors.environments.env_copy import EnvCopy, copied_info
+from marl_connectors.environments.env_copy import EnvCopy
 from marl_connectors.rl_module.module_states import state_kind
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.rl_module.rl_module import RLModule
@@ -197,4 +197,4 @@ class CopyLanes:
             info = infos.get(agent_id)
             if info:
                 rollout = lane.group.rollout
-                rollout.infos[int(rollout.cursor[lane.number])] = copied_info(env_index, agent_id, info)
+                rollout.infos[int(rollout.cursor[lane.number])] = info

@@ -19,7 +19,6 @@ from marl_connectors.env_runners.episode_metrics import EpisodeTally
 from marl_connectors.env_runners.joint_episodes import JointEpisodes, Modules
 from marl_connectors.env_runners.lanes import Lane, LaneGroup
 from marl_connectors.env_runners.lives import LiveViews
-from marl_connectors.environments.env_copy import copied_info
 from marl_connectors.environments.env_failures import FailureCounts
 from marl_connectors.environments.garbage_pauses import without_collections
 from marl_connectors.environments.vector_env import EnvCopy, Transition, VectorEnv
@@ -252,7 +251,7 @@ class OngoingEpisodes(JointEpisodes):
             self._observe_end(transition, lane, position)
         info = transition.infos.get(agent_id)
         if info:
-            rollout.infos[position] = copied_info(lane.env_index, agent_id, info)
+            rollout.infos[position] = info
         self._ended.setdefault(lane.env_index, (self.ongoing[lane.env_index], []))[1].append(lane.episode)  # type: ignore[union-attr]
         terminated = bool(transition.terminations.get(agent_id))
         truncated = bool(transition.truncations.get(agent_id)) and not terminated

@@ -15,7 +15,7 @@ from marl_connectors.env_runners.lanes import Lane
 from marl_connectors.env_runners.ongoing_episodes import OngoingEpisodes
 from marl_connectors.env_runners.plain_data import storable
 from marl_connectors.environments.action_history import ActionHistory
-from marl_connectors.environments.vector_env import EnvCopy, not_repeatable
+from marl_connectors.environments.env_copy import EnvCopy, not_repeatable
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.episodes.rollout import take
 from marl_connectors.episodes.state import decode, encode

@@ -12,7 +12,6 @@ from marl_connectors.env_runners.data_checks import bad_observation
 from marl_connectors.env_runners.done_episodes import Episode
 from marl_connectors.env_runners.lanes import Lane, LaneGroup
 from marl_connectors.env_runners.replayable_episodes import ReplayableEpisodes
-from marl_connectors.environments.env_copy import copied_info
 from marl_connectors.environments.turn_based_vector_env import Turn
 from marl_connectors.typing import AgentID
 
@@ -118,9 +117,9 @@ class TurnBasedEpisodes(ReplayableEpisodes):
                     if spaces.misfit(rollout.observation_space, observation):
                         raise bad_observation(lane, self._vector_env, observation) from error
                 raise
-            for lane, position, info in zip(lanes, positions.tolist(), infos, strict=True):
+            for position, info in zip(positions.tolist(), infos, strict=True):
                 if info:
-                    rollout.infos[position] = copied_info(lane.env_index, lane.agent_id, info)
+                    rollout.infos[position] = info
 
     def _pay(self, turn: Turn, lanes: dict[AgentID, Lane]) -> None:
         """Credits rewards to the actions that wait for them; others as those of agents that did not act."""

@@ -10,9 +10,9 @@ import numpy as np
 from marl_connectors.environments.batched_calls import BatchedCalls, BatchedStep
 from marl_connectors.environments.batched_ends import BatchedEnds, infos_by_agent
 from marl_connectors.environments.batched_env import BatchedEnv
-from marl_connectors.environments.env_copy import EnvCopy, VectorStep
+from marl_connectors.environments.env_copy import EnvCopy, VectorStep, not_repeatable
 from marl_connectors.environments.garbage_pauses import without_collections
-from marl_connectors.environments.vector_env import VectorEnv, not_repeatable
+from marl_connectors.environments.vector_env import VectorEnv
 from marl_connectors.errors import EnvError
 from marl_connectors.seeding import derived_seeds
 from marl_connectors.trees import tree_map

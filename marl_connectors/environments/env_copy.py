@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import numpy as np
+
 from marl_connectors.environments.action_history import ActionHistory
-from marl_connectors.errors import EnvError
+from marl_connectors.environments.step_faults import fault_in_infos
+from marl_connectors.errors import CheckpointError, EnvError
 from marl_connectors.typing import AgentID
 
 _Kind = TypeVar("_Kind", bound="Transition")
@@ -126,18 +129,38 @@ def _elsewhere(*args: Any) -> Any:
     raise RuntimeError("This environment copy is in another process.")
 
 
-def copied_info(copy_index: int, agent: AgentID, info: Any) -> dict[str, Any]:
-    """An agent's info, so that the environment's next step cannot change it.
+def copied(value: Any) -> Any:
+    """Arrays, and dicts, lists and tuples of anything, are copied; whatever else there is stays as it is."""
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if isinstance(value, Mapping):
+        return {key: copied(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        parts = [copied(part) for part in value]
+        return parts if isinstance(value, list) else getattr(type(value), "_make", tuple)(parts)
+    return value
+
+
+def copied_infos(copy: EnvCopy, agents: Iterable[AgentID], infos: Any) -> dict[AgentID, dict[str, Any]]:
+    """These agents' infos, so that the environment's next step cannot change them, without empty ones.
 
     Raises:
-        EnvError: If it is no dict.
+        EnvError: If an info is no dict.
     """
-    if not isinstance(info, Mapping):
-        raise EnvError(
-            f"environment copy {copy_index}, agent {agent!r}: the info is {info!r}, not a dict. Return a dict for each "
-            f"agent, which may be empty."
-        )
-    return dict(info)
+    why = fault_in_infos(agents, infos)
+    if why:
+        raise EnvError(f"{copy}: {why}")
+    return {agent: copied(info) for agent in agents if (info := infos.get(agent))} if infos else {}
+
+
+def not_repeatable(copy: EnvCopy, agent_id: AgentID | None = None) -> CheckpointError:
+    """The error for an episode that does not lead to where it led before."""
+    whom = "" if agent_id is None else f"agent {agent_id!r} "
+    return CheckpointError(
+        f"{copy}: replaying the episode from its seed leads {whom}elsewhere than before the checkpoint, so the "
+        f"environment does not follow from reset(seed=...) and the run cannot be continued exactly. Start a new run "
+        f"with its modules: algo.rl_module.set_state(load_state(path)['learner']['module'])."
+    )
 
 
 def another_episode(

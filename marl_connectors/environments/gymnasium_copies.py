@@ -10,6 +10,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
+from marl_connectors.environments.env_copy import copied
 from marl_connectors.environments.gymnasium_infos import info_of, infos_of, with_finals, without_finals
 from marl_connectors.errors import EnvError
 from marl_connectors.trees import tree_map
@@ -160,7 +161,7 @@ def _with_agents(observations: Any) -> Tree:
 
 def _final_info(finals: Any, index: int, num_envs: int) -> dict[str, Any]:
     """The info of the step that ended a copy: of a dict for all, or a sequence with a dict for each."""
-    return info_of(finals, index, num_envs) if isinstance(finals, Mapping) else dict(finals[index] or {})
+    return info_of(finals, index, num_envs) if isinstance(finals, Mapping) else copied(finals[index] or {})
 
 
 def _move_statistics(first: dict[str, Any], final: dict[str, Any]) -> None:

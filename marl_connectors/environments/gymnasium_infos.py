@@ -9,6 +9,7 @@ import numpy as np
 from gymnasium import Space
 
 from marl_connectors import spaces
+from marl_connectors.environments.env_copy import copied
 from marl_connectors.errors import EnvError
 from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import Tree
@@ -18,7 +19,7 @@ _FINAL = ("final_info", "_final_info", *_FINAL_OBSERVATIONS, *(f"_{name}" for na
 
 
 def info_of(infos: Mapping[str, Any], index: int, num_envs: int) -> dict[str, Any]:
-    """One copy's info.
+    """One copy's info, which nothing that the VectorEnv does later can change.
 
     Args:
         infos: By name: something for each copy, or a dict of such; ``_name`` tells which copies have it. What is not of
@@ -34,7 +35,7 @@ def info_of(infos: Mapping[str, Any], index: int, num_envs: int) -> dict[str, An
         if isinstance(values, Mapping):
             own[name] = info_of(values, index, num_envs)
         else:
-            own[name] = values[index] if np.shape(values)[:1] == (num_envs,) else values
+            own[name] = copied(values[index] if np.shape(values)[:1] == (num_envs,) else values)
     return own
 
 

@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from marl_connectors.environments.env_copy import EnvCopy, Transition, another_episode
+from marl_connectors.environments.env_copy import EnvCopy, Transition, another_episode, copied_infos, not_repeatable
 from marl_connectors.environments.turn_based_env import TurnBasedEnv
-from marl_connectors.environments.vector_env import VectorEnv, copied_infos, not_repeatable
+from marl_connectors.environments.vector_env import VectorEnv
 from marl_connectors.errors import EnvError, MarlConnectorsError
 from marl_connectors.typing import AgentID
 
@@ -48,7 +48,7 @@ class TurnBasedVectorEnv(VectorEnv):
         self._paid_by_reset[copy.index] = {agent: self._number(copy, agent, reward) for agent, reward in paid}
         if self._garbage is not None:
             self._check_garbage(copy, observations, observations, {})
-        return observations, infos
+        return observations, copied_infos(copy, copy.agents, infos)
 
     def take_turns(self, actions: list[Any]) -> list[Turn]:
         """Lets all copies go on, and resets those whose episode ended.
@@ -81,6 +81,7 @@ class TurnBasedVectorEnv(VectorEnv):
         truncations.pop("__all__", None)
         numbers = {agent: self._number(copy, agent, reward) for agent, reward in rewards.items()}
         early = self._paid_by_reset.pop(copy.index, {})
+        infos = copied_infos(copy, terminations, infos)
         turn = Turn(copy.index, copy.t, observations, terminations, truncations, infos, early, rewards=numbers)
         copy.agents = [a for a in observations if not (terminations.get(a) or truncations.get(a))]
         if self._garbage is not None:
@@ -104,7 +105,7 @@ class TurnBasedVectorEnv(VectorEnv):
         copy.episode_number = episode_number - 1
         observations, infos = self._begin(copy)
         newest = _copied(observations)
-        infos_at = {0: copied_infos(copy, infos)} if 0 in wanted else {}
+        infos_at = {0: infos} if 0 in wanted else {}
         for actions in steps:
             turn = self._take_turn(copy, actions) if len(actions) == len(copy.agents) else None
             if turn is None or turn.is_over:
@@ -113,7 +114,7 @@ class TurnBasedVectorEnv(VectorEnv):
                 del newest[agent]
             newest.update(_copied({agent: turn.observations[agent] for agent in copy.agents}))
             if copy.t in wanted:
-                infos_at[copy.t] = copied_infos(copy, turn.infos)
+                infos_at[copy.t] = turn.infos
         return newest, infos_at
 
 

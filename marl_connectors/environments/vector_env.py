@@ -11,12 +11,19 @@ from typing import Any
 import numpy as np
 
 from marl_connectors.environments.action_history import ActionHistory
-from marl_connectors.environments.env_copy import EnvCopy, Transition, VectorStep, another_episode, copied_info
+from marl_connectors.environments.env_copy import (
+    EnvCopy,
+    Transition,
+    VectorStep,
+    another_episode,
+    copied_infos,
+    not_repeatable,
+)
 from marl_connectors.environments.env_failures import EnvFailure, EnvRestarts, GarbageCheck
 from marl_connectors.environments.single_agent_env import SingleAgentEnv
 from marl_connectors.environments.step_faults import fault_in_step
 from marl_connectors.environments.turn_based_env import TurnBasedEnv
-from marl_connectors.errors import CheckpointError, EnvError, MarlConnectorsError
+from marl_connectors.errors import EnvError, MarlConnectorsError
 from marl_connectors.seeding import derived_seed
 from marl_connectors.typing import AgentID
 
@@ -98,7 +105,7 @@ class VectorEnv:
         self._check_all_observed(copy, observations)
         if self._garbage is not None:
             self._check_garbage(copy, copy.agents, observations, {})
-        return observations, infos
+        return observations, copied_infos(copy, copy.agents, infos)
 
     def _reset(self, copy: EnvCopy) -> tuple[dict[AgentID, Any], dict[AgentID, dict]]:
         copy.episode_number += 1
@@ -231,7 +238,7 @@ class VectorEnv:
                     rewards += reward.values()
                     observations += obs.values()
                     if infos and any(infos.values()):
-                        result.infos.append((copy.index, infos))
+                        result.infos.append((copy.index, copied_infos(copy, agents, infos)))
             except Exception as error:
                 del rewards[begin:], observations[num_observations:]
                 rewards.extend([0.0] * len(agents))
@@ -275,6 +282,7 @@ class VectorEnv:
         ended = {agent for flags in (terminations, truncations) for agent, flag in flags.items() if flag}
         copy.agents = alive + [agent for agent in copy.env.agents if agent not in before and agent not in ended]
         stray = self._stray_rewards(copy, reward, set(before))
+        infos = copied_infos(copy, [*before, *copy.agents], infos)
         transition = Transition(copy.index, copy.t, obs, terminations, truncations, infos, stray)
         if copy.agents:
             self._check_all_observed(copy, obs)
@@ -283,9 +291,8 @@ class VectorEnv:
         if not copy.agents:
             transition.is_over = True
             copy.num_failures = 0
-            # The reset may write to the very arrays and dicts that this step gave.
+            # The reset may write to the very arrays that this step gave.
             transition.observations = {agent: _copied(obs[agent]) for agent in before if agent in obs}
-            transition.infos = copied_infos(copy, {agent: infos.get(agent) for agent in before})
             if self.resets_late:
                 transition.awaits_reset = True
                 result.late.append((len(result.observations), transition))
@@ -296,7 +303,7 @@ class VectorEnv:
         result.observations.extend([obs[agent] for agent in copy.agents])
         if transition.is_over or copy.agents != before or stray:
             result.transitions.append(transition)
-        elif any(infos.values()):
+        elif infos:
             result.infos.append((copy.index, infos))
 
     def reset_over(self, step: VectorStep) -> None:
@@ -365,7 +372,7 @@ class VectorEnv:
         copy.episode_number = episode_number - 1
         observations, infos = self._begin(copy)
         newest = [observations[agent_id] for agent_id in copy.agents]
-        infos_at = {0: _infos_of_agents(copy, infos)} if 0 in wanted else {}
+        infos_at = {0: infos} if 0 in wanted else {}
         for actions in steps:
             step = self._step([copy], actions) if len(actions) == len(copy.agents) else None
             if step is None or copy.episode_number != episode_number:
@@ -373,7 +380,7 @@ class VectorEnv:
             newest = step.observations
             if copy.t in wanted:
                 given = [transition.infos for transition in step.transitions] or [infos for _, infos in step.infos]
-                infos_at[copy.t] = _infos_of_agents(copy, given[0]) if given else {}
+                infos_at[copy.t] = given[0] if given else {}
         return dict(zip(copy.agents, newest, strict=True)), infos_at
 
     def close(self) -> None:
@@ -385,25 +392,6 @@ class VectorEnv:
 def _sentence(error: Exception) -> str:
     text = str(error)
     return text if text.endswith((".", "!", "?")) else f"{text}."
-
-
-def not_repeatable(copy: EnvCopy, agent_id: AgentID | None = None) -> CheckpointError:
-    """The error for an episode that does not lead to where it led before."""
-    whom = "" if agent_id is None else f"agent {agent_id!r} "
-    return CheckpointError(
-        f"{copy}: replaying the episode from its seed leads {whom}elsewhere than before the checkpoint, so the "
-        f"environment does not follow from reset(seed=...) and the run cannot be continued exactly. Start a new run "
-        f"with its modules: algo.rl_module.set_state(load_state(path)['learner']['module'])."
-    )
-
-
-def copied_infos(copy: EnvCopy, infos: dict[AgentID, Any]) -> dict[AgentID, dict]:
-    """Infos that the environment's next step cannot change, without empty ones."""
-    return {agent: copied_info(copy.index, agent, info) for agent, info in infos.items() if info}
-
-
-def _infos_of_agents(copy: EnvCopy, infos: dict[AgentID, Any]) -> dict[AgentID, dict]:
-    return copied_infos(copy, {agent: infos.get(agent) for agent in copy.agents})
 
 
 def _copied(observation: Any) -> Any:
