@@ -60,7 +60,8 @@ class MAPPOConfig(PPOConfig):
                 f"PPOConfig."
             )
         held: Any = env_to_module.observation_space_in_episodes
-        return dict(held.spaces)
+        agents_in_order = dict.fromkeys([*setup.agent_ids, *held.spaces])  # a gymnasium Dict sorts its keys
+        return {agent_id: held.spaces[agent_id] for agent_id in agents_in_order}
 
     def validate(self) -> None:
         """Also that there is a critic."""
