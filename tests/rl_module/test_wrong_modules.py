@@ -60,13 +60,41 @@ class Forgetful(Right):
         return {"h": np.zeros(2, np.float32)}
 
 
+class TrainsOn(Right):
+    """Acts rightly; when trained, it puts out something else."""
+
+    def _forward_train(self, batch, **kwargs):
+        return self.spoil(self.pi(batch[Columns.OBS]))
+
+
+class TooFewInTraining(TrainsOn):
+    def spoil(self, logits):
+        return {Columns.ACTION_DIST_INPUTS: logits[..., :2]}
+
+
+class OneRowInTraining(TrainsOn):
+    def spoil(self, logits):
+        return {Columns.ACTION_DIST_INPUTS: logits.mean(0, keepdim=True)}
+
+
+class NothingInTraining(TrainsOn):
+    def spoil(self, logits):
+        return {}
+
+
+class ValuesWithAnAxisInTraining(Right):
+    def compute_values(self, batch, embeddings=None):
+        values = self.vf(batch[Columns.OBS])
+        return values if torch.is_grad_enabled() else values.squeeze(-1)
+
+
 def trained(module_class, policies="shared"):
     config = (
         PPOConfig()
         .environment(SpacesEnv, env_config={"observation_space": BOX, "action_space": spaces.Discrete(3)})
         .multi_agent(policies=policies)
         .rl_module(rl_module_spec=RLModuleSpec(module_class))
-        .training(train_batch_size_per_learner=20, minibatch_size=20, num_epochs=1)
+        .training(train_batch_size_per_learner=20, minibatch_size=20, num_epochs=1, use_kl_loss=False)
         .debugging(seed=0)
     )
     algo = config.build_algo()
@@ -94,6 +122,10 @@ def trained(module_class, policies="shared"):
             r"compute_values of module '.*' gave \(\d+, 1\), expected .* \(\d+,\): one number for each row",
         ),
         (OneValue, r"compute_values of module '.*' gave \(\), expected a tensor of shape"),
+        (TooFewInTraining, r"'action_dist_inputs' of shape \(\d+, 2\), but TorchCategorical needs 3 .*rows \(\d+,\)"),
+        (OneRowInTraining, r"'action_dist_inputs' of shape \(1, 3\), but .* rows \(\d+,\) for actions of Discrete"),
+        (NothingInTraining, r"forward_train put out \[\], but no 'action_dist_inputs'"),
+        (ValuesWithAnAxisInTraining, r"compute_values of module '.*' gave \(\d+, 1\), expected .* \(\d+,\)"),
         (Forgetful, r"put out no 'state_out'"),
     ],
 )
