@@ -19,6 +19,7 @@ from marl_connectors.episodes.sequences import PaddedColumns, Sequences, unpadde
 from marl_connectors.errors import ConnectorError, ModuleError
 from marl_connectors.ops.gae import compute_gae, compute_gae_of_episodes
 from marl_connectors.rl_module.apis import ValueFunctionAPI
+from marl_connectors.rl_module.module_calls import called
 from marl_connectors.rl_module.observation_check import check_observations
 from marl_connectors.rl_module.output_check import checked_values
 from marl_connectors.rl_module.stacked_rows import StackedRows
@@ -243,7 +244,9 @@ def compute_values(rl_module: Any, columns: ColumnGroup) -> torch.Tensor:
         if bucket is not None and StackedRows.pays(bucket, columns):
             _with_values(rl_module, columns.module_ids[0])
             rows = StackedRows(bucket, columns)
-            values = checked_values(columns.module_ids[0], bucket.twin.compute_values(rows), _lead(rows))
+            values = checked_values(
+                columns.module_ids[0], called(bucket.twin, bucket.twin.compute_values, rows), _lead(rows)
+            )
             values = rows.unstacked(values)
             return values if columns.sequences is None else _unpadded(values, columns)
         given = dict(columns.module_columns())
@@ -270,14 +273,15 @@ def _values(rl_module: Any, module_id: str, columns: Any, outputs: dict[str, Any
     """A module's values; from its embeddings, if it does not make these itself."""
     module = _with_values(rl_module, module_id)
     if module_id not in outputs:
-        return module.compute_values(columns)
-    return module.compute_values(columns, embeddings=outputs[module_id].get(Columns.EMBEDDINGS))
+        return called(module, module.compute_values, columns)
+    embeddings = outputs[module_id].get(Columns.EMBEDDINGS)
+    return called(module, module.compute_values, columns, embeddings=embeddings)
 
 
 def _value_function(rl_module: Any, module_id: str) -> Callable[[Any], torch.Tensor]:
     """A module's values of columns of its own, without gradients."""
     if not rl_module.has_own_forward:
-        return _with_values(rl_module, module_id).compute_values
+        return lambda columns: _values(rl_module, module_id, columns, {})
     return lambda columns: _values(rl_module, module_id, columns, rl_module.forward_train({module_id: columns}))
 
 
