@@ -37,6 +37,7 @@ class MAPPOConfig(PPOConfig):
         self, spec: RLModuleSpec, setup: EnvSetup, env_to_module: EnvToModulePipeline
     ) -> RLModuleSpec:
         """Tells the module how many inputs its critic has."""
+        spec = super().complete_rl_module_spec(spec, setup, env_to_module)
         size = JointObservations(self._agent_spaces(setup, env_to_module)).size
         given = spec.model_config
         if isinstance(given, dict):
