@@ -51,6 +51,15 @@ def stack(items: Sequence[Any], space: spaces.Space | None = None) -> Tree:
     return array
 
 
+def byte_scale(space: spaces.Box) -> float | None:
+    """What brings whole numbers of 8 bits, as those of images, to [0, 1]; None for all else.
+
+    >>> byte_scale(spaces.Box(0, 4, (3,), np.uint8)), byte_scale(spaces.Box(0, 4, (3,)))
+    (0.25, None)
+    """
+    return 1.0 / max(float(space.high.max(initial=1)), 1.0) if space.dtype == np.uint8 else None
+
+
 def counted_from_0(space: spaces.Space) -> spaces.Space:
     """The space of the actions that modules give: that of Discrete and MultiDiscrete values without a ``start``.
 

@@ -330,7 +330,10 @@ class AlgorithmConfig(LearningSections, CallbackSettings):
         check_failures(self)
         check_vectorization(self)
         for module_id in self.algorithm_config_overrides_per_module:
-            self.get_config_for_module(module_id).validate()
+            try:
+                self.get_config_for_module(module_id).validate()
+            except ConfigError as error:
+                raise ConfigError(f"the overrides of module {module_id!r}: {error}") from error
 
     def build_algo(self) -> Algorithm:
         """The algorithm, ready to ``train()``."""

@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from marl_connectors.errors import ConfigError
-from marl_connectors.spaces import describe
+from marl_connectors.spaces import byte_scale, describe
 from marl_connectors.typing import Tree
 
 
@@ -21,6 +21,8 @@ class _Part(NamedTuple):
     """Of a one-hot part: how many numbers each component gets."""
     levels: np.ndarray | None
     """Of a one-hot part: the value that each of those numbers stands for."""
+    scale: float | None
+    """What numbers are multiplied with, if with anything."""
 
 
 class Flattener:
@@ -34,13 +36,16 @@ class Flattener:
         space: The float32 Box of flat items, with the bounds of the parts.
     """
 
-    def __init__(self, space: Space, *, leave_out: Collection[Any] = (), count_from_0: bool = False):
+    def __init__(
+        self, space: Space, *, leave_out: Collection[Any] = (), count_from_0: bool = False, scale_bytes: bool = False
+    ):
         """Works out where each part goes.
 
         Args:
             space: Box, Discrete, MultiDiscrete or MultiBinary, or a Dict or Tuple of such.
             leave_out: Keys of a Dict space whose parts are left out.
             count_from_0: Whether values of a Discrete space are without its ``start``, as the modules' actions are.
+            scale_bytes: Whether whole numbers of 8 bits are scaled to [0, 1], as default modules do it.
 
         Raises:
             ConfigError: If a part has no fixed size, or nothing is left.
@@ -48,6 +53,7 @@ class Flattener:
         self._parts: list[_Part] = []
         self._bounds: list[tuple[np.ndarray, np.ndarray]] = []
         self._count_from_0 = count_from_0
+        self._scale_bytes = scale_bytes
         self.size = 0
         if isinstance(space, spaces.Dict) and leave_out:
             space = spaces.Dict({key: part for key, part in space.spaces.items() if key not in leave_out})
@@ -57,7 +63,7 @@ class Flattener:
         lows, highs = zip(*self._bounds, strict=True)
         self.space = spaces.Box(np.concatenate(lows), np.concatenate(highs), dtype=np.float32)
         only = self._parts[0]
-        self._plain = len(self._parts) == 1 and only.levels is None and not only.path
+        self._plain = len(self._parts) == 1 and only.levels is None and only.scale is None and not only.path
 
     def _add(self, space: Space, path: tuple[Any, ...]) -> None:
         if isinstance(space, (spaces.Dict, spaces.Tuple)):
@@ -65,10 +71,11 @@ class Flattener:
             for key, part in parts:
                 self._add(part, (*path, key))
             return
-        sizes = levels = None
+        sizes = levels = scale = None
         if isinstance(space, spaces.Box):
+            scale = byte_scale(space) if self._scale_bytes else None
             with np.errstate(over="ignore"):
-                low, high = space.low.ravel().astype(np.float32), space.high.ravel().astype(np.float32)
+                low, high = (bound.ravel().astype(np.float32) * (scale or 1.0) for bound in (space.low, space.high))
         elif isinstance(space, spaces.MultiBinary):
             count = int(np.prod(space.shape))
             low, high = np.zeros(count, np.float32), np.ones(count, np.float32)
@@ -80,7 +87,7 @@ class Flattener:
                 f"Flattener: values of {space} have no fixed number of numbers, so they cannot be made flat vectors. "
                 f"Use Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple."
             )
-        self._parts.append(_Part(path, self.size, self.size + len(low), sizes, levels))
+        self._parts.append(_Part(path, self.size, self.size + len(low), sizes, levels, scale))
         self._bounds.append((low, high))
         self.size += len(low)
 
@@ -97,7 +104,7 @@ class Flattener:
             flat = values.reshape(len(values), self.size)
             return flat if flat.dtype == np.float32 else flat.astype(np.float32)
         out = None
-        for path, begin, end, sizes, levels in self._parts:
+        for path, begin, end, sizes, levels, scale in self._parts:
             part = values
             for key in path:
                 part = part[key]
@@ -105,6 +112,8 @@ class Flattener:
                 out = np.empty((len(part), self.size), np.float32)
             if sizes is None:
                 out[:, begin:end] = part.reshape(len(part), end - begin)
+                if scale is not None:
+                    out[:, begin:end] *= scale
             else:
                 out[:, begin:end] = _spread(part, sizes) == levels
         assert out is not None

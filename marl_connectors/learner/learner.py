@@ -17,6 +17,7 @@ from marl_connectors.connectors.learner.learner_connector_pipeline import Learne
 from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup
 from marl_connectors.episodes.packing import rows_of_episodes
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
+from marl_connectors.errors import LearnerError
 from marl_connectors.learner.figures import TOTAL_LOSS, Figures
 from marl_connectors.learner.finite_check import FiniteCheck, not_finite_error
 from marl_connectors.learner.gradient_clipping import clip_gradients
@@ -251,6 +252,11 @@ class Learner(ABC):
         ids = tuple(m for minibatch in step.minibatches for m in minibatch.module_ids)
         with self._autocast():
             loss = self._joint_loss(step.minibatches) if step.is_joint else self._loss_of_minibatch(*step.minibatches)
+        if not loss.requires_grad:
+            raise LearnerError(
+                f"Learner: the loss of {', '.join(map(repr, ids))} has no gradient. Let forward_train and "
+                f"compute_values compute with the module's parameters, without detach() or no_grad()."
+            )
         stepping = (*ids, *step.beside) if step.is_joint else ids
         self.optimizers.compute_gradients(loss, stepping)
         norms = self.optimizers.norms(stepping)

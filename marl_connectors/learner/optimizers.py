@@ -254,9 +254,20 @@ class Optimizers:
         return state
 
     def set_state(self, state: Mapping[ModuleID, Mapping[str, Any]]) -> None:
-        """Takes what ``get_state`` gave."""
+        """Takes what ``get_state`` gave.
+
+        Raises:
+            LearnerError: If Adam steps other tensors of a module here.
+        """
         for module_id, own in state.items():
-            for tensor, moments in zip(self._tensors.get(module_id, ()), own.get("adam", ()), strict=False):
+            tensors, saved = self._tensors.get(module_id, []), own.get("adam", [])
+            if saved and len(tensors) != len(saved):
+                raise LearnerError(
+                    f"Optimizers.set_state: the state has Adam's moments of {len(saved)} tensors of module "
+                    f"{module_id!r}, but here it steps {len(tensors)}. Build the learner with the same modules and "
+                    f"optimizers as the one that was saved."
+                )
+            for tensor, moments in zip(tensors if saved else (), saved, strict=True):
                 if self._adam is None:
                     continue
                 self._adam.state.pop(tensor, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -102,6 +103,23 @@ class DefaultModelConfig:
     def __post_init__(self) -> None:
         if self.use_lstm and self.use_gru:
             raise ConfigError("model_config: use_lstm and use_gru are both True. Set one of them.")
+        for name in (field.name for field in dataclasses.fields(self) if field.name.endswith("_hiddens")):
+            self._check_sizes(name)
+        for name in ("lstm_cell_size", "gru_cell_size", "max_seq_len"):
+            if not _is_size(getattr(self, name)):
+                raise ConfigError(f"model_config: {name} is {getattr(self, name)!r}. Give a whole number from 1.")
+        bound = self.log_std_clip_param
+        if not isinstance(bound, numbers.Real) or not bound >= 0:
+            raise ConfigError(f"model_config: log_std_clip_param is {bound!r}. Give a number from 0.")
+
+    def _check_sizes(self, name: str) -> None:
+        sizes = getattr(self, name)
+        if sizes is None and getattr(type(self), name) is None:  # then they are those of other layers
+            return
+        if isinstance(sizes, str) or not isinstance(sizes, Sequence) or not all(map(_is_size, sizes)):
+            raise ConfigError(
+                f"model_config: {name} is {sizes!r}. Give a list of whole numbers from 1, one for each hidden layer."
+            )
 
     @classmethod
     def of(cls, model_config: DefaultModelConfig | Mapping[str, Any] | None) -> DefaultModelConfig:
@@ -124,3 +142,7 @@ class DefaultModelConfig:
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON data, but for initializers that are functions."""
         return {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()}
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) > 0

@@ -15,14 +15,15 @@ from marl_connectors.rl_module.default_model_config import DefaultModelConfig
 from marl_connectors.rl_module.initializers import Initializers
 from marl_connectors.rl_module.layers import MLP
 from marl_connectors.rl_module.recurrent_layers import GRU, LSTM, RecurrentLayer
-from marl_connectors.spaces import describe
+from marl_connectors.spaces import byte_scale, describe
 
 
 class Encoder(MLP):
     """The hidden layers over an observation: each part of it as a vector, side by side, and an MLP over all of them.
 
     Images go through convolutions, Discrete and MultiDiscrete parts become one-hot vectors, all else is flattened as it
-    is. Observations have any leading axes: ``[B, ...]``, ``[B, T, ...]``, and with stacked parameters ``[M, B, ...]``.
+    is; whole numbers of 8 bits are scaled to [0, 1]. Observations have any leading axes: ``[B, ...]``, ``[B, T, ...]``,
+    and with stacked parameters ``[M, B, ...]``.
 
     Attributes:
         parts: What turns each part of the observation into a vector; see ``parts_of``.
@@ -65,18 +66,20 @@ class Encoder(MLP):
 
 
 class FlatPart(nn.Module):
-    """Numbers as they are, side by side."""
+    """Numbers as they are, side by side; whole numbers of 8 bits are scaled to [0, 1]."""
 
     def __init__(self, space: Space):
         super().__init__()
         shape = space.shape or ()
         self._rank = len(shape)
+        self._scale = byte_scale(space) if isinstance(space, spaces.Box) else None
         self.output_dim = int(np.prod(shape))
 
     def forward(self, x: Tensor) -> Tensor:
         if self._rank != 1:
             x = x.flatten(-self._rank) if self._rank else x.unsqueeze(-1)
-        return x if x.is_floating_point() else x.float()
+        x = x if x.is_floating_point() else x.float()
+        return x if self._scale is None else x * self._scale
 
 
 class OneHotPart(nn.Module):
@@ -117,7 +120,7 @@ class ImagePart(nn.Module):
         self._channels_first = bool(last) and 4 * height <= min(width, channels)
         if self._channels_first:
             channels, height, width = height, width, channels
-        self._scale = 1.0 / max(float(space.high.max()), 1.0) if space.dtype == np.uint8 else None
+        self._scale = byte_scale(space)
         filters = default_filters(height, width) if config.conv_filters is None else config.conv_filters
         self.cnn = CNN((height, width, channels), filters, config.conv_activation, Initializers.of(config, "conv"))
         self.output_dim = self.cnn.output_dim

@@ -109,6 +109,7 @@ class MultiRLModule(nn.Module):
                 f"MultiRLModule: there is a module {module_id!r} already. Pass override=True to replace it."
             )
         self._members._modules[module_id] = module
+        module.known_as = module_id
         self._buckets = None
         self._state_kinds.pop(module_id, None)
 

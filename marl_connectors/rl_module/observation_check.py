@@ -17,6 +17,8 @@ from marl_connectors.trees import leaves, tree_map
 def check_observations(group: ColumnGroup, rl_module: Any, *, train: bool) -> None:
     """Holds the ``obs`` of a group against the spaces and devices of its modules.
 
+    Where a MultiRLModule has a ``_forward`` of its own, that decides what the modules see, so spaces are left out.
+
     Args:
         group: In tensors or arrays.
         rl_module: The modules.
@@ -31,9 +33,10 @@ def check_observations(group: ColumnGroup, rl_module: Any, *, train: bool) -> No
     observations = group[Columns.OBS]
     lead = 2 if Columns.STATE_IN in group else 1  # rows and, when acting, time
     pipeline = "learner" if train else "env-to-module"
+    sees_as_given = not getattr(rl_module, "has_own_forward", False)
     for module_id in group.module_ids:
         space = getattr(rl_module[module_id], "observation_space", None)
-        if space is not None and not _fits(space, observations, lead):
+        if sees_as_given and space is not None and not _fits(space, observations, lead):
             shape = tree_map(lambda leaf: tuple(leaf.shape)[lead:], observations)
             hint = (
                 "A piece that changes observations in the batch only, such as FrameStacking, has to stand in both "

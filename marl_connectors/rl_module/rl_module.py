@@ -15,7 +15,8 @@ from torch import nn
 from marl_connectors.columns import Columns
 from marl_connectors.errors import ModuleError
 from marl_connectors.rl_module.distributions import Distribution, default_distribution, without_forbidden
-from marl_connectors.typing import DEFAULT_MODULE_ID
+from marl_connectors.rl_module.module_calls import called_for_columns
+from marl_connectors.typing import DEFAULT_MODULE_ID, ModuleID
 
 if TYPE_CHECKING:
     from marl_connectors.rl_module.multi_rl_module import MultiRLModule
@@ -38,7 +39,10 @@ class RLModule(nn.Module):
         observation_space: Of what the module sees, after the env-to-module pipeline.
         action_space: Of the agents that the module acts for.
         model_config: The user's own settings, or ``DefaultModelConfig`` for the default modules.
+        known_as: The id under which a MultiRLModule has it, for messages.
     """
+
+    known_as: ModuleID | None = None
 
     stackable = False
     """Whether the forward passes work on any number of leading axes, so that modules of one architecture can run as one
@@ -128,25 +132,16 @@ class RLModule(nn.Module):
     def forward_inference(self, batch: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Columns for acting greedily, without gradients."""
         with _no_gradients():
-            try:
-                return _with_mask(self, batch, self._forward_inference(batch, **kwargs))
-            except KeyError as error:
-                raise _missing_column(self, batch, error) from error
+            return _with_mask(self, batch, called_for_columns(self, self._forward_inference, batch, kwargs))
 
     def forward_exploration(self, batch: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Columns for acting while exploring, without gradients."""
         with _no_gradients():
-            try:
-                return _with_mask(self, batch, self._forward_exploration(batch, **kwargs))
-            except KeyError as error:
-                raise _missing_column(self, batch, error) from error
+            return _with_mask(self, batch, called_for_columns(self, self._forward_exploration, batch, kwargs))
 
     def forward_train(self, batch: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Columns for computing a loss."""
-        try:
-            outputs = self._forward_train(batch, **kwargs)
-        except KeyError as error:
-            raise _missing_column(self, batch, error) from error
+        outputs = called_for_columns(self, self._forward_train, batch, kwargs)
         return _masked(self, batch, outputs) if Columns.ACTION_MASK in batch else outputs
 
     def is_stateful(self) -> bool:
@@ -185,17 +180,6 @@ class RLModule(nn.Module):
 def _no_gradients() -> AbstractContextManager[Any]:
     """``torch.no_grad()``, or nothing where a MultiRLModule has seen to that already. A hot path."""
     return torch.no_grad() if torch.is_grad_enabled() else _NOTHING
-
-
-def _missing_column(module: RLModule, batch: Mapping[str, Any], error: KeyError) -> Exception:
-    """The error for a key that a forward pass did not find, unless it explains itself."""
-    key = error.args[0] if error.args else None
-    if not isinstance(key, str) or not key.isidentifier() or key in batch:
-        return error
-    return ModuleError(
-        f"{type(module).__name__}: its forward pass found no {key!r}. The batch has the columns {sorted(batch)}. Read "
-        f"one of these, or add the connector piece that makes {key!r}."
-    )
 
 
 def _with_mask(module: RLModule, batch: Mapping[str, Any], outputs: dict[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from scripted_envs import small_config
+from gymnasium import spaces
+from scripted_envs import BOX, LifeEnv, small_config
 
 from marl_connectors import PPOConfig
 from marl_connectors.errors import ConfigError
@@ -121,3 +122,22 @@ def test_a_spec_for_a_module_that_nobody_has_is_named():
     config = small_config("marl_envs.match_v0").multi_agent(policies="shared").rl_module(rl_module_spec=spec)
     with pytest.raises(ConfigError, match=r"spec for module 'wolf', but the modules are \['default_policy'\]"):
         config.build_algo()
+
+
+def test_overrides_of_a_module_are_named_with_it():
+    config = small_config(LifeEnv).multi_agent(policies="independent")
+    config.rl_module(algorithm_config_overrides_per_module={"a": {"clip_param": -1.0}})
+    with pytest.raises(ConfigError, match=r"overrides of module 'a': PPOConfig.*clip_param"):
+        config.build_algo()
+
+
+def test_bounded_distributions_need_actions_that_are_stretched():
+    def config_of(low):
+        box = spaces.Box(low, 1.0, (2,))
+        config = small_config(lambda: LifeEnv(spaces_of=dict.fromkeys("abc", (BOX, box))))
+        config.multi_agent(policies="shared").rl_module(model_config={"action_distribution": "beta"})
+        return config.environment(normalize_actions=False)
+
+    with pytest.raises(ConfigError, match=r"PPOConfig: action_distribution='beta' .*normalize_actions=False .*Box"):
+        config_of(0.0).build_algo()
+    config_of(-1.0).build_algo()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from scripted_envs import BOX, LifeEnv, small_config
+from scripted_envs import BOX, LifeEnv, ScriptEnv, Step, small_config
 from torch import nn
 
 from marl_connectors import (
@@ -56,6 +56,19 @@ def test_a_critic_sees_the_other_agent_and_the_policy_does_not():
     torch.testing.assert_close(out[Columns.ACTION_DIST_INPUTS], out_other[Columns.ACTION_DIST_INPUTS], rtol=0, atol=0)
     algo.env_runner.sample(num_timesteps=2)
     assert Columns.CRITIC_OBS not in algo.env_runner._batch.groups[0]
+
+
+def test_agents_stand_in_the_order_of_possible_agents():
+    agents = ["z", "a10", "a2"]
+    script = [[Step(dict(zip(agents, (t, t + 1, t + 2), strict=True))) for t in (1, 2, 3)]]
+    script[0][-1].terminated = tuple(agents)
+    config = small_config(lambda: ScriptEnv(script, possible_agents=agents), algorithm=MAPPOConfig)
+    algo = config.multi_agent(policies="shared").rl_module(model_config={"fcnet_hiddens": (4,)}).build_algo()
+    batch = algo.learner.make_batch(algo.env_runner.sample(num_episodes=1)).groups[0]
+    row = batch[Columns.CRITIC_OBS][0].tolist()
+    assert row[:6] == [1, 0, 2, 0, 3, 0]
+    whose = agents.index(batch.rows.episodes[0].agent_id)
+    assert row[9:] == [float(i == whose) for i in range(3)]
 
 
 def test_modules_in_a_bucket_have_the_values_of_each_alone():

@@ -11,6 +11,7 @@ from scripted_envs import BOX, LifeEnv, Recorded, ScriptEnv, Step, small_config
 from marl_connectors import AddJointObservationsFromEpisodesToTrainBatch as AddJoint
 from marl_connectors import Columns, ConfigError, ConnectorError, FrameStacking, MAPPOConfig, MeanStdFilter
 from marl_connectors.connectors.learner.joint_observations import JointObservations
+from marl_connectors.episodes.packing import rows_of_episodes
 
 WIDE = spaces.Box(-1.0, 1.0, (2, 2), np.float64)
 AGENTS = ("a", "b", "c", "d")
@@ -143,6 +144,27 @@ def test_what_the_episodes_hold_is_what_the_critic_is_built_for(pieces):
     rows = algo.learner.make_batch(seen).groups[0]
     held = np.concatenate([np.asarray(e.get_observations()) for e in rows.rows.episodes if e.agent_id == "a"][:1])
     np.testing.assert_allclose(rows[Columns.CRITIC_OBS][: len(held) - 1, :2], held[:-1], rtol=1e-6)
+
+
+def test_bytes_are_scaled():
+    grey = spaces.Box(0, 255, (1, 2), np.uint8)
+    config = small_config(
+        lambda: ScriptEnv(
+            [
+                [
+                    Step({"a": np.array([[255, 51]], np.uint8), "b": 7}),
+                    Step({"a": np.zeros((1, 2), np.uint8), "b": 9}, terminated=("a", "b")),
+                ]
+            ],
+            observation_spaces={"a": grey},
+        )
+    )
+    algo = config.multi_agent(policies="independent").build_algo()
+    (episode,) = algo.env_runner.sample(num_episodes=1)[:1]
+    own = list(episode.all_agent_episodes())
+    seen = JointObservations({"a": grey, "b": BOX}).of_episodes(own)
+    rows = rows_of_episodes(own[:1], ["a"])
+    np.testing.assert_allclose(seen.at(rows)[0, :4], [1.0, 0.2, 7.0, 0.0], rtol=1e-6)
 
 
 def test_unknown_agents_and_odd_observations_are_named():

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
 import pytest
 import torch
-from scripted_envs import small_config
+from gymnasium import spaces
+from scripted_envs import LifeEnv, small_config
 from torch import nn
 
 from marl_connectors import MultiRLModule, MultiRLModuleSpec, RLModule, RLModuleSpec
@@ -231,3 +233,26 @@ def test_a_state_of_other_shared_layers_is_refused():
     state[SHARED]["encoder.bias"] = torch.zeros(9)
     with pytest.raises(Exception, match=r"shared layers of this state are of another architecture"):
         other.rl_module.set_state(state)
+
+
+class Eyes(MultiRLModule):
+    """Modules that were built for what an encoder of all makes of their observations."""
+
+    def setup(self):
+        super().setup()
+        self.encoder = nn.Linear(2, 8)
+
+    def _forward(self, batch, *, purpose, **kwargs):
+        encoded = {m: {"obs": self.encoder(columns["obs"]).tanh()} for m, columns in batch.items()}
+        return super()._forward(encoded, purpose=purpose, **kwargs)
+
+
+def test_modules_behind_an_encoder_have_the_space_of_what_it_gives():
+    box = spaces.Box(-1.0, 1.0, (8,), np.float32)
+    spec = RLModuleSpec(DefaultPPORLModule, box, spaces.Discrete(3), model_config={"fcnet_hiddens": (4,)})
+    config = small_config(LifeEnv).multi_agent(policies="shared")
+    config.rl_module(rl_module_spec=MultiRLModuleSpec(Eyes, rl_module_specs={"default_policy": spec}))
+    algo = config.build_algo()
+    before = algo.rl_module.encoder.weight.clone()
+    algo.train()
+    assert not torch.equal(before, algo.rl_module.encoder.weight)

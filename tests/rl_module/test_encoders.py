@@ -41,6 +41,15 @@ def test_bits_and_boxes_are_flattened_as_they_are():
     assert encoded(spaces.Box(0, 9, (2,), np.int64), torch.tensor([[4, 5]])).dtype == torch.float32
 
 
+def test_bytes_are_scaled_without_convolutions_too():
+    config = DefaultModelConfig(fcnet_hiddens=(), conv_filters=[])
+    image = torch.arange(27, dtype=torch.uint8).reshape(1, 3, 3, 3)
+    expected = image.flatten(1).float() / 255
+    torch.testing.assert_close(encoded(spaces.Box(0, 255, (3, 3, 3), np.uint8), image, config), expected)
+    memory = torch.tensor([[0, 128, 255]], dtype=torch.uint8)
+    torch.testing.assert_close(encoded(spaces.Box(0, 255, (3,), np.uint8), memory), memory / 255)
+
+
 def test_parts_stand_side_by_side_in_the_spaces_order():
     space = spaces.Dict({"b": spaces.Discrete(2), "a": spaces.Tuple([spaces.Box(-9, 9, (1,)), spaces.MultiBinary(2)])})
     seen = {"a": (torch.tensor([[7.0]]), torch.tensor([[1, 0]])), "b": torch.tensor([1])}

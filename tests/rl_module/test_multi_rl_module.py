@@ -261,3 +261,23 @@ def test_a_module_alone_becomes_the_default_policy():
 def test_a_module_without_forward_says_what_to_override():
     with pytest.raises(NotImplementedError, match="RLModule: override _forward"):
         RLModule(OBS, ACT).forward_inference({"obs": observations(1)})
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("fcnet_hiddens", 64),
+        ("fcnet_hiddens", None),
+        ("fcnet_hiddens", [0]),
+        ("fcnet_hiddens", [8.0]),
+        ("head_fcnet_hiddens", [True]),
+        ("lstm_cell_size", 0),
+        ("gru_cell_size", 2.5),
+        ("max_seq_len", 0),
+        ("log_std_clip_param", -1.0),
+        ("log_std_clip_param", float("nan")),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused_by_name(setting, value):
+    with pytest.raises(ConfigError, match=f"model_config: {setting} is .*Give a"):
+        make({setting: value})

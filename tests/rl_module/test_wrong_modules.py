@@ -60,13 +60,80 @@ class Forgetful(Right):
         return {"h": np.zeros(2, np.float32)}
 
 
+class TrainsOn(Right):
+    """Acts rightly; when trained, it puts out something else."""
+
+    def _forward_train(self, batch, **kwargs):
+        return self.spoil(self.pi(batch[Columns.OBS]))
+
+
+class TooFewInTraining(TrainsOn):
+    def spoil(self, logits):
+        return {Columns.ACTION_DIST_INPUTS: logits[..., :2]}
+
+
+class OneRowInTraining(TrainsOn):
+    def spoil(self, logits):
+        return {Columns.ACTION_DIST_INPUTS: logits.mean(0, keepdim=True)}
+
+
+class NothingInTraining(TrainsOn):
+    def spoil(self, logits):
+        return {}
+
+
+class ValuesWithAnAxisInTraining(Right):
+    def compute_values(self, batch, embeddings=None):
+        values = self.vf(batch[Columns.OBS])
+        return values if torch.is_grad_enabled() else values.squeeze(-1)
+
+
+class OtherInputs(Right):
+    def setup(self):
+        super().setup()
+        self.pi = nn.Linear(5, 3)
+
+
+class ReturnsNone(Right):
+    def _forward(self, batch, **kwargs):
+        self.pi(batch[Columns.OBS])
+
+
+class ReturnsTensor(Right):
+    def _forward(self, batch, **kwargs):
+        return self.pi(batch[Columns.OBS])
+
+
+class AnotherColumnForValues(Right):
+    def compute_values(self, batch, embeddings=None):
+        return self.vf(batch["critic_obs"])
+
+
+class OwnKey(Right):
+    def _forward(self, batch, **kwargs):
+        return {Columns.ACTION_DIST_INPUTS: self.pi(batch[Columns.OBS]) * {}["speed"]}
+
+
+class DropsRows(Right):
+    def _forward(self, batch, **kwargs):
+        return {Columns.ACTION_DIST_INPUTS: self.pi(batch[Columns.OBS])[:0]}
+
+
+class Detached(Right):
+    def _forward(self, batch, **kwargs):
+        return {Columns.ACTION_DIST_INPUTS: self.pi(batch[Columns.OBS]).detach()}
+
+    def compute_values(self, batch, embeddings=None):
+        return super().compute_values(batch).detach()
+
+
 def trained(module_class, policies="shared"):
     config = (
         PPOConfig()
         .environment(SpacesEnv, env_config={"observation_space": BOX, "action_space": spaces.Discrete(3)})
         .multi_agent(policies=policies)
         .rl_module(rl_module_spec=RLModuleSpec(module_class))
-        .training(train_batch_size_per_learner=20, minibatch_size=20, num_epochs=1)
+        .training(train_batch_size_per_learner=20, minibatch_size=20, num_epochs=1, use_kl_loss=False)
         .debugging(seed=0)
     )
     algo = config.build_algo()
@@ -87,13 +154,30 @@ def trained(module_class, policies="shared"):
         (NoLogits, r"'(default_policy|a)' put out \['logits'\], but neither 'actions' nor 'action_dist_inputs'"),
         (
             AnotherColumn,
-            r"no column 'observation' in the batch\. Known: obs|AnotherColumn: .* no 'observation'.*columns .'obs'",
+            r"no column 'observation' in the batch\. Known: obs|AnotherColumn.* no 'observation'.*columns .'obs'",
         ),
         (
             ValuesWithAnAxis,
             r"compute_values of module '.*' gave \(\d+, 1\), expected .* \(\d+,\): one number for each row",
         ),
         (OneValue, r"compute_values of module '.*' gave \(\), expected a tensor of shape"),
+        (TooFewInTraining, r"'action_dist_inputs' of shape \(\d+, 2\), but TorchCategorical needs 3 .*rows \(\d+,\)"),
+        (OneRowInTraining, r"'action_dist_inputs' of shape \(1, 3\), but .* rows \(\d+,\) for actions of Discrete"),
+        (NothingInTraining, r"forward_train put out \[\], but no 'action_dist_inputs'"),
+        (ValuesWithAnAxisInTraining, r"compute_values of module '.*' gave \(\d+, 1\), expected .* \(\d+,\)"),
+        (
+            OtherInputs,
+            r"module '.*' \(OtherInputs\): its _forward.* raised RuntimeError: .*'obs': \(\d, 3\).*built for .*Box",
+        ),
+        (ReturnsNone, r"module '.*' \(ReturnsNone\): its _forward.* gave NoneType, expected a dict"),
+        (ReturnsTensor, r"module '.*' \(ReturnsTensor\): its _forward.* gave Tensor, expected a dict"),
+        (
+            AnotherColumnForValues,
+            r"module '.*' \(AnotherColumnForValues\): its compute_values .*no (column )?'critic_obs'.*obs",
+        ),
+        (OwnKey, r"module '.*' \(OwnKey\): its _forward.* found no 'speed' \(a KeyError\).*if it was looked for there"),
+        (DropsRows, r"module '.*' put out 'action_dist_inputs' of shape \(0, 3\) for \d rows"),
+        (Detached, r"loss of '.*' has no gradient.*detach"),
         (Forgetful, r"put out no 'state_out'"),
     ],
 )

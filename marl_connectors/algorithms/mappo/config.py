@@ -37,6 +37,7 @@ class MAPPOConfig(PPOConfig):
         self, spec: RLModuleSpec, setup: EnvSetup, env_to_module: EnvToModulePipeline
     ) -> RLModuleSpec:
         """Tells the module how many inputs its critic has."""
+        spec = super().complete_rl_module_spec(spec, setup, env_to_module)
         size = JointObservations(self._agent_spaces(setup, env_to_module)).size
         given = spec.model_config
         if isinstance(given, dict):
@@ -60,7 +61,8 @@ class MAPPOConfig(PPOConfig):
                 f"PPOConfig."
             )
         held: Any = env_to_module.observation_space_in_episodes
-        return dict(held.spaces)
+        agents_in_order = dict.fromkeys([*setup.agent_ids, *held.spaces])  # a gymnasium Dict sorts its keys
+        return {agent_id: held.spaces[agent_id] for agent_id in agents_in_order}
 
     def validate(self) -> None:
         """Also that there is a critic."""

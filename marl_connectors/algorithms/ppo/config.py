@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gymnasium import Space, spaces
 
 from marl_connectors.algorithms.algorithm_config import AlgorithmConfig
 from marl_connectors.algorithms.section import UNSET, section
+from marl_connectors.errors import ConfigError
 from marl_connectors.ops.schedule import Schedule, check_schedule
+from marl_connectors.spaces import describe
 
 if TYPE_CHECKING:
     from marl_connectors.learner.learner import Learner
+    from marl_connectors.rl_module.rl_module import RLModuleSpec
 
 
 class PPOConfig(AlgorithmConfig):
@@ -96,6 +102,21 @@ class PPOConfig(AlgorithmConfig):
 
         return PPOLearner
 
+    def complete_rl_module_spec(self, spec: RLModuleSpec, setup: Any, env_to_module: Any) -> RLModuleSpec:
+        """The spec as it is, once its action distribution can reach all of the action space."""
+        if self.normalize_actions or not issubclass(spec.module_class or object, self.get_default_rl_module_class()):
+            return spec
+        given, space = spec.model_config, spec.action_space
+        config = given if isinstance(given, Mapping) else {} if given is None else vars(given)
+        chosen = config.get("action_distribution", "gaussian")
+        if chosen != "gaussian" and space is not None and _has_other_bounds(space):
+            raise ConfigError(
+                f"{type(self).__name__}: action_distribution={chosen!r} draws actions in (-1, 1), which "
+                f"normalize_actions=False does not stretch to {describe(space)}. Leave normalize_actions "
+                f"on, or use action_distribution='gaussian'."
+            )
+        return spec
+
     def validate(self) -> None:
         """Also PPO's own settings."""
         super().validate()
@@ -106,3 +127,11 @@ class PPOConfig(AlgorithmConfig):
             "lambda_", isinstance(self.lambda_, (int, float)) and 0 <= self.lambda_ <= 1, "a number in [0, 1]"
         )
         check_schedule("PPOConfig: entropy_coeff", self.entropy_coeff)
+
+
+def _has_other_bounds(space: Space) -> bool:
+    """Whether a Box in a space is not [-1, 1]."""
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        parts = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
+        return any(map(_has_other_bounds, parts))
+    return isinstance(space, spaces.Box) and not bool(np.all(space.low == -1) and np.all(space.high == 1))

@@ -16,6 +16,8 @@ from marl_connectors.learner.counted_rows import CountedRows
 from marl_connectors.learner.learner import Learner
 from marl_connectors.ops.ppo_loss import ppo_loss
 from marl_connectors.ops.schedule import value_at
+from marl_connectors.rl_module.module_calls import called
+from marl_connectors.rl_module.output_check import checked_inputs, checked_values
 from marl_connectors.rl_module.rl_module import RLModule
 from marl_connectors.typing import ModuleID
 
@@ -126,13 +128,16 @@ class PPOLearner(Learner):
         """Of one module, or ``[M]`` of stacked ones. A hot path."""
         dist_cls = self.module[module_ids[0]].get_train_action_dist_cls()
         rows = CountedRows.of(batch, stacked=len(module_ids) if len(module_ids) > 1 else 0)
-        now = dist_cls.from_logits(rows.pick(_full(fwd_out[Columns.ACTION_DIST_INPUTS])))
+        lead = tuple(batch[Columns.ADVANTAGES].shape)
+        inputs = checked_inputs(module_ids[0], self.module[module_ids[0]], fwd_out, lead)
+        now = dist_cls.from_logits(rows.pick(_full(inputs)))
         kl = None
         if config.use_kl_loss:
             kl = dist_cls.from_logits(rows.pick(batch[Columns.ACTION_DIST_INPUTS])).kl(now)
         values = targets = None
         if config.use_critic:
-            values = rows.pick(_full(module.compute_values(batch, embeddings=fwd_out.get(Columns.EMBEDDINGS))))
+            found = called(module, module.compute_values, batch, embeddings=fwd_out.get(Columns.EMBEDDINGS))
+            values = rows.pick(_full(checked_values(module_ids[0], found, lead)))
             targets = rows.pick(batch[Columns.VALUE_TARGETS])
         loss = ppo_loss(
             logp=now.logp(rows.pick(batch[Columns.ACTIONS])),

@@ -19,7 +19,9 @@ from marl_connectors.episodes.sequences import PaddedColumns, Sequences, unpadde
 from marl_connectors.errors import ConnectorError, ModuleError
 from marl_connectors.ops.gae import compute_gae, compute_gae_of_episodes
 from marl_connectors.rl_module.apis import ValueFunctionAPI
+from marl_connectors.rl_module.module_calls import called
 from marl_connectors.rl_module.observation_check import check_observations
+from marl_connectors.rl_module.output_check import checked_values
 from marl_connectors.rl_module.stacked_rows import StackedRows
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import DEFAULT_MODULE_ID
@@ -242,15 +244,22 @@ def compute_values(rl_module: Any, columns: ColumnGroup) -> torch.Tensor:
         if bucket is not None and StackedRows.pays(bucket, columns):
             _with_values(rl_module, columns.module_ids[0])
             rows = StackedRows(bucket, columns)
-            values = _checked_values(columns.module_ids[0], bucket.twin.compute_values(rows), rows)
+            values = checked_values(
+                columns.module_ids[0], called(bucket.twin, bucket.twin.compute_values, rows), _lead(rows)
+            )
             values = rows.unstacked(values)
             return values if columns.sequences is None else _unpadded(values, columns)
         given = dict(columns.module_columns())
         outputs = rl_module.forward_train(given) if rl_module.has_own_forward else {}
-        parts = [_checked_values(m, _values(rl_module, m, part, outputs), part) for m, part in given.items()]
+        parts = [checked_values(m, _values(rl_module, m, part, outputs), _lead(part)) for m, part in given.items()]
         if columns.sequences is not None:
             parts = [unpadded(part, columns.sequences.within(i)) for i, part in enumerate(parts)]
         return torch.cat(parts)
+
+
+def _lead(columns: Any) -> tuple[int, ...]:
+    """The axes that stand before those of a row."""
+    return tuple(columns[Columns.REWARDS].shape)
 
 
 def _unpadded(values: torch.Tensor, columns: ColumnGroup) -> torch.Tensor:
@@ -264,26 +273,15 @@ def _values(rl_module: Any, module_id: str, columns: Any, outputs: dict[str, Any
     """A module's values; from its embeddings, if it does not make these itself."""
     module = _with_values(rl_module, module_id)
     if module_id not in outputs:
-        return module.compute_values(columns)
-    return module.compute_values(columns, embeddings=outputs[module_id].get(Columns.EMBEDDINGS))
-
-
-def _checked_values(module_id: str, values: Any, columns: Any) -> torch.Tensor:
-    """Values, of which there must be one for each row."""
-    wanted = tuple(columns[Columns.REWARDS].shape)
-    if not isinstance(values, torch.Tensor) or tuple(values.shape) != wanted:
-        found = tuple(values.shape) if isinstance(values, torch.Tensor) else type(values).__name__
-        raise ModuleError(
-            f"GeneralAdvantageEstimation: compute_values of module {module_id!r} gave {found}, expected a tensor of "
-            f"shape {wanted}: one number for each row, without a last axis (.squeeze(-1))."
-        )
-    return values
+        return called(module, module.compute_values, columns)
+    embeddings = outputs[module_id].get(Columns.EMBEDDINGS)
+    return called(module, module.compute_values, columns, embeddings=embeddings)
 
 
 def _value_function(rl_module: Any, module_id: str) -> Callable[[Any], torch.Tensor]:
     """A module's values of columns of its own, without gradients."""
     if not rl_module.has_own_forward:
-        return _with_values(rl_module, module_id).compute_values
+        return lambda columns: _values(rl_module, module_id, columns, {})
     return lambda columns: _values(rl_module, module_id, columns, rl_module.forward_train({module_id: columns}))
 
 

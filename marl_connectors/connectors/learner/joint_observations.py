@@ -35,9 +35,10 @@ class _Seen(NamedTuple):
 class JointObservations:
     """The observations of all agents as one vector, for any agent-steps of some episodes.
 
-    A vector holds, for each agent in order, its newest observation at that env step (flat; zeros if it is not there),
-    then for each agent whether it is there, then a one-hot vector of whose agent-step it is. Who ended in a step is
-    there only for others that ended with it, whose last observations may be worth something if they were truncated.
+    A vector holds, for each agent in order, its newest observation at that env step (flat, whole numbers of 8 bits
+    scaled to [0, 1]; zeros if it is not there), then for each agent whether it is there, then a one-hot vector of whose
+    agent-step it is. Who ended in a step is there only for others that ended with it, whose last observations may be
+    worth something if they were truncated.
 
     Attributes:
         size: How many numbers a vector has.
@@ -53,7 +54,7 @@ class JointObservations:
             ConfigError: If observations of an agent have no fixed size.
         """
         self._spaces = dict(agent_spaces)
-        self._flatteners = {agent_id: Flattener(space) for agent_id, space in agent_spaces.items()}
+        self._flatteners = {agent_id: Flattener(space, scale_bytes=True) for agent_id, space in agent_spaces.items()}
         self._slots = {agent_id: slot for slot, agent_id in enumerate(agent_spaces)}
         self.size = sum(flattener.size for flattener in self._flatteners.values()) + 2 * len(self._slots)
 

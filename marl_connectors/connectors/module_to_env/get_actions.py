@@ -139,6 +139,12 @@ def _check_inputs(module_id: ModuleID, module: RLModule, explore: bool | None, c
         return
     wanted = dist_cls.required_input_dim(space)
     found = tuple(getattr(inputs, "shape", ()))
+    rows = len(columns.rows) if isinstance(columns, ColumnGroup) else None
+    if found and rows is not None and found[0] != rows:
+        raise ModuleError(
+            f"GetActions: module {module_id!r} put out 'action_dist_inputs' of shape {found} for {rows} rows. Give "
+            f"every row that came in one that goes out, in the same order."
+        )
     if not found or found[-1] != wanted:
         raise ModuleError(
             f"GetActions: module {module_id!r} put out 'action_dist_inputs' of shape {found}, but {dist_cls.__name__} "

@@ -71,7 +71,7 @@ class TorchSquashedGaussian(TorchDiagGaussian):
 
     Actions are in (-1, 1), which NormalizeAndClipActions stretches to the space's range; densities are those in
     (-1, 1). The KL divergence is that of the normal distributions, which ``tanh`` does not change. The entropy is
-    computed by quadrature (to 1e-3 nats up to a standard deviation of 2, to 2 in 100 up to 10), so it has a gradient
+    computed by quadrature (to 1e-3 nats up to a standard deviation of 2, to 3 in 100 up to 10), so it has a gradient
     without noise. ``to_deterministic`` is the median.
     """
 
