@@ -240,9 +240,14 @@ def each_leaf(column: Any, fn: Callable[[Tensor], Tensor]) -> Any:
     return fn(column) if type(column) is Tensor else tree_map(fn, column)
 
 
+def is_stackable(module: RLModule) -> bool:
+    """Whether the module's own class says so. It is not inherited: a subclass may compute something else."""
+    return module.stackable and "stackable" in vars(type(module))
+
+
 def same_architecture(a: RLModule, b: RLModule) -> bool:
     """Whether two modules may share a bucket: stackable, and alike in class, spaces, settings and parameters."""
-    if not (a.stackable and b.stackable) or type(a) is not type(b):
+    if type(a) is not type(b) or not (is_stackable(a) and is_stackable(b)):
         return False
     return (
         a.observation_space == b.observation_space
@@ -269,7 +274,7 @@ def sort_into_buckets(
     families: list[dict[ModuleID, RLModule]] = []
     sharing = modules_that_share(modules)
     for module_id, module in modules.items():
-        if not module.stackable or module_id in sharing or next(module.parameters(), None) is None:
+        if not is_stackable(module) or module_id in sharing or next(module.parameters(), None) is None:
             continue
         for family in families:
             if same_architecture(next(iter(family.values())), module):
