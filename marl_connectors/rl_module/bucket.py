@@ -92,7 +92,7 @@ class Bucket:
         return self.modules[self.module_ids[0]]
 
     def bind(self) -> None:
-        """Makes all parameters and gradients views of the matrices (again).
+        """Makes all parameters and gradients views of the matrices (again). Frozen parameters have no gradient.
 
         Whatever replaced them since (``.to()``, ``param.data = ...``, ``zero_grad(set_to_none=True)``) is copied in.
         """
@@ -103,7 +103,8 @@ class Bucket:
                 if parameter.data_ptr() != home.data_ptr():
                     home.copy_(parameter.detach())
                     parameter.data = home
-                parameter.grad = self.gradients[i, part.begin : part.end].view(part.shape)
+                gradient = self.gradients[i, part.begin : part.end].view(part.shape)
+                parameter.grad = gradient if part.requires_grad else None
         if len(self.modules) > 1:
             self.lay_out(self.twin, self._stacked(self.parameters))
         self._parts.clear()
@@ -127,9 +128,9 @@ class Bucket:
         home, size = self.parameters.data_ptr(), self.parameters.element_size()
         for module in self.modules.values():
             for parameter, part in zip(module.parameters(), self.slices, strict=True):
-                if parameter.data_ptr() != home or parameter.grad is None:
+                if parameter.data_ptr() != home or parameter.requires_grad is not part.requires_grad:
                     return False
-                if parameter.requires_grad is not part.requires_grad:
+                if (parameter.grad is None) is part.requires_grad:
                     return False
                 home += parameter.numel() * size
         return True

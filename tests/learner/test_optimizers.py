@@ -131,6 +131,30 @@ def test_frozen_layers_stay_bit_for_bit_and_go_on_once_they_are_thawed(policies)
     assert changed(before, weights(algo, module_id)) == set(before)
 
 
+class Decaying(PPOLearner):
+    """An optimizer that moves parameters without a gradient, too: by momentum, and towards 0."""
+
+    def configure_optimizers_for_module(self, module_id, config):
+        sgd = torch.optim.SGD(self.module[module_id].parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+        self.register_optimizer(module_id=module_id, optimizer=sgd)
+
+
+@pytest.mark.parametrize("policies", ["independent", "shared", "agent_0=red,*=blue"])
+def test_frozen_layers_stay_bit_for_bit_under_optimizers_of_users(policies):
+    algo = build(Decaying, policies=policies)
+    module_id = next(iter(algo.rl_module))
+    algo.train()
+    algo.rl_module[module_id].encoder.requires_grad_(False)
+    before = weights(algo, module_id)
+    frozen = {name for name in before if name.startswith("encoder")}
+    algo.train()
+    assert changed(before, weights(algo, module_id)) == set(before) - frozen
+    freeze(algo, "encoder", frozen=False)
+    before = weights(algo, module_id)
+    algo.train()
+    assert changed(before, weights(algo, module_id)) == set(before)
+
+
 def test_freezing_a_layer_of_one_module_leaves_the_others_and_their_moments():
     algo, free = build(), build()
     for one in (algo, free):
