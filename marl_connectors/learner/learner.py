@@ -342,6 +342,7 @@ class Learner(ABC):
         """Everything that the next update depends on, as JSON data and tensors."""
         return {
             "module": self.module.get_state(),
+            "frozen": [name for name, parameter in self.module.named_parameters() if not parameter.requires_grad],
             "optimizers": self.optimizers.get_state(),
             "pipeline": self.pipeline.get_state(),
             "seed": self._seed,
@@ -354,6 +355,10 @@ class Learner(ABC):
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Takes what ``get_state`` gave."""
         self.module.set_state(state["module"])
+        if "frozen" in state:
+            frozen = set(state["frozen"])
+            for name, parameter in self.module.named_parameters():
+                parameter.requires_grad_(name not in frozen)
         self.optimizers.set_state(state["optimizers"])
         self.pipeline.set_state(state["pipeline"])
         self._seed = state["seed"]

@@ -76,6 +76,8 @@ class ModuleBeside(MultiRLModule):
 class OneLayerForAll(DefaultPPORLModule):
     """The first two modules hold the same layer object; they run by themselves."""
 
+    stackable = True
+
 
 class Sharing(MultiRLModule):
     def setup(self):
@@ -231,3 +233,15 @@ def test_a_state_of_other_shared_layers_is_refused():
     state[SHARED]["encoder.bias"] = torch.zeros(9)
     with pytest.raises(Exception, match=r"shared layers of this state are of another architecture"):
         other.rl_module.set_state(state)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_frozen_encoder_stays_frozen_in_a_checkpoint(kind):
+    algo = build(kind)
+    algo.train()
+    encoder_of(algo, kind).requires_grad_(False)
+    state, other = algo.get_state(), build(kind)
+    other.set_state(state)
+    before = flat(encoder_of(other, kind))
+    other.train()
+    assert torch.equal(flat(encoder_of(other, kind)), before)
