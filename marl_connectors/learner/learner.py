@@ -17,7 +17,7 @@ from marl_connectors.connectors.learner.learner_connector_pipeline import Learne
 from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup
 from marl_connectors.episodes.packing import rows_of_episodes
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
-from marl_connectors.learner.figures import TOTAL_LOSS, Figures
+from marl_connectors.learner.figures import Figures
 from marl_connectors.learner.finite_check import FiniteCheck, not_finite_error
 from marl_connectors.learner.gradient_clipping import clip_gradients
 from marl_connectors.learner.minibatches import MiniBatch
@@ -270,7 +270,7 @@ class Learner(ABC):
         twin = part.load()
         fwd_out = twin.forward_train(columns)
         losses = self.compute_loss_for_stacked_modules(module_ids=ids, module=twin, batch=columns, fwd_out=fwd_out)
-        self._note_total(ids, losses)
+        self._figures.note_total(ids, losses)
         return losses.sum()
 
     def _joint_loss(self, minibatches: Sequence[MiniBatch]) -> Tensor:
@@ -285,12 +285,8 @@ class Learner(ABC):
         loss = self.compute_loss_for_module(
             module_id=module_id, config=config, batch=minibatch.columns, fwd_out=fwd_out
         )
-        self._note_total((module_id,), loss)
+        self._figures.note_total((module_id,), loss)
         return loss
-
-    def _note_total(self, module_ids: tuple[ModuleID, ...], losses: Tensor) -> None:
-        if not self._figures.has(TOTAL_LOSS, module_ids):  # the subclass has not
-            self.log_terms(module_ids, {TOTAL_LOSS: losses})
 
     def _autocast(self) -> AbstractContextManager[Any]:
         dtype = self.config.autocast_dtype
