@@ -193,8 +193,14 @@ def test_what_was_shared_goes_on_with_the_one_that_is_left():
     assert (flat(encoder) != before).all(), "the encoder is trained as a part of agent_1 now"
 
 
-def test_a_module_beside_that_is_not_to_be_trained_stays():
-    algo = build("module", policies_to_train=AGENTS)
+def without_agents(module_id, batch):
+    assert set(batch) == set(AGENTS)
+    return module_id in batch
+
+
+@pytest.mark.parametrize("policies_to_train", [AGENTS, without_agents])
+def test_a_module_beside_that_is_not_to_be_trained_stays(policies_to_train):
+    algo = build("module", policies_to_train=policies_to_train)
     encoder, heads = flat(algo.rl_module["encoder"]), flat(algo.rl_module["agent_0"])
     assert set(algo.train()["learners"]) == set(AGENTS)
     assert torch.equal(flat(algo.rl_module["encoder"]), encoder)
