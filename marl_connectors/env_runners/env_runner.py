@@ -181,6 +181,7 @@ class EnvRunner(Stepper):
         force_reset: bool,
     ) -> list[Any]:
         self._look_at_pieces()
+        self.rl_module.bind_buckets()
         copies = len(self.vector_env.copies)
         told = self._episodes.told
         if told is not None:

@@ -65,9 +65,13 @@ class Figures:
         """The same for ``[A]`` norms. A hot path."""
         self._notes.append(Note(*self._at, module_ids, (GRADIENT_NORM,), norms.unsqueeze(0)))
 
-    def has(self, name: str, module_ids: tuple[ModuleID, ...]) -> bool:
-        """Whether a figure of these modules is noted for the minibatch."""
-        return any(name in note.names and note.module_ids == module_ids for note in self._notes[self._begin :])
+    def note_total(self, module_ids: tuple[ModuleID, ...], losses: Tensor) -> None:
+        """Keeps what is minimised, in place of a total that was noted for the minibatch before more was added to it."""
+        noted = [n for n in self._notes[self._begin :] if TOTAL_LOSS in n.names and n.module_ids == module_ids]
+        for note in noted:
+            note.values[note.names.index(TOTAL_LOSS)] = losses.detach().reshape(-1)
+        if not noted:
+            self.note(module_ids, {TOTAL_LOSS: losses})
 
     def means(self) -> dict[ModuleID, dict[str, float]]:
         """The mean of each figure over the minibatches that a module took part in."""

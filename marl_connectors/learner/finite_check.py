@@ -12,7 +12,7 @@ from torch import Tensor
 from marl_connectors.columns import Columns
 from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup, slice_tree
 from marl_connectors.errors import LearnerError
-from marl_connectors.learner.figures import GRADIENT_NORM, Figures, NotFinite
+from marl_connectors.learner.figures import GRADIENT_NORM, TOTAL_LOSS, Figures, NotFinite
 from marl_connectors.trees import leaves
 
 if TYPE_CHECKING:
@@ -84,6 +84,11 @@ def _cause(bad: NotFinite, module: MultiRLModule, batch: ColumnBatch) -> str:
                 )
     if bad.name == GRADIENT_NORM:
         return "The loss itself is finite: look for roots and logarithms near 0, or set vf_clip_param or a lower lr."
+    if bad.name == TOTAL_LOSS:
+        return (
+            "All columns and all terms that were logged are finite: look at what else the loss is made of. A term that "
+            "log_terms is given is named here."
+        )
     return "All columns are finite. Lower the learning rate, set grad_clip, or look for extreme rewards."
 
 

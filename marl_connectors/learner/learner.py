@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from time import perf_counter
 from typing import Any
 
@@ -18,7 +18,7 @@ from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup
 from marl_connectors.episodes.packing import rows_of_episodes
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.errors import LearnerError
-from marl_connectors.learner.figures import TOTAL_LOSS, Figures
+from marl_connectors.learner.figures import Figures
 from marl_connectors.learner.finite_check import FiniteCheck, not_finite_error
 from marl_connectors.learner.gradient_clipping import clip_gradients
 from marl_connectors.learner.minibatches import MiniBatch
@@ -28,6 +28,7 @@ from marl_connectors.metrics import MetricsLogger
 from marl_connectors.ops.schedule import Schedule
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.rl_module.rl_module import RLModule
+from marl_connectors.seeding import torch_stream
 from marl_connectors.typing import DEFAULT_MODULE_ID, ModuleID
 
 
@@ -56,6 +57,7 @@ class Learner(ABC):
         self._check = FiniteCheck(is_lazy=False)
         self._checks_lazily = config.device.type != "cpu"
         self._never_updated: set[ModuleID] = set()
+        self._trained: list[torch.nn.Module] = []
         self.optimizers = Optimizers(self)
 
     def build(self) -> None:
@@ -209,12 +211,13 @@ class Learner(ABC):
         self.optimizers.set_learning_rates()
         self.before_gradient_based_update(timesteps=timesteps)
         trained: dict[ModuleID, int] = defaultdict(int)
-        for step in Steps(self, batch, self._seed):
-            self._figures.begin_minibatch(step.epoch)
-            self._update_from(step, batch)
-            for minibatch in step.minibatches:
-                for module_id, size in zip(minibatch.module_ids, minibatch.sizes, strict=True):
-                    trained[module_id] += size
+        with self._train_mode():
+            for step in Steps(self, batch, self._seed):
+                self._figures.begin_minibatch(step.epoch)
+                self._update_from(step, batch)
+                for minibatch in step.minibatches:
+                    for module_id, size in zip(minibatch.module_ids, minibatch.sizes, strict=True):
+                        trained[module_id] += size
         if not self._check.held():
             raise not_finite_error(self._figures, self.module, batch, self.num_updates)
         self.after_gradient_based_update(timesteps=timesteps)
@@ -247,6 +250,23 @@ class Learner(ABC):
 
     # One step.
 
+    @contextmanager
+    def _train_mode(self) -> Iterator[None]:
+        """Whatever runs forward meanwhile is in eval mode again afterwards, and draws what the run's seed says."""
+        self._trained = []
+        try:
+            with torch_stream(self._seed, "train mode", self.num_updates):
+                yield
+        finally:
+            for module in self._trained:
+                module.eval()
+
+    def _forward_train(self, module: Any, columns: Any) -> Any:
+        """A forward pass in train mode. A hot path."""
+        if not module.training:
+            self._trained.append(module.train())
+        return module.forward_train(columns)
+
     def _update_from(self, step: Step, batch: ColumnBatch) -> None:
         """One gradient step. A hot path."""
         ids = tuple(m for minibatch in step.minibatches for m in minibatch.module_ids)
@@ -270,18 +290,18 @@ class Learner(ABC):
         """Of one module, or the sum of those of stacked ones."""
         ids, columns = minibatch.module_ids, minibatch.columns
         if not minibatch.is_stacked:
-            return self._loss_of_module(ids[0], minibatch, self.module[ids[0]].forward_train(columns))
+            return self._loss_of_module(ids[0], minibatch, self._forward_train(self.module[ids[0]], columns))
         part = self.optimizers.part(ids)
         assert part is not None
         twin = part.load()
-        fwd_out = twin.forward_train(columns)
+        fwd_out = self._forward_train(twin, columns)
         losses = self.compute_loss_for_stacked_modules(module_ids=ids, module=twin, batch=columns, fwd_out=fwd_out)
-        self._note_total(ids, losses)
+        self._figures.note_total(ids, losses)
         return losses.sum()
 
     def _joint_loss(self, minibatches: Sequence[MiniBatch]) -> Tensor:
         """The sum of the losses of modules that have something in common, after one forward pass of all."""
-        outputs = self.module.forward_train({m.module_ids[0]: m.columns for m in minibatches})
+        outputs = self._forward_train(self.module, {m.module_ids[0]: m.columns for m in minibatches})
         return torch.stack(
             [self._loss_of_module(m.module_ids[0], m, outputs[m.module_ids[0]]) for m in minibatches]
         ).sum()
@@ -291,12 +311,8 @@ class Learner(ABC):
         loss = self.compute_loss_for_module(
             module_id=module_id, config=config, batch=minibatch.columns, fwd_out=fwd_out
         )
-        self._note_total((module_id,), loss)
+        self._figures.note_total((module_id,), loss)
         return loss
-
-    def _note_total(self, module_ids: tuple[ModuleID, ...], losses: Tensor) -> None:
-        if not self._figures.has(TOTAL_LOSS, module_ids):  # the subclass has not
-            self.log_terms(module_ids, {TOTAL_LOSS: losses})
 
     def _autocast(self) -> AbstractContextManager[Any]:
         dtype = self.config.autocast_dtype
@@ -348,6 +364,7 @@ class Learner(ABC):
         """Everything that the next update depends on, as JSON data and tensors."""
         return {
             "module": self.module.get_state(),
+            "frozen": [name for name, parameter in self.module.named_parameters() if not parameter.requires_grad],
             "optimizers": self.optimizers.get_state(),
             "pipeline": self.pipeline.get_state(),
             "seed": self._seed,
@@ -360,6 +377,10 @@ class Learner(ABC):
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Takes what ``get_state`` gave."""
         self.module.set_state(state["module"])
+        if "frozen" in state:
+            frozen = set(state["frozen"])
+            for name, parameter in self.module.named_parameters():
+                parameter.requires_grad_(name not in frozen)
         self.optimizers.set_state(state["optimizers"])
         self.pipeline.set_state(state["pipeline"])
         self._seed = state["seed"]

@@ -44,10 +44,12 @@ class Steps:
         self._batch = batch
         self._seed = seed
         self._config = learner.config
+        self._columns: dict[ModuleID, Any] | None = None
 
     def __iter__(self) -> Iterator[Step]:
         wanted = self._wanted()
         entangled = frozenset(self._learner.module.entangled_modules()) & wanted
+        joint = self._jointly_trained(wanted) if entangled else []
         epochs = {m: self._config.get_config_for_module(m).num_epochs for m in wanted}
         for epoch in range(max(epochs.values(), default=0)):
             active = {m for m in wanted if epoch < epochs[m]}
@@ -62,13 +64,21 @@ class Steps:
             ]
             for found in itertools.zip_longest(*several):
                 minibatches = [m for m in found if m is not None]
-                yield Step(epoch, minibatches, is_joint=True, beside=self._beside(minibatches))
+                yield Step(epoch, minibatches, is_joint=True, beside=self._beside(joint, minibatches))
 
-    def _beside(self, minibatches: Sequence[MiniBatch]) -> tuple[ModuleID, ...]:
-        learner, taken = self._learner, {m.module_ids[0] for m in minibatches}
-        others = [m for m in learner.module.entangled_modules() if m not in taken]
-        trained = [m for m in others if learner.should_module_be_updated(m)]
-        return (*trained, *([SHARED] if learner.optimizers.has_shared else []))
+    def _jointly_trained(self, wanted: Collection[ModuleID]) -> list[ModuleID]:
+        """Entangled modules that are to be updated, also those without data."""
+        learner, with_data = self._learner, {m for group in self._batch.groups for m in group.module_ids}
+        return [
+            m
+            for m in learner.module.entangled_modules()
+            if (m in wanted if m in with_data else learner.should_module_be_updated(m, self._columns))
+        ]
+
+    def _beside(self, joint: Sequence[ModuleID], minibatches: Sequence[MiniBatch]) -> tuple[ModuleID, ...]:
+        taken = {m.module_ids[0] for m in minibatches}
+        others = [m for m in joint if m not in taken]
+        return (*others, *([SHARED] if self._learner.optimizers.has_shared else []))
 
     def _wanted(self) -> frozenset[ModuleID]:
         """Those modules with data that are to be updated."""
@@ -76,8 +86,8 @@ class Steps:
         wanted = self._config.policies_to_train
         if not callable(wanted) or not reads_batches(wanted):
             return frozenset(ids)
-        by_module = columns_by_module(self._batch)
-        return frozenset(m for m in ids if self._learner.should_module_be_updated(m, by_module))
+        columns = self._columns = columns_by_module(self._batch)
+        return frozenset(m for m in ids if self._learner.should_module_be_updated(m, columns))
 
     def _minibatches(
         self,

@@ -92,7 +92,7 @@ class Bucket:
         return self.modules[self.module_ids[0]]
 
     def bind(self) -> None:
-        """Makes all parameters and gradients views of the matrices (again).
+        """Makes all parameters and gradients views of the matrices (again). Frozen parameters have no gradient.
 
         Whatever replaced them since (``.to()``, ``param.data = ...``, ``zero_grad(set_to_none=True)``) is copied in.
         """
@@ -103,7 +103,8 @@ class Bucket:
                 if parameter.data_ptr() != home.data_ptr():
                     home.copy_(parameter.detach())
                     parameter.data = home
-                parameter.grad = self.gradients[i, part.begin : part.end].view(part.shape)
+                gradient = self.gradients[i, part.begin : part.end].view(part.shape)
+                parameter.grad = gradient if part.requires_grad else None
         if len(self.modules) > 1:
             self.lay_out(self.twin, self._stacked(self.parameters))
         self._parts.clear()
@@ -127,9 +128,9 @@ class Bucket:
         home, size = self.parameters.data_ptr(), self.parameters.element_size()
         for module in self.modules.values():
             for parameter, part in zip(module.parameters(), self.slices, strict=True):
-                if parameter.data_ptr() != home or parameter.grad is None:
+                if parameter.data_ptr() != home or parameter.requires_grad is not part.requires_grad:
                     return False
-                if parameter.requires_grad is not part.requires_grad:
+                if (parameter.grad is None) is part.requires_grad:
                     return False
                 home += parameter.numel() * size
         return True
@@ -240,9 +241,14 @@ def each_leaf(column: Any, fn: Callable[[Tensor], Tensor]) -> Any:
     return fn(column) if type(column) is Tensor else tree_map(fn, column)
 
 
+def is_stackable(module: RLModule) -> bool:
+    """Whether the module's own class says so. It is not inherited: a subclass may compute something else."""
+    return module.stackable and "stackable" in vars(type(module))
+
+
 def same_architecture(a: RLModule, b: RLModule) -> bool:
     """Whether two modules may share a bucket: stackable, and alike in class, spaces, settings and parameters."""
-    if not (a.stackable and b.stackable) or type(a) is not type(b):
+    if type(a) is not type(b) or not (is_stackable(a) and is_stackable(b)):
         return False
     return (
         a.observation_space == b.observation_space
@@ -269,7 +275,7 @@ def sort_into_buckets(
     families: list[dict[ModuleID, RLModule]] = []
     sharing = modules_that_share(modules)
     for module_id, module in modules.items():
-        if not module.stackable or module_id in sharing or next(module.parameters(), None) is None:
+        if not is_stackable(module) or module_id in sharing or next(module.parameters(), None) is None:
             continue
         for family in families:
             if same_architecture(next(iter(family.values())), module):

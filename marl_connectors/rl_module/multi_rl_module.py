@@ -56,6 +56,7 @@ class MultiRLModule(nn.Module):
         self._buckets: list[Bucket] | None = None
         self._state_kinds: dict[ModuleID, Hashable] = {}
         self.setup()
+        self.eval()
 
     def setup(self) -> None:
         """Builds the modules from ``rl_module_specs``. An override that adds shared layers calls this one too."""
@@ -108,7 +109,7 @@ class MultiRLModule(nn.Module):
             raise ModuleError(
                 f"MultiRLModule: there is a module {module_id!r} already. Pass override=True to replace it."
             )
-        self._members._modules[module_id] = module
+        self._members._modules[module_id] = module.eval()
         module.known_as = module_id
         self._buckets = None
         self._state_kinds.pop(module_id, None)

@@ -103,7 +103,7 @@ class LSTM(RecurrentLayer):
 
     def _at_once(self, x: Tensor, state: State, weights: list[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         before = (state["h"], state["c"])
-        outputs, h, c = torch.lstm(x, before, weights, True, 1, 0.0, self.training, False, True)
+        outputs, h, c = torch.lstm(x, before, weights, True, 1, 0.0, torch.is_grad_enabled(), False, True)
         return outputs, {"h": h.squeeze(0), "c": c.squeeze(0)}
 
 
@@ -122,5 +122,5 @@ class GRU(RecurrentLayer):
         return {"h": (1 - keep) * (new + (reset + reset_h).sigmoid() * new_h).tanh() + keep * state["h"]}
 
     def _at_once(self, x: Tensor, state: State, weights: list[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        outputs, h = torch.gru(x, state["h"], weights, True, 1, 0.0, self.training, False, True)
+        outputs, h = torch.gru(x, state["h"], weights, True, 1, 0.0, torch.is_grad_enabled(), False, True)
         return outputs, {"h": h.squeeze(0)}

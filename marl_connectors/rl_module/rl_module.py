@@ -32,6 +32,9 @@ class RLModule(nn.Module):
     ``Columns.ACTION_DIST_INPUTS`` (``[B, n]``) or ``Columns.ACTIONS`` (``[B, ...]``) in it. Whatever else it gives
     when acting is kept in the episodes as an extra model output.
 
+    A new module is in eval mode (``torch.nn.Module.eval``). The learner puts it into train mode for the forward passes
+    of an update only, so that dropout and its like leave actions and value estimates alone.
+
     Where the batch has ``Columns.ACTION_MASK`` (see ActionMasking), the public forward passes make what it forbids
     impossible, whatever ``_forward`` put out, and keep the mask for training.
 
@@ -47,7 +50,7 @@ class RLModule(nn.Module):
     stackable = False
     """Whether the forward passes work on any number of leading axes, so that modules of one architecture can run as one
     batched computation. True promises that: all layers come from ``marl_connectors.rl_module.layers`` or hold no
-    parameters, and nothing counts axes from the front."""
+    parameters, and nothing counts axes from the front. It holds for the class that says it; a subclass says it anew."""
 
     handles_action_masks = False
     """Whether ``_forward`` sees to ``Columns.ACTION_MASK`` itself. True leaves its ``action_dist_inputs`` as they are;
@@ -73,6 +76,7 @@ class RLModule(nn.Module):
         self.model_config = {} if model_config is None else model_config
         self.catalog_class = catalog_class
         self.setup()
+        self.eval()
 
     def setup(self) -> None:
         """Builds the layers. Called once, at the end of ``__init__``."""

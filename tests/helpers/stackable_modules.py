@@ -13,7 +13,6 @@ from marl_connectors.rl_module.rl_module import RLModule
 class _Recurrent(RLModule, ValueFunctionAPI):
     """``model_config``: ``size`` of the state, ``max_seq_len``."""
 
-    stackable = True
     num_gates: int
 
     def setup(self):
@@ -45,6 +44,7 @@ class _Recurrent(RLModule, ValueFunctionAPI):
 class StackableGRU(_Recurrent):
     """State ``{"h": [size]}``."""
 
+    stackable = True
     num_gates = 3
 
     def get_initial_state(self):
@@ -64,6 +64,7 @@ class StackableGRU(_Recurrent):
 class StackableLSTM(_Recurrent):
     """A nested state, ``{"rnn": {"h": [size], "c": [size]}}``, that does not begin at 0."""
 
+    stackable = True
     num_gates = 4
 
     def get_initial_state(self):

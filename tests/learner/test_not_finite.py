@@ -139,3 +139,35 @@ def test_optimizers_of_users_take_no_bad_step_either():
         with pytest.raises(LearnerError, match="planted_loss of module 'agent_1' is nan"):
             algo.train()
         assert all(torch.equal(a, b) for a, b in zip(state(algo), before, strict=True))
+
+
+class Plus(PPOLearner):
+    """Adds a number to the loss that PPO has noted already, without logging it."""
+
+    plus = 1000.0
+
+    def compute_loss_for_module(self, **kwargs):
+        return super().compute_loss_for_module(**kwargs) + self.plus
+
+
+class PlusStacked(PPOLearner):
+    plus = 1000.0
+
+    def compute_loss_for_stacked_modules(self, **kwargs):
+        return super().compute_loss_for_stacked_modules(**kwargs) + self.plus
+
+
+@pytest.mark.parametrize("learner_class", [Plus, PlusStacked])
+def test_the_total_loss_is_what_is_minimised(learner_class):
+    found, plain = build(learner_class).train()["learners"], build().train()["learners"]
+    for module_id, figures in plain.items():
+        assert found[module_id]["total_loss"] == pytest.approx(figures["total_loss"] + 1000.0, abs=0.01)
+        assert found[module_id]["policy_loss"] == pytest.approx(figures["policy_loss"], abs=1e-4)
+
+
+@pytest.mark.parametrize("lazily", [False, True])
+@pytest.mark.parametrize("learner_class", [Plus, PlusStacked])
+def test_an_unlogged_term_that_is_not_finite_is_no_matter_of_the_gradient(learner_class, lazily):
+    algo = build(type("Bad", (learner_class,), {"plus": float("nan")}), lazily=lazily)
+    with pytest.raises(LearnerError, match=r"total_loss of module 'agent_0' is nan.*what else the loss is made of"):
+        algo.train()

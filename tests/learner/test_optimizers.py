@@ -8,6 +8,7 @@ import pytest
 import torch
 from scripted_envs import small_config
 
+from marl_connectors.algorithms.algorithm import Algorithm
 from marl_connectors.algorithms.ppo.learner import PPOLearner
 from marl_connectors.errors import ConfigError, LearnerError
 from marl_envs import match_v0
@@ -129,6 +130,49 @@ def test_frozen_layers_stay_bit_for_bit_and_go_on_once_they_are_thawed(policies)
     before = weights(algo, module_id)
     algo.train()
     assert changed(before, weights(algo, module_id)) == set(before)
+
+
+class Decaying(PPOLearner):
+    """An optimizer that moves parameters without a gradient, too: by momentum, and towards 0."""
+
+    def configure_optimizers_for_module(self, module_id, config):
+        sgd = torch.optim.SGD(self.module[module_id].parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+        self.register_optimizer(module_id=module_id, optimizer=sgd)
+
+
+@pytest.mark.parametrize("policies", ["independent", "shared", "agent_0=red,*=blue"])
+def test_frozen_layers_stay_bit_for_bit_under_optimizers_of_users(policies):
+    algo = build(Decaying, policies=policies)
+    module_id = next(iter(algo.rl_module))
+    algo.train()
+    algo.rl_module[module_id].encoder.requires_grad_(False)
+    before = weights(algo, module_id)
+    frozen = {name for name in before if name.startswith("encoder")}
+    algo.train()
+    assert changed(before, weights(algo, module_id)) == set(before) - frozen
+    freeze(algo, "encoder", frozen=False)
+    before = weights(algo, module_id)
+    algo.train()
+    assert changed(before, weights(algo, module_id)) == set(before)
+
+
+@pytest.mark.parametrize("learner_class", [PPOLearner, Decaying])
+def test_a_checkpoint_knows_what_is_frozen(learner_class, tmp_path):
+    algo = build(learner_class)
+    algo.train()
+    algo.rl_module["agent_0"].encoder.requires_grad_(False)
+    algo.save_to_path(tmp_path / "half")
+    algo.rl_module["agent_1"].requires_grad_(False)
+    path = algo.save_to_path(tmp_path / "more")
+    resumed, frozen = Algorithm.from_checkpoint(path), weights(algo, "agent_0")
+    algo.train()
+    resumed.train()
+    for module_id in algo.rl_module:
+        assert changed(weights(algo, module_id), weights(resumed, module_id)) == set()
+    assert {"encoder.layers.0.weight"} < set(frozen) - changed(frozen, weights(resumed, "agent_0"))
+    resumed.restore_from_path(tmp_path / "half")
+    assert all(p.requires_grad for p in resumed.rl_module["agent_1"].parameters())
+    assert not any(p.requires_grad for p in resumed.rl_module["agent_0"].encoder.parameters())
 
 
 def test_freezing_a_layer_of_one_module_leaves_the_others_and_their_moments():

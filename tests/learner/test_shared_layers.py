@@ -78,6 +78,8 @@ class ModuleBeside(MultiRLModule):
 class OneLayerForAll(DefaultPPORLModule):
     """The first two modules hold the same layer object; they run by themselves."""
 
+    stackable = True
+
 
 class Sharing(MultiRLModule):
     def setup(self):
@@ -193,8 +195,14 @@ def test_what_was_shared_goes_on_with_the_one_that_is_left():
     assert (flat(encoder) != before).all(), "the encoder is trained as a part of agent_1 now"
 
 
-def test_a_module_beside_that_is_not_to_be_trained_stays():
-    algo = build("module", policies_to_train=AGENTS)
+def without_agents(module_id, batch):
+    assert set(batch) == set(AGENTS)
+    return module_id in batch
+
+
+@pytest.mark.parametrize("policies_to_train", [AGENTS, without_agents])
+def test_a_module_beside_that_is_not_to_be_trained_stays(policies_to_train):
+    algo = build("module", policies_to_train=policies_to_train)
     encoder, heads = flat(algo.rl_module["encoder"]), flat(algo.rl_module["agent_0"])
     assert set(algo.train()["learners"]) == set(AGENTS)
     assert torch.equal(flat(algo.rl_module["encoder"]), encoder)
@@ -256,3 +264,15 @@ def test_modules_behind_an_encoder_have_the_space_of_what_it_gives():
     before = algo.rl_module.encoder.weight.clone()
     algo.train()
     assert not torch.equal(before, algo.rl_module.encoder.weight)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_frozen_encoder_stays_frozen_in_a_checkpoint(kind):
+    algo = build(kind)
+    algo.train()
+    encoder_of(algo, kind).requires_grad_(False)
+    state, other = algo.get_state(), build(kind)
+    other.set_state(state)
+    before = flat(encoder_of(other, kind))
+    other.train()
+    assert torch.equal(flat(encoder_of(other, kind)), before)

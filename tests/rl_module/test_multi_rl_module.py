@@ -281,3 +281,23 @@ def test_a_module_without_forward_says_what_to_override():
 def test_sizes_that_cannot_be_are_refused_by_name(setting, value):
     with pytest.raises(ConfigError, match=f"model_config: {setting} is .*Give a"):
         make({setting: value})
+
+
+class Scaled(DefaultPPORLModule):
+    """Has a parameter that stacked columns would be broadcast against wrongly."""
+
+    def setup(self):
+        super().setup()
+        self.scale = nn.Parameter(torch.arange(6.0))
+
+    def _action_dist_inputs(self, embeddings):
+        return super()._action_dist_inputs(embeddings * self.scale)
+
+
+class StillStackable(DefaultPPORLModule):
+    stackable = True
+
+
+def test_a_subclass_is_stacked_only_if_it_says_so_itself():
+    assert make_multi("a", "b", cls=Scaled).buckets == []
+    assert [bucket.module_ids for bucket in make_multi("a", "b", cls=StillStackable).buckets] == [("a", "b")]

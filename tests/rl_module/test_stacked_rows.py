@@ -17,6 +17,7 @@ OBS, ACT = spaces.Box(-9.0, 9.0, (4,), np.float32), spaces.Discrete(3)
 
 
 class Counted(DefaultPPORLModule):
+    stackable = True
     calls = 0
 
     def _forward(self, batch, **kwargs):

@@ -19,6 +19,8 @@ from marl_connectors.rl_module.layers import MLP
 class DefaultMAPPORLModule(DefaultPPORLModule):
     """Acts on ``obs`` as PPO's module does; its values are those of ``critic_obs``, an MLP's."""
 
+    stackable = True
+
     def setup(self) -> None:
         """Builds the policy, and the critic unless the module is for acting only."""
         given = self.model_config
