@@ -2,57 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
+from marl_connectors.env_runners.done_episodes import Episode
 from marl_connectors.env_runners.lanes import Lane, LaneGroup
+from marl_connectors.environments.env_copy import Transition
 from marl_connectors.environments.vector_env import VectorEnv
 from marl_connectors.episodes.column_batch import ColumnBatch
+from marl_connectors.episodes.lane_storage import LaneStorage
+from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.errors import ConnectorError, EnvError, ModuleError
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.rl_module.observation_check import check_observations
+from marl_connectors.seeding import derived_seed
 from marl_connectors.trees import leaves, tree_map
+from marl_connectors.typing import DEFAULT_AGENT_ID
 
 
-def check_columns(group: LaneGroup, vector_env: VectorEnv, *, spaces_too: bool) -> None:
+def check_columns(
+    group: LaneGroup, vector_env: VectorEnv, episodes: Callable[[], Iterable[tuple[int, Episode]]], *, spaces_too: bool
+) -> None:
     """Checks a whole fragment at once, at its end.
 
     Args:
         group: Whose rollout.
         vector_env: For the message.
+        episodes: Gives the episodes that have rows there, with their copies, for the message.
         spaces_too: Whether observations must be in their space.
 
     Raises:
-        EnvError: For a NaN reward or observation, or an observation outside its space; names copy, agent and step.
+        EnvError: For a NaN reward or observation, or an observation outside its space; names copy, episode, agent, step
+            and seed.
     """
     rollout = group.rollout
     begin = group.lookback * rollout.num_lanes
     used = rollout.columns[Columns.T][begin:] >= 0
+
+    def error(row: int, text: str) -> EnvError:
+        return _error_at(group, begin + row, vector_env, episodes, text)
+
     rewards = rollout.columns[Columns.REWARDS][begin:]
     if not np.isfinite(rewards).all():
         row = int(np.flatnonzero(~np.isfinite(rewards))[0])
-        raise EnvError(f"{_who(group, begin + row)}: the reward is {rewards[row]}. Rewards must be finite numbers.")
+        raise error(row, f"the reward is {rewards[row]}. Rewards must be finite numbers.")
     observations = tree_map(lambda leaf: leaf[begin:], rollout.source(Columns.OBS))
     if spaces_too and spaces.all_within(rollout.observation_space, observations):
         return  # the usual case; nothing that is NaN is within bounds
     for leaf in leaves(observations):
         if np.issubdtype(leaf.dtype, np.floating) and np.isnan(leaf.min(initial=0.0)):
             row = int(np.argwhere(np.isnan(leaf))[0][0])
-            raise EnvError(f"{_who(group, begin + row)}: the observation contains NaN. Fix the environment.")
+            raise error(row, "the observation contains NaN. Fix the environment.")
     if spaces_too:
         bad, _ = spaces.outside(rollout.observation_space, observations)
         bad &= used
         if bad.any():
             row = int(np.flatnonzero(bad)[0])
             _, why = spaces.outside(rollout.observation_space, tree_map(lambda leaf: leaf[row : row + 1], observations))
-            raise EnvError(
-                f"{_who(group, begin + row)}: the observation leaves its space, "
+            raise error(
+                row,
+                f"the observation leaves its space, "
                 f"{spaces.describe(rollout.observation_space)}: {why}. Fix the environment's observation_space, or set "
-                f"disable_env_checking=True (--no-env-check on the command line)."
+                f"disable_env_checking=True (--no-env-check on the command line).",
             )
 
 
@@ -96,20 +111,49 @@ def check_actions(batch: ColumnBatch) -> None:
             )
 
 
-def _who(group: LaneGroup, position: int) -> str:
+def _error_at(
+    group: LaneGroup,
+    position: int,
+    vector_env: VectorEnv,
+    episodes: Callable[[], Iterable[tuple[int, Episode]]],
+    text: str,
+) -> EnvError:
+    """The error for what a row of a rollout holds: of the agent whose episode it is, who may have left its lane."""
     row, number = divmod(position, group.rollout.num_lanes)
     t = int(group.rollout.columns[Columns.T][position])
-    for lane in group.lanes:
-        if lane.number == number:
-            return f"environment copy {lane.env_index}, agent {lane.agent_id!r}, env step {t}"
-    return f"lane {number}, row {row}, env step {t}"
+    for env_index, episode in episodes():
+        owns = episode.all_agent_episodes() if isinstance(episode, MultiAgentEpisode) else [episode]
+        for own in owns:
+            storage = own.storage
+            if (
+                isinstance(storage, LaneStorage)
+                and storage.rollout is group.rollout
+                and storage.lane == number
+                and storage.start_row <= row <= storage.last_row
+            ):
+                agent_id = DEFAULT_AGENT_ID if own.agent_id is None else own.agent_id
+                episode_number = int(str(episode.id_).split("-")[1])
+                where = f"environment copy {env_index}, episode {episode_number}, agent {agent_id!r}, env step {t}"
+                return _with_seed(vector_env, env_index, episode_number, f"{where}: {text}")
+    return EnvError(f"an episode that was dropped, env step {t}: {text}")
 
 
-def bad_rewards(group: LaneGroup, vector_env: VectorEnv, rewards: Sequence[Any]) -> EnvError:
-    """The error for rewards that do not fit into a column of numbers."""
+def _with_seed(vector_env: VectorEnv, env_index: int, episode_number: int, text: str) -> EnvError:
+    """An error that says how to begin the episode again, where that is possible without the other copies."""
+    if vector_env.is_batched:
+        return EnvError(text)
+    seed = derived_seed(vector_env.seed, "env", env_index, episode_number)
+    return EnvError(f"{text} The episode's seed is {seed}.")
+
+
+def bad_rewards(
+    group: LaneGroup, vector_env: VectorEnv, rewards: Sequence[Any], transitions: Sequence[Transition]
+) -> EnvError:
+    """The error for rewards of a step that do not fit into a column of numbers."""
     for lane, reward in zip(group.acting, rewards, strict=False):
         if np.ndim(reward) != 0 or not np.issubdtype(np.asarray(reward).dtype, np.number):
-            return EnvError(f"{_place(lane, vector_env)}: the reward is {reward!r}, not a number. Return one float.")
+            text = f"the reward is {reward!r}, not a number. Return one float."
+            return _error_of(lane, vector_env, text, transitions)
     return EnvError(f"EnvRunner: rewards that do not fit: {list(rewards)!r}.")
 
 
@@ -122,23 +166,42 @@ def bad_observations(group: LaneGroup, vector_env: VectorEnv, observations: Sequ
     return EnvError(f"EnvRunner: observations that do not fit {spaces.describe(space)}.")
 
 
-def bad_observation(lane: Lane, vector_env: VectorEnv, observation: Any) -> EnvError:
-    """The error for one agent's observation that does not fit into its space's columns."""
+def bad_observation(
+    lane: Lane, vector_env: VectorEnv, observation: Any, transitions: Sequence[Transition] = ()
+) -> EnvError:
+    """The error for one agent's observation that does not fit into its space's columns.
+
+    Args:
+        lane: Whose.
+        vector_env: Where.
+        observation: What it got.
+        transitions: Those of the step, if it is an observation of before any reset in it.
+    """
     shape = getattr(observation, "shape", None)
-    came = f"shape {shape}" if shape is not None else repr(observation)
+    came = repr(observation) if shape is None or not _is_numbers(observation) else f"shape {shape}"
     space = spaces.describe(lane.group.rollout.observation_space)
-    return EnvError(
-        f"{_place(lane, vector_env)}: the observation does not fit its space, {space}: {came}. Fix the environment, or "
-        f"its observation_space."
-    )
+    text = f"the observation does not fit its space, {space}: {came}. Fix the environment, or its observation_space."
+    return _error_of(lane, vector_env, text, transitions)
 
 
 def _fits(space: Any, observation: Any) -> bool:
     try:
-        return tree_map(np.shape, spaces.zeros(space)) == tree_map(np.shape, observation)
+        same_shapes = tree_map(np.shape, spaces.zeros(space)) == tree_map(np.shape, observation)
     except ValueError:
         return False
+    return same_shapes and all(map(_is_numbers, leaves(observation)))
 
 
-def _place(lane: Lane, vector_env: VectorEnv) -> str:
-    return f"{vector_env.copies[lane.env_index]}, agent {lane.agent_id!r}"
+def _is_numbers(values: Any) -> bool:
+    return np.asarray(values).dtype.kind in "biuf"
+
+
+def _error_of(lane: Lane, vector_env: VectorEnv, text: str, transitions: Sequence[Transition]) -> EnvError:
+    """Names the copy's episode and step; those before the reset if a copy was reset in the same step."""
+    copy = vector_env.copies[lane.env_index]
+    episode_number, t = copy.episode_number, copy.t
+    for transition in transitions:
+        if transition.index == lane.env_index and transition.is_over and not transition.awaits_reset:
+            episode_number, t = episode_number - 1, transition.t
+    where = f"environment copy {copy.index}, episode {episode_number}, step {t}, agent {lane.agent_id!r}"
+    return _with_seed(vector_env, copy.index, episode_number, f"{where}: {text}")

@@ -44,6 +44,10 @@ class JointEpisodes(ABC):
         """Each copy's episode."""
         return self.lanes.ongoing
 
+    def in_rollouts(self) -> list[tuple[int, Episode]]:
+        """All episodes with rows in the rollouts, those that ended before the others, with their copies."""
+        return [(entry.env_index, entry.episode) for entry in self.done] + list(enumerate(self.ongoing))
+
     @abstractmethod
     def _mapped(self, copy: EnvCopy) -> tuple[MultiAgentEpisode | None, Modules]:
         """The copy's next episode, still without agents (None for a single one), and the modules of its agents."""

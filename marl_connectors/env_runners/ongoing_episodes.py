@@ -268,7 +268,7 @@ class OngoingEpisodes(JointEpisodes):
         try:
             rollout.observe(here, spaces.stack([observation], rollout.observation_space), transition.t)
         except (TypeError, ValueError) as error:
-            raise bad_observation(lane, self._vector_env, observation) from error
+            raise bad_observation(lane, self._vector_env, observation, [transition]) from error
 
     def _credit_strangers(self, transition: Transition) -> None:
         """Rewards of agents that did not act in this step: to their last action, or kept as not creditable."""

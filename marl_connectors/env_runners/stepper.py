@@ -155,7 +155,7 @@ class Stepper:
         if self.vector_env.failures:
             self._note_failures(self.vector_env.take_failures())
         for group, pick in self._live:
-            self._credit(group, step.rewards if pick is None else pick(step.rewards))
+            self._credit(group, step.rewards if pick is None else pick(step.rewards), step)
             group.advance()
         if step.transitions:
             self._follow(step)
@@ -209,14 +209,14 @@ class Stepper:
             self._check_actions = False
         return actions
 
-    def _credit(self, group: LaneGroup, rewards: Any) -> None:
+    def _credit(self, group: LaneGroup, rewards: Any, step: VectorStep) -> None:
         try:
             values = np.array(rewards)
             if values.dtype.kind not in "fiub":
                 raise TypeError("not numbers")
             group.rollout.columns[Columns.REWARDS][group.positions] = values
         except (TypeError, ValueError) as error:
-            raise bad_rewards(group, self.vector_env, rewards) from error
+            raise bad_rewards(group, self.vector_env, rewards, step.transitions) from error
 
     def _follow(self, step: VectorStep) -> None:
         rearranged = self._episodes.follow(step.transitions, reset=lambda: self._reset_over(step))
@@ -334,7 +334,7 @@ class Stepper:
     def _complete_fragment(self) -> None:
         """Checks what the environments gave and computes what was left to be computed for all steps at once."""
         for group in self._episodes.lanes.groups:
-            check_columns(group, self.vector_env, spaces_too=self._check_spaces)
+            check_columns(group, self.vector_env, self._episodes.in_rollouts, spaces_too=self._check_spaces)
             dist_cls = self._deferred_logp.pop(group, None)
             if dist_cls is not None:
                 rollout = group.rollout

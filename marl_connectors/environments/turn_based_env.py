@@ -8,6 +8,7 @@ import gymnasium as gym
 import numpy as np
 from pettingzoo import AECEnv
 
+from marl_connectors.environments.step_faults import is_flag
 from marl_connectors.errors import EnvError
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import AgentID
@@ -220,6 +221,9 @@ class TurnBasedEnv:
     ) -> None:
         """Copies what is told about an agent that has ended: the environment goes on within the same step."""
         observations, rewards, terminations, truncations, infos = told
+        for word, flag in (("termination", terminated), ("truncation", truncated)):
+            if not is_flag(flag):
+                raise self._error(f"the {word} of agent {agent!r} is {flag!r}. Return True or False for each agent.")
         if observation is not None:
             observations[agent] = tree_map(_copied, observation)
         rewards[agent] = _copied(rewards[agent])

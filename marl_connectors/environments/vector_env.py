@@ -225,8 +225,8 @@ class VectorEnv:
                     raise self._step_failed(copy, chosen, error) from error
                 copy.t = t + 1
                 if (
-                    True in terminations.values()
-                    or True in truncations.values()
+                    any(terminations.values())
+                    or any(truncations.values())
                     or list(obs) != agents
                     or list(reward) != agents
                     or (not copy.t % _LOOK_EVERY and list(copy.env.agents) != agents)

@@ -456,7 +456,7 @@ def nan_at(place):
 
 def test_a_reward_that_is_no_number_is_found_at_the_end_of_a_fragment():
     config = configured(broken(step=nan_at((1, 2))), copies=2, max_len=50).environment(disable_env_checking=True)
-    with pytest.raises(EnvError, match=r"copy 1, agent 'c', env step 0: the reward is nan"):
+    with pytest.raises(EnvError, match=r"copy 1, episode 0, agent 'c', env step 0: the reward is nan"):
         config.build_algo().env_runner.sample(num_timesteps=4)
 
 
