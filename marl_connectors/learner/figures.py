@@ -24,6 +24,7 @@ class Note(NamedTuple):
         module_ids: Whose rows were in it.
         names: Of the figures.
         values: ``[K, A]``, a row for each name and a column for each module.
+        is_result: Whether the modules had rows in it. Others only have gradients.
     """
 
     epoch: int
@@ -31,10 +32,11 @@ class Note(NamedTuple):
     module_ids: tuple[ModuleID, ...]
     names: tuple[str, ...]
     values: Tensor
+    is_result: bool = True
 
 
 class NotFinite(NamedTuple):
-    """The first figure of an update that is NaN or infinite."""
+    """The first figure of an update that is NaN or infinite; its minibatch as in ``Note``, or of the module's own."""
 
     epoch: int
     minibatch: int
@@ -61,9 +63,9 @@ class Figures:
         values = torch.stack([term.detach().reshape(-1) for term in terms.values()])
         self._notes.append(Note(*self._at, module_ids, tuple(terms), values))
 
-    def note_gradient_norms(self, module_ids: tuple[ModuleID, ...], norms: Tensor) -> None:
+    def note_gradient_norms(self, module_ids: tuple[ModuleID, ...], norms: Tensor, *, is_result: bool = True) -> None:
         """The same for ``[A]`` norms. A hot path."""
-        self._notes.append(Note(*self._at, module_ids, (GRADIENT_NORM,), norms.unsqueeze(0)))
+        self._notes.append(Note(*self._at, module_ids, (GRADIENT_NORM,), norms.unsqueeze(0), is_result))
 
     def note_total(self, module_ids: tuple[ModuleID, ...], losses: Tensor) -> None:
         """Keeps what is minimised, in place of a total that was noted for the minibatch before more was added to it."""
@@ -77,7 +79,8 @@ class Figures:
         """The mean of each figure over the minibatches that a module took part in."""
         alike: dict[tuple[tuple[ModuleID, ...], tuple[str, ...]], list[Tensor]] = {}
         for note in self._notes:
-            alike.setdefault((note.module_ids, note.names), []).append(note.values)
+            if note.is_result:
+                alike.setdefault((note.module_ids, note.names), []).append(note.values)
         sums: dict[ModuleID, dict[str, tuple[float, int]]] = {}
         for (module_ids, names), values in alike.items():
             table = torch.stack(values).double().sum(0).tolist()
@@ -105,7 +108,13 @@ class Figures:
             if found and (bad.epoch, bad.minibatch) != (found[0].epoch, found[0].minibatch):
                 break
             found.append(bad)
-        return min(found, key=_rank, default=None)
+        worst = min(found, key=_rank, default=None)
+        return worst if worst is None else worst._replace(minibatch=self._number_of(worst))
+
+    def _number_of(self, bad: NotFinite) -> int:
+        """Which of the module's own minibatches of the epoch it is."""
+        notes = [note for note in self._notes if note.epoch == bad.epoch and bad.module_id in note.module_ids]
+        return len({note.minibatch for note in notes if note.minibatch < bad.minibatch})
 
     def _not_finite(self) -> Iterator[NotFinite]:
         for note in self._notes:

@@ -14,6 +14,7 @@ from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup, slic
 from marl_connectors.errors import LearnerError
 from marl_connectors.learner.figures import GRADIENT_NORM, TOTAL_LOSS, Figures, NotFinite
 from marl_connectors.trees import leaves
+from marl_connectors.typing import SHARED
 
 if TYPE_CHECKING:
     from marl_connectors.rl_module.multi_rl_module import MultiRLModule
@@ -64,16 +65,18 @@ def not_finite_error(figures: Figures, module: MultiRLModule, batch: ColumnBatch
             f"Learner: a loss or gradient is not finite in update {num_updates + 1}. No such step was taken."
         )
     rule = "That step was not taken, and the last checkpoint is intact."
+    who = "the shared layers" if bad.module_id == SHARED else f"module {bad.module_id!r}"
     return LearnerError(
-        f"Learner: {bad.name} of module {bad.module_id!r} is {bad.value} in update {num_updates + 1}, epoch "
+        f"Learner: {bad.name} of {who} is {bad.value} in update {num_updates + 1}, epoch "
         f"{bad.epoch + 1}, minibatch {bad.minibatch + 1}. {rule} {_cause(bad, module, batch)}"
     )
 
 
 def _cause(bad: NotFinite, module: MultiRLModule, batch: ColumnBatch) -> str:
-    for name, parameter in module[bad.module_id].named_parameters():
+    whole = module if bad.module_id == SHARED else module[bad.module_id]
+    for name, parameter in whole.named_parameters():
         if not parameter.isfinite().all():
-            return f"The module's parameter {name!r} is not finite itself: something has written to it."
+            return f"The parameter {name!r} is not finite itself: something has written to it."
     for group in batch.groups:
         if bad.module_id in group.module_ids:
             i = group.module_ids.index(bad.module_id)

@@ -281,6 +281,8 @@ class Learner(ABC):
         self.optimizers.compute_gradients(loss, stepping)
         norms = self.optimizers.norms(stepping)
         self._figures.note_gradient_norms(ids, norms[: len(ids)])
+        if len(stepping) > len(ids):
+            self._figures.note_gradient_norms(stepping[len(ids) :], norms[len(ids) :], is_result=False)
         if not self._check.holds(loss, norms):
             raise not_finite_error(self._figures, self.module, batch, self.num_updates)
         self._postprocess_gradients(stepping, norms)

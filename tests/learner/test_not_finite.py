@@ -171,3 +171,18 @@ def test_an_unlogged_term_that_is_not_finite_is_no_matter_of_the_gradient(learne
     algo = build(type("Bad", (learner_class,), {"plus": float("nan")}), lazily=lazily)
     with pytest.raises(LearnerError, match=r"total_loss of module 'agent_0' is nan.*what else the loss is made of"):
         algo.train()
+
+
+def test_minibatches_are_counted_for_each_module():
+    class Fourth(PPOLearner):
+        """Modules one after another, and the fourth loss of ``agent_2`` is no number."""
+
+        count = 0
+
+        def compute_loss_for_module(self, *, module_id, **kwargs):
+            self.count += module_id == "agent_2"
+            loss = super().compute_loss_for_module(module_id=module_id, **kwargs)
+            return loss * float("nan") if module_id == "agent_2" and self.count == 4 else loss
+
+    with pytest.raises(LearnerError, match="total_loss of module 'agent_2' is nan in update 1, epoch 2, minibatch 2"):
+        build(Fourth).train()

@@ -12,7 +12,9 @@ from scripted_envs import LifeEnv, small_config
 from torch import nn
 
 from marl_connectors import MultiRLModule, MultiRLModuleSpec, RLModule, RLModuleSpec
+from marl_connectors.algorithms.ppo.learner import PPOLearner
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
+from marl_connectors.errors import LearnerError
 from marl_connectors.learner.steps import Steps
 from marl_connectors.rl_module.apis import ValueFunctionAPI
 from marl_connectors.typing import SHARED
@@ -95,7 +97,7 @@ KINDS = {
 }
 
 
-def build(kind, policies_to_train=None, **training):
+def build(kind, policies_to_train=None, learner_class=PPOLearner, **training):
     multi_class, others = KINDS[kind]
     module_class = OneLayerForAll if kind == "held by two" else Heads
     specs = {agent: RLModuleSpec(module_class=module_class) for agent in AGENTS}
@@ -106,7 +108,7 @@ def build(kind, policies_to_train=None, **training):
     )
     config.env_runners(num_envs_per_env_runner=4, rollout_fragment_length=10)
     settings = {"train_batch_size_per_learner": 40, "minibatch_size": 16, "num_epochs": 2, "lr": 1e-2}
-    return config.training(**{**settings, **training}).build_algo()
+    return config.learners(learner_class=learner_class).training(**{**settings, **training}).build_algo()
 
 
 def encoder_of(algo, kind):
@@ -276,3 +278,24 @@ def test_a_frozen_encoder_stays_frozen_in_a_checkpoint(kind):
     before = flat(encoder_of(other, kind))
     other.train()
     assert torch.equal(flat(encoder_of(other, kind)), before)
+
+
+class NotANumber(PPOLearner):
+    """A term that is 0 and has a slope that is no number, of the shared layers alone."""
+
+    def compute_loss_for_module(self, **kwargs):
+        weight = next(p for name, p in self.module.named_parameters() if "encoder" in name)
+        return super().compute_loss_for_module(**kwargs) + (weight * 0.0).sum().sqrt()
+
+
+@pytest.mark.parametrize(
+    ("kind", "who"),
+    [("layers", "the shared layers"), ("module", "module 'encoder'"), ("held by two", "the shared layers")],
+)
+def test_shared_layers_with_a_bad_gradient_are_named(kind, who):
+    algo = build(kind, learner_class=NotANumber)
+    before = flat(encoder_of(algo, kind))
+    match = f"gradients_global_norm of {who} is nan in update 1, epoch 1, minibatch 1.*The loss itself is finite"
+    with pytest.raises(LearnerError, match=match):
+        algo.train()
+    assert torch.equal(flat(encoder_of(algo, kind)), before)
