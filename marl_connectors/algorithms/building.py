@@ -167,12 +167,7 @@ def build_modules(
         modules = dataclasses.replace(multi, rl_module_specs=built, load_state_path=None).build()
     if rl_module_specs is not None:
         multi = MultiRLModuleSpec()  # parameters to begin with are of no use
-    if multi.load_state_path is not None:
-        from marl_connectors.checkpoints import load_state
-
-        state = load_state(multi.load_state_path)
-        wanted = multi.modules_to_load
-        modules.set_state({m: s for m, s in state.items() if wanted is None or m in wanted})
+    multi.load_state(modules)
     if modules.is_stateful() and config.add_default_connectors_to_env_to_module_pipeline:
         add_state_pieces(env_to_module)
     return modules.to(config.device)
