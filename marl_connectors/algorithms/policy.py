@@ -156,7 +156,7 @@ class Policy:
         Raises:
             EpisodeError: If an observation is not of the agent's space, or batches differ in size.
             MappingError: For an agent, or a module, that is unknown.
-            ConnectorError: If a piece fails.
+            ConnectorError: If a piece fails, or modules would see what is not finite.
         """
         agents = [a for a in (observations if agent_ids is None else agent_ids) if a in observations]
         if not agents:
@@ -243,9 +243,8 @@ class Policy:
             "metrics": MetricsLogger() if self._has_pieces else None,
         }
         batch = self.env_to_module.run(ColumnBatch(self._lanes.groups()), **common)
-        if self._has_pieces:
-            for group in batch.groups:
-                _check_finite(group)
+        for group in batch.groups:
+            _check_finite(group)
         forward: Callable[..., Any] = (
             self.rl_module.forward_exploration if explore else self.rl_module.forward_inference
         )
