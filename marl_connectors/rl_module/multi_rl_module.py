@@ -100,10 +100,12 @@ class MultiRLModule(nn.Module):
         """Adds a module (not a layer: for those, assign an attribute).
 
         Raises:
-            ModuleError: If the id is taken and ``override`` is False, or ``module`` is no RLModule.
+            ModuleError: If the id is taken and ``override`` is False, or reserved, or ``module`` is no RLModule.
         """
         if not isinstance(module, RLModule):
             raise ModuleError(f"MultiRLModule: module {module_id!r} must be an RLModule, not {type(module).__name__}.")
+        if module_id == SHARED:
+            raise ModuleError(f"MultiRLModule: {SHARED!r} stands for shared layers. Choose another module id.")
         if module_id in self and not override:
             raise ModuleError(
                 f"MultiRLModule: there is a module {module_id!r} already. Pass override=True to replace it."
