@@ -8,6 +8,7 @@ from typing import Any
 
 from marl_connectors.algorithms import building
 from marl_connectors.algorithms.algorithm_config import AlgorithmConfig
+from marl_connectors.algorithms.config_checks import check_policies_to_train
 from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
 from marl_connectors.env_runners.env_runner import EnvRunner
 from marl_connectors.environments.env_setup import EnvSetup
@@ -91,7 +92,8 @@ class ChangingModules:
         Raises:
             ModuleError: If there is a module of that id, or it is reserved.
             MappingError: If patterns do not fit the agents.
-            ConfigError: For an override that is no setting, or of the wrong kind; or if there is only one agent.
+            ConfigError: For an override that is no setting of a module, or of the wrong kind; if a module to be updated
+                is not there; or if there is only one agent.
         """
         _check_runners("add_module", add_to_env_runners, add_to_eval_env_runners)
         if self._setup.single_agent:
@@ -104,6 +106,7 @@ class ChangingModules:
                 f"add_module: there is a module {module_id!r} already. Choose another id, or call remove_module first."
             )
         mapping = self._checked(new_agent_to_module_mapping_fn)
+        check_policies_to_train(new_should_module_be_updated, [*self.rl_module, module_id])
         overrides, changed = self.config.algorithm_config_overrides_per_module, set(self._changed_settings)
         try:
             if config_overrides is not None:
@@ -130,12 +133,14 @@ class ChangingModules:
 
     def _build_added(self, module_id: ModuleID, spec: RLModuleSpec) -> RLModule:
         like = next(iter(self.rl_module.values()))
+        overrides = self.config.algorithm_config_overrides_per_module.get(module_id, {})
+        model_config = overrides.get("model_config", like.model_config)
         spec = dataclasses.replace(
             spec,
             module_class=spec.module_class or type(like),
             observation_space=spec.observation_space or like.observation_space,
             action_space=spec.action_space or like.action_space,
-            model_config=like.model_config if spec.model_config is None else spec.model_config,
+            model_config=model_config if spec.model_config is None else spec.model_config,
         )
         spec = self.config.complete_rl_module_spec(spec, self._setup, self._env_to_module)
         with torch_stream(self.seed, "module", module_id):
@@ -172,6 +177,7 @@ class ChangingModules:
         if len(self.rl_module) == 1:
             raise ModuleError(f"remove_module: {module_id!r} is the only module there is. Add another one first.")
         mapping = self._checked(new_agent_to_module_mapping_fn)
+        check_policies_to_train(new_should_module_be_updated, [m for m in self.rl_module if m != module_id])
         self.learner.remove_module(module_id)
         policies, overrides = self.config.policies, self.config.algorithm_config_overrides_per_module
         if isinstance(policies, dict):

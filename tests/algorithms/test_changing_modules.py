@@ -116,6 +116,8 @@ def test_a_module_of_its_own_kind_has_its_own_settings():
     assert algo.learner.pipeline["GeneralAdvantageEstimation"].module_settings["wide"]["gamma"] == 0.25
     algo.train()
     assert algo.train()["learners"]["wide"]["learning_rate"] == 0.5
+    algo.add_module("narrow", config_overrides={"model_config": {"fcnet_hiddens": (3,)}})
+    assert algo.get_module("narrow").encoder.output_dim == 3
     with pytest.raises(ConfigError, match="unknown setting 'lrr'"):
         algo.add_module("other", config_overrides={"lrr": 0.5})
     assert "other" not in algo.rl_module
@@ -156,6 +158,8 @@ FAILING = {
     "an optimizer": ({"config_overrides": {"lr": 0.5}}, LearnerError, "no optimizer for it"),
     "the kind of a mapping": ({"new_agent_to_module_mapping_fn": 3}, ConfigError, "policy_mapping"),
     "a pattern": ({"new_agent_to_module_mapping_fn": "x*=new,*=main"}, MappingError, r"'x\*' .* matches no agent"),
+    "a setting of the run": ({"config_overrides": {"env": "CartPole-v1"}}, ConfigError, "'env' is a setting of the"),
+    "a module to be updated": ({"new_should_module_be_updated": ["mian"]}, ConfigError, "Did you mean 'main'"),
     "no critic": ({"config_overrides": {"use_critic": False}}, ConfigError, "all modules of the run have a critic"),
     "no lookback": ({"module_spec": RLModuleSpec(GRUModule, model_config={"size": 3})}, ConfigError, "lookback"),
 }
