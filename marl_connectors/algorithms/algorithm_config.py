@@ -9,7 +9,7 @@ import torch
 from gymnasium import VectorizeMode
 
 from marl_connectors.algorithms.callback_settings import CallbackSettings
-from marl_connectors.algorithms.config_checks import check_settings, checked_evaluation, require
+from marl_connectors.algorithms.config_checks import check_overrides, check_settings, checked_evaluation, require
 from marl_connectors.algorithms.failures import check_failures
 from marl_connectors.algorithms.learning_sections import LearningSections
 from marl_connectors.algorithms.section import UNSET, section
@@ -329,7 +329,8 @@ class AlgorithmConfig(LearningSections, CallbackSettings):
         check_settings(self)
         check_failures(self)
         check_vectorization(self)
-        for module_id in self.algorithm_config_overrides_per_module:
+        for module_id, overrides in self.algorithm_config_overrides_per_module.items():
+            check_overrides(module_id, overrides, AlgorithmConfig().to_dict())
             try:
                 self.get_config_for_module(module_id).validate()
             except ConfigError as error:

@@ -11,6 +11,7 @@ from gymnasium import Space
 
 from marl_connectors import spaces
 from marl_connectors.algorithms.algorithm_config import AlgorithmConfig
+from marl_connectors.algorithms.config_checks import check_policies_to_train
 from marl_connectors.algorithms.failures import env_restarts
 from marl_connectors.algorithms.vectorization import VECTOR_ENTRY_POINT, num_env_workers
 from marl_connectors.connectors.common.add_states_from_episodes_to_batch import AddStatesFromEpisodesToBatch
@@ -137,7 +138,7 @@ def build_modules(
         rl_module_specs: The modules of a checkpoint, complete; None for those that the config asks for.
 
     Raises:
-        ConfigError: If a module's spaces cannot be worked out.
+        ConfigError: If a module's spaces cannot be worked out, or ``policies_to_train`` names one that is not there.
         MappingError: If the mapping function raises, or agents of one module differ in their spaces.
     """
     multi = multi_spec_of(config)
@@ -166,14 +167,9 @@ def build_modules(
             built[module_id] = _BuiltModuleSpec(**vars(spec), module=spec.build())
     with torch_stream(seed, "modules"):
         modules = dataclasses.replace(multi, rl_module_specs=built, load_state_path=None).build()
-    if rl_module_specs is not None:
-        multi = MultiRLModuleSpec()  # parameters to begin with are of no use
-    if multi.load_state_path is not None:
-        from marl_connectors.checkpoints import load_state
-
-        state = load_state(multi.load_state_path)
-        wanted = multi.modules_to_load
-        modules.set_state({m: s for m, s in state.items() if wanted is None or m in wanted})
+    if rl_module_specs is None:
+        check_policies_to_train(config.policies_to_train, modules.keys())
+        multi.load_state(modules)
     if modules.is_stateful() and config.add_default_connectors_to_env_to_module_pipeline:
         add_state_pieces(env_to_module)
     return modules.to(config.device)

@@ -8,12 +8,13 @@ from typing import Any
 
 from marl_connectors.algorithms import building
 from marl_connectors.algorithms.algorithm_config import AlgorithmConfig
+from marl_connectors.algorithms.config_checks import check_policies_to_train
 from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
 from marl_connectors.env_runners.env_runner import EnvRunner
 from marl_connectors.environments.env_setup import EnvSetup
 from marl_connectors.errors import ConfigError, ModuleError, did_you_mean
 from marl_connectors.learner.learner import Learner
-from marl_connectors.policy_mapping import PolicyMappingFn, policy_mapping
+from marl_connectors.policy_mapping import PolicyMappingFn, check_patterns, policy_mapping
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.rl_module.rl_module import RLModule, RLModuleSpec
 from marl_connectors.seeding import torch_stream
@@ -61,7 +62,7 @@ class ChangingModules:
         add_to_env_runners: bool = True,
         add_to_eval_env_runners: bool = True,
     ) -> RLModule:
-        """Adds a module while training goes on. Checkpoints hold it too.
+        """Adds a module while training goes on. Checkpoints hold it too. If that fails, all is as it was before.
 
         A frozen copy of a module, as an opponent for it::
 
@@ -89,8 +90,10 @@ class ChangingModules:
             The module.
 
         Raises:
-            ModuleError: If there is a module of that id.
-            ConfigError: For an override that is no setting, or of the wrong kind; or if there is only one agent.
+            ModuleError: If there is a module of that id, or it is reserved.
+            MappingError: If patterns do not fit the agents.
+            ConfigError: For an override that is no setting of a module, or of the wrong kind; if a module to be updated
+                is not there; or if there is only one agent.
         """
         _check_runners("add_module", add_to_env_runners, add_to_eval_env_runners)
         if self._setup.single_agent:
@@ -102,30 +105,42 @@ class ChangingModules:
             raise ModuleError(
                 f"add_module: there is a module {module_id!r} already. Choose another id, or call remove_module first."
             )
-        module = self._build_added(module_id, module_spec or RLModuleSpec())
-        if module_state is not None:
-            module.set_state(module_state)
-        if config_overrides is not None:
-            self._override(module_id, config_overrides)
-        if module.is_stateful():
-            building.add_state_pieces_to(self.config, self._env_to_module, self.env_runner, self.learner)
-        self.learner.add_module(module_id, module.to(self.config.device), is_updated=add_to_learners)
+        mapping = self._checked(new_agent_to_module_mapping_fn)
+        check_policies_to_train(new_should_module_be_updated, [*self.rl_module, module_id])
+        overrides, changed = self.config.algorithm_config_overrides_per_module, set(self._changed_settings)
+        try:
+            if config_overrides is not None:
+                self._override(module_id, config_overrides)
+            module = self._build_added(module_id, module_spec or RLModuleSpec())
+            if module_state is not None:
+                module.set_state(module_state)
+            self.learner.add_module(module_id, module.to(self.config.device), is_updated=add_to_learners)
+            if module.is_stateful():
+                building.add_state_pieces_to(self.config, self._env_to_module, self.env_runner, self.learner)
+        except BaseException:
+            if module_id in self.rl_module:
+                self.learner.remove_module(module_id)
+            self.config.change(algorithm_config_overrides_per_module=overrides)
+            self._changed_settings = changed
+            raise
         policies = self.config.policies
         if isinstance(policies, dict):
             self.config.change(policies={**policies, module_id: None})
         elif policies is not None:
             self.config.change(policies=[*policies, module_id])
-        self._remap(new_agent_to_module_mapping_fn, new_should_module_be_updated)
+        self._remap(mapping, new_should_module_be_updated)
         return module
 
     def _build_added(self, module_id: ModuleID, spec: RLModuleSpec) -> RLModule:
         like = next(iter(self.rl_module.values()))
+        overrides = self.config.algorithm_config_overrides_per_module.get(module_id, {})
+        model_config = overrides.get("model_config", like.model_config)
         spec = dataclasses.replace(
             spec,
             module_class=spec.module_class or type(like),
             observation_space=spec.observation_space or like.observation_space,
             action_space=spec.action_space or like.action_space,
-            model_config=like.model_config if spec.model_config is None else spec.model_config,
+            model_config=model_config if spec.model_config is None else spec.model_config,
         )
         spec = self.config.complete_rl_module_spec(spec, self._setup, self._env_to_module)
         with torch_stream(self.seed, "module", module_id):
@@ -161,6 +176,8 @@ class ChangingModules:
             )
         if len(self.rl_module) == 1:
             raise ModuleError(f"remove_module: {module_id!r} is the only module there is. Add another one first.")
+        mapping = self._checked(new_agent_to_module_mapping_fn)
+        check_policies_to_train(new_should_module_be_updated, [m for m in self.rl_module if m != module_id])
         self.learner.remove_module(module_id)
         policies, overrides = self.config.policies, self.config.algorithm_config_overrides_per_module
         if isinstance(policies, dict):
@@ -169,7 +186,7 @@ class ChangingModules:
             self.config.change(policies=[m for m in policies if m != module_id])
         if module_id in overrides:
             self._set(algorithm_config_overrides_per_module={m: o for m, o in overrides.items() if m != module_id})
-        self._remap(new_agent_to_module_mapping_fn, new_should_module_be_updated)
+        self._remap(mapping, new_should_module_be_updated)
         self.env_runner.restart_episodes()
 
     def set_policy_mapping_fn(self, policy_mapping_fn: str | PolicyMappingFn) -> None:
@@ -179,16 +196,24 @@ class ChangingModules:
             policy_mapping_fn: As in ``.multi_agent(...)``. A checkpoint can hold what can be imported by name, and
                 instances of dataclasses that can.
         """
-        self._remap(policy_mapping_fn, None)
+        self._remap(self._checked(policy_mapping_fn), None)
 
     def _override(self, module_id: ModuleID, overrides: Mapping[str, Any]) -> None:
-        self.config.copy().update_from_dict(dict(overrides)).validate()
-        known = self.config.algorithm_config_overrides_per_module
-        self._set(algorithm_config_overrides_per_module={**known, module_id: dict(overrides)})
+        known = {**self.config.algorithm_config_overrides_per_module, module_id: dict(overrides)}
+        tried = self.config.copy()
+        tried.change(algorithm_config_overrides_per_module=known)
+        tried.validate()
+        self._set(algorithm_config_overrides_per_module=known)
 
-    def _remap(self, mapping: str | PolicyMappingFn | None, to_update: ModulesToUpdate | None) -> None:
+    def _checked(self, mapping: str | PolicyMappingFn | None) -> PolicyMappingFn | None:
+        if mapping is None:
+            return None
+        mapping = policy_mapping(mapping)
+        check_patterns(mapping, self._setup.agent_ids)
+        return mapping
+
+    def _remap(self, mapping: PolicyMappingFn | None, to_update: ModulesToUpdate | None) -> None:
         if mapping is not None:
-            mapping = policy_mapping(mapping)
             self._set(policy_mapping_fn=mapping)
             self.env_runner.set_policy_mapping_fn(mapping)
         if to_update is not None:

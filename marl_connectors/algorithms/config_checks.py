@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +11,7 @@ from marl_connectors.environments.wrappers import checked_wrappers
 from marl_connectors.errors import ConfigError, did_you_mean
 from marl_connectors.ops.schedule import check_schedule
 from marl_connectors.policy_mapping import policy_mapping
+from marl_connectors.typing import ModuleID
 
 if TYPE_CHECKING:
     from marl_connectors.algorithms.algorithm_config import AlgorithmConfig
@@ -78,6 +79,48 @@ def check_settings(config: AlgorithmConfig) -> None:
         raise ConfigError(
             f"{type(config).__name__}: num_gpus_per_learner={config.num_gpus_per_learner}, but torch sees no GPU."
         )
+
+
+_OF_MODULES = ("gamma", "grad_clip", "grad_clip_by", "lr", "minibatch_size", "model_config", "num_epochs")
+
+
+def check_overrides(module_id: ModuleID, overrides: Mapping[str, Any], of_all: Collection[str]) -> None:
+    """Checks that a module can have settings of its own.
+
+    Args:
+        module_id: Whose.
+        overrides: The settings.
+        of_all: Names of the settings that every algorithm has; those of one algorithm are for its modules.
+
+    Raises:
+        ConfigError: For a setting of the run as a whole.
+    """
+    for name in overrides:
+        if name in of_all and name not in _OF_MODULES:
+            raise ConfigError(
+                f"algorithm_config_overrides_per_module: {name!r} is a setting of the whole run, so module "
+                f"{module_id!r} cannot have its own. Modules can differ in {', '.join(_OF_MODULES)} and the settings "
+                f"of the algorithm's loss."
+            )
+
+
+def check_policies_to_train(wanted: Any, module_ids: Collection[ModuleID]) -> None:
+    """Checks that ``policies_to_train`` names modules that there are.
+
+    Raises:
+        ConfigError: If not.
+    """
+    if wanted is None or callable(wanted):
+        return
+    if isinstance(wanted, str) or not isinstance(wanted, Collection):
+        raise ConfigError(
+            f"policies_to_train: must be a collection of module ids or a function, not {wanted!r}. Write [{wanted!r}]."
+        )
+    for module_id in wanted:
+        if module_id not in module_ids:
+            raise ConfigError(
+                f"policies_to_train: there is no module {module_id!r}. {did_you_mean(str(module_id), module_ids)}"
+            )
 
 
 _IN_EVALUATIONS = ("policy_mapping_fn", "explore", "num_envs_per_env_runner", "num_env_workers", "callbacks_class")

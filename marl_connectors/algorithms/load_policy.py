@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -95,14 +96,17 @@ def load_policy(
         config = restored_config(state, config, given, skip=_NOT_NEEDED)
         agents = _Agents(state["agents"], env)
         pieces = state["env_runner"]["env_to_module"], state["env_runner"]["module_to_env"]
-        stateful = AddStatesFromEpisodesToBatch.__name__ in pieces[0]
-        env_to_module = building.build_env_to_module(config, agents, device=torch.device(device))
-        if stateful:
-            add_state_pieces(env_to_module)
-        module_to_env = building.build_module_to_env(config, agents, stateful=stateful)
-        modules = _modules(state, config, module_id)
+        spec, parameters = _saved_modules(state, config, module_id)
     except KeyError as error:
         raise lacks(checkpoint, error) from error
+    stateful = AddStatesFromEpisodesToBatch.__name__ in pieces[0]
+    env_to_module = building.build_env_to_module(config, agents, device=torch.device(device))
+    if stateful:
+        add_state_pieces(env_to_module)
+    module_to_env = building.build_module_to_env(config, agents, stateful=stateful)
+    with torch_stream(0, "policy"):
+        modules = spec.build()
+    modules.set_state(parameters)
     env_to_module.set_state(pieces[0])
     module_to_env.set_state(pieces[1])
     building.stop_counting(env_to_module)
@@ -126,25 +130,19 @@ def _check_module(module_id: ModuleID, state: Mapping[str, Any]) -> None:
         raise ModuleError(f"load_policy: the checkpoint has no module {module_id!r}. {did_you_mean(module_id, known)}")
 
 
-def _modules(state: Mapping[str, Any], config: AlgorithmConfig, module_id: ModuleID | None) -> MultiRLModule:
-    """All modules of a checkpoint, or a single one of those that run one by one."""
-    given = building.multi_spec_of(config)
-    multi: MultiRLModuleSpec = given
-    if given.multi_rl_module_class is None:
+def _saved_modules(
+    state: Mapping[str, Any], config: AlgorithmConfig, module_id: ModuleID | None
+) -> tuple[MultiRLModuleSpec, dict[ModuleID, Any]]:
+    """How to build all modules of a checkpoint, or a single one of those that run one by one; and their parameters."""
+    multi = building.multi_spec_of(config)
+    if multi.multi_rl_module_class is None:
         multi = from_state(state["multi_rl_module"], "rl_module_spec")
-    wanted = None if module_id is None or multi.multi_rl_module_class is not MultiRLModule else [module_id]
-    with torch_stream(0, "policy"):
-        modules = MultiRLModuleSpec(
-            multi.multi_rl_module_class,
-            multi.observation_space,
-            multi.action_space,
-            multi.inference_only,
-            multi.model_config,
-        ).build()
-        for own, spec in restored_specs(state, config, wanted).items():
-            modules.add_module(own, spec.build())
-    modules.set_state({own: state["learner"]["module"][own] for own in modules})
-    return modules
+    parameters = state["learner"]["module"]
+    wanted = None
+    if module_id is not None and multi.multi_rl_module_class is MultiRLModule:
+        wanted, parameters = [module_id], {module_id: parameters[module_id]}
+    specs = restored_specs(state, config, wanted)
+    return dataclasses.replace(multi, rl_module_specs=specs, load_state_path=None), parameters
 
 
 class _Agents:

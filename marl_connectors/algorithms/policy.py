@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,11 +22,12 @@ from marl_connectors.connectors.module_to_env.listify_data_for_vector_env import
 from marl_connectors.connectors.module_to_env.module_to_env_pipeline import ModuleToEnvPipeline
 from marl_connectors.env_runners.action_noise import ActionNoise
 from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup
+from marl_connectors.episodes.rollout import take
 from marl_connectors.errors import ConnectorError, EpisodeError, MappingError, did_you_mean
 from marl_connectors.metrics import MetricsLogger
 from marl_connectors.policy_mapping import PolicyMappingFn
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
-from marl_connectors.trees import leaves
+from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import AgentID
 
 
@@ -154,7 +156,7 @@ class Policy:
         Raises:
             EpisodeError: If an observation is not of the agent's space, or batches differ in size.
             MappingError: For an agent, or a module, that is unknown.
-            ConnectorError: If a piece fails.
+            ConnectorError: If a piece fails, or modules would see what is not finite.
         """
         agents = [a for a in (observations if agent_ids is None else agent_ids) if a in observations]
         if not agents:
@@ -171,11 +173,10 @@ class Policy:
             for agent_id, own in seats.rows_of_agents():
                 if not is_batch:
                     found[agent_id] = values[own[0]]
-                elif own.min() >= 0:
-                    found[agent_id] = values[own]
-                else:  # in other environments the agent is in another group
-                    whole = found.setdefault(agent_id, np.zeros((len(own), *values.shape[1:]), values.dtype))
-                    whole[own >= 0] = values[own[own >= 0]]
+                elif own.min() >= 0 or agent_id not in found:
+                    found[agent_id] = take(values, own)
+                else:  # in other environments the agent is in another group, which has been seen to
+                    found[agent_id] = tree_map(partial(_filled, own=own), found[agent_id], values)
         self._lanes.record(batch)
         return {agent_id: found[agent_id] for agent_id in agents}
 
@@ -242,9 +243,8 @@ class Policy:
             "metrics": MetricsLogger() if self._has_pieces else None,
         }
         batch = self.env_to_module.run(ColumnBatch(self._lanes.groups()), **common)
-        if self._has_pieces:
-            for group in batch.groups:
-                _check_finite(group)
+        for group in batch.groups:
+            _check_finite(group)
         forward: Callable[..., Any] = (
             self.rl_module.forward_exploration if explore else self.rl_module.forward_inference
         )
@@ -256,6 +256,13 @@ def _looks_back(piece: ConnectorV2) -> bool:
     if isinstance(piece, ConnectorPipelineV2):
         return any(map(_looks_back, piece))
     return getattr(piece, "lookback", 0) > 0 or not type(piece).__module__.startswith("marl_connectors.")
+
+
+def _filled(whole: np.ndarray, leaf: np.ndarray, own: np.ndarray) -> np.ndarray:
+    """``[B, ...]`` with the rows of a further group; ``own`` is -1 where ``whole`` has them."""
+    there = own >= 0
+    whole[there] = leaf[own[there]]
+    return whole
 
 
 def _check_finite(group: ColumnGroup) -> None:

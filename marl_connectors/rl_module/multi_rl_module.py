@@ -101,10 +101,12 @@ class MultiRLModule(nn.Module):
         """Adds a module (not a layer: for those, assign an attribute).
 
         Raises:
-            ModuleError: If the id is taken and ``override`` is False, or ``module`` is no RLModule.
+            ModuleError: If the id is taken and ``override`` is False, or reserved, or ``module`` is no RLModule.
         """
         if not isinstance(module, RLModule):
             raise ModuleError(f"MultiRLModule: module {module_id!r} must be an RLModule, not {type(module).__name__}.")
+        if module_id == SHARED:
+            raise ModuleError(f"MultiRLModule: {SHARED!r} stands for shared layers. Choose another module id.")
         if module_id in self and not override:
             raise ModuleError(
                 f"MultiRLModule: there is a module {module_id!r} already. Pass override=True to replace it."
@@ -343,7 +345,7 @@ class MultiRLModuleSpec:
         model_config: Handed to the class.
         rl_module_specs: One spec for each module id; a single RLModuleSpec stands for all modules.
         load_state_path: A folder with a saved ``MultiRLModule.get_state()`` to start from.
-        modules_to_load: Which modules to load from there; None for all.
+        modules_to_load: Which modules to load from there, with the layers that are shared; None for all.
     """
 
     multi_rl_module_class: type[MultiRLModule] | None = None
@@ -384,11 +386,17 @@ class MultiRLModuleSpec:
             model_config=self.model_config,
             rl_module_specs=self.rl_module_specs,
         )
-        if self.load_state_path is not None:
-            from marl_connectors.checkpoints import load_state
-
-            state = load_state(self.load_state_path)
-            module.set_state(
-                {m: s for m, s in state.items() if self.modules_to_load is None or m in self.modules_to_load}
-            )
+        self.load_state(module)
         return module
+
+    def load_state(self, module: MultiRLModule) -> None:
+        """Gives a module what ``load_state_path`` holds, if it is set."""
+        if self.load_state_path is None:
+            return
+        from marl_connectors.checkpoints import load_state
+
+        state = load_state(self.load_state_path)
+        if self.modules_to_load is not None:
+            wanted = {*self.modules_to_load, *([SHARED] if module._rest() else [])}
+            state = {module_id: own for module_id, own in state.items() if module_id in wanted}
+        module.set_state(state)

@@ -12,8 +12,9 @@ from recurrent_modules import GRUModule
 from scripted_envs import small_config
 
 from marl_connectors import Algorithm, MAPPOConfig, MultiRLModuleSpec, RLModuleSpec, load_policy
+from marl_connectors.algorithms.ppo.learner import PPOLearner
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
-from marl_connectors.errors import CheckpointError, ConfigError, ModuleError
+from marl_connectors.errors import CheckpointError, ConfigError, LearnerError, MappingError, ModuleError
 from marl_connectors.policy_mapping import mapping_from_json, mapping_to_json
 from marl_connectors.seeding import stream
 from marl_envs import last_stone_v0, match_v0
@@ -115,6 +116,8 @@ def test_a_module_of_its_own_kind_has_its_own_settings():
     assert algo.learner.pipeline["GeneralAdvantageEstimation"].module_settings["wide"]["gamma"] == 0.25
     algo.train()
     assert algo.train()["learners"]["wide"]["learning_rate"] == 0.5
+    algo.add_module("narrow", config_overrides={"model_config": {"fcnet_hiddens": (3,)}})
+    assert algo.get_module("narrow").encoder.output_dim == 3
     with pytest.raises(ConfigError, match="unknown setting 'lrr'"):
         algo.add_module("other", config_overrides={"lrr": 0.5})
     assert "other" not in algo.rl_module
@@ -134,6 +137,73 @@ def test_what_cannot_be_added_leaves_everything_as_it_was():
     assert not isinstance(algo.config.policy_mapping_fn, str)
     with pytest.raises(ConfigError, match=r"has a single agent, .* so nobody would act by 'new'"):
         small_config("CartPole-v1").build_algo().add_module("new")
+
+
+class Slips(PPOLearner):
+    """Cannot make an optimizer for what comes later."""
+
+    def configure_optimizers_for_module(self, module_id, config):
+        super().configure_optimizers_for_module(module_id, config)
+        if module_id != "main":
+            raise LearnerError("no optimizer for it")
+
+
+FAILING = {
+    "an override": ({"config_overrides": {"clip_param": -1}}, ConfigError, "clip_param must be"),
+    "an override beside a bad state": (
+        {"config_overrides": {"lr": 0.5}, "module_state": {"no": np.zeros(1)}},
+        ModuleError,
+        "another architecture",
+    ),
+    "an optimizer": ({"config_overrides": {"lr": 0.5}}, LearnerError, "no optimizer for it"),
+    "the kind of a mapping": ({"new_agent_to_module_mapping_fn": 3}, ConfigError, "policy_mapping"),
+    "a pattern": ({"new_agent_to_module_mapping_fn": "x*=new,*=main"}, MappingError, r"'x\*' .* matches no agent"),
+    "a setting of the run": ({"config_overrides": {"env": "CartPole-v1"}}, ConfigError, "'env' is a setting of the"),
+    "a module to be updated": ({"new_should_module_be_updated": ["mian"]}, ConfigError, "Did you mean 'main'"),
+    "no critic": ({"config_overrides": {"use_critic": False}}, ConfigError, "all modules of the run have a critic"),
+    "no lookback": ({"module_spec": RLModuleSpec(GRUModule, model_config={"size": 3})}, ConfigError, "lookback"),
+}
+
+
+@pytest.mark.parametrize("what", FAILING)
+def test_a_failed_addition_is_undone(what):
+    settings, error, message = FAILING[what]
+    config = match_config()
+    if what == "an optimizer":
+        config.learners(learner_class=Slips)
+    if what == "no lookback":
+        config.env_runners(episode_lookback_horizon=0)
+    algo, untouched = config.build_algo(), config.build_algo()
+    algo.train()
+    untouched.train()
+    before = algo.config.to_dict()
+    with pytest.raises(error, match=message):
+        algo.add_module("new", **settings)
+    assert list(algo.rl_module) == ["main"]
+    assert algo.config.to_dict() == before
+    assert not algo._changed_settings
+    assert "new" not in algo.learner.pipeline["GeneralAdvantageEstimation"].module_settings
+    algo.train()
+    untouched.train()
+    assert all(np.array_equal(value, weights(untouched)[name]) for name, value in weights(algo).items())
+
+
+def test_a_removal_with_a_bad_mapping_removes_nothing():
+    algo = match_config().build_algo()
+    add_copy(algo, "old", the_others_by_old)
+    with pytest.raises(MappingError, match="matches no agent"):
+        algo.remove_module("old", new_agent_to_module_mapping_fn="x*=main,*=main")
+    assert list(algo.rl_module) == ["main", "old"]
+    algo.train()
+
+
+def test_the_name_of_shared_layers_is_no_module_id():
+    algo = match_config().build_algo()
+    with pytest.raises(ModuleError, match="'__shared__' stands for shared layers"):
+        algo.add_module("__shared__")
+    assert list(algo.rl_module) == list(algo.learner.pipeline["GeneralAdvantageEstimation"].module_settings) == ["main"]
+    with pytest.raises(ModuleError, match="'__shared__' stands for shared layers"):
+        match_config().multi_agent(policies=["__shared__"], policy_mapping_fn="*=__shared__").build_algo()
 
 
 def test_modules_stand_in_the_same_order_in_every_process():

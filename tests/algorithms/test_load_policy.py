@@ -406,6 +406,15 @@ def test_rewards_that_a_piece_needs_have_to_be_given(tmp_path):
         policy(one, "agent_0")
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_observations_have_to_be_finite(saved, bad):
+    policy = load_policy(saved)
+    batch = seen(policy._spaces["agent_0"][0])
+    batch[7, 1] = bad
+    with pytest.raises(ConnectorError, match=r"what module 'agent_1' would see is not finite.* look at the obs"):
+        policy(batch, "agent_1")
+
+
 def test_filters_use_their_statistics_and_leave_them_as_they_are(tmp_path):
     config = (
         small_config(match_v0.parallel_env, env_config=MATCH)

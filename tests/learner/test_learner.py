@@ -225,6 +225,21 @@ def test_overrides_are_checked_like_all_settings():
         config.build_algo()
 
 
+@pytest.mark.parametrize("name", ["learner_class", "train_batch_size_per_learner", "autocast_dtype", "policies"])
+def test_a_module_has_no_settings_of_the_run(name):
+    own = {"agent_1": {name: getattr(match_config(), name)}}
+    config = match_config().rl_module(algorithm_config_overrides_per_module=own)
+    with pytest.raises(ConfigError, match=f"'{name}' is a setting of the whole run, so module 'agent_1' cannot"):
+        config.build_algo()
+
+
+def test_policies_to_train_are_modules():
+    with pytest.raises(ConfigError, match=r"there is no module 'agnet_0'\. Did you mean 'agent_0'"):
+        match_config().multi_agent(policies_to_train=["agent_1", "agnet_0"]).build_algo()
+    with pytest.raises(ConfigError, match=r"must be a collection of module ids or a function.* Write \['agent_0'\]"):
+        match_config().multi_agent(policies_to_train="agent_0").build_algo()
+
+
 class Fixed(PPOLearner):
     """A loss whose gradients are known: 3 for all weights of the policy head, 4 for its biases, 0 elsewhere."""
 

@@ -54,15 +54,16 @@ class PPOLearner(Learner):
         config = self.config.get_config_for_module(module_id)
         pieces = [piece for piece in self.pipeline if isinstance(piece, GeneralAdvantageEstimation)]
         for piece in pieces:
-            if isinstance(piece, DiscountedReturns):
-                piece.critics[module_id] = config.use_critic
-            elif not config.use_critic:
+            if not config.use_critic and not isinstance(piece, DiscountedReturns):
                 raise ConfigError(
                     f"add_module: use_critic=False for module {module_id!r}, but all modules of the run have a critic. "
                     f"Give the override from the start: .rl_module(algorithm_config_overrides_per_module=...)."
                 )
-            piece.module_settings[module_id] = _advantage_settings(config)
         super().add_module(module_id, module, is_updated=is_updated)
+        for piece in pieces:
+            piece.module_settings[module_id] = _advantage_settings(config)
+            if isinstance(piece, DiscountedReturns):
+                piece.critics[module_id] = config.use_critic
 
     def remove_module(self, module_id: ModuleID) -> None:
         """Also forgets its KL penalty and its settings."""
