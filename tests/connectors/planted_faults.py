@@ -102,9 +102,9 @@ def actions_one_lane_further(fault, monkeypatch):
 def rewards_one_lane_further(fault, monkeypatch):
     credit = EnvRunner._credit
 
-    def spoiled(runner, group, rewards):
+    def spoiled(runner, group, rewards, step):
         fault.hits += len(rewards) > 1
-        return credit(runner, group, [*rewards[1:], *rewards[:1]])
+        return credit(runner, group, [*rewards[1:], *rewards[:1]], step)
 
     monkeypatch.setattr(EnvRunner, "_credit", spoiled)
 

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")
-if BENCHMARKS not in sys.path:
-    sys.path.append(BENCHMARKS)
+sys.path.insert(0, BENCHMARKS)
 
 from suite_cases import Case, cases, policies_for  # noqa: E402
 from suites import in_a_process, train  # noqa: E402
+
+sys.path.remove(BENCHMARKS)  # where names of other tests' helpers stand, too
 
 from marl_connectors.environments.env_setup import EnvSetup  # noqa: E402
 from marl_connectors.environments.suites import SUITES  # noqa: E402
