@@ -52,6 +52,9 @@ from .connectors.explain import Explanation as Explanation
 from .connectors.learner.add_columns_from_episodes_to_train_batch import (
     AddColumnsFromEpisodesToTrainBatch as AddColumnsFromEpisodesToTrainBatch,
 )
+from .connectors.learner.add_env_states_from_episodes_to_train_batch import (
+    AddEnvStatesFromEpisodesToTrainBatch as AddEnvStatesFromEpisodesToTrainBatch,
+)
 from .connectors.learner.add_infos_from_episodes_to_train_batch import (
     AddInfosFromEpisodesToTrainBatch as AddInfosFromEpisodesToTrainBatch,
 )

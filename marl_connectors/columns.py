@@ -46,6 +46,8 @@ class Columns:
     STATE_IN: Final = "state_in"
     STATE_OUT: Final = "state_out"
 
+    ENV_STATE: Final = "env_state"
+    """``[B, ...]`` what the environment's ``state()`` was when the row was observed, where a critic sees it."""
     CRITIC_OBS: Final = "critic_obs"
     """``[B, n]`` what a centralised critic judges by, in train batches only."""
     VF_PREDS: Final = "vf_preds"

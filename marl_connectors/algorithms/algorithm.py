@@ -75,6 +75,7 @@ class Algorithm(RestorableAlgorithm):
         num_envs: int,
         render_mode: str | None = None,
         first_render_mode: str | None = None,
+        for_training: bool = True,
     ) -> EnvRunner:
         return building.build_env_runner(
             config,
@@ -88,6 +89,7 @@ class Algorithm(RestorableAlgorithm):
             rollout_fragment_length=1 if render_mode else self._fragment_length(),
             render_mode=render_mode,
             first_render_mode=first_render_mode,
+            for_training=for_training,
         )
 
     def _fragment_length(self) -> int:
@@ -192,7 +194,8 @@ class Algorithm(RestorableAlgorithm):
     def _play(
         self, config: AlgorithmConfig, num_episodes: int, seed: int, *, at_random: bool = False
     ) -> dict[str, Any]:
-        runner = self._runner(config, seed, min(num_episodes, config.num_envs_per_env_runner))
+        num_envs = min(num_episodes, config.num_envs_per_env_runner)
+        runner = self._runner(config, seed, num_envs, for_training=False)
         with self._borrowed(runner):
             runner.sample(num_episodes=num_episodes, random_actions=at_random)
             return runner.get_metrics()
@@ -231,7 +234,7 @@ class Algorithm(RestorableAlgorithm):
             return []
         config = self.config.get_evaluation_config()
         config.explore = explore
-        runner = self._runner(config, seed, 1, render_mode="rgb_array")
+        runner = self._runner(config, seed, 1, render_mode="rgb_array", for_training=False)
         env, frames = runner.vector_env.copies[0].env, []
         with self._borrowed(runner):
             while len(frames) < max_frames:

@@ -336,8 +336,12 @@ def build_env_runner(
     rollout_fragment_length: int,
     render_mode: str | None = None,
     first_render_mode: str | None = None,
+    for_training: bool = True,
 ) -> EnvRunner:
-    """A runner with copies of its own, which keeps as many earlier steps as the pieces of two pipelines look at."""
+    """A runner with copies of its own, which keeps as many earlier steps as the pieces of two pipelines look at.
+
+    One whose episodes are ``for_training`` also records the environment's states, if the learner pipeline reads them.
+    """
     make_env = EnvFactory(setup, render_mode, first_render_mode=first_render_mode)
     return EnvRunner(
         make_env,
@@ -361,6 +365,15 @@ def build_env_runner(
         num_env_workers=0 if render_mode else num_env_workers(config, setup, make_env, num_envs),
         sample_timeout_s=config.sample_timeout_s,
         restarts=env_restarts(config, make_env),
+        state_space=setup.state_space if for_training and reads_env_states(learner_pipeline) else None,
+    )
+
+
+def reads_env_states(pipeline: ConnectorPipelineV2) -> bool:
+    """Whether a piece of a pipeline reads the states of the environment."""
+    return any(
+        reads_env_states(piece) if isinstance(piece, ConnectorPipelineV2) else getattr(piece, "reads_env_states", False)
+        for piece in pipeline
     )
 
 

@@ -3,14 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
-from marl_connectors.algorithms.section import UNSET, section
+from marl_connectors.algorithms.section import UNSET, section, section_of
 from marl_connectors.algorithms.settings import Settings
 from marl_connectors.ops.schedule import Schedule
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from marl_connectors.learner.learner import Learner
+
+
+class TrainingSettings(TypedDict, total=False):
+    """What ``training`` takes, whatever the algorithm.
+
+    Attributes:
+        gamma: Discount per agent step.
+        lr: Learning rate, a number or a schedule ``[[t, value], ...]`` over sampled env steps.
+        grad_clip: Bound for gradients; None for none.
+        grad_clip_by: ``"global_norm"`` (of a module), ``"norm"`` (of each tensor) or ``"value"``.
+        train_batch_size_per_learner: Steps of one update, counted by ``count_steps_by``.
+        num_epochs: How often an update goes through its batch.
+        minibatch_size: Rows of one module in one gradient step; None for all.
+        shuffle_batch_per_epoch: Whether each epoch has an order of its own.
+        learner_class: Instead of the algorithm's own, as in ``learners``.
+        learner_connector: As in ``learners``.
+    """
+
+    gamma: float
+    lr: Schedule
+    grad_clip: float | None
+    grad_clip_by: str
+    train_batch_size_per_learner: int
+    num_epochs: int
+    minibatch_size: int | None
+    shuffle_batch_per_epoch: bool
+    learner_class: type[Learner]
+    learner_connector: Callable[..., Any] | None
 
 
 class LearningSections(Settings):
@@ -41,32 +71,6 @@ class LearningSections(Settings):
             autocast_dtype: ``"bfloat16"`` to run forward passes of the update in half precision; None for full.
         """
 
-    @section
-    def training(
-        self,
-        *,
-        gamma: float = UNSET,
-        lr: Schedule = UNSET,
-        grad_clip: float | None = UNSET,
-        grad_clip_by: str = UNSET,
-        train_batch_size_per_learner: int = UNSET,
-        num_epochs: int = UNSET,
-        minibatch_size: int | None = UNSET,
-        shuffle_batch_per_epoch: bool = UNSET,
-        learner_class: type[Learner] = UNSET,
-        learner_connector: Callable[..., Any] | None = UNSET,
-    ) -> None:
-        """How the modules learn.
-
-        Args:
-            gamma: Discount per agent step.
-            lr: Learning rate, a number or a schedule ``[[t, value], ...]`` over sampled env steps.
-            grad_clip: Bound for gradients; None for none.
-            grad_clip_by: ``"global_norm"`` (of a module), ``"norm"`` (of each tensor) or ``"value"``.
-            train_batch_size_per_learner: Steps of one update, counted by ``count_steps_by``.
-            num_epochs: How often an update goes through its batch.
-            minibatch_size: Rows of one module in one gradient step; None for all.
-            shuffle_batch_per_epoch: Whether each epoch has an order of its own.
-            learner_class: As in ``learners``.
-            learner_connector: As in ``learners``.
-        """
+    @section_of(TrainingSettings)
+    def training(self, **settings: Unpack[TrainingSettings]) -> None:
+        """How the modules learn: ``TrainingSettings`` says what there is."""

@@ -30,7 +30,35 @@ def section(
     The method's signature says which settings there are; its body only handles what needs more than storing, and
     returns a dict of names and values to store instead (or None).
     """
-    names = [name for name in inspect.signature(method).parameters if name != "self"]
+    return _section(method, inspect.signature(method))
+
+
+def section_of(
+    settings: type,
+) -> Callable[
+    [Callable[Concatenate[_Config, _Settings], dict[str, Any] | None]],
+    Callable[Concatenate[_Config, _Settings], _Config],
+]:
+    """As ``section``, for a method ``(self, **settings: Unpack[...])``: which there are, a TypedDict says.
+
+    One that extends another TypedDict has the settings of both. So algorithms need not list again what they inherit.
+    """
+    signature = inspect.Signature(
+        [
+            inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD),
+            *(
+                inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=UNSET, annotation=kind.__forward_arg__)
+                for name, kind in settings.__annotations__.items()
+            ),
+        ]
+    )
+    return lambda method: _section(method, signature)
+
+
+def _section(
+    method: Callable[Concatenate[_Config, _Settings], dict[str, Any] | None], signature: inspect.Signature
+) -> Callable[Concatenate[_Config, _Settings], _Config]:
+    names = [name for name in signature.parameters if name != "self"]
 
     @functools.wraps(method)
     def wrapper(self: _Config, *args: _Settings.args, **given: _Settings.kwargs) -> _Config:
@@ -51,4 +79,5 @@ def section(
                 self._set(name, value)
         return self
 
+    wrapper.__signature__ = signature  # type: ignore[attr-defined]
     return wrapper

@@ -30,6 +30,7 @@ _WRITE = "WriteObservationsToEpisodes"
 _ADDS_ITEMS = (
     _ADD,
     "AddColumnsFromEpisodesToTrainBatch",
+    "AddEnvStatesFromEpisodesToTrainBatch",
     "AddInfosFromEpisodesToTrainBatch",
     "AddJointObservationsFromEpisodesToTrainBatch",
     "AddNextObservationsFromEpisodesToTrainBatch",

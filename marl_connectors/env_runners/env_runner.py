@@ -59,6 +59,7 @@ class EnvRunner(Stepper):
         num_env_workers: int = 0,
         sample_timeout_s: float | None = 60.0,
         restarts: EnvRestarts | None = None,
+        state_space: Space | None = None,
     ):
         """Makes the environment copies; nothing is reset before the first ``sample``.
 
@@ -85,6 +86,7 @@ class EnvRunner(Stepper):
             sample_timeout_s: How long a worker process may take for a step or a reset of its copies, before it counts
                 as hung; None for any time. What hangs in this process cannot be interrupted.
             restarts: How to go on after failures of environments and worker processes; None to raise an EnvError.
+            state_space: That of the environments' ``state()``, to record it with each observation; else None.
         """
         vector_env = make_vector_env(
             make_env,
@@ -93,6 +95,7 @@ class EnvRunner(Stepper):
             num_workers=num_env_workers,
             timeout_s=sample_timeout_s,
             restarts=restarts,
+            state_space=state_space,
         )
         super().__init__(
             vector_env,

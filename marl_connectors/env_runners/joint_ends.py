@@ -12,6 +12,8 @@ from marl_connectors.env_runners.lanes import Lane
 from marl_connectors.env_runners.lanes_by_copy import SomeLanes
 from marl_connectors.environments.batched_ends import BatchedEnds
 from marl_connectors.environments.env_copy import Transition
+from marl_connectors.environments.env_states import joined_states
+from marl_connectors.episodes.rollout import take
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import AgentID, Tree
 
@@ -27,6 +29,7 @@ class JointEnds(NamedTuple):
         truncated: ``[N]`` bool, False where ``terminated``.
         infos: By agent, of each copy; empty if there are none at all.
         first_infos: By agent, of each copy's next episode; empty if there are none at all.
+        states: ``[num_copies, ...]`` the environments' last states, where they are kept.
     """
 
     indices: list[int]
@@ -36,6 +39,7 @@ class JointEnds(NamedTuple):
     truncated: np.ndarray
     infos: list[dict[AgentID, Any]]
     first_infos: list[dict[AgentID, Any]]
+    states: Tree | None = None
 
     @classmethod
     def of_batch(cls, ends: BatchedEnds) -> JointEnds:
@@ -77,15 +81,19 @@ class JointEnds(NamedTuple):
             ended[1] & ~ended[0],
             infos if any(infos) else [],
             first_infos if any(first_infos) else [],
+            joined_states([transition.state for transition in transitions]),
         )
 
     def record(self, lanes: SomeLanes) -> bool:
         """Writes the observations to the newest rows of the agents' lanes; False if they do not fit."""
-        t = np.repeat(self.t, np.diff([*lanes.begins.tolist(), len(lanes.number)]))
+        copy_of = np.repeat(np.arange(len(self.t)), np.diff([*lanes.begins.tolist(), len(lanes.number)]))
+        t = np.array(self.t)[copy_of]
         for group, places, numbers in lanes.by_group():
             rollout = group.rollout
+            states = None if self.states is None else take(self.states, copy_of[places])
             try:
-                rollout.observe(rollout.cursor[numbers], self._stacked(places, rollout.observation_space), t[places])
+                observations = self._stacked(places, rollout.observation_space)
+                rollout.observe(rollout.cursor[numbers], observations, t[places], states)
             except (TypeError, ValueError):
                 return False  # whoever writes them one by one will find out which it is
         return True

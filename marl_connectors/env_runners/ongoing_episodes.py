@@ -20,6 +20,7 @@ from marl_connectors.env_runners.joint_episodes import JointEpisodes, Modules
 from marl_connectors.env_runners.lanes import Lane, LaneGroup
 from marl_connectors.env_runners.lives import LiveViews
 from marl_connectors.environments.env_failures import FailureCounts
+from marl_connectors.environments.env_states import joined_states
 from marl_connectors.environments.garbage_pauses import without_collections
 from marl_connectors.environments.vector_env import EnvCopy, Transition, VectorEnv
 from marl_connectors.episodes.agent_views import EndedViews, agent_episode_id
@@ -29,7 +30,7 @@ from marl_connectors.episodes.packing import rows_of_episodes
 from marl_connectors.episodes.rollout import take
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
-from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID, EpisodeID, ModuleID
+from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID, EpisodeID, ModuleID, Tree
 
 if TYPE_CHECKING:
     from marl_connectors.env_runners.episode_callbacks import EpisodeCallbacks
@@ -225,20 +226,20 @@ class OngoingEpisodes(JointEpisodes):
 
     def _observe_last(self, transitions: Sequence[Transition]) -> set[Lane]:
         """Writes the last observations of all agents of copies that are over, if they fit; whose. A hot path."""
-        ends: dict[LaneGroup, list[tuple[Lane, Any, int]]] = {}
+        ends: dict[LaneGroup, list[tuple[Lane, Any, int, Tree | None]]] = {}
         for transition in transitions:
             if transition.is_over and not transition.is_dropped:
                 for agent_id, lane in self.lanes.by_copy[transition.index].items():
                     observation = transition.observations.get(agent_id)
                     if observation is not None:
-                        ends.setdefault(lane.group, []).append((lane, observation, transition.t))
+                        ends.setdefault(lane.group, []).append((lane, observation, transition.t, transition.state))
         observed: set[Lane] = set()
         for group, own in ends.items():
-            lanes, observations, times = zip(*own, strict=True)
+            lanes, observations, times, states = zip(*own, strict=True)
             positions = group.rollout.cursor[[lane.number for lane in lanes]]
             try:
                 values = spaces.stack(observations, group.rollout.observation_space)
-                group.rollout.observe(positions, values, np.array(times))
+                group.rollout.observe(positions, values, np.array(times), joined_states(states))
             except (TypeError, ValueError):
                 continue  # whoever writes them one by one will find out which it is
             observed.update(lanes)
@@ -263,10 +264,12 @@ class OngoingEpisodes(JointEpisodes):
         here = slice(position, position + 1)
         if observation is None:
             before = position - rollout.num_lanes
-            rollout.observe(here, take(rollout.source(Columns.OBS), slice(before, before + 1)), transition.t)
+            newest = take(rollout.source(Columns.OBS), slice(before, before + 1))
+            rollout.observe(here, newest, transition.t, transition.state)
             return
         try:
-            rollout.observe(here, spaces.stack([observation], rollout.observation_space), transition.t)
+            values = spaces.stack([observation], rollout.observation_space)
+            rollout.observe(here, values, transition.t, transition.state)
         except (TypeError, ValueError) as error:
             raise bad_observation(lane, self._vector_env, observation, [transition]) from error
 

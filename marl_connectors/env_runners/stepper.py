@@ -37,6 +37,7 @@ from marl_connectors.env_runners.turn_based_episodes import TurnBasedEpisodes
 from marl_connectors.environments.env_failures import EnvFailure
 from marl_connectors.environments.vector_env import VectorEnv, VectorStep
 from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup
+from marl_connectors.episodes.rollout import take
 from marl_connectors.metrics import MetricsLogger
 from marl_connectors.rl_module.distributions import Distribution
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
@@ -239,12 +240,14 @@ class Stepper:
             self._note_failures(self.vector_env.take_failures())
 
     def _observe(self, items: Any) -> None:
+        states = self.vector_env.states()
         for group, pick in self._live:
             own = items if pick is None else pick(items)
             rollout = group.rollout
             try:
                 values = spaces.stack(own, rollout.observation_space) if isinstance(own, (list, tuple)) else own
-                rollout.observe(group.positions, values, group.t)
+                of_rows = None if states is None else take(states, group.env_indices)
+                rollout.observe(group.positions, values, group.t, of_rows)
             except (TypeError, ValueError) as error:
                 raise bad_observations(group, self.vector_env, own) from error
 

@@ -13,6 +13,7 @@ from marl_connectors.env_runners.done_episodes import Episode
 from marl_connectors.env_runners.lanes import Lane, LaneGroup
 from marl_connectors.env_runners.replayable_episodes import ReplayableEpisodes
 from marl_connectors.environments.turn_based_vector_env import Turn
+from marl_connectors.episodes.rollout import take
 from marl_connectors.typing import AgentID
 
 
@@ -106,12 +107,14 @@ class TurnBasedEpisodes(ReplayableEpisodes):
 
     def observe(self) -> None:
         """Writes the observations and infos of those who act next."""
+        states = self._vector_env.states()
         for group, (lanes, clocks, observations, infos) in self._opened.items():
             rollout = group.rollout
             positions = rollout.cursor[[lane.number for lane in lanes]]
             try:
                 values = spaces.stack(observations, rollout.observation_space)
-                rollout.observe(positions, values, np.array(clocks, np.int32))
+                of_rows = None if states is None else take(states, np.array([lane.env_index for lane in lanes]))
+                rollout.observe(positions, values, np.array(clocks, np.int32), of_rows)
             except (TypeError, ValueError) as error:
                 for lane, observation in zip(lanes, observations, strict=True):
                     if spaces.misfit(rollout.observation_space, observation):

@@ -11,7 +11,7 @@ import numpy as np
 from marl_connectors.environments.action_history import ActionHistory
 from marl_connectors.environments.step_faults import fault_in_infos
 from marl_connectors.errors import CheckpointError, EnvError
-from marl_connectors.typing import AgentID
+from marl_connectors.typing import AgentID, Tree
 
 _Kind = TypeVar("_Kind", bound="Transition")
 
@@ -34,6 +34,7 @@ class Transition:
         first_observations: By agent, of the new episode, if ``is_over``.
         first_infos: By agent, of the new episode, if ``is_over``.
         awaits_reset: Whether the episode ended and the copy is still to be reset.
+        state: The environment's, before any reset, as ``EnvCopy.state``.
     """
 
     index: int
@@ -49,6 +50,7 @@ class Transition:
     first_observations: dict[AgentID, Any] = field(default_factory=dict)
     first_infos: dict[AgentID, dict] = field(default_factory=dict)
     awaits_reset: bool = False
+    state: Tree | None = None
 
 
 @dataclass(slots=True)
@@ -82,6 +84,8 @@ class EnvCopy:
         newest_actions: Those of the newest steps of the episode, which are not in ``history`` yet.
         num_failures: How often the copy has failed since an episode was finished in it.
         rests: Whether its next step only resets it, so that nobody acts in it; see NextStepVectorEnv.
+        state: What the environment's ``state()`` was after the newest reset or step, ``[1, ...]``; None where nobody
+            wants to know.
     """
 
     __slots__ = (
@@ -93,6 +97,7 @@ class EnvCopy:
         "newest_actions",
         "num_failures",
         "rests",
+        "state",
         "step",
         "t",
     )
@@ -106,6 +111,7 @@ class EnvCopy:
         self.episode_number = -1
         self.t = 0
         self.rests = False
+        self.state: Tree | None = None
         self.newest_actions: list[list[Any]] = []
         self.history = ActionHistory()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,6 +11,8 @@ import numpy as np
 from gymnasium import Space
 
 from marl_connectors import spaces
+from marl_connectors.environments.env_copy import EnvCopy
+from marl_connectors.errors import EnvError
 from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import AgentID
 
@@ -41,6 +43,12 @@ class EnvFailure:
 
     index: int
     message: str
+
+
+def sentence(error: Exception) -> str:
+    """What an error says, with a full stop."""
+    text = str(error)
+    return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
 @dataclass(slots=True)
@@ -86,6 +94,18 @@ class GarbageCheck:
             came = f"shape {observation.shape}" if isinstance(observation, np.ndarray) else repr(observation)
             return f"does not fit its space, {spaces.describe(space)}: {came}"
         return next(filter(None, map(_not_numbers, map(np.asarray, leaves(observation)))), "")
+
+    def check(
+        self, copy: EnvCopy, agents: Iterable[AgentID], observations: Mapping[AgentID, Any], rewards: Mapping
+    ) -> None:
+        """Raises for what a copy gave: where environments are replaced, that must be before it is among good data."""
+        for agent in agents:
+            why = self.observation(copy.env, agent, observations[agent]) if agent in observations else ""
+            if why:
+                raise EnvError(f"{copy}, agent {agent!r}: the observation {why}. Fix the environment.")
+        why = self.rewards(rewards)
+        if why:
+            raise EnvError(f"{copy}, {why}")
 
     def _expected(self, env: Any, agent_id: AgentID) -> tuple[Space, Any]:
         given = self._given.get(agent_id) if isinstance(self._given, Mapping) else self._given

@@ -17,6 +17,7 @@ from marl_connectors import spaces
 from marl_connectors.connectors.action_masks import draw, flat_masks, free_where_nothing_is_left, values_per_choice
 from marl_connectors.environments.batched_env import is_batched
 from marl_connectors.environments.batched_trial import TRIAL_COPIES, try_out
+from marl_connectors.environments.env_states import state_space_of
 from marl_connectors.environments.gymnasium_copies import GymnasiumCopies
 from marl_connectors.environments.gymnasium_trial import try_out_vector_env
 from marl_connectors.environments.make_env import env_name, make_env
@@ -25,7 +26,7 @@ from marl_connectors.environments.single_agent_env import SingleAgentEnv
 from marl_connectors.environments.step_faults import fault_in_infos, fault_in_step
 from marl_connectors.environments.turn_based_env import TurnBasedEnv
 from marl_connectors.environments.wrappers import EnvWrapper
-from marl_connectors.errors import EnvError, MarlConnectorsError
+from marl_connectors.errors import ConfigError, EnvError, MarlConnectorsError
 from marl_connectors.seeding import stream
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import DEFAULT_AGENT_ID, AgentID
@@ -121,6 +122,21 @@ class EnvSetup:
         """The copy to ask, as the user's own functions get it: without our wrapper."""
         is_wrapped = isinstance(self.probe, (SingleAgentEnv, GymnasiumCopies, TurnBasedEnv))
         return self.probe.env if is_wrapped else self.probe
+
+    @property
+    def state_space(self) -> Space:
+        """The space of the environment's ``state()``.
+
+        Raises:
+            ConfigError: If it has none.
+        """
+        if self.is_batched or self.single_agent:
+            what = "is natively batched" if self.is_batched else "has a single agent"
+            raise ConfigError(
+                f"{self.name}: a critic is to see the environment's state(), which PettingZoo environments have, but "
+                f"this one {what}. Use critic_obs='joint_observations'."
+            )
+        return state_space_of(self.probe, self.name)
 
     def agent_spaces(self, agent_id: AgentID) -> tuple[Space, Space]:
         """An agent's observation and action space."""

@@ -14,6 +14,7 @@ from multiprocessing.connection import wait
 from typing import Any, NamedTuple
 
 import gymnasium
+from gymnasium import Space
 
 from marl_connectors.environments.channel import Channel
 from marl_connectors.environments.env_copy import EnvCopy, Transition
@@ -140,6 +141,7 @@ class Reply:
         failures: Of copies that went on with another episode.
         rewards: Of all agents that acted.
         observations: Of all agents that act next.
+        env_states: Of all copies, if they are wanted.
         transitions: As in ``VectorStep``; of turn-based copies, the turns of all.
         infos: As in ``VectorStep``.
         result: What else was asked for.
@@ -149,6 +151,7 @@ class Reply:
     failures: list[EnvFailure] = field(default_factory=list)
     rewards: Note = None
     observations: Note = None
+    env_states: Note = None
     transitions: list[Any] = field(default_factory=list)
     infos: list[tuple[int, dict[AgentID, dict]]] = field(default_factory=list)
     result: Any = None
@@ -157,7 +160,10 @@ class Reply:
     def is_ordinary(self) -> bool:
         """Whether there is nothing to say."""
         return not (
-            self.states or self.failures or self.infos or self.rewards is not None or self.observations is not None
+            self.states
+            or self.failures
+            or self.infos
+            or any(note is not None for note in (self.rewards, self.observations, self.env_states))
         )
 
 
@@ -171,9 +177,11 @@ class WorkerTask:
         num_copies: How many it has.
         tolerance: As ``EnvRestarts.tolerance``; None to let every failure stop the run.
         observation_space: As in ``EnvRestarts``.
+        state_space: As for VectorEnv.
         actions: Written by the process that starts it.
         rewards: Written by the worker.
         observations: Likewise; the first numbers of the header are ``VectorEnv.at``.
+        env_states: Likewise, of all copies, if there is a ``state_space``.
     """
 
     maker: bytes
@@ -181,9 +189,11 @@ class WorkerTask:
     num_copies: int
     tolerance: int | None
     observation_space: Any
+    state_space: Space | None
     actions: SharedBlock
     rewards: SharedBlock
     observations: SharedBlock
+    env_states: SharedBlock
 
 
 def run_worker(channel: Channel, task: WorkerTask) -> None:
@@ -246,12 +256,15 @@ class EnvServer:
         if task.tolerance is not None:
             restarts = EnvRestarts(make_env, task.tolerance, task.observation_space)
         kind = TurnBasedVectorEnv if self.turn_based else VectorEnv
-        self.vector_env = kind(envs, seed=0, first_index=task.first_index, restarts=restarts)
+        self.vector_env = kind(
+            envs, seed=0, first_index=task.first_index, restarts=restarts, state_space=task.state_space
+        )
         self.vector_env.at = task.observations.header[:3]
         self._first_index = task.first_index
         self._actions = ColumnReader(task.actions, copy=True)
         self._rewards = ColumnWriter(task.rewards)
         self._observations = ColumnWriter(task.observations)
+        self._env_states = None if task.state_space is None else ColumnWriter(task.env_states)
 
     def answer(self, message: bytes) -> bytes:
         """Does what a message says."""
@@ -279,6 +292,7 @@ class EnvServer:
             for transition in step.transitions:
                 _without_what_is_known(transition)
         copies = vector_env.copies
+        reply.env_states = self._noted_states()
         reply.states = [CopyState.of(copies[t.index - self._first_index]) for t in reply.transitions]
         for copy in copies:  # the other process keeps them
             copy.newest_actions.clear()
@@ -289,14 +303,18 @@ class EnvServer:
         for copy, (episode_number, num_failures) in zip(self.vector_env.copies, states, strict=True):
             copy.episode_number, copy.num_failures = episode_number, num_failures
         first = self.vector_env.reset_all()
-        return Reply([CopyState.of(copy) for copy in self.vector_env.copies], result=first)
+        states = [CopyState.of(copy) for copy in self.vector_env.copies]
+        return Reply(states, env_states=self._noted_states(), result=first)
+
+    def _noted_states(self) -> Note:
+        return None if self._env_states is None else self._env_states.write([c.state for c in self.vector_env.copies])
 
     def _replay(self, seed: int, index: int, *arguments: Any) -> Reply:
         self.vector_env.seed = seed
         copy = self.vector_env.copies[index - self._first_index]
         found = self.vector_env.replay(copy, *arguments)
         copy.newest_actions.clear()
-        return Reply([CopyState.of(copy)], result=found)
+        return Reply([CopyState.of(copy)], env_states=self._noted_states(), result=found)
 
     def _packed(self, reply: Reply) -> bytes:
         try:

@@ -86,6 +86,15 @@ class TurnBasedEnv:
         """An agent's."""
         return self.env.action_space(agent)
 
+    @property
+    def state_space(self) -> gym.Space | None:
+        """The space of ``state()``, where the environment has one."""
+        return getattr(self.env, "state_space", None)
+
+    def state(self) -> Any:
+        """The environment's."""
+        return self.env.state()
+
     def render(self) -> Any:
         """What the environment draws."""
         return self.env.render()

@@ -47,7 +47,9 @@ class TurnBasedVectorEnv(VectorEnv):
         paid = copy.env.take_untold().items()
         self._paid_by_reset[copy.index] = {agent: self._number(copy, agent, reward) for agent, reward in paid}
         if self._garbage is not None:
-            self._check_garbage(copy, observations, observations, {})
+            self._garbage.check(copy, observations, observations, {})
+        if self._states is not None:
+            self._states.note(copy)
         return observations, copied_infos(copy, copy.agents, infos)
 
     def take_turns(self, actions: list[Any]) -> list[Turn]:
@@ -85,7 +87,10 @@ class TurnBasedVectorEnv(VectorEnv):
         turn = Turn(copy.index, copy.t, observations, terminations, truncations, infos, early, rewards=numbers)
         copy.agents = [a for a in observations if not (terminations.get(a) or truncations.get(a))]
         if self._garbage is not None:
-            self._check_garbage(copy, observations, observations, {})
+            self._garbage.check(copy, observations, observations, {})
+        if self._states is not None:
+            self._states.note(copy)
+            turn.state = copy.state
         if not copy.env.agents:
             turn.is_over = True
             copy.num_failures = 0

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
+from gymnasium import Space
 
 from marl_connectors.environments.action_history import ActionHistory
 from marl_connectors.environments.env_copy import (
@@ -19,13 +20,14 @@ from marl_connectors.environments.env_copy import (
     copied_infos,
     not_repeatable,
 )
-from marl_connectors.environments.env_failures import EnvFailure, EnvRestarts, GarbageCheck
+from marl_connectors.environments.env_failures import EnvFailure, EnvRestarts, GarbageCheck, sentence
+from marl_connectors.environments.env_states import EnvStates, joined_states
 from marl_connectors.environments.single_agent_env import SingleAgentEnv
 from marl_connectors.environments.step_faults import fault_in_step
 from marl_connectors.environments.turn_based_env import TurnBasedEnv
 from marl_connectors.errors import EnvError, MarlConnectorsError
 from marl_connectors.seeding import derived_seed
-from marl_connectors.typing import AgentID
+from marl_connectors.typing import AgentID, Tree
 
 _LOOK_EVERY = 16
 """So often a copy is asked for its agents, even if nothing in a step's dicts says that they have changed."""
@@ -50,7 +52,15 @@ class VectorEnv:
     has_rests = False
     resets_late = False
 
-    def __init__(self, envs: Sequence[Any], *, seed: int, first_index: int = 0, restarts: EnvRestarts | None = None):
+    def __init__(
+        self,
+        envs: Sequence[Any],
+        *,
+        seed: int,
+        first_index: int = 0,
+        restarts: EnvRestarts | None = None,
+        state_space: Space | None = None,
+    ):
         """Takes the copies.
 
         Args:
@@ -58,6 +68,7 @@ class VectorEnv:
             seed: The run's seed.
             first_index: The place of the first of these copies among all copies of the run.
             restarts: How to go on after failures; None to raise an error.
+            state_space: That of the environments' ``state()``, if they are to be asked for it; else None.
         """
         self.copies = [EnvCopy(env, index) for index, env in enumerate(envs, first_index)]
         self.seed = seed
@@ -65,6 +76,7 @@ class VectorEnv:
         self.failures: list[EnvFailure] = []
         self._restarts = restarts
         self._final: EnvError | None = None  # the failure that was one too many
+        self._states = None if state_space is None else EnvStates(state_space)
         self._garbage = None if restarts is None else GarbageCheck(restarts.observation_space)
 
     @property
@@ -82,6 +94,10 @@ class VectorEnv:
     def unwrapped(self) -> VectorEnv:
         """This object, as nothing is wrapped around it."""
         return self
+
+    def states(self) -> Tree | None:
+        """``[num_envs, ...]`` the copies' states, as after their newest resets and steps; None if nobody wants them."""
+        return None if self._states is None else joined_states([copy.state for copy in self.copies])
 
     def reset_seed(self, copy: EnvCopy) -> int:
         """The seed of the copy's current episode."""
@@ -104,7 +120,9 @@ class VectorEnv:
         copy.agents = list(copy.env.agents)
         self._check_all_observed(copy, observations)
         if self._garbage is not None:
-            self._check_garbage(copy, copy.agents, observations, {})
+            self._garbage.check(copy, copy.agents, observations, {})
+        if self._states is not None:
+            self._states.note(copy)
         return observations, copied_infos(copy, copy.agents, infos)
 
     def _reset(self, copy: EnvCopy) -> tuple[dict[AgentID, Any], dict[AgentID, dict]]:
@@ -151,11 +169,11 @@ class VectorEnv:
             raise failure from (error.__cause__ if failure is error else error)
         if copy.num_failures > self._restarts.tolerance:
             self._final = EnvError(
-                f"{_sentence(failure)} This copy has failed {copy.num_failures} times without finishing an episode; "
+                f"{sentence(failure)} This copy has failed {copy.num_failures} times without finishing an episode; "
                 f"num_consecutive_env_failures_tolerance is {self._restarts.tolerance}."
             )
             raise self._final from error
-        self.failures.append(EnvFailure(copy.index, _sentence(failure)))
+        self.failures.append(EnvFailure(copy.index, sentence(failure)))
 
     def _who(self, copy: EnvCopy) -> str:
         if copy.episode_number < 0:
@@ -173,19 +191,6 @@ class VectorEnv:
                 return self._begin(copy)
             except Exception as error:
                 self._failed(copy, error)
-
-    def _check_garbage(
-        self, copy: EnvCopy, agents: Iterable[AgentID], observations: dict[AgentID, Any], rewards: dict[AgentID, Any]
-    ) -> None:
-        """Where environments are replaced, their garbage must be found before it is among good data."""
-        assert self._garbage is not None
-        for agent in agents:
-            why = self._garbage.observation(copy.env, agent, observations[agent]) if agent in observations else ""
-            if why:
-                raise EnvError(f"{copy}, agent {agent!r}: the observation {why}. Fix the environment.")
-        why = self._garbage.rewards(rewards)
-        if why:
-            raise EnvError(f"{copy}, {why}")
 
     # Steps.
 
@@ -224,6 +229,8 @@ class VectorEnv:
                 except Exception as error:
                     raise self._step_failed(copy, chosen, error) from error
                 copy.t = t + 1
+                if self._states is not None:
+                    self._states.note(copy)
                 if (
                     any(terminations.values())
                     or any(truncations.values())
@@ -234,7 +241,7 @@ class VectorEnv:
                     self._unusual(copy, result, obs, reward, terminations, truncations, infos or {})
                 else:
                     if self._garbage is not None:
-                        self._check_garbage(copy, agents, obs, reward)
+                        self._garbage.check(copy, agents, obs, reward)
                     rewards += reward.values()
                     observations += obs.values()
                     if infos and any(infos.values()):
@@ -283,11 +290,11 @@ class VectorEnv:
         copy.agents = alive + [agent for agent in copy.env.agents if agent not in before and agent not in ended]
         stray = self._stray_rewards(copy, reward, set(before))
         infos = copied_infos(copy, [*before, *copy.agents], infos)
-        transition = Transition(copy.index, copy.t, obs, terminations, truncations, infos, stray)
+        transition = Transition(copy.index, copy.t, obs, terminations, truncations, infos, stray, state=copy.state)
         if copy.agents:
             self._check_all_observed(copy, obs)
         if self._garbage is not None:
-            self._check_garbage(copy, {*before, *copy.agents}, obs, {a: reward[a] for a in before if a in reward})
+            self._garbage.check(copy, {*before, *copy.agents}, obs, {a: reward[a] for a in before if a in reward})
         if not copy.agents:
             transition.is_over = True
             copy.num_failures = 0
@@ -387,11 +394,6 @@ class VectorEnv:
         """Closes all copies."""
         for copy in self.copies:
             copy.env.close()
-
-
-def _sentence(error: Exception) -> str:
-    text = str(error)
-    return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
 def _copied(observation: Any) -> Any:

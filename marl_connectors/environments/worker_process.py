@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from gymnasium import Space
+
 from marl_connectors import errors
 from marl_connectors.environments.channel import Channel, channel
 from marl_connectors.environments.env_copy import EnvCopy
@@ -66,7 +68,14 @@ class WorkerProcess:
         observations: Likewise.
     """
 
-    def __init__(self, maker: bytes, copies: list[EnvCopy], restarts: EnvRestarts | None, timeout_s: float | None):
+    def __init__(
+        self,
+        maker: bytes,
+        copies: list[EnvCopy],
+        restarts: EnvRestarts | None,
+        timeout_s: float | None,
+        state_space: Space | None = None,
+    ):
         """Prepares a worker; see WorkerVectorEnv."""
         if sys.platform == "win32":
             raise ConfigError("num_env_workers: worker processes need Linux or macOS. Set num_env_workers=0.")
@@ -74,6 +83,7 @@ class WorkerProcess:
         self._maker = maker
         self._restarts = restarts
         self._timeout_s = timeout_s
+        self._state_space = state_space
         observation_space = None if restarts is None else restarts.observation_space
         self._needs_main = any(map(needs_main_script, (maker, pickle.dumps(observation_space))))
         self._process: BaseProcess | None = None
@@ -93,19 +103,21 @@ class WorkerProcess:
         """Starts a process, which is ready once ``finish_start`` has returned."""
         self.kill()
         restarts, first = self._restarts, self.copies[0].index
-        self._blocks = [SharedBlock() for _ in range(3)]
-        actions, rewards, observations = self._blocks
+        self._blocks = [SharedBlock() for _ in range(4)]
+        actions, rewards, observations, env_states = self._blocks
         self._at = observations.header[:3]
         self._at[:] = first, -1, -1
         self._actions = ColumnWriter(actions)
         self.rewards = ColumnReader(rewards, copy=False)
         self.observations = ColumnReader(observations, copy=False)
+        self._env_states = ColumnReader(env_states, copy=False)
         task = WorkerTask(
             self._maker,
             first,
             len(self.copies),
             None if restarts is None else restarts.tolerance,
             None if restarts is None else restarts.observation_space,
+            self._state_space,
             *self._blocks,
         )
         context: Any = multiprocessing.get_context("forkserver")
@@ -150,6 +162,12 @@ class WorkerProcess:
             MarlConnectorsError: The worker's own.
         """
         return self._receive(self._timeout_s)
+
+    def take_states(self, reply: Reply) -> None:
+        """Gives the copies the states that came with an answer, good until the next one."""
+        if self._state_space is not None:
+            for copy, state in zip(self.copies, self._env_states.read(reply.env_states), strict=True):
+                copy.state = state
 
     def _receive(self, timeout_s: float | None, during: str = "") -> Any:
         try:

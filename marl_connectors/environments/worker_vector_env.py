@@ -8,6 +8,8 @@ import weakref
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from gymnasium import Space
+
 from marl_connectors.environments.action_history import ActionHistory
 from marl_connectors.environments.batched_env import is_batched
 from marl_connectors.environments.batched_vector_env import BatchedVectorEnv
@@ -36,6 +38,7 @@ def make_vector_env(
     num_workers: int = 0,
     timeout_s: float | None = None,
     restarts: EnvRestarts | None = None,
+    state_space: Space | None = None,
 ) -> VectorEnv:
     """Copies of an environment, in this process or in worker processes.
 
@@ -46,6 +49,7 @@ def make_vector_env(
         num_workers: Over how many worker processes to spread them; 0 for none.
         timeout_s: How long a worker may take for a step or a reset of its copies; None for any time.
         restarts: How to go on after failures; None to raise an error.
+        state_space: That of the environments' ``state()``, if they are to be asked for it; else None.
 
     Raises:
         ConfigError: If worker processes or restarts are wanted of a natively batched environment.
@@ -54,7 +58,13 @@ def make_vector_env(
         _check_possible(num_workers, restarts)
     if num_workers:
         return WorkerVectorEnv(
-            make_env, num_envs=num_envs, seed=seed, num_workers=num_workers, timeout_s=timeout_s, restarts=restarts
+            make_env,
+            num_envs=num_envs,
+            seed=seed,
+            num_workers=num_workers,
+            timeout_s=timeout_s,
+            restarts=restarts,
+            state_space=state_space,
         )
     first = make_env()
     if is_batched(first):
@@ -63,7 +73,8 @@ def make_vector_env(
         env = make_env(num_envs)
         return (gymnasium_vector_env if isinstance(env, GymnasiumCopies) else BatchedVectorEnv)(env, seed=seed)
     kind = TurnBasedVectorEnv if isinstance(first, TurnBasedEnv) else VectorEnv
-    return kind([first, *(make_env() for _ in range(num_envs - 1))], seed=seed, restarts=restarts)
+    envs = [first, *(make_env() for _ in range(num_envs - 1))]
+    return kind(envs, seed=seed, restarts=restarts, state_space=state_space)
 
 
 def _check_possible(num_workers: int, restarts: EnvRestarts | None) -> None:
@@ -115,6 +126,7 @@ class WorkerVectorEnv(VectorEnv):
         num_workers: int,
         timeout_s: float | None = None,
         restarts: EnvRestarts | None = None,
+        state_space: Space | None = None,
     ):
         """Starts the workers and makes the copies; see ``make_vector_env``.
 
@@ -122,12 +134,12 @@ class WorkerVectorEnv(VectorEnv):
             ConfigError: If ``make_env`` cannot be sent to another process.
             EnvError: If a copy cannot be made.
         """
-        super().__init__([None] * num_envs, seed=seed, restarts=restarts)
+        super().__init__([None] * num_envs, seed=seed, restarts=restarts, state_space=state_space)
         maker = packed_maker(make_env, num_workers)
         num_workers = min(num_workers, num_envs)
         bounds = [num_envs * i // num_workers for i in range(num_workers + 1)]
         self.workers = [
-            WorkerProcess(maker, self.copies[begin:end], restarts, timeout_s)
+            WorkerProcess(maker, self.copies[begin:end], restarts, timeout_s, state_space)
             for begin, end in itertools.pairwise(bounds)
         ]
         self._are_up = False
@@ -191,7 +203,9 @@ class WorkerVectorEnv(VectorEnv):
                 continue
             for copy in worker.copies:
                 copy.t += 1
-            if not reply.is_ordinary:
+            if reply.is_ordinary:
+                worker.take_states(reply)
+            else:
                 self._take(worker, reply)
                 result.transitions += reply.transitions
                 result.infos += reply.infos
@@ -228,6 +242,7 @@ class WorkerVectorEnv(VectorEnv):
     def _take(self, worker: WorkerProcess, reply: Reply) -> Reply:
         """Takes over what a worker says of its copies."""
         self.failures += reply.failures
+        worker.take_states(reply)
         for state in reply.states:
             copy = self.copies[state.index]
             _begin_episode(copy, state.episode_number)

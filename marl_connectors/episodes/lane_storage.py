@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from marl_connectors import spaces
+from marl_connectors.columns import Columns
 from marl_connectors.episodes.rollout import Rollout
 from marl_connectors.episodes.storage import ACTIONS, INFOS, NOTHING, OBS, REWARDS, UNSURE, WITH_LAST, T
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import Tree
 
-_ALWAYS = (OBS, ACTIONS, REWARDS, T)
+_NO_OUTPUTS = (OBS, ACTIONS, REWARDS, T, Columns.ENV_STATE)
 
 
 class LaneStorage:
@@ -105,7 +106,7 @@ class LaneStorage:
     def extra_keys(self) -> tuple[str, ...]:
         """The module outputs that were recorded, and what was added to this very episode."""
         rollout = self.rollout
-        names = tuple([name for name in rollout.columns if name not in _ALWAYS])
+        names = tuple([name for name in rollout.columns if name not in _NO_OUTPUTS])
         if not rollout.given:
             return names
         first, last = (row * rollout.num_lanes + self.lane for row in (self.first_row, self.last_row))

@@ -146,14 +146,25 @@ class Rollout:
         """The column as the environment filled it, whatever pieces have written back."""
         return self._layers[name][0] if name in self._layers else self.columns[name]
 
-    def observe(self, positions: Positions, observations: Tree, t: int | np.ndarray) -> None:
-        """Opens rows: ``[B, ...]`` observations of the observation space, made at env step(s) ``t``."""
+    def observe(
+        self, positions: Positions, observations: Tree, t: int | np.ndarray, states: Tree | None = None
+    ) -> None:
+        """Opens rows.
+
+        Args:
+            positions: Of ``B`` rows.
+            observations: ``[B, ...]`` of the observation space.
+            t: The env step(s) at which they were made.
+            states: ``[B, ...]`` the environments' states at that time, where they are kept.
+        """
         put(self.source(Columns.OBS), positions, observations)
         self.columns[Columns.T][positions] = t
         if Columns.OBS in self.layered:
             self.layered[Columns.OBS][positions] = 0
         for given in self.given.values():  # to the lane's former agent
             given[positions] = False
+        if states is not None:
+            self.record(positions, {Columns.ENV_STATE: states})
 
     def record(self, positions: Positions, outputs: dict[str, Tree]) -> None:
         """Writes actions and module outputs, ``[B, ...]`` each, to the rows that they were computed for."""

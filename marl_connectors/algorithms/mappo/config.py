@@ -5,27 +5,53 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from gymnasium import spaces
-
 from marl_connectors.algorithms.mappo.model_config import MAPPOModelConfig
-from marl_connectors.algorithms.ppo.config import PPOConfig
-from marl_connectors.connectors.learner.joint_observations import JointObservations
-from marl_connectors.errors import ConfigError
+from marl_connectors.algorithms.ppo.config import PPOConfig, PPOTrainingSettings
+from marl_connectors.algorithms.section import section_of
+from marl_connectors.connectors.learner.add_env_states_from_episodes_to_train_batch import (
+    AddEnvStatesFromEpisodesToTrainBatch,
+)
+from marl_connectors.connectors.learner.add_joint_observations_from_episodes_to_train_batch import (
+    AddJointObservationsFromEpisodesToTrainBatch,
+)
+from marl_connectors.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from marl_connectors.connectors.connector_v2 import ConnectorV2
     from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
     from marl_connectors.environments.env_setup import EnvSetup
     from marl_connectors.rl_module.rl_module import RLModuleSpec
 
+_CRITIC_OBS = ("joint_observations", "state")
+
+
+class MAPPOTrainingSettings(PPOTrainingSettings, total=False):
+    """What MAPPO's ``training`` takes beside PPO's settings.
+
+    Attributes:
+        critic_obs: What critics see: ``"joint_observations"``, those of all agents, or ``"state"``, the environment's.
+    """
+
+    critic_obs: str
+
 
 class MAPPOConfig(PPOConfig):
-    """PPO whose critics see the observations of all agents, in training only; policies act on their agent's own.
+    """PPO whose critics see all agents, or the environment's state, in training only; policies their agent's own.
 
-    Settings are those of PPOConfig. Each module has a critic of its own; modules that several agents share tell them
-    apart, as the critic is told whose value is asked for. A module of your own reads ``batch["critic_obs"]`` in
-    ``compute_values``; its ``model_config["critic_inputs"]`` says how many numbers that is.
+    Settings are those of PPOConfig, and ``critic_obs``. Each module has a critic of its own; modules that several
+    agents share tell them apart, as the critic is told whose value is asked for. A module of your own reads
+    ``batch["critic_obs"]`` in ``compute_values``; its ``model_config["critic_inputs"]`` says how many numbers that is.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.critic_obs = "joint_observations"
+
+    @section_of(MAPPOTrainingSettings)
+    def training(self, **settings: Unpack[MAPPOTrainingSettings]) -> None:
+        """How the modules learn: as for PPO, and ``MAPPOTrainingSettings``."""
 
     def get_default_rl_module_class(self) -> Any:
         """A policy as in PPO, and an MLP for the critic."""
@@ -38,7 +64,7 @@ class MAPPOConfig(PPOConfig):
     ) -> RLModuleSpec:
         """Tells the module how many inputs its critic has."""
         spec = super().complete_rl_module_spec(spec, setup, env_to_module)
-        size = JointObservations(self._agent_spaces(setup, env_to_module)).size
+        size = self._critic_obs_piece(setup, env_to_module).size
         given = spec.model_config
         if isinstance(given, dict):
             return dataclasses.replace(spec, model_config={**given, "critic_inputs": size})
@@ -47,24 +73,34 @@ class MAPPOConfig(PPOConfig):
 
     def default_learner_pieces(self, setup: EnvSetup, env_to_module: EnvToModulePipeline) -> list[ConnectorV2]:
         """The piece that adds what the critics see."""
-        from marl_connectors.connectors.learner.add_joint_observations_from_episodes_to_train_batch import (
-            AddJointObservationsFromEpisodesToTrainBatch,
-        )
+        return [self._critic_obs_piece(setup, env_to_module)]
 
-        agent_spaces = self._agent_spaces(setup, env_to_module)
-        return [AddJointObservationsFromEpisodesToTrainBatch(agent_spaces=agent_spaces)]
-
-    def _agent_spaces(self, setup: EnvSetup, env_to_module: EnvToModulePipeline) -> dict[Any, spaces.Space]:
+    def _critic_obs_piece(
+        self, setup: EnvSetup, env_to_module: EnvToModulePipeline
+    ) -> AddJointObservationsFromEpisodesToTrainBatch | AddEnvStatesFromEpisodesToTrainBatch:
         if setup.single_agent:
             raise ConfigError(
                 f"MAPPOConfig: {setup.name} has a single agent, so that a critic of all agents sees what it sees. Use "
                 f"PPOConfig."
             )
+        if self.critic_obs == "state":
+            return AddEnvStatesFromEpisodesToTrainBatch(state_space=setup.state_space, agent_ids=setup.agent_ids)
         held: Any = env_to_module.observation_space_in_episodes
         agents_in_order = dict.fromkeys([*setup.agent_ids, *held.spaces])  # a gymnasium Dict sorts its keys
-        return {agent_id: held.spaces[agent_id] for agent_id in agents_in_order}
+        return AddJointObservationsFromEpisodesToTrainBatch(
+            agent_spaces={agent_id: held.spaces[agent_id] for agent_id in agents_in_order}
+        )
 
     def validate(self) -> None:
-        """Also that there is a critic."""
+        """Also that there is a critic, and what it sees."""
         super().validate()
         self._require("use_critic", self.use_critic, "True, for what else would be centralised")
+        if self.critic_obs not in _CRITIC_OBS:
+            hint = did_you_mean(str(self.critic_obs), _CRITIC_OBS)
+            raise ConfigError(f"{type(self).__name__}: critic_obs={self.critic_obs!r}. {hint}")
+        for module_id, overrides in self.algorithm_config_overrides_per_module.items():
+            if "critic_obs" in overrides:
+                raise ConfigError(
+                    f"algorithm_config_overrides_per_module: module {module_id!r} cannot have a critic_obs of its own. "
+                    f"All critics of a run see the same: set .training(critic_obs=...)."
+                )

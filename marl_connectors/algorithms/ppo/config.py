@@ -2,21 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium import Space, spaces
 
 from marl_connectors.algorithms.algorithm_config import AlgorithmConfig
-from marl_connectors.algorithms.section import UNSET, section
+from marl_connectors.algorithms.learning_sections import TrainingSettings
+from marl_connectors.algorithms.section import section_of
 from marl_connectors.errors import ConfigError
 from marl_connectors.ops.schedule import Schedule, check_schedule
 from marl_connectors.spaces import describe
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from marl_connectors.learner.learner import Learner
     from marl_connectors.rl_module.rl_module import RLModuleSpec
+
+
+class PPOTrainingSettings(TrainingSettings, total=False):
+    """What PPO's ``training`` takes beside the settings of every algorithm.
+
+    Attributes:
+        use_critic: Whether there is a value function; without one, advantages are returns.
+        use_gae: Whether advantages are generalised advantage estimates (else lambda is 1).
+        lambda_: Bias/variance trade-off of advantages, in [0, 1].
+        use_kl_loss: Whether moving away from the policy that acted is penalised.
+        kl_coeff: Weight of that penalty at the start.
+        kl_target: The divergence that the weight is adapted to, in nats.
+        vf_loss_coeff: Weight of the value loss.
+        entropy_coeff: Weight of the entropy bonus, a number or a schedule.
+        clip_param: How far the probability ratio may move from 1.
+        vf_clip_param: Bound of a row's squared value error.
+    """
+
+    use_critic: bool
+    use_gae: bool
+    lambda_: float
+    use_kl_loss: bool
+    kl_coeff: float
+    kl_target: float
+    vf_loss_coeff: float
+    entropy_coeff: Schedule
+    clip_param: float
+    vf_clip_param: float
 
 
 class PPOConfig(AlgorithmConfig):
@@ -40,55 +71,9 @@ class PPOConfig(AlgorithmConfig):
         self.clip_param = 0.3
         self.vf_clip_param = 10.0
 
-    @section
-    def training(
-        self,
-        *,
-        gamma: float = UNSET,
-        lr: Schedule = UNSET,
-        grad_clip: float | None = UNSET,
-        grad_clip_by: str = UNSET,
-        train_batch_size_per_learner: int = UNSET,
-        num_epochs: int = UNSET,
-        minibatch_size: int | None = UNSET,
-        shuffle_batch_per_epoch: bool = UNSET,
-        learner_class: type[Learner] = UNSET,
-        learner_connector: Callable[..., Any] | None = UNSET,
-        use_critic: bool = UNSET,
-        use_gae: bool = UNSET,
-        lambda_: float = UNSET,
-        use_kl_loss: bool = UNSET,
-        kl_coeff: float = UNSET,
-        kl_target: float = UNSET,
-        vf_loss_coeff: float = UNSET,
-        entropy_coeff: Schedule = UNSET,
-        clip_param: float = UNSET,
-        vf_clip_param: float = UNSET,
-    ) -> None:
-        """How the modules learn.
-
-        Args:
-            gamma: Discount per agent step.
-            lr: Learning rate, a number or a schedule ``[[t, value], ...]`` over sampled env steps.
-            grad_clip: Bound for gradients; None for none.
-            grad_clip_by: ``"global_norm"`` (of a module), ``"norm"`` (of each tensor) or ``"value"``.
-            train_batch_size_per_learner: Steps of one update, counted by ``count_steps_by``.
-            num_epochs: How often an update goes through its batch.
-            minibatch_size: Rows of one module in one gradient step; None for all.
-            shuffle_batch_per_epoch: Whether each epoch has an order of its own.
-            learner_class: Instead of PPOLearner.
-            learner_connector: As in ``learners``.
-            use_critic: Whether there is a value function; without one, advantages are returns.
-            use_gae: Whether advantages are generalised advantage estimates (else lambda is 1).
-            lambda_: Bias/variance trade-off of advantages, in [0, 1].
-            use_kl_loss: Whether moving away from the policy that acted is penalised.
-            kl_coeff: Weight of that penalty at the start.
-            kl_target: The divergence that the weight is adapted to, in nats.
-            vf_loss_coeff: Weight of the value loss.
-            entropy_coeff: Weight of the entropy bonus, a number or a schedule.
-            clip_param: How far the probability ratio may move from 1.
-            vf_clip_param: Bound of a row's squared value error.
-        """
+    @section_of(PPOTrainingSettings)
+    def training(self, **settings: Unpack[PPOTrainingSettings]) -> None:
+        """How the modules learn: ``TrainingSettings`` and ``PPOTrainingSettings`` say what there is."""
 
     def get_default_rl_module_class(self) -> Any:
         """A policy and a value function for all spaces of a fixed size."""

@@ -19,6 +19,7 @@ _NOT_OUTPUTS = (
     Columns.T,
     Columns.ACTIONS_FOR_ENV,
     Columns.STATE_OUT,
+    Columns.ENV_STATE,
 )
 
 

@@ -66,6 +66,11 @@ class AddJointObservationsFromEpisodesToTrainBatch(ConnectorV2):
             self._joint = JointObservations(given)
         return self._joint
 
+    @property
+    def size(self) -> int:
+        """How many numbers a vector has."""
+        return self.joint.size
+
     def _seen(self, episodes: Sequence[Any], shared_data: dict[str, Any] | None) -> SeenInEpisodes:
         """Looked up once for all groups of a batch."""
         shared = {} if shared_data is None else shared_data
