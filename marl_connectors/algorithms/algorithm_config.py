@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from marl_connectors.algorithms.algorithm import Algorithm
     from marl_connectors.learner.learner import Learner
-    from marl_connectors.rl_module.multi_rl_module import MultiRLModuleSpec
+    from marl_connectors.rl_module.multi_rl_module_spec import MultiRLModuleSpec
     from marl_connectors.rl_module.rl_module import RLModuleSpec
 
 

@@ -21,7 +21,7 @@ from marl_connectors.environments.env_setup import EnvSetup
 from marl_connectors.errors import CheckpointError
 from marl_connectors.metrics import MetricsLogger
 from marl_connectors.policy_mapping import PolicyMappingFn, policy_mapping
-from marl_connectors.rl_module.multi_rl_module import MultiRLModuleSpec
+from marl_connectors.rl_module.multi_rl_module_spec import MultiRLModuleSpec
 from marl_connectors.rl_module.rl_module import RLModuleSpec
 from marl_connectors.spaces import describe
 from marl_connectors.typing import AgentID, ModuleID

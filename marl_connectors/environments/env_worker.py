@@ -303,8 +303,8 @@ class EnvServer:
         for copy, (episode_number, num_failures) in zip(self.vector_env.copies, states, strict=True):
             copy.episode_number, copy.num_failures = episode_number, num_failures
         first = self.vector_env.reset_all()
-        states = [CopyState.of(copy) for copy in self.vector_env.copies]
-        return Reply(states, env_states=self._noted_states(), result=first)
+        copies = [CopyState.of(copy) for copy in self.vector_env.copies]
+        return Reply(copies, env_states=self._noted_states(), result=first)
 
     def _noted_states(self) -> Note:
         return None if self._env_states is None else self._env_states.write([c.state for c in self.vector_env.copies])

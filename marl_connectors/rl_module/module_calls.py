@@ -10,6 +10,7 @@ import torch
 from marl_connectors.errors import MarlConnectorsError, ModuleError
 from marl_connectors.spaces import describe
 from marl_connectors.trees import tree_map
+from marl_connectors.typing import ModuleID
 
 _AS_THEY_ARE = (MarlConnectorsError, NotImplementedError, torch.OutOfMemoryError)
 
@@ -49,6 +50,57 @@ def called_for_columns(
     return outputs  # type: ignore[return-value]
 
 
+def called_for_modules(
+    module: Any, purpose: str, batch: Mapping[ModuleID, Mapping[str, Any]], kwargs: Mapping[str, Any]
+) -> dict[ModuleID, Any]:
+    """What the forward pass of a MultiRLModule gives that the user has written.
+
+    Args:
+        module: The MultiRLModule.
+        purpose: ``"inference"``, ``"exploration"`` or ``"train"``.
+        batch: Columns by module.
+        kwargs: For the method.
+
+    Raises:
+        ModuleError: If it raises, or gives anything but a dict by module id; names the class and what it was asked for.
+    """
+    method = getattr(module, f"_forward_{purpose}")
+    try:
+        outputs = method(batch, **kwargs)
+    except _AS_THEY_ARE:
+        raise
+    except Exception as error:
+        said = repr(error.args[0]) if isinstance(error, KeyError) and error.args else error
+        raise ModuleError(
+            f"{_asked(module, purpose)} raised {type(error).__name__}: {said}. It was given "
+            f"{ {module_id: _shapes(columns) for module_id, columns in batch.items()} }."
+        ) from error
+    if not isinstance(outputs, Mapping) or not all(isinstance(own, Mapping) for own in outputs.values()):
+        came = {m: type(own).__name__ for m, own in outputs.items()} if isinstance(outputs, Mapping) else outputs
+        raise ModuleError(
+            f"{_asked(module, purpose)} gave {came if isinstance(came, dict) else type(came).__name__}, expected "
+            f"columns by module. Return {{module_id: {{Columns.ACTION_DIST_INPUTS: ...}}}}."
+        )
+    missing = [module_id for module_id in batch if module_id not in outputs]
+    if missing:
+        raise ModuleError(
+            f"{_asked(module, purpose)} gave columns of {list(outputs)}, but nothing for module {missing[0]!r}, whose "
+            f"batch it got. Return an entry for each module that has one."
+        )
+    return outputs  # type: ignore[return-value]
+
+
+def _asked(module: Any, purpose: str) -> str:
+    """The method as the user has written it, and what for it was called."""
+    cls = next(c for c in type(module).__mro__ if f"_forward_{purpose}" in vars(c) or "_forward" in vars(c))
+    own = f"_forward_{purpose}" in vars(cls)
+    return f"{type(module).__name__}: its {f'_forward_{purpose}' if own else f'_forward, asked for {purpose},'}"
+
+
+def _shapes(columns: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tree_map(lambda leaf: tuple(getattr(leaf, "shape", ())), columns[name]) for name in sorted(columns)}
+
+
 def _fail(module: Any, method: Callable[..., Any], batch: Mapping[str, Any], error: Exception) -> NoReturn:
     if isinstance(error, _AS_THEY_ARE):
         raise error
@@ -59,13 +111,12 @@ def _fail(module: Any, method: Callable[..., Any], batch: Mapping[str, Any], err
             f"{sorted(batch)}: if it was looked for there, read one of these, or add the connector piece that makes "
             f"{key!r}."
         ) from error
-    shapes = {name: tree_map(lambda leaf: tuple(getattr(leaf, "shape", ())), batch[name]) for name in sorted(batch)}
     space = getattr(module, "observation_space", None)
     built = "" if space is None else f" It was built for observations of {describe(space)}."
     said = key if isinstance(key, str) else error
     raise ModuleError(
         f"{_who(module)}: its {method.__name__} raised {type(error).__name__}: {said}. It was given columns of the "
-        f"shapes {shapes}.{built}"
+        f"shapes {_shapes(batch)}.{built}"
     ) from error
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import ChainMap
 from collections.abc import Callable, Collection, Hashable, ItemsView, Iterator, KeysView, Mapping, ValuesView
 from functools import cache
-from pathlib import Path
 from typing import Any, overload
 
 import torch
@@ -17,6 +15,7 @@ from marl_connectors.columns import Columns
 from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup, Phase
 from marl_connectors.errors import ModuleError, did_you_mean
 from marl_connectors.rl_module.bucket import Bucket, modules_that_share, sort_into_buckets
+from marl_connectors.rl_module.module_calls import called_for_modules
 from marl_connectors.rl_module.module_columns import (
     columns_by_module,
     concatenate,
@@ -177,9 +176,10 @@ class MultiRLModule(nn.Module):
 
     def _run(self, purpose: str, batch: Mapping[ModuleID, Any], **kwargs: Any) -> Any:
         """A forward pass of one's own gets columns that it may add to; the caller's stay as they are."""
-        if self.has_own_forward:
-            batch = {module_id: ChainMap({}, columns) for module_id, columns in batch.items()}  # type: ignore[misc]
-        return getattr(self, f"_forward_{purpose}")(batch, **kwargs)
+        if not self.has_own_forward:
+            return getattr(self, f"_forward_{purpose}")(batch, **kwargs)
+        own = {module_id: ChainMap({}, columns) for module_id, columns in batch.items()}  # type: ignore[misc]
+        return called_for_modules(self, purpose, own, kwargs)
 
     def _dispatch(self, purpose: str, batch: Any, **kwargs: Any) -> Any:
         if not isinstance(batch, ColumnBatch):
@@ -331,72 +331,3 @@ def _check_states(outputs: Mapping[ModuleID, Mapping[str, Any]]) -> None:
             f"module {forgetful[0]!r} is stateful, but put out no 'state_out', only {sorted(outputs[forgetful[0]])}, "
             f"so it would forget what it has seen. Return Columns.STATE_OUT from its _forward."
         )
-
-
-@dataclasses.dataclass
-class MultiRLModuleSpec:
-    """How to build a MultiRLModule. What is None is filled in from the algorithm's config and the environment.
-
-    Attributes:
-        multi_rl_module_class: MultiRLModule or a subclass.
-        observation_space: Handed to the class.
-        action_space: Handed to the class.
-        inference_only: For all modules whose own spec does not say.
-        model_config: Handed to the class.
-        rl_module_specs: One spec for each module id; a single RLModuleSpec stands for all modules.
-        load_state_path: A folder with a saved ``MultiRLModule.get_state()`` to start from.
-        modules_to_load: Which modules to load from there, with the layers that are shared; None for all.
-    """
-
-    multi_rl_module_class: type[MultiRLModule] | None = None
-    observation_space: Space | None = None
-    action_space: Space | None = None
-    inference_only: bool | None = None
-    model_config: Any = None
-    rl_module_specs: dict[ModuleID, RLModuleSpec] | RLModuleSpec = dataclasses.field(default_factory=dict)
-    load_state_path: str | Path | None = None
-    modules_to_load: Collection[ModuleID] | None = None
-
-    @classmethod
-    def from_module(cls, module: MultiRLModule) -> MultiRLModuleSpec:
-        """How to build another one with modules like those of this one, and parameters of its own."""
-        return cls(
-            type(module),
-            module.observation_space,
-            module.action_space,
-            module.inference_only,
-            module.model_config,
-            {module_id: RLModuleSpec.from_module(member) for module_id, member in module.items()},
-        )
-
-    def build(self) -> MultiRLModule:
-        """The module.
-
-        Raises:
-            ModuleError: If the specs are incomplete.
-        """
-        if isinstance(self.rl_module_specs, RLModuleSpec):
-            raise ModuleError(
-                "MultiRLModuleSpec: rl_module_specs must name the modules: {module_id: RLModuleSpec(...)}."
-            )
-        module = (self.multi_rl_module_class or MultiRLModule)(
-            observation_space=self.observation_space,
-            action_space=self.action_space,
-            inference_only=self.inference_only,
-            model_config=self.model_config,
-            rl_module_specs=self.rl_module_specs,
-        )
-        self.load_state(module)
-        return module
-
-    def load_state(self, module: MultiRLModule) -> None:
-        """Gives a module what ``load_state_path`` holds, if it is set."""
-        if self.load_state_path is None:
-            return
-        from marl_connectors.checkpoints import load_state
-
-        state = load_state(self.load_state_path)
-        if self.modules_to_load is not None:
-            wanted = {*self.modules_to_load, *([SHARED] if module._rest() else [])}
-            state = {module_id: own for module_id, own in state.items() if module_id in wanted}
-        module.set_state(state)

@@ -49,6 +49,9 @@ from marl_connectors.connectors.env_to_module.write_observations_to_episodes imp
 from marl_connectors.connectors.learner.add_columns_from_episodes_to_train_batch import (
     AddColumnsFromEpisodesToTrainBatch,
 )
+from marl_connectors.connectors.learner.add_env_states_from_episodes_to_train_batch import (
+    AddEnvStatesFromEpisodesToTrainBatch,
+)
 from marl_connectors.connectors.learner.add_one_ts_to_episodes_and_truncate import AddOneTsToEpisodesAndTruncate
 from marl_connectors.connectors.learner.clip_rewards import ClipRewards
 from marl_connectors.connectors.learner.compute_returns_to_go import ComputeReturnsToGo
@@ -63,6 +66,11 @@ from marl_connectors.connectors.requirements import NEEDS_BEFORE, NEEDS_BEHIND
 from marl_connectors.episodes.column_batch import ColumnBatch
 from marl_connectors.errors import ConfigError
 
+NEEDED = {
+    ComputeReturnsToGo: {"gamma": 0.9},
+    AddEnvStatesFromEpisodesToTrainBatch: {"state_space": spaces.Box(-1.0, 1.0, (2,))},
+}
+"""What pieces cannot be made without."""
 PIPELINES = {ENV_TO_MODULE: EnvToModulePipeline, MODULE_TO_ENV: ModuleToEnvPipeline, LEARNER: LearnerConnectorPipeline}
 HISTORY = [[{"absent": set(), "ends": {}}, {"absent": {"b"}, "ends": {}}, {"absent": set(), "ends": {"a": True}}]]
 MAPPING = {"a": "red", "b": "green", "c": "blue", "d": "red"}
@@ -128,7 +136,7 @@ def test_every_name_in_the_tables_is_of_a_piece_or_a_base():
 @pytest.mark.parametrize("kind", PIPELINES)
 @pytest.mark.parametrize("cls", sorted(built_in(), key=lambda cls: cls.__name__))
 def test_a_piece_may_stand_only_where_it_belongs_and_anywhere_in_a_plain_pipeline(kind, cls):
-    make = partial(cls, gamma=0.9) if cls is ComputeReturnsToGo else cls
+    make = partial(cls, **NEEDED.get(cls, {}))
     ConnectorPipelineV2(connectors=[make()])
     if kind in cls.belongs_in:
         PIPELINES[kind](connectors=[make()])
