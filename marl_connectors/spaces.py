@@ -60,6 +60,30 @@ def byte_scale(space: spaces.Box) -> float | None:
     return 1.0 / max(float(space.high.max(initial=1)), 1.0) if space.dtype == np.uint8 else None
 
 
+def parts_of(space: spaces.Dict | spaces.Tuple) -> list[tuple[Any, spaces.Space]]:
+    """The keys, or places, and the spaces of the parts."""
+    return list(space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces))
+
+
+def values_per_choice(space: spaces.Space | None) -> list[int] | None:
+    """How many values each choice of an action has; None for actions without any.
+
+    >>> values_per_choice(spaces.MultiDiscrete([3, 2]))
+    [3, 2]
+    >>> values_per_choice(spaces.Tuple([spaces.MultiBinary(1), spaces.Box(0, 1), spaces.Discrete(5)]))
+    [2, 5]
+    """
+    if isinstance(space, spaces.Discrete):
+        return [int(space.n)]
+    if isinstance(space, spaces.MultiDiscrete):
+        return space.nvec.reshape(-1).tolist()
+    if isinstance(space, spaces.MultiBinary):
+        return [2] * int(np.prod(space.shape))
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        return [n for _, part in parts_of(space) for n in values_per_choice(part) or ()] or None
+    return None
+
+
 def counted_from_0(space: spaces.Space) -> spaces.Space:
     """The space of the actions that modules give: that of Discrete and MultiDiscrete values without a ``start``.
 

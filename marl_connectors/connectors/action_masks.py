@@ -7,22 +7,9 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
+from marl_connectors.spaces import parts_of, values_per_choice
+from marl_connectors.trees import leaves
 from marl_connectors.typing import Tree
-
-
-def values_per_choice(space: Space | None) -> list[int] | None:
-    """How many values each choice of an action has; None for actions that have no masks.
-
-    >>> values_per_choice(spaces.MultiDiscrete([3, 2]))
-    [3, 2]
-    """
-    if isinstance(space, spaces.Discrete):
-        return [int(space.n)]
-    if isinstance(space, spaces.MultiDiscrete):
-        return space.nvec.reshape(-1).tolist()
-    if isinstance(space, spaces.MultiBinary):
-        return [2] * int(np.prod(space.shape))
-    return None
 
 
 def wanted_mask(space: Space | None) -> str:
@@ -35,21 +22,34 @@ def wanted_mask(space: Space | None) -> str:
         return f"{sum(lens)} numbers, one for each value of each choice, or a tuple of arrays with {lens} of them"
     if isinstance(space, spaces.MultiBinary):
         return f"an array of shape {space.shape} with 0, 1 or 2 for each bit that must be 0, must be 1, or is free"
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        wanted = ", ".join(f"for part {key!r} {wanted_mask(part)}" for key, part in parts_of(space) if _is_masked(part))
+        kind = "dict" if isinstance(space, spaces.Dict) else "tuple"
+        return f"a {kind} like the action's, with {wanted}, None for all other parts and for parts that are free"
     return "a number for each action"
+
+
+def _is_masked(space: Space) -> bool:
+    return values_per_choice(space) is not None
 
 
 def flat_masks(space: Space | None, masks: Tree) -> np.ndarray | None:
     """Masks of several rows, each as one vector.
 
     Args:
-        space: Of the actions: Discrete, MultiDiscrete or MultiBinary; None for Discrete of any size.
+        space: Of the actions: Discrete, MultiDiscrete or MultiBinary, or a Dict or Tuple with such parts; None for
+            Discrete of any size.
         masks: ``[B, n]`` numbers, 0 or False for what is forbidden; for MultiDiscrete also a tuple of such arrays, one
             for each choice, as in Gymnasium; for MultiBinary ``[B, *shape]`` of 0, 1 and 2, as in Gymnasium, or two
-            numbers for each bit.
+            numbers for each bit. For a Dict or Tuple a dict or tuple of these; parts that are left out of a dict, are
+            None or are arrays without numbers, allow everything.
 
     Returns:
-        ``[B, n]`` bool, a copy; None if the masks do not fit the space.
+        ``[B, n]`` bool, a copy; those of parts one after another, in the space's order. None if the masks do not fit
+        the space.
     """
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        return _flat_masks_of_parts(space, masks)
     lens = values_per_choice(space)
     if isinstance(masks, tuple):
         parts = _arrays(masks)
@@ -64,6 +64,48 @@ def flat_masks(space: Space | None, masks: Tree) -> np.ndarray | None:
     if masks.ndim != 2 or (lens is not None and masks.shape[1] != sum(lens)):
         return None
     return np.not_equal(masks, 0)
+
+
+def mask_of_one_row(mask: Any) -> Any:
+    """A single mask, of lists or arrays, as ``flat_masks`` takes several."""
+    if isinstance(mask, dict):
+        return {key: mask_of_one_row(part) for key, part in mask.items()}
+    if isinstance(mask, tuple):
+        return tuple(map(mask_of_one_row, mask))
+    return None if mask is None else np.asarray(mask)[None]
+
+
+def _flat_masks_of_parts(space: spaces.Dict | spaces.Tuple, masks: Tree) -> np.ndarray | None:
+    keys = [key for key, _ in parts_of(space)]
+    if isinstance(space, spaces.Dict):
+        if not isinstance(masks, dict) or not set(masks) <= set(keys):
+            return None
+        own = [masks.get(key) for key in keys]
+    elif not isinstance(masks, tuple) or len(masks) != len(keys):
+        return None
+    else:
+        own = list(masks)
+    count = next((len(leaf) for leaf in leaves(masks) if np.ndim(leaf)), 1)
+    found: list[np.ndarray | None] = []
+    for (_, part), mask in zip(parts_of(space), own, strict=True):
+        lens = values_per_choice(part)
+        if _is_empty(mask):
+            found.append(np.ones((count, sum(lens or ())), bool))
+        else:
+            found.append(None if lens is None else flat_masks(part, mask))
+    if any(flat is None for flat in found):
+        return None
+    return np.concatenate(found, axis=1)  # type: ignore[arg-type]
+
+
+def _is_empty(mask: Any) -> bool:
+    """Whether a part of masks says nothing: None, or nothing but None and arrays without numbers."""
+    if mask is None:
+        return True
+    if isinstance(mask, (dict, tuple)):
+        return all(map(_is_empty, mask.values() if isinstance(mask, dict) else mask))
+    array = np.asarray(mask)
+    return not array.size or (array.dtype == object and all(item is None for item in array.ravel()))
 
 
 def _arrays(masks: Any) -> list[np.ndarray]:
@@ -91,11 +133,19 @@ def free_where_nothing_is_left(space: Space | None, masks: np.ndarray) -> np.nda
     return masks
 
 
-def draw(space: Space, masks: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Actions drawn uniformly from those that ``[B, n]`` masks allow, counted from 0: ``[B]``, or ``[B, choices]``."""
+def draw(space: Space, masks: np.ndarray, rng: np.random.Generator) -> Tree:
+    """Actions drawn uniformly from those that ``[B, n]`` masks allow, ``[B, ...]``, counted from 0."""
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        parts, end = {}, 0
+        for key, part in parts_of(space):
+            begin, end = end, end + sum(values_per_choice(part) or ())
+            parts[key] = draw(part, masks[:, begin:end], rng)
+        return parts if isinstance(space, spaces.Dict) else tuple(parts.values())
     lens = values_per_choice(space)
-    assert lens is not None
+    if lens is None:
+        space.seed(int(rng.integers(2**31)))
+        return np.stack([space.sample() for _ in range(len(masks))])
     scores = rng.random(masks.shape) + masks
     begins = np.cumsum([0, *lens])
     choices = [scores[:, begin : begin + n].argmax(axis=1) for begin, n in zip(begins, lens, strict=False)]
-    return choices[0] if isinstance(space, spaces.Discrete) else np.stack(choices, axis=1)
+    return np.stack(choices, axis=1).reshape(len(masks), *(space.shape or ())).astype(space.dtype)

@@ -9,10 +9,17 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from marl_connectors import spaces as space_tools
-from marl_connectors.connectors.action_masks import flat_masks, free_where_nothing_is_left, wanted_mask
+from marl_connectors.connectors.action_masks import (
+    flat_masks,
+    free_where_nothing_is_left,
+    mask_of_one_row,
+    wanted_mask,
+)
 from marl_connectors.env_checks.calls import digest
 from marl_connectors.env_checks.report import Findings
 from marl_connectors.env_checks.spaces import SpaceBook, leaf_name
+from marl_connectors.spaces import values_per_choice
+from marl_connectors.trees import leaves
 from marl_connectors.typing import AgentID
 
 MASK_KEY = "action_mask"
@@ -201,12 +208,12 @@ class DataChecks:
             mask = info[MASK_KEY]
             self.masks_in_infos = True
         space = self.spaces.action_space(agent)
-        if mask is None or not isinstance(space, (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
+        if mask is None or values_per_choice(space) is None:
             return None
         where = {"agent": agent, "step": step}
-        if isinstance(space, spaces.MultiBinary):
-            bits = flat_masks(space, np.asarray(mask)[None])
-            if bits is None or not np.isin(mask, (0, 1, 2)).all():
+        if isinstance(space, (spaces.MultiBinary, spaces.Dict, spaces.Tuple)):
+            bits = flat_masks(space, mask_of_one_row(mask))
+            if bits is None or not all(np.isin(part, (0, 1, 2)).all() for part in leaves(mask)):
                 self._findings.add(
                     "error",
                     "mask-values",
@@ -216,6 +223,7 @@ class DataChecks:
                 )
                 return None
             return free_where_nothing_is_left(space, bits)[0]
+        assert isinstance(space, (spaces.Discrete, spaces.MultiDiscrete))
         length = _num_choices(space)
         try:
             flat = np.concatenate([np.ravel(part) for part in mask]) if isinstance(mask, tuple) else np.asarray(mask)

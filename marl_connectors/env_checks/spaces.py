@@ -12,7 +12,8 @@ from gymnasium import Space, spaces
 from marl_connectors.connectors.action_masks import draw
 from marl_connectors.env_checks.calls import CallFailed, Calls
 from marl_connectors.env_checks.report import Findings
-from marl_connectors.spaces import describe
+from marl_connectors.spaces import describe, from_start
+from marl_connectors.trees import tree_map
 from marl_connectors.typing import AgentID
 
 _KINDS = ("observation_space", "action_space")
@@ -60,8 +61,8 @@ class SpaceBook:
             parts = [np.flatnonzero(part) for part in np.split(mask, ends)]
             picks = [rng.choice(part) if len(part) else 0 for part in parts]
             return (np.reshape(picks, space.shape) + space.start).astype(space.dtype)
-        if mask is not None and isinstance(space, spaces.MultiBinary):
-            return draw(space, mask[None], rng)[0].reshape(space.shape).astype(space.dtype)
+        if mask is not None:
+            return tree_map(lambda leaf: leaf[0], from_start(space, draw(space, mask[None], rng)))
         sampler = self._samplers.get(agent)
         if sampler is None:
             sampler = self._samplers[agent] = space

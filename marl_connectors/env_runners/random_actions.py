@@ -10,11 +10,11 @@ import torch
 from gymnasium import Space, spaces
 
 from marl_connectors.columns import Columns
-from marl_connectors.connectors.action_masks import draw, values_per_choice
+from marl_connectors.connectors.action_masks import draw
 from marl_connectors.env_runners.lanes import LaneGroup
 from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup
 from marl_connectors.seeding import stream
-from marl_connectors.spaces import counted_from_0, from_start, stack
+from marl_connectors.spaces import counted_from_0, from_start, stack, values_per_choice
 from marl_connectors.trees import tree_map
 
 
@@ -27,12 +27,12 @@ def random_actions(space: Space, num: int, rng: np.random.Generator, mask: np.nd
         space: The action space.
         num: How many.
         rng: Where they come from.
-        mask: ``[num, n]`` bool, what to choose from, for Discrete, MultiDiscrete and MultiBinary.
+        mask: ``[num, n]`` bool, what to choose from, as ActionMasking puts it into the batch.
     """
     if isinstance(space, spaces.Discrete):
         actions = rng.integers(space.n, size=num) if mask is None else draw(space, mask, rng)
     elif mask is not None and values_per_choice(space) is not None:
-        actions = draw(space, mask, rng).reshape(num, *(space.shape or ()))
+        actions = draw(space, mask, rng)
     else:
         plain = counted_from_0(space)
         plain.seed(int(rng.integers(2**31)))

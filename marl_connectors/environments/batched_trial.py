@@ -127,14 +127,14 @@ def _masks(calls: BatchedCalls, observations: Tree, infos: dict[str, np.ndarray]
     for i, agent in enumerate(calls.agents):
         own = calls.of_agent(observations, agent)
         if isinstance(own, dict) and "action_mask" in own:
-            masks[agent] = np.asarray(own["action_mask"])
+            masks[agent] = tree_map(np.asarray, own["action_mask"])
         elif "action_mask" in infos:
             masks[agent] = np.asarray(infos["action_mask"])[:, i]
     return masks
 
 
 def _at(masks: np.ndarray | None, index: int) -> np.ndarray | None:
-    return None if masks is None else masks[index]
+    return None if masks is None else tree_map(lambda leaf: leaf[index], masks)
 
 
 def _check_inside(

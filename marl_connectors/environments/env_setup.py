@@ -14,7 +14,12 @@ from gymnasium.vector import VectorEnv
 from pettingzoo import AECEnv
 
 from marl_connectors import spaces
-from marl_connectors.connectors.action_masks import draw, flat_masks, free_where_nothing_is_left, values_per_choice
+from marl_connectors.connectors.action_masks import (
+    draw,
+    flat_masks,
+    free_where_nothing_is_left,
+    mask_of_one_row,
+)
 from marl_connectors.environments.batched_env import is_batched
 from marl_connectors.environments.batched_trial import TRIAL_COPIES, try_out
 from marl_connectors.environments.env_states import state_space_of
@@ -245,10 +250,10 @@ class EnvSetup:
         space = self.agent_spaces(agent_id)[1]
         if mask is not None and isinstance(space, gym.spaces.Discrete) and mask.any():
             return int(space.start + rng.choice(np.flatnonzero(mask)))
-        allowed = None if mask is None else flat_masks(space, tree_map(lambda part: np.asarray(part)[None], mask))
-        if allowed is not None and values_per_choice(space) is not None:
-            drawn = draw(space, free_where_nothing_is_left(space, allowed), rng)
-            return spaces.from_start(space, drawn.reshape(1, *(space.shape or ())))[0].astype(space.dtype)
+        allowed = None if mask is None else flat_masks(space, mask_of_one_row(mask))
+        if allowed is not None and spaces.values_per_choice(space) is not None:
+            drawn = spaces.from_start(space, draw(space, free_where_nothing_is_left(space, allowed), rng))
+            return tree_map(lambda leaf: leaf[0], drawn)
         space.seed(int(rng.integers(2**31)))
         return space.sample()
 
@@ -273,12 +278,12 @@ class EnvSetup:
 def mask_of(observation: Any, info: Mapping[str, Any] | None, key: str = "action_mask") -> Any:
     """The actions that PettingZoo's ``action_mask``, in an observation or an info, allows: ``[n]``, or None.
 
-    That of a MultiDiscrete space may be a tuple of arrays.
+    That of a MultiDiscrete space may be a tuple of arrays, that of a Dict or Tuple a dict or tuple.
     """
     for holder in (observation, info):
         if isinstance(holder, Mapping) and key in holder:
             mask = holder[key]
-            return mask if isinstance(mask, tuple) else np.asarray(mask)
+            return mask if isinstance(mask, (dict, tuple)) else np.asarray(mask)
     return None
 
 

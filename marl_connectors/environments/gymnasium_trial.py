@@ -11,7 +11,7 @@ from marl_connectors import spaces
 from marl_connectors.environments.gymnasium_copies import GymnasiumCopies
 from marl_connectors.environments.gymnasium_vector_env import gymnasium_vector_env
 from marl_connectors.errors import EnvError
-from marl_connectors.trees import leaves
+from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import DEFAULT_AGENT_ID, Tree
 
 
@@ -59,7 +59,7 @@ def try_out_vector_env(
 def _mask(observations: Tree, place: int, info: dict[str, Any]) -> np.ndarray | None:
     for holder, at in ((observations, place), (info, ...)):
         if isinstance(holder, dict) and "action_mask" in holder:
-            return np.asarray(holder["action_mask"])[at]
+            return tree_map(lambda leaf, at=at: np.asarray(leaf)[at], holder["action_mask"])
     return None
 
 

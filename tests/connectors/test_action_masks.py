@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from marl_connectors.connectors.action_masks import draw, flat_masks, free_where_nothing_is_left, wanted_mask
+from marl_connectors.connectors.action_masks import (
+    draw,
+    flat_masks,
+    free_where_nothing_is_left,
+    mask_of_one_row,
+    wanted_mask,
+)
 
 SEVERAL, MATRIX, BITS = (
     spaces.MultiDiscrete([2, 3], start=[0, 4]),
@@ -33,6 +39,52 @@ def test_masks_of_all_forms_become_one_vector():
     assert flat_masks(MATRIX, nested).astype(int).tolist() == [[1, 0, 1]]
     assert flat(BITS, np.array([[0, 1], [2, 2]], np.int8)) == [[1, 0, 0, 1, 1, 1, 1, 1]]
     assert flat(BITS, np.array([1, 0, 0, 1, 1, 1, 0, 0])) == [[1, 0, 0, 1, 1, 1, 0, 0]]
+
+
+PARTS = spaces.Dict({"b": BITS, "box": spaces.Box(0, 1, (2,)), "d": spaces.Discrete(2), "t": spaces.Tuple([SEVERAL])})
+
+
+def test_masks_of_parts_stand_one_after_another_and_what_is_not_there_allows_all():
+    bits, choice, several = np.array([[0, 1], [2, 2]]), np.array([1, 0]), np.array([1, 0, 0, 1, 1])
+    full = {"b": bits[None], "d": choice[None], "t": (several[None],)}
+    expected = [1, 0, 0, 1, 1, 1, 1, 1, 1, 0, 1, 0, 0, 1, 1]
+    assert flat_masks(PARTS, full).astype(int).tolist() == [expected]
+    for nothing in (None, np.zeros((1, 0)), np.array([None])):
+        assert flat_masks(PARTS, {**full, "box": nothing}).astype(int).tolist() == [expected]
+        assert flat_masks(PARTS, {**full, "d": nothing})[0, 8:10].all()
+    assert flat_masks(PARTS, {"d": np.array([[0, 1], [1, 0]])}).shape == (2, 15)
+    assert flat_masks(PARTS, {}).tolist() == [[True] * 15]
+    pair = spaces.Tuple([spaces.Box(0, 1), spaces.Discrete(2)])
+    assert flat_masks(pair, (np.zeros((3, 0)), np.eye(2)[[0, 1, 1]])).astype(int).tolist() == [[1, 0], [0, 1], [0, 1]]
+    one = mask_of_one_row({"b": bits.tolist(), "d": [1, 0], "t": ((np.array([1, 0]), [0, 1, 1]),), "box": None})
+    assert flat_masks(PARTS, one).astype(int).tolist() == [expected]
+    assert "'d' 2 numbers" in wanted_mask(PARTS) and "box" not in wanted_mask(PARTS)
+
+
+def test_parts_of_actions_are_drawn_by_their_masks():
+    masks = flat_masks(PARTS, {"d": np.eye(2)[np.arange(60) % 2], "t": (np.array([[1, 0, 0, 0, 1]] * 60),)})
+    drawn = draw(PARTS, masks, np.random.default_rng(0))
+    assert list(drawn) == list(PARTS.spaces)
+    assert drawn["d"].tolist() == [0, 1] * 30
+    assert (drawn["t"][0] == [0, 2]).all()
+    assert drawn["box"].shape == (60, 2) and len(np.unique(drawn["box"])) == 120
+    assert set(drawn["b"].ravel().tolist()) == {0, 1} and drawn["b"].shape == (60, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("space", "masks"),
+    [
+        (PARTS, np.ones(15)),
+        (PARTS, {"e": np.ones((1, 2))}),
+        (PARTS, {"box": np.ones((1, 2))}),
+        (PARTS, {"d": np.ones((1, 3))}),
+        (PARTS, {"d": (np.ones((1, 2)),)}),
+        (spaces.Tuple([spaces.Discrete(2), spaces.Discrete(2)]), (np.ones((1, 2)),)),
+        (spaces.Tuple([spaces.Discrete(2)]), {0: np.ones((1, 2))}),
+    ],
+)
+def test_masks_of_parts_that_do_not_fit_are_none(space, masks):
+    assert flat_masks(space, masks) is None
 
 
 @pytest.mark.parametrize(

@@ -147,8 +147,6 @@ def test_masks_that_do_not_fit_are_errors():
         TorchBernoulli.without_forbidden(LOGITS, torch.ones(4, 7))
     with pytest.raises(ModuleError, match=r"should be \(4, 7\): one number for each"):
         default_distribution(UNEQUAL).without_forbidden(LOGITS, torch.ones(4, 6))
-    with pytest.raises(ModuleError, match="Dicts or Tuples have no masks"):
-        default_distribution(NESTED).without_forbidden(LOGITS, torch.ones(4, 7))
 
 
 NESTED = spaces.Dict(
@@ -184,6 +182,43 @@ def test_parts_are_independent_and_in_the_spaces_order():
     torch.testing.assert_close(ours.kl(other), sum(a.kl(b) for a, b in zip(own, theirs, strict=True)))
     best = ours.to_deterministic()
     assert torch.equal(best["move"][1], own[2].to_deterministic()) and list(best) == ["many", "move", "say"]
+
+
+def test_a_mask_over_parts_forbids_in_each_that_has_choices():
+    dist_cls = default_distribution(NESTED)
+    inputs = torch.randn(6, 18, generator=torch.Generator().manual_seed(1))
+    allowed = np.random.default_rng(0).integers(0, 2, (6, 7 + 2 * 3 + 4)).astype(bool)
+    allowed[0] = False  # forbids all, so nothing
+    mask = torch.from_numpy(allowed)
+    found = dist_cls.without_forbidden(inputs, mask)
+    many = default_distribution(UNEQUAL)
+    expected = [
+        many.without_forbidden(inputs[:, :7], mask[:, :7]),
+        inputs[:, 7:11],
+        TorchBernoulli.without_forbidden(inputs[:, 11:14], mask[:, 7:13]),
+        TorchCategorical.without_forbidden(inputs[:, 14:], mask[:, 13:]),
+    ]
+    assert torch.equal(found, torch.cat(expected, -1))
+    assert torch.equal(dist_cls.without_forbidden(inputs.expand(3, 6, 18), mask.expand(3, 6, 17))[1], found)
+    assert torch.equal(found[0], inputs[0])
+    with pytest.raises(ModuleError, match=r"its shape is \(6, 16\), but should be \(6, 17\).*'move': 6"):
+        dist_cls.without_forbidden(inputs, mask[:, 1:])
+
+
+def test_where_masks_leave_one_action_in_each_part_nothing_is_random():
+    space = spaces.Dict({"bits": spaces.MultiBinary(2), "one": spaces.Discrete(3), "two": spaces.MultiDiscrete([2, 2])})
+    dist_cls = default_distribution(space)
+    only = torch.tensor([[1, 0, 0, 1, 0, 0, 1, 0, 1, 1, 0]] * 4, dtype=torch.bool)
+    logits = torch.randn(4, 9, generator=torch.Generator().manual_seed(1)).mul(50).requires_grad_()
+    ours = dist_cls.from_logits(dist_cls.without_forbidden(logits, only))
+    noise = torch.from_numpy(dist_cls.noise(np.random.default_rng(0), (4,), 9))
+    for action in (ours.sample(noise), ours.to_deterministic()):
+        assert (action["bits"] == torch.tensor([0, 1])).all()
+        assert (action["one"] == 2).all()
+        assert (action["two"] == torch.tensor([1, 0])).all()
+    assert ours.entropy().tolist() == ours.logp(action).tolist() == [0, 0, 0, 0]
+    (ours.entropy() + ours.logp(action) + ours.kl(ours)).sum().backward()
+    assert (logits.grad == 0).all()
 
 
 def test_box_parts_take_the_distribution_that_was_asked_for():

@@ -12,7 +12,7 @@ from marl_connectors.columns import Columns
 from marl_connectors.connectors.action_masks import (
     flat_masks,
     free_where_nothing_is_left,
-    values_per_choice,
+    mask_of_one_row,
     wanted_mask,
 )
 from marl_connectors.connectors.agent_steps import ColumnSteps, ItemSteps, Steps
@@ -23,7 +23,7 @@ from marl_connectors.episodes.column_batch import ColumnGroup
 from marl_connectors.episodes.lane_storage import LaneStorage
 from marl_connectors.episodes.rollout import take
 from marl_connectors.errors import ConfigError, ConnectorError
-from marl_connectors.spaces import describe, stack, zeros
+from marl_connectors.spaces import describe, stack, values_per_choice, zeros
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import AgentID, Tree
 
@@ -49,7 +49,8 @@ class ActionMasking(ObservationTransform):
 
     A mask has a number for each action of a Discrete space, 0 or False for those that are forbidden; for MultiDiscrete
     spaces one for each value of each choice, as one vector or as a tuple of them; for MultiBinary spaces 0, 1 or 2 for
-    each bit that must be 0, must be 1 or is free (``space.sample(mask)`` takes the same). It is looked for, for each
+    each bit that must be 0, must be 1 or is free; for Dicts and Tuples a dict or tuple of masks of their parts, without
+    those that have no choices (``space.sample(mask)`` takes the same). It is looked for, for each
     agent, in its Dict observation, as PettingZoo's classic games have it (``{"observation": ...,
     "action_mask": ...}``), else in its info dict; an agent without a mask may do anything, and so may one whose mask
     forbids everything, as that of a player who waits for its turn.
@@ -144,8 +145,8 @@ class ActionMasking(ObservationTransform):
 
     def _without_choices(self, agent_id: AgentID | None, space: Space) -> ConfigError:
         return ConfigError(
-            f"ActionMasking: masks are for Discrete, MultiDiscrete and MultiBinary actions, but those of "
-            f"{_name(agent_id)} are {describe(space)}. Leave the piece out, or change the action space."
+            f"ActionMasking: masks are for Discrete, MultiDiscrete and MultiBinary actions, and for Dicts and Tuples "
+            f"with such parts, but those of {_name(agent_id)} are {describe(space)}. Leave the piece out, or change the action space."
         )
 
     # The two forms.
@@ -242,11 +243,8 @@ class ActionMasking(ObservationTransform):
 
     def _wrong_mask(self, found: Sequence[tuple[int, Any]], action_space: Space, steps: Steps) -> ConnectorError:
         row, mask = next((pair for pair in found if _stacked([pair[1]], action_space) is None), found[0])
-        kinds = [
-            f"{np.shape(part)} ({np.asarray(part).dtype})" for part in (mask if isinstance(mask, tuple) else [mask])
-        ]
         return ConnectorError(
-            f"ActionMasking: the info of {_name(_whose(steps, row))} has a mask of shape {', '.join(kinds)}, but its "
+            f"ActionMasking: the info of {_name(_whose(steps, row))} has a mask of shape {_shape(mask)}, but its "
             f"actions are {describe(action_space)}, so the mask needs {wanted_mask(action_space)}. Fix the environment."
         )
 
@@ -254,9 +252,20 @@ class ActionMasking(ObservationTransform):
 def _stacked(masks: Sequence[Any], action_space: Space) -> np.ndarray | None:
     """``[k, n]`` bool, or None if they are not all masks for that space."""
     try:
-        return flat_masks(action_space, stack(list(masks)))
+        if not isinstance(action_space, (spaces.Dict, spaces.Tuple)):
+            return flat_masks(action_space, stack(list(masks)))
+        rows = [flat_masks(action_space, mask_of_one_row(mask)) for mask in masks]
+        return None if any(row is None for row in rows) else np.concatenate(rows)  # type: ignore[arg-type]
     except (ValueError, TypeError):
         return None
+
+
+def _shape(mask: Any) -> str:
+    if isinstance(mask, dict):
+        return "{" + ", ".join(f"{key!r}: {_shape(part)}" for key, part in mask.items()) + "}"
+    if isinstance(mask, tuple):
+        return ", ".join(map(_shape, mask))
+    return f"{np.shape(mask)} ({np.asarray(mask).dtype})"
 
 
 def _infos(steps: ColumnSteps) -> list[Mapping[str, Any]]:

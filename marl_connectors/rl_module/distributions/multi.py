@@ -11,6 +11,7 @@ from torch import Tensor
 
 from marl_connectors.errors import ModuleError
 from marl_connectors.rl_module.distributions.distribution import Distribution
+from marl_connectors.spaces import parts_of, values_per_choice
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -24,12 +25,14 @@ class Part(NamedTuple):
         dist_cls: Its distribution; a TorchMultiDistribution for a part with parts.
         num_inputs: How many ``action_dist_inputs`` it has.
         num_noise: How many numbers ``sample`` makes it of; None for a distribution that draws itself.
+        num_mask: How many numbers its action masks have; 0 for a part without choices.
     """
 
     key: Any
     dist_cls: type[Distribution]
     num_inputs: int
     num_noise: int | None
+    num_mask: int = 0
 
 
 class TorchMultiDistribution(Distribution):
@@ -59,11 +62,12 @@ class TorchMultiDistribution(Distribution):
         """
         is_dict = isinstance(space, spaces.Dict)
         parts = []
-        for key, part in space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces):
+        for key, part in parts_of(space):
             dist_cls = dist_cls_of(part)
             num_inputs = dist_cls.required_input_dim(part)
             noise = dist_cls.noise(np.random.default_rng(0), (0,), num_inputs)
-            parts.append(Part(key, dist_cls, num_inputs, None if noise is None else noise.shape[-1]))
+            num_mask = sum(values_per_choice(part) or ())
+            parts.append(Part(key, dist_cls, num_inputs, None if noise is None else noise.shape[-1], num_mask))
         return cls.get_partial_dist_cls(parts=tuple(parts), is_dict=is_dict)
 
     @classmethod
@@ -85,10 +89,22 @@ class TorchMultiDistribution(Distribution):
 
     @classmethod
     def without_forbidden(cls, inputs: Tensor, mask: Any) -> Tensor:
-        raise ModuleError(
-            "action mask: actions that are Dicts or Tuples have no masks. Set handles_action_masks = True in a module "
-            "of your own that sees to them, or make the action space Discrete, MultiDiscrete or MultiBinary."
-        )
+        """The parts' masks, one after another, each for its own part; parts without choices have none."""
+        lens = [part.num_mask for part in cls.parts]
+        mask = torch.as_tensor(mask, dtype=torch.bool, device=inputs.device)
+        wanted = (*inputs.shape[:-1], sum(lens))
+        if mask.shape != wanted:
+            raise ModuleError(
+                f"action mask: its shape is {tuple(mask.shape)}, but should be {wanted}: for the parts "
+                f"{ {part.key: part.num_mask for part in cls.parts} }. A module that works otherwise sets "
+                f"handles_action_masks = True and sees to its masks itself."
+            )
+        own = inputs.split([part.num_inputs for part in cls.parts], -1)
+        found = [
+            part.dist_cls.without_forbidden(x, allowed) if part.num_mask else x
+            for part, x, allowed in zip(cls.parts, own, mask.split(lens, -1), strict=True)
+        ]
+        return torch.cat(found, -1)
 
     def _together(self, values: list[Any]) -> Any:
         if not self.is_dict:
