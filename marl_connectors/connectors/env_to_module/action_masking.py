@@ -146,7 +146,8 @@ class ActionMasking(ObservationTransform):
     def _without_choices(self, agent_id: AgentID | None, space: Space) -> ConfigError:
         return ConfigError(
             f"ActionMasking: masks are for Discrete, MultiDiscrete and MultiBinary actions, and for Dicts and Tuples "
-            f"with such parts, but those of {_name(agent_id)} are {describe(space)}. Leave the piece out, or change the action space."
+            f"with such parts, but those of {_name(agent_id)} are {describe(space)}. Leave the piece out, or change "
+            f"the action space."
         )
 
     # The two forms.
