@@ -8,7 +8,7 @@ import dataclasses
 import importlib.util
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, cast
 
 from marl_connectors.errors import MissingDependencyError
@@ -104,7 +104,10 @@ def merged(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def jsonable(value: Any) -> Any:
-    """A value as strict JSON data for people to read: numbers that are not finite become None, objects their names."""
+    """A value as strict JSON data for people to read: numbers that are not finite become None, objects their names.
+
+    Keys become strings. Where a dict has both 3 and ``"3"``, such as agents with these ids, the former is ``"int(3)"``.
+    """
     import numpy as np
 
     if value is None or isinstance(value, (bool, int, str)):
@@ -116,7 +119,7 @@ def jsonable(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return jsonable(value.tolist())
     if isinstance(value, Mapping):
-        return {str(key): jsonable(item) for key, item in value.items()}
+        return {_json_key(key, value): jsonable(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
         return [jsonable(item) for item in value]
     if callable(value) and not isinstance(value, type):
@@ -124,3 +127,8 @@ def jsonable(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: jsonable(getattr(value, field.name)) for field in dataclasses.fields(value)}
     return qualified_name(value) or repr(value)
+
+
+def _json_key(key: Any, keys: Collection[Any]) -> str:
+    text = str(key)
+    return text if isinstance(key, str) or text not in keys else f"{type(key).__name__}({text})"

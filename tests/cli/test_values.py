@@ -55,6 +55,11 @@ def test_layer_sizes_are_numbers_of_at_least_one():
         layer_sizes("64,0")
 
 
+def test_json_tells_keys_apart_that_are_written_alike():
+    assert jsonable({3: 0.5, "3": 1.5, 4: 2.5, ("3",): 3.5}) == {"int(3)": 0.5, "3": 1.5, "4": 2.5, "('3',)": 3.5}
+    assert jsonable({"a": {"None": 1, None: 2}}) == {"a": {"None": 1, "NoneType(None)": 2}}
+
+
 def test_json_has_no_infinite_numbers_and_names_objects():
     data = {1: math.nan, "a": np.float32(0.5), "b": (np.arange(2), {3}), "c": argparse.Namespace, "d": math.inf}
     assert jsonable(data) == {"1": None, "a": 0.5, "b": [[0, 1], [3]], "c": "argparse:Namespace", "d": None}
