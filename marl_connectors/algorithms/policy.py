@@ -37,6 +37,7 @@ class Policy:
     It remembers what it needs of the steps so far: call ``reset`` when a new episode begins. What pieces have learned
     (such as the statistics of MeanStdFilter) stays as it is. Each observation may be one, or a batch ``[B, ...]`` of as
     many environments, which are then told apart from call to call; the actions are alike.
+    It can be pickled, sent to other processes and copied; what it remembers goes along.
 
     Attributes:
         agent_ids: The agents that it knows, and whose observations it takes.
@@ -95,6 +96,14 @@ class Policy:
         self._has_pieces = any(type(piece) not in DEFAULT_PIECES for piece in pieces)
         self._remembers = rl_module.is_stateful() or any(map(_looks_back, pieces))
         self._default_agent = self.agent_ids[0] if len(self.agent_ids) == 1 else default_agent_id
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickles and copies, which go on from the same steps on their own.
+
+        A parameter in a bucket is a view, with which a pickle would hold the whole bucket.
+        """
+        self.rl_module.unbind_buckets()
+        return vars(self)
 
     # What users call.
 

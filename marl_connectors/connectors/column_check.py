@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,23 +23,24 @@ def checked_on_columns(piece: ConnectorV2) -> Callable[..., None]:
     if type(piece).__module__.startswith("marl_connectors."):
         return piece.on_columns
 
-    def on_columns(*, columns: ColumnGroup, **common: Any) -> None:
-        progress.begin(piece.in_learner_pipeline)
-        rows = columns.splits[-1]
-        before = {name: _leaves(column) for name, column in columns.items()}
-        lengths = [len(leaf) for known in before.values() for leaf in known if isinstance(leaf, InfoColumn)]
-        piece.on_columns(columns=columns, **common)
-        same_rows = rows == columns.splits[-1] and lengths == [
-            len(leaf) for known in before.values() for leaf in known if isinstance(leaf, InfoColumn)
-        ]
-        if type(columns.get(Columns.INFOS)) is list:
-            columns[Columns.INFOS] = InfoColumn(columns[Columns.INFOS])
-        for name, column in columns.items():
-            found = _leaves(column)
-            if not same_rows or name not in before or list(map(id, found)) != list(map(id, before[name])):
-                _check(name, found, columns.splits[-1])
+    return partial(_run_checked, piece)  # which can be copied and pickled
 
-    return on_columns
+
+def _run_checked(piece: ConnectorV2, *, columns: ColumnGroup, **common: Any) -> None:
+    progress.begin(piece.in_learner_pipeline)
+    rows = columns.splits[-1]
+    before = {name: _leaves(column) for name, column in columns.items()}
+    lengths = [len(leaf) for known in before.values() for leaf in known if isinstance(leaf, InfoColumn)]
+    piece.on_columns(columns=columns, **common)
+    same_rows = rows == columns.splits[-1] and lengths == [
+        len(leaf) for known in before.values() for leaf in known if isinstance(leaf, InfoColumn)
+    ]
+    if type(columns.get(Columns.INFOS)) is list:
+        columns[Columns.INFOS] = InfoColumn(columns[Columns.INFOS])
+    for name, column in columns.items():
+        found = _leaves(column)
+        if not same_rows or name not in before or list(map(id, found)) != list(map(id, before[name])):
+            _check(name, found, columns.splits[-1])
 
 
 def _leaves(column: Any) -> list[Any]:

@@ -33,10 +33,14 @@ class ActionNoise:
     def __init__(self, seed: int):
         self._seed = seed
         self.step = 0
-        self._places: dict[int, tuple[int, list[tuple[int, int]], int | None]] = {}
+        self._places: dict[Rows, tuple[int, list[tuple[int, int]], int | None]] = {}
         self._blocks: dict[int, tuple[Rows, int, type, torch.Tensor]] = {}
         self._asked: dict[int, Rows] = {}
         self._drawn: dict[int, tuple[tuple[Any, ...], dict[tuple[int, int], np.ndarray | None]]] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the numbers, which follow from the seed and the step."""
+        return {**vars(self), "_blocks": {}, "_asked": {}, "_drawn": {}}
 
     def place(self, group_index: int, rows: Rows, places: list[tuple[int, int]], num_slots: int | None) -> None:
         """Says which environment copy and slot each row of a group belongs to.
@@ -49,12 +53,12 @@ class ActionNoise:
                 take turns, and all slots are 0.
         """
         self._places = {key: value for key, value in self._places.items() if value[0] != group_index}
-        self._places[id(rows)] = (group_index, places, num_slots)
+        self._places[rows] = (group_index, places, num_slots)
         self._blocks.pop(group_index, None)
 
     def for_rows(self, columns: ColumnGroup, dist_cls: type[Distribution]) -> torch.Tensor | None:
         """``[B, k]`` noise for this step; None if the distribution takes none."""
-        group_index, places, num_slots = self._places[id(columns.rows)]
+        group_index, places, num_slots = self._places[columns.rows]
         number, within = divmod(self.step, BLOCK)
         block = self._blocks.get(group_index)
         if block is not None and block[0] is columns.rows and block[1] == number and block[2] is dist_cls:

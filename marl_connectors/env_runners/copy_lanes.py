@@ -49,6 +49,10 @@ class CopyLanes:
         self._lookback = lookback
         self._kinds: dict[ModuleID, tuple[RLModule, Hashable]] = {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what is known of objects by their place in memory."""
+        return {**vars(self), "_known_spaces": {}}
+
     def in_order(self) -> list[Lane]:
         """All live lanes, in the order of the copies and their agents."""
         return [lane for lanes in self.by_copy for lane in lanes.values()]

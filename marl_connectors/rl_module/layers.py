@@ -27,9 +27,19 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "gelu": nn.GELU,
     "linear": nn.Identity,
 }
+
+
+def _tanh(x: np.ndarray) -> np.ndarray:
+    return np.tanh(x, out=x)
+
+
+def _relu(x: np.ndarray) -> np.ndarray:
+    return np.maximum(x, 0, out=x)
+
+
 _NUMPY_ACTIVATIONS: dict[type[nn.Module], Callable[[np.ndarray], np.ndarray]] = {
-    nn.Tanh: lambda x: np.tanh(x, out=x),
-    nn.ReLU: lambda x: np.maximum(x, 0, out=x),
+    nn.Tanh: _tanh,
+    nn.ReLU: _relu,
 }
 _NUMPY_ROWS = {nn.Tanh: math.inf, nn.ReLU: 2048}
 """Up to how many rows a forward pass without gradients is faster in numpy than in torch. Its calls cost less, and its

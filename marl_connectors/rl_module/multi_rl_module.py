@@ -244,6 +244,12 @@ class MultiRLModule(nn.Module):
         for bucket in loose:
             bucket.bind()
 
+    def unbind_buckets(self) -> None:
+        """Gives all parameters memory of their own, as before there were buckets. Those are made anew when needed."""
+        for parameter in self.parameters():
+            parameter.data = parameter.data.clone()
+        self._buckets, self._old_buckets = None, []
+
     @property
     def has_own_forward(self) -> bool:
         """Whether a subclass runs the modules in a way of its own."""

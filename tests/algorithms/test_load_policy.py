@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import shutil
 import sys
 
@@ -391,6 +393,63 @@ def test_actions_are_sampled_if_asked_and_the_seed_decides(saved):
 
 
 # What pieces need.
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda policy: pickle.loads(pickle.dumps(policy))], ids=["copy", "pickle"]
+)
+def test_a_copy_goes_on_from_the_same_steps_on_its_own(played, copied):
+    saved, episodes, _ = played
+    policy = load_policy(saved, explore=True, seed=3)
+    steps = max(episodes, key=len)[:8]
+
+    def play(own, steps):
+        return [
+            str(own.actions(seen, rewards=paid, infos=infos, agent_ids=agents))
+            for agents, seen, paid, infos, _ in steps
+        ]
+
+    at_once, before = copied(policy), play(policy, steps[:4])
+    later = copied(policy)
+    after = play(policy, steps[4:])
+    assert len(before) == 4 and after
+    assert play(later, steps[4:]) == after
+    assert play(at_once, steps) == [*before, *after]
+    parameters = [next(own.rl_module.parameters()) for own in (policy, later)]
+    parameters[1].data.fill_(7.0)
+    assert not (parameters[0] == 7.0).any()
+
+
+class Counts(ColumnConnector):
+    calls = 0
+
+    def transform(self, batch, **kwargs):
+        self.calls += 1
+        return {}
+
+
+def counts():
+    return Counts()
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda policy: pickle.loads(pickle.dumps(policy))])
+def test_a_copy_has_pieces_of_its_own(copied, tmp_path):
+    config = small_config(LifeEnv).env_runners(env_to_module_connector=counts)
+    config.build_algo().save_to_path(tmp_path / "run")
+    policy = load_policy(tmp_path / "run")
+    policy(np.zeros(2, np.float32), "a")
+    other = copied(policy)
+    other(np.zeros(2, np.float32), "a")
+    assert [own.env_to_module["Counts"].calls for own in (policy, other)] == [1, 2]
+
+
+def test_a_pickle_does_not_hold_the_same_parameters_again_and_again(tmp_path):
+    config = small_config(LifeEnv).multi_agent(policies="independent")
+    config.rl_module(model_config={"fcnet_hiddens": (64, 64)}).build_algo().save_to_path(tmp_path / "run")
+    policy = load_policy(tmp_path / "run")
+    policy.actions({a: np.zeros(2, np.float32) for a in "abc"})
+    size = sum(4 * parameter.numel() for parameter in policy.rl_module.parameters())
+    assert len(pickle.dumps(policy)) < 1.5 * size + 50_000
 
 
 def test_rewards_that_a_piece_needs_have_to_be_given(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -93,3 +95,14 @@ def test_a_batch_acts_as_its_members(kind, mapping, tmp_path):
 
 PLAYERS = ("plain", "gru", "plain")
 """By which modules the environments of a batch act, where they do not all act alike."""
+
+
+@pytest.mark.parametrize("kind", ACTIONS)
+def test_a_pickled_policy_goes_on(kind, tmp_path):
+    saved = small_config(lambda env_config: Nested(kind)).build_algo().save_to_path(tmp_path / "c")
+    policy = load_policy(saved, explore=True)
+    seen = {agent: np.full(3, 0.2, np.float32) for agent in ("u", "v")}
+    policy.actions(seen)
+    other = pickle.loads(pickle.dumps(policy))
+    for _ in range(3):
+        assert str(other.actions(seen)) == str(policy.actions(seen))
