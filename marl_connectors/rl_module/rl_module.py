@@ -115,10 +115,6 @@ class RLModule(nn.Module):
         """What ``_forward_train``'s ``action_dist_inputs`` are the parameters of."""
         return self._default_action_dist_cls()
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Without the distribution class, which is made anew from the space where it is needed."""
-        return {**self.__dict__, "_known_dist_cls": None}
-
     def _default_action_dist_cls(self) -> type[Distribution]:
         known = self._known_dist_cls
         if known is None or known[0] is not self.action_space:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import copyreg
+from abc import ABCMeta, abstractmethod
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,25 @@ if TYPE_CHECKING:
 _PARTIAL: dict[Any, type] = {}
 
 
-class Distribution(ABC):
+class _DistributionKind(ABCMeta):
+    """So that classes that ``get_partial_dist_cls`` has made can be pickled."""
+
+    made_of: tuple[type, tuple[tuple[str, Any], ...]] | None
+
+
+def _partial_dist_cls(cls: type[Distribution], attributes: tuple[tuple[str, Any], ...]) -> type[Distribution]:
+    return cls.get_partial_dist_cls(**dict(attributes))
+
+
+def _reduced(cls: _DistributionKind) -> Any:
+    made_of = cls.__dict__.get("made_of")
+    return cls.__qualname__ if made_of is None else (_partial_dist_cls, made_of)
+
+
+copyreg.pickle(_DistributionKind, _reduced)
+
+
+class Distribution(metaclass=_DistributionKind):
     """A batch of action distributions.
 
     Every method works on any number of leading axes: ``[B, n]`` for one module, ``[M, B, n]`` for stacked modules.
@@ -46,7 +65,7 @@ class Distribution(ABC):
         key = cls, tuple(sorted(attributes.items()))
         if key not in _PARTIAL:
             about = ", ".join(f"{name}={value}" for name, value in sorted(attributes.items()))
-            _PARTIAL[key] = type(f"{cls.__name__}({about})", (cls,), dict(attributes))
+            _PARTIAL[key] = type(cls)(f"{cls.__name__}({about})", (cls,), {**attributes, "made_of": key})
         return _PARTIAL[key]
 
     @classmethod
