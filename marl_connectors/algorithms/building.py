@@ -11,7 +11,7 @@ from gymnasium import Space
 
 from marl_connectors import spaces
 from marl_connectors.algorithms.algorithm_config import AlgorithmConfig
-from marl_connectors.algorithms.config_checks import check_policies_to_train
+from marl_connectors.algorithms.config_checks import check_policies_to_train, warn_of_overrides
 from marl_connectors.algorithms.failures import env_restarts
 from marl_connectors.algorithms.vectorization import VECTOR_ENTRY_POINT, num_env_workers
 from marl_connectors.connectors.common.add_states_from_episodes_to_batch import AddStatesFromEpisodesToBatch
@@ -170,6 +170,7 @@ def build_modules(
         modules = dataclasses.replace(multi, rl_module_specs=built, load_state_path=None).build()
     if rl_module_specs is None:
         check_policies_to_train(config.policies_to_train, modules.keys())
+        warn_of_overrides(config.algorithm_config_overrides_per_module, modules.keys())
         multi.load_state(modules)
     if modules.is_stateful() and config.add_default_connectors_to_env_to_module_pipeline:
         add_state_pieces(env_to_module)

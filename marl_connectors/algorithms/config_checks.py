@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -101,6 +102,18 @@ def check_overrides(module_id: ModuleID, overrides: Mapping[str, Any], of_all: C
                 f"algorithm_config_overrides_per_module: {name!r} is a setting of the whole run, so module "
                 f"{module_id!r} cannot have its own. Modules can differ in {', '.join(_OF_MODULES)} and the settings "
                 f"of the algorithm's loss."
+            )
+
+
+def warn_of_overrides(overrides: Mapping[ModuleID, Any], module_ids: Collection[ModuleID]) -> None:
+    """Warns of settings for modules that there are not when a run begins: ``add_module`` may bring them, or a typo."""
+    for module_id in overrides:
+        if module_id not in module_ids:
+            warnings.warn(
+                f"algorithm_config_overrides_per_module: there is no module {module_id!r}, so its settings do nothing. "
+                f"{did_you_mean(module_id, module_ids)} Those of a module that is added later can be given then, and "
+                f"without this warning: algo.add_module({module_id!r}, config_overrides={{...}}).",
+                stacklevel=2,
             )
 
 

@@ -410,17 +410,28 @@ def test_a_module_added_while_training_goes_on_is_trained_and_the_others_keep_th
 
 
 def test_a_module_added_later_has_its_own_overrides_too():
-    algo = (
-        match_config()
-        .rl_module(algorithm_config_overrides_per_module={"extra": {"lr": 0.5, "gamma": 0.0}})
-        .build_algo()
-    )
+    overrides = {"extra": {"lr": 0.5, "gamma": 0.0}}
+    with pytest.warns(UserWarning, match=r"no module 'extra', .*add_module\('extra', config_overrides="):
+        algo = match_config().rl_module(algorithm_config_overrides_per_module=overrides).build_algo()
     algo.add_module(
         "extra",
         new_agent_to_module_mapping_fn=lambda agent_id, episode, **kw: "extra" if agent_id == "agent_0" else agent_id,
     )
     assert algo.learner.pipeline["GeneralAdvantageEstimation"].module_settings["extra"]["gamma"] == 0.0
     assert algo.train()["learners"]["extra"]["learning_rate"] == 0.5
+
+
+def test_settings_of_a_module_that_nobody_knows_are_probably_a_typo(tmp_path, recwarn):
+    overrides = {"agent_1": {"lr": 0.5}, "agent1": {"lr": 0.25}}
+    with pytest.warns(UserWarning, match="no module 'agent1', so its settings do nothing. Did you mean 'agent_1'"):
+        match_config().rl_module(algorithm_config_overrides_per_module=overrides).build_algo()
+    del overrides["agent1"]
+    recwarn.clear()
+    algo = match_config().rl_module(algorithm_config_overrides_per_module=overrides).build_algo()
+    algo.add_module("late", config_overrides={"lr": 0.125})
+    algo.save_to_path(tmp_path / "run")
+    assert Algorithm.from_checkpoint(tmp_path / "run").config.get_config_for_module("late").lr == 0.125
+    assert not recwarn.list
 
 
 def test_a_removed_module_takes_its_optimizer_along():
