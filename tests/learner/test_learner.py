@@ -10,6 +10,7 @@ import pytest
 import torch
 from scripted_envs import ScriptEnv, Step, small_config
 
+from marl_connectors import Algorithm
 from marl_connectors.algorithms.ppo.learner import PPOLearner
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
 from marl_connectors.errors import ConfigError, LearnerError
