@@ -5,58 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from scripted_envs import small_config
-from torch import nn
+from shared_layers import AGENTS, Heads, LayersBeside, Sharing, sharing_config
 
-from marl_connectors import (
-    Algorithm,
-    MultiRLModule,
-    MultiRLModuleSpec,
-    RLModule,
-    RLModuleSpec,
-    load_policy,
-)
+from marl_connectors import Algorithm, MultiRLModule, MultiRLModuleSpec, load_policy
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
 from marl_connectors.checkpoints import save_state
-from marl_connectors.rl_module.apis import ValueFunctionAPI
 from marl_connectors.typing import SHARED
-from marl_envs import match_v0
-
-AGENTS = ("agent_0", "agent_1", "agent_2")
-
-
-class Heads(RLModule, ValueFunctionAPI):
-    def setup(self):
-        self.pi, self.vf = nn.Linear(4, self.action_space.n), nn.Linear(4, 1)
-
-    def _forward(self, batch, **kwargs):
-        return {"action_dist_inputs": self.pi(batch["embeddings"]), "embeddings": batch["embeddings"]}
-
-    def compute_values(self, batch, embeddings=None):
-        return self.vf(embeddings).squeeze(-1)
-
-
-class LayersBeside(MultiRLModule):
-    """Asks its modules how large the encoder has to be."""
-
-    def setup(self):
-        super().setup()
-        self.encoder = nn.Linear(next(iter(self.values())).observation_space.shape[0], 4)
-
-    def _forward(self, batch, **kwargs):
-        for columns in batch.values():
-            columns["embeddings"] = torch.tanh(self.encoder(columns["obs"]))
-        return super()._forward(batch, **kwargs)
 
 
 class Plain(DefaultPPORLModule):
     """Runs by itself."""
-
-
-class Tied(MultiRLModule):
-    def setup(self):
-        super().setup()
-        self[AGENTS[1]].encoder = self[AGENTS[0]].encoder
 
 
 class Careless(MultiRLModule):
@@ -66,20 +24,10 @@ class Careless(MultiRLModule):
             {}["a name of its own"]
 
 
-def config_of(multi_class, module_class, **of_class):
-    config = small_config(match_v0.parallel_env, env_config={"n_agents": 3, "n_actions": 3, "ep_len": 5})
-    specs = {agent: RLModuleSpec(module_class=module_class) for agent in AGENTS}
-    config.multi_agent(policies="independent")
-    config.rl_module(
-        rl_module_spec=MultiRLModuleSpec(multi_rl_module_class=multi_class, rl_module_specs=specs, **of_class)
-    )
-    return config.training(train_batch_size_per_learner=40, minibatch_size=16, lr=1e-2)
-
-
-@pytest.mark.parametrize(("multi_class", "module_class"), [(LayersBeside, Heads), (Tied, Plain)])
+@pytest.mark.parametrize(("multi_class", "module_class"), [(LayersBeside, Heads), (Sharing, Plain)])
 @pytest.mark.parametrize("module_id", [None, "agent_2"])
 def test_a_policy_has_the_layers_that_modules_share(multi_class, module_class, module_id, tmp_path):
-    algo = config_of(multi_class, module_class).build_algo()
+    algo = sharing_config(multi_class, module_class).build_algo()
     algo.train()
     policy = load_policy(algo.save_to_path(tmp_path / "c"), module_id)
     expected, found = algo.rl_module.state_dict(), policy.rl_module.state_dict()
@@ -94,14 +42,14 @@ def test_a_policy_has_the_layers_that_modules_share(multi_class, module_class, m
 
 
 def test_an_error_of_the_setup_is_not_taken_for_one_of_the_checkpoint(tmp_path):
-    saved = config_of(Careless, Plain, model_config={"asks": False}).build_algo().save_to_path(tmp_path / "c")
+    saved = sharing_config(Careless, Plain, model_config={"asks": False}).build_algo().save_to_path(tmp_path / "c")
     with pytest.raises(KeyError, match="a name of its own"):
-        load_policy(saved, config=config_of(Careless, Plain))
+        load_policy(saved, config=sharing_config(Careless, Plain))
 
 
 @pytest.mark.parametrize("by_spec", [True, False])
 def test_shared_layers_come_along_with_the_modules_to_load(by_spec, tmp_path):
-    source = config_of(LayersBeside, Heads).debugging(seed=5).build_algo().rl_module
+    source = sharing_config(LayersBeside, Heads).debugging(seed=5).build_algo().rl_module
     save_state(tmp_path / "m", source.get_state())
     some = {"load_state_path": tmp_path / "m", "modules_to_load": ["agent_1"]}
     if by_spec:
@@ -109,14 +57,14 @@ def test_shared_layers_come_along_with_the_modules_to_load(by_spec, tmp_path):
         spec.load_state_path, spec.modules_to_load = some.values()
         loaded = spec.build()
     else:
-        loaded = config_of(LayersBeside, Heads, **some).build_algo().rl_module
+        loaded = sharing_config(LayersBeside, Heads, **some).build_algo().rl_module
     expected, found = source.get_state(), loaded.get_state()
     same = {m for m in expected if all(torch.equal(value, found[m][name]) for name, value in expected[m].items())}
     assert same == {"agent_1", SHARED}
 
 
 def test_a_module_alone_can_be_loaded_where_nothing_is_shared(tmp_path):
-    source = config_of(LayersBeside, Heads).build_algo().rl_module
+    source = sharing_config(LayersBeside, Heads).build_algo().rl_module
     save_state(tmp_path / "m", source.get_state())
     spec = MultiRLModuleSpec.from_module(source)
     spec.multi_rl_module_class, spec.load_state_path, spec.modules_to_load = None, tmp_path / "m", ["agent_1"]
@@ -124,7 +72,7 @@ def test_a_module_alone_can_be_loaded_where_nothing_is_shared(tmp_path):
 
 
 def test_a_module_that_was_added_later_shares_them_too(tmp_path):
-    algo = config_of(LayersBeside, Heads).build_algo()
+    algo = sharing_config(LayersBeside, Heads).build_algo()
     algo.add_module("late", new_agent_to_module_mapping_fn="agent_0=late,agent_1=agent_1,agent_2=agent_2")
     algo.train()
     saved = algo.save_to_path(tmp_path / "c")

@@ -9,6 +9,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from scripted_envs import LifeEnv, small_config
+from shared_layers import AGENTS, Heads, LayersBeside, Sharing, sharing_config
 from torch import nn
 
 from marl_connectors import MultiRLModule, MultiRLModuleSpec, RLModule, RLModuleSpec
@@ -16,37 +17,7 @@ from marl_connectors.algorithms.ppo.learner import PPOLearner
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
 from marl_connectors.errors import LearnerError
 from marl_connectors.learner.steps import Steps
-from marl_connectors.rl_module.apis import ValueFunctionAPI
 from marl_connectors.typing import SHARED
-from marl_envs import match_v0
-
-AGENTS = ("agent_0", "agent_1", "agent_2")
-
-
-class Heads(RLModule, ValueFunctionAPI):
-    """Reads what somebody else has encoded."""
-
-    def setup(self):
-        self.pi, self.vf = nn.Linear(4, self.action_space.n), nn.Linear(4, 1)
-
-    def _forward(self, batch, **kwargs):
-        return {"action_dist_inputs": self.pi(batch["embeddings"]), "embeddings": batch["embeddings"]}
-
-    def compute_values(self, batch, embeddings=None):
-        return self.vf(embeddings).squeeze(-1)
-
-
-class LayersBeside(MultiRLModule):
-    """The encoder is a layer of the MultiRLModule."""
-
-    def setup(self):
-        super().setup()
-        self.encoder = nn.Linear(next(iter(self.values())).observation_space.shape[0], 4)
-
-    def _forward(self, batch, **kwargs):
-        for columns in batch.values():
-            columns["embeddings"] = torch.tanh(self.encoder(columns["obs"]))
-        return super()._forward(batch, **kwargs)
 
 
 class Encoder(RLModule):
@@ -83,13 +54,6 @@ class OneLayerForAll(DefaultPPORLModule):
     stackable = True
 
 
-class Sharing(MultiRLModule):
-    def setup(self):
-        super().setup()
-        first, second, *_ = self.values()
-        second.encoder = first.encoder
-
-
 KINDS = {
     "layers": (LayersBeside, {}),
     "module": (ModuleBeside, {"encoder": RLModuleSpec(module_class=Encoder)}),
@@ -100,15 +64,9 @@ KINDS = {
 def build(kind, policies_to_train=None, learner_class=PPOLearner, **training):
     multi_class, others = KINDS[kind]
     module_class = OneLayerForAll if kind == "held by two" else Heads
-    specs = {agent: RLModuleSpec(module_class=module_class) for agent in AGENTS}
-    config = small_config(match_v0.parallel_env, env_config={"n_agents": 3, "n_actions": 3, "ep_len": 5})
-    config.multi_agent(policies="independent", policies_to_train=policies_to_train)
-    config.rl_module(
-        rl_module_spec=MultiRLModuleSpec(multi_rl_module_class=multi_class, rl_module_specs={**specs, **others})
-    )
+    config = sharing_config(multi_class, module_class, others).multi_agent(policies_to_train=policies_to_train)
     config.env_runners(num_envs_per_env_runner=4, rollout_fragment_length=10)
-    settings = {"train_batch_size_per_learner": 40, "minibatch_size": 16, "num_epochs": 2, "lr": 1e-2}
-    return config.learners(learner_class=learner_class).training(**{**settings, **training}).build_algo()
+    return config.learners(learner_class=learner_class).training(**{"num_epochs": 2, **training}).build_algo()
 
 
 def encoder_of(algo, kind):
