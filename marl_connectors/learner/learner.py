@@ -218,6 +218,8 @@ class Learner(ABC):
                 for minibatch in step.minibatches:
                     for module_id, size in zip(minibatch.module_ids, minibatch.sizes, strict=True):
                         trained[module_id] += size
+        if self._checks_lazily:
+            self._figures.to_host()
         if not self._check.held():
             raise not_finite_error(self._figures, self.module, batch, self.num_updates)
         self.after_gradient_based_update(timesteps=timesteps)
