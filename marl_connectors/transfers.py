@@ -1,7 +1,8 @@
-"""Arrays to a device and tensors back: packed into one buffer, so that however many they are, it is one copy each way."""
+"""Arrays to a device and tensors back: packed into one buffer, so that it is one copy each way for all of them."""
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -40,12 +41,10 @@ def packed(kinds: Sequence[tuple[torch.dtype, Sequence[int]]]) -> tuple[list[Par
     """The places of arrays of those types and shapes, one after another, and how many bytes they take in all."""
     parts, end = [], 0
     for dtype, shape in kinds:
-        begin = -(-end // _ALIGNMENT) * _ALIGNMENT
-        size = dtype.itemsize
-        for length in shape:
-            size *= length
-        end = begin + size
-        parts.append(Part(begin, end, dtype, tuple(shape)))
+        size = math.prod(shape) * dtype.itemsize
+        begin = -(-end // _ALIGNMENT) * _ALIGNMENT if size else 0
+        parts.append(Part(begin, begin + size, dtype, tuple(shape)))
+        end = begin + size if size else end
     return parts, end
 
 
@@ -109,6 +108,8 @@ class PackedTransfer:
             self._zeros = torch.zeros(_ALIGNMENT, dtype=torch.uint8, device=self.device)
         pieces, end = [], 0
         for part, tensor in zip(parts, tensors, strict=True):
+            if part.begin == part.end:
+                continue
             if part.begin > end:
                 pieces.append(self._zeros[: part.begin - end])
             pieces.append(tensor.detach().contiguous().view(-1).view(torch.uint8))

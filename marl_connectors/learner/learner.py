@@ -37,6 +37,7 @@ class Learner(ABC):
 
     Attributes:
         config: The algorithm's config.
+        device: Where the modules and their batches are.
         module: The modules.
         pipeline: From episodes to a train batch.
         timestep: Env steps that the episodes of all updates so far were sampled in; schedules go by it.
@@ -46,6 +47,7 @@ class Learner(ABC):
 
     def __init__(self, *, config: Any, module: MultiRLModule, pipeline: LearnerConnectorPipeline, seed: int = 0):
         self.config = config
+        self.device: torch.device = config.device
         self.module = module
         self.pipeline = pipeline
         self.timestep = 0
@@ -55,7 +57,7 @@ class Learner(ABC):
         self._seed = seed
         self._figures = Figures()
         self._check = FiniteCheck(is_lazy=False)
-        self._checks_lazily = config.device.type != "cpu"
+        self._checks_lazily = self.device.type != "cpu"
         self._never_updated: set[ModuleID] = set()
         self._trained: list[torch.nn.Module] = []
         self.optimizers = Optimizers(self)
@@ -322,7 +324,7 @@ class Learner(ABC):
         dtype = self.config.autocast_dtype
         if dtype is None:
             return nullcontext()
-        return torch.autocast(self.config.device.type, dtype=getattr(torch, dtype))
+        return torch.autocast(self.device.type, dtype=getattr(torch, dtype))
 
     def _postprocess_gradients(self, module_ids: Sequence[ModuleID], norms: Tensor) -> None:
         if type(self).postprocess_gradients_for_module is Learner.postprocess_gradients_for_module:

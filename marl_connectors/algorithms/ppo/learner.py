@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,6 +20,7 @@ from marl_connectors.ops.schedule import value_at
 from marl_connectors.rl_module.module_calls import called
 from marl_connectors.rl_module.output_check import checked_inputs, checked_values
 from marl_connectors.rl_module.rl_module import RLModule
+from marl_connectors.transfers import moved
 from marl_connectors.typing import ModuleID
 
 
@@ -115,7 +117,7 @@ class PPOLearner(Learner):
         }
 
     def _one_for_each(self, values: list[float]) -> Any:
-        return values[0] if len(set(values)) == 1 else torch.tensor(values, device=self.config.device)
+        return values[0] if len(set(values)) == 1 else moved(np.array(values, np.float32), self.device)
 
     def _loss(
         self,
