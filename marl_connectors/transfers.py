@@ -128,6 +128,8 @@ _of_this_thread = threading.local()
 
 def transfer(device: torch.device) -> PackedTransfer:
     """The way to a device, always the same one in a thread."""
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
     ways: dict[torch.device, PackedTransfer] = _of_this_thread.__dict__.setdefault("ways", {})
     way = ways.get(device)
     if way is None:

@@ -75,9 +75,17 @@ def check_settings(config: AlgorithmConfig) -> None:
             require(config, name, isinstance(getattr(config, name), bool), "True or False")
     require(config, "autocast_dtype", config.autocast_dtype in (None, "bfloat16"), "'bfloat16' or None")
     check_schedule(f"{type(config).__name__}: lr", config.lr)
-    if config.num_gpus_per_learner and not torch.cuda.is_available():
+    gpus = config.num_gpus_per_learner
+    require(
+        config,
+        "num_gpus_per_learner",
+        gpus == "auto" or (_is_number(gpus) and 0 <= gpus <= 1),
+        "'auto', or a number from 0 to 1 (a learner uses one GPU)",
+    )
+    if gpus != "auto" and gpus and not torch.cuda.is_available():
         raise ConfigError(
-            f"{type(config).__name__}: num_gpus_per_learner={config.num_gpus_per_learner}, but torch sees no GPU."
+            f"{type(config).__name__}: num_gpus_per_learner={gpus}, but torch {torch.__version__} sees no CUDA device. "
+            f"Set num_gpus_per_learner='auto' or 0 to use the CPU, or install a build of torch for your GPU."
         )
 
 

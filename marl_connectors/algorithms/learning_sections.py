@@ -21,7 +21,7 @@ class LearningSections(Settings):
         self,
         *,
         num_learners: int = UNSET,
-        num_gpus_per_learner: float = UNSET,
+        num_gpus_per_learner: float | str = UNSET,
         learner_class: type[Learner] = UNSET,
         learner_connector: Callable[..., Any] | None = UNSET,
         add_default_connectors_to_learner_pipeline: bool = UNSET,
@@ -32,7 +32,8 @@ class LearningSections(Settings):
 
         Args:
             num_learners: 0: in this process.
-            num_gpus_per_learner: More than 0 to put modules and batches on the GPU.
+            num_gpus_per_learner: 1 to put modules and batches on the GPU, 0 for the CPU; ``"auto"`` for the GPU if
+                torch sees one (CUDA), else the CPU.
             learner_class: Instead of the algorithm's own.
             learner_connector: ``fn(observation_space, action_space)``, one-argument or ``fn()``, that gives a
                 connector piece or a list of them, to stand before the default pieces.

@@ -59,6 +59,7 @@ def build(config_class: type[PPOConfig], env: Any, policies: str = "shared", mod
         .environment(env, **environment)
         .multi_agent(policies=policies)
         .env_runners(num_envs_per_env_runner=3)
+        .learners(num_gpus_per_learner=0)
         .rl_module(model_config={"fcnet_hiddens": [16], **(model or {})})
         .training(lr=3e-3, train_batch_size_per_learner=60, minibatch_size=30, num_epochs=2, grad_clip=0.5)
         .debugging(seed=0)
