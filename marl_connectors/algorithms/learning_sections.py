@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from marl_connectors.algorithms.section import UNSET, section
 from marl_connectors.algorithms.settings import Settings
+from marl_connectors.errors import ConfigError
 from marl_connectors.ops.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -14,7 +15,29 @@ if TYPE_CHECKING:
 
 
 class LearningSections(Settings):
-    """``learners`` and ``training``, as AlgorithmConfig has them."""
+    """``framework``, ``learners`` and ``training``, as AlgorithmConfig has them."""
+
+    @section
+    def framework(
+        self,
+        framework: str = UNSET,
+        *,
+        torch_compile_learner: bool = UNSET,
+        torch_compile_learner_dynamo_backend: str = UNSET,
+        torch_compile_learner_dynamo_mode: str | None = UNSET,
+    ) -> dict[str, Any]:
+        """How torch computes.
+
+        Args:
+            framework: ``"torch"``; there is no other.
+            torch_compile_learner: Have ``torch.compile`` make one graph of forward pass and loss.
+            torch_compile_learner_dynamo_backend: What compiles it.
+            torch_compile_learner_dynamo_mode: ``"reduce-overhead"`` or ``"max-autotune"`` for CUDA graphs; None for
+                torch's default.
+        """
+        if framework is not UNSET and framework != "torch":
+            raise ConfigError(f"{type(self).__name__}.framework: there is 'torch' only, not {framework!r}.")
+        return {"framework": UNSET}
 
     @section
     def learners(

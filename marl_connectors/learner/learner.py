@@ -18,6 +18,7 @@ from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup
 from marl_connectors.episodes.packing import rows_of_episodes
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.errors import LearnerError
+from marl_connectors.learner.compiled_losses import CompiledLosses
 from marl_connectors.learner.figures import Figures
 from marl_connectors.learner.finite_check import FiniteCheck, not_finite_error
 from marl_connectors.learner.gradient_clipping import clip_gradients
@@ -42,6 +43,8 @@ class Learner(ABC):
         pipeline: From episodes to a train batch.
         timestep: Env steps that the episodes of all updates so far were sampled in; schedules go by it.
         metrics: Where the pieces of ``pipeline`` log.
+        traced_coefficients: In a compiled loss, ``loss_coefficients`` as tensors; a loss that has others compiled in
+            would be compiled anew whenever they change.
         pipeline_seconds: How long the newest update's train batch took.
     """
 
@@ -58,6 +61,8 @@ class Learner(ABC):
         self._figures = Figures()
         self._check = FiniteCheck(is_lazy=False)
         self._checks_lazily = self.device.type != "cpu"
+        self._compiled: CompiledLosses | None = None
+        self.traced_coefficients: dict[str, Any] | None = None
         self._never_updated: set[ModuleID] = set()
         self._trained: list[torch.nn.Module] = []
         self.optimizers = Optimizers(self)
@@ -67,6 +72,12 @@ class Learner(ABC):
         for module_id in self.module:
             self.configure_optimizers_for_module(module_id, self.config.get_config_for_module(module_id))
         self.optimizers.rearrange()
+        if self.config.torch_compile_learner:
+            self._compiled = CompiledLosses(
+                self,
+                mode=self.config.torch_compile_learner_dynamo_mode,
+                backend=self.config.torch_compile_learner_dynamo_backend,
+            )
 
     # To override.
 
@@ -103,6 +114,10 @@ class Learner(ABC):
     def stacking_key(self, config: Any) -> Hashable:
         """What modules' settings have to have in common for one stacked loss; nothing unless overridden."""
         del config
+
+    def loss_coefficients(self, module_ids: Sequence[ModuleID]) -> Mapping[str, Any]:
+        """Numbers in the loss that change while training: what a compiled loss is given as ``traced_coefficients``."""
+        return {}
 
     @property
     def has_stacked_loss(self) -> bool:
@@ -265,10 +280,14 @@ class Learner(ABC):
             for module in self._trained:
                 module.eval()
 
-    def _forward_train(self, module: Any, columns: Any) -> Any:
-        """A forward pass in train mode. A hot path."""
+    def to_train_mode(self, module: torch.nn.Module) -> None:
+        """Until the update is over."""
         if not module.training:
             self._trained.append(module.train())
+
+    def _forward_train(self, module: Any, columns: Any) -> Any:
+        """A forward pass in train mode. A hot path."""
+        self.to_train_mode(module)
         return module.forward_train(columns)
 
     def _update_from(self, step: Step, batch: ColumnBatch) -> None:
@@ -294,16 +313,29 @@ class Learner(ABC):
 
     def _loss_of_minibatch(self, minibatch: MiniBatch) -> Tensor:
         """Of one module, or the sum of those of stacked ones."""
-        ids, columns = minibatch.module_ids, minibatch.columns
-        if not minibatch.is_stacked:
-            return self._loss_of_module(ids[0], minibatch, self._forward_train(self.module[ids[0]], columns))
-        part = self.optimizers.part(ids)
-        assert part is not None
-        twin = part.load()
-        fwd_out = self._forward_train(twin, columns)
-        losses = self.compute_loss_for_stacked_modules(module_ids=ids, module=twin, batch=columns, fwd_out=fwd_out)
+        ids, part = minibatch.module_ids, None
+        module = self.module[ids[0]]
+        if minibatch.is_stacked:
+            part = self.optimizers.part(ids)
+            assert part is not None
+            module = part.load()
+        if self._compiled is None:
+            losses = self.losses_of(ids, module, minibatch.columns)
+        else:
+            is_selection = part is not None and not part.is_whole
+            losses = self._compiled.losses_of(minibatch, module, is_selection=is_selection)
         self._figures.note_total(ids, losses)
-        return losses.sum()
+        return losses.sum() if minibatch.is_stacked else losses
+
+    def losses_of(self, module_ids: tuple[ModuleID, ...], module: RLModule, columns: Mapping[str, Any]) -> Tensor:
+        """The loss of one module, or ``[M]`` of stacked ones, after a forward pass of ``module``."""
+        fwd_out = self._forward_train(module, columns)
+        if len(module_ids) > 1:
+            return self.compute_loss_for_stacked_modules(
+                module_ids=module_ids, module=module, batch=columns, fwd_out=fwd_out
+            )
+        config = self.config.get_config_for_module(module_ids[0])
+        return self.compute_loss_for_module(module_id=module_ids[0], config=config, batch=columns, fwd_out=fwd_out)
 
     def _joint_loss(self, minibatches: Sequence[MiniBatch]) -> Tensor:
         """The sum of the losses of modules that have something in common, after one forward pass of all."""
