@@ -123,22 +123,22 @@ class _Graph:
 class CompiledLosses:
     """Computes losses of minibatches by graphs: one for all modules of a bucket together, one for each module alone.
 
-    The first minibatch of each is computed as it would be without, and shows which columns are read. Some of a bucket's
-    modules, which come up where modules have different numbers of minibatches, are always computed so: there would be
-    a graph for every selection. What torch cannot make a graph of is, too, after a warning.
+    The first minibatch of each is computed as it would be without, and shows which columns are read. What torch cannot
+    make a graph of is computed so, too, after a warning.
     """
 
-    def __init__(self, learner: Learner, *, mode: str | None, backend: str):
+    def __init__(self, learner: Learner):
         """Compiles nothing yet.
 
         Args:
-            learner: Whose losses.
-            mode: As ``torch.compile`` takes it.
-            backend: Likewise.
+            learner: Whose losses; its config has ``torch.compile``'s mode and backend.
 
         Raises:
             ConfigError: If torch knows no such backend.
         """
+        mode, backend = (
+            getattr(learner.config, f"torch_compile_learner_dynamo_{kind}") for kind in ("mode", "backend")
+        )
         known = torch.compiler.list_backends(exclude_tags=())
         if backend not in known:
             raise ConfigError(f"torch_compile_learner_dynamo_backend={backend!r}. {did_you_mean(backend, known)}")
@@ -152,17 +152,9 @@ class CompiledLosses:
         """How many losses are computed by graphs."""
         return sum(graph is not None for graph in self._graphs.values())
 
-    def losses_of(self, minibatch: MiniBatch, module: RLModule, *, is_selection: bool) -> Tensor:
-        """As ``Learner.losses_of``.
-
-        Args:
-            minibatch: Whose losses.
-            module: Computes them.
-            is_selection: Whether these are some of a bucket's modules.
-        """
+    def losses_of(self, minibatch: MiniBatch, module: RLModule) -> Tensor:
+        """As ``Learner.losses_of``."""
         learner, ids, columns = self._learner, minibatch.module_ids, minibatch.columns
-        if is_selection:
-            return learner.losses_of(ids, module, columns)
         if ids not in self._graphs:
             shown = _ReadColumns(columns)
             losses = learner.losses_of(ids, module, shown)

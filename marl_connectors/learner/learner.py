@@ -12,11 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.learner.learner_connector_pipeline import LearnerConnectorPipeline
-from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup
-from marl_connectors.episodes.packing import rows_of_episodes
-from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
+from marl_connectors.episodes.column_batch import ColumnBatch
 from marl_connectors.errors import LearnerError
 from marl_connectors.learner.compiled_losses import CompiledLosses
 from marl_connectors.learner.figures import Figures
@@ -24,7 +21,8 @@ from marl_connectors.learner.finite_check import FiniteCheck, not_finite_error
 from marl_connectors.learner.gradient_clipping import clip_gradients
 from marl_connectors.learner.minibatches import MiniBatch
 from marl_connectors.learner.optimizers import Optimizers
-from marl_connectors.learner.steps import Step, Steps, families, reads_batches
+from marl_connectors.learner.steps import Step, Steps, reads_batches
+from marl_connectors.learner.train_groups import groups_of_episodes
 from marl_connectors.metrics import MetricsLogger
 from marl_connectors.ops.schedule import Schedule
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
@@ -43,8 +41,7 @@ class Learner(ABC):
         pipeline: From episodes to a train batch.
         timestep: Env steps that the episodes of all updates so far were sampled in; schedules go by it.
         metrics: Where the pieces of ``pipeline`` log.
-        traced_coefficients: In a compiled loss, ``loss_coefficients`` as tensors; a loss that has others compiled in
-            would be compiled anew whenever they change.
+        traced_coefficients: ``loss_coefficients`` as tensors, where a loss is compiled; else None.
         pipeline_seconds: How long the newest update's train batch took.
     """
 
@@ -61,7 +58,6 @@ class Learner(ABC):
         self._figures = Figures()
         self._check = FiniteCheck(is_lazy=False)
         self._checks_lazily = self.device.type != "cpu"
-        self._compiled: CompiledLosses | None = None
         self.traced_coefficients: dict[str, Any] | None = None
         self._never_updated: set[ModuleID] = set()
         self._trained: list[torch.nn.Module] = []
@@ -72,12 +68,7 @@ class Learner(ABC):
         for module_id in self.module:
             self.configure_optimizers_for_module(module_id, self.config.get_config_for_module(module_id))
         self.optimizers.rearrange()
-        if self.config.torch_compile_learner:
-            self._compiled = CompiledLosses(
-                self,
-                mode=self.config.torch_compile_learner_dynamo_mode,
-                backend=self.config.torch_compile_learner_dynamo_backend,
-            )
+        self._compiled = CompiledLosses(self) if self.config.torch_compile_learner else None
 
     # To override.
 
@@ -116,7 +107,7 @@ class Learner(ABC):
         del config
 
     def loss_coefficients(self, module_ids: Sequence[ModuleID]) -> Mapping[str, Any]:
-        """Numbers in the loss that change while training: what a compiled loss is given as ``traced_coefficients``."""
+        """Numbers in the loss that change while training. Read as constants, each would have it compiled anew."""
         return {}
 
     @property
@@ -249,20 +240,7 @@ class Learner(ABC):
 
         Modules that are trained together and see alike stand in one group, too.
         """
-        by_module: dict[ModuleID, list[SingleAgentEpisode]] = defaultdict(list)
-        trained: dict[ModuleID, bool] = {}
-        for episode in ConnectorV2.single_agent_episode_iterator(episodes, agents_that_stepped_only=False):
-            module_id = episode.module_id or DEFAULT_MODULE_ID
-            if module_id not in trained:
-                trained[module_id] = self.should_module_be_updated(module_id)
-            if len(episode) and trained[module_id]:
-                by_module[module_id].append(episode)
-        groups = []
-        for family in families(self.module):
-            present = [m for m in family if m in by_module]
-            if present:
-                rows = rows_of_episodes([e for m in present for e in by_module[m]], present)
-                groups.append(ColumnGroup(rows))
+        groups = groups_of_episodes(self.module, episodes, is_trained=self.should_module_be_updated)
         return self.pipeline.run(
             ColumnBatch(groups), rl_module=self.module, episodes=episodes, shared_data={}, metrics=self.metrics
         )
@@ -312,45 +290,37 @@ class Learner(ABC):
         self.optimizers.step(stepping, self._check)
 
     def _loss_of_minibatch(self, minibatch: MiniBatch) -> Tensor:
-        """Of one module, or the sum of those of stacked ones."""
-        ids, part = minibatch.module_ids, None
-        module = self.module[ids[0]]
-        if minibatch.is_stacked:
-            part = self.optimizers.part(ids)
-            assert part is not None
-            module = part.load()
-        if self._compiled is None:
+        """Of one module, or the sum of those of stacked ones; uncompiled if some of a bucket's modules are through."""
+        ids = minibatch.module_ids
+        part = self.optimizers.part(ids) if minibatch.is_stacked else None
+        module = self.module[ids[0]] if part is None else part.load()
+        if self._compiled is None or (part is not None and not part.is_whole):
             losses = self.losses_of(ids, module, minibatch.columns)
         else:
-            is_selection = part is not None and not part.is_whole
-            losses = self._compiled.losses_of(minibatch, module, is_selection=is_selection)
+            losses = self._compiled.losses_of(minibatch, module)
         self._figures.note_total(ids, losses)
         return losses.sum() if minibatch.is_stacked else losses
 
     def losses_of(self, module_ids: tuple[ModuleID, ...], module: RLModule, columns: Mapping[str, Any]) -> Tensor:
         """The loss of one module, or ``[M]`` of stacked ones, after a forward pass of ``module``."""
-        fwd_out = self._forward_train(module, columns)
+        return self._losses(module_ids, module, columns, self._forward_train(module, columns))
+
+    def _losses(self, module_ids: tuple[ModuleID, ...], module: RLModule, batch: Any, fwd_out: Any) -> Tensor:
+        given: Any = {"batch": batch, "fwd_out": fwd_out}
         if len(module_ids) > 1:
-            return self.compute_loss_for_stacked_modules(
-                module_ids=module_ids, module=module, batch=columns, fwd_out=fwd_out
-            )
+            return self.compute_loss_for_stacked_modules(module_ids=module_ids, module=module, **given)
         config = self.config.get_config_for_module(module_ids[0])
-        return self.compute_loss_for_module(module_id=module_ids[0], config=config, batch=columns, fwd_out=fwd_out)
+        return self.compute_loss_for_module(module_id=module_ids[0], config=config, **given)
 
     def _joint_loss(self, minibatches: Sequence[MiniBatch]) -> Tensor:
         """The sum of the losses of modules that have something in common, after one forward pass of all."""
         outputs = self._forward_train(self.module, {m.module_ids[0]: m.columns for m in minibatches})
-        return torch.stack(
-            [self._loss_of_module(m.module_ids[0], m, outputs[m.module_ids[0]]) for m in minibatches]
-        ).sum()
-
-    def _loss_of_module(self, module_id: ModuleID, minibatch: MiniBatch, fwd_out: Mapping[str, Any]) -> Tensor:
-        config = self.config.get_config_for_module(module_id)
-        loss = self.compute_loss_for_module(
-            module_id=module_id, config=config, batch=minibatch.columns, fwd_out=fwd_out
-        )
-        self._figures.note_total((module_id,), loss)
-        return loss
+        losses = []
+        for minibatch in minibatches:
+            ids = minibatch.module_ids
+            losses.append(self._losses(ids, self.module[ids[0]], minibatch.columns, outputs[ids[0]]))
+            self._figures.note_total(ids, losses[-1])
+        return torch.stack(losses).sum()
 
     def _autocast(self) -> AbstractContextManager[Any]:
         dtype = self.config.autocast_dtype
