@@ -91,7 +91,7 @@ def check_settings(config: AlgorithmConfig) -> None:
     require(
         config,
         "num_gpus_per_learner",
-        gpus == "auto" or (_is_number(gpus) and 0 <= gpus <= 1),
+        gpus == "auto" or (isinstance(gpus, (int, float)) and not isinstance(gpus, bool) and 0 <= gpus <= 1),
         "'auto', or a number from 0 to 1 (a learner uses one GPU)",
     )
     if gpus != "auto" and gpus and not torch.cuda.is_available():

@@ -307,10 +307,11 @@ class Learner(ABC):
 
     def _losses(self, module_ids: tuple[ModuleID, ...], module: RLModule, batch: Any, fwd_out: Any) -> Tensor:
         given: Any = {"batch": batch, "fwd_out": fwd_out}
-        if len(module_ids) > 1:
+        module_id, *others = module_ids
+        if others:
             return self.compute_loss_for_stacked_modules(module_ids=module_ids, module=module, **given)
-        config = self.config.get_config_for_module(module_ids[0])
-        return self.compute_loss_for_module(module_id=module_ids[0], config=config, **given)
+        config = self.config.get_config_for_module(module_id)
+        return self.compute_loss_for_module(module_id=module_id, config=config, **given)
 
     def _joint_loss(self, minibatches: Sequence[MiniBatch]) -> Tensor:
         """The sum of the losses of modules that have something in common, after one forward pass of all."""

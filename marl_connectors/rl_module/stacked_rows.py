@@ -139,7 +139,7 @@ class StackedRows(Mapping[str, Any]):
 
 def run_stacked(bucket: Bucket, group: ColumnGroup, method: str, **kwargs: Any) -> dict[str, Any]:
     """A forward pass of a group's rows by the bucket's twin, as ``[B, ...]`` columns. A hot path."""
-    if is_whole(bucket, group):  # spares the indices
+    if is_whole(bucket, group) and group.rows_per_module is not None:  # spares the indices
         return bucket.unstack(getattr(bucket.twin, method)(bucket.stack(group, group.rows_per_module), **kwargs))
     rows = StackedRows(bucket, group)
     outputs = getattr(bucket.twin, method)(rows, **kwargs)
