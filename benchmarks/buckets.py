@@ -1,7 +1,9 @@
 """What it spares to run modules of one architecture as one computation: forward passes, and whole updates.
 
+Also what it spares to compile updates, and on a GPU what it spares to sample and learn there instead of on the CPU.
+
 Both ways are timed in turn in one process, with CPU time (on a GPU: wall time, waiting for the device), and every pair
-gives one ratio: how many times faster the stacked way is.
+gives one ratio: how many times faster the second way is.
 """
 
 from __future__ import annotations
@@ -78,14 +80,34 @@ def episodes_of(rows: dict[str, int]) -> list[SingleAgentEpisode]:
     return episodes
 
 
-def algorithm(policies: list[str], args, *, stack_modules: bool = True, minibatch_size: int) -> Algorithm:
-    """PPO with these modules; its environment is only there for its spaces."""
+def algorithm(
+    policies: list[str],
+    args,
+    *,
+    stack_modules: bool = True,
+    minibatch_size: int,
+    device: str | None = None,
+    n_agents: int = 2,
+    num_envs: int = 1,
+    autocast_dtype: str | None = None,
+    **framework,
+) -> Algorithm:
+    """PPO with these modules, each for as many agents; most parts only need its environment for its spaces."""
     return (
         PPOConfig()
-        .environment("marl_envs.null_v0", env_config={"n_agents": 2, "obs_dim": OBS, "n_actions": ACTIONS})
-        .multi_agent(policies=policies, policy_mapping_fn=lambda agent_id, episode, **kw: policies[0])
+        .environment("marl_envs.null_v0", env_config={"n_agents": n_agents, "obs_dim": OBS, "n_actions": ACTIONS})
+        .multi_agent(
+            policies=policies,
+            policy_mapping_fn=lambda agent_id, episode, **kw: policies[int(agent_id.split("_")[1]) % len(policies)],
+        )
+        .env_runners(num_envs_per_env_runner=num_envs, rollout_fragment_length=64)
         .rl_module(model_config=MODEL)
-        .learners(stack_modules=stack_modules, num_gpus_per_learner=1 if args.device == "cuda" else 0)
+        .framework(**framework)
+        .learners(
+            stack_modules=stack_modules,
+            num_gpus_per_learner=int((device or args.device) == "cuda"),
+            autocast_dtype=autocast_dtype,
+        )
         .training(num_epochs=2, minibatch_size=minibatch_size, lr=1e-4, grad_clip=0.5)
         .debugging(seed=0)
         .build_algo()
@@ -158,16 +180,71 @@ def beside_one(args) -> None:
     )
 
 
+def compiling(args) -> None:
+    """Updates as they are against compiled ones; on a GPU also with CUDA graphs, and in half precision."""
+    ways: dict[str, dict] = {"compiled": {"torch_compile_learner": True}}
+    if args.device == "cuda":
+        mode = {"torch_compile_learner_dynamo_mode": "reduce-overhead"}
+        ways["compiled, CUDA graphs"] = {"torch_compile_learner": True, **mode}
+        ways["bfloat16"] = {"autocast_dtype": "bfloat16"}
+        ways["bfloat16, compiled, CUDA graphs"] = {**ways["compiled, CUDA graphs"], "autocast_dtype": "bfloat16"}
+    for number in (1, 8, 64):
+        policies = [f"p{i}" for i in range(number)]
+        episodes = episodes_of(dict.fromkeys(policies, 256 if number > 1 else 2048))
+        size = 64 if number > 1 else 512
+        for name, settings in ways.items():
+            torch.compiler.reset()
+            plain = algorithm(policies, args, minibatch_size=size)
+            other = algorithm(policies, args, minibatch_size=size, **settings)
+            compare(
+                f"PPO update, {number} policies, as it is against {name}",
+                lambda plain=plain, episodes=episodes: plain.learner.update(episodes=episodes),
+                lambda other=other, episodes=episodes: other.learner.update(episodes=episodes),
+                2,
+                args,
+            )
+
+
+def on_a_gpu(args) -> None:
+    """Sampling and updates on the CPU against the GPU, wall-clock time."""
+    if args.device != "cuda":
+        return
+    for number in (1, 8):
+        policies = [f"p{i}" for i in range(number)]
+        runs = [
+            algorithm(policies, args, minibatch_size=512 // number, device=device, n_agents=8, num_envs=8)
+            for device in ("cpu", "cuda")
+        ]
+        episodes = [run.env_runner.sample() for run in runs]
+        names = f"{number} policies, 8 copies of 8 agents, CPU against GPU"
+        compare(f"64 vector steps, {names}", *(run.env_runner.sample for run in runs), 1, args)
+        compare(
+            f"PPO update, {names}",
+            *(
+                lambda run=run, own=own: run.learner.update(episodes=own)
+                for run, own in zip(runs, episodes, strict=True)
+            ),
+            1,
+            args,
+        )
+
+
+PARTS = (sampling, updating, beside_one, compiling, on_a_gpu)
+
+
 def main() -> None:
     """Prints a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--reps", type=int, default=7, help="pairs of timings (default 7)")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--only", choices=["sampling", "updating", "beside_one"])
+    parser.add_argument("--only", choices=[part.__name__ for part in PARTS])
     args = parser.parse_args()
     torch.set_num_threads(1)
-    print("| work | base, ms | stacked, ms | times faster: median | min | max |\n| --- | --- | --- | --- | --- | --- |")
-    for part in (sampling, updating, beside_one):
+    print(
+        "| work | first way, ms | second way, ms | times faster: median | min | max |\n"
+        "| --- | --- | --- | --- | --- | --- |"
+    )
+    for part in PARTS:
         if args.only in (None, part.__name__):
             part(args)
 

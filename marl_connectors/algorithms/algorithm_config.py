@@ -75,9 +75,13 @@ class AlgorithmConfig(LearningSections, CallbackSettings):
         # fault_tolerance
         self.restart_failed_sub_environments = False
         self.num_consecutive_env_failures_tolerance = 100
+        # framework
+        self.torch_compile_learner = False
+        self.torch_compile_learner_dynamo_backend = "inductor"
+        self.torch_compile_learner_dynamo_mode: str | None = None
         # learners
         self.num_learners = 0
-        self.num_gpus_per_learner: int | float = 0
+        self.num_gpus_per_learner: int | float | str = "auto"
         self.learner_class: type[Learner] | None = None
         self.learner_connector: Callable[..., Any] | None = None
         self.add_default_connectors_to_learner_pipeline = True
@@ -321,8 +325,9 @@ class AlgorithmConfig(LearningSections, CallbackSettings):
 
     @property
     def device(self) -> torch.device:
-        """Where modules and batches live."""
-        return torch.device("cuda" if self.num_gpus_per_learner else "cpu")
+        """Where modules and batches are, of runners too: the learner's modules are those that act."""
+        wanted = self.num_gpus_per_learner
+        return torch.device("cuda" if (torch.cuda.is_available() if wanted == "auto" else wanted) else "cpu")
 
     def validate(self) -> None:
         """Raises ConfigError for settings that are of the wrong kind, or at odds with one another."""

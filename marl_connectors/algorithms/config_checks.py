@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from marl_connectors.algorithms.algorithm_config import AlgorithmConfig
 
 
+_COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+
+
 def check_settings(config: AlgorithmConfig) -> None:
     """Checks the settings that every algorithm has.
 
@@ -74,11 +77,28 @@ def check_settings(config: AlgorithmConfig) -> None:
     for name, default in vars(type(config)()).items():
         if isinstance(default, bool) and not name.startswith("_"):
             require(config, name, isinstance(getattr(config, name), bool), "True or False")
+    mode = config.torch_compile_learner_dynamo_mode
+    if mode not in (None, *_COMPILE_MODES):
+        hint = did_you_mean(str(mode), _COMPILE_MODES)
+        raise ConfigError(f"{type(config).__name__}: torch_compile_learner_dynamo_mode={mode!r}. {hint}")
+    if mode is not None and not config.torch_compile_learner:
+        raise ConfigError(
+            f"{type(config).__name__}: torch_compile_learner_dynamo_mode={mode!r} does nothing without "
+            f".framework(torch_compile_learner=True)."
+        )
     require(config, "autocast_dtype", config.autocast_dtype in (None, "bfloat16"), "'bfloat16' or None")
     check_schedule(f"{type(config).__name__}: lr", config.lr)
-    if config.num_gpus_per_learner and not torch.cuda.is_available():
+    gpus = config.num_gpus_per_learner
+    require(
+        config,
+        "num_gpus_per_learner",
+        gpus == "auto" or (isinstance(gpus, (int, float)) and not isinstance(gpus, bool) and 0 <= gpus <= 1),
+        "'auto', or a number from 0 to 1 (a learner uses one GPU)",
+    )
+    if gpus != "auto" and gpus and not torch.cuda.is_available():
         raise ConfigError(
-            f"{type(config).__name__}: num_gpus_per_learner={config.num_gpus_per_learner}, but torch sees no GPU."
+            f"{type(config).__name__}: num_gpus_per_learner={gpus}, but torch {torch.__version__} sees no CUDA device. "
+            f"Set num_gpus_per_learner='auto' or 0 to use the CPU, or install a build of torch for your GPU."
         )
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from marl_connectors.algorithms.section import UNSET, section, section_of
 from marl_connectors.algorithms.settings import Settings
+from marl_connectors.errors import ConfigError
 from marl_connectors.ops.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -44,14 +45,36 @@ class TrainingSettings(TypedDict, total=False):
 
 
 class LearningSections(Settings):
-    """``learners`` and ``training``, as AlgorithmConfig has them."""
+    """``framework``, ``learners`` and ``training``, as AlgorithmConfig has them."""
+
+    @section
+    def framework(
+        self,
+        framework: str = UNSET,
+        *,
+        torch_compile_learner: bool = UNSET,
+        torch_compile_learner_dynamo_backend: str = UNSET,
+        torch_compile_learner_dynamo_mode: str | None = UNSET,
+    ) -> dict[str, Any]:
+        """How torch computes.
+
+        Args:
+            framework: ``"torch"``; there is no other.
+            torch_compile_learner: Have ``torch.compile`` make one graph of forward pass and loss.
+            torch_compile_learner_dynamo_backend: What compiles it.
+            torch_compile_learner_dynamo_mode: ``"reduce-overhead"`` or ``"max-autotune"`` for CUDA graphs; None for
+                torch's default.
+        """
+        if framework is not UNSET and framework != "torch":
+            raise ConfigError(f"{type(self).__name__}.framework: there is 'torch' only, not {framework!r}.")
+        return {"framework": UNSET}
 
     @section
     def learners(
         self,
         *,
         num_learners: int = UNSET,
-        num_gpus_per_learner: float = UNSET,
+        num_gpus_per_learner: float | str = UNSET,
         learner_class: type[Learner] = UNSET,
         learner_connector: Callable[..., Any] | None = UNSET,
         add_default_connectors_to_learner_pipeline: bool = UNSET,
@@ -62,7 +85,8 @@ class LearningSections(Settings):
 
         Args:
             num_learners: 0: in this process.
-            num_gpus_per_learner: More than 0 to put modules and batches on the GPU.
+            num_gpus_per_learner: 1 to put modules and batches on the GPU, 0 for the CPU; ``"auto"`` for the GPU if
+                torch sees one (CUDA), else the CPU.
             learner_class: Instead of the algorithm's own.
             learner_connector: ``fn(observation_space, action_space)``, one-argument or ``fn()``, that gives a
                 connector piece or a list of them, to stand before the default pieces.

@@ -41,6 +41,7 @@ _NOT_NEEDED = (
     "evaluation_config",
     "learner_class",
     "learner_connector",
+    "num_gpus_per_learner",
     "policies",
     "policies_to_train",
     "reset_options",

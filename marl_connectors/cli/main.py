@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from marl_connectors.cli.values import count, key_value, layer_sizes, names, number_of_workers, whole_number
+from marl_connectors.cli.values import count, key_value, layer_sizes, names, number_or_auto, whole_number
 from marl_connectors.errors import ConfigError, MarlConnectorsError, did_you_mean
 from marl_connectors.version import library_version
 
@@ -169,9 +169,15 @@ def _add_train_options(parser: _Parser) -> None:
     add("--steps", type=count, metavar="N", help="agent steps to train for (default 1000000)")
     add(
         "--num-env-workers",
-        type=number_of_workers,
+        type=number_or_auto,
         metavar="N",
         help="processes that step the copies (default auto: as many as are worth it, up to one for each core)",
+    )
+    add(
+        "--num-gpus-per-learner",
+        type=number_or_auto,
+        metavar="N",
+        help="1 to put modules on the GPU, 0 on the CPU (default auto: on the GPU if there is one)",
     )
     add("--out", metavar="DIR", help="folder of the run (default runs/ENV-POLICIES-seedN)")
     add("--checkpoint-every", type=count, metavar="N", help="iterations from checkpoint to checkpoint (default 20)")

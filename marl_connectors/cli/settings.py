@@ -34,6 +34,7 @@ class RunSettings:
         seed: Of all random streams.
         num_envs: Copies of the environment that are stepped together.
         num_env_workers: Processes over which they are spread; ``"auto"`` for as many as are worth it.
+        num_gpus_per_learner: Whether modules are on the GPU; ``"auto"`` if there is one.
         training: Keyword arguments of ``PPOConfig.training``.
         hidden: Widths of the hidden layers.
         share_value_layers: Whether policy and value function have these layers in common.
@@ -55,6 +56,7 @@ class RunSettings:
     seed: int = 0
     num_envs: int = 8
     num_env_workers: int | str = "auto"
+    num_gpus_per_learner: float | str = "auto"
     training: dict[str, Any] = field(default_factory=dict)
     hidden: list[int] = field(default_factory=lambda: [64, 64])
     share_value_layers: bool = False
@@ -119,6 +121,7 @@ class RunSettings:
             )
             .multi_agent(policies=self.modules, policy_mapping_fn=mapping, count_steps_by="agent_steps")
             .env_runners(num_envs_per_env_runner=self.num_envs, num_env_workers=self.num_env_workers)
+            .learners(num_gpus_per_learner=self.num_gpus_per_learner)
             .rl_module(model_config=model)
             .training(**self.training)
             .debugging(seed=self.seed)

@@ -76,7 +76,7 @@ def count(text: str) -> int:
     return number
 
 
-def number_of_workers(text: str) -> int | str:
+def number_or_auto(text: str) -> int | str:
     """A non-negative whole number, or ``auto``."""
     return text if text == "auto" else whole_number(text)
 

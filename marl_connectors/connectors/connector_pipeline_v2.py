@@ -191,7 +191,7 @@ class ConnectorPipelineV2(ConnectorV2):
         common = {"explore": explore, "shared_data": shared_data, "metrics": metrics, **kwargs}
         piece: ConnectorV2 = self
         try:
-            for piece, _, _ in self._steps:
+            for piece, *_ in self._steps:
                 progress.begin(self.in_learner_pipeline)
                 batch = _checked_batch(piece(rl_module=rl_module, batch=batch, episodes=episodes, **common))
         except Exception as error:
@@ -234,8 +234,11 @@ class ConnectorPipelineV2(ConnectorV2):
         group: ColumnGroup | None = None
         progress.module_id = None
         try:
-            for piece, on_columns, on_items in self._steps:
+            for piece, on_columns, on_items, before_columns in self._steps:
                 if not on_items:
+                    if before_columns is not None:
+                        group = None
+                        before_columns(groups=batch.groups, **common)
                     if on_columns is not None:
                         for group in batch.groups:
                             on_columns(columns=group, **common)
@@ -299,7 +302,9 @@ class ConnectorPipelineV2(ConnectorV2):
         for piece in self.connectors:
             on_items = isinstance(piece, ConnectorPipelineV2) or not works_on_columns(piece)
             idle = piece.nothing_on_columns and type(piece).on_columns is ConnectorV2.on_columns
-            self._steps.append((piece, None if on_items or idle else checked_on_columns(piece), on_items))
+            looks_at_all = not on_items and type(piece).before_columns is not ConnectorV2.before_columns
+            on_columns = None if on_items or idle else checked_on_columns(piece)
+            self._steps.append((piece, on_columns, on_items, piece.before_columns if looks_at_all else None))
 
     # State.
 

@@ -151,7 +151,7 @@ def trace(
     one_piece = copy.copy(pipeline)
     reports: list[PieceReport] = []
     for piece_name, step in zip(pipeline.names(), pipeline._steps, strict=True):
-        piece, on_columns, _ = step
+        piece, on_columns, *_ = step
         if isinstance(piece, ConnectorPipelineV2):
             try:
                 inner, batch = trace(piece, batch, episodes=episodes, shared_data=shared_data, **common)

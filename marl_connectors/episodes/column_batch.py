@@ -30,10 +30,11 @@ class ColumnGroup(dict[str, Any]):
         splits: Module ``i`` has rows ``splits[i]:splits[i + 1]``.
         rows_per_module: How many rows each module has, or None if they differ.
         sequences: In a train batch of stateful modules, how the rows follow one another; the columns stay rows.
+        stacking: Where the rows stand in the stack of their modules' bucket, if NumpyToTensor has told a device that.
         action_dist_cls: Set by GetActions when it leaves the log-probabilities to be computed for the whole fragment.
     """
 
-    __slots__ = ("action_dist_cls", "module_ids", "rows", "rows_per_module", "sequences", "splits")
+    __slots__ = ("action_dist_cls", "module_ids", "rows", "rows_per_module", "sequences", "splits", "stacking")
 
     def __init__(self, rows: Rows):
         super().__init__()
@@ -42,6 +43,7 @@ class ColumnGroup(dict[str, Any]):
         self.splits: tuple[int, ...] = rows.splits
         self.rows_per_module: int | None = rows.rows_per_module
         self.sequences: Sequences | None = None
+        self.stacking: Any = None
         self.action_dist_cls: type | None = None
 
     def __missing__(self, name: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -174,10 +175,18 @@ class PaddedColumns(Mapping[str, Any]):
         return tree_map(self._padded, column)
 
     def _padded(self, leaf: Any) -> Any:
-        padded = leaf[self._sequences.to_column(self._rows)]
+        padded = leaf[self._row_index]
         if not self._full:
-            padded[self._sequences.to_column(~self._within)] = 0
+            padded[self._behind_ends] = 0
         return padded
+
+    @cached_property
+    def _row_index(self) -> Any:
+        return self._sequences.to_column(self._rows)
+
+    @cached_property
+    def _behind_ends(self) -> Any:
+        return self._sequences.to_column(~self._within)
 
     def __contains__(self, name: object) -> bool:
         own = (Columns.SEQ_LENS, Columns.LOSS_MASK)

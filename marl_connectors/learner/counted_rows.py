@@ -11,6 +11,7 @@ from torch import Tensor
 
 from marl_connectors.columns import Columns
 from marl_connectors.rl_module.bucket import each_leaf
+from marl_connectors.transfers import all_moved, all_on_host
 
 
 class CountedRows:
@@ -55,10 +56,9 @@ class CountedRows:
         places = np.argsort(~flat, axis=1, kind="stable")[:, :longest]
         real = np.arange(longest) < counts[:, None]
         places = np.where(real, places, places[:, :1]) + np.arange(len(flat))[:, None] * flat.shape[1]
-        weights = None
-        if not real.all():
-            weights = torch.from_numpy((real / counts[:, None]).astype(np.float32)).to(device)
-        return cls(weights, torch.from_numpy(places.reshape(-1)).to(device), mask.ndim, stacked)
+        weights = [] if real.all() else [(real / counts[:, None]).astype(np.float32)]
+        index, *found = all_moved([places.reshape(-1), *weights], torch.device(device))
+        return cls(found[0] if found else None, index, mask.ndim, stacked)
 
     @classmethod
     def of(cls, batch: Mapping[str, Any], *, stacked: int = 0) -> CountedRows:
@@ -69,7 +69,7 @@ class CountedRows:
         if Columns.LOSS_MASK not in batch:
             return cls()
         mask = batch[Columns.LOSS_MASK]
-        return cls.of_mask(mask.cpu().numpy().astype(bool), stacked=stacked, device=mask.device)
+        return cls.of_mask(all_on_host([mask])[0].numpy().astype(bool), stacked=stacked, device=mask.device)
 
     def pick(self, column: Any) -> Any:
         """The rows of a column (or a tree of them) that count, ``[R, ...]`` or ``[M, R, ...]``."""

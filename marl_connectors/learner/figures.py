@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from marl_connectors.transfers import all_on_host
 from marl_connectors.typing import ModuleID
 
 TOTAL_LOSS = "total_loss"
@@ -75,6 +76,11 @@ class Figures:
         if not noted:
             self.note(module_ids, {TOTAL_LOSS: losses})
 
+    def to_host(self) -> None:
+        """Brings all notes to the CPU, in one copy. Waits for the device."""
+        found = all_on_host([note.values for note in self._notes])
+        self._notes = [note._replace(values=values) for note, values in zip(self._notes, found, strict=True)]
+
     def means(self) -> dict[ModuleID, dict[str, float]]:
         """The mean of each figure over the minibatches that a module took part in."""
         alike: dict[tuple[tuple[ModuleID, ...], tuple[str, ...]], list[Tensor]] = {}
@@ -103,6 +109,7 @@ class Figures:
 
     def first_not_finite(self) -> NotFinite | None:
         """The culprit: in the first minibatch in which there is one, a term rather than the sum or the gradient."""
+        self.to_host()
         found: list[NotFinite] = []
         for bad in self._not_finite():
             if found and (bad.epoch, bad.minibatch) != (found[0].epoch, found[0].minibatch):
@@ -118,7 +125,7 @@ class Figures:
 
     def _not_finite(self) -> Iterator[NotFinite]:
         for note in self._notes:
-            values = note.values.double().cpu().numpy()
+            values = note.values.double().numpy()
             for k, a in np.argwhere(~np.isfinite(values)).tolist():
                 yield NotFinite(note.epoch, note.minibatch, note.module_ids[a], note.names[k], float(values[k, a]))
 

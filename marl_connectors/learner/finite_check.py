@@ -13,6 +13,7 @@ from marl_connectors.columns import Columns
 from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup, slice_tree
 from marl_connectors.errors import LearnerError
 from marl_connectors.learner.figures import GRADIENT_NORM, TOTAL_LOSS, Figures, NotFinite
+from marl_connectors.transfers import all_on_host
 from marl_connectors.trees import leaves
 from marl_connectors.typing import SHARED
 
@@ -54,7 +55,7 @@ class FiniteCheck:
 
     def held(self) -> bool:
         """Whether all steps of the update were taken. Waits for the device."""
-        return self.skip is None or not bool(self.skip)
+        return self.skip is None or not bool(all_on_host([self.skip])[0])
 
 
 def not_finite_error(figures: Figures, module: MultiRLModule, batch: ColumnBatch, num_updates: int) -> LearnerError:

@@ -12,18 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.learner.learner_connector_pipeline import LearnerConnectorPipeline
-from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup
-from marl_connectors.episodes.packing import rows_of_episodes
-from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
+from marl_connectors.episodes.column_batch import ColumnBatch
 from marl_connectors.errors import LearnerError
+from marl_connectors.learner.compiled_losses import CompiledLosses
 from marl_connectors.learner.figures import Figures
 from marl_connectors.learner.finite_check import FiniteCheck, not_finite_error
 from marl_connectors.learner.gradient_clipping import clip_gradients
 from marl_connectors.learner.minibatches import MiniBatch
 from marl_connectors.learner.optimizers import Optimizers
-from marl_connectors.learner.steps import Step, Steps, families, reads_batches
+from marl_connectors.learner.steps import Step, Steps, reads_batches
+from marl_connectors.learner.train_groups import groups_of_episodes
 from marl_connectors.metrics import MetricsLogger
 from marl_connectors.ops.schedule import Schedule
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
@@ -37,15 +36,18 @@ class Learner(ABC):
 
     Attributes:
         config: The algorithm's config.
+        device: Where the modules and their batches are.
         module: The modules.
         pipeline: From episodes to a train batch.
         timestep: Env steps that the episodes of all updates so far were sampled in; schedules go by it.
         metrics: Where the pieces of ``pipeline`` log.
+        traced_coefficients: ``loss_coefficients`` as tensors, where a loss is compiled; else None.
         pipeline_seconds: How long the newest update's train batch took.
     """
 
     def __init__(self, *, config: Any, module: MultiRLModule, pipeline: LearnerConnectorPipeline, seed: int = 0):
         self.config = config
+        self.device: torch.device = config.device
         self.module = module
         self.pipeline = pipeline
         self.timestep = 0
@@ -55,7 +57,8 @@ class Learner(ABC):
         self._seed = seed
         self._figures = Figures()
         self._check = FiniteCheck(is_lazy=False)
-        self._checks_lazily = config.device.type != "cpu"
+        self._checks_lazily = self.device.type != "cpu"
+        self.traced_coefficients: dict[str, Any] | None = None
         self._never_updated: set[ModuleID] = set()
         self._trained: list[torch.nn.Module] = []
         self.optimizers = Optimizers(self)
@@ -65,6 +68,7 @@ class Learner(ABC):
         for module_id in self.module:
             self.configure_optimizers_for_module(module_id, self.config.get_config_for_module(module_id))
         self.optimizers.rearrange()
+        self._compiled = CompiledLosses(self) if self.config.torch_compile_learner else None
 
     # To override.
 
@@ -101,6 +105,10 @@ class Learner(ABC):
     def stacking_key(self, config: Any) -> Hashable:
         """What modules' settings have to have in common for one stacked loss; nothing unless overridden."""
         del config
+
+    def loss_coefficients(self, module_ids: Sequence[ModuleID]) -> Mapping[str, Any]:
+        """Numbers in the loss that change while training. Read as constants, each would have it compiled anew."""
+        return {}
 
     @property
     def has_stacked_loss(self) -> bool:
@@ -218,6 +226,8 @@ class Learner(ABC):
                 for minibatch in step.minibatches:
                     for module_id, size in zip(minibatch.module_ids, minibatch.sizes, strict=True):
                         trained[module_id] += size
+        if self._checks_lazily:
+            self._figures.to_host()
         if not self._check.held():
             raise not_finite_error(self._figures, self.module, batch, self.num_updates)
         self.after_gradient_based_update(timesteps=timesteps)
@@ -230,20 +240,7 @@ class Learner(ABC):
 
         Modules that are trained together and see alike stand in one group, too.
         """
-        by_module: dict[ModuleID, list[SingleAgentEpisode]] = defaultdict(list)
-        trained: dict[ModuleID, bool] = {}
-        for episode in ConnectorV2.single_agent_episode_iterator(episodes, agents_that_stepped_only=False):
-            module_id = episode.module_id or DEFAULT_MODULE_ID
-            if module_id not in trained:
-                trained[module_id] = self.should_module_be_updated(module_id)
-            if len(episode) and trained[module_id]:
-                by_module[module_id].append(episode)
-        groups = []
-        for family in families(self.module):
-            present = [m for m in family if m in by_module]
-            if present:
-                rows = rows_of_episodes([e for m in present for e in by_module[m]], present)
-                groups.append(ColumnGroup(rows))
+        groups = groups_of_episodes(self.module, episodes, is_trained=self.should_module_be_updated)
         return self.pipeline.run(
             ColumnBatch(groups), rl_module=self.module, episodes=episodes, shared_data={}, metrics=self.metrics
         )
@@ -261,10 +258,14 @@ class Learner(ABC):
             for module in self._trained:
                 module.eval()
 
-    def _forward_train(self, module: Any, columns: Any) -> Any:
-        """A forward pass in train mode. A hot path."""
+    def to_train_mode(self, module: torch.nn.Module) -> None:
+        """Until the update is over."""
         if not module.training:
             self._trained.append(module.train())
+
+    def _forward_train(self, module: Any, columns: Any) -> Any:
+        """A forward pass in train mode. A hot path."""
+        self.to_train_mode(module)
         return module.forward_train(columns)
 
     def _update_from(self, step: Step, batch: ColumnBatch) -> None:
@@ -289,38 +290,44 @@ class Learner(ABC):
         self.optimizers.step(stepping, self._check)
 
     def _loss_of_minibatch(self, minibatch: MiniBatch) -> Tensor:
-        """Of one module, or the sum of those of stacked ones."""
-        ids, columns = minibatch.module_ids, minibatch.columns
-        if not minibatch.is_stacked:
-            return self._loss_of_module(ids[0], minibatch, self._forward_train(self.module[ids[0]], columns))
-        part = self.optimizers.part(ids)
-        assert part is not None
-        twin = part.load()
-        fwd_out = self._forward_train(twin, columns)
-        losses = self.compute_loss_for_stacked_modules(module_ids=ids, module=twin, batch=columns, fwd_out=fwd_out)
+        """Of one module, or the sum of those of stacked ones; uncompiled if some of a bucket's modules are through."""
+        ids = minibatch.module_ids
+        part = self.optimizers.part(ids) if minibatch.is_stacked else None
+        module = self.module[ids[0]] if part is None else part.load()
+        if self._compiled is None or (part is not None and not part.is_whole):
+            losses = self.losses_of(ids, module, minibatch.columns)
+        else:
+            losses = self._compiled.losses_of(minibatch, module)
         self._figures.note_total(ids, losses)
-        return losses.sum()
+        return losses.sum() if minibatch.is_stacked else losses
+
+    def losses_of(self, module_ids: tuple[ModuleID, ...], module: RLModule, columns: Mapping[str, Any]) -> Tensor:
+        """The loss of one module, or ``[M]`` of stacked ones, after a forward pass of ``module``."""
+        return self._losses(module_ids, module, columns, self._forward_train(module, columns))
+
+    def _losses(self, module_ids: tuple[ModuleID, ...], module: RLModule, batch: Any, fwd_out: Any) -> Tensor:
+        given: Any = {"batch": batch, "fwd_out": fwd_out}
+        module_id, *others = module_ids
+        if others:
+            return self.compute_loss_for_stacked_modules(module_ids=module_ids, module=module, **given)
+        config = self.config.get_config_for_module(module_id)
+        return self.compute_loss_for_module(module_id=module_id, config=config, **given)
 
     def _joint_loss(self, minibatches: Sequence[MiniBatch]) -> Tensor:
         """The sum of the losses of modules that have something in common, after one forward pass of all."""
         outputs = self._forward_train(self.module, {m.module_ids[0]: m.columns for m in minibatches})
-        return torch.stack(
-            [self._loss_of_module(m.module_ids[0], m, outputs[m.module_ids[0]]) for m in minibatches]
-        ).sum()
-
-    def _loss_of_module(self, module_id: ModuleID, minibatch: MiniBatch, fwd_out: Mapping[str, Any]) -> Tensor:
-        config = self.config.get_config_for_module(module_id)
-        loss = self.compute_loss_for_module(
-            module_id=module_id, config=config, batch=minibatch.columns, fwd_out=fwd_out
-        )
-        self._figures.note_total((module_id,), loss)
-        return loss
+        losses = []
+        for minibatch in minibatches:
+            ids = minibatch.module_ids
+            losses.append(self._losses(ids, self.module[ids[0]], minibatch.columns, outputs[ids[0]]))
+            self._figures.note_total(ids, losses[-1])
+        return torch.stack(losses).sum()
 
     def _autocast(self) -> AbstractContextManager[Any]:
         dtype = self.config.autocast_dtype
         if dtype is None:
             return nullcontext()
-        return torch.autocast(self.config.device.type, dtype=getattr(torch, dtype))
+        return torch.autocast(self.device.type, dtype=getattr(torch, dtype))
 
     def _postprocess_gradients(self, module_ids: Sequence[ModuleID], norms: Tensor) -> None:
         if type(self).postprocess_gradients_for_module is Learner.postprocess_gradients_for_module:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from marl_connectors.episodes.info_column import InfoColumn
 from marl_connectors.episodes.sequences import PaddedColumns, Sequences
 from marl_connectors.errors import did_you_mean
 from marl_connectors.learner.counted_rows import CountedRows
+from marl_connectors.transfers import all_moved, all_on_host, moved
 from marl_connectors.trees import leaves, tree_map
 
 
@@ -38,6 +40,11 @@ class EpochOfRows:
         self._device = leaves(next(iter(group.values())))[0].device
         self._gathered: dict[str, Any] = {}
 
+    @cached_property
+    def _on_device(self) -> list[Tensor]:
+        """The order and, if some rows only fill up, which are real."""
+        return all_moved([self._order.numpy(), *([] if self._real is None else [self._real])], self._device)
+
     def names(self) -> list[str]:
         """Of all columns."""
         return [*self._group, *([Columns.LOSS_MASK] if self._has_own_mask else [])]
@@ -59,8 +66,10 @@ class EpochOfRows:
 
     def _gather(self, name: str) -> Any:
         if name == Columns.LOSS_MASK and self._real is not None:  # rows that do not count are in no minibatch
-            return torch.from_numpy(self._real).to(self._device)
-        return tree_map(lambda leaf: leaf.index_select(0, self._order.to(leaf.device)), self._group[name])
+            return self._on_device[1]
+        column = self._group[name]
+        order = self._order if isinstance(column, InfoColumn) else self._on_device[0]
+        return tree_map(lambda leaf: leaf.index_select(0, order), column)
 
     def infos(self, column: InfoColumn, begin: int, end: int, stacked: int) -> InfoColumn | list[InfoColumn]:
         """The info dicts of a minibatch, for each module by itself if there are several."""
@@ -74,8 +83,8 @@ class EpochOfRows:
         real = self._real[begin:end].reshape(stacked, -1)
         if real.all():
             return CountedRows()
-        weights = (real / real.sum(1, keepdims=True)).astype(np.float32)
-        return CountedRows(torch.from_numpy(weights).to(self._device))
+        counts = self._on_device[1][begin:end].view(stacked, -1).float()
+        return CountedRows(counts / counts.sum(1, keepdim=True))
 
 
 class EpochOfSequences:
@@ -101,7 +110,7 @@ class EpochOfSequences:
         self._begins = np.concatenate([[0], np.cumsum(sequences.lengths[order])])
         rows, self._counted = sequences.rows(order, sequences.max_lens[module])
         if Columns.LOSS_MASK in group:
-            self._counted = self._counted & group[Columns.LOSS_MASK].cpu().numpy().astype(bool)[rows]
+            self._counted = self._counted & all_on_host([group[Columns.LOSS_MASK]])[0].numpy().astype(bool)[rows]
         if real is not None:
             self._counted = self._counted & real[:, None]
 
@@ -118,7 +127,7 @@ class EpochOfSequences:
             raise _missing(name, self._columns)
         column = self._columns[name]
         if name == Columns.LOSS_MASK and self._real is not None:
-            return torch.from_numpy(self._counted).to(column.device)
+            return moved(self._counted, column.device)
         return column
 
     def infos(self, column: InfoColumn, begin: int, end: int, stacked: int) -> InfoColumn:

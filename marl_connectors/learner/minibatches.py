@@ -14,6 +14,7 @@ from marl_connectors.episodes.column_batch import ColumnGroup
 from marl_connectors.episodes.sequences import Sequences
 from marl_connectors.learner.minibatch_columns import EpochOfRows, EpochOfSequences, MiniBatchColumns
 from marl_connectors.rl_module.stacked_rows import SPARE_ROWS
+from marl_connectors.transfers import all_on_host
 from marl_connectors.typing import ModuleID
 
 Shuffle = Callable[[ModuleID, int], np.ndarray]
@@ -203,7 +204,7 @@ def _filled_up(stack: list[_Share], number: int) -> tuple[np.ndarray, np.ndarray
 def _counting_rows(group: ColumnGroup) -> np.ndarray | None:
     """``[B]`` bool; None if all rows count."""
     mask = group.get(Columns.LOSS_MASK)
-    return None if mask is None else mask.cpu().numpy().astype(bool)
+    return None if mask is None else all_on_host([mask])[0].numpy().astype(bool)
 
 
 def _counted_steps(group: ColumnGroup, sequences: Sequences) -> np.ndarray:

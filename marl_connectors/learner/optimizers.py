@@ -165,7 +165,7 @@ class Optimizers:
         if part is not None:
             return torch.linalg.vector_norm(part.gradients(), dim=1)
         several = [self.gradients_of(module_id) for module_id in module_ids]
-        device = self._learner.config.device
+        device = self._learner.device
         return torch.stack([global_norm(own) if own else torch.zeros((), device=device) for own in several])
 
     def clip(self, module_ids: Sequence[ModuleID], norms: Tensor) -> None:

@@ -15,7 +15,6 @@ from marl_connectors.typing import SHARED, ModuleID
 
 if TYPE_CHECKING:
     from marl_connectors.learner.learner import Learner
-    from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 
 
 class Step(NamedTuple):
@@ -128,17 +127,6 @@ class Steps:
         return lambda module_id, rows: stream(
             self._seed, "minibatches", SHARED if together else module_id, *place
         ).permutation(rows)
-
-
-def families(module: MultiRLModule) -> list[list[ModuleID]]:
-    """Modules whose rows stand in one group: those of a bucket, entangled ones with like spaces, each other alone."""
-    found = [list(bucket.module_ids) for bucket in module.buckets]
-    entangled: dict[Hashable, list[ModuleID]] = {}
-    for module_id in module.entangled_modules():
-        member = module[module_id]
-        entangled.setdefault((str(member.observation_space), str(member.action_space)), []).append(module_id)
-    found += entangled.values()
-    return found + [[m] for m in module if not any(m in family for family in found)]
 
 
 def reads_batches(function: Callable[..., Any]) -> bool:

@@ -7,10 +7,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from marl_connectors.rl_module.rl_module import RLModule
+from marl_connectors.transfers import moved
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import ModuleID
 
@@ -189,7 +191,7 @@ class BucketPart:
     def __init__(self, bucket: Bucket, module_ids: tuple[ModuleID, ...]):
         self.bucket = bucket
         self.module_ids = module_ids
-        self.index = torch.tensor([bucket.module_ids.index(m) for m in module_ids], device=bucket.parameters.device)
+        self.index = moved(np.array([bucket.module_ids.index(m) for m in module_ids]), bucket.parameters.device)
         self.is_whole = module_ids == bucket.module_ids
         self._stacked: list[nn.Parameter] = []
         if self.is_whole:

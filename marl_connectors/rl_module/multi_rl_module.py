@@ -24,7 +24,7 @@ from marl_connectors.rl_module.module_columns import (
 )
 from marl_connectors.rl_module.module_states import state_kind
 from marl_connectors.rl_module.rl_module import RLModule, RLModuleSpec
-from marl_connectors.rl_module.stacked_rows import StackedRows, run_stacked
+from marl_connectors.rl_module.stacked_rows import StackedRows, is_whole, run_stacked
 from marl_connectors.typing import SHARED, ModuleID
 
 
@@ -199,10 +199,7 @@ class MultiRLModule(nn.Module):
         if len(group.module_ids) == 1:
             return getattr(self[group.module_ids[0]], f"forward_{purpose}")(group, **kwargs)
         bucket = self.bucket_of(group.module_ids)
-        if bucket is not None and (
-            (group.rows_per_module is not None and group.module_ids == bucket.module_ids)
-            or StackedRows.pays(bucket, group)
-        ):
+        if bucket is not None and (is_whole(bucket, group) or StackedRows.pays(bucket, group)):
             return run_stacked(bucket, group, f"forward_{purpose}", **kwargs)
         outputs = {m: getattr(self[m], f"forward_{purpose}")(c, **kwargs) for m, c in group.module_columns()}
         if purpose != "train":

@@ -9,6 +9,7 @@ from spaces_env import SpacesEnv
 from marl_connectors import Algorithm, PPOConfig, load_policy
 from marl_connectors.algorithms.ppo.learner import PPOLearner
 from marl_connectors.errors import LearnerError
+from marl_connectors.transfers import all_moved, all_on_host
 from marl_envs import match_v0
 
 pytestmark = pytest.mark.gpu
@@ -63,6 +64,49 @@ def test_a_stacked_update_on_the_gpu_equals_one_on_the_cpu(autocast_dtype):
     results = [algo.learner.update(episodes=episodes) for algo in (on_gpu, on_cpu)]
     for module_id, figures in results[0].items():
         assert figures == pytest.approx(results[1][module_id], abs=0.05 if autocast_dtype else 1e-3, rel=1e-2)
+
+
+@pytest.mark.parametrize("policies", ["shared", "independent"])
+@pytest.mark.parametrize("memory", [{}, {"use_lstm": True, "lstm_cell_size": 8}])
+def test_a_sampling_step_copies_once_to_the_gpu_and_once_from_it(policies, memory):
+    config = build(policies, 1).config.copy()
+    runner = config.rl_module(model_config={"fcnet_hiddens": [32], **memory}).build_algo().env_runner
+    runner.sample(num_timesteps=40)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        runner.sample(num_timesteps=40)  # ten vector steps of four copies
+    names = [event.name for event in profile.events()]
+    assert sum("Memcpy HtoD" in name for name in names) == 10
+    assert sum("Memcpy DtoH" in name for name in names) == 10
+    assert all("Pinned" in name for name in names if "Memcpy HtoD" in name or "Memcpy DtoH" in name)
+
+
+@pytest.mark.parametrize("shapes", [[(3,)], [(0, 2), (5, 7), ()]])
+def test_packed_copies_arrive_from_the_gpu_as_they_went(shapes):
+    rng = np.random.default_rng(0)
+    for dtype in (np.bool_, np.uint8, np.int64, np.float32):
+        arrays = [rng.integers(0, 2, shape).astype(dtype) for shape in shapes]
+        there = all_moved(arrays, torch.device("cuda"))
+        assert all(tensor.is_cuda for tensor in there)
+        for array, back in zip(arrays, all_on_host([*there, torch.ones(3, device="cuda").bfloat16()]), strict=False):
+            np.testing.assert_array_equal(back.numpy(), array)
+
+
+def test_the_pinned_buffer_is_not_written_to_while_a_copy_reads_it():
+    copies = [all_moved([np.full(1_000_000, i, np.float32)], torch.device("cuda"))[0] for i in range(20)]
+    assert [int(tensor.min()) for tensor in copies] == [int(tensor.max()) for tensor in copies] == list(range(20))
+
+
+@pytest.mark.parametrize("mode", [None, "reduce-overhead"])
+@pytest.mark.parametrize("policies", ["shared", "independent"])
+def test_a_compiled_update_on_the_gpu_is_the_same_update(policies, mode):
+    plain = build(policies, 1)
+    compiled = plain.config.copy().framework(torch_compile_learner=True, torch_compile_learner_dynamo_mode=mode)
+    algos = [plain, compiled.build_algo()]
+    for _ in range(3):
+        results = [algo.train()["learners"] for algo in algos]
+        for module_id, figures in results[0].items():
+            assert results[1][module_id] == pytest.approx(figures, abs=1e-3, rel=1e-2)
+    assert algos[1].learner._compiled.num_graphs == 1
 
 
 def test_a_step_that_is_not_finite_is_not_taken_on_the_gpu():

@@ -16,7 +16,7 @@ from marl_connectors import Callbacks
 from marl_connectors.algorithms.env_workers import auto_env_workers, looks_at_environments
 from marl_connectors.cli.explain import _algorithm
 from marl_connectors.cli.settings import RunSettings
-from marl_connectors.cli.values import number_of_workers
+from marl_connectors.cli.values import number_or_auto
 from marl_connectors.environments import env_setup, worker_count
 from marl_connectors.environments.env_setup import EnvSetup
 from marl_connectors.environments.env_worker import EnvFactory
@@ -192,4 +192,4 @@ def test_training_on_the_command_line_chooses_by_itself_and_explain_starts_none(
 
 
 def test_the_option_is_a_number_or_auto():
-    assert [number_of_workers(text) for text in ("auto", "0", "3")] == ["auto", 0, 3]
+    assert [number_or_auto(text) for text in ("auto", "0", "3")] == ["auto", 0, 3]

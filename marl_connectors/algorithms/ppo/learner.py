@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,6 +20,7 @@ from marl_connectors.ops.schedule import value_at
 from marl_connectors.rl_module.module_calls import called
 from marl_connectors.rl_module.output_check import checked_inputs, checked_values
 from marl_connectors.rl_module.rl_module import RLModule
+from marl_connectors.transfers import moved
 from marl_connectors.typing import ModuleID
 
 
@@ -96,6 +98,8 @@ class PPOLearner(Learner):
 
     def _coefficients(self, module_ids: Sequence[ModuleID]) -> dict[str, Any]:
         """Weights and clips, which hold for a whole update: numbers, or ``[M]`` tensors where modules differ."""
+        if self.traced_coefficients is not None:
+            return self.traced_coefficients
         now = (self.num_updates, self.timestep)
         if self._coefficients_at != now:
             self._coefficients_of, self._coefficients_at = {}, now
@@ -104,6 +108,10 @@ class PPOLearner(Learner):
             own = [self._own_coefficients(m, self.config.get_config_for_module(m)) for m in key]
             self._coefficients_of[key] = {name: self._one_for_each([c[name] for c in own]) for name in own[0]}
         return self._coefficients_of[key]
+
+    def loss_coefficients(self, module_ids: Sequence[ModuleID]) -> dict[str, Any]:
+        """Weights and clips."""
+        return self._coefficients(module_ids)
 
     def _own_coefficients(self, module_id: ModuleID, config: Any) -> dict[str, float]:
         return {
@@ -115,7 +123,7 @@ class PPOLearner(Learner):
         }
 
     def _one_for_each(self, values: list[float]) -> Any:
-        return values[0] if len(set(values)) == 1 else torch.tensor(values, device=self.config.device)
+        return values[0] if len(set(values)) == 1 else moved(np.array(values, np.float32), self.device)
 
     def _loss(
         self,

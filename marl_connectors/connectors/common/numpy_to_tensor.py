@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from marl_connectors.connectors.connector_v2 import ENV_TO_MODULE, LEARNER, ConnectorV2
+from marl_connectors.connectors.device_columns import columns_to_device, to_device
 from marl_connectors.episodes.column_batch import ColumnGroup, Phase
+from marl_connectors.transfers import moved
 from marl_connectors.trees import tree_map
-
-_PINNED_BYTES = 1 << 16
-"""Arrays of this size are copied to a GPU from pinned memory, while the CPU goes on; smaller ones as they are."""
 
 
 class NumpyToTensor(ConnectorV2):
-    """All arrays become tensors on ``device``; float64 becomes float32. Keeps no state."""
+    """All arrays become tensors on ``device``; float64 becomes float32. Keeps no state.
+
+    To a GPU they go in one copy, whatever the number of columns and modules.
+    """
 
     belongs_in = (ENV_TO_MODULE, LEARNER)
 
@@ -28,6 +31,11 @@ class NumpyToTensor(ConnectorV2):
         super().__init__(input_observation_space, input_action_space)
         self.device = torch.device(device or "cpu")
         self._on_cpu = self.device.type == "cpu"
+
+    def before_columns(self, *, rl_module: Any, groups: Sequence[ColumnGroup], **kwargs: Any) -> None:
+        """Moves all groups at once, if they are to be moved."""
+        if not self._on_cpu:
+            columns_to_device(groups, self.device, rl_module)
 
     def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
         """A hot path: on the CPU, tensors share the arrays' memory."""
@@ -41,16 +49,13 @@ class NumpyToTensor(ConnectorV2):
 
     def __call__(self, *, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Converts every leaf."""
-        return tree_map(self._tensor, batch)
+        return tree_map(self._tensor, batch) if self._on_cpu else to_device(batch, self.device)
 
     def _tensor(self, values: Any) -> Any:
         if not isinstance(values, np.ndarray) or values.dtype == object:
             return values
+        if not self._on_cpu:
+            return moved(values, self.device)
         if values.dtype == np.float64:
             values = values.astype(np.float32)
-        tensor = torch.from_numpy(values if values.flags.writeable else values.copy())
-        if self._on_cpu:
-            return tensor
-        if self.device.type == "cuda" and values.nbytes >= _PINNED_BYTES:
-            tensor = tensor.pin_memory()
-        return tensor.to(self.device, non_blocking=True)
+        return torch.from_numpy(values if values.flags.writeable else values.copy())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from marl_connectors.rl_module.module_calls import called
 from marl_connectors.rl_module.observation_check import check_observations
 from marl_connectors.rl_module.output_check import checked_values
 from marl_connectors.rl_module.stacked_rows import StackedRows
+from marl_connectors.transfers import all_moved, all_on_host, moved
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import DEFAULT_MODULE_ID
 
@@ -90,10 +92,13 @@ class GeneralAdvantageEstimation(ConnectorV2):
                 "need. Put that piece behind this one."
             )
         check_observations(columns, rl_module, train=True)
-        values = compute_values(rl_module, columns).cpu().numpy()
+        device = columns[Columns.REWARDS].device
+        wanted = [compute_values(rl_module, columns), columns[Columns.REWARDS]]
+        wanted += [columns.pop(Columns.LOSS_MASK)] if Columns.LOSS_MASK in columns else []
+        values, rewards, *masks = (tensor.numpy() for tensor in all_on_host(wanted))
         gamma, lambda_ = self._settings_of_episodes(rows)
         advantages = compute_gae_of_episodes(
-            columns[Columns.REWARDS].cpu().numpy(),
+            rewards,
             values,
             np.array(rows.counts),
             np.array([episode.is_terminated for episode in rows.episodes], bool),
@@ -101,7 +106,7 @@ class GeneralAdvantageEstimation(ConnectorV2):
             lambda_=lambda_,
         )
         acted = np.ones(len(rows), bool) if rows.acted is None else rows.acted
-        counted = _counted(columns, acted)
+        counted = acted & masks[0].astype(bool) if masks else acted
         # A stateful module is led through masked steps of its sequences, so they stay.
         real = np.flatnonzero(counted if columns.sequences is None else acted)
         counted = counted[real]
@@ -111,16 +116,14 @@ class GeneralAdvantageEstimation(ConnectorV2):
         if self.standardize:
             for begin, end in itertools.pairwise(splits):
                 advantages[begin:end] = standardized(advantages[begin:end], counted[begin:end])
+        estimates = (advantages.astype(np.float32), targets.astype(np.float32))
+        index, *found = all_moved([real, *estimates, *([] if counted.all() else [counted])], device)
         for name, column in columns.items():
-            columns[name] = _rows(column, real)
+            columns[name] = _rows(column, index)
+        columns.update(zip((Columns.ADVANTAGES, Columns.VALUE_TARGETS, Columns.LOSS_MASK), found, strict=False))
         if columns.sequences is not None:
             columns.sequences = columns.sequences.without(acted)
-            if not counted.all():
-                columns[Columns.LOSS_MASK] = torch.from_numpy(counted).to(columns[Columns.REWARDS].device)
-        device = columns[Columns.REWARDS].device
-        columns[Columns.ADVANTAGES] = torch.from_numpy(advantages.astype(np.float32)).to(device)
-        columns[Columns.VALUE_TARGETS] = torch.from_numpy(targets.astype(np.float32)).to(device)
-        columns.rows = rows.kept(real)
+        columns.rows, columns.stacking = rows.kept(real), None
         columns.splits, columns.rows_per_module = columns.rows.splits, columns.rows.rows_per_module
 
     def __call__(
@@ -162,7 +165,7 @@ class GeneralAdvantageEstimation(ConnectorV2):
                 taken, found, targets, counted = (part[counted] for part in (taken, found, targets, counted))
             found = standardized(found, counted) if self.standardize else found
             for name, column in columns.items():
-                columns[name] = _rows(column, taken)
+                columns[name] = _rows(column, torch.from_numpy(taken))
             device = columns[Columns.REWARDS].device
             if not counted.all():
                 columns[Columns.LOSS_MASK] = torch.from_numpy(counted).to(device)
@@ -170,7 +173,7 @@ class GeneralAdvantageEstimation(ConnectorV2):
             columns[Columns.VALUE_TARGETS] = torch.from_numpy(targets.astype(np.float32)).to(device)
             if sequences is not None:
                 kept = sequences.without(np.isin(np.arange(begin), np.concatenate(real)))
-                kept.to_column = lambda array, device=device: torch.from_numpy(array).to(device)
+                kept.to_column = partial(moved, device=device)
                 batch[module_id] = dict(PaddedColumns(columns, kept))
         return batch
 
@@ -219,10 +222,9 @@ def _sequences_of(columns: dict[str, Any], episodes: list) -> Sequences | None:
     return sequences.with_states(columns.get(Columns.STATE_IN))
 
 
-def _rows(column: Any, index: np.ndarray) -> Any:
+def _rows(column: Any, index: torch.Tensor) -> Any:
     """The rows that ``index`` names, of tensors, trees of them, or info dicts."""
-    wanted = torch.from_numpy(index)
-    return tree_map(lambda leaf: leaf.index_select(0, wanted.to(leaf.device)), column)
+    return tree_map(lambda leaf: leaf.index_select(0, index.to(leaf.device)), column)
 
 
 def _counted(columns: dict[str, Any], acted: np.ndarray) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import MODULE_TO_ENV, ConnectorV2
+from marl_connectors.connectors.device_columns import columns_to_host, to_host
 from marl_connectors.episodes.column_batch import ColumnGroup, Phase
 from marl_connectors.errors import ModuleError
 from marl_connectors.rl_module.distributions import Distribution
@@ -27,6 +28,9 @@ class GetActions(ConnectorV2):
 
     Reads ``action_dist_inputs``, as parameters of the module's exploration (or inference) distribution; samples when
     exploring, else takes the most likely action. Keeps no state.
+
+    What modules put out on a GPU is wanted by the trajectories, on the CPU, in any case. So it is brought there first,
+    in one copy whatever the number of columns and modules, and actions are chosen there.
     """
 
     belongs_in = (MODULE_TO_ENV,)
@@ -47,6 +51,10 @@ class GetActions(ConnectorV2):
         self._defers_now = False  # and not for a fragment in which modules of different classes may act
         self._asked: tuple[Any, bool | None] | None = None
         self._common: type[Distribution] | None = None
+
+    def before_columns(self, *, groups: Sequence[ColumnGroup], **kwargs: Any) -> None:
+        """Brings all groups at once, where they are on a device."""
+        columns_to_host(groups)
 
     def on_columns(
         self,
@@ -109,6 +117,7 @@ class GetActions(ConnectorV2):
         self, *, rl_module: Any, batch: dict[str, Any], explore: bool | None = None, **kwargs: Any
     ) -> dict[str, Any]:
         """Works on each module's columns of tensors."""
+        batch = to_host(batch)
         for module_id, columns in batch.items():
             if Columns.ACTIONS not in columns:
                 module = rl_module if isinstance(rl_module, RLModule) else rl_module[module_id]

@@ -141,8 +141,8 @@ class TorchMultiCategorical(Distribution):
         """As for one choice; a choice of which all values are forbidden is free."""
         mask = fitting_mask(inputs, mask)
         some = cls._by_choice(mask, False).any(-1)  # [..., choices]
-        lens = torch.tensor(cls.input_lens, device=inputs.device)
-        forbidden = mask.logical_not() & some.repeat_interleave(lens, -1, output_size=inputs.shape[-1])
+        spread = [part.expand(*part.shape[:-1], n) for part, n in zip(some.split(1, -1), cls.input_lens, strict=True)]
+        forbidden = mask.logical_not() & torch.cat(spread, -1)
         return inputs.masked_fill(forbidden, torch.finfo(inputs.dtype).min)
 
     def sample(self, noise: Tensor | None = None) -> Tensor:
