@@ -8,7 +8,16 @@ from typing import Any
 
 import torch
 
-from marl_connectors import Columns, MAPPOConfig, PPOConfig, RLModule, RLModuleSpec, ScaleRewards, ValueFunctionAPI
+from marl_connectors import (
+    Callbacks,
+    Columns,
+    MAPPOConfig,
+    PPOConfig,
+    RLModule,
+    RLModuleSpec,
+    ScaleRewards,
+    ValueFunctionAPI,
+)
 
 
 @dataclass(frozen=True)
@@ -39,6 +48,15 @@ class RandomPlayer(RLModule, ValueFunctionAPI):
 
     def compute_values(self, batch, embeddings=None):
         return torch.zeros(len(batch[Columns.OBS]))
+
+
+class Wins(Callbacks):
+    """Logs ``won``, the share of episodes in which ``learner`` was paid more than it lost."""
+
+    def on_episode_end(self, *, episode, metrics_logger, **kwargs):
+        for agent in episode.agent_episodes.values():
+            if agent.module_id == "learner":
+                metrics_logger.log_value("won", float(agent.get_return() > 0), reduce="mean")
 
 
 COMMON = {
@@ -90,7 +108,10 @@ def speaker_listener(algo: type[PPOConfig]) -> PPOConfig:
 
 
 def connect_four() -> PPOConfig:
-    """Against random moves, with action masks, first and second in turns: 1 for a win, -1 for a loss."""
+    """Against random moves, with action masks, first and second in turns: 1 for a win, -1 for a loss.
+
+    Evaluations sample actions, as an opponent without exploration would always drop into the first free column.
+    """
 
     def mapping(agent_id, episode, **kwargs):
         return "learner" if agent_id == f"player_{int(episode.id_.split('-')[1]) % 2}" else "random"
@@ -99,6 +120,7 @@ def connect_four() -> PPOConfig:
         "connect_four_v3", num_envs=16, lr=1e-3, train_batch_size_per_learner=4000, num_epochs=6, minibatch_size=500
     )
     config.environment(action_mask_key="action_mask")
+    config.evaluation(evaluation_config={"explore": True, "callbacks_class": Wins})
     return config.multi_agent(
         policies={"learner": None, "random": RLModuleSpec(RandomPlayer)},
         policy_mapping_fn=mapping,
@@ -159,5 +181,5 @@ TASKS: dict[str, Task] = {
         100_000,
         1.8,
     ),
-    "connect_four": Task(connect_four, 400_000, 0.8, ("learner",)),
+    "connect_four": Task(connect_four, 250_000, 0.8, ("learner",)),
 }
