@@ -107,6 +107,21 @@ def speaker_listener(algo: type[PPOConfig]) -> PPOConfig:
     return config.learners(learner_connector=lambda *_: ScaleRewards(scale=0.1))
 
 
+def pursuit() -> PPOConfig:
+    """Four agents that see 7 x 7 cells around them are to surround what flees; the default convolutions."""
+    config = ppo(
+        "pettingzoo.sisl.pursuit_v5",
+        model={"fcnet_hiddens": [64]},
+        lr=1e-3,
+        gamma=0.95,
+        train_batch_size_per_learner=4096,
+        num_epochs=6,
+        minibatch_size=512,
+    )
+    config.environment(env_config={"x_size": 10, "y_size": 10, "n_pursuers": 4, "n_evaders": 10, "max_cycles": 200})
+    return config.multi_agent(policies="shared")
+
+
 def connect_four() -> PPOConfig:
     """Against random moves, with action masks, first and second in turns: 1 for a win, -1 for a loss.
 
@@ -181,5 +196,6 @@ TASKS: dict[str, Task] = {
         100_000,
         1.8,
     ),
+    "pursuit_cnn": Task(pursuit, 200_000, -8.0),
     "connect_four": Task(connect_four, 250_000, 0.8, ("learner",)),
 }
