@@ -5,6 +5,7 @@ The picture is ``docs/images/learning.png``: a curve for each seed, the target a
 
 from __future__ import annotations
 
+import io
 import math
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import matplotlib.pyplot as plt
 from learning_results import Run, saved_runs
 from learning_tasks import TASKS, Task
 from matplotlib.axes import Axes
+from PIL import Image
 
 PICTURE = Path(__file__).parents[1] / "docs" / "images" / "learning.png"
 COLUMNS = 4
@@ -64,7 +66,9 @@ def main() -> None:
         place.set_axis_off()
     figure.supxlabel("thousand agent steps (dashed: target, dotted: random actions)", fontsize=8)
     figure.supylabel("mean return of an agent", fontsize=8)
-    figure.savefig(PICTURE, dpi=110)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=110)
+    Image.open(drawn).convert("RGB").quantize(32).save(PICTURE, optimize=True)
 
 
 if __name__ == "__main__":
