@@ -173,8 +173,8 @@ TASKS: dict[str, Task] = {
     ),
     "spread_shared": Task(lambda: spread("shared"), 1_000_000, -20.0),
     "spread_independent": Task(lambda: spread("independent"), 1_000_000, -22.0),
-    "spread_mappo": Task(lambda: spread("shared", algo=MAPPOConfig), 1_000_000, -20.0),
-    "spread_continuous": Task(lambda: spread("shared", continuous=True), 1_000_000, -22.0),
+    "spread_mappo": Task(lambda: spread("shared", algo=MAPPOConfig), 500_000, -20.0),
+    "spread_continuous": Task(lambda: spread("shared", continuous=True), 500_000, -22.0),
     "speaker_listener_independent": Task(lambda: speaker_listener(PPOConfig), 1_500_000, -10.0),
     "speaker_listener_mappo": Task(lambda: speaker_listener(MAPPOConfig), 1_500_000, -10.0),
     "recall_lstm": Task(
