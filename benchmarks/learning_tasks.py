@@ -8,7 +8,16 @@ from typing import Any
 
 import torch
 
-from marl_connectors import Columns, MAPPOConfig, PPOConfig, RLModule, RLModuleSpec, ScaleRewards, ValueFunctionAPI
+from marl_connectors import (
+    Callbacks,
+    Columns,
+    MAPPOConfig,
+    PPOConfig,
+    RLModule,
+    RLModuleSpec,
+    ScaleRewards,
+    ValueFunctionAPI,
+)
 
 
 @dataclass(frozen=True)
@@ -39,6 +48,15 @@ class RandomPlayer(RLModule, ValueFunctionAPI):
 
     def compute_values(self, batch, embeddings=None):
         return torch.zeros(len(batch[Columns.OBS]))
+
+
+class Wins(Callbacks):
+    """Logs ``won``, the share of episodes in which ``learner`` was paid more than it lost."""
+
+    def on_episode_end(self, *, episode, metrics_logger, **kwargs):
+        for agent in episode.agent_episodes.values():
+            if agent.module_id == "learner":
+                metrics_logger.log_value("won", float(agent.get_return() > 0), reduce="mean")
 
 
 COMMON = {
@@ -89,8 +107,26 @@ def speaker_listener(algo: type[PPOConfig]) -> PPOConfig:
     return config.learners(learner_connector=lambda *_: ScaleRewards(scale=0.1))
 
 
+def pursuit() -> PPOConfig:
+    """Four agents that see 7 x 7 cells around them are to surround what flees; the default convolutions."""
+    config = ppo(
+        "pettingzoo.sisl.pursuit_v5",
+        model={"fcnet_hiddens": [64]},
+        lr=1e-3,
+        gamma=0.95,
+        train_batch_size_per_learner=4096,
+        num_epochs=6,
+        minibatch_size=512,
+    )
+    config.environment(env_config={"x_size": 10, "y_size": 10, "n_pursuers": 4, "n_evaders": 10, "max_cycles": 200})
+    return config.multi_agent(policies="shared")
+
+
 def connect_four() -> PPOConfig:
-    """Against random moves, with action masks, first and second in turns: 1 for a win, -1 for a loss."""
+    """Against random moves, with action masks, first and second in turns: 1 for a win, -1 for a loss.
+
+    Evaluations sample actions, as an opponent without exploration would always drop into the first free column.
+    """
 
     def mapping(agent_id, episode, **kwargs):
         return "learner" if agent_id == f"player_{int(episode.id_.split('-')[1]) % 2}" else "random"
@@ -99,6 +135,7 @@ def connect_four() -> PPOConfig:
         "connect_four_v3", num_envs=16, lr=1e-3, train_batch_size_per_learner=4000, num_epochs=6, minibatch_size=500
     )
     config.environment(action_mask_key="action_mask")
+    config.evaluation(evaluation_config={"explore": True, "callbacks_class": Wins})
     return config.multi_agent(
         policies={"learner": None, "random": RLModuleSpec(RandomPlayer)},
         policy_mapping_fn=mapping,
@@ -136,8 +173,8 @@ TASKS: dict[str, Task] = {
     ),
     "spread_shared": Task(lambda: spread("shared"), 1_000_000, -20.0),
     "spread_independent": Task(lambda: spread("independent"), 1_000_000, -22.0),
-    "spread_mappo": Task(lambda: spread("shared", algo=MAPPOConfig), 1_000_000, -20.0),
-    "spread_continuous": Task(lambda: spread("shared", continuous=True), 1_000_000, -22.0),
+    "spread_mappo": Task(lambda: spread("shared", algo=MAPPOConfig), 500_000, -20.0),
+    "spread_continuous": Task(lambda: spread("shared", continuous=True), 500_000, -22.0),
     "speaker_listener_independent": Task(lambda: speaker_listener(PPOConfig), 1_500_000, -10.0),
     "speaker_listener_mappo": Task(lambda: speaker_listener(MAPPOConfig), 1_500_000, -10.0),
     "recall_lstm": Task(
@@ -159,5 +196,6 @@ TASKS: dict[str, Task] = {
         100_000,
         1.8,
     ),
-    "connect_four": Task(connect_four, 400_000, 0.8, ("learner",)),
+    "pursuit_cnn": Task(pursuit, 200_000, -8.0),
+    "connect_four": Task(connect_four, 250_000, 0.8, ("learner",)),
 }
