@@ -316,6 +316,20 @@ def test_environments_of_mpe(module, size):
     np.testing.assert_array_equal(rows.get(Columns.ENV_STATE), joint)  # that is what their states are
 
 
+@pytest.mark.parametrize("module", ["mpe2.simple_spread_v3", "mpe2.simple_spread_v3:env"])
+def test_states_come_through_wrappers_and_reset_options(module):
+    pytest.importorskip("mpe2")
+    pytest.importorskip("supersuit")
+    config = small_config(module, algorithm=MAPPOConfig).multi_agent(policies="shared")
+    config.environment(wrappers=["frame_stack_v1:2"], reset_options={"seen": True})
+    algo = config.training(critic_obs="state").build_algo()
+    rows = rows_of(algo, algo.env_runner.sample(num_timesteps=6))
+    newest = rows.get(Columns.OBS).reshape(len(rows), -1)[:, -18:]  # of a stack of two
+    own = np.array([int(e.agent_id[-1]) for e, n in zip(rows.episodes, rows.counts, strict=True) for _ in range(n)])
+    states = rows.get(Columns.ENV_STATE).reshape(len(rows), 3, 18)
+    np.testing.assert_array_equal(states[np.arange(len(rows)), own], newest)
+
+
 def test_knights_archers_zombies_whose_agents_die_one_by_one():
     pytest.importorskip("pettingzoo.butterfly.knights_archers_zombies_v11")
     config = small_config("pettingzoo.butterfly.knights_archers_zombies_v11", algorithm=MAPPOConfig)
