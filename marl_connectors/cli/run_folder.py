@@ -37,7 +37,7 @@ CONFIG, BASELINES, METRICS, CURVES, VIDEO, EVENTS, CHECKPOINTS = (
 )
 
 AGENT_RETURNS = "agent_episode_returns_mean"
-BY_AGENT = (AGENT_RETURNS, "num_agent_steps_sampled")
+BY_AGENT = (AGENT_RETURNS, "agent_steps", "num_agent_steps_sampled")
 MAX_AGENT_SERIES = 100
 """Agents that have TensorBoard series of their own, at most. An environment may make up new agent ids for ever."""
 

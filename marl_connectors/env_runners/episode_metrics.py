@@ -16,7 +16,7 @@ from marl_connectors.typing import AgentID, ModuleID
 
 @dataclass(slots=True)
 class Returns:
-    """Count, sum, spread and extremes of returns, without the returns.
+    """Count, sum, spread and extremes of returns, without the returns; and in how many steps they were made.
 
     Attributes:
         count: How many there are.
@@ -24,6 +24,7 @@ class Returns:
         squares: The sum of their squared distances from their mean.
         lowest: The lowest, infinite if there is none.
         highest: The highest, minus infinite if there is none.
+        steps: Agent steps of all of them together.
     """
 
     count: int = 0
@@ -31,13 +32,14 @@ class Returns:
     squares: float = 0.0
     lowest: float = math.inf
     highest: float = -math.inf
+    steps: int = 0
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Returns:
+    def of(cls, values: Sequence[float], steps: int = 0) -> Returns:
         """Of at least one return; their order does not matter, not even for rounding."""
         array = np.sort(values)
         squares = float(np.square(array - array.mean()).sum())
-        return cls(len(array), float(array.sum()), squares, float(array.min()), float(array.max()))
+        return cls(len(array), float(array.sum()), squares, float(array.min()), float(array.max()), steps)
 
     @property
     def mean(self) -> float:
@@ -59,25 +61,30 @@ class Returns:
         self.squares += other.squares
         self.lowest = min(self.lowest, other.lowest)
         self.highest = max(self.highest, other.highest)
+        self.steps += other.steps
 
 
 @dataclass(slots=True)
 class EndedAgent:
-    """What an agent was paid in its lives, the newest of which has ended.
+    """What an agent was paid in its lives, the newest of which has ended, and how long they were.
 
     Attributes:
         module_id: Who chose its actions in the newest life.
         life_return: Of the newest life; it still grows if the agent is paid late.
         is_truncated: Whether that life was truncated.
+        life_steps: Agent steps of that life.
         earlier_lives: How many lives it had before, in the same episode.
         earlier_returns: The sum of their returns.
+        earlier_steps: Agent steps of all of them together.
     """
 
     module_id: ModuleID
     life_return: float
     is_truncated: bool
+    life_steps: int
     earlier_lives: int = 0
     earlier_returns: float = 0.0
+    earlier_steps: int = 0
 
 
 @dataclass(slots=True)
@@ -109,13 +116,15 @@ class EpisodeTally:
         """Whether the newest life of any agent ended by truncation."""
         return self.any_settled_truncated or any(agent.is_truncated for agent in self.agents.values())
 
-    def end_life(self, agent_id: AgentID, module_id: ModuleID, life_return: float, is_truncated: bool) -> None:
+    def end_life(
+        self, agent_id: AgentID, module_id: ModuleID, life_return: float, is_truncated: bool, life_steps: int
+    ) -> None:
         """An agent has ended. A hot path."""
         self.episode_return += life_return
         agents = self.agents
         former = agents.pop(agent_id, None)
         if former is None:
-            agents[agent_id] = EndedAgent(module_id, life_return, is_truncated)
+            agents[agent_id] = EndedAgent(module_id, life_return, is_truncated, life_steps)
             if len(agents) > REMEMBERED_AGENTS:
                 oldest = agents.pop(next(iter(agents)))
                 self._settle(oldest)
@@ -123,7 +132,8 @@ class EpisodeTally:
         else:
             self._settle(former)
             lives, returns = former.earlier_lives + 1, former.earlier_returns + former.life_return
-            agents[agent_id] = EndedAgent(module_id, life_return, is_truncated, lives, returns)
+            steps = former.earlier_steps + former.life_steps
+            agents[agent_id] = EndedAgent(module_id, life_return, is_truncated, life_steps, lives, returns, steps)
 
     def pay(self, agent_id: AgentID, reward: float) -> None:
         """An agent was paid that did not act: after its end, or before its first action."""
@@ -134,12 +144,15 @@ class EpisodeTally:
 
     def _settle(self, agent: EndedAgent) -> None:
         paid = agent.life_return
-        self.settled.setdefault(agent.module_id, Returns()).merge(Returns(1, paid, 0.0, paid, paid))
+        self.settled.setdefault(agent.module_id, Returns()).merge(Returns(1, paid, 0.0, paid, paid, agent.life_steps))
 
     @property
-    def agent_returns(self) -> dict[AgentID, tuple[int, float]]:
-        """Agent to the number of its lives that have ended and the sum of their returns, as far as remembered."""
-        return {a: (e.earlier_lives + 1, e.earlier_returns + e.life_return) for a, e in self.agents.items()}
+    def agent_totals(self) -> dict[AgentID, tuple[int, float, int]]:
+        """Agent to the number of its lives that have ended and the sums of their returns and steps, if remembered."""
+        return {
+            a: (e.earlier_lives + 1, e.earlier_returns + e.life_return, e.earlier_steps + e.life_steps)
+            for a, e in self.agents.items()
+        }
 
     def get_state(self) -> dict[str, Any]:
         """As plain data and arrays."""
@@ -151,8 +164,10 @@ class EpisodeTally:
             "module_ids": [agent.module_id for agent in agents],
             "life_returns": np.array([agent.life_return for agent in agents], np.float64),
             "truncated": np.array([agent.is_truncated for agent in agents], bool),
+            "life_steps": np.array([agent.life_steps for agent in agents], np.int64),
             "earlier_lives": np.array([agent.earlier_lives for agent in agents], np.int64),
             "earlier_returns": np.array([agent.earlier_returns for agent in agents], np.float64),
+            "earlier_steps": np.array([agent.earlier_steps for agent in agents], np.int64),
             "settled": {module_id: asdict(returns) for module_id, returns in self.settled.items()},
             "any_settled_truncated": self.any_settled_truncated,
         }
@@ -160,8 +175,8 @@ class EpisodeTally:
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> EpisodeTally:
         """The tally that ``get_state`` described."""
-        columns = [state[name].tolist() for name in ("life_returns", "truncated", "earlier_lives", "earlier_returns")]
-        agents = map(EndedAgent, state["module_ids"], *columns)
+        names = "life_returns", "truncated", "life_steps", "earlier_lives", "earlier_returns", "earlier_steps"
+        agents = map(EndedAgent, state["module_ids"], *(state[name].tolist() for name in names))
         return cls(
             length=state["length"],
             episode_return=state["episode_return"],
@@ -182,6 +197,7 @@ class JointTally(NamedTuple):
         module_ids: Who chose the actions of each.
         returns: ``[num_agents]`` what each was paid.
         truncated: ``[num_agents]`` bool, whether each ended by truncation.
+        steps: ``[num_agents]`` int64, how many steps each has made.
     """
 
     length: int
@@ -191,19 +207,21 @@ class JointTally(NamedTuple):
     module_ids: tuple[ModuleID, ...]
     returns: np.ndarray
     truncated: np.ndarray
+    steps: np.ndarray
 
     def by_agent(self) -> EpisodeTally:
         """The same as an EpisodeTally."""
         tally = EpisodeTally(length=self.length)
-        for life in zip(self.agent_ids, self.module_ids, self.returns.tolist(), self.truncated.tolist(), strict=True):
+        columns = (column.tolist() for column in (self.returns, self.truncated, self.steps))
+        for life in zip(self.agent_ids, self.module_ids, *columns, strict=True):
             tally.end_life(*life)
         tally.episode_return = self.episode_return
         return tally
 
     @property
-    def agent_returns(self) -> dict[AgentID, tuple[int, float]]:
+    def agent_totals(self) -> dict[AgentID, tuple[int, float, int]]:
         """As those of an EpisodeTally."""
-        return self.by_agent().agent_returns
+        return self.by_agent().agent_totals
 
     def get_state(self) -> dict[str, Any]:
         """As plain data and arrays."""
@@ -229,9 +247,10 @@ def joint_tallies(
     module_ids: Sequence[tuple[ModuleID, ...]],
     returns: np.ndarray,
     truncated: np.ndarray,
+    steps: np.ndarray,
     begins: np.ndarray,
 ) -> list[JointTally]:
-    """The tallies of several episodes, a part of all agents' ``returns`` and ``truncated`` each.
+    """The tallies of several episodes, a part of all agents' ``returns``, ``truncated`` and ``steps`` each.
 
     Args:
         lengths: Of each episode.
@@ -239,12 +258,12 @@ def joint_tallies(
         module_ids: Of each episode.
         returns: ``[N]`` of all agents, episode after episode.
         truncated: ``[N]`` bool, likewise.
+        steps: ``[N]`` int64, likewise.
         begins: Where each episode's agents begin.
     """
     totals = np.add.reduceat(returns, begins).tolist()
     any_truncated = np.logical_or.reduceat(truncated, begins).tolist()
-    cuts = begins[1:]
-    parts = np.split(returns, cuts), np.split(truncated, cuts)
+    parts = (np.split(column, begins[1:]) for column in (returns, truncated, steps))
     return list(map(JointTally, lengths, totals, any_truncated, agent_ids, module_ids, *parts))
 
 
@@ -253,47 +272,56 @@ def summarize(episodes: Collection[Tally]) -> dict[str, Any]:
 
     Returns:
         ``episode_return_mean/min/max`` (a multi-agent episode's return is all that its agents were paid),
-        ``episode_len_mean``, ``num_episodes``, ``module_episode_returns`` (``{module_id: {mean, std, min, max,
-        num_episodes}}`` over the returns of the module's agents) and ``agent_episode_returns_mean`` (of at most
-        ``REMEMBERED_AGENTS`` agents).
+        ``episode_len_mean/min/max``, ``num_episodes``, ``module_episode_returns`` (``{module_id: {mean, std, min, max,
+        num_episodes}}`` over the returns of the module's agents), ``module_steps`` (their mean length),
+        ``agent_episode_returns_mean`` and ``agent_steps`` (mean returns and lengths of at most ``REMEMBERED_AGENTS``
+        agents).
     """
     lives: dict[ModuleID, list[float]] = defaultdict(list)
+    steps: dict[ModuleID, int] = defaultdict(int)
     by_module: dict[ModuleID, Returns] = defaultdict(Returns)
-    by_agent: dict[AgentID, tuple[int, list[float]]] = {}
+    by_agent: dict[AgentID, tuple[int, list[float], int]] = {}
 
-    def add_agent(agent_id: AgentID, count: int, totals: list[float]) -> None:
-        earlier_count, earlier = by_agent.get(agent_id, (0, []))
-        by_agent[agent_id] = earlier_count + count, earlier + totals
+    def add_agent(agent_id: AgentID, count: int, totals: list[float], length: int) -> None:
+        earlier_count, earlier, earlier_length = by_agent.get(agent_id, (0, [], 0))
+        by_agent[agent_id] = earlier_count + count, earlier + totals, earlier_length + length
 
-    joint: dict[tuple[tuple[AgentID, ...], tuple[ModuleID, ...]], list[np.ndarray]] = defaultdict(list)
+    joint: dict[tuple[tuple[AgentID, ...], tuple[ModuleID, ...]], list[JointTally]] = defaultdict(list)
     for episode in episodes:
         if isinstance(episode, JointTally):
-            rows = joint[episode.agent_ids, episode.module_ids]
-            if not rows:
+            tallies = joint[episode.agent_ids, episode.module_ids]
+            if not tallies:
                 for agent_id in episode.agent_ids[-REMEMBERED_AGENTS:]:
-                    by_agent.setdefault(agent_id, (0, []))  # in its place; the order is that of the episodes
-            rows.append(episode.returns)
+                    by_agent.setdefault(agent_id, (0, [], 0))  # in its place; the order is that of the episodes
+            tallies.append(episode)
             continue
         for agent in episode.agents.values():
             lives[agent.module_id].append(agent.life_return)
+            steps[agent.module_id] += agent.life_steps
         for module_id, returns in episode.settled.items():
             by_module[module_id].merge(returns)
-        for agent_id, (count, total) in episode.agent_returns.items():
-            add_agent(agent_id, count, [total])
-    for (agent_ids, module_ids), rows in joint.items():
-        columns = np.array(rows).T.tolist()
-        for module_id, values in zip(module_ids, columns, strict=True):
+        for agent_id, (count, total, length) in episode.agent_totals.items():
+            add_agent(agent_id, count, [total], length)
+    for (agent_ids, module_ids), tallies in joint.items():
+        columns = np.array([tally.returns for tally in tallies]).T.tolist()
+        lengths = np.sum([tally.steps for tally in tallies], axis=0).tolist()
+        for module_id, values, length in zip(module_ids, columns, lengths, strict=True):
             lives[module_id] += values
-        for agent_id, values in list(zip(agent_ids, columns, strict=True))[-REMEMBERED_AGENTS:]:
-            add_agent(agent_id, len(values), values)
+            steps[module_id] += length
+        for agent_id, values, length in list(zip(agent_ids, columns, lengths, strict=True))[-REMEMBERED_AGENTS:]:
+            add_agent(agent_id, len(values), values, length)
     for module_id, values in lives.items():
-        by_module[module_id].merge(Returns.of(values))
+        by_module[module_id].merge(Returns.of(values, steps[module_id]))
     whole = Returns.of([episode.episode_return for episode in episodes]) if episodes else Returns()
+    env_steps = [episode.length for episode in episodes] or [math.nan]
+    newest_agents = list(by_agent.items())[-REMEMBERED_AGENTS:]
     return {
         "episode_return_mean": whole.mean,
         "episode_return_min": whole.lowest if episodes else math.nan,
         "episode_return_max": whole.highest if episodes else math.nan,
-        "episode_len_mean": float(np.mean([episode.length for episode in episodes])) if episodes else math.nan,
+        "episode_len_mean": float(np.mean(env_steps)),
+        "episode_len_min": min(env_steps),
+        "episode_len_max": max(env_steps),
         "num_episodes": len(episodes),
         "module_episode_returns": {
             module_id: {
@@ -305,8 +333,7 @@ def summarize(episodes: Collection[Tally]) -> dict[str, Any]:
             }
             for module_id, returns in sorted(by_module.items())
         },
-        "agent_episode_returns_mean": {
-            agent_id: math.fsum(totals) / count
-            for agent_id, (count, totals) in list(by_agent.items())[-REMEMBERED_AGENTS:]
-        },
+        "module_steps": {module_id: returns.steps / returns.count for module_id, returns in sorted(by_module.items())},
+        "agent_episode_returns_mean": {a: math.fsum(totals) / count for a, (count, totals, _) in newest_agents},
+        "agent_steps": {agent_id: length / count for agent_id, (count, _, length) in newest_agents},
     }

@@ -114,6 +114,7 @@ class JointEpisodes(ABC):
             [tuple([lane.module_id for lane in self.lanes.by_copy[index].values()]) for index in joint.indices],
             paid,
             joint.truncated,
+            ended.t_started + ended.stop_row - ended.start_row,
             lanes.begins,
         )
         for index, begin, tally in zip(joint.indices, lanes.begins.tolist(), tallies, strict=True):

@@ -117,14 +117,14 @@ class Lane:
         )
         return self._episode
 
-    def end_episode(self, position: int, terminated: bool, truncated: bool) -> float:
-        """Ends the episode at its newest row's position; what the agent was paid in all of its chunks."""
+    def end_episode(self, position: int, terminated: bool, truncated: bool) -> tuple[float, int]:
+        """Ends the episode at its newest row's position; what the agent was paid, and its steps, in all chunks."""
         episode, group = self.episode, self.group
         rollout, lanes, storage = group.rollout, group.rollout.num_lanes, self.storage
         storage.stop_row = position // lanes
         episode.is_terminated, episode.is_truncated = terminated, truncated
         paid = rollout.columns[Columns.REWARDS][storage.start_row * lanes + self.number : position : lanes]
-        return group.lives.earlier_return.item(self.number) + float(paid.sum())
+        return group.lives.earlier_return.item(self.number) + float(paid.sum()), episode.t_started + len(paid)
 
 
 class LaneGroup:

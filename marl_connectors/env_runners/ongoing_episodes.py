@@ -256,8 +256,8 @@ class OngoingEpisodes(JointEpisodes):
         self._ended.setdefault(lane.env_index, (self.ongoing[lane.env_index], []))[1].append(lane.episode)  # type: ignore[union-attr]
         terminated = bool(transition.terminations.get(agent_id))
         truncated = bool(transition.truncations.get(agent_id)) and not terminated
-        paid = lane.end_episode(position, terminated, truncated)
-        self._tallies[lane.env_index].end_life(agent_id, lane.module_id, paid, truncated)
+        paid, steps = lane.end_episode(position, terminated, truncated)
+        self._tallies[lane.env_index].end_life(agent_id, lane.module_id, paid, truncated, steps)
 
     def _observe_end(self, transition: Transition, lane: Lane, position: int) -> None:
         rollout, observation = lane.group.rollout, transition.observations.get(lane.agent_id)

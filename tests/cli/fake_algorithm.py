@@ -42,7 +42,9 @@ class FakeAlgorithm:
             "episode_len_mean": 25.0,
             "num_episodes": 4,
             "module_episode_returns": {module_id: dict(stats) for module_id in self.modules},
+            "module_steps": dict.fromkeys(self.modules, 25.0),
             "agent_episode_returns_mean": {"agent_0": mean},
+            "agent_steps": {"agent_0": 25.0},
             "num_agent_steps_sampled": {"agent_0": 2, f"stranger_{self.iteration}": 1},
         }
 

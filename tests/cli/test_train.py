@@ -84,12 +84,12 @@ def test_the_end_says_where_the_time_went(command):
     assert f"Where the time of training went: {shares}.\n" in command.out
 
 
-def agents_with_series(run=RUN):
+def agents_with_series(name, run=RUN):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(run / "tensorboard"))
     events.Reload()
-    prefix = "env_runners/agent_episode_returns_mean/"
+    prefix = f"env_runners/{name}/"
     return sorted(tag.removeprefix(prefix) for tag in events.Tags()["scalars"] if tag.startswith(prefix))
 
 
@@ -100,13 +100,15 @@ def test_agents_with_new_ids_do_not_make_tensorboard_grow(command, build, monkey
 
     def with_late_joiners(self, mean):
         late = f"late_{self.iteration}_{mean}"
-        return {**results(self, mean), "agent_episode_returns_mean": {late: 0.5, **dict.fromkeys(players, mean)}}
+        by_agent = {late: 0.5, **dict.fromkeys(players, mean)}
+        return {**results(self, mean), "agent_episode_returns_mean": by_agent, "agent_steps": by_agent}
 
     monkeypatch.setattr(command.fake, "results", with_late_joiners)
     build()
     assert command("train", "fake_env", "--steps", "300", "--checkpoint-every", "2") == 0
     assert command("train", "--resume", str(RUN), "--steps", "500") == 0
-    assert agents_with_series() == sorted(players[:100])
+    for name in ("agent_episode_returns_mean", "agent_steps"):
+        assert agents_with_series(name) == sorted(players[:100])
     assert len(rows()) == 5
     for row in rows():
         returns = row["env_runners"]["agent_episode_returns_mean"]

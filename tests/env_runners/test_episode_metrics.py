@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from random_aec import RandomAEC
+from scripted_envs import LifeEnv, small_config
 
 from marl_connectors.checkpoints import load_state, save_state
 from marl_connectors.env_runners.episode_metrics import (
@@ -44,8 +46,9 @@ def test_a_joint_tally_counts_like_one_by_agent(num_agents):
     rng, ids = np.random.default_rng(0), tuple(range(num_agents))
     modules = [tuple("xy"[i % 2] for i in ids), ("z",) * num_agents]
     returns, truncated = rng.normal(size=3 * num_agents), rng.random(3 * num_agents) < 0.5
+    steps = rng.integers(1, 7, 3 * num_agents)
     begins = np.arange(3) * num_agents
-    joint = joint_tallies([4, 5, 6], [ids] * 3, [modules[i % 2] for i in range(3)], returns, truncated, begins)
+    joint = joint_tallies([4, 5, 6], [ids] * 3, [modules[i % 2] for i in range(3)], returns, truncated, steps, begins)
     apart = [tally.by_agent() for tally in joint]
     assert repr(summarize(joint)) == repr(summarize([tally_from_state(tally.get_state()) for tally in joint]))
     if num_agents < 1000:
@@ -55,6 +58,8 @@ def test_a_joint_tally_counts_like_one_by_agent(num_agents):
         of_z = metrics["module_episode_returns"]["z"]
         assert of_z["mean"] == pytest.approx(returns[begins[1] : begins[2]].mean())
         assert of_z["num_episodes"] == num_agents
+        assert metrics["module_steps"]["z"] == pytest.approx(steps[begins[1] : begins[2]].mean())
+        assert metrics["agent_steps"][num_agents - 1] == pytest.approx(steps[num_agents - 1 :: num_agents].mean())
         assert list(metrics["agent_episode_returns_mean"]) == list(ids[-1000:])
     assert joint[2].episode_return == pytest.approx(returns[begins[2] :].sum())
 
@@ -68,13 +73,15 @@ def test_returns_far_from_zero_keep_their_spread():
 
 def test_an_agent_with_several_lives_counts_as_often():
     tally = EpisodeTally()
-    tally.end_life("a", "m", 1.0, False)
-    tally.end_life("b", "m", 4.0, False)
-    tally.end_life("a", "n", 16.0, False)
+    tally.end_life("a", "m", 1.0, False, 3)
+    tally.end_life("b", "m", 4.0, False, 7)
+    tally.end_life("a", "n", 16.0, False, 2)
     tally.length = 7
     metrics = summarize([tally])
     assert (metrics["episode_return_mean"], metrics["episode_len_mean"]) == (21.0, 7.0)
     assert metrics["agent_episode_returns_mean"] == {"b": 4.0, "a": 8.5}
+    assert metrics["agent_steps"] == {"b": 7.0, "a": 2.5}
+    assert metrics["module_steps"] == {"m": 5.0, "n": 2.0}
     modules = metrics["module_episode_returns"]
     assert modules["m"] == {"mean": 2.5, "std": 1.5, "min": 1.0, "max": 4.0, "num_episodes": 2}
     assert modules["n"] == {"mean": 16.0, "std": 0.0, "min": 16.0, "max": 16.0, "num_episodes": 1}
@@ -83,7 +90,7 @@ def test_an_agent_with_several_lives_counts_as_often():
 def test_a_late_reward_belongs_to_the_newest_life_that_has_ended():
     tally = EpisodeTally()
     for life_return in (1.0, 4.0):
-        tally.end_life("a", "m", life_return, False)
+        tally.end_life("a", "m", life_return, False, 1)
     tally.pay("a", -8.0)
     tally.pay("never seen", 32.0)
     stats = summarize([tally])
@@ -102,8 +109,8 @@ def test_only_the_agents_that_ended_last_are_remembered_but_all_are_counted():
     tally = EpisodeTally()
     number = REMEMBERED_AGENTS + 500
     for i in range(number):
-        tally.end_life(i, "m", float(i), i == 3)
-    tally.end_life(600, "m", 0.5, False)  # comes back and ends again, so it is the last one now
+        tally.end_life(i, "m", float(i), i == 3, i)
+    tally.end_life(600, "m", 0.5, False, 100)  # comes back and ends again, so it is the last one now
     tally.pay(700, 1000.0)
     tally.pay(0, 0.25)  # forgotten: a reward of the episode, but of no life
     assert list(tally.agents) == [*range(500, 600), *range(601, number), 600]
@@ -117,13 +124,15 @@ def test_only_the_agents_that_ended_last_are_remembered_but_all_are_counted():
     assert module["std"] == pytest.approx(np.std(lives), rel=1e-12)
     assert len(stats["agent_episode_returns_mean"]) == REMEMBERED_AGENTS
     assert stats["agent_episode_returns_mean"][600] == 300.25
+    assert stats["agent_steps"][600] == 350.0
+    assert stats["module_steps"]["m"] == pytest.approx((sum(range(number)) + 100) / (number + 1), rel=1e-12)
 
 
 @pytest.mark.parametrize(("flags", "expected"), [((True, False), False), ((False, True), True), ((False,), False)])
 def test_an_agent_counts_as_truncated_by_its_newest_life(flags, expected):
     tally = EpisodeTally()
     for flag in flags:
-        tally.end_life("a", "m", 0.0, flag)
+        tally.end_life("a", "m", 0.0, flag, 1)
     assert tally.is_truncated is expected
 
 
@@ -132,7 +141,7 @@ def test_agents_of_many_episodes_are_bounded_too():
     for start in range(0, 3 * REMEMBERED_AGENTS, REMEMBERED_AGENTS):
         tallies.append(EpisodeTally())
         for i in range(REMEMBERED_AGENTS):
-            tallies[-1].end_life(start + i, "m", 1.0, False)
+            tallies[-1].end_life(start + i, "m", 1.0, False, 1)
     stats = summarize(tallies)
     assert list(stats["agent_episode_returns_mean"]) == list(range(2 * REMEMBERED_AGENTS, 3 * REMEMBERED_AGENTS))
     assert stats["module_episode_returns"]["m"]["num_episodes"] == 3 * REMEMBERED_AGENTS
@@ -140,18 +149,54 @@ def test_agents_of_many_episodes_are_bounded_too():
 
 def test_without_episodes_there_are_no_numbers():
     stats = summarize([])
-    assert [math.isnan(stats[f"episode_{what}"]) for what in ("return_mean", "return_min", "return_max", "len_mean")]
+    assert all(math.isnan(stats[f"episode_{x}_{y}"]) for x in ("return", "len") for y in ("mean", "min", "max"))
     assert stats["num_episodes"] == 0 and not stats["module_episode_returns"]
 
 
 def test_a_tally_goes_on_from_a_checkpoint(tmp_path):
     tally = EpisodeTally()
     for i, agent_id in enumerate(["a", 7, ("x", 1), "a", *range(2000)]):
-        tally.end_life(agent_id, f"m{i % 3}", 0.1 * i, i % 5 == 0)
+        tally.end_life(agent_id, f"m{i % 3}", 0.1 * i, i % 5 == 0, i)
     save_state(tmp_path / "c", {"tally": tally.get_state()})
     again = EpisodeTally.from_state(load_state(tmp_path / "c")["tally"])
     assert again == tally
     for one in (tally, again):
-        one.end_life(1999, "m0", 0.3, True)
+        one.end_life(1999, "m0", 0.3, True, 5)
         one.pay(1998, 0.7)
     assert summarize([again]) == summarize([tally])
+
+
+ENVS = {
+    "all of them together": lambda: LifeEnv(max_steps=6),
+    "agents that die": lambda: LifeEnv(die=0.2, max_steps=9),
+    "late joiners, with all at the end": lambda: LifeEnv(join=0.4, fixed=False, max_steps=6),
+    "agents that come back": lambda: LifeEnv(die=0.3, join=0.5, fixed=False, max_steps=14),
+    "turns": lambda: RandomAEC(die=0.2, join=0.4, back=0.3, fixed=False, max_steps=14),
+}
+
+
+@pytest.mark.parametrize("fragment", [1, 4, 60])
+@pytest.mark.parametrize("env", ENVS)
+def test_lengths_are_those_of_all_chunks_together(env, fragment):
+    config = small_config(ENVS[env]).multi_agent(policies="c=own,*=others")
+    runner = config.env_runners(num_envs_per_env_runner=3).build_algo().env_runner
+    chunks = [chunk for _ in range(60 // fragment) for chunk in runner.sample(num_timesteps=3 * fragment)]
+    over = {chunk.id_: chunk.env_t for chunk in chunks if chunk.is_done}
+    lives: dict = {}
+    for chunk in chunks:
+        if chunk.id_ in over:
+            for life in chunk.all_agent_episodes():
+                who = life.agent_id, life.module_id, life.id_
+                lives[who] = lives.get(who, 0) + len(life)
+    found = runner.get_metrics()
+    assert len(over) == found["num_episodes"] > 5
+    by_agent, by_module = {}, {}
+    for (agent_id, module_id, _), length in lives.items():
+        by_agent.setdefault(agent_id, []).append(length)
+        by_module.setdefault(module_id, []).append(length)
+    assert found["agent_steps"] == pytest.approx({a: np.mean(lengths) for a, lengths in by_agent.items()})
+    assert found["module_steps"] == pytest.approx({m: np.mean(lengths) for m, lengths in by_module.items()})
+    assert set(by_module) == {"own", "others"}
+    lengths = list(over.values())
+    assert [found[f"episode_len_{x}"] for x in ("min", "max")] == [min(lengths), max(lengths)]
+    assert found["episode_len_mean"] == pytest.approx(np.mean(lengths))

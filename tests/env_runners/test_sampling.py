@@ -145,7 +145,7 @@ def test_rewards_of_the_dead_go_to_their_last_action_and_to_their_return():
     assert episode.agent_episodes["b"].get_rewards().tolist() == [2.0, 3.0, 4.0]
     assert episode.uncredited_reward == 0.0
     (finished,) = runner.take_finished()
-    assert sorted((agent, total) for agent, (_, total) in finished.agent_returns.items()) == [("a", 31.0), ("b", 9.0)]
+    assert sorted((agent, total) for agent, (_, total, _) in finished.agent_totals.items()) == [("a", 31.0), ("b", 9.0)]
 
 
 def test_rewards_after_a_cut_for_an_agent_that_ended_before_it_are_kept():
@@ -159,7 +159,7 @@ def test_rewards_after_a_cut_for_an_agent_that_ended_before_it_are_kept():
     (first,), (second,) = runner.sample(num_timesteps=1), runner.sample(num_timesteps=2)
     assert (first.get_return(), second.get_return(), second.uncredited_reward) == (3.0, 7.0, 10.0)
     (finished,) = runner.take_finished()
-    assert sorted((agent, total) for agent, (_, total) in finished.agent_returns.items()) == [("a", 11.0), ("b", 9.0)]
+    assert sorted((agent, total) for agent, (_, total, _) in finished.agent_totals.items()) == [("a", 11.0), ("b", 9.0)]
     whole = first[:]
     whole.concat_episode(second)
     assert whole.get_rewards(agent_ids="a", env_steps=False)["a"] == [11.0]

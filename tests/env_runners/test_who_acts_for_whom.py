@@ -148,9 +148,9 @@ def test_returns_start_at_zero_in_each_episode_also_after_one_that_crossed_a_cut
         algo = small_config(lambda config, make=make: make()).build_algo()
         for _ in range(6):
             algo.env_runner.sample(num_timesteps=2)
-        returns = [entry for f in algo.env_runner.take_finished() for entry in f.agent_returns.values()]
+        returns = [entry for f in algo.env_runner.take_finished() for entry in f.agent_totals.values()]
         assert len(returns) == 8
-        assert set(returns) == {(1, 3.0)}
+        assert set(returns) == {(1, 3.0, 3)}
 
 
 class Sharper(TorchCategorical):
