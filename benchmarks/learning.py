@@ -8,8 +8,12 @@ episodes with sampled actions. After training, 100 fresh episodes are played wit
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from typing import Any
+
+for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")
 
 import torch
 from learning_results import Run, save_runs, saved_runs

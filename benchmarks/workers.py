@@ -14,6 +14,9 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
+for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")
+
 import torch
 
 from marl_connectors import PPOConfig

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from marl_connectors.cli.values import count, key_value, layer_sizes, names, number_or_auto, whole_number
+from marl_connectors.environments.worker_threads import one_thread_unless_set
 from marl_connectors.errors import ConfigError, MarlConnectorsError, did_you_mean
 from marl_connectors.version import library_version
 
@@ -67,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.path.insert(0, os.getcwd())
     try:
         args = _parse(argv)
-        _limit_threads(getattr(args, "threads", 1))
+        os.environ.update(one_thread_unless_set(os.environ))  # before numpy is imported; torch's are another setting
         return args.run(args)
     except MarlConnectorsError as error:
         print(f"marl-connectors: error: {' '.join(str(error).split())}", file=sys.stderr)
@@ -75,12 +76,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\nStopped before training began; nothing was written.", file=sys.stderr)
         return EXIT_INTERRUPTED
-
-
-def _limit_threads(number: int) -> None:
-    """Tells numpy's linear algebra how many threads to use; it looks once, when numpy is imported."""
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ.setdefault(name, str(number))
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -14,6 +14,7 @@ from multiprocessing.connection import wait
 from typing import Any, NamedTuple
 
 import gymnasium
+import numpy as np
 from gymnasium import Space
 
 from marl_connectors.environments.channel import Channel
@@ -199,6 +200,7 @@ class WorkerTask:
 def run_worker(channel: Channel, task: WorkerTask) -> None:
     """Does what it is told over the channel, until it is told to stop or the other process is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started it will say what is to be done
+    np.random.seed()  # the global state is the same in all forks, and an environment may draw from it
     threading.Thread(target=_end_with_parent, daemon=True).start()
     server = None
     try:

@@ -27,6 +27,7 @@ from marl_connectors.environments.env_worker import (
     run_worker,
 )
 from marl_connectors.environments.shared_columns import ColumnReader, ColumnWriter, SharedBlock
+from marl_connectors.environments.worker_threads import one_thread_for_children
 from marl_connectors.errors import ConfigError, EnvError
 
 _START_TIMEOUT_S = 300.0  # at least: importing an environment's packages may take long on a busy machine
@@ -57,6 +58,13 @@ def _without_main_script() -> Iterator[None]:
         yield
     finally:
         sys.modules["__main__"] = script
+
+
+def _start_forkserver() -> None:
+    """Starts the process that workers are forked from, if there is none yet."""
+    from multiprocessing.forkserver import ensure_running  # not there on every platform
+
+    ensure_running()
 
 
 class WorkerProcess:
@@ -122,6 +130,8 @@ class WorkerProcess:
         )
         context: Any = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([run_worker.__module__])
+        with one_thread_for_children():
+            _start_forkserver()
         self._channel, other = channel()
         try:
             process = context.Process(target=run_worker, args=(other, task), name="env-worker", daemon=True)

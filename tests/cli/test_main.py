@@ -37,6 +37,30 @@ def test_help_and_version_show_and_end_well(capsys, words, expected):
     assert expected in capsys.readouterr().out
 
 
+WATCHED = """
+import os, sys
+
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "numpy":
+            print([os.environ.get(f"{library}_NUM_THREADS") for library in ("OMP", "OPENBLAS", "MKL")])
+
+sys.meta_path.insert(0, Watch())
+from marl_connectors.cli.main import main
+main(["check", "marl_envs.null_v0"])
+"""
+
+
+@pytest.mark.parametrize(("given", "expected"), [({}, ["1", "1", "1"]), ({"OMP_NUM_THREADS": "3"}, ["3", None, None])])
+def test_linear_algebra_is_told_to_use_one_thread_before_numpy_is_imported(tmp_path, monkeypatch, given, expected):
+    for library in ("OMP", "OPENBLAS", "MKL"):
+        monkeypatch.delenv(f"{library}_NUM_THREADS", raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    process = run("-c", WATCHED, cwd=tmp_path)
+    assert process.stdout.splitlines()[0] == repr(expected), process.stderr
+
+
 def test_an_error_of_the_process_is_one_line_and_status_2(tmp_path):
     done = run("-m", "marl_connectors", "train", "mpe2.simple_spread_v3", "--polices", "shared", cwd=tmp_path)
     assert done.returncode == 2

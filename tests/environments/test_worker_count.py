@@ -129,6 +129,16 @@ def test_callbacks_that_look_at_environments_find_them_here():
     assert list(map(looks_at_environments, configs)) == [False, False, True]
 
 
+@pytest.mark.parametrize(
+    ("name", "looks"),
+    [("on_episode_step", True), ("on_environment_created", True), ("on_train_result", False), ("on_sample_end", False)],
+)
+def test_so_do_functions_that_do(name, looks):
+    for given in (lambda **told: None, [lambda **told: None]):
+        assert looks_at_environments(small_config(LifeEnv).callbacks(**{name: given})) is looks
+    assert not looks_at_environments(small_config(LifeEnv).callbacks(**{name: []}))
+
+
 def test_an_environment_that_is_watched_stays_here():
     setup = EnvSetup(LifeEnv, {})
     setup._step_times = [0.01]
