@@ -94,5 +94,5 @@ def channel() -> tuple[Channel, Channel]:
     here, there = multiprocessing.Pipe()
     if not hasattr(os, "eventfd"):
         return Channel(here, None, None), Channel(there, None, None)
-    bells = [os.eventfd(0, os.EFD_CLOEXEC) for _ in range(2)]
+    bells = [os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for _ in range(2)]
     return Channel(here, bells[0], bells[1]), Channel(there, os.dup(bells[1]), os.dup(bells[0]))

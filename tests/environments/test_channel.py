@@ -45,6 +45,20 @@ def test_nothing_in_time_is_a_timeout(ends):
         ends[0].receive(0.01)
 
 
+def test_a_message_that_is_announced_and_does_not_come_is_a_timeout_too():
+    here, there = channel()
+    if there._other_bell is None:
+        pytest.skip("this system has no eventfd")
+    os.eventfd_write(there._other_bell, 2)
+    end = threading.Timer(5.0, there.close)  # or this test would wait for ever if it failed
+    end.start()
+    with pytest.raises(TimeoutError):
+        here.receive(0.01)
+    end.cancel()
+    here.close()
+    there.close()
+
+
 def test_what_was_said_before_the_end_is_heard_and_then_the_end(ends):
     here, there = ends
     there.send(b"goodbye")
