@@ -12,12 +12,13 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 from marl_connectors.environments.env_copy import copied
 from marl_connectors.environments.gymnasium_infos import info_of, infos_of, with_finals, without_finals
-from marl_connectors.errors import EnvError
+from marl_connectors.errors import ConfigError, EnvError
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import DEFAULT_AGENT_ID, AgentID, Tree
 
 NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"
 """The values of ``gymnasium.vector.AutoresetMode``, which Gymnasium 1.0 does not have."""
+_MEMBERS = {NEXT_STEP: "NEXT_STEP", SAME_STEP: "SAME_STEP", DISABLED: "DISABLED"}
 INFOS = "infos"
 """The name of what ``GymnasiumCopies.step`` gives as infos, if any copy has some: a dict for each copy."""
 
@@ -52,6 +53,7 @@ class GymnasiumCopies:
 
         Raises:
             EnvError: If it does not say how its copies begin anew.
+            ConfigError: If there are options, but it resets copies without them.
         """
         self.env = env
         self.num_envs = int(env.num_envs)
@@ -61,6 +63,12 @@ class GymnasiumCopies:
         self.autoreset_mode = _autoreset_mode(env, name)
         is_plain = type(env) in (SyncVectorEnv, AsyncVectorEnv) and hasattr(gym.vector, "AutoresetMode")
         self.resets_alone = self.autoreset_mode == DISABLED or (self.autoreset_mode == NEXT_STEP and is_plain)
+        if reset_options is not None and not self.resets_alone:
+            raise ConfigError(
+                f"reset_options: {name} begins episodes anew by itself and without options, as "
+                f"AutoresetMode.{_MEMBERS[self.autoreset_mode]} says, so they would reach each copy's first episode "
+                f"only. Put them into env_config and let its maker pass them on, or use AutoresetMode.DISABLED."
+            )
         self.reset_infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
         self._takes_seeds: bool | None = None  # unknown before the first reset
         self._name = name

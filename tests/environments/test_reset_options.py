@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from gymnasium.vector import VectorWrapper
 from gymnasium_envs import AutoresetMode
 from reset_option_envs import ParallelShown, SingleShown, TurnBasedShown, vector_shown
 from scripted_envs import small_config
@@ -67,14 +68,24 @@ def test_a_checkpoint_keeps_them_and_replays_with_them(env, tmp_path):
 
 
 @pytest.mark.skipif(AutoresetMode is None, reason="Gymnasium 1.0 has no autoreset modes")
-@pytest.mark.parametrize(("mode", "later"), [("DISABLED", 7.0), ("NEXT_STEP", 7.0), ("SAME_STEP", -1.0)])
-def test_vector_envs_get_them_with_each_reset_that_is_asked_for(mode, later):
+@pytest.mark.parametrize("mode", ["DISABLED", "NEXT_STEP"])
+def test_vector_envs_whose_copies_are_reset_from_outside_get_them_with_each_reset(mode):
     config = small_config(vector_shown, env_config={"mode": mode}, reset_options=OPTIONS)
     episodes = config.env_runners(num_envs_per_env_runner=2).build_algo().env_runner.sample(num_timesteps=14)
-    by_level = {episode.id_: set(own) for episode, own in zip(episodes, levels(episodes), strict=True)}
-    assert len(by_level) >= 4
-    for id_, found in by_level.items():
-        assert found == {7.0 if id_.endswith("-0") else later}
+    assert len(episodes) >= 4
+    assert {level for own in levels(episodes) for level in own} == {7.0}
+
+
+@pytest.mark.skipif(AutoresetMode is None, reason="Gymnasium 1.0 has no autoreset modes")
+@pytest.mark.parametrize(("mode", "wrapper"), [("SAME_STEP", None), ("NEXT_STEP", VectorWrapper)])
+def test_vector_envs_that_reset_copies_themselves_take_none(mode, wrapper):
+    def make(num_envs=1, **settings):
+        env = vector_shown(num_envs, **settings)
+        return env if wrapper is None else wrapper(env)
+
+    small_config(make, env_config={"mode": mode}).build_algo()
+    with pytest.raises(ConfigError, match=rf"reset_options: .*AutoresetMode\.{mode}.*env_config.*DISABLED"):
+        small_config(make, env_config={"mode": mode}, reset_options=OPTIONS).build_algo()
 
 
 def test_natively_batched_environments_take_none():
