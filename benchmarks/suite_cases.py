@@ -162,7 +162,7 @@ def config_for(case: Case, *, agent_steps: int = 600, num_envs: int = 2) -> PPOC
     config = (
         PPOConfig()
         .environment(case.env, env_config=dict(case.env_config), wrappers=list(case.wrappers))
-        .env_runners(num_envs_per_env_runner=num_envs, env_to_module_connector=pieces)
+        .env_runners(num_envs_per_env_runner=num_envs, num_env_workers=0, env_to_module_connector=pieces)
         .rl_module(model_config={"fcnet_hiddens": [32, 32]})
         .training(
             train_batch_size_per_learner=max(agent_steps, num_envs * len(setup.agent_ids)),

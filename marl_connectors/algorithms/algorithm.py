@@ -12,6 +12,7 @@ from typing import Any
 
 from marl_connectors.algorithms import building
 from marl_connectors.algorithms.algorithm_config import AlgorithmConfig
+from marl_connectors.algorithms.env_workers import are_worth_workers
 from marl_connectors.algorithms.restoring import RestorableAlgorithm
 from marl_connectors.algorithms.results import iteration_results
 from marl_connectors.algorithms.vectorization import human_render_mode
@@ -76,7 +77,11 @@ class Algorithm(RestorableAlgorithm):
         render_mode: str | None = None,
         first_render_mode: str | None = None,
         for_training: bool = True,
+        is_long: bool = True,
     ) -> EnvRunner:
+        if config.num_env_workers == "auto" and not is_long:
+            config = config.copy()
+            config.num_env_workers = 0
         return building.build_env_runner(
             config,
             self._setup,
@@ -194,8 +199,9 @@ class Algorithm(RestorableAlgorithm):
     def _play(
         self, config: AlgorithmConfig, num_episodes: int, seed: int, *, at_random: bool = False
     ) -> dict[str, Any]:
+        is_long = are_worth_workers(self._setup, num_episodes, self._recent)
         num_envs = min(num_episodes, config.num_envs_per_env_runner)
-        runner = self._runner(config, seed, num_envs, for_training=False)
+        runner = self._runner(config, seed, num_envs, for_training=False, is_long=is_long)
         with self._borrowed(runner):
             runner.sample(num_episodes=num_episodes, random_actions=at_random)
             return runner.get_metrics()

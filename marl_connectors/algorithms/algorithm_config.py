@@ -62,7 +62,7 @@ class AlgorithmConfig(LearningSections, CallbackSettings):
         self.num_env_runners = 0
         self.num_envs_per_env_runner = 1
         self.gym_env_vectorize_mode = "sync"
-        self.num_env_workers: int | str = 0
+        self.num_env_workers: int | str = "auto"
         self.sample_timeout_s: float | None = 60.0
         self.env_to_module_connector: Callable[..., Any] | None = None
         self.module_to_env_connector: Callable[..., Any] | None = None
@@ -202,10 +202,11 @@ class AlgorithmConfig(LearningSections, CallbackSettings):
         Args:
             num_env_runners: 0: environments are stepped in this process.
             num_envs_per_env_runner: Copies of the environment.
-            gym_env_vectorize_mode: ``"sync"``: copies are made and stepped here. ``"async"``: in worker processes.
-                ``"vector_entry_point"``: the environment's maker gives them all, as a ``gymnasium.vector.VectorEnv``.
+            gym_env_vectorize_mode: ``"sync"``: single copies, stepped wherever ``num_env_workers`` says. ``"async"``:
+                in worker processes in any case. ``"vector_entry_point"``: the environment's maker gives them all, as a
+                ``gymnasium.vector.VectorEnv``.
             num_env_workers: Processes over which the copies are spread; 0 for none, ``"auto"`` for as many as cores if
-                steps are slow enough to be worth it.
+                steps are slow enough to be worth it, and nothing else can change by it.
             sample_timeout_s: How long such a process may take for one step or reset of its copies, and, if above
                 300, to start; None for any time.
             env_to_module_connector: ``fn(env, spaces, device)``, ``fn(env)`` or ``fn()`` that gives a connector piece

@@ -28,7 +28,7 @@ def explain_algorithm(algorithm: Algorithm, *, num_steps: int = 4) -> dict[str, 
     """
     config, learner = algorithm.config, algorithm.learner
     seed = derived_seed(algorithm.seed, "explain")
-    runner = algorithm._runner(config, seed, config.num_envs_per_env_runner)
+    runner = algorithm._runner(config, seed, config.num_envs_per_env_runner, is_long=False)
     steps = num_steps * config.num_envs_per_env_runner
     pipeline, learned = learner.pipeline, learner.pipeline.get_state()
     metrics = learner.metrics

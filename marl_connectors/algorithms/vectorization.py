@@ -60,10 +60,10 @@ def num_env_workers(config: AlgorithmConfig, setup: EnvSetup, make_env: EnvFacto
     Raises:
         ConfigError: If processes are wanted for an environment that holds all copies itself.
     """
-    if config.num_env_workers == "auto":
-        return auto_env_workers(config, setup, make_env, num_envs)
-    if config.num_env_workers or config.gym_env_vectorize_mode != ASYNC:
+    if config.num_env_workers not in (0, "auto"):
         return config.num_env_workers
+    if config.gym_env_vectorize_mode != ASYNC:
+        return auto_env_workers(config, setup, make_env, num_envs) if config.num_env_workers else 0
     if setup.is_batched:
         raise ConfigError(
             f"gym_env_vectorize_mode='async': {setup.name} holds all copies itself and steps them in one call: there "

@@ -29,6 +29,7 @@ from marl_connectors.environments.make_env import env_name, make_env
 from marl_connectors.environments.reset_options import with_reset_options
 from marl_connectors.environments.single_agent_env import SingleAgentEnv
 from marl_connectors.environments.step_faults import fault_in_infos, fault_in_step
+from marl_connectors.environments.trial_record import TrialRecord
 from marl_connectors.environments.turn_based_env import TurnBasedEnv
 from marl_connectors.environments.wrappers import EnvWrapper
 from marl_connectors.errors import ConfigError, EnvError, MarlConnectorsError
@@ -46,6 +47,7 @@ class EnvSetup:
         name: For messages.
         single_agent: Whether it is a Gymnasium environment.
         agent_ids: The possible agents, or those of the first reset where the environment does not say.
+        trial: What ``check`` did and saw; None before, and for natively batched environments.
     """
 
     def __init__(
@@ -77,6 +79,8 @@ class EnvSetup:
             ConfigError: If its maker does not accept the settings, or its resets take no options.
         """
         self._step_times: list[float] = []
+        self._reset_s = 0.0
+        self.trial: TrialRecord | None = None
         self.name = env_name(env)
         self._env = env
         self._env_config = dict(env_config)
@@ -182,8 +186,10 @@ class EnvSetup:
         if self.is_batched:
             self._check_batched(rng)
             return
+        record = TrialRecord()
         try:
-            observations, infos = self.probe.reset(seed=0)
+            observations, infos = self._timed_reset()
+            record.began(observations)
             seen = dict.fromkeys(self.probe.agents)
             self._check_observations(observations, seen, 0)
             self._complain(fault_in_infos(seen, infos), 0)
@@ -197,8 +203,10 @@ class EnvSetup:
                     for agent_id in self._acting()
                 }
                 if not self.probe.agents:
-                    return
-                observations, rewards, terminations, truncations, infos = self._timed_step(actions)
+                    break
+                given = self._timed_step(actions)
+                record.stepped(actions, given)
+                observations, rewards, terminations, truncations, infos = given
                 seen.update(dict.fromkeys(self.probe.agents))
                 self._check_observations(observations, seen, t)
                 self._complain(fault_in_step(seen, terminations, truncations, infos), t)
@@ -214,6 +222,7 @@ class EnvSetup:
             raise EnvError(
                 f"{self.name}: a trial run with random actions raised {type(error).__name__}: {error}"
             ) from error
+        self.trial = record
 
     def _check_batched(self, rng: np.random.Generator) -> None:
         def choose(agent_id: AgentID, mask: np.ndarray | None) -> Any:
@@ -233,6 +242,17 @@ class EnvSetup:
     def step_s(self) -> float | None:
         """What a step took in ``check``, in seconds: the median. None before, and for natively batched environments."""
         return statistics.median(self._step_times) if self._step_times else None
+
+    @property
+    def slowest_s(self) -> float:
+        """What the slowest call took in ``check``, in seconds, the reset included."""
+        return max([self._reset_s, *self._step_times])
+
+    def _timed_reset(self) -> tuple[Any, ...]:
+        began = time.perf_counter()
+        result = self.probe.reset(seed=0)
+        self._reset_s = time.perf_counter() - began
+        return result
 
     def _timed_step(self, actions: dict[AgentID, Any]) -> tuple[Any, ...]:
         began = time.perf_counter()

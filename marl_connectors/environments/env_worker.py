@@ -23,6 +23,7 @@ from marl_connectors.environments.env_failures import EnvFailure, EnvRestarts
 from marl_connectors.environments.env_setup import EnvSetup
 from marl_connectors.environments.find_env import REGISTERED
 from marl_connectors.environments.shared_columns import ColumnReader, ColumnWriter, Note, SharedBlock
+from marl_connectors.environments.trial_record import TrialRecord
 from marl_connectors.environments.turn_based_env import TurnBasedEnv
 from marl_connectors.environments.turn_based_vector_env import TurnBasedVectorEnv
 from marl_connectors.environments.vector_env import VectorEnv
@@ -68,7 +69,7 @@ class EnvFactory:
         }
 
     def __getstate__(self) -> dict[str, Any]:
-        settings = {name: value for name, value in vars(self._setup).items() if name != "probe"}
+        settings = {name: value for name, value in vars(self._setup).items() if name not in ("probe", "trial")}
         env = settings.get("_env")
         name = env if isinstance(env, str) else ""
         return {
@@ -274,7 +275,8 @@ class EnvServer:
             reply = self._step(None)
         else:
             command, *arguments = pickle.loads(message)
-            reply = {"step": self._step, "reset": self._reset, "replay": self._replay}[command](*arguments)
+            known = {"step": self._step, "reset": self._reset, "replay": self._replay, "trial": self._trial}
+            reply = known[command](*arguments)
         if self.vector_env.failures:
             reply.failures = self.vector_env.take_failures()
         return Channel.STEP if reply.is_ordinary else self._packed(reply)
@@ -305,8 +307,7 @@ class EnvServer:
         for copy, (episode_number, num_failures) in zip(self.vector_env.copies, states, strict=True):
             copy.episode_number, copy.num_failures = episode_number, num_failures
         first = self.vector_env.reset_all()
-        copies = [CopyState.of(copy) for copy in self.vector_env.copies]
-        return Reply(copies, env_states=self._noted_states(), result=first)
+        return Reply(self._states(), env_states=self._noted_states(), result=first)
 
     def _noted_states(self) -> Note:
         return None if self._env_states is None else self._env_states.write([c.state for c in self.vector_env.copies])
@@ -317,6 +318,12 @@ class EnvServer:
         found = self.vector_env.replay(copy, *arguments)
         copy.newest_actions.clear()
         return Reply([CopyState.of(copy)], env_states=self._noted_states(), result=found)
+
+    def _trial(self, actions: list[dict[AgentID, Any]]) -> Reply:
+        return Reply(self._states(), result=TrialRecord.of(self.vector_env.copies[0].env, actions).digest)
+
+    def _states(self) -> list[CopyState]:
+        return [CopyState.of(copy) for copy in self.vector_env.copies]
 
     def _packed(self, reply: Reply) -> bytes:
         try:

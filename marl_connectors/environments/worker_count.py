@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import bdb
+import math
+import multiprocessing
 import os
 import sys
 from collections.abc import Callable
@@ -10,6 +13,7 @@ from typing import Any
 
 from marl_connectors.environments.env_setup import EnvSetup
 from marl_connectors.environments.env_worker import needs_main_script, packed_maker
+from marl_connectors.environments.worker_trial import is_same_in_worker
 from marl_connectors.errors import ConfigError
 
 LEAST_STEP_S = 1e-4
@@ -18,29 +22,48 @@ LEAST_WORK_S = 5e-4
 """What each worker must have to do in a vector step: several times what it costs to wake it and to hear from it."""
 
 
-def auto_num_workers(setup: EnvSetup, make_env: Callable[..., Any], num_envs: int) -> int:
+MOST_OF_TIMEOUT = 0.25
+"""The part of a worker's time limit that the slowest calls of all of its copies may take in the trial run."""
+
+
+def auto_num_workers(
+    setup: EnvSetup, make_env: Callable[..., Any], num_envs: int, timeout_s: float | None = None
+) -> int:
     """As many worker processes as there are cores that this process may use and work for them; 0 if that is one.
 
-    What a run's transitions are does not depend on it. It is 0 too where workers are impossible, or where they would
-    import the script that runs, which then needs a guard: for natively batched environments, and for those that cannot
-    be sent to another process or that are defined in the script.
+    What a run's transitions are does not depend on it. It is 0 too wherever workers could change anything else:
+
+    * natively batched environments, and those that cannot be sent to another process;
+    * those that are defined in the script that runs, which workers would import;
+    * those that do not play the trial run again in a worker as they did here;
+    * those so slow that a worker's time limit might end them;
+    * processes that are workers of somebody themselves, or that a debugger watches.
 
     Args:
         setup: Says what a step takes. An environment that was not tried out gets no workers.
         make_env: Makes a copy.
         num_envs: How many copies are stepped together.
+        timeout_s: How long a worker may take for a step of its copies; None for any time.
     """
-    step_s = setup.step_s
-    if sys.platform == "win32" or setup.is_batched or step_s is None:
+    step_s, trial = setup.step_s, setup.trial
+    if sys.platform == "win32" or setup.is_batched or step_s is None or trial is None or _is_special():
         return 0
     number = num_worth_it(step_s, num_envs, num_cores())
     if not number:
+        return 0
+    if timeout_s is not None and setup.slowest_s * math.ceil(num_envs / number) > MOST_OF_TIMEOUT * timeout_s:
         return 0
     try:
         maker = packed_maker(make_env, number)
     except ConfigError:
         return 0
-    return 0 if needs_main_script(maker) else number
+    return number if not needs_main_script(maker) and is_same_in_worker(maker, trial) else 0
+
+
+def _is_special() -> bool:
+    """Whether this is a process of a pool, whose other processes use the cores, or is run by ``pdb``."""
+    traced_by = getattr(sys.gettrace(), "__self__", None)
+    return multiprocessing.parent_process() is not None or isinstance(traced_by, bdb.Bdb)
 
 
 def num_worth_it(step_s: float, num_envs: int, num_cores: int) -> int:

@@ -141,14 +141,17 @@ class WorkerProcess:
         finally:
             other.close()
 
-    def finish_start(self) -> bool:
+    def finish_start(self, timeout_s: float = _START_TIMEOUT_S) -> bool:
         """Waits until the copies are made; whether they are turn-based.
 
+        Args:
+            timeout_s: How long it may take, if that is more than for a step.
+
         Raises:
-            WorkerLost: If the process ends, or takes longer than for a step and than 300 s.
+            WorkerLost: If the process ends, or takes longer.
             EnvError: If a copy cannot be made.
         """
-        limit = None if self._timeout_s is None else max(self._timeout_s, _START_TIMEOUT_S)
+        limit = None if self._timeout_s is None else max(self._timeout_s, timeout_s)
         return self._receive(limit, " while it started")
 
     def send_step(self, actions: Any) -> None:

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import bdb
 import itertools
+import multiprocessing
 import os
 import sys
+import time
 from functools import partial
 
 import numpy as np
 import pytest
-from failing_envs import start_workers_fast
+from failing_envs import DictEnv, start_workers_fast
+from random_aec import RandomAEC
 from scripted_envs import LifeEnv, small_config
 
-from marl_connectors import Callbacks
+from marl_connectors import Callbacks, PPOConfig
 from marl_connectors.algorithms.env_workers import auto_env_workers, looks_at_environments
 from marl_connectors.cli.explain import _algorithm
 from marl_connectors.cli.settings import RunSettings
 from marl_connectors.cli.values import number_or_auto
-from marl_connectors.environments import env_setup, worker_count
+from marl_connectors.environments import env_setup, worker_count, worker_trial
 from marl_connectors.environments.env_setup import EnvSetup
 from marl_connectors.environments.env_worker import EnvFactory
 from marl_connectors.environments.worker_count import auto_num_workers, num_worth_it
+from marl_connectors.environments.worker_process import WorkerProcess
 from marl_connectors.environments.worker_vector_env import WorkerVectorEnv
 
 COUNT_CORES = worker_count.num_cores
@@ -91,10 +96,12 @@ def test_the_median_step_of_the_trial_run_is_measured(monkeypatch):
     assert setup.step_s == pytest.approx(0.003)
 
 
-def chosen(env, num_envs=4, step_s=0.01):
-    setup = EnvSetup(env, {})
-    setup._step_times = [] if step_s is None else [step_s]
-    return auto_num_workers(setup, EnvFactory(setup), num_envs)
+def chosen(env, num_envs=4, step_s=0.01, timeout_s=None, **env_config):
+    setup = EnvSetup(env, env_config)
+    if step_s is not None:
+        setup.check(0)
+        setup._step_times = [] if setup.is_batched else [step_s]
+    return auto_num_workers(setup, EnvFactory(setup), num_envs, timeout_s)
 
 
 def test_there_is_a_worker_for_each_core_if_environments_are_slow(monkeypatch):
@@ -139,18 +146,101 @@ def test_so_do_functions_that_do(name, looks):
     assert not looks_at_environments(small_config(LifeEnv).callbacks(**{name: []}))
 
 
-def test_an_environment_that_is_watched_stays_here():
+@pytest.mark.parametrize("watched", [None, "render_env", "render_mode"])
+def test_an_environment_that_is_watched_stays_here(watched):
     setup = EnvSetup(LifeEnv, {})
+    setup.check(0)
     setup._step_times = [0.01]
-    for render_env in (False, True):
-        config = small_config(LifeEnv, render_env=render_env)
-        assert auto_env_workers(config, setup, EnvFactory(setup), 3) == (0 if render_env else 3)
+    setup.probe.render_mode = "human" if watched == "render_mode" else "rgb_array"
+    config = small_config(LifeEnv, render_env=watched == "render_env")
+    assert auto_env_workers(config, setup, EnvFactory(setup), 3) == (0 if watched else 3)
+
+
+def test_environments_that_draw_from_their_seed_alone_are_the_same_in_a_worker():
+    moving = partial(LifeEnv, die=0.3, join=0.5, fixed=False, mutable=True)
+    for env in (moving, partial(RandomAEC, die=0.2, join=0.4), DictEnv, "CartPole-v1", "mpe2.simple_spread_v3"):
+        assert chosen(env) == 3
+
+
+class DrawsAtRandom(LifeEnv):
+    def reset(self, seed=None, options=None):
+        return super().reset(seed=int.from_bytes(os.urandom(4), "little"))
+
+
+class PaysByVariable(LifeEnv):
+    """A module's variable, which workers have as the module sets it."""
+
+    pay = 1.0
+
+    def step(self, actions):
+        observations, rewards, *flags = super().step(actions)
+        return observations, {agent: self.pay * reward for agent, reward in rewards.items()}, *flags
+
+
+class IsHereOnly(LifeEnv):
+    """Somewhere else, it does something worse than to play on."""
+
+    def __init__(self, here, what):
+        super().__init__()
+        self.what = "" if os.getpid() == here else what
+
+    def step(self, actions):
+        if self.what == "exits":
+            os._exit(3)
+        if self.what == "raises":
+            raise RuntimeError("not here")
+        if self.what == "hangs":
+            time.sleep(60)
+        return super().step(actions)
+
+
+def test_environments_that_are_not_the_same_in_a_worker_stay_here(monkeypatch):
+    assert chosen(DrawsAtRandom) == 0
+    assert chosen(PaysByVariable) == 3
+    monkeypatch.setattr(PaysByVariable, "pay", 2.0)
+    assert chosen(PaysByVariable) == 0
+
+
+@pytest.mark.parametrize(("what", "expected"), [("works", 3), ("exits", 0), ("raises", 0), ("hangs", 0)])
+def test_an_environment_that_fails_in_a_worker_stays_here_and_leaves_no_process(monkeypatch, what, expected):
+    monkeypatch.setattr(worker_trial, "TRIAL_TIMEOUT_S", 0.5 if what == "hangs" else 60.0)
+    assert chosen(IsHereOnly, here=os.getpid(), what=what) == expected
+    assert not [child for child in multiprocessing.active_children() if child.name == "env-worker"]
+
+
+def test_a_worker_is_asked_once(monkeypatch):
+    asked, start = [], WorkerProcess.start
+    monkeypatch.setattr(WorkerProcess, "start", lambda self: asked.append(self) or start(self))
+    setup = EnvSetup(LifeEnv, {})
+    setup.check(0)
+    setup._step_times = [0.01]
+    assert [auto_num_workers(setup, EnvFactory(setup), number) for number in (2, 4)] == [2, 3]
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize(("timeout_s", "expected"), [(None, 3), (0.079, 0), (0.081, 3)])
+def test_no_worker_is_started_that_its_time_limit_might_end(timeout_s, expected):
+    """Two copies in one worker, which take 0.01 s each, are a quarter of 0.08 s."""
+    setup = EnvSetup(LifeEnv, {})
+    setup.check(0)
+    setup._step_times, setup._reset_s = [0.004, 0.004, 0.004], 0.01
+    assert auto_num_workers(setup, EnvFactory(setup), 5, timeout_s) == expected
+
+
+def test_a_process_of_a_pool_and_a_debugged_one_start_no_workers(monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(worker_count.multiprocessing, "parent_process", lambda: object())
+        assert chosen(LifeEnv) == 0
+    monkeypatch.setattr(worker_count.sys, "gettrace", lambda: bdb.Bdb().trace_dispatch)
+    assert chosen(LifeEnv) == 0
+    monkeypatch.setattr(worker_count.sys, "gettrace", lambda: lambda *event: None)  # as coverage does
+    assert chosen(LifeEnv) == 3
 
 
 @pytest.mark.usefixtures("slow_steps")
 def test_a_run_has_the_workers_that_auto_chooses_and_the_same_transitions():
     found = {}
-    for workers, callbacks in ((0, Callbacks), ("auto", Reports), ("auto", Watches)):
+    for workers, callbacks in ((0, Callbacks), (PPOConfig().num_env_workers, Reports), ("auto", Watches)):
         config = small_config(partial(LifeEnv, die=0.2, join=0.3)).multi_agent(policies="independent")
         config.env_runners(num_envs_per_env_runner=2, num_env_workers=workers).callbacks(callbacks)
         runner = config.build_algo().env_runner
@@ -159,6 +249,27 @@ def test_a_run_has_the_workers_that_auto_chooses_and_the_same_transitions():
         runner.close()
     np.testing.assert_equal(found[Reports], found[Callbacks])
     np.testing.assert_equal(found[Watches], found[Callbacks])
+
+
+@pytest.mark.usefixtures("slow_steps")
+def test_evaluations_get_workers_if_they_take_five_seconds_and_looks_at_pieces_get_none(monkeypatch):
+    """A step takes 10 ms; episodes are taken to have 100 steps before the first one has ended, and 4 after it has."""
+    started, start = [], WorkerProcess.start
+    config = small_config(partial(LifeEnv, max_steps=4)).env_runners(num_envs_per_env_runner=2, num_env_workers="auto")
+    algo = config.multi_agent(policies="shared").build_algo()
+    monkeypatch.setattr(WorkerProcess, "start", lambda self: started.append(self) or start(self))
+
+    def num_started(play):
+        started.clear()
+        play()
+        return len(started)
+
+    assert [num_started(lambda n=n: algo.evaluate(num_episodes=n)) for n in (4, 5)] == [0, 2]
+    algo.train()
+    assert [num_started(lambda n=n: algo.random_play(num_episodes=n)) for n in (5, 124, 125)] == [0, 0, 2]
+    assert num_started(algo.explain) == 0
+    algo.stop()
+    assert not [child for child in multiprocessing.active_children() if child.name == "env-worker"]
 
 
 @pytest.mark.usefixtures("slow_steps")
@@ -175,8 +286,9 @@ def test_an_environment_that_was_not_tried_out_gets_no_workers():
     ("mode", "env", "expected"),
     [
         ("async", "CartPole-v1", 2),
+        ("sync", "CartPole-v1", 2),
         ("vector_entry_point", "CartPole-v1", 0),
-        ("async", "marl_envs.spread_v0:batched_env", 0),
+        ("sync", "marl_envs.spread_v0:batched_env", 0),
     ],
 )
 def test_auto_minds_who_makes_the_copies(mode, env, expected):

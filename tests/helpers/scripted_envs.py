@@ -272,12 +272,12 @@ def assert_same_lives(found: list[Life], expected: list[Life]) -> None:
 
 
 def small_config(env, algorithm: type[PPOConfig] = PPOConfig, **environment) -> PPOConfig:
-    """PPO with a tiny network; nothing random is left open."""
+    """PPO with a tiny network; nothing is left to chance or to the clock."""
     return (
         algorithm()
         .environment(env, **environment)
         .rl_module(model_config={"fcnet_hiddens": (4,)})
-        .env_runners(rollout_fragment_length=5)
+        .env_runners(rollout_fragment_length=5, num_env_workers=0)
         .training(train_batch_size_per_learner=10, minibatch_size=5, num_epochs=1, lr=0.01)
         .debugging(seed=0)
     )
