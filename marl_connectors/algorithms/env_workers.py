@@ -37,7 +37,7 @@ def are_worth_workers(setup: EnvSetup, num_episodes: int, recent: Collection[Tal
 
 def auto_env_workers(config: AlgorithmConfig, setup: EnvSetup, make_env: EnvFactory, num_envs: int) -> int:
     """As many as are worth it; none where somebody, or a callback, wants to see the environments."""
-    is_shown = config.render_env or getattr(setup.probe, "render_mode", None) == "human"
+    is_shown = config.render_env or getattr(setup.user_env, "render_mode", None) == "human"
     if is_shown or looks_at_environments(config):
         return 0
     return auto_num_workers(setup, make_env, num_envs, config.sample_timeout_s)

@@ -189,10 +189,10 @@ class EnvSetup:
         record = TrialRecord()
         try:
             observations, infos = self._timed_reset()
-            record.began(observations)
             seen = dict.fromkeys(self.probe.agents)
             self._check_observations(observations, seen, 0)
             self._complain(fault_in_infos(seen, infos), 0)
+            record.began(observations)
             for t in range(1, _TRIAL_STEPS + 1):
                 actions = {
                     agent_id: self._random_action(
@@ -204,9 +204,7 @@ class EnvSetup:
                 }
                 if not self.probe.agents:
                     break
-                given = self._timed_step(actions)
-                record.stepped(actions, given)
-                observations, rewards, terminations, truncations, infos = given
+                observations, rewards, terminations, truncations, infos = self._timed_step(actions)
                 seen.update(dict.fromkeys(self.probe.agents))
                 self._check_observations(observations, seen, t)
                 self._complain(fault_in_step(seen, terminations, truncations, infos), t)
@@ -216,6 +214,7 @@ class EnvSetup:
                             f"{self.name}: the reward of agent {agent_id!r} at step {t} is {reward!r}, not a finite "
                             f"number."
                         )
+                record.stepped(actions, observations, rewards, terminations, truncations)
         except MarlConnectorsError:
             raise
         except Exception as error:

@@ -32,22 +32,17 @@ class TrialRecord:
         observations, _ = env.reset(seed=0)
         record.began(observations)
         for own in actions:
-            record.stepped(own, env.step(own))
+            record.stepped(own, *env.step(own)[:4])  # infos may be about the machine or the time
         return record
 
     def began(self, observations: Mapping[AgentID, Any]) -> None:
         """Takes down what the reset gave."""
         self._add(observations)
 
-    def stepped(self, actions: Mapping[AgentID, Any], given: tuple[Any, ...]) -> None:
-        """Takes down a step.
-
-        Args:
-            actions: By agent.
-            given: What ``step`` returned. Infos may be about the machine or the time and are left out.
-        """
+    def stepped(self, actions: Mapping[AgentID, Any], *given: Mapping[AgentID, Any]) -> None:
+        """Takes down a step: its actions, and what it gave, all by agent."""
         self.actions.append(dict(actions))
-        for by_agent in given[:4]:
+        for by_agent in given:
             self._add(by_agent)
 
     def _add(self, by_agent: Mapping[AgentID, Any]) -> None:
