@@ -238,7 +238,7 @@ class ConnectorPipelineV2(ConnectorV2):
                 if not on_items:
                     if before_columns is not None:
                         group = None
-                        before_columns(groups=batch.groups, **common)
+                        before_columns(batch.groups, rl_module)
                     if on_columns is not None:
                         for group in batch.groups:
                             on_columns(columns=group, **common)

@@ -124,25 +124,12 @@ class ConnectorV2:
         """
         raise NotImplementedError(f"{type(self).__name__}: override __call__ (on items) or on_columns (on columns).")
 
-    def before_columns(
-        self,
-        *,
-        rl_module: Any,
-        groups: Sequence[ColumnGroup],
-        explore: bool | None = None,
-        shared_data: dict[str, Any] | None = None,
-        metrics: Any = None,
-        **kwargs: Any,
-    ) -> None:
+    def before_columns(self, groups: Sequence[ColumnGroup], rl_module: Any) -> None:
         """Called with all groups of a batch before ``on_columns`` is called for each. For what is done once for all.
 
         Args:
-            rl_module: As in ``__call__``.
             groups: What ``on_columns`` is given next, one after another.
-            explore: As in ``__call__``.
-            shared_data: As in ``__call__``.
-            metrics: As in ``__call__``.
-            **kwargs: Whatever a newer version adds.
+            rl_module: As in ``__call__``.
         """
 
     def recompute_output_observation_space(

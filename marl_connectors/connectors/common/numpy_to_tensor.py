@@ -32,7 +32,7 @@ class NumpyToTensor(ConnectorV2):
         self.device = torch.device(device or "cpu")
         self._on_cpu = self.device.type == "cpu"
 
-    def before_columns(self, *, rl_module: Any, groups: Sequence[ColumnGroup], **kwargs: Any) -> None:
+    def before_columns(self, groups: Sequence[ColumnGroup], rl_module: Any) -> None:
         """Moves all groups at once, if they are to be moved."""
         if not self._on_cpu:
             columns_to_device(groups, self.device, rl_module)

@@ -23,7 +23,7 @@ class TensorToNumpy(ConnectorV2):
 
     phase_after = Phase.ARRAYS
 
-    def before_columns(self, *, groups: Sequence[ColumnGroup], **kwargs: Any) -> None:
+    def before_columns(self, groups: Sequence[ColumnGroup], rl_module: Any) -> None:
         """Brings all groups at once, where they are on a device."""
         columns_to_host(groups)
 

@@ -52,7 +52,7 @@ class GetActions(ConnectorV2):
         self._asked: tuple[Any, bool | None] | None = None
         self._common: type[Distribution] | None = None
 
-    def before_columns(self, *, groups: Sequence[ColumnGroup], **kwargs: Any) -> None:
+    def before_columns(self, groups: Sequence[ColumnGroup], rl_module: Any) -> None:
         """Brings all groups at once, where they are on a device."""
         columns_to_host(groups)
 
