@@ -79,7 +79,7 @@ class PackedTransfer:
             np.copyto(part.of(host).numpy(), array, casting="same_kind")
         there = torch.empty(size, dtype=torch.uint8, device=self.device)
         if size:
-            there.copy_(host, non_blocking=True)
+            there.copy_(host, non_blocking=self._on_gpu)
             self.num_to_device += 1
             if self._on_gpu:
                 self._sent = self._sent or torch.cuda.Event()

@@ -27,6 +27,7 @@ from marl_connectors.errors import ConnectorError, EpisodeError, MappingError, d
 from marl_connectors.metrics import MetricsLogger
 from marl_connectors.policy_mapping import PolicyMappingFn
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
+from marl_connectors.transfers import all_on_host
 from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import AgentID
 
@@ -252,8 +253,7 @@ class Policy:
             "metrics": MetricsLogger() if self._has_pieces else None,
         }
         batch = self.env_to_module.run(ColumnBatch(self._lanes.groups()), **common)
-        for group in batch.groups:
-            _check_finite(group)
+        _check_finite(batch.groups)
         forward: Callable[..., Any] = (
             self.rl_module.forward_exploration if explore else self.rl_module.forward_inference
         )
@@ -274,11 +274,15 @@ def _filled(whole: np.ndarray, leaf: np.ndarray, own: np.ndarray) -> np.ndarray:
     return whole
 
 
-def _check_finite(group: ColumnGroup) -> None:
-    if Columns.OBS not in group:
-        return
-    for leaf in leaves(group[Columns.OBS]):
-        if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and not torch.isfinite(leaf).all():
+def _check_finite(groups: Sequence[ColumnGroup]) -> None:
+    found = [
+        (group, torch.isfinite(leaf).all())
+        for group in groups
+        for leaf in leaves(group.get(Columns.OBS))
+        if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
+    ]
+    for (group, _), is_finite in zip(found, all_on_host([flag for _, flag in found]), strict=True):
+        if not is_finite:
             raise ConnectorError(
                 f"policy: what module {group.module_ids[0]!r} would see is not finite. If a connector piece looks at "
                 f"rewards, pass them too (reward=..., rewards=...); else look at the observation."
