@@ -29,7 +29,7 @@ def build(num_envs: int):
     config = PPOConfig().environment("marl_envs.spread_v0:batched_env", env_config={"n_agents": AGENTS})
     config.env_runners(num_envs_per_env_runner=num_envs, rollout_fragment_length=STEPS).debugging(seed=0)
     config.multi_agent(policies="shared").rl_module(model_config={"fcnet_hiddens": [64, 64], "vf_share_layers": False})
-    return config.build_algo().env_runner
+    return config.learners(num_gpus_per_learner=0).build_algo().env_runner
 
 
 def rate(work, rows: int, times: int) -> float:

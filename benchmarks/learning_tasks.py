@@ -76,7 +76,7 @@ def ppo(env: Any, *, algo: type[PPOConfig] = PPOConfig, num_envs: int = 8, model
     """A config whose batches count agent steps."""
     config = algo().environment(env).multi_agent(count_steps_by="agent_steps")
     config.env_runners(num_envs_per_env_runner=num_envs).rl_module(model_config=model)
-    return config.training(**{**COMMON, **training})
+    return config.learners(num_gpus_per_learner=0).training(**{**COMMON, **training})
 
 
 def spread(policies: str, *, continuous: bool = False, **more) -> PPOConfig:

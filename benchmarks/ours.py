@@ -28,6 +28,7 @@ def build(name: str, independent: bool):
         PPOConfig()
         .environment(env, env_config=env_config)
         .env_runners(num_envs_per_env_runner=y.NUM_ENVS[name], rollout_fragment_length=length)
+        .learners(num_gpus_per_learner=0)
         .multi_agent(policies="independent" if independent else "shared")
         .rl_module(model_config={"fcnet_hiddens": [y.HIDDEN, y.HIDDEN], "vf_share_layers": False})
         .training(

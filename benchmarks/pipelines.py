@@ -98,7 +98,7 @@ def configured(config: Any, specs: dict[str, Any], case: Case, setup: Setup, pie
             env_to_module_connector=lambda env, spaces, device: made(case.env_to_module),
             episode_lookback_horizon=4,
         )
-        .learners(learner_connector=lambda observation_space, action_space: made(case.learner))
+        .learners(learner_connector=lambda observation_space, action_space: made(case.learner), num_gpus_per_learner=0)
         .multi_agent(
             policies=set(setup.module_ids), policy_mapping_fn=lambda agent_id, episode, **_: setup.module_of(agent_id)
         )

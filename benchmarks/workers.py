@@ -42,7 +42,8 @@ def build(name: str, copies: int, workers: int):
     env, env_config, _ = ENVS[name]
     config = PPOConfig().environment(env, env_config=env_config).multi_agent(policies="shared")
     config.env_runners(num_envs_per_env_runner=copies, num_env_workers=workers, rollout_fragment_length=64)
-    return config.rl_module(model_config={"fcnet_hiddens": [64, 64]}).debugging(seed=0).build_algo().env_runner
+    config.learners(num_gpus_per_learner=0).rl_module(model_config={"fcnet_hiddens": [64, 64]})
+    return config.debugging(seed=0).build_algo().env_runner
 
 
 def machine_seconds() -> float:

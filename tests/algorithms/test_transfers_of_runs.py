@@ -53,6 +53,11 @@ def test_an_update_is_a_few_copies_whatever_the_number_of_modules_and_minibatche
 
 
 @pytest.mark.parametrize("case", CASES)
+def test_a_train_batch_keeps_no_indices_of_rows_that_were_dropped(runs, case):
+    assert not runs[case]["indices_left"]
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_what_is_computed_there_is_what_is_computed_on_the_cpu(runs, case):
     assert runs[case]["same_actions"]
     assert runs[case]["figures_differ_by"] < 1e-5

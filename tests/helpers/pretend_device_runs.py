@@ -92,6 +92,7 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
         "batches": len(batches),
         "sampling": sampling,
         "updating": updating,
+        "indices_left": any(group.stacking is not None for group in there.learner.make_batch(episodes).groups),
         "same_actions": _actions(episodes) == _actions(same),
         "figures_differ_by": error,
         "parameters_differ_by": parameters,
