@@ -301,7 +301,8 @@ class EnvRunner(Stepper):
     def get_state(self) -> dict[str, Any]:
         """Counts, connector states, and how to get the ongoing episodes back, as JSON data and arrays."""
         self._settle_counts()
-        episodes = None if self._batch is None else self._episodes.get_state()
+        batch = self._waiting_batch()
+        episodes = None if batch is None else self._episodes.get_state()
         shared_data = {key: value for key, value in self._shared_data.items() if key != ACTION_NOISE}
         return {
             "seed": self._seed,
@@ -311,8 +312,8 @@ class EnvRunner(Stepper):
             "env_to_module": self.env_to_module.get_state(),
             "module_to_env": self.module_to_env.get_state(),
             "episodes": episodes,
-            "episodes_too_long": self._batch is not None and episodes is None,
-            "batch": None if episodes is None or self._batch is None else batch_to_state(self._batch, shared_data),
+            "episodes_too_long": batch is not None and episodes is None,
+            "batch": None if episodes is None or batch is None else batch_to_state(batch, shared_data),
             "exploring": self._exploring,
             "before_batch": self._before_batch,
             "metrics": {name: logger.get_state() for name, logger in self.metrics.items()},

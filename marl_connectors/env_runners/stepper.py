@@ -29,6 +29,7 @@ from marl_connectors.env_runners.data_checks import (
 )
 from marl_connectors.env_runners.lanes import Lane, LaneGroup
 from marl_connectors.env_runners.live_rows import picker
+from marl_connectors.env_runners.prepared_actions import PreparedActions
 from marl_connectors.env_runners.random_actions import random_batch
 from marl_connectors.env_runners.replayable_episodes import ReplayableEpisodes
 from marl_connectors.env_runners.sampling_times import SamplingTimes
@@ -45,6 +46,8 @@ from marl_connectors.trees import tree_map
 from marl_connectors.typing import AgentID, ModuleID
 
 _LOG = logging.getLogger(__name__)
+_DUE = ColumnBatch([])
+"""Stands for the next forward batch where nobody needs it, unless somebody asks."""
 PolicyMappingFn = Callable[..., ModuleID]
 
 
@@ -104,6 +107,7 @@ class Stepper:
             action_spaces=env_to_module.action_space,
         )
         self._shared_data: dict[str, Any] = {ACTION_NOISE: self._noise}
+        self._prepared = PreparedActions()
         self._batch: ColumnBatch | None = None
         self._pick_actions: Callable[[list], Any] | None = None
         self._live: list[tuple[LaneGroup, Callable[[list], Any] | None]] = []  # groups that act, picking their items
@@ -119,6 +123,7 @@ class Stepper:
         pieces = [*self.env_to_module, *self.module_to_env]
         self._pieces_read_episodes = not all(works_on_columns(piece) for piece in pieces)
         self._pieces_write_episodes = any(type(piece) not in DEFAULT_PIECES for piece in self.env_to_module)
+        self._prepared.begin_sample(self.env_to_module, self.module_to_env)
 
     # One step.
 
@@ -127,7 +132,7 @@ class Stepper:
         began = perf_counter()
         if at_random:
             groups = [group for group, _ in self._live]
-            batch = random_batch(self._seed, self._noise.step, groups, self._batch)
+            batch = random_batch(self._seed, self._noise.step, groups, self._waiting_batch())
         else:
             batch = self._forward(explore, began)
         actions: Any = []
@@ -192,11 +197,13 @@ class Stepper:
         self._episodes.lost.num_env_failures += len(failures)
 
     def _forward(self, explore: bool, began: float) -> ColumnBatch:
-        module = self.rl_module
-        outputs = module.forward_exploration(self._batch) if explore else module.forward_inference(self._batch)
-        seconds = perf_counter() - began
-        self.times.rlmodule_inference += seconds
-        self.times.module_to_env -= seconds  # which is what a step's beginning takes beside it
+        if self._prepared.is_open:
+            inputs = self._prepared.forward()
+            self._note_inference(perf_counter() - began)
+            return self._prepared.choose(inputs, self._noise)
+        module, batch = self.rl_module, self._waiting_batch()
+        outputs = module.forward_exploration(batch) if explore else module.forward_inference(batch)
+        self._note_inference(perf_counter() - began)
         actions = self.module_to_env.run(
             outputs,
             rl_module=module,
@@ -208,7 +215,12 @@ class Stepper:
         if self._check_actions:
             check_actions(actions)
             self._check_actions = False
+        self._prepared.try_beside(actions, self._live, module, explore, self._noise)
         return actions
+
+    def _note_inference(self, seconds: float) -> None:
+        self.times.rlmodule_inference += seconds
+        self.times.module_to_env -= seconds  # which is what a step's beginning takes beside it
 
     def _credit(self, group: LaneGroup, rewards: Any, step: VectorStep) -> None:
         try:
@@ -251,9 +263,18 @@ class Stepper:
             except (TypeError, ValueError) as error:
                 raise bad_observations(group, self.vector_env, own) from error
 
-    def _make_batch(self) -> None:
-        """Runs the env-to-module pipeline on the newest observations, for the next forward pass."""
+    def _waiting_batch(self) -> ColumnBatch | None:
+        """The next forward pass is of this."""
+        if self._batch is _DUE:
+            self._make_batch(is_needed=True)
+        return self._batch
+
+    def _make_batch(self, is_needed: bool = False) -> None:
+        """Runs the env-to-module pipeline on the newest observations, for the next forward pass, if that needs it."""
         self._before_batch = None
+        if self._prepared.is_open and not is_needed:
+            self._batch = _DUE
+            return
         if self._pieces_write_episodes:
             self._episodes.note_observations()
             if self._is_last_step:
@@ -306,6 +327,7 @@ class Stepper:
 
     def _arrange(self) -> None:
         """Works out all orders anew, after agents came or went."""
+        self._prepared.begin_arrangement()
         self._settle_counts()
         module_order = {module_id: i for i, module_id in enumerate(self.rl_module.keys())}
         by_copy = self._episodes.lanes.acting()

@@ -7,15 +7,15 @@ in, ``[M, B, k]`` out. Without that axis it is an ordinary torch layer.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from marl_connectors.errors import ModuleError, did_you_mean
+from marl_connectors.rl_module.array_layers import NUMPY_ACTIVATIONS, ArrayLayer, run_layers
 from marl_connectors.rl_module.initializers import Initializers
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -27,25 +27,9 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "gelu": nn.GELU,
     "linear": nn.Identity,
 }
-
-
-def _tanh(x: np.ndarray) -> np.ndarray:
-    return np.tanh(x, out=x)
-
-
-def _relu(x: np.ndarray) -> np.ndarray:
-    return np.maximum(x, 0, out=x)
-
-
-_NUMPY_ACTIVATIONS: dict[type[nn.Module], Callable[[np.ndarray], np.ndarray]] = {
-    nn.Tanh: _tanh,
-    nn.ReLU: _relu,
-}
 _NUMPY_ROWS = {nn.Tanh: math.inf, nn.ReLU: 2048}
 """Up to how many rows a forward pass without gradients is faster in numpy than in torch. Its calls cost less, and its
 tanh takes a tenth of the time."""
-_BLOCK = 2048
-"""So many rows at a time numpy computes, so that what lies between layers stays in the cache."""
 
 
 def make_activation(name: str) -> nn.Module:
@@ -121,9 +105,10 @@ class MLP(nn.Module):
         self.activate_last = activate_last
         active = self._linear_layers if activate_last else self._linear_layers[:-1]
         self.norms = nn.ModuleList([LayerNorm(layer.out_features) for layer in active if use_layernorm])
-        self._numpy_activation = None if use_layernorm else _NUMPY_ACTIVATIONS.get(type(self.activation))
+        self._numpy_activation = None if use_layernorm else NUMPY_ACTIVATIONS.get(type(self.activation))
         self._numpy_rows = _NUMPY_ROWS.get(type(self.activation), 0)
-        self._arrays: list[tuple[tuple[int, int], np.ndarray, np.ndarray]] = []
+        self._places: list[tuple[int, int]] = []  # of the parameters that the arrays are over
+        self._arrays: list[ArrayLayer] = []
         initializers = initializers or Initializers()
         for layer in self._linear_layers:
             is_last = layer is self._linear_layers[-1]
@@ -139,9 +124,11 @@ class MLP(nn.Module):
             and x.shape[-2] <= self._numpy_rows
             and x.is_cpu
         ):
+            layers = self._array_layers()
             if x.dim() <= 3:
-                return self._forward_numpy(x, self._numpy_activation)
-            return self._forward_numpy(x.flatten(1, -2), self._numpy_activation).unflatten(1, x.shape[1:-1])
+                return torch.from_numpy(run_layers(x.numpy(), layers))
+            flat = torch.from_numpy(run_layers(x.flatten(1, -2).numpy(), layers))
+            return flat.unflatten(1, x.shape[1:-1])
         last = len(self._linear_layers) - 1
         for i, layer in enumerate(self._linear_layers):
             x = layer(x)
@@ -149,23 +136,31 @@ class MLP(nn.Module):
                 x = self.activation(self.norms[i](x) if self.norms else x)
         return x
 
-    def _forward_numpy(self, x: Tensor, activate: Callable[[np.ndarray], np.ndarray]) -> Tensor:
-        if x.shape[-2] > _BLOCK:
-            return torch.cat([self._forward_numpy(part, activate) for part in x.split(_BLOCK, -2)], -2)
-        y, arrays = x.numpy(), self._arrays
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the arrays, which would be copies of the parameters in a copy."""
+        return {**vars(self), "_places": [], "_arrays": []}
+
+    def array_layers(self, rows: int) -> list[ArrayLayer] | None:
+        """What computes batches of so many rows without gradients on the CPU; None where torch does.
+
+        The arrays are over the parameters' own memory, as it is now: they see updates, but not that a parameter is
+        replaced by another one.
+        """
+        if self._numpy_activation is None or rows > self._numpy_rows:
+            return None
+        if not all(p.is_cpu and p.dtype is torch.float32 for p in self.layers.parameters()):
+            return None
+        return list(self._array_layers())
+
+    def _array_layers(self) -> list[ArrayLayer]:
+        layers = self._arrays
         for i, layer in enumerate(self._linear_layers):
             own: Any = layer._parameters  # spares torch's attribute look-up
-            if i == len(arrays) or arrays[i][0] != (own["weight"].data_ptr(), own["bias"].data_ptr()):
-                arrays[i:] = [_as_arrays(layer) for layer in self._linear_layers[i:]]
-            y = y @ arrays[i][1]
-            y += arrays[i][2]
-            if i < len(arrays) - 1 or self.activate_last:
-                activate(y)
-        return torch.from_numpy(y)
-
-
-def _as_arrays(layer: Linear) -> tuple[tuple[int, int], np.ndarray, np.ndarray]:
-    """Where a layer's weights are, and arrays over their memory that a matrix product takes as they are."""
-    weight, bias = layer.weight, layer.bias
-    place, array, offset = (weight.data_ptr(), bias.data_ptr()), weight.detach().numpy(), bias.detach().numpy()
-    return place, array.swapaxes(-1, -2), offset if array.ndim == 2 else offset[:, None]
+            weight, bias = own["weight"], own["bias"]
+            place = weight.data_ptr(), bias.data_ptr()
+            if i == len(layers) or self._places[i] != place:
+                is_active = self.activate_last or i + 1 < len(self._linear_layers)
+                activation = self._numpy_activation if is_active else None
+                layers[i:] = [ArrayLayer.over(weight.detach().numpy(), bias.detach().numpy(), activation)]
+                self._places[i:] = [place]
+        return layers

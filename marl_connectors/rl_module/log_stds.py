@@ -38,6 +38,7 @@ class LogStds:
     Attributes:
         num_outputs: Of the head.
         num_free: How many log standard deviations are a parameter of their own.
+        leave_outputs: Whether the head's outputs are the ``action_dist_inputs`` as they are.
     """
 
     def __init__(self, dist_cls: type[Distribution], action_space: Space, *, free: bool, bound: float):
@@ -55,11 +56,11 @@ class LogStds:
         self._bound = bound
         self.num_free = num_log_stds if free else 0
         self.num_outputs = num_inputs - self.num_free
-        self._leave = not num_log_stds
+        self.leave_outputs = not num_log_stds
 
     def inputs(self, outputs: Tensor, parameter: Tensor | None) -> Tensor:
         """``[..., n]`` inputs of a head's ``[..., num_outputs]`` and the parameter, which may be stacked."""
-        if self._leave:
+        if self.leave_outputs:
             return outputs
         if parameter is None:
             parts = list(outputs.split([stretch.length for stretch in self._stretches], -1))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from marl_connectors.rl_module.module_calls import called_for_columns
 from marl_connectors.typing import DEFAULT_MODULE_ID, ModuleID
 
 if TYPE_CHECKING:
+    from marl_connectors.rl_module.layers import MLP
     from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 
 
@@ -102,6 +103,14 @@ class RLModule(nn.Module):
     def get_initial_state(self) -> dict[str, Any]:
         """The state before an episode's first step; ``{}`` for a stateless module."""
         return {}
+
+    def acting_layers(self) -> Sequence[MLP]:
+        """The MLPs that lead from ``obs`` to ``action_dist_inputs`` when acting, one after another; none if more does.
+
+        A runner may compute them without calling the module, for observations that are float32 vectors. It holds for
+        the class that defines it; a subclass says it anew.
+        """
+        return ()
 
     def get_inference_action_dist_cls(self) -> type[Distribution]:
         """What ``_forward_inference``'s ``action_dist_inputs`` are the parameters of."""

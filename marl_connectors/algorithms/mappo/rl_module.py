@@ -20,6 +20,7 @@ class DefaultMAPPORLModule(DefaultPPORLModule):
     """Acts on ``obs`` as PPO's module does; its values are those of ``critic_obs``, an MLP's."""
 
     stackable = True
+    acting_layers = DefaultPPORLModule.acting_layers
 
     def setup(self) -> None:
         """Builds the policy, and the critic unless the module is for acting only."""

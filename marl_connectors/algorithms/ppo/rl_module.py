@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -83,6 +83,10 @@ class DefaultPPORLModule(RLModule, ValueFunctionAPI, InferenceOnlyAPI):
             return {}
         own = self.rnn.initial_state()
         return own if self.vf_rnn is None else {"actor": own, "critic": self.vf_rnn.initial_state()}
+
+    def acting_layers(self) -> Sequence[MLP]:
+        """The encoder of a vector and the policy head, where neither a recurrent layer nor log-stds stand between."""
+        return (self.encoder, self.pi) if self.rnn is None and self._log_stds.leave_outputs else ()
 
     def _forward(self, batch: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
         embeddings, state = self._embed(batch)
