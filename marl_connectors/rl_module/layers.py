@@ -106,7 +106,8 @@ class MLP(nn.Module):
         active = self._linear_layers if activate_last else self._linear_layers[:-1]
         self.norms = nn.ModuleList([LayerNorm(layer.out_features) for layer in active if use_layernorm])
         self._numpy_activation = None if use_layernorm else NUMPY_ACTIVATIONS.get(type(self.activation))
-        self._numpy_rows = _NUMPY_ROWS.get(type(self.activation), 0)
+        has_active = len(self._linear_layers) - (not activate_last) > 0
+        self._numpy_rows = _NUMPY_ROWS.get(type(self.activation), 0) if has_active else math.inf
         self._places: list[tuple[int, int]] = []  # of the parameters that the arrays are over
         self._arrays: list[ArrayLayer] = []
         initializers = initializers or Initializers()

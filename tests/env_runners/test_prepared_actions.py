@@ -1,0 +1,320 @@
+"""The short way to actions is taken where it can be, gives the same, and gives way to whatever a user has changed."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from scripted_envs import LifeEnv, small_config
+
+from marl_connectors import ConnectorV2, RLModuleSpec
+from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
+from marl_connectors.connectors.module_to_env.get_actions import GetActions
+from marl_connectors.env_runners.prepared_actions import PreparedActions
+from marl_connectors.rl_module import array_layers, layers
+from marl_connectors.rl_module.layers import MLP
+from marl_connectors.rl_module.multi_rl_module import MultiRLModule
+from marl_envs import match_v0
+
+LIVES = {"agents": "abc", "die": 0.0, "max_steps": 7}
+TWO_KINDS = {**LIVES, "spaces_of": {"b": (spaces.Box(-1.0, 1.0, (3,), np.float32), spaces.Discrete(4))}}
+DEATHS = {"agents": "abcd", "die": 0.03, "join": 0.05, "max_steps": 30, "fixed": False}
+CONTINUOUS = {
+    **LIVES,
+    "spaces_of": dict.fromkeys("abc", (spaces.Box(-1.0, 1.0, (3,), np.float32), spaces.Box(-1.0, 1.0, (2,)))),
+}
+
+
+def independent(config):
+    return config.multi_agent(policies="independent")
+
+
+def relu(config):
+    return config.rl_module(model_config={"fcnet_hiddens": (4,), "fcnet_activation": "relu"})
+
+
+OPEN = {
+    "shared": (LifeEnv, LIVES, None),
+    "independent, as a stack": (LifeEnv, LIVES, independent),
+    "two kinds of spaces": (LifeEnv, TWO_KINDS, independent),
+    "deaths": (LifeEnv, DEATHS, None),
+    "one agent": ("CartPole-v1", {}, None),
+    "relu": (LifeEnv, LIVES, relu),
+    "no hidden layers": (LifeEnv, LIVES, lambda config: config.rl_module(model_config={"fcnet_hiddens": []})),
+    "batched": ("marl_envs.spread_v0:batched_env", {"n_agents": 3, "ep_len": 11}, None),
+}
+
+
+def runner_of(env, env_config, change=None, **settings):
+    config = small_config(env, env_config=env_config).env_runners(
+        num_envs_per_env_runner=3, rollout_fragment_length=8, **settings
+    )
+    return (change or (lambda config: config))(config).build_algo().env_runner
+
+
+def sampled(runner, samples=4, **kwargs):
+    """All that came of some samples, as text, and how many steps were taken the short way."""
+    found, counts = [], []
+    choose = PreparedActions.choose
+
+    def counting(self, inputs, noise):
+        counts.append(1)
+        return choose(self, inputs, noise)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PreparedActions, "choose", counting)
+        for _ in range(samples):
+            for chunk in runner.sample(**kwargs):
+                parts = chunk.all_agent_episodes() if hasattr(chunk, "agent_episodes") else [chunk]
+                found.append(repr([{**part.get_state(), "duration_s": None} for part in parts]))
+    return found, len(counts)
+
+
+def is_used(runner):
+    """Whether samples after the first one take the short way, but for the first step of each, which tries it."""
+    runner.sample()
+    _, count = sampled(runner, samples=2)
+    assert count in (0, 2, 16)
+    return count == 16
+
+
+@pytest.fixture
+def ordinary(monkeypatch):
+    """Makes runners take the ordinary way."""
+
+    def switch_off():
+        monkeypatch.setattr(PreparedActions, "try_beside", lambda *args: None)
+
+    return switch_off
+
+
+@pytest.mark.parametrize("explore", [True, False])
+@pytest.mark.parametrize("case", OPEN)
+def test_the_short_way_gives_the_same(case, explore, ordinary):
+    short, count = sampled(runner_of(*OPEN[case]), explore=explore)
+    assert count > 8
+    ordinary()
+    long, count = sampled(runner_of(*OPEN[case]), explore=explore)
+    assert count == 0
+    assert short == long
+
+
+@pytest.mark.parametrize("case", ["shared", "independent, as a stack"])
+def test_many_rows_are_computed_in_blocks(case, monkeypatch, ordinary):
+    monkeypatch.setattr(array_layers, "BLOCK", 2)
+    short, count = sampled(runner_of(*OPEN[case]))
+    assert count > 8
+    ordinary()
+    assert sampled(runner_of(*OPEN[case]))[0] == short
+
+
+def test_it_is_not_for_so_many_rows_that_torch_is_faster(monkeypatch):
+    assert is_used(runner_of(LifeEnv, LIVES, relu))
+    monkeypatch.setitem(layers._NUMPY_ROWS, torch.nn.ReLU, 8)
+    assert not is_used(runner_of(LifeEnv, LIVES, relu))
+
+
+def test_an_episode_of_each_copy_and_random_actions_in_between_are_the_same(ordinary):
+    def play():
+        runner = runner_of(LifeEnv, LIVES)
+        found = sampled(runner, num_episodes=3)[0]
+        for kwargs in ({}, {"random_actions": True}, {"explore": False}, {"force_reset": True}, {}):
+            found += sampled(runner, samples=1, **kwargs)[0]
+        return found, repr(runner.get_metrics())
+
+    short = play()
+    ordinary()
+    assert play() == short
+
+
+def test_a_checkpoint_has_the_batch_that_nobody_needed_yet(ordinary):
+    def state():
+        runner = runner_of(LifeEnv, LIVES)
+        sampled(runner)
+        return runner.get_state()["batch"]
+
+    short = state()
+    assert short["groups"][0]["obs"].any()
+    ordinary()
+    np.testing.assert_equal(short, state())
+
+
+def test_a_runner_goes_on_from_a_checkpoint_as_if_it_had_not_stopped():
+    runner = runner_of(LifeEnv, LIVES)
+    sampled(runner)
+    state = copy.deepcopy(runner.get_state())
+    expected, count = sampled(runner)
+    assert count > 20
+    other = runner_of(LifeEnv, LIVES)
+    sampled(other, samples=1)
+    other.set_state(state)
+    assert sampled(other)[0] == expected
+
+
+def test_after_a_dropped_sample_a_checkpoint_has_no_batch():
+    runner = runner_of(LifeEnv, LIVES)
+    sampled(runner)
+    runner.restart_episodes()
+    assert runner.get_state()["batch"] is None
+
+
+# Whose step it is not.
+
+
+class Same(ConnectorV2):
+    """Changes nothing."""
+
+    def on_columns(self, *, columns, **kwargs):
+        pass
+
+
+class Hotter(DefaultPPORLModule):
+    """Puts out something else."""
+
+    stackable = True
+
+    def _forward(self, batch, **kwargs):
+        return {name: 2.0 * column for name, column in super()._forward(batch, **kwargs).items()}
+
+
+class OwnModules(MultiRLModule):
+    """Runs its modules as it likes."""
+
+    def _forward(self, batch, **kwargs):
+        return super()._forward(batch, **kwargs)
+
+
+def of_class(cls):
+    return lambda config: config.rl_module(rl_module_spec=RLModuleSpec(cls))
+
+
+CLOSED = {
+    "a piece to the module": lambda c: c.env_runners(env_to_module_connector=lambda env: Same()),
+    "a piece to the environment": lambda c: c.env_runners(module_to_env_connector=lambda env: Same()),
+    "a module of another class": of_class(Hotter),
+    "layer norm": lambda c: c.rl_module(model_config={"fcnet_use_layernorm": True}),
+    "another activation": lambda c: c.rl_module(model_config={"fcnet_activation": "silu"}),
+    "an LSTM": lambda c: c.rl_module(model_config={"use_lstm": True}),
+}
+
+
+@pytest.mark.parametrize("case", CLOSED)
+def test_it_is_not_for(case):
+    assert not is_used(runner_of(LifeEnv, LIVES, CLOSED[case]))
+
+
+def test_it_is_not_for_continuous_actions_nor_for_actions_that_do_not_count_from_0():
+    assert not is_used(runner_of(LifeEnv, CONTINUOUS))
+    box = spaces.Box(-1.0, 1.0, (3,), np.float32)
+    starting = {**LIVES, "spaces_of": dict.fromkeys("abc", (box, spaces.Discrete(3, start=1)))}
+    assert not is_used(runner_of(LifeEnv, starting))
+
+
+def test_it_is_not_for_a_multi_module_with_a_forward_pass_of_its_own():
+    from marl_connectors import MultiRLModuleSpec
+
+    spec = MultiRLModuleSpec(OwnModules, rl_module_specs={"default_policy": RLModuleSpec()})
+    assert not is_used(runner_of(LifeEnv, LIVES, lambda config: config.rl_module(rl_module_spec=spec)))
+
+
+def seen_by_a_hook(runner, seen):
+    runner.rl_module["default_policy"].pi.register_forward_hook(lambda *args: seen.append(1))
+
+
+def seen_by_a_hook_inside(runner, seen):
+    encoder = runner.rl_module["default_policy"].encoder
+    encoder.register_forward_pre_hook(lambda *args: seen.append(1))
+
+
+def method_of_a_layer(runner, seen):
+    layer = runner.rl_module["default_policy"].pi
+    layer.forward = lambda x: seen.append(1) or MLP.forward(layer, x)
+
+
+def method_of_the_module(runner, seen):
+    module = runner.rl_module["default_policy"]
+    module._forward = lambda batch, **kwargs: seen.append(1) or DefaultPPORLModule._forward(module, batch)
+
+
+def method_of_all_modules(runner, seen):
+    module = runner.rl_module
+    module.forward_exploration = lambda batch: seen.append(1) or MultiRLModule.forward_exploration(module, batch)
+
+
+def method_of_a_piece(runner, seen):
+    piece = runner.module_to_env[GetActions]
+    piece.on_columns = lambda **kwargs: seen.append(1) or GetActions.on_columns(piece, **kwargs)
+    runner.module_to_env.set_input_spaces(None, None)
+
+
+def method_of_a_pipeline(runner, seen):
+    pipeline = runner.env_to_module
+    pipeline.run = lambda *args, **kwargs: seen.append(1) or type(pipeline).run(pipeline, *args, **kwargs)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        seen_by_a_hook,
+        seen_by_a_hook_inside,
+        method_of_a_layer,
+        method_of_the_module,
+        method_of_all_modules,
+        method_of_a_piece,
+        method_of_a_pipeline,
+    ],
+)
+def test_what_is_changed_between_samples_is_called_in_each_step(change):
+    runner = runner_of(LifeEnv, LIVES)
+    assert is_used(runner)
+    seen = []
+    change(runner, seen)
+    runner.sample()
+    assert len(seen) == 8 + (change is method_of_a_pipeline)  # which makes the batch that was not needed before
+
+
+def test_a_hook_for_all_modules_of_torch_is_called_in_each_step():
+    runner = runner_of(LifeEnv, LIVES)
+    assert is_used(runner)
+    seen, encoder = [], runner.rl_module["default_policy"].encoder
+    hook = torch.nn.modules.module.register_module_forward_hook(lambda module, *args: seen.append(module is encoder))
+    try:
+        runner.sample()
+    finally:
+        hook.remove()
+    assert sum(seen) == 8
+
+
+def test_it_closes_if_it_gives_anything_else(monkeypatch):
+    runner = runner_of(LifeEnv, LIVES)
+    assert is_used(runner)
+    own = DefaultPPORLModule.acting_layers
+    monkeypatch.setattr(DefaultPPORLModule, "acting_layers", lambda self: (*own(self), MLP(3, (3,))))
+    assert not is_used(runner)
+
+
+@pytest.mark.parametrize("policies", ["shared", "independent"])
+def test_updates_in_place_count_at_once(policies):
+    """Even in the middle of a sample."""
+    runner = runner_of(match_v0.parallel_env, {"n_agents": 3}, lambda c: c.multi_agent(policies=policies))
+    assert is_used(runner)
+    take_step, count = runner._take_step, 0
+
+    def taking(*args):
+        nonlocal count
+        count += 1
+        if count == 5:
+            assert runner._prepared.is_open
+            with torch.no_grad():
+                for module in runner.rl_module.values():
+                    module.pi.layers[-1].bias.copy_(torch.tensor([0.0, 50.0, *[0.0] * 10])[: module.action_space.n])
+        take_step(*args)
+
+    runner._take_step = taking
+    for chunk in runner.sample(num_timesteps=24, force_reset=True):
+        for agent in chunk.agent_episodes.values():
+            assert list(agent.get_actions(slice(4, None))) == [1] * (len(agent) - 4)
+            assert set(agent.get_actions(slice(0, 4))) != {1}
