@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +22,16 @@ its group. Where agents take turns, it is the kind of noise, as groups are made 
 stream is enough for a copy then, in which nobody acts in the same step as somebody else."""
 
 
+class _Block(NamedTuple):
+    """What the rows of a group draw in ``BLOCK`` steps, as an array and on the device of the modules' outputs."""
+
+    rows: Rows
+    number: int
+    dist_cls: type[Distribution]
+    array: np.ndarray
+    tensor: torch.Tensor
+
+
 class ActionNoise:
     """Noise for ``Distribution.sample``, for all rows of a vector step.
 
@@ -34,7 +44,7 @@ class ActionNoise:
         self._seed = seed
         self.step = 0
         self._places: dict[Rows, tuple[int, list[tuple[int, int]], int | None]] = {}
-        self._blocks: dict[int, tuple[Rows, int, type, torch.Tensor]] = {}
+        self._blocks: dict[int, _Block] = {}
         self._asked: dict[int, Rows] = {}
         self._drawn: dict[int, tuple[tuple[Any, ...], dict[tuple[int, int], np.ndarray | None]]] = {}
 
@@ -61,8 +71,8 @@ class ActionNoise:
         group_index, places, num_slots = self._places[columns.rows]
         number, within = divmod(self.step, BLOCK)
         block = self._blocks.get(group_index)
-        if block is not None and block[0] is columns.rows and block[1] == number and block[2] is dist_cls:
-            return block[3][within]
+        if block is not None and block.rows is columns.rows and block[1:3] == (number, dist_cls):
+            return block.tensor[within]
         inputs = columns["action_dist_inputs"]
         streams = self._streams(group_index, number, places, num_slots, dist_cls, inputs.shape[-1])
         if streams is None:
@@ -70,9 +80,19 @@ class ActionNoise:
         if self._asked.get(group_index) is not columns.rows:  # rows that may be others in the next step
             self._asked[group_index] = columns.rows
             return torch.from_numpy(np.stack([values[within, slot] for values, slot in streams])).to(inputs.device)
-        noise = torch.from_numpy(np.concatenate(_whole_streams(streams), axis=1)).to(inputs.device)
-        self._blocks[group_index] = (columns.rows, number, dist_cls, noise)
+        array = np.concatenate(_whole_streams(streams), axis=1)
+        noise = torch.from_numpy(array).to(inputs.device)
+        self._blocks[group_index] = _Block(columns.rows, number, dist_cls, array, noise)
         return noise[within]
+
+    def array_for_rows(self, columns: ColumnGroup, dist_cls: type[Distribution]) -> np.ndarray | None:
+        """The same in an array, for modules on the CPU. A hot path: as a rule without a call of torch."""
+        number, within = divmod(self.step, BLOCK)
+        block = self._blocks.get(self._places[columns.rows][0])
+        if block is not None and block.rows is columns.rows and block[1:3] == (number, dist_cls):
+            return block.array[within]
+        noise = self.for_rows(columns, dist_cls)
+        return None if noise is None else noise.numpy()
 
     @contextmanager
     def torch_stream(self) -> Iterator[None]:

@@ -98,8 +98,8 @@ class PreparedActions:
         for (_, columns, _), logits in zip(self._parts, inputs, strict=True):
             columns[Columns.ACTION_DIST_INPUTS] = logits
             if self._explore:
-                drawn = noise.for_rows(columns, TorchCategorical)
-                columns[Columns.ACTIONS] = (logits + drawn.numpy()).argmax(-1)  # type: ignore[union-attr]
+                drawn = noise.array_for_rows(columns, TorchCategorical)
+                columns[Columns.ACTIONS] = (logits + drawn).argmax(-1)  # type: ignore[operator]
             else:
                 columns[Columns.ACTIONS] = logits.argmax(-1)
         return self._batch

@@ -167,12 +167,16 @@ class Rollout:
             self.record(positions, {Columns.ENV_STATE: states})
 
     def record(self, positions: Positions, outputs: dict[str, Tree]) -> None:
-        """Writes actions and module outputs, ``[B, ...]`` each, to the rows that they were computed for."""
-        columns = self.columns
+        """Writes actions and module outputs, ``[B, ...]`` each, to the rows that they were computed for. A hot path."""
+        columns, is_plain = self.columns, not (self._layers or self.given)
         for name, values in outputs.items():
             if name not in columns:
                 size = self.num_rows * self.num_lanes
                 columns[name] = tree_map(lambda v, n=size: np.zeros((n, *v.shape[1:]), v.dtype), values)
+            column = columns[name]
+            if is_plain and type(column) is type(values) is np.ndarray and column.shape[1:] == values.shape[1:]:
+                column[positions] = values
+                continue
             column = self.source(name)
             put(column, positions, _shaped(values, column))
             if name in self.layered:
