@@ -149,7 +149,8 @@ class MLP(nn.Module):
         """
         if self._numpy_activation is None or rows > self._numpy_rows:
             return None
-        if not all(p.is_cpu and p.dtype is torch.float32 for p in self.layers.parameters()):
+        parameters = [p for layer in self._linear_layers for p in (layer.weight, layer.bias)]
+        if not all(p.is_cpu and p.dtype is torch.float32 for p in parameters):
             return None
         return list(self._array_layers())
 

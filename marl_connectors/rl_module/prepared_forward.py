@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -82,7 +83,12 @@ def _acting_layers(module: RLModule) -> Sequence[MLP]:
 
 def has_own_methods(thing: Any) -> bool:
     """Whether somebody has replaced a method of this one object."""
-    return any(callable(getattr(type(thing), name, None)) for name in vars(thing))
+    return not _methods(type(thing)).isdisjoint(vars(thing))
+
+
+@lru_cache(256)
+def _methods(cls: type) -> frozenset[str]:
+    return frozenset(name for name in dir(cls) if callable(getattr(cls, name, None)))
 
 
 def _has_hooks(module: nn.Module) -> bool:

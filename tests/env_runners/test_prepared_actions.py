@@ -171,13 +171,16 @@ class Same(ConnectorV2):
         pass
 
 
-class Hotter(DefaultPPORLModule):
-    """Puts out something else."""
+class Moody(DefaultPPORLModule):
+    """Puts out something else in every fifth step."""
 
     stackable = True
+    calls = 0
 
-    def _forward(self, batch, **kwargs):
-        return {name: 2.0 * column for name, column in super()._forward(batch, **kwargs).items()}
+    def _forward_exploration(self, batch, **kwargs):
+        self.calls += 1
+        factor = 1.0 if self.calls % 5 else 2.0
+        return {name: factor * column for name, column in super()._forward(batch, **kwargs).items()}
 
 
 class OwnModules(MultiRLModule):
@@ -194,7 +197,7 @@ def of_class(cls):
 CLOSED = {
     "a piece to the module": lambda c: c.env_runners(env_to_module_connector=lambda env: Same()),
     "a piece to the environment": lambda c: c.env_runners(module_to_env_connector=lambda env: Same()),
-    "a module of another class": of_class(Hotter),
+    "a module of another class": of_class(Moody),
     "layer norm": lambda c: c.rl_module(model_config={"fcnet_use_layernorm": True}),
     "another activation": lambda c: c.rl_module(model_config={"fcnet_activation": "silu"}),
     "an LSTM": lambda c: c.rl_module(model_config={"use_lstm": True}),
