@@ -111,6 +111,18 @@ def test_many_rows_are_computed_in_blocks(case, monkeypatch, ordinary):
     assert sampled(runner_of(*OPEN[case]))[0] == short
 
 
+@pytest.mark.parametrize("lead", [(), (2,)])
+def test_blocks_of_rows_come_out_in_order(lead, monkeypatch):
+    rng = np.random.default_rng(0)
+    weight, bias, x = (rng.standard_normal((*lead, *shape), np.float32) for shape in ((5, 3), (5,), (7, 3)))
+    layer = array_layers.ArrayLayer.over(weight, bias, np.tanh)
+    whole = array_layers.run_layers(x, [layer])
+    monkeypatch.setattr(array_layers, "BLOCK", 2)
+    np.testing.assert_allclose(array_layers.run_layers(x, [layer]), whole, rtol=1e-5)
+    by_hand = np.tanh(np.einsum("...bi,...oi->...bo", x, weight) + bias[..., None, :])
+    np.testing.assert_allclose(whole, by_hand, rtol=1e-4, atol=1e-6)
+
+
 def test_it_is_not_for_so_many_rows_that_torch_is_faster(monkeypatch):
     assert is_used(runner_of(LifeEnv, LIVES, relu))
     monkeypatch.setitem(layers._NUMPY_ROWS, torch.nn.ReLU, 8)
