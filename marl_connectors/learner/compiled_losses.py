@@ -191,7 +191,7 @@ class CompiledLosses:
 
 
 def _not_compiled(module_ids: Sequence[ModuleID], error: Exception) -> str:
-    reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    reason = " ".join([line.strip() for line in str(error).splitlines() if line.strip()][:2])
     return (
         f"Learner: torch.compile made no graph of the loss of {', '.join(map(repr, module_ids))}, so it is computed "
         f"without one. {type(error).__name__}: {reason}"

@@ -96,6 +96,7 @@ def test_the_pinned_buffer_is_not_written_to_while_a_copy_reads_it():
     assert [int(tensor.min()) for tensor in copies] == [int(tensor.max()) for tensor in copies] == list(range(20))
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # by torch's compiler, of itself
 @pytest.mark.parametrize("mode", [None, "reduce-overhead"])
 @pytest.mark.parametrize("policies", ["shared", "independent"])
 def test_a_compiled_update_on_the_gpu_is_the_same_update(policies, mode):

@@ -50,11 +50,14 @@ def test_what_torch_makes_a_graph_of_is_the_same_loss(policies, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # by torch's compiler, of itself
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 @pytest.mark.parametrize("policies", ["shared", "independent"])
 def test_what_is_compiled_is_the_same_loss(policies):
     torch.compiler.reset()
-    assert_same_updates(build(policies, torch_compile_learner=True), build(policies), times=3)
+    compiled = build(policies, torch_compile_learner=True)
+    assert_same_updates(compiled, build(policies), times=3)
+    assert compiled.learner._compiled.num_graphs == 1
 
 
 def test_schedules_and_penalties_that_change_compile_nothing_anew():
