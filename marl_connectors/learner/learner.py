@@ -66,8 +66,8 @@ class Learner(ABC):
     def build(self) -> None:
         """Makes the optimizers. Called once before the first update."""
         for module_id in self.module:
-            self.configure_optimizers_for_module(module_id, self.config.get_config_for_module(module_id))
-        self.optimizers.rearrange()
+            self.optimizers.configure(module_id)
+        self.optimizers.refresh()
         self._compiled = CompiledLosses(self) if self.config.torch_compile_learner else None
 
     # To override.
@@ -125,7 +125,7 @@ class Learner(ABC):
         self.optimizers.register_default(module_id)
 
     def before_gradient_based_update(self, *, timesteps: dict[str, int]) -> None:  # noqa: B027
-        """Called before the minibatches of an update."""
+        """Called first in an update, before its train batch is made: what it does to modules holds for all of it."""
 
     def after_gradient_based_update(self, *, timesteps: dict[str, int]) -> None:  # noqa: B027
         """Called after the minibatches of an update."""
@@ -210,14 +210,13 @@ class Learner(ABC):
         """
         timesteps = timesteps or {}
         self.timestep = timesteps.get("num_env_steps_sampled_lifetime", self.timestep)
-        self.module.bind_buckets()
+        self._figures = Figures()
+        self._check = FiniteCheck(is_lazy=self._checks_lazily)
+        self.before_gradient_based_update(timesteps=timesteps)
+        self.optimizers.refresh()
         began = perf_counter()
         batch = self.make_batch(episodes)
         self.pipeline_seconds = perf_counter() - began
-        self._figures = Figures()
-        self._check = FiniteCheck(is_lazy=self._checks_lazily)
-        self.optimizers.set_learning_rates()
-        self.before_gradient_based_update(timesteps=timesteps)
         trained: dict[ModuleID, int] = defaultdict(int)
         with self._train_mode():
             for step in Steps(self, batch, self._seed):
@@ -359,15 +358,19 @@ class Learner(ABC):
         if not is_updated:
             self._never_updated.add(module_id)
             return
-        self.configure_optimizers_for_module(module_id, self.config.get_config_for_module(module_id))
-        self.optimizers.rearrange()
+        self.optimizers.configure(module_id)
+        self.optimizers.refresh()
+
+    def is_never_updated(self, module_id: ModuleID) -> bool:
+        """Whether the module only acts."""
+        return module_id in self._never_updated
 
     def remove_module(self, module_id: ModuleID) -> None:
         """Takes a module and its optimizers out."""
         self.module.remove_module(module_id)
         self.optimizers.forget(module_id)
         self._never_updated.discard(module_id)
-        self.optimizers.rearrange()
+        self.optimizers.refresh()
 
     def get_state(self) -> dict[str, Any]:
         """Everything that the next update depends on, as JSON data and tensors."""
