@@ -30,6 +30,7 @@ class Optimizers:
     def __init__(self, learner: Learner):
         self._learner = learner
         self._registered: dict[ModuleID, dict[str, torch.optim.Optimizer]] = {}
+        self._held: dict[ModuleID, list[Tensor]] = {}
         self._schedules: dict[tuple[ModuleID, str], Schedule] = {}
         self._with_default: dict[ModuleID, None] = {}
         self._configured: set[ModuleID] = set()
@@ -67,9 +68,9 @@ class Optimizers:
         here = {id(p) for p in learner.module.parameters()}
         for module_id in learner.module:
             before = self._registered.get(module_id, {})
-            if any(id(p) not in here for optimizer in before.values() for p in _parameters(optimizer)):
+            if any(id(p) not in here for p in self._held.get(module_id, ())):
                 self.forget(module_id)
-            if module_id not in self._configured and not learner.is_never_updated(module_id):
+            if module_id not in self._configured and module_id not in learner._never_updated:
                 self.configure(module_id)
                 _carry_over(before, self._registered.get(module_id, {}), module_id)
 
@@ -125,11 +126,29 @@ class Optimizers:
                 f"Learner.register_optimizer: module {module_id!r} has an optimizer {name!r} already. Give each an "
                 f"optimizer_name of its own."
             )
+        self._held.setdefault(module_id, []).extend(self._checked_parameters(module_id, optimizer, name))
         if lr is not None:
             check_schedule(f"Learner.register_optimizer: lr_or_lr_schedule of {name!r}", lr)
             self._schedules[module_id, name] = lr
         self._registered.setdefault(module_id, {})[name] = optimizer
         self._arranged_for = None
+
+    def _checked_parameters(self, module_id: ModuleID, optimizer: torch.optim.Optimizer, name: str) -> list[Tensor]:
+        """Those of the modules' parameters that an optimizer has; none may be of other modules only."""
+        held = {id(p): p for p in _parameters(optimizer)}
+        owners: dict[int, list[ModuleID]] = {}
+        for owner in self._learner.module:
+            for parameter in self._parameters_of(owner):
+                owners.setdefault(id(parameter), []).append(owner)
+        for key in held:
+            others = owners.get(key, [])
+            if others and module_id not in (*others, SHARED):
+                raise LearnerError(
+                    f"Learner.register_optimizer: optimizer {name!r} of module {module_id!r} has parameters of module "
+                    f"{others[0]!r}. Make it of those of self.module[{module_id!r}]: it steps when that one has new "
+                    f"gradients."
+                )
+        return [p for p in self._learner.module.parameters() if id(p) in held]
 
     def get(self, module_id: ModuleID, name: str) -> torch.optim.Optimizer:
         """An optimizer that was registered."""
@@ -141,6 +160,7 @@ class Optimizers:
     def forget(self, module_id: ModuleID) -> None:
         """Drops a module's optimizers."""
         self._registered.pop(module_id, None)
+        self._held.pop(module_id, None)
         self._schedules = {key: value for key, value in self._schedules.items() if key[0] != module_id}
         self._with_default.pop(module_id, None)
         self._configured.discard(module_id)
