@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator, ValuesView
 from itertools import chain
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 _LAYERS = ("_parameters", "_modules")
+_END = object()
 _ADDED = ("_buffers", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -28,8 +30,7 @@ class Structure:
         """
         whole = {id(part): part for one in alike for part in one.modules()}
         self._views = [view for part in module.modules() for view in _contents(part, whole=id(part) in whole)]
-        self._held = list(chain.from_iterable(self._views))  # so that ids hold
-        self._ids = list(map(id, self._held))
+        self._held = [*chain.from_iterable(self._views), _END]
         self._versions = [
             (value, value._version)
             for part in whole.values()
@@ -40,8 +41,10 @@ class Structure:
     @property
     def is_current(self) -> bool:
         """Whether everything is still the same. A hot path: thousands of objects, so no Python for each."""
-        same = list(map(id, chain.from_iterable(self._views))) == self._ids
-        return same and all(tensor._version == version for tensor, version in self._versions)
+        now = chain(chain.from_iterable(self._views), (_END,))
+        return all(map(operator.is_, now, self._held)) and all(
+            tensor._version == version for tensor, version in self._versions
+        )
 
 
 def _contents(part: nn.Module, *, whole: bool) -> Iterator[ValuesView[Any]]:
