@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from marl_connectors.errors import LearnerError
 from marl_connectors.transfers import all_on_host
 from marl_connectors.typing import ModuleID
 
@@ -61,7 +62,12 @@ class Figures:
 
     def note(self, module_ids: tuple[ModuleID, ...], terms: Mapping[str, Tensor]) -> None:
         """Keeps figures of the minibatch, scalars or ``[A]``. A hot path."""
-        values = torch.stack([term.detach().reshape(-1) for term in terms.values()])
+        try:
+            values = torch.stack([term.detach().reshape(-1) for term in terms.values()])
+        except (RuntimeError, AttributeError):
+            raise _not_figures(module_ids, terms) from None
+        if values.shape[1] != len(module_ids):
+            raise _not_figures(module_ids, terms)
         self._notes.append(Note(*self._at, module_ids, tuple(terms), values))
 
     def note_gradient_norms(self, module_ids: tuple[ModuleID, ...], norms: Tensor, *, is_result: bool = True) -> None:
@@ -128,6 +134,19 @@ class Figures:
             values = note.values.double().numpy()
             for k, a in np.argwhere(~np.isfinite(values)).tolist():
                 yield NotFinite(note.epoch, note.minibatch, note.module_ids[a], note.names[k], float(values[k, a]))
+
+
+def _not_figures(module_ids: tuple[ModuleID, ...], terms: Mapping[str, Any]) -> LearnerError:
+    """The error that names the term which is no figure of these modules."""
+    counts = {name: value.numel() if isinstance(value, Tensor) else None for name, value in terms.items()}
+    name = next(name for name, count in counts.items() if count != len(module_ids))
+    value = terms[name]
+    came = f"has the shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"is a {type(value).__name__}"
+    wanted = "a scalar tensor" if len(module_ids) == 1 else f"a tensor of the shape ({len(module_ids)},), one for each"
+    return LearnerError(
+        f"Learner.log_terms: {name!r} of {', '.join(map(repr, module_ids))} {came}, expected {wanted}. Pass its mean, "
+        f"as a tensor, or leave it out."
+    )
 
 
 def _rank(bad: NotFinite) -> int:

@@ -21,6 +21,7 @@ from marl_connectors.learner.finite_check import FiniteCheck, not_finite_error
 from marl_connectors.learner.gradient_clipping import clip_gradients
 from marl_connectors.learner.minibatches import MiniBatch
 from marl_connectors.learner.optimizers import Optimizers
+from marl_connectors.learner.result_checks import checked_losses, set_gradients
 from marl_connectors.learner.steps import Step, Steps, reads_batches
 from marl_connectors.learner.train_groups import groups_of_episodes
 from marl_connectors.metrics import MetricsLogger
@@ -66,8 +67,8 @@ class Learner(ABC):
     def build(self) -> None:
         """Makes the optimizers. Called once before the first update."""
         for module_id in self.module:
-            self.configure_optimizers_for_module(module_id, self.config.get_config_for_module(module_id))
-        self.optimizers.rearrange()
+            self.optimizers.configure(module_id)
+        self.optimizers.refresh()
         self._compiled = CompiledLosses(self) if self.config.torch_compile_learner else None
 
     # To override.
@@ -125,15 +126,15 @@ class Learner(ABC):
         self.optimizers.register_default(module_id)
 
     def before_gradient_based_update(self, *, timesteps: dict[str, int]) -> None:  # noqa: B027
-        """Called before the minibatches of an update."""
+        """Called first in an update, before its train batch is made: what it does to modules holds for all of it."""
 
     def after_gradient_based_update(self, *, timesteps: dict[str, int]) -> None:  # noqa: B027
         """Called after the minibatches of an update."""
 
     def postprocess_gradients_for_module(
         self, *, module_id: ModuleID, config: Any, module_gradients: list[Tensor]
-    ) -> None:
-        """Changes a module's gradients in place: clips them as the config says unless overridden."""
+    ) -> list[Tensor] | None:
+        """Changes a module's gradients in place, or returns others: clips them as the config says unless overridden."""
         clip_gradients(module_gradients, config.grad_clip, config.grad_clip_by)
 
     def should_module_be_updated(self, module_id: ModuleID, batch: Mapping[ModuleID, Any] | None = None) -> bool:
@@ -150,9 +151,9 @@ class Learner(ABC):
         wanted = self.config.policies_to_train
         if wanted is None or not callable(wanted):
             return wanted is None or module_id in wanted
-        if not reads_batches(wanted):
-            return bool(wanted(module_id))
-        return batch is None or bool(wanted(module_id, batch))
+        if reads_batches(wanted):
+            return batch is None or bool(wanted(module_id, batch))
+        return bool(wanted(module_id))
 
     # To call.
 
@@ -167,6 +168,8 @@ class Learner(ABC):
     ) -> None:
         """Has an optimizer step whenever a module has new gradients. For ``configure_optimizers_for_module``.
 
+        If a module has the default Adam as well, that leaves these parameters to the optimizer.
+
         Args:
             module_id: Whose parameters it steps.
             optimizer: Made for parameters of the module.
@@ -175,7 +178,7 @@ class Learner(ABC):
             lr_or_lr_schedule: A rate or schedule to follow; None to leave the optimizer's own.
 
         Raises:
-            LearnerError: If the name is taken, or ``params`` are not the optimizer's.
+            LearnerError: If the name is taken, ``params`` are not the optimizer's, or some are another module's.
         """
         self.optimizers.register(module_id, optimizer, optimizer_name, params, lr_or_lr_schedule)
 
@@ -190,7 +193,7 @@ class Learner(ABC):
         return [p for p in module.parameters() if p.requires_grad]
 
     def log_terms(self, module_ids: Sequence[ModuleID], terms: Mapping[str, Tensor]) -> None:
-        """Notes figures of a minibatch, ``[M]`` or scalars; ``update`` gives their means."""
+        """Notes figures of a minibatch: scalars of one module, ``[M]`` of several; ``update`` gives their means."""
         self._figures.note(tuple(module_ids), terms)
 
     def update(
@@ -210,14 +213,13 @@ class Learner(ABC):
         """
         timesteps = timesteps or {}
         self.timestep = timesteps.get("num_env_steps_sampled_lifetime", self.timestep)
-        self.module.bind_buckets()
+        self._figures = Figures()
+        self._check = FiniteCheck(is_lazy=self._checks_lazily)
+        self.before_gradient_based_update(timesteps=timesteps)
+        self.optimizers.refresh()
         began = perf_counter()
         batch = self.make_batch(episodes)
         self.pipeline_seconds = perf_counter() - began
-        self._figures = Figures()
-        self._check = FiniteCheck(is_lazy=self._checks_lazily)
-        self.optimizers.set_learning_rates()
-        self.before_gradient_based_update(timesteps=timesteps)
         trained: dict[ModuleID, int] = defaultdict(int)
         with self._train_mode():
             for step in Steps(self, batch, self._seed):
@@ -230,8 +232,9 @@ class Learner(ABC):
             self._figures.to_host()
         if not self._check.held():
             raise not_finite_error(self._figures, self.module, batch, self.num_updates)
+        rates = {module_id: self.optimizers.learning_rate(module_id) for module_id in trained}
         self.after_gradient_based_update(timesteps=timesteps)
-        results = self._results(trained)
+        results = self._results(trained, rates)
         self.num_updates += 1
         return results
 
@@ -309,9 +312,11 @@ class Learner(ABC):
         given: Any = {"batch": batch, "fwd_out": fwd_out}
         module_id, *others = module_ids
         if others:
-            return self.compute_loss_for_stacked_modules(module_ids=module_ids, module=module, **given)
-        config = self.config.get_config_for_module(module_id)
-        return self.compute_loss_for_module(module_id=module_id, config=config, **given)
+            losses = self.compute_loss_for_stacked_modules(module_ids=module_ids, module=module, **given)
+        else:
+            config = self.config.get_config_for_module(module_id)
+            losses = self.compute_loss_for_module(module_id=module_id, config=config, **given)
+        return checked_losses(losses, module_ids, self)
 
     def _joint_loss(self, minibatches: Sequence[MiniBatch]) -> Tensor:
         """The sum of the losses of modules that have something in common, after one forward pass of all."""
@@ -334,22 +339,17 @@ class Learner(ABC):
             self.optimizers.clip(module_ids, norms)
             return
         for module_id in module_ids:
-            self.postprocess_gradients_for_module(
-                module_id=module_id,
-                config=self.config.get_config_for_module(module_id),
-                module_gradients=self.optimizers.gradients_of(module_id),
+            config, gradients = self.config.get_config_for_module(module_id), self.optimizers.gradients_of(module_id)
+            given = self.postprocess_gradients_for_module(
+                module_id=module_id, config=config, module_gradients=gradients
             )
+            if given is not None:
+                set_gradients(gradients, given, module_id, self)
 
-    def _results(self, trained: Mapping[ModuleID, int]) -> dict[ModuleID, dict[str, float]]:
+    def _results(self, trained: Mapping[ModuleID, int], rates: Mapping[ModuleID, float]) -> dict[ModuleID, Any]:
         means = self._figures.means()
-        return {
-            module_id: {
-                **means[module_id],
-                "num_module_steps_trained": count,
-                "learning_rate": self.optimizers.learning_rate(module_id),
-            }
-            for module_id, count in trained.items()
-        }
+        counts = {m: {"num_module_steps_trained": count, "learning_rate": rates[m]} for m, count in trained.items()}
+        return {module_id: {**means[module_id], **own} for module_id, own in counts.items()}
 
     # Modules that come and go.
 
@@ -359,15 +359,15 @@ class Learner(ABC):
         if not is_updated:
             self._never_updated.add(module_id)
             return
-        self.configure_optimizers_for_module(module_id, self.config.get_config_for_module(module_id))
-        self.optimizers.rearrange()
+        self.optimizers.configure(module_id)
+        self.optimizers.refresh()
 
     def remove_module(self, module_id: ModuleID) -> None:
         """Takes a module and its optimizers out."""
         self.module.remove_module(module_id)
         self.optimizers.forget(module_id)
         self._never_updated.discard(module_id)
-        self.optimizers.rearrange()
+        self.optimizers.refresh()
 
     def get_state(self) -> dict[str, Any]:
         """Everything that the next update depends on, as JSON data and tensors."""

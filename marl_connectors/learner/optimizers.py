@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from marl_connectors.errors import LearnerError, did_you_mean
+from marl_connectors.learner.default_adam import DefaultAdam
 from marl_connectors.learner.finite_check import FiniteCheck
 from marl_connectors.learner.gradient_clipping import clip_gradients, clip_stacked_gradients, global_norm
 from marl_connectors.ops.schedule import Schedule, check_schedule, value_at
-from marl_connectors.rl_module.bucket import Bucket, BucketPart
+from marl_connectors.rl_module.bucket import BucketPart, MemberRow
 from marl_connectors.typing import SHARED, ModuleID
 
 if TYPE_CHECKING:
@@ -24,49 +24,80 @@ if TYPE_CHECKING:
 class Optimizers:
     """Computes gradients, clips them, and steps the optimizers of the modules that have new ones.
 
-    By default a module has Adam. All modules share one Adam object; of a bucket it sees one flat tensor for each
-    member. What takes no part in a step has no gradient in it, so its parameters, moments and step count stay.
+    A module that registers no optimizer has Adam (``DefaultAdam``). What takes no part in a step stays as it is.
     """
 
     def __init__(self, learner: Learner):
         self._learner = learner
         self._registered: dict[ModuleID, dict[str, torch.optim.Optimizer]] = {}
+        self._held: dict[ModuleID, list[Tensor]] = {}
         self._schedules: dict[tuple[ModuleID, str], Schedule] = {}
-        self._tensors: dict[ModuleID, list[Tensor]] = {}
+        self._with_default: dict[ModuleID, None] = {}
+        self._configured: set[ModuleID] = set()
         self._shared: list[Tensor] = []
-        self._adam: torch.optim.Adam | None = None
+        self._default = DefaultAdam()
+        self._arranged_for: Any = None
 
     # Who has which optimizer.
 
     def register_default(self, module_id: ModuleID) -> None:
-        """Gives a module Adam with the config's learning rate. Parameters that several modules have are left out."""
-        self._tensors[module_id] = self._own_tensors(module_id)
+        """Gives a module Adam with the config's learning rate, for what no registered optimizer has.
+
+        Parameters that several modules have are left out.
+        """
+        self._with_default[module_id] = None
+        self._arranged_for = None
+
+    def refresh(self) -> None:
+        """Sees to it that every parameter that there is now has its optimizer, and sets the learning rates.
+
+        Called at the beginning of each update. It costs little unless modules, layers or parameters came, went or
+        moved, or optimizers were registered.
+        """
+        self._learner.module.bind_buckets()
+        if self._learner.module.buckets is not self._arranged_for or not self._default.fits:
+            self._configure()
+            self._arrange()
         self.set_learning_rates()
 
-    def _own_tensors(self, module_id: ModuleID) -> list[Tensor]:
-        bucket = self._bucket(module_id)
-        if bucket is not None:
-            return [bucket.rows[bucket.module_ids.index(module_id)]]
-        shared = {id(p) for p in self._find_shared()}
-        return [p for p in self._parameters_of(module_id) if id(p) not in shared]
+    def _configure(self) -> None:
+        """Has modules configured that came by another way than ``Learner.add_module``, or lost parameters."""
+        learner = self._learner
+        for module_id in [m for m in self._configured if m not in learner.module]:
+            self.forget(module_id)
+        here = {id(p) for p in learner.module.parameters()}
+        for module_id in learner.module:
+            before = self._registered.get(module_id, {})
+            if any(id(p) not in here for p in self._held.get(module_id, ())):
+                self.forget(module_id)
+            if module_id not in self._configured and module_id not in learner._never_updated:
+                self.configure(module_id)
+                _carry_over(before, self._registered.get(module_id, {}), module_id)
 
-    def rearrange(self) -> None:
-        """Sees to it that every parameter has its optimizer, after modules came or went.
+    def configure(self, module_id: ModuleID) -> None:
+        """Has a module's optimizers registered."""
+        self._configured.add(module_id)
+        config = self._learner.config.get_config_for_module(module_id)
+        self._learner.configure_optimizers_for_module(module_id, config)
+        self._arranged_for = None
+
+    def _arrange(self) -> None:
+        """Divides what there is among the optimizers.
 
         What no module has for itself gets an Adam of its own, unless an optimizer was registered for it. What nothing
         has changed for keeps its moments.
         """
-        for module_id in [m for m in self._tensors if m != SHARED]:
-            own = self._own_tensors(module_id)
-            if [id(t) for t in own] != [id(t) for t in self._tensors[module_id]]:
-                self._tensors[module_id] = own
         self._shared = self._find_shared()
-        covered = {id(p) for o in self._all_registered() for group in o.param_groups for p in group["params"]}
-        rest = [p for p in self._shared if id(p) not in covered]
-        self._tensors.pop(SHARED, None)
-        if rest:
-            self._tensors[SHARED] = rest
-        self.set_learning_rates()
+        taken = {id(p) for several in self._registered.values() for o in several.values() for p in _parameters(o)}
+        rest = [p for p in self._shared if id(p) not in taken]
+        taken.update(id(p) for p in self._shared)
+        default = {m: [p for p in self._parameters_of(m) if id(p) not in taken] for m in self._with_default}
+        self._default.arrange({**default, **({SHARED: rest} if rest else {})}, self._row_of)
+        self._arranged_for = self._learner.module.buckets
+
+    def _row_of(self, module_id: ModuleID) -> MemberRow | None:
+        bucket = self._learner.module.bucket_of((module_id,))
+        return None if bucket is None else bucket.row(module_id)
 
     def _find_shared(self) -> list[Tensor]:
         """Parameters of several modules, or of the MultiRLModule itself."""
@@ -83,7 +114,7 @@ class Optimizers:
     ) -> None:
         """Adds a user's own optimizer for a module; see ``Learner.register_optimizer``."""
         if params is not None:
-            held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+            held = {id(p) for p in _parameters(optimizer)}
             wanted = {id(p) for p in params}
             if held != wanted:
                 raise LearnerError(
@@ -95,10 +126,29 @@ class Optimizers:
                 f"Learner.register_optimizer: module {module_id!r} has an optimizer {name!r} already. Give each an "
                 f"optimizer_name of its own."
             )
+        self._held.setdefault(module_id, []).extend(self._checked_parameters(module_id, optimizer, name))
         if lr is not None:
             check_schedule(f"Learner.register_optimizer: lr_or_lr_schedule of {name!r}", lr)
             self._schedules[module_id, name] = lr
         self._registered.setdefault(module_id, {})[name] = optimizer
+        self._arranged_for = None
+
+    def _checked_parameters(self, module_id: ModuleID, optimizer: torch.optim.Optimizer, name: str) -> list[Tensor]:
+        """Those of the modules' parameters that an optimizer has; none may be of other modules only."""
+        held = {id(p): p for p in _parameters(optimizer)}
+        owners: dict[int, list[ModuleID]] = {}
+        for owner in self._learner.module:
+            for parameter in self._parameters_of(owner):
+                owners.setdefault(id(parameter), []).append(owner)
+        for key in held:
+            others = owners.get(key, [])
+            if others and module_id not in (*others, SHARED):
+                raise LearnerError(
+                    f"Learner.register_optimizer: optimizer {name!r} of module {module_id!r} has parameters of module "
+                    f"{others[0]!r}. Make it of those of self.module[{module_id!r}]: it steps when that one has new "
+                    f"gradients."
+                )
+        return [p for p in self._learner.module.parameters() if id(p) in held]
 
     def get(self, module_id: ModuleID, name: str) -> torch.optim.Optimizer:
         """An optimizer that was registered."""
@@ -110,21 +160,14 @@ class Optimizers:
     def forget(self, module_id: ModuleID) -> None:
         """Drops a module's optimizers."""
         self._registered.pop(module_id, None)
+        self._held.pop(module_id, None)
         self._schedules = {key: value for key, value in self._schedules.items() if key[0] != module_id}
-        for tensor in self._tensors.pop(module_id, []):
-            if self._adam is not None:
-                self._adam.state.pop(tensor, None)
-        self.set_learning_rates()
+        self._with_default.pop(module_id, None)
+        self._configured.discard(module_id)
+        self._arranged_for = None
 
     def _parameters_of(self, module_id: ModuleID) -> list[Tensor]:
         return list[Tensor](self._learner.module[module_id].parameters())
-
-    def _all_registered(self) -> Iterator[torch.optim.Optimizer]:
-        for several in self._registered.values():
-            yield from several.values()
-
-    def _bucket(self, module_id: ModuleID) -> Bucket | None:
-        return self._learner.module.bucket_of((module_id,))
 
     def part(self, module_ids: Sequence[ModuleID]) -> BucketPart | None:
         """These modules as one computation; None if they are in no bucket."""
@@ -184,37 +227,11 @@ class Optimizers:
 
     def step(self, module_ids: Sequence[ModuleID], check: FiniteCheck) -> None:
         """Steps the optimizers of these modules, and of these only; none if ``check`` says so."""
-        default = [m for m in module_ids if self._tensors.get(m)]
-        if default and self._adam is not None:
-            self._adam.found_inf = check.skip  # type: ignore[attr-defined]
-            active = {id(tensor) for m in default for tensor in self._tensors[m]}
-            resting = [(t, t.grad) for several in self._tensors.values() for t in several if id(t) not in active]
-            for tensor, _ in resting:
-                tensor.grad = None
-            with self._frozen_kept(default):
-                self._adam.step()
-            for tensor, gradient in resting:
-                tensor.grad = gradient
+        self._default.step(module_ids, check)
         own = [o for m in module_ids for o in self._registered.get(m, {}).values()]
         if own and check.held():
             for optimizer in own:
                 optimizer.step()
-
-    @contextmanager
-    def _frozen_kept(self, module_ids: Sequence[ModuleID]) -> Iterator[None]:
-        """Frozen parameters of a bucket's members, and their moments, come out of a step as they went in."""
-        kept: list[tuple[Tensor, Tensor]] = []
-        bucket = self._learner.module.bucket_of(module_ids)
-        if bucket is not None and bucket.has_frozen:
-            assert self._adam is not None
-            for (row,) in (self._tensors[module_id] for module_id in module_ids):
-                moments = [t for t in self._adam.state.get(row, {}).values() if t.shape == row.shape]
-                for tensor in (row.data, *moments):
-                    views = [tensor[where.begin : where.end] for where in bucket.slices if not where.requires_grad]
-                    kept += [(view, view.clone()) for view in views]
-        yield
-        for view, value in kept:
-            view.copy_(value)
 
     # Learning rates and state.
 
@@ -222,33 +239,21 @@ class Optimizers:
         return value_at(self._learner.config.get_config_for_module(module_id).lr, self._learner.timestep)
 
     def learning_rate(self, module_id: ModuleID) -> float:
-        """What a module's parameters are updated with now."""
+        """What a module's parameters are updated with now; where there are several rates, that of Adam or the first."""
         own = self._registered.get(module_id)
-        return next(iter(own.values())).param_groups[0]["lr"] if own else self._scheduled_lr(module_id)
+        return self._scheduled_lr(module_id) if module_id in self._default or not own else _rate(own)
 
     def set_learning_rates(self) -> None:
-        """Moves all learning rates along their schedules: Adam has one group for each rate that there is now.
-
-        Optimizers that users registered without a schedule keep theirs.
-        """
-        by_rate: dict[float, list[Tensor]] = {}
-        for module_id, tensors in self._tensors.items():
-            by_rate.setdefault(self._scheduled_lr(module_id), []).extend(tensors)
-        groups = [{"params": tensors, "lr": rate} for rate, tensors in by_rate.items() if tensors]
-        if self._adam is None and groups:
-            self._adam = torch.optim.Adam(groups, fused=True)
-        elif self._adam is not None:
-            self._adam.param_groups[:] = [{**self._adam.defaults, **group} for group in groups]
+        """Moves all learning rates along their schedules. Optimizers registered without a schedule keep theirs."""
+        self._default.set_rates({m: self._scheduled_lr(m) for m in (*self._with_default, SHARED)})
         for (module_id, name), schedule in self._schedules.items():
             for group in self._registered[module_id][name].param_groups:
                 group["lr"] = value_at(schedule, self._learner.timestep)
 
     def get_state(self) -> dict[ModuleID, dict[str, Any]]:
         """Each module's moments and step counts."""
-        state: dict[ModuleID, dict[str, Any]] = {}
-        for module_id, tensors in self._tensors.items():
-            moments = [dict(self._adam.state[t]) for t in tensors] if self._adam is not None else []
-            state[module_id] = {"adam": [{k: v.detach().clone() for k, v in m.items()} for m in moments]}
+        self.refresh()
+        state: dict[ModuleID, dict[str, Any]] = {m: {"adam": own} for m, own in self._default.get_state().items()}
         for module_id, optimizers in self._registered.items():
             state.setdefault(module_id, {})["registered"] = {name: o.state_dict() for name, o in optimizers.items()}
         return state
@@ -257,26 +262,36 @@ class Optimizers:
         """Takes what ``get_state`` gave.
 
         Raises:
-            LearnerError: If Adam steps other tensors of a module here.
+            LearnerError: If Adam steps other parameters of a module here.
         """
+        self.refresh()
+        self._default.set_state({m: own["adam"] for m, own in state.items() if "adam" in own}, self._row_of)
         for module_id, own in state.items():
-            tensors, saved = self._tensors.get(module_id, []), own.get("adam", [])
-            if saved and len(tensors) != len(saved):
-                raise LearnerError(
-                    f"Optimizers.set_state: the state has Adam's moments of {len(saved)} tensors of module "
-                    f"{module_id!r}, but here it steps {len(tensors)}. Build the learner with the same modules and "
-                    f"optimizers as the one that was saved."
-                )
-            for tensor, moments in zip(tensors if saved else (), saved, strict=True):
-                if self._adam is None:
-                    continue
-                self._adam.state.pop(tensor, None)
-                if moments:
-                    self._adam.state[tensor] = {
-                        name: torch.as_tensor(value).clone().to(tensor.device) for name, value in moments.items()
-                    }
             for name, optimizer_state in own.get("registered", {}).items():
                 self.get(module_id, name).load_state_dict(_tensors(optimizer_state))
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    return (p for group in optimizer.param_groups for p in group["params"])
+
+
+def _rate(optimizers: Mapping[str, torch.optim.Optimizer]) -> float:
+    return next(iter(optimizers.values())).param_groups[0]["lr"]
+
+
+def _carry_over(
+    before: Mapping[str, torch.optim.Optimizer], now: Mapping[str, torch.optim.Optimizer], module_id: ModuleID
+) -> None:
+    """Gives optimizers that were made anew what those in their place knew of parameters that are still there."""
+    for name, optimizer in before.items():
+        if name not in now:
+            raise LearnerError(
+                f"Learner: the optimizer {name!r} of module {module_id!r} holds parameters that are no longer there, "
+                f"as layers were replaced. Register it in configure_optimizers_for_module, which is called again then."
+            )
+        if type(now[name]) is type(optimizer):
+            kept = {id(p) for p in _parameters(now[name])}
+            now[name].state.update({p: own for p, own in optimizer.state.items() if id(p) in kept})
 
 
 def _tensors(state: Any) -> Any:

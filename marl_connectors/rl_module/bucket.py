@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -11,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from marl_connectors.rl_module.architecture import fits_a_row, is_stackable, modules_that_share, same_architecture
 from marl_connectors.rl_module.rl_module import RLModule
 from marl_connectors.transfers import moved
 from marl_connectors.trees import tree_map
@@ -38,52 +38,51 @@ class ParameterSlice(NamedTuple):
     requires_grad: bool
 
 
+class MemberRow(NamedTuple):
+    """What a member has of the bucket's matrices.
+
+    Attributes:
+        values: ``[P]``, all of its parameters.
+        gradients: ``[P]``.
+        slices: Where each of its parameters stands in these.
+    """
+
+    values: Tensor
+    gradients: Tensor
+    slices: Mapping[Tensor, ParameterSlice]
+
+
 class Bucket:
     """``M`` modules of one architecture, their ``P`` parameters each in one row of a matrix.
 
     Every module stays an ordinary one: its parameters and their gradients are views of its row. The *twin* is a copy of
     the module whose parameters are views of all rows at once, with an extra first axis ``M``; it computes all members
-    in one go. An elementwise optimizer (Adam, SGD, ...) works on ``rows``, one flat tensor a module.
+    in one go.
 
     Attributes:
         module_ids: The members, in order.
         members: The same, without an order.
         parameters: ``[M, P]``.
         gradients: ``[M, P]``.
-        rows: For each member a ``[P]`` leaf tensor over its parameters, with ``grad`` over its gradients.
         slices: Which columns of the matrices are which parameter.
-        has_frozen: Whether some parameters are frozen, in all members.
         twin: Runs all members on ``[M, B, ...]`` columns; with one member, that member, on ``[B, ...]``.
     """
 
-    def __init__(self, modules: Mapping[ModuleID, RLModule], rows: Mapping[ModuleID, Tensor] | None = None):
-        """Moves the parameters of ``modules`` into one matrix.
-
-        Args:
-            modules: At least one, all of one architecture.
-            rows: Row tensors of members that were in a bucket before; they are kept (and re-pointed), so that
-                optimizers that hold them go on.
-        """
+    def __init__(self, modules: Mapping[ModuleID, RLModule]):
+        """Moves the parameters of ``modules``, at least one and all of one architecture, into one matrix."""
         self.modules = dict(modules)
         self.module_ids = tuple(modules)
         self.members = frozenset(modules)
+        self._held = [list(module.parameters()) for module in modules.values()]
         self.slices: list[ParameterSlice] = []
         begin = 0
         for name, parameter in self._first.named_parameters():
             end = begin + parameter.numel()
             self.slices.append(ParameterSlice(name, begin, end, parameter.shape, parameter.requires_grad))
             begin = end
-        self.has_frozen = not all(part.requires_grad for part in self.slices)
-        like = next(self._first.parameters())
+        like = self._held[0][0]
         self.parameters = torch.empty(len(modules), begin, dtype=like.dtype, device=like.device)
         self.gradients = torch.zeros_like(self.parameters)
-        self.rows: list[Tensor] = []
-        for i, module_id in enumerate(self.module_ids):
-            row = (rows or {}).get(module_id)
-            if row is None:
-                row = torch.empty(0, device=like.device).requires_grad_()
-            row.data, row.grad = self.parameters[i], self.gradients[i]
-            self.rows.append(row)
         self.twin = self._first if len(modules) == 1 else copy.deepcopy(self._first)
         self._parts: dict[tuple[ModuleID, ...], BucketPart] = {}
         self._room: tuple[RLModule, Tensor] | None = None
@@ -98,9 +97,8 @@ class Bucket:
 
         Whatever replaced them since (``.to()``, ``param.data = ...``, ``zero_grad(set_to_none=True)``) is copied in.
         """
-        for part in self.slices:
-            for i, module in enumerate(self.modules.values()):
-                parameter = module.get_parameter(part.name)
+        for i, held in enumerate(self._held):
+            for part, parameter in zip(self.slices, held, strict=True):
                 home = self.parameters[i, part.begin : part.end].view(part.shape)
                 if parameter.data_ptr() != home.data_ptr():
                     home.copy_(parameter.detach())
@@ -128,20 +126,26 @@ class Bucket:
     def is_bound(self) -> bool:
         """Whether all parameters still are views of the matrix, all gradients of theirs, and the same ones frozen."""
         home, size = self.parameters.data_ptr(), self.parameters.element_size()
-        for module in self.modules.values():
-            for parameter, part in zip(module.parameters(), self.slices, strict=True):
+        for held in self._held:
+            for parameter, part in zip(held, self.slices, strict=True):
                 if parameter.data_ptr() != home or parameter.requires_grad is not part.requires_grad:
                     return False
                 if (parameter.grad is None) is part.requires_grad:
                     return False
-                home += parameter.numel() * size
+                home += (part.end - part.begin) * size
         return True
 
     @property
     def is_current(self) -> bool:
-        """Whether the same parameters are frozen as when the bucket was made, in every member."""
-        frozen = [part.requires_grad for part in self.slices]
-        return all([p.requires_grad for p in module.parameters()] == frozen for module in self.modules.values())
+        """Whether parameters are of the shapes and kind, and those frozen, that the bucket was made for."""
+        kind = self.parameters.dtype, self.parameters.device
+        wanted = [(part.shape, *kind, part.requires_grad) for part in self.slices]
+        return all([(p.shape, p.dtype, p.device, p.requires_grad) for p in held] == wanted for held in self._held)
+
+    def row(self, module_id: ModuleID) -> MemberRow:
+        """A member's parameters and where they stand."""
+        i = self.module_ids.index(module_id)
+        return MemberRow(self.parameters[i], self.gradients[i], dict(zip(self._held[i], self.slices, strict=True)))
 
     def part(self, module_ids: Sequence[ModuleID]) -> BucketPart:
         """Some of the members as one computation with gradients."""
@@ -243,41 +247,15 @@ def each_leaf(column: Any, fn: Callable[[Tensor], Tensor]) -> Any:
     return fn(column) if type(column) is Tensor else tree_map(fn, column)
 
 
-def is_stackable(module: RLModule) -> bool:
-    """Whether the module's own class says so. It is not inherited: a subclass may compute something else."""
-    return module.stackable and "stackable" in vars(type(module))
+def sort_into_buckets(modules: Mapping[ModuleID, RLModule]) -> list[Bucket]:
+    """All stackable modules in buckets, in order of first appearance.
 
-
-def same_architecture(a: RLModule, b: RLModule) -> bool:
-    """Whether two modules may share a bucket: stackable, and alike in class, spaces, settings and parameters."""
-    if type(a) is not type(b) or not (is_stackable(a) and is_stackable(b)):
-        return False
-    return (
-        a.observation_space == b.observation_space
-        and a.action_space == b.action_space
-        and a.model_config == b.model_config
-        and a.training == b.training
-        and not any(True for _ in a.buffers())
-        and [(n, p.shape, p.dtype, p.device, p.requires_grad) for n, p in a.named_parameters()]
-        == [(n, p.shape, p.dtype, p.device, p.requires_grad) for n, p in b.named_parameters()]
-    )
-
-
-def modules_that_share(modules: Mapping[ModuleID, RLModule]) -> list[ModuleID]:
-    """Those with a parameter that another one has, too."""
-    held = {m: [id(parameter) for parameter in module.parameters()] for m, module in modules.items()}
-    owners = Counter(key for keys in held.values() for key in keys)
-    return [m for m, keys in held.items() if any(owners[key] > 1 for key in keys)]
-
-
-def sort_into_buckets(
-    modules: Mapping[ModuleID, RLModule], rows: Mapping[ModuleID, Tensor] | None = None
-) -> list[Bucket]:
-    """All stackable modules in buckets, in order of first appearance; but none that shares parameters with another."""
+    Those that share parameters with another one are in none, and those whose parameters are of several kinds.
+    """
     families: list[dict[ModuleID, RLModule]] = []
     sharing = modules_that_share(modules)
     for module_id, module in modules.items():
-        if not is_stackable(module) or module_id in sharing or next(module.parameters(), None) is None:
+        if not is_stackable(module) or module_id in sharing or not fits_a_row(module):
             continue
         for family in families:
             if same_architecture(next(iter(family.values())), module):
@@ -285,4 +263,4 @@ def sort_into_buckets(
                 break
         else:
             families.append({module_id: module})
-    return [Bucket(family, rows) for family in families]
+    return [Bucket(family) for family in families]

@@ -48,16 +48,18 @@ class Encoder(MLP):
             use_layernorm=config.fcnet_use_layernorm,
         )
         self._paths = [path for path, _ in encoders]
-        self._encoders = [encoder for _, encoder in encoders]
-        self.parts = nn.ModuleList(self._encoders)
+        self.parts = nn.ModuleList([encoder for _, encoder in encoders])
         self._is_plain = self._paths == [()]
 
     def forward(self, x: Any) -> Tensor:
         """``[..., output_dim]`` of an observation, which may be a tree of tensors."""
+        parts: Any = self._modules["parts"]
+        encoders = parts._modules.values()
         if self._is_plain:
-            return super().forward(self._encoders[0].forward(x))
+            (encoder,) = encoders
+            return super().forward(encoder(x))
         flat = []
-        for path, encoder in zip(self._paths, self._encoders, strict=True):
+        for path, encoder in zip(self._paths, encoders, strict=True):
             part = x
             for key in path:
                 part = part[key]

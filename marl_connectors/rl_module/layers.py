@@ -71,6 +71,8 @@ class MLP(nn.Module):
     A hot path: where that is faster, numpy computes batches without gradients, on the weights' own memory.
     """
 
+    _remembered = frozenset({"_arrays", "_places"})
+
     def __init__(
         self,
         input_dim: int,
@@ -96,12 +98,12 @@ class MLP(nn.Module):
         super().__init__()
         self.input_dim = input_dim
         self.output_dim = layer_dims[-1] if layer_dims else input_dim
-        self._linear_layers: list[Linear] = []
+        self.layers = nn.ModuleList()
         for dim in layer_dims:
-            self._linear_layers.append(Linear(input_dim, dim))
+            self.layers.append(Linear(input_dim, dim))
             input_dim = dim
-        self.layers = nn.ModuleList(self._linear_layers)
         self.activation = make_activation(activation)
+        self._own_activation = type(self.activation)
         self.activate_last = activate_last
         active = self._linear_layers if activate_last else self._linear_layers[:-1]
         self.norms = nn.ModuleList([LayerNorm(layer.out_features) for layer in active if use_layernorm])
@@ -124,6 +126,7 @@ class MLP(nn.Module):
             and x.dtype is torch.float32
             and x.shape[-2] <= self._numpy_rows
             and x.is_cpu
+            and self._is_as_built()
         ):
             layers = self._array_layers()
             if x.dim() <= 3:
@@ -137,6 +140,22 @@ class MLP(nn.Module):
                 x = self.activation(self.norms[i](x) if self.norms else x)
         return x
 
+    @property
+    def _linear_layers(self) -> list[Linear]:
+        """Those that there are now."""
+        return list(self._modules["layers"]._modules.values())  # type: ignore[union-attr,arg-type]
+
+    def _is_as_built(self) -> bool:
+        """Whether nobody has put other layers in place of these, or hooks on them. A hot path."""
+        parts: Any = self._modules
+        activation = parts["activation"]
+        if type(activation) is not self._own_activation or activation._forward_hooks or activation._forward_pre_hooks:
+            return False
+        for layer in parts["layers"]._modules.values():
+            if type(layer) is not Linear or layer._forward_hooks or layer._forward_pre_hooks:
+                return False
+        return True
+
     def __getstate__(self) -> dict[str, Any]:
         """Without the arrays, which would be copies of the parameters in a copy."""
         return {**vars(self), "_places": [], "_arrays": []}
@@ -147,7 +166,7 @@ class MLP(nn.Module):
         The arrays are over the parameters' own memory, as it is now: they see updates, but not that a parameter is
         replaced by another one.
         """
-        if self._numpy_activation is None or rows > self._numpy_rows:
+        if self._numpy_activation is None or rows > self._numpy_rows or not self._is_as_built():
             return None
         parameters = [p for layer in self._linear_layers for p in (layer.weight, layer.bias)]
         if not all(p.is_cpu and p.dtype is torch.float32 for p in parameters):

@@ -14,7 +14,8 @@ from torch import nn
 from marl_connectors.columns import Columns
 from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup, Phase
 from marl_connectors.errors import ModuleError, did_you_mean
-from marl_connectors.rl_module.bucket import Bucket, modules_that_share, sort_into_buckets
+from marl_connectors.rl_module.architecture import is_stackable, modules_that_share
+from marl_connectors.rl_module.bucket import Bucket, sort_into_buckets
 from marl_connectors.rl_module.module_calls import called_for_modules
 from marl_connectors.rl_module.module_columns import (
     columns_by_module,
@@ -25,6 +26,7 @@ from marl_connectors.rl_module.module_columns import (
 from marl_connectors.rl_module.module_states import state_kind
 from marl_connectors.rl_module.rl_module import RLModule, RLModuleSpec
 from marl_connectors.rl_module.stacked_rows import StackedRows, is_whole, run_stacked
+from marl_connectors.rl_module.structure import Structure
 from marl_connectors.typing import SHARED, ModuleID
 
 
@@ -211,18 +213,18 @@ class MultiRLModule(nn.Module):
 
     @property
     def buckets(self) -> list[Bucket]:
-        """The modules that can run stacked, by architecture. Made anew after modules were added or removed.
+        """The modules that can run stacked, by architecture. A new list after anything was added, removed or replaced.
 
         There are none where ``_forward`` runs the modules in a way of its own.
         """
         if self._buckets is None:
             self._entangled = None
-            rows = {m: row for b in self._old_buckets for m, row in zip(b.module_ids, b.rows, strict=True)}
             members = {} if self.has_own_forward else dict(self.items())
-            self._old_buckets = self._buckets = sort_into_buckets(members, rows)
+            self._structure = Structure(self, filter(is_stackable, members.values()))
+            self._buckets = sort_into_buckets(members)
         return self._buckets
 
-    _old_buckets: list[Bucket] = []
+    _structure: Structure
     _entangled: list[ModuleID] | None = None
 
     def bucket_of(self, module_ids: Collection[ModuleID]) -> Bucket | None:
@@ -233,19 +235,21 @@ class MultiRLModule(nn.Module):
         return None
 
     def bind_buckets(self) -> None:
-        """Sees to it that buckets hold, whatever was done to parameters since: moved, replaced, frozen, thawed."""
-        loose = [bucket for bucket in self.buckets if not bucket.is_bound]
-        if loose and (not all(bucket.is_current for bucket in loose) or modules_that_share(dict(self.items()))):
+        """Sees to it that buckets hold, whatever was done to modules since: layers, parameters, hooks, attributes."""
+        if self._buckets is not None and not self._structure.is_current:
             self._buckets = None
-            return
-        for bucket in loose:
-            bucket.bind()
+        loose = [bucket for bucket in self.buckets if not bucket.is_bound]
+        if all(bucket.is_current for bucket in loose):
+            for bucket in loose:
+                bucket.bind()
+        else:
+            self._buckets = None
 
     def unbind_buckets(self) -> None:
         """Gives all parameters memory of their own, as before there were buckets. Those are made anew when needed."""
         for parameter in self.parameters():
             parameter.data = parameter.data.clone()
-        self._buckets, self._old_buckets = None, []
+        self._buckets = None
 
     @property
     def has_own_forward(self) -> bool:
@@ -262,6 +266,10 @@ class MultiRLModule(nn.Module):
         """Moving to another device or type gives the modules new memory, so the buckets are made anew."""
         self._buckets = None
         return super()._apply(fn, recurse)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Buckets are no part of a copy, whose parameters have memory of their own."""
+        return {**self.__dict__, "_buckets": None, "_structure": None}
 
     # State.
 

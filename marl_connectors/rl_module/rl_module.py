@@ -58,6 +58,8 @@ class RLModule(nn.Module):
     the mask is kept for training all the same."""
 
     _known_dist_cls: tuple[Space, type[Distribution]] | None = None
+    _remembered = frozenset({"known_as", "_known_dist_cls"})
+    """Attributes in which modules of one architecture may differ."""
 
     def __init__(
         self,

@@ -455,7 +455,7 @@ def test_an_older_state_brings_back_older_moments():
     fresh = copy.deepcopy(algo.learner.get_state())
     algo.train()
     algo.learner.set_state(fresh)
-    assert moments(algo)["agent_0"]["adam"] == [{}]
+    assert not any(moments(algo)["agent_0"]["adam"])
     assert algo.learner.num_updates == 0
 
 

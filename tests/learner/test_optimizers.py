@@ -226,13 +226,15 @@ def test_policies_to_train_as_a_set_and_as_a_function(wanted):
     assert set(algo.train()["learners"]) == {"agent_0"}
 
 
-def test_moments_of_other_tensors_are_refused():
+def test_moments_of_other_parameters_are_refused():
     algo = build(policies="independent")
     algo.train()
-    state = algo.learner.optimizers.get_state()
-    state["agent_0"] = {"adam": state["agent_0"]["adam"] * 2}
-    with pytest.raises(LearnerError, match="moments of 2 tensors of module 'agent_0', but here it steps 1"):
-        algo.learner.optimizers.set_state(state)
+    optimizers = algo.learner.optimizers
+    moments = optimizers.get_state()["agent_0"]["adam"]
+    with pytest.raises(LearnerError, match=r"moments of 16 parameters of module 'agent_0', .* but here it steps 8, of"):
+        optimizers.set_state({"agent_0": {"adam": moments * 2}})
+    with pytest.raises(LearnerError, match=r"of the shapes \[\(4,\), \(4, 3\), .* of \[\(4, 3\), \(4,\),"):
+        optimizers.set_state({"agent_0": {"adam": [moments[1], moments[0], *moments[2:]]}})
 
 
 # Half precision.

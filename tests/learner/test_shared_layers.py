@@ -89,7 +89,7 @@ def test_a_step_equals_one_of_adam_on_the_sum_of_all_losses(kind):
     learner = algo.learner
     batch = learner.make_batch(episodes)
     by_hand = copy.deepcopy(algo.rl_module)
-    by_hand._old_buckets = by_hand._buckets = []
+    by_hand._buckets = []
     adam = torch.optim.Adam(by_hand.parameters(), lr=1e-2)
     columns = {}
     for step in Steps(learner, batch, 0):

@@ -136,14 +136,12 @@ def test_another_dtype_makes_new_buckets():
 
 def test_adding_and_removing_keeps_the_others():
     multi = make_multi("a", "b")
-    (bucket,) = multi.buckets
-    rows, states = dict(zip(bucket.module_ids, bucket.rows, strict=True)), multi.get_state()
+    states = multi.get_state()
     multi.add_module("c", make())
     removed = multi.remove_module("a")
     (bucket,) = multi.buckets
     assert bucket.module_ids == ("b", "c")
-    assert bucket.rows[0] is rows["b"]
-    assert torch.equal(bucket.rows[0], bucket.parameters[0])
+    assert torch.equal(bucket.row("b").values, bucket.parameters[0])
     for module, module_id in ((removed, "a"), (multi["b"], "b")):
         for name, value in module.get_state().items():
             assert torch.equal(value, states[module_id][name])

@@ -1,0 +1,143 @@
+"""Which modules are alike, so that one computation may stand for all of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from functools import partial
+from types import FunctionType, MethodType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from marl_connectors.rl_module.rl_module import RLModule
+from marl_connectors.typing import ModuleID
+
+_OF_ANY_MODULE = frozenset(vars(nn.Module()))
+"""What torch keeps in each module. Of these, layers, hooks and train mode are looked at one by one."""
+
+
+def is_stackable(module: RLModule) -> bool:
+    """Whether the module's own class says so. It is not inherited: a subclass may compute something else."""
+    return module.stackable and "stackable" in vars(type(module))
+
+
+def fits_a_row(module: RLModule) -> bool:
+    """Whether the module's parameters can stand side by side in one row of a matrix: there are some, all of a kind."""
+    kinds = {(p.dtype, p.device, p.layout) if not is_lazy(p) else None for p in module.parameters()}
+    return len(kinds) == 1 and None not in kinds
+
+
+def same_architecture(a: RLModule, b: RLModule) -> bool:
+    """Whether a computation of one of two modules, with the parameters of both, is what each would do by itself.
+
+    They are of one class that is stackable, with equal spaces, settings, layers and other attributes; and nothing has
+    been added that sees single modules, such as hooks, buffers, or torch's own layers, whose weights have no extra
+    axis.
+    """
+    if type(a) is not type(b) or not (is_stackable(a) and is_stackable(b)):
+        return False
+    if a.observation_space != b.observation_space or a.action_space != b.action_space:
+        return False
+    if _parameters(a) != _parameters(b) or _stands_alone(a) or _stands_alone(b):
+        return False
+    return _Comparison(a)._same_modules(a, b)
+
+
+def has_hooks(part: nn.Module) -> bool:
+    """Whether something is to be called when the layer runs."""
+    return bool(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks)
+
+
+def modules_that_share(modules: Mapping[ModuleID, RLModule]) -> list[ModuleID]:
+    """Those with a parameter that another one has, too."""
+    held = {m: [id(parameter) for parameter in module.parameters()] for m, module in modules.items()}
+    owners = Counter(key for keys in held.values() for key in keys)
+    return [m for m, keys in held.items() if any(owners[key] > 1 for key in keys)]
+
+
+def _parameters(module: RLModule) -> list[tuple[Any, ...]]:
+    named = module.named_parameters(remove_duplicate=False)
+    return [(name, p.shape, p.dtype, p.device, p.requires_grad) for name, p in named]
+
+
+def _stands_alone(module: RLModule) -> bool:
+    if any(True for _ in module.buffers()):
+        return True
+    if len(list(module.parameters())) < len(_parameters(module)):  # a parameter under two names
+        return True
+    return any(has_hooks(part) or _is_torch_layer(part) for part in module.modules())
+
+
+def _is_torch_layer(part: nn.Module) -> bool:
+    """Whether it has parameters and a forward pass of torch's, which takes no stacked ones."""
+    forward = type(part).forward
+    is_torchs = forward is not nn.Module.forward and forward.__module__.startswith("torch.")
+    return is_torchs and any(p is not None for p in part._parameters.values())
+
+
+class _Comparison:
+    """Compares what two modules hold beside their parameters."""
+
+    def __init__(self, a: RLModule):
+        self._layers = {id(part) for part in a.modules()}
+        self._seen: set[tuple[int, int]] = set()
+
+    def _same_modules(self, a: nn.Module, b: nn.Module) -> bool:
+        if a.training != b.training or [*a._modules] != [*b._modules]:
+            return False
+        if id(a) not in self._layers and any(True for _ in a.parameters()):  # unknown to its module
+            return False
+        left_out = _OF_ANY_MODULE | getattr(type(a), "_remembered", frozenset())
+        mine, others = ({k: v for k, v in vars(part).items() if k not in left_out} for part in (a, b))
+        return self._same(a._modules, b._modules) and self._same_items(mine, others)
+
+    def _same_items(self, a: Mapping[Any, Any], b: Mapping[Any, Any]) -> bool:
+        return a.keys() == b.keys() and all(self._same(value, b[key]) for key, value in a.items())
+
+    def _same(self, a: Any, b: Any) -> bool:
+        if a is b:
+            return True
+        if type(a) is not type(b):
+            return False
+        if (id(a), id(b)) in self._seen:  # they hold themselves
+            return True
+        self._seen.add((id(a), id(b)))
+        match a:
+            case nn.Module():
+                return self._same_modules(a, b)
+            case Tensor():
+                fixed = not (a.requires_grad or b.requires_grad)
+                return fixed and a.dtype == b.dtype and torch.equal(a.detach().cpu(), b.detach().cpu())
+            case np.ndarray():
+                return a.dtype == b.dtype and np.array_equal(a, b)
+            case Mapping():
+                return self._same_items(a, b)
+            case list() | tuple():
+                return len(a) == len(b) and all(map(self._same, a, b))
+            case FunctionType():
+                return a.__code__ is b.__code__ and a.__defaults__ == b.__defaults__ and self._same_cells(a, b)
+            case MethodType():
+                return a.__func__ is b.__func__ and self._same(a.__self__, b.__self__)
+            case partial():
+                return self._same((a.func, a.args, a.keywords), (b.func, b.args, b.keywords))
+        if type(a).__eq__ is not object.__eq__:
+            return _equal(a, b)
+        return hasattr(a, "__dict__") and self._same_items(vars(a), vars(b))
+
+    def _same_cells(self, a: FunctionType, b: FunctionType) -> bool:
+        """A function that holds a layer of its module would go on using it when it is called for another module."""
+        mine, others = ([cell.cell_contents for cell in f.__closure__ or ()] for f in (a, b))
+        if any(isinstance(value, nn.Module | Tensor) for value in mine):
+            return False
+        return self._same(mine, others)
+
+
+def _equal(a: Any, b: Any) -> bool:
+    try:
+        return bool(a == b)
+    except Exception:  # what cannot be compared is not known to be equal
+        return False
