@@ -71,7 +71,7 @@ class FailureCounts:
 
 
 class GarbageCheck:
-    """Finds what no column can hold, and what is not a number, before it gets among good data."""
+    """Finds what no column can hold, and what is not a finite number, before it gets among good data."""
 
     def __init__(self, observation_space: Any):
         """Takes a space, ``{agent_id: space}``, or None for what the environments say."""
@@ -124,4 +124,6 @@ class GarbageCheck:
 def _not_numbers(values: np.ndarray) -> str:
     if values.dtype.kind not in "biuf":
         return f"is not numbers but {values.tolist()!r}"
-    return "contains NaN" if values.dtype.kind == "f" and np.isnan(values.min(initial=0.0)) else ""
+    if values.dtype.kind != "f" or np.isfinite(values).all():
+        return ""
+    return "contains NaN" if np.isnan(values).any() else "contains infinity"

@@ -43,7 +43,7 @@ class Garbage(ParallelEnv):
         self._kind, self._at, self._num_episodes = kind, at, 0
 
     def observation_space(self, agent):
-        return spaces.Box(-1e6, 1e6, (2,), np.float32)
+        return spaces.Box(-np.inf, np.inf, (2,), np.float32)
 
     def action_space(self, agent):
         return spaces.Discrete(2)
@@ -73,6 +73,8 @@ class Garbage(ParallelEnv):
                     infos = 3
                 case "nan":
                     observations["b"] = NAN
+                case "infinity":
+                    observations["b"] = np.float32([0, -np.inf])
                 case "text":
                     observations["b"] = TEXTS
                 case "flag" | "number":
@@ -82,16 +84,23 @@ class Garbage(ParallelEnv):
         return observations, rewards, terminations, truncations, infos
 
 
-def runner_of(env, *, workers=0, num_envs=2, restart=False):
-    config = small_config(env, disable_env_checking=True).multi_agent(policies="shared")
+def runner_of(env, *, workers=0, num_envs=2, restart=False, check=False):
+    config = small_config(env, disable_env_checking=not check).multi_agent(policies="shared")
     config.env_runners(num_envs_per_env_runner=num_envs, num_env_workers=workers)
     config.fault_tolerance(restart_failed_sub_environments=restart)
     return config.build_algo().env_runner
 
 
+@pytest.mark.parametrize("check", [False, True])
+def test_infinity_is_no_observation_even_if_its_space_has_no_bounds(check):
+    runner = runner_of(partial(Garbage, "infinity", 3), check=check)
+    with pytest.raises(EnvError, match="copy 0, episode 1, agent 'b', env step 3: the observation contains infinity"):
+        runner.sample(num_timesteps=40)
+
+
 @pytest.mark.parametrize(("at", "workers"), [(0, 0), (2, 0), (5, 0), (0, 2), (2, 2)])
-@pytest.mark.parametrize("kind", ["info", "infos"])
-def test_infos_that_are_no_dicts_cost_an_episode(kind, at, workers):
+@pytest.mark.parametrize("kind", ["info", "infos", "infinity"])
+def test_garbage_costs_an_episode(kind, at, workers):
     runner = runner_of(partial(Garbage, kind, at), workers=workers, restart=True)
     episodes = runner.sample(num_timesteps=60)
     # a new environment counts its episodes anew: each of them fails in its second
@@ -101,7 +110,9 @@ def test_infos_that_are_no_dicts_cost_an_episode(kind, at, workers):
 
 
 @pytest.mark.parametrize("at", [2, 5])
-@pytest.mark.parametrize("kind", ["info", "infos", "nan", "text", "flag", "number", "reward", "text reward"])
+@pytest.mark.parametrize(
+    "kind", ["info", "infos", "nan", "infinity", "text", "flag", "number", "reward", "text reward"]
+)
 def test_what_is_wrong_is_named_with_copy_episode_step_agent_and_seed(kind, at):
     runner = runner_of(partial(Garbage, kind, at))
     with pytest.raises(EnvError) as caught:
