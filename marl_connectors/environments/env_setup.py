@@ -22,13 +22,14 @@ from marl_connectors.connectors.action_masks import (
 )
 from marl_connectors.environments.batched_env import is_batched
 from marl_connectors.environments.batched_trial import TRIAL_COPIES, try_out
+from marl_connectors.environments.env_failures import ENV_ERRORS
 from marl_connectors.environments.env_states import state_space_of
 from marl_connectors.environments.gymnasium_copies import GymnasiumCopies
 from marl_connectors.environments.gymnasium_trial import try_out_vector_env
 from marl_connectors.environments.make_env import env_name, make_env
 from marl_connectors.environments.reset_options import with_reset_options
 from marl_connectors.environments.single_agent_env import SingleAgentEnv
-from marl_connectors.environments.step_faults import fault_in_infos, fault_in_step
+from marl_connectors.environments.step_faults import fault_in_infos, fault_in_reset, fault_in_result, fault_in_step
 from marl_connectors.environments.turn_based_env import TurnBasedEnv
 from marl_connectors.environments.wrappers import EnvWrapper
 from marl_connectors.errors import ConfigError, EnvError, MarlConnectorsError
@@ -183,7 +184,9 @@ class EnvSetup:
             self._check_batched(rng)
             return
         try:
-            observations, infos = self.probe.reset(seed=0)
+            given = self.probe.reset(seed=0)
+            self._complain(fault_in_reset(given), 0)
+            observations, infos = given
             seen = dict.fromkeys(self.probe.agents)
             self._check_observations(observations, seen, 0)
             self._complain(fault_in_infos(seen, infos), 0)
@@ -210,7 +213,7 @@ class EnvSetup:
                         )
         except MarlConnectorsError:
             raise
-        except Exception as error:
+        except ENV_ERRORS as error:
             raise EnvError(
                 f"{self.name}: a trial run with random actions raised {type(error).__name__}: {error}"
             ) from error
@@ -238,6 +241,7 @@ class EnvSetup:
         began = time.perf_counter()
         result = self.probe.step(actions)
         self._step_times.append(time.perf_counter() - began)
+        self._complain(fault_in_result(result), len(self._step_times))
         return result
 
     def _acting(self) -> list[AgentID]:
