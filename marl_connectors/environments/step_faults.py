@@ -42,7 +42,9 @@ def fault_in_result(given: Any) -> str:
 def _not_the_values(method: str, given: Any, names: str, number: int) -> str:
     if isinstance(given, (tuple, list)) and len(given) == number:
         return ""
-    came = f"{len(given)} values" if isinstance(given, (tuple, list)) else reprlib.repr(given)
+    came = reprlib.repr(given)
+    if isinstance(given, (tuple, list)):
+        came = f"{len(given)} value{'' if len(given) == 1 else 's'}"
     return f"{method}() gave {came}. Return {number}: {names}."
 
 

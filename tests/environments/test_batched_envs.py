@@ -33,6 +33,7 @@ from marl_connectors import (
     check_env,
 )
 from marl_connectors.episodes.storage import T
+from marl_connectors.seeding import derived_seed
 from marl_connectors.trees import leaves
 from marl_envs import spread_v0
 
