@@ -79,6 +79,12 @@ def ppo(env: Any, *, algo: type[PPOConfig] = PPOConfig, num_envs: int = 8, model
     return config.learners(num_gpus_per_learner=0).training(**{**COMMON, **training})
 
 
+def recall(**more) -> PPOConfig:
+    """Two agents that are asked for their cue four steps after they saw it."""
+    settings = {"lr": 3e-3, "train_batch_size_per_learner": 4096, "num_epochs": 6, "minibatch_size": 1024, **more}
+    return ppo("marl_envs.recall_v0", **settings).environment(env_config={"delay": 3})
+
+
 def spread(policies: str, *, continuous: bool = False, **more) -> PPOConfig:
     """Three agents that are to cover three landmarks; random play gets -26.6."""
     config = ppo(
@@ -178,24 +184,11 @@ TASKS: dict[str, Task] = {
     "speaker_listener_independent": Task(lambda: speaker_listener(PPOConfig), 1_500_000, -10.0),
     "speaker_listener_mappo": Task(lambda: speaker_listener(MAPPOConfig), 1_500_000, -10.0),
     "recall_lstm": Task(
-        lambda: ppo(
-            "marl_envs.recall_v0",
-            model={"fcnet_hiddens": [32], "use_lstm": True, "lstm_cell_size": 32, "max_seq_len": 20},
-            lr=3e-3,
-            train_batch_size_per_learner=4096,
-            num_epochs=6,
-            minibatch_size=1024,
-        ),
+        lambda: recall(model={"fcnet_hiddens": [32], "use_lstm": True, "lstm_cell_size": 32, "max_seq_len": 20}),
         100_000,
         1.8,
     ),
-    "recall_mlp": Task(
-        lambda: ppo(
-            "marl_envs.recall_v0", lr=3e-3, train_batch_size_per_learner=4096, num_epochs=6, minibatch_size=1024
-        ),
-        100_000,
-        1.8,
-    ),
+    "recall_mlp": Task(recall, 100_000, 1.8),
     "pursuit_cnn": Task(pursuit, 200_000, -8.0),
     "connect_four": Task(connect_four, 250_000, 0.8, ("learner",)),
 }

@@ -123,10 +123,13 @@ def _has_start(space: spaces.Space) -> bool:
 
 
 def all_within(space: spaces.Space, values: np.ndarray) -> bool:
-    """A quick look at many values of a Box: True if all are within bounds, False if ``outside`` has to look closer."""
+    """A quick look at many values of a Box: True if all are finite and in bounds, False if ``outside`` must tell."""
     if type(space) is not spaces.Box or not values.size:
         return False
     low, high = space.low.max(), space.high.min()
+    if values.dtype.kind == "f":  # infinity is for a closer look, whatever the bounds
+        finite = np.finfo(values.dtype)
+        low, high = max(low, finite.min), min(high, finite.max)
     rows = max(1, _BLOCK * len(values) // values.size)  # so that both looks at a block find it in the cache
     blocks = [values[begin : begin + rows] for begin in range(0, len(values), rows)]
     return all(block.min() >= low and block.max() <= high for block in blocks)

@@ -24,7 +24,9 @@ class RecallEnv(SmallEnv):
     An observation is ``[n_cues + 1]`` float32: the cue as a one-hot vector, or zeros; and 1 at the question, else 0.
     When it is asked, an agent's observation is the same whatever its cue was, and the others' cues tell it nothing. So
     a policy without a memory cannot do better than ``memoryless_return``, nor can one that is given the memory of
-    another agent or of another copy of the environment.
+    another agent or of another copy of the environment. States that are exchanged at every step, always in the same
+    way, are back where they belong after as many steps as that takes: agents' states are not when the question comes
+    if ``delay + 1`` is a prime above ``n_agents``, as it is by default.
 
     Args:
         n_agents: Number of agents, ``agent_0`` and so on.
@@ -50,7 +52,7 @@ class RecallEnv(SmallEnv):
         *,
         n_agents: int = 2,
         n_cues: int = 3,
-        delay: int = 3,
+        delay: int = 2,
         jitter: int = 0,
         n_trials: int = 2,
         render_mode: str | None = None,
@@ -163,7 +165,7 @@ def parallel_env(
     *,
     n_agents: int = 2,
     n_cues: int = 3,
-    delay: int = 3,
+    delay: int = 2,
     jitter: int = 0,
     n_trials: int = 2,
     render_mode: str | None = None,

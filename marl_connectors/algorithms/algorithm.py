@@ -19,6 +19,7 @@ from marl_connectors.algorithms.vectorization import human_render_mode
 from marl_connectors.connectors.explain import Explanation
 from marl_connectors.env_runners.env_runner import EnvRunner
 from marl_connectors.env_runners.episode_metrics import Tally
+from marl_connectors.environments.env_failures import close_env
 from marl_connectors.metrics import MetricsLogger, with_logged
 from marl_connectors.policy_mapping import PolicyMappingFn, policy_mapping
 from marl_connectors.rl_module.rl_module import RLModuleSpec
@@ -254,4 +255,4 @@ class Algorithm(RestorableAlgorithm):
     def stop(self) -> None:
         """Closes the environments."""
         self.env_runner.close()
-        self._setup.probe.close()
+        close_env(self._setup.probe, self._setup.name)

@@ -42,6 +42,8 @@ class DataChecks:
         self.masks_in_infos = False
         self.masks_in_observations = False
         self._given: list[tuple[str, AgentID, Any, bytes]] = []
+        self._arrays: dict[int, list[tuple[AgentID, tuple[Any, ...], np.ndarray, bytes]]] = {}  # by place in memory
+        self._writes_to_shared = False
 
     # Observations.
 
@@ -275,6 +277,8 @@ class DataChecks:
         token = digest(value)
         if what in ("observation", "info"):
             self._given.append((what, agent, value, token))
+        if what == "observation":
+            self._take_note_of_arrays(agent, value, ())
         if what == "observation" and _is_read_only(value):
             self._findings.add(
                 "note",
@@ -286,7 +290,8 @@ class DataChecks:
         return token
 
     def look_again(self, step: int) -> None:
-        """Whether what was given before this call is still what it was."""
+        """Whether what was given before this call is still what it was, and was each agent's own."""
+        self._look_for_shared_arrays(step)
         for what, agent, value, token in self._given:
             if digest(value) != token:
                 self._findings.add(
@@ -300,6 +305,47 @@ class DataChecks:
                     step=step,
                 )
         self._given.clear()
+
+    def _take_note_of_arrays(self, agent: AgentID, item: Any, path: tuple[Any, ...]) -> None:
+        if isinstance(item, (Mapping, tuple)):
+            for key, part in item.items() if isinstance(item, Mapping) else enumerate(item):
+                self._take_note_of_arrays(agent, part, (*path, key))
+        elif isinstance(item, np.ndarray) and item.size:
+            place = item.__array_interface__["data"][0]
+            self._arrays.setdefault(place, []).append((agent, path, item, digest(item)))
+
+    def _look_for_shared_arrays(self, step: int) -> None:
+        """An array that several agents got in one step holds the last one's, unless all are to see the same."""
+        for found in self._arrays.values():
+            agents = list(dict.fromkeys(agent for agent, *_ in found))
+            if len(agents) == 1:
+                continue
+            agent, path, array, token = found[0]
+            what = (
+                f"Agents {agent!r} and {agents[1]!r} were given one and the same array as observation{leaf_name(path)}"
+            )
+            if digest(array) != token:
+                self._writes_to_shared = True
+                self._findings.add(
+                    "error",
+                    "observation-shared",
+                    f"{what}, and the environment writes to it in each step: all see what was written last.",
+                    "Give each agent an array of its own (observation.copy()), also where all are to see the same.",
+                    agent=agent,
+                    step=step,
+                    part=path,
+                )
+            elif not self._writes_to_shared:
+                self._findings.add(
+                    "note",
+                    "observation-shared",
+                    f"{what}, so they see the same.",
+                    "Nothing to do if that is what they are to see. If each is to see something else, make an array "
+                    "for each: one that is filled again for the next agent holds the last one's observation.",
+                    agent=agent,
+                    part=path,
+                )
+        self._arrays.clear()
 
 
 def _num_choices(space: spaces.Discrete | spaces.MultiDiscrete) -> int:

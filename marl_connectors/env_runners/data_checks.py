@@ -1,4 +1,4 @@
-"""What environments must not give: observations outside their space, NaN, rewards that are not numbers."""
+"""What environments must not give: observations outside their space or not finite, rewards that are no numbers."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def check_columns(
         spaces_too: Whether observations must be in their space.
 
     Raises:
-        EnvError: For a NaN reward or observation, or an observation outside its space; names copy, episode, agent, step
-            and seed.
+        EnvError: For a reward or observation that is not finite, or an observation outside its space; names copy,
+            episode, agent, step and seed.
     """
     rollout = group.rollout
     begin = group.lookback * rollout.num_lanes
@@ -52,11 +52,14 @@ def check_columns(
         raise error(row, f"the reward is {rewards[row]}. Rewards must be finite numbers.")
     observations = tree_map(lambda leaf: leaf[begin:], rollout.source(Columns.OBS))
     if spaces_too and spaces.all_within(rollout.observation_space, observations):
-        return  # the usual case; nothing that is NaN is within bounds
+        return  # the usual case: finite too
     for leaf in leaves(observations):
-        if np.issubdtype(leaf.dtype, np.floating) and np.isnan(leaf.min(initial=0.0)):
-            row = int(np.argwhere(np.isnan(leaf))[0][0])
-            raise error(row, "the observation contains NaN. Fix the environment.")
+        if np.issubdtype(leaf.dtype, np.floating) and not (
+            np.isfinite(leaf.min(initial=0.0)) and np.isfinite(leaf.max(initial=0.0))
+        ):
+            row = int(np.argwhere(~np.isfinite(leaf))[0][0])
+            word = "NaN" if np.isnan(leaf[row]).any() else "infinity"
+            raise error(row, f"the observation contains {word}. Fix the environment.")
     if spaces_too:
         bad, _ = spaces.outside(rollout.observation_space, observations)
         bad &= used

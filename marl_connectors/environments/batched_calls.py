@@ -12,6 +12,7 @@ from gymnasium.spaces import Tuple as TupleSpace
 
 from marl_connectors import spaces
 from marl_connectors.environments.batched_env import BatchedEnv
+from marl_connectors.environments.env_failures import ENV_ERRORS
 from marl_connectors.errors import EnvError, MarlConnectorsError
 from marl_connectors.trees import leaves, same_structure, tree_map
 from marl_connectors.typing import AgentID, Tree
@@ -112,8 +113,8 @@ class BatchedCalls:
         return BatchedStep(
             self._observations("step()", observations),
             self._numbers("rewards", rewards),
-            self._numbers("terminations", terminations).astype(bool, copy=False),
-            self._numbers("truncations", truncations).astype(bool, copy=False),
+            self._flags("terminations", terminations),
+            self._flags("truncations", truncations),
             self._infos(infos),
         )
 
@@ -150,7 +151,7 @@ class BatchedCalls:
             return call()
         except MarlConnectorsError:
             raise
-        except Exception as error:
+        except ENV_ERRORS as error:
             raise EnvError(f"{self._name}: {what} raised {type(error).__name__}: {error}") from error
 
     def _observations(self, method: str, given: Any) -> Tree:
@@ -187,6 +188,15 @@ class BatchedCalls:
         if array.dtype.kind not in "biuf":
             raise EnvError(f"{self._name}: {name} of step() are of dtype {array.dtype}, expected numbers.")
         return array
+
+    def _flags(self, name: str, given: Any) -> np.ndarray:
+        array = self._numbers(name, given)
+        if array.dtype == bool:
+            return array
+        wrong = array[(array != 0) & (array != 1)]
+        if wrong.size:
+            raise EnvError(f"{self._name}: {name} of step() contain {wrong[0]}, expected True or False.")
+        return array.astype(bool)
 
     def _infos(self, given: Any) -> dict[str, np.ndarray]:
         if not given:

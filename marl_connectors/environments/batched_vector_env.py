@@ -11,6 +11,7 @@ from marl_connectors.environments.batched_calls import BatchedCalls, BatchedStep
 from marl_connectors.environments.batched_ends import BatchedEnds, infos_by_agent
 from marl_connectors.environments.batched_env import BatchedEnv
 from marl_connectors.environments.env_copy import EnvCopy, VectorStep, not_repeatable
+from marl_connectors.environments.env_failures import close_env, sentence
 from marl_connectors.environments.garbage_pauses import without_collections
 from marl_connectors.environments.vector_env import VectorEnv
 from marl_connectors.errors import EnvError
@@ -65,7 +66,10 @@ class BatchedVectorEnv(VectorEnv):
             indices.tolist(), derived_seeds(self.seed, "env", indices, numbers).tolist(), strict=True
         ):
             seeds[index] = seed  # as reset_seed gives it
-        return self._calls.reset(seeds, mask)
+        try:
+            return self._calls.reset(seeds, mask)
+        except EnvError as error:
+            raise self._placed(error, next(iter(copies))) from error.__cause__
 
     def step(self, actions: Any) -> VectorStep:
         """Steps all copies, and resets those whose episode ended. Per copy: one addition, if nothing ends.
@@ -73,7 +77,10 @@ class BatchedVectorEnv(VectorEnv):
         Args:
             actions: ``[num_envs * num_agents, ...]``, or a list of as many where agents have unlike spaces.
         """
-        given = self._calls.step(actions)
+        try:
+            given = self._calls.step(actions)
+        except EnvError as error:
+            raise self._placed(error, self.copies[0]) from error.__cause__
         for copy in self.copies:
             copy.t += 1
         ended, over = given.ended, given.over
@@ -87,6 +94,11 @@ class BatchedVectorEnv(VectorEnv):
         observations = self._end(result, given, ended, over) if is_any_over else given.observations
         result.observations = self._calls.flat(observations)
         return result
+
+    def _placed(self, error: EnvError, copy: EnvCopy) -> EnvError:
+        """An error of all copies that also says where one of them was."""
+        where = f"{copy}, whose seed is {self.reset_seed(copy)}"
+        return EnvError(f"{sentence(error)} That was at {where}; the run's seed is {self.seed}.")
 
     @without_collections
     def _end(self, result: VectorStep, given: BatchedStep, ended: np.ndarray, over: np.ndarray) -> Tree:
@@ -135,4 +147,4 @@ class BatchedVectorEnv(VectorEnv):
 
     def close(self) -> None:
         """Closes the environment."""
-        self.env.close()
+        close_env(self.env, f"{type(self.env).__name__} (natively batched)")

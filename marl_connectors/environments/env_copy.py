@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -82,6 +83,7 @@ class EnvCopy:
         episode_number: How many episodes were started, less one.
         t: Env steps since the reset.
         newest_actions: Those of the newest steps of the episode, which are not in ``history`` yet.
+        expected: What its environment's agents are to observe, where that was asked for; see ``GarbageCheck``.
         num_failures: How often the copy has failed since an episode was finished in it.
         rests: Whether its next step only resets it, so that nobody acts in it; see NextStepVectorEnv.
         state: What the environment's ``state()`` was after the newest reset or step, ``[1, ...]``; None where nobody
@@ -92,6 +94,7 @@ class EnvCopy:
         "agents",
         "env",
         "episode_number",
+        "expected",
         "history",
         "index",
         "newest_actions",
@@ -118,6 +121,7 @@ class EnvCopy:
     def use(self, env: Any) -> None:
         """Goes on in another environment."""
         self.env = env
+        self.expected: dict[AgentID, Any] = {}
         self.step: Callable[..., Any] = _elsewhere if env is None else env.step
 
     def pack_history(self, at_least: int = 0) -> ActionHistory:
@@ -157,6 +161,31 @@ def copied_infos(copy: EnvCopy, agents: Iterable[AgentID], infos: Any) -> dict[A
     if why:
         raise EnvError(f"{copy}: {why}")
     return {agent: copied(info) for agent in agents if (info := infos.get(agent))} if infos else {}
+
+
+def stray_rewards(copy: EnvCopy, rewards: Mapping[AgentID, Any], acted: Collection[AgentID]) -> dict[AgentID, float]:
+    """The rewards of agents that did not act in a step, but for zeros.
+
+    Raises:
+        EnvError: If one of them is no finite number.
+    """
+    stray = {agent: finite_reward(copy, agent, reward) for agent, reward in rewards.items() if agent not in acted}
+    return {agent: number for agent, number in stray.items() if number}
+
+
+def finite_reward(copy: EnvCopy, agent: AgentID, reward: Any) -> float:
+    """A reward as a number.
+
+    Raises:
+        EnvError: If it is no finite number.
+    """
+    try:
+        number = float(reward)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise EnvError(f"{copy}, agent {agent!r}: the reward is {reward!r}. Rewards must be finite numbers.")
+    return number
 
 
 def not_repeatable(copy: EnvCopy, agent_id: AgentID | None = None) -> CheckpointError:

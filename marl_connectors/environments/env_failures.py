@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -15,6 +16,20 @@ from marl_connectors.environments.env_copy import EnvCopy
 from marl_connectors.errors import EnvError
 from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import AgentID
+
+_LOG = logging.getLogger(__name__)
+
+_MANY_AGENTS = 1000
+ENV_ERRORS: tuple[type[BaseException], ...] = (Exception, SystemExit)
+"""What an environment that fails may raise. Anything else is meant for the program, such as a KeyboardInterrupt."""
+
+
+def close_env(env: Any, name: str) -> None:
+    """Closes an environment. If it raises, that is a warning: whatever else there is must be closed too."""
+    try:
+        env.close()
+    except ENV_ERRORS as error:
+        _LOG.warning("%s: close() raised %s: %s", name, type(error).__name__, sentence(error))
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +60,7 @@ class EnvFailure:
     message: str
 
 
-def sentence(error: Exception) -> str:
+def sentence(error: BaseException) -> str:
     """What an error says, with a full stop."""
     text = str(error)
     return text if text.endswith((".", "!", "?")) else f"{text}."
@@ -71,19 +86,24 @@ class FailureCounts:
 
 
 class GarbageCheck:
-    """Finds what no column can hold, and what is not a number, before it gets among good data."""
+    """Finds what no column can hold, and what is not a finite number, before it gets among good data."""
 
     def __init__(self, observation_space: Any):
         """Takes a space, ``{agent_id: space}``, or None for what the environments say."""
         self._given = observation_space
-        self._known: dict[AgentID, tuple[Space, Any]] = {}
 
-    def observation(self, env: Any, agent_id: AgentID, observation: Any) -> str:
+    def observation(self, copy: EnvCopy, agent_id: AgentID, observation: Any) -> str:
         """Why an agent's observation is garbage; ``""`` if it is not. Its bounds do not matter."""
-        known = self._known.get(agent_id)
-        if known is None:
-            known = self._known[agent_id] = self._expected(env, agent_id)
-        space, shapes = known
+        expected = copy.expected.get(agent_id)
+        if expected is None:
+            try:
+                expected = self._expected(copy.env, agent_id)
+            except ENV_ERRORS as error:
+                return f"has no space: observation_space({agent_id!r}) raised {type(error).__name__}: {error}"
+            if len(copy.expected) >= max(_MANY_AGENTS, 2 * len(copy.agents)):  # names that may never come again
+                copy.expected.clear()
+            copy.expected[agent_id] = expected
+        space, shapes = expected
         if type(observation) is np.ndarray and observation.shape == shapes:
             return _not_numbers(observation)
         try:
@@ -100,7 +120,7 @@ class GarbageCheck:
     ) -> None:
         """Raises for what a copy gave: where environments are replaced, that must be before it is among good data."""
         for agent in agents:
-            why = self.observation(copy.env, agent, observations[agent]) if agent in observations else ""
+            why = self.observation(copy, agent, observations[agent]) if agent in observations else ""
             if why:
                 raise EnvError(f"{copy}, agent {agent!r}: the observation {why}. Fix the environment.")
         why = self.rewards(rewards)
@@ -124,4 +144,6 @@ class GarbageCheck:
 def _not_numbers(values: np.ndarray) -> str:
     if values.dtype.kind not in "biuf":
         return f"is not numbers but {values.tolist()!r}"
-    return "contains NaN" if values.dtype.kind == "f" and np.isnan(values.min(initial=0.0)) else ""
+    if values.dtype.kind != "f" or np.isfinite(values).all():
+        return ""
+    return "contains NaN" if np.isnan(values).any() else "contains infinity"

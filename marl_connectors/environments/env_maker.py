@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from marl_connectors.environments.env_failures import ENV_ERRORS
 from marl_connectors.errors import ConfigError, EnvError, MarlConnectorsError, did_you_mean
 
 GYMNASIUM_KEYS = ("max_episode_steps", "disable_env_checker", "vectorization_mode", "vector_kwargs", "wrappers")
@@ -129,11 +130,11 @@ def call_maker(
         if match and match[2] in config and not maker.takes_dict:
             raise _unknown_key(maker, match[2], _keys_of_class(maker, match[1])) from cause
         raise _failed(maker, cause) from cause
-    except Exception as cause:
+    except ENV_ERRORS as cause:
         raise _failed(maker, cause) from cause
 
 
-def _failed(maker: EnvMaker, cause: Exception) -> EnvError:
+def _failed(maker: EnvMaker, cause: BaseException) -> EnvError:
     message = " ".join(str(cause).split()).rstrip(".")
     if not message:
         place = traceback.extract_tb(cause.__traceback__)[-1]

@@ -22,13 +22,14 @@ from marl_connectors.connectors.action_masks import (
 )
 from marl_connectors.environments.batched_env import is_batched
 from marl_connectors.environments.batched_trial import TRIAL_COPIES, try_out
+from marl_connectors.environments.env_failures import ENV_ERRORS
 from marl_connectors.environments.env_states import state_space_of
 from marl_connectors.environments.gymnasium_copies import GymnasiumCopies
 from marl_connectors.environments.gymnasium_trial import try_out_vector_env
 from marl_connectors.environments.make_env import env_name, make_env
 from marl_connectors.environments.reset_options import with_reset_options
 from marl_connectors.environments.single_agent_env import SingleAgentEnv
-from marl_connectors.environments.step_faults import fault_in_infos, fault_in_step
+from marl_connectors.environments.step_faults import fault_in_infos, fault_in_reset, fault_in_result, fault_in_step
 from marl_connectors.environments.trial_record import TrialRecord
 from marl_connectors.environments.turn_based_env import TurnBasedEnv
 from marl_connectors.environments.wrappers import EnvWrapper
@@ -217,7 +218,7 @@ class EnvSetup:
                 record.stepped(actions, observations, rewards, terminations, truncations)
         except MarlConnectorsError:
             raise
-        except Exception as error:
+        except ENV_ERRORS as error:
             raise EnvError(
                 f"{self.name}: a trial run with random actions raised {type(error).__name__}: {error}"
             ) from error
@@ -251,12 +252,14 @@ class EnvSetup:
         began = time.perf_counter()
         result = self.probe.reset(seed=0)
         self._reset_s = time.perf_counter() - began
+        self._complain(fault_in_reset(result), 0)
         return result
 
     def _timed_step(self, actions: dict[AgentID, Any]) -> tuple[Any, ...]:
         began = time.perf_counter()
         result = self.probe.step(actions)
         self._step_times.append(time.perf_counter() - began)
+        self._complain(fault_in_result(result), len(self._step_times))
         return result
 
     def _acting(self) -> list[AgentID]:

@@ -32,13 +32,21 @@ class SingleAgentEnv:
 
     def reset(self, seed: int | None = None, options: dict | None = None) -> tuple[dict, dict]:
         """Starts an episode."""
-        observation, info = self.env.reset(seed=seed, options=options)
+        given: Any = self.env.reset(seed=seed, options=options)
+        try:
+            observation, info = given
+        except (TypeError, ValueError):
+            return given  # as it is, for whoever says what is wrong with it
         self.agents = [DEFAULT_AGENT_ID]
         return {DEFAULT_AGENT_ID: observation}, {DEFAULT_AGENT_ID: info}
 
     def step(self, actions: dict) -> tuple[dict, dict, dict, dict, dict]:
         """Acts once."""
-        observation, reward, terminated, truncated, info = self.env.step(actions[DEFAULT_AGENT_ID])
+        given: Any = self.env.step(actions[DEFAULT_AGENT_ID])
+        try:
+            observation, reward, terminated, truncated, info = given
+        except (TypeError, ValueError):
+            return given
         if terminated or truncated:
             self.agents = []
         return (

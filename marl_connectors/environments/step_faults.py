@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -22,6 +23,35 @@ def is_flag(flag: Any) -> bool:
         return False
     value = np.asarray(flag)
     return value.dtype.kind in "biuf" and value.item() in (0, 1)
+
+
+def fault_in_reset(given: Any) -> str:
+    """A sentence about what ``reset`` gave, if it is not two values by agent; ``""`` if it is."""
+    return _not_the_values("reset", given, "observations and infos", 2) or _not_by_agent("observation", given[0])
+
+
+def fault_in_result(given: Any) -> str:
+    """A sentence about what ``step`` gave, if it is not five values by agent; else see ``fault_in_step``."""
+    return (
+        _not_the_values("step", given, "observations, rewards, terminations, truncations and infos", 5)
+        or _not_by_agent("observation", given[0])
+        or _not_by_agent("reward", given[1])
+    )
+
+
+def _not_the_values(method: str, given: Any, names: str, number: int) -> str:
+    if isinstance(given, (tuple, list)) and len(given) == number:
+        return ""
+    came = reprlib.repr(given)
+    if isinstance(given, (tuple, list)):
+        came = f"{len(given)} value{'' if len(given) == 1 else 's'}"
+    return f"{method}() gave {came}. Return {number}: {names}."
+
+
+def _not_by_agent(word: str, given: Any) -> str:
+    if isinstance(given, Mapping):
+        return ""
+    return f"the {word}s are {reprlib.repr(given)}, not a dict. Return a dict with the {word} of each agent."
 
 
 def fault_in_step(agents: Iterable[AgentID], terminations: Any, truncations: Any, infos: Any) -> str:

@@ -78,6 +78,11 @@ class TurnBasedEnv:
         """The environment without any wrappers."""
         return self.env.unwrapped
 
+    @property
+    def where(self) -> str:
+        """The environment and its newest turn, as its errors name them."""
+        return f"{self.env}, step {self._turn}"
+
     def observation_space(self, agent: AgentID) -> gym.Space:
         """An agent's."""
         return self.env.observation_space(agent)
@@ -240,7 +245,7 @@ class TurnBasedEnv:
         infos[agent] = tree_map(_copied, info)
 
     def _error(self, text: str) -> EnvError:
-        return EnvError(f"{self.env}, step {self._turn}: {text}")
+        return EnvError(f"{self.where}: {text}")
 
 
 def _copied(leaf: Any) -> Any:

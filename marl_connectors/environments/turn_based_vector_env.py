@@ -7,7 +7,15 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from marl_connectors.environments.env_copy import EnvCopy, Transition, another_episode, copied_infos, not_repeatable
+from marl_connectors.environments.env_copy import (
+    EnvCopy,
+    Transition,
+    another_episode,
+    copied_infos,
+    finite_reward,
+    not_repeatable,
+)
+from marl_connectors.environments.env_failures import ENV_ERRORS
 from marl_connectors.environments.turn_based_env import TurnBasedEnv
 from marl_connectors.environments.vector_env import VectorEnv
 from marl_connectors.errors import EnvError, MarlConnectorsError
@@ -45,7 +53,7 @@ class TurnBasedVectorEnv(VectorEnv):
             raise self._named(copy, error) from error
         copy.agents = list(observations)
         paid = copy.env.take_untold().items()
-        self._paid_by_reset[copy.index] = {agent: self._number(copy, agent, reward) for agent, reward in paid}
+        self._paid_by_reset[copy.index] = {agent: finite_reward(copy, agent, reward) for agent, reward in paid}
         if self._garbage is not None:
             self._garbage.check(copy, observations, observations, {})
         if self._states is not None:
@@ -64,7 +72,7 @@ class TurnBasedVectorEnv(VectorEnv):
             t, self.at[0] = copy.t, copy.index
             try:
                 turns.append(self._take_turn(copy, actions[begin:end]))
-            except Exception as error:
+            except ENV_ERRORS as error:
                 self._failed(copy, error)
                 turns.append(another_episode(Turn, copy, t, *self._begin_anew(copy)))
         return turns
@@ -75,13 +83,13 @@ class TurnBasedVectorEnv(VectorEnv):
             told = copy.step(dict(zip(copy.agents, chosen, strict=True)))
         except MarlConnectorsError as error:
             raise self._named(copy, error) from error
-        except Exception as error:
+        except ENV_ERRORS as error:
             raise self._step_failed(copy, chosen, error) from error
         copy.t += 1
         observations, rewards, terminations, truncations, infos = told
         terminations.pop("__all__", None)
         truncations.pop("__all__", None)
-        numbers = {agent: self._number(copy, agent, reward) for agent, reward in rewards.items()}
+        numbers = {agent: finite_reward(copy, agent, reward) for agent, reward in rewards.items()}
         early = self._paid_by_reset.pop(copy.index, {})
         infos = copied_infos(copy, terminations, infos)
         turn = Turn(copy.index, copy.t, observations, terminations, truncations, infos, early, rewards=numbers)
@@ -101,7 +109,7 @@ class TurnBasedVectorEnv(VectorEnv):
         return turn
 
     def _named(self, copy: EnvCopy, error: Exception) -> EnvError:
-        return EnvError(f"{self._who(copy)}: {error}")
+        return EnvError(f"{self._who(copy)}: {str(error).removeprefix(f'{copy.env.where}: ')}")
 
     def replay(
         self, copy: EnvCopy, episode_number: int, steps: Iterable[list[Any]], wanted: Collection[int]

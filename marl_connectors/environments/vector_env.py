@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy as copying
-import math
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
@@ -19,16 +18,25 @@ from marl_connectors.environments.env_copy import (
     another_episode,
     copied_infos,
     not_repeatable,
+    stray_rewards,
 )
-from marl_connectors.environments.env_failures import EnvFailure, EnvRestarts, GarbageCheck, sentence
+from marl_connectors.environments.env_failures import (
+    ENV_ERRORS,
+    EnvFailure,
+    EnvRestarts,
+    GarbageCheck,
+    close_env,
+    sentence,
+)
 from marl_connectors.environments.env_states import EnvStates, joined_states
 from marl_connectors.environments.single_agent_env import SingleAgentEnv
-from marl_connectors.environments.step_faults import fault_in_step
+from marl_connectors.environments.step_faults import fault_in_reset, fault_in_result, fault_in_step
 from marl_connectors.environments.turn_based_env import TurnBasedEnv
 from marl_connectors.errors import EnvError, MarlConnectorsError
 from marl_connectors.seeding import derived_seed
 from marl_connectors.typing import AgentID, Tree
 
+_NOTHING: Any = object()
 _LOOK_EVERY = 16
 """So often a copy is asked for its agents, even if nothing in a step's dicts says that they have changed."""
 
@@ -111,7 +119,7 @@ class VectorEnv:
         """Starts the copy's next episode: observations and infos by agent."""
         try:
             return self._begin(copy)
-        except Exception as error:
+        except ENV_ERRORS as error:
             self._failed(copy, error)
             return self._begin_anew(copy)
 
@@ -131,18 +139,19 @@ class VectorEnv:
         copy.t = 0
         copy.newest_actions, copy.history = [], ActionHistory()
         try:
-            observations, infos = copy.env.reset(seed=self.reset_seed(copy))
+            given = copy.env.reset(seed=self.reset_seed(copy))
         except MarlConnectorsError:
             raise
-        except Exception as error:
+        except ENV_ERRORS as error:
             raise EnvError(
                 f"{copy}: reset(seed={self.reset_seed(copy)}) raised {type(error).__name__}: {error}"
             ) from error
-        if not copy.env.agents:
-            raise EnvError(
-                f"{copy}: reset() left no live agents in env.agents, so nobody can act. Fix the environment."
-            )
-        return observations, infos or {}
+        why = fault_in_reset(given)
+        if not why and not copy.env.agents:
+            why = "reset() left no live agents in env.agents, so nobody can act. Fix the environment."
+        if why:
+            raise EnvError(f"{copy}: {why}")
+        return given[0], given[1] or {}
 
     # Failures.
 
@@ -151,7 +160,7 @@ class VectorEnv:
         taken, self.failures = self.failures, []
         return taken
 
-    def _failed(self, copy: EnvCopy, error: Exception) -> None:
+    def _failed(self, copy: EnvCopy, error: BaseException) -> None:
         """Takes note of a failure if the run can go on.
 
         Raises:
@@ -159,7 +168,7 @@ class VectorEnv:
         """
         if error is self._final:
             raise error
-        failure: Exception = error
+        failure = error
         if not isinstance(error, MarlConnectorsError):
             failure = EnvError(f"{self._who(copy)}: {type(error).__name__}: {error}")
         elif isinstance(error, EnvError) and copy.episode_number >= 0 and "seed" not in str(error):
@@ -185,11 +194,11 @@ class VectorEnv:
         assert self._restarts is not None
         while True:
             try:
-                with contextlib.suppress(Exception):  # it is broken already
+                with contextlib.suppress(*ENV_ERRORS):  # it is broken already
                     copy.env.close()
                 copy.use(self._restarts.make_env())
                 return self._begin(copy)
-            except Exception as error:
+            except ENV_ERRORS as error:
                 self._failed(copy, error)
 
     # Steps.
@@ -212,23 +221,18 @@ class VectorEnv:
         rewards: list[Any] = []
         observations: list[Any] = []
         result = VectorStep(rewards, observations, [], [])
-        end, at, told = 0, self.at, ()
+        end, at = 0, self.at
         for copy in copies:
             agents, t = copy.agents, copy.t
             begin, num_observations = end, len(observations)
             end += len(agents)
             chosen = actions[begin:end]
             copy.newest_actions.append(chosen)
-            at[0] = copy.index
+            at[0], told = copy.index, _NOTHING
             try:
-                try:
-                    told = copy.step(dict(zip(agents, chosen)))  # noqa: B905
-                    obs, reward, terminations, truncations, infos = told
-                except MarlConnectorsError:
-                    raise
-                except Exception as error:
-                    raise self._step_failed(copy, chosen, error) from error
+                told = copy.step(dict(zip(agents, chosen)))  # noqa: B905
                 copy.t = t + 1
+                obs, reward, terminations, truncations, infos = told
                 if self._states is not None:
                     self._states.note(copy)
                 if (
@@ -246,20 +250,26 @@ class VectorEnv:
                     observations += obs.values()
                     if infos and any(infos.values()):
                         result.infos.append((copy.index, copied_infos(copy, agents, infos)))
-            except Exception as error:
+            except ENV_ERRORS as error:
                 del rewards[begin:], observations[num_observations:]
                 rewards.extend([0.0] * len(agents))
-                transition = self._replaced(copy, t, self._explained(copy, agents, told, error))
+                transition = self._replaced(copy, t, self._explained(copy, agents, chosen, told, error))
                 observations.extend([transition.first_observations[agent] for agent in copy.agents])
                 result.transitions.append(transition)
         return result
 
-    def _explained(self, copy: EnvCopy, agents: list[AgentID], told: Any, error: Exception) -> Exception:
-        """What to say of a step that worked, and whose dicts cannot be read."""
-        why = "" if isinstance(error, MarlConnectorsError) else fault_in_step(agents, *told[2:])
+    def _explained(
+        self, copy: EnvCopy, agents: list[AgentID], chosen: list[Any], told: Any, error: BaseException
+    ) -> BaseException:
+        """What to say of a step that raised, or that gave what cannot be read."""
+        if isinstance(error, MarlConnectorsError):
+            return error
+        if told is _NOTHING:
+            return self._step_failed(copy, chosen, error)
+        why = fault_in_result(told) or fault_in_step(agents, *told[2:])
         return EnvError(f"{copy}: {why}") if why else error
 
-    def _replaced(self, copy: EnvCopy, t: int, error: Exception) -> Transition:
+    def _replaced(self, copy: EnvCopy, t: int, error: BaseException) -> Transition:
         """What a step of a copy led to that failed after ``t`` steps: another episode, if the run may go on."""
         self._failed(copy, error)
         return another_episode(Transition, copy, t, *self._begin_anew(copy))
@@ -288,7 +298,7 @@ class VectorEnv:
             )
         ended = {agent for flags in (terminations, truncations) for agent, flag in flags.items() if flag}
         copy.agents = alive + [agent for agent in copy.env.agents if agent not in before and agent not in ended]
-        stray = self._stray_rewards(copy, reward, set(before))
+        stray = stray_rewards(copy, reward, set(before))
         infos = copied_infos(copy, [*before, *copy.agents], infos)
         transition = Transition(copy.index, copy.t, obs, terminations, truncations, infos, stray, state=copy.state)
         if copy.agents:
@@ -329,24 +339,6 @@ class VectorEnv:
         transition.first_observations = {agent: observations[agent] for agent in copy.agents}
         transition.awaits_reset = False
 
-    def _stray_rewards(self, copy: EnvCopy, rewards: dict, acted: Collection[AgentID]) -> dict[AgentID, float]:
-        """The rewards of agents that did not act in this step, but for zeros."""
-        stray: dict[AgentID, float] = {}
-        for agent, reward in rewards.items():
-            number = 0.0 if agent in acted else self._number(copy, agent, reward)
-            if number:
-                stray[agent] = number
-        return stray
-
-    def _number(self, copy: EnvCopy, agent: AgentID, reward: Any) -> float:
-        try:
-            number = float(reward)
-        except (TypeError, ValueError):
-            number = math.nan
-        if not math.isfinite(number):
-            raise EnvError(f"{copy}, agent {agent!r}: the reward is {reward!r}. Rewards must be finite numbers.")
-        return number
-
     def _check_all_observed(self, copy: EnvCopy, observations: dict) -> None:
         missing = [agent for agent in copy.agents if agent not in observations]
         if missing:
@@ -355,9 +347,11 @@ class VectorEnv:
                 f"agent in env.agents."
             )
 
-    def _step_failed(self, copy: EnvCopy, chosen: list[Any], error: Exception) -> EnvError:
+    def _step_failed(self, copy: EnvCopy, chosen: list[Any], error: BaseException) -> EnvError:
         acted = dict(zip(copy.agents, chosen, strict=False))
-        return EnvError(f"{self._who(copy)}: step({acted}) raised {type(error).__name__}: {error}")
+        failed = EnvError(f"{self._who(copy)}: step({acted}) raised {type(error).__name__}: {error}")
+        failed.__cause__ = error
+        return failed
 
     def replay(
         self, copy: EnvCopy, episode_number: int, steps: Iterable[list[Any]], wanted: Collection[int]
@@ -393,7 +387,7 @@ class VectorEnv:
     def close(self) -> None:
         """Closes all copies."""
         for copy in self.copies:
-            copy.env.close()
+            close_env(copy.env, f"environment copy {copy.index}")
 
 
 def _copied(observation: Any) -> Any:

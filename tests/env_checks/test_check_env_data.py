@@ -128,16 +128,14 @@ def test_a_truncated_agent_should_have_a_last_observation():
 
 
 class Reusing(Sound):
-    buffer = np.zeros(3, np.float32)
-
     def __init__(self, render_mode=None):
         super().__init__(render_mode)
+        self.buffers = {agent: np.zeros(3, np.float32) for agent in self.possible_agents}
         self.same = {}
 
     def observe(self, agent):
-        self.buffer = self.__dict__.setdefault("own", self.buffer.copy())
-        self.buffer[:] = super().observe(agent)
-        return self.buffer
+        self.buffers[agent][:] = super().observe(agent)
+        return self.buffers[agent]
 
     def info(self, agent):
         self.same["t"] = self.t
@@ -155,7 +153,56 @@ def test_arrays_and_infos_that_change_afterwards_are_notes():
     found(Reusing, "observation-reused", "note")
     found(Reusing, "info-reused", "note")
     found(ReadOnly, "read-only-arrays", "note")
-    assert check_env(Reusing, **SMALL).ok
+    report = check_env(Reusing, **SMALL)
+    assert report.ok and "observation-shared" not in kinds(report)
+
+
+class OneBuffer(Sound):
+    """Agents get views of one buffer: at places of their own, or all at the same."""
+
+    parts = 1
+
+    def __init__(self, render_mode=None):
+        super().__init__(render_mode)
+        self.buffer = np.zeros((self.parts, 3), np.float32)
+
+    def observe(self, agent):
+        mine = self.buffer["ab".index(agent) % self.parts]
+        mine[:] = super().observe(agent)
+        return mine
+
+
+class OneBufferInside(OneBuffer):
+    def __init__(self, render_mode=None):
+        super().__init__(render_mode)
+        self.observation_spaces = {a: spaces.Dict({"x": BOX, "n": spaces.Discrete(2)}) for a in self.possible_agents}
+
+    def observe(self, agent):
+        return {"x": super().observe(agent), "n": 1}
+
+
+class TwoParts(OneBuffer):
+    parts = 2
+
+
+class SeesTheSame(Sound):
+    def observe(self, agent):
+        self.shared = super().observe(agent) if agent == "a" else self.shared
+        return self.shared
+
+
+def test_an_array_that_is_filled_for_one_agent_after_another_is_an_error():
+    finding = found(OneBuffer, "observation-shared", "error")
+    assert "Agents 'a' and 'b' were given one and the same array as observation, and" in finding.what
+    assert (finding.agent, finding.episode, finding.step) == ("a", 0, 1)
+    assert "as observation['x']," in found(OneBufferInside, "observation-shared", "error").what
+    assert "observation-shared" not in kinds(check_env(TwoParts, **SMALL))
+
+
+def test_agents_that_see_the_same_may_get_the_same_array():
+    finding = found(SeesTheSame, "observation-shared", "note")
+    assert "so they see the same" in finding.what
+    assert check_env(SeesTheSame, **SMALL).ok
 
 
 # Rewards and infos.

@@ -24,7 +24,7 @@ from marl_connectors.environments.worker_vector_env import make_vector_env
 from marl_connectors.errors import ConfigError, EnvError
 from marl_connectors.seeding import derived_seed
 
-WAYS = ("raise", "shape", "text", "nan", "reward", "none", "missing", "reset")
+WAYS = ("raise", "shape", "text", "nan", "reward", "none", "four", "no rewards", "exit", "missing", "reset")
 LOG = "marl_connectors.env_runners.stepper"
 
 
@@ -69,7 +69,11 @@ def assert_all_steps_are_accounted_for(runner, samples, **expected):
     [
         ("raise", r"step\(.*\) raised ValueError: the environment broke"),
         ("reset", r"reset\(seed=\d+\) raised RuntimeError: no reset today"),
-        ("none", r"step\(.*\) raised TypeError: cannot unpack"),
+        ("exit", r"step\(.*\) raised SystemExit: 3"),
+        ("none", r"step\(\) gave None. Return 5: observations, rewards, terminations, truncations and infos"),
+        ("four", r"step\(\) gave 4 values. Return 5"),
+        ("no observations", r"the observations are None, not a dict. Return a dict with the observation of each agent"),
+        ("no rewards", r"the rewards are None, not a dict"),
         ("missing", r"no observation for the live agents"),
     ],
 )

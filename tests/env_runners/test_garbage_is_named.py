@@ -13,6 +13,8 @@ from gymnasium import spaces
 from pettingzoo import AECEnv, ParallelEnv
 from scripted_envs import small_config
 
+from marl_connectors.environments.env_copy import EnvCopy
+from marl_connectors.environments.env_failures import GarbageCheck
 from marl_connectors.errors import EnvError
 from marl_connectors.seeding import derived_seed
 
@@ -43,7 +45,7 @@ class Garbage(ParallelEnv):
         self._kind, self._at, self._num_episodes = kind, at, 0
 
     def observation_space(self, agent):
-        return spaces.Box(-1e6, 1e6, (2,), np.float32)
+        return spaces.Box(-np.inf, np.inf, (2,), np.float32)
 
     def action_space(self, agent):
         return spaces.Discrete(2)
@@ -73,6 +75,8 @@ class Garbage(ParallelEnv):
                     infos = 3
                 case "nan":
                     observations["b"] = NAN
+                case "infinity":
+                    observations["b"] = np.float32([0, -np.inf])
                 case "text":
                     observations["b"] = TEXTS
                 case "flag" | "number":
@@ -82,16 +86,23 @@ class Garbage(ParallelEnv):
         return observations, rewards, terminations, truncations, infos
 
 
-def runner_of(env, *, workers=0, num_envs=2, restart=False):
-    config = small_config(env, disable_env_checking=True).multi_agent(policies="shared")
+def runner_of(env, *, workers=0, num_envs=2, restart=False, check=False):
+    config = small_config(env, disable_env_checking=not check).multi_agent(policies="shared")
     config.env_runners(num_envs_per_env_runner=num_envs, num_env_workers=workers)
     config.fault_tolerance(restart_failed_sub_environments=restart)
     return config.build_algo().env_runner
 
 
+@pytest.mark.parametrize("check", [False, True])
+def test_infinity_is_no_observation_even_if_its_space_has_no_bounds(check):
+    runner = runner_of(partial(Garbage, "infinity", 3), check=check)
+    with pytest.raises(EnvError, match="copy 0, episode 1, agent 'b', env step 3: the observation contains infinity"):
+        runner.sample(num_timesteps=40)
+
+
 @pytest.mark.parametrize(("at", "workers"), [(0, 0), (2, 0), (5, 0), (0, 2), (2, 2)])
-@pytest.mark.parametrize("kind", ["info", "infos"])
-def test_infos_that_are_no_dicts_cost_an_episode(kind, at, workers):
+@pytest.mark.parametrize("kind", ["info", "infos", "infinity"])
+def test_garbage_costs_an_episode(kind, at, workers):
     runner = runner_of(partial(Garbage, kind, at), workers=workers, restart=True)
     episodes = runner.sample(num_timesteps=60)
     # a new environment counts its episodes anew: each of them fails in its second
@@ -101,7 +112,9 @@ def test_infos_that_are_no_dicts_cost_an_episode(kind, at, workers):
 
 
 @pytest.mark.parametrize("at", [2, 5])
-@pytest.mark.parametrize("kind", ["info", "infos", "nan", "text", "flag", "number", "reward", "text reward"])
+@pytest.mark.parametrize(
+    "kind", ["info", "infos", "nan", "infinity", "text", "flag", "number", "reward", "text reward"]
+)
 def test_what_is_wrong_is_named_with_copy_episode_step_agent_and_seed(kind, at):
     runner = runner_of(partial(Garbage, kind, at))
     with pytest.raises(EnvError) as caught:
@@ -237,3 +250,83 @@ def test_single_agents_too():
         EnvError, match=r"copy 0, episode 0, agent '\w+', env step 3: the observation contains NaN.*seed"
     ):
         runner.sample(num_timesteps=40)
+
+
+class OldGym(Alone):
+    """Of the days when there was one flag."""
+
+    def step(self, action):
+        observation, reward, terminated, _, info = super().step(action)
+        return observation, reward, terminated, info
+
+
+class OlderGym(Alone):
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed)[0]
+
+
+@pytest.mark.parametrize("check", [False, True])
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        (OldGym, r"step\(\) gave 4 values\. Return 5: observations, rewards, terminations, truncations and infos\."),
+        (OlderGym, r"reset\(\) gave array\(\[0\.\], dtype=float32\)\. Return 2: observations and infos\."),
+    ],
+)
+def test_what_is_not_gymnasiums_is_told(env, words, check):
+    config = small_config(env, disable_env_checking=not check)
+    with pytest.raises(EnvError, match=words):
+        config.build_algo().env_runner.sample(num_timesteps=4)
+
+
+class Ghost(Leaving):
+    """The agent that comes has no space."""
+
+    possible_agents = ["culprit", "z"]
+
+    def observation_space(self, agent):
+        return dict.fromkeys(self.possible_agents, super().observation_space(agent))[agent]
+
+    def step(self, actions):
+        observations, rewards, *rest = super().step(actions)
+        return observations, dict.fromkeys(rewards, 0.0), *rest
+
+
+def test_an_agent_without_a_space_is_named_where_environments_are_replaced():
+    config = small_config(Ghost, disable_env_checking=True).multi_agent(policies="shared")
+    config.fault_tolerance(restart_failed_sub_environments=True, num_consecutive_env_failures_tolerance=1)
+    runner = config.build_algo().env_runner
+    with pytest.raises(
+        EnvError,
+        match=r"episode 1, step 5, agent 'innocent': the observation has no space: observation_space\('innocent'\) "
+        r"raised KeyError: 'innocent'\..* seed is \d+",
+    ):
+        runner.sample(num_timesteps=20)
+
+
+class LeavesWithoutFlag(Turns):
+    def step(self, action):
+        super().step(action)
+        if self._turn == 3:
+            self.agents = ["b"]
+
+
+def test_a_turn_is_counted_once():
+    with pytest.raises(EnvError, match="agent 'a' left") as caught:
+        runner_of(LeavesWithoutFlag).sample(num_timesteps=40)
+    assert re.findall(r"step \d+", str(caught.value)) == ["step 2"], caught.value
+
+
+def test_what_is_known_of_agents_that_never_come_again_is_forgotten():
+    check, copy = GarbageCheck(None), EnvCopy(Leaving(), 0)
+    copy.agents = ["z"]
+    names = [f"agent_{number}" for number in range(5000)]
+    for name in names:
+        check.check(copy, [name, "z"], dict.fromkeys([name, "z"], np.zeros(1, np.float32)), {})
+    assert len(copy.expected) <= 1000
+    copy.agents = names
+    for _ in range(2):
+        check.check(copy, names, dict.fromkeys(names, np.zeros(1, np.float32)), {})
+    assert len(copy.expected) >= len(names)  # all that are there: none is asked for twice
+    copy.use(Leaving())
+    assert not copy.expected

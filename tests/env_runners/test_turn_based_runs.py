@@ -309,9 +309,7 @@ def raised_by(beats, steps, **settings):
 
 def test_what_breaks_the_rules_is_named_with_copy_episode_step_and_seed():
     message = raised_by([Beat("a"), Beat("b"), Beat("c")], 2)
-    assert re.match(
-        r"environment copy 0, episode 0, step 1 \(seed \d+\): RecordedTurns<scripted>, step 2: env\.agent_sel", message
-    )
+    assert re.match(r"environment copy 0, episode 0, step 1 \(seed \d+\): env\.agent_sel", message)
     message = raised_by([Beat("a"), Beat("b"), Beat("a", removes="b")], 2)
     assert re.match(r"environment copy 0, episode 0, step 1 \(seed \d+\): .*agent 'b' left env\.agents", message)
     message = raised_by([Beat("a"), Beat("b")], 1, blind="b")

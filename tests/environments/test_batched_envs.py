@@ -33,6 +33,7 @@ from marl_connectors import (
     check_env,
 )
 from marl_connectors.episodes.storage import T
+from marl_connectors.seeding import derived_seed
 from marl_connectors.trees import leaves
 from marl_envs import spread_v0
 
@@ -411,6 +412,10 @@ WRONG = {
         {"step": lambda o, r, te, tr, i: (o, r, te, tr[:, :1], i)},
         r"truncations have shape \(2, 1\)",
     ),
+    "flags between": (
+        {"step": lambda o, r, te, tr, i: (o, r, te * 1.0, tr * 1.0 + 0.25, i)},
+        r"truncations of step\(\) contain 0.25, expected True or False",
+    ),
     "Gymnasium's four": ({"step": lambda o, r, te, tr, i: (o, r, te, i)}, "step.. gave 4 values, expected a tuple of"),
     "infos by agent": (
         {"step": lambda o, r, te, tr, i: (o, r, te, tr, [{}])},
@@ -441,7 +446,9 @@ def test_what_the_environment_raises_is_told(name):
         raise ZeroDivisionError("the world has no ground")
 
     config = configured(broken(**{name: fails}), copies=2).environment(disable_env_checking=True)
-    with pytest.raises(EnvError, match=rf"{name}\(\) raised ZeroDivisionError: the world has no ground"):
+    seed = derived_seed(config.seed, "env", 0, 0)
+    where = rf"That was at environment copy 0, episode 0, step 0, whose seed is {seed}; the run's seed is {config.seed}"
+    with pytest.raises(EnvError, match=rf"{name}\(\) raised ZeroDivisionError: the world has no ground. {where}"):
         config.build_algo().env_runner.sample(num_timesteps=4)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing.forkserver
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -127,6 +128,14 @@ class FailingEnv(LifeEnv):
                 rewards = dict.fromkeys(rewards, np.nan)
             case "none":
                 return None
+            case "four":
+                return obs, rewards, terminations, truncations
+            case "no observations":
+                obs = None
+            case "no rewards":
+                rewards = None
+            case "exit":
+                sys.exit(3)
             case "missing":
                 obs = {}
             case "hang":

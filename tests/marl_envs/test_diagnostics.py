@@ -14,6 +14,7 @@ from marl_connectors import ActionMasking, Columns, PPOConfig, RLModuleSpec
 from marl_connectors.connectors.common.add_states_from_episodes_to_batch import AddStatesFromEpisodesToBatch
 from marl_connectors.connectors.learner.general_advantage_estimation import GeneralAdvantageEstimation
 from marl_connectors.connectors.module_to_env.normalize_and_clip_actions import NormalizeAndClipActions
+from marl_connectors.environments.vector_env import VectorEnv
 from marl_connectors.trees import tree_map
 from marl_envs import first_step_v0, masked_v0, match_v0, recall_v0, stay_v0
 
@@ -73,11 +74,11 @@ def mean_return(algo, num_episodes=100):
     return mean
 
 
-# Agents that get each other's actions.
+# Agents that get each other's actions, and rewards that come a step late.
 
 
 def play_match():
-    return mean_return(trained("marl_envs.match_v0", {"n_agents": 2, "n_actions": 3}, updates=10))
+    return mean_return(trained("marl_envs.match_v0", {"n_agents": 2, "n_actions": 3}, updates=10, gamma=0.0))
 
 
 def swap_actions(monkeypatch):
@@ -90,10 +91,25 @@ def swap_actions(monkeypatch):
     monkeypatch.setattr(NormalizeAndClipActions, "on_columns", swapped)
 
 
-def test_matching_is_learned_unless_actions_are_swapped(monkeypatch):
+def pay_late(monkeypatch):
+    step, late = VectorEnv.step, {}
+
+    def paying_late(vector_env, actions):
+        told = step(vector_env, actions)
+        told.rewards[:], late[vector_env] = late.get(vector_env, told.rewards), list(told.rewards)
+        return told
+
+    monkeypatch.setattr(VectorEnv, "step", paying_late)
+
+
+def test_matching_is_learned():
+    assert play_match() > 0.9 * match_v0.parallel_env(n_agents=2, n_actions=3).optimal_return
+
+
+@pytest.mark.parametrize("spoil", [swap_actions, pay_late])
+def test_matching_is_not_learned_with_actions_swapped_or_rewards_a_step_late(monkeypatch, spoil):
     env = match_v0.parallel_env(n_agents=2, n_actions=3)
-    assert play_match() > 0.9 * env.optimal_return
-    swap_actions(monkeypatch)
+    spoil(monkeypatch)
     assert play_match() < env.random_return + 0.1 * env.optimal_return
 
 
@@ -167,26 +183,36 @@ def test_first_steps_are_known_unless_states_leak(monkeypatch):
 
 
 def play_recall():
-    settings = {"delay": 1, "n_trials": 1}
-    return mean_return(trained("marl_envs.recall_v0", settings, updates=10, module=GRUModule))
+    return mean_return(trained("marl_envs.recall_v0", updates=14, module=GRUModule))
 
 
-def swap_states(monkeypatch):
+def swap_states(monkeypatch, swap):
     states_before = AddStatesFromEpisodesToBatch._states
 
     def swapped(piece, *args):
         states = states_before(piece, *args)
-        if piece.learns:
-            return states
-        return tree_map(lambda leaf: np.roll(leaf, 1, axis=0), states)
+        return states if piece.learns else tree_map(swap, states)
 
     monkeypatch.setattr(AddStatesFromEpisodesToBatch, "_states", swapped)
 
 
-def test_cues_are_recalled_unless_states_are_swapped(monkeypatch):
-    env = recall_v0.parallel_env(delay=1, n_trials=1)
-    assert play_recall() > 0.8 * env.optimal_return
-    swap_states(monkeypatch)
+def between_agents(leaf):
+    """Each gets the state of the other agent of its copy: swapped twice, it has its own again."""
+    return np.asarray(leaf).reshape(-1, 2, *leaf.shape[1:])[:, ::-1].reshape(leaf.shape)
+
+
+def between_copies(leaf):
+    return np.roll(leaf, 2, axis=0)
+
+
+def test_cues_are_recalled():
+    assert play_recall() > 0.8 * recall_v0.parallel_env().optimal_return
+
+
+@pytest.mark.parametrize("swap", [between_agents, between_copies])
+def test_cues_are_not_recalled_where_states_are_swapped(monkeypatch, swap):
+    env = recall_v0.parallel_env()
+    swap_states(monkeypatch, swap)
     assert play_recall() < env.memoryless_return + 0.2 * env.optimal_return
 
 

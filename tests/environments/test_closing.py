@@ -1,0 +1,48 @@
+"""Closing goes on where an environment's close() raises."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+
+import pytest
+from failing_envs import start_workers_fast
+from scripted_envs import LifeEnv, small_config
+
+from marl_connectors.environments.vector_env import VectorEnv
+
+
+class ClosesBadly(LifeEnv):
+    """Takes note of each call of close() in a file, and raises."""
+
+    def __init__(self, *, path, error=RuntimeError, **settings):
+        super().__init__(**settings)
+        self._path, self._error = path, error
+
+    def close(self):
+        with open(self._path, "a") as file:
+            file.write("closed\n")
+        raise self._error("it is stuck")
+
+
+@pytest.mark.parametrize("error", [RuntimeError, SystemExit])
+def test_the_other_copies_are_closed_too(tmp_path, caplog, error):
+    path = tmp_path / "closed"
+    with caplog.at_level(logging.WARNING, "marl_connectors"):
+        VectorEnv([ClosesBadly(path=path, error=error) for _ in range(3)], seed=0).close()
+    assert path.read_text().split() == ["closed"] * 3
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages == [f"environment copy {i}: close() raised {error.__name__}: it is stuck." for i in range(3)]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_run_is_stopped_all_the_same(tmp_path, workers):
+    start_workers_fast()
+    path = tmp_path / "closed"
+    config = small_config(partial(ClosesBadly, path=path), disable_env_checking=True)
+    config.multi_agent(policies="shared").env_runners(num_envs_per_env_runner=2, num_env_workers=workers)
+    algo = config.build_algo()
+    algo.env_runner.sample(num_timesteps=4)
+    already = len(path.read_text().split()) if path.exists() else 0
+    algo.stop()
+    assert len(path.read_text().split()) == already + 2 + 1  # the copies, and the one that was asked for its spaces
