@@ -27,10 +27,19 @@ class Plain(RLModule, ValueFunctionAPI):
         return self.vf(self.encoder(batch["obs"]).tanh()).squeeze(-1)
 
 
-def build(*, module_class=DefaultPPORLModule, learner_class=PPOLearner, stack=True, overrides=None, **training):
+def build(
+    *,
+    module_class=DefaultPPORLModule,
+    learner_class=PPOLearner,
+    stack=True,
+    overrides=None,
+    model_config=None,
+    **training,
+):
     config = small_config(match_v0.parallel_env, env_config={"n_agents": 3, "n_actions": 3, "ep_len": 5})
     config.multi_agent(policies="independent")
-    model_config = {"fcnet_hiddens": (4,)} if module_class is DefaultPPORLModule else {}
+    if model_config is None:
+        model_config = {"fcnet_hiddens": (4,)} if module_class is DefaultPPORLModule else {}
     spec = RLModuleSpec(module_class, model_config=model_config)
     config.rl_module(rl_module_spec=spec, algorithm_config_overrides_per_module=overrides or {})
     config.env_runners(num_envs_per_env_runner=4, rollout_fragment_length=10)

@@ -295,3 +295,24 @@ def test_what_is_frozen_or_thawed_before_an_update_is_so_in_it(stack):
     assert step_counts(algo, "agent_1")["pi.layers.0.weight"] == 2 * STEPS
     assert step_counts(algo, "agent_1")["vf.layers.0.weight"] == 2 * STEPS
     assert step_counts(algo, "agent_1")["encoder.layers.0.weight"] == 4 * STEPS
+
+
+# What nothing was changed in.
+
+
+@pytest.mark.parametrize(
+    "model_config", [{}, {"vf_share_layers": False}, {"use_lstm": True, "max_seq_len": 4}], ids=str
+)
+def test_an_ordinary_run_makes_its_buckets_once(model_config):
+    algo = build(model_config={"fcnet_hiddens": (4,), **model_config})
+    buckets = algo.rl_module.buckets
+    assert [bucket.module_ids for bucket in buckets] == [("agent_0", "agent_1", "agent_2")]
+    arranged = algo.learner.optimizers._default._stretches
+    for _ in range(2):
+        algo.train()
+        algo.evaluate(num_episodes=1)
+        algo.rl_module["agent_1"].set_state(algo.rl_module["agent_0"].get_state())
+        algo.learner.get_state()
+    assert algo.rl_module.buckets is buckets
+    assert algo.learner.optimizers._default._stretches is arranged
+    assert [len(stretches) for stretches in arranged.values()] == [1, 1, 1]
