@@ -21,6 +21,7 @@ from marl_connectors.learner.finite_check import FiniteCheck, not_finite_error
 from marl_connectors.learner.gradient_clipping import clip_gradients
 from marl_connectors.learner.minibatches import MiniBatch
 from marl_connectors.learner.optimizers import Optimizers
+from marl_connectors.learner.own_losses import loss_function
 from marl_connectors.learner.steps import Step, Steps, reads_batches
 from marl_connectors.learner.train_groups import groups_of_episodes
 from marl_connectors.metrics import MetricsLogger
@@ -311,7 +312,7 @@ class Learner(ABC):
         if others:
             return self.compute_loss_for_stacked_modules(module_ids=module_ids, module=module, **given)
         config = self.config.get_config_for_module(module_id)
-        return self.compute_loss_for_module(module_id=module_id, config=config, **given)
+        return loss_function(self, module_id)(module_id=module_id, config=config, **given)
 
     def _joint_loss(self, minibatches: Sequence[MiniBatch]) -> Tensor:
         """The sum of the losses of modules that have something in common, after one forward pass of all."""
