@@ -145,8 +145,7 @@ class DoubleBufferedStepper(Stepper):
         began = perf_counter()
         step = env.finish_step(number)
         self.times.env_step += perf_counter() - began
-        if env.failures:
-            self._note_failures(env.take_failures())
+        self._note_failures()
         return step
 
     def _write_down(self, number: int, step: VectorStep) -> None:

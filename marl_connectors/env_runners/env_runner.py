@@ -245,10 +245,11 @@ class EnvRunner(DoubleBufferedStepper):
             env_index=env_index,
         )
 
-    def _note_failures(self, failures: list[EnvFailure]) -> None:
-        super()._note_failures(failures)
+    def _note_failures(self) -> list[EnvFailure]:
+        failures = super()._note_failures()
         for index in dict.fromkeys(failure.index for failure in failures):
             self._tell_of_environment(index)
+        return failures
 
     def take_finished(self) -> list[Tally]:
         """Returns and lengths of the episodes that ended since the last call."""

@@ -158,7 +158,7 @@ class Stepper:
         """Writes down what the modules put out; the actions, group by group."""
         actions: Any = []
         for (group, _), columns in zip(live, batch.groups, strict=True):
-            group.rollout.record(group.positions, columns)
+            columns.record_in(group.rollout, group.positions)
             if self.vector_env.is_batched:
                 actions.append(env_action_array(columns))
             else:
@@ -177,8 +177,7 @@ class Stepper:
 
     def _take_in(self, step: VectorStep) -> None:
         """Writes down what a step of all copies led to, and prepares the next one."""
-        if self.vector_env.failures:
-            self._note_failures(self.vector_env.take_failures())
+        self._note_failures()
         for group, pick in self._live:
             self._credit(group, step.rewards if pick is None else pick(step.rewards), step)
             group.advance()
@@ -198,8 +197,7 @@ class Stepper:
         began = perf_counter()
         turns = self.vector_env.take_turns(actions)
         self.times.env_step += perf_counter() - began
-        if self.vector_env.failures:
-            self._note_failures(self.vector_env.take_failures())
+        self._note_failures()
         episodes.follow_turns(turns)
         if self._pieces_write_episodes and episodes.ended_agents:
             self._run_env_to_module(episodes.ended_rows(), episodes.ended)
@@ -209,11 +207,13 @@ class Stepper:
         self._arrange()
         self._make_batch()
 
-    def _note_failures(self, failures: list[EnvFailure]) -> None:
+    def _note_failures(self) -> list[EnvFailure]:
         """Tells the log of copies that go on with another episode, and counts."""
+        failures = self.vector_env.take_failures()
         for failure in failures:
             _LOG.warning("%s The copy goes on with another episode.", failure.message)
         self._episodes.lost.num_env_failures += len(failures)
+        return failures
 
     def _choose(self, prepared: PreparedActions, live: _Live, explore: bool, half: Half | None = None) -> ColumnBatch:
         """What the module-to-env pipeline makes of the modules' outputs, by the short way if that is open."""
@@ -280,8 +280,7 @@ class Stepper:
         began = perf_counter()
         self.vector_env.reset_over(step)
         self.times.env_reset += perf_counter() - began
-        if self.vector_env.failures:
-            self._note_failures(self.vector_env.take_failures())
+        self._note_failures()
 
     def _observe(self, items: Any, live: _Live) -> None:
         states = self.vector_env.states()
@@ -353,8 +352,7 @@ class Stepper:
         began = perf_counter()
         items = self._episodes.reset()
         self.times.env_reset += perf_counter() - began
-        if self.vector_env.failures:
-            self._note_failures(self.vector_env.take_failures())
+        self._note_failures()
         self._arrange()
         self._observe(items, self._live)
         if self._episodes.told is not None:
@@ -398,3 +396,5 @@ class Stepper:
                 inputs = torch.from_numpy(rollout.columns[Columns.ACTION_DIST_INPUTS][new])
                 actions = tree_map(lambda leaf: torch.from_numpy(leaf[new]), rollout.columns[Columns.ACTIONS])  # noqa: B023
                 rollout.record(new, {Columns.ACTION_LOGP: dist_cls.from_logits(inputs).logp(actions).numpy()})
+                if Columns.ACTION_DIST_INPUTS in rollout.given:  # others have put out actions themselves
+                    rollout.given[Columns.ACTION_LOGP] = rollout.given[Columns.ACTION_DIST_INPUTS].copy()

@@ -14,6 +14,7 @@ from torch import nn
 
 from marl_connectors.columns import Columns
 from marl_connectors.errors import ModuleError
+from marl_connectors.rl_module.apis import InferenceOnlyAPI
 from marl_connectors.rl_module.distributions import Distribution, default_distribution, without_forbidden
 from marl_connectors.rl_module.module_calls import called_for_columns
 from marl_connectors.typing import DEFAULT_MODULE_ID, ModuleID
@@ -57,6 +58,7 @@ class RLModule(nn.Module):
     """Whether ``_forward`` sees to ``Columns.ACTION_MASK`` itself. True leaves its ``action_dist_inputs`` as they are;
     the mask is kept for training all the same."""
 
+    _notes_given: dict[ModuleID, Mapping[str, Any]] | None = None
     _known_dist_cls: tuple[Space, type[Distribution]] | None = None
     _remembered = frozenset({"known_as", "_known_dist_cls"})
     """Attributes in which modules of one architecture may differ."""
@@ -79,6 +81,8 @@ class RLModule(nn.Module):
         self.model_config = {} if model_config is None else model_config
         self.catalog_class = catalog_class
         self.setup()
+        if inference_only and isinstance(self, InferenceOnlyAPI):
+            _take_out(self, self.get_non_inference_attributes())
         self.eval()
 
     def setup(self) -> None:
@@ -156,6 +160,8 @@ class RLModule(nn.Module):
 
     def forward_train(self, batch: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Columns for computing a loss."""
+        if self._notes_given is not None and self.known_as is not None:
+            self._notes_given[self.known_as] = batch
         outputs = called_for_columns(self, self._forward_train, batch, kwargs)
         return _masked(self, batch, outputs) if Columns.ACTION_MASK in batch else outputs
 
@@ -192,6 +198,17 @@ class RLModule(nn.Module):
         return self
 
 
+def _take_out(module: nn.Module, paths: Sequence[str]) -> None:
+    """Deletes layers and parameters, as far as they are there."""
+    for path in paths:
+        *outer, name = path.split(".")
+        owner: Any = module
+        for part in outer:
+            owner = getattr(owner, part, None)
+        if isinstance(getattr(owner, name, None), (nn.Module, torch.Tensor)):
+            delattr(owner, name)
+
+
 def _no_gradients() -> AbstractContextManager[Any]:
     """``torch.no_grad()``, or nothing where a MultiRLModule has seen to that already. A hot path."""
     return torch.no_grad() if torch.is_grad_enabled() else _NOTHING
@@ -222,8 +239,8 @@ class RLModuleSpec:
         module_class: The RLModule subclass.
         observation_space: Of what the module sees.
         action_space: Of its agents.
-        inference_only: Leave out what only training needs.
-        learner_only: Do not build the module where agents act.
+        inference_only: Leave out what only training needs (``InferenceOnlyAPI``).
+        learner_only: No agent acts by the module, and ``load_policy`` does without it.
         model_config: Settings for the module.
         catalog_class: Handed to the module as it is.
         load_state_path: A folder that ``checkpoints.save_state(path, module.get_state())`` wrote, to start from.
