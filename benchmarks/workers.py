@@ -1,7 +1,8 @@
 """How much faster environments are sampled when worker processes step them, by wall-clock time.
 
-The numbers of workers take turns of a fraction of a second, and each round gives one ratio. Other processes on the
-cores spoil it, as all that workers gain is cores that would idle: rounds without others are counted apart.
+The numbers of workers, without and with double buffering, take turns of a fraction of a second, and each round gives
+one ratio. Other processes on the cores spoil it, as all that workers gain is cores that would idle: rounds without
+others are counted apart.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-    os.environ.setdefault(_name, "1")
+    os.environ.setdefault(_name, "1")  # threads that wait for work take the cores from the workers
 
 import torch
 
@@ -28,6 +29,8 @@ ENVS = {
 }
 """Name, settings, and vector steps of one turn with 16 copies."""
 CORES = len(os.sched_getaffinity(0))
+Way = tuple[int, bool]
+"""How many workers, and whether with double buffering."""
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -40,12 +43,13 @@ class Turn:
     others: float
 
 
-def build(name: str, copies: int, workers: int):
-    """The runner of PPO with networks of 64 x 64."""
+def build(name: str, copies: int, hiddens: int, workers: int, double_buffering: bool):
+    """The runner of PPO with two hidden layers."""
     env, env_config, _ = ENVS[name]
     config = PPOConfig().environment(env, env_config=env_config).multi_agent(policies="shared")
-    config.env_runners(num_envs_per_env_runner=copies, num_env_workers=workers, rollout_fragment_length=64)
-    config.learners(num_gpus_per_learner=0).rl_module(model_config={"fcnet_hiddens": [64, 64]})
+    config.env_runners(num_envs_per_env_runner=copies, num_env_workers=workers, double_buffering=double_buffering)
+    config.env_runners(rollout_fragment_length=64).learners(num_gpus_per_learner=0)
+    config.rl_module(model_config={"fcnet_hiddens": [hiddens, hiddens]})
     return config.debugging(seed=0).build_algo().env_runner
 
 
@@ -80,31 +84,33 @@ def wait_for_quiet(patience_s: float) -> None:
 
 
 def measure(name: str, copies: int, args: argparse.Namespace) -> None:
-    """Prints a table row for each number of workers."""
-    runners = {workers: build(name, copies, workers) for workers in args.workers}
+    """Prints a table row for each number of workers, without and with double buffering."""
+    ways = [(workers, on) for workers in args.workers for on in ((False, True) if workers > 1 else (False,))]
+    runners = {way: build(name, copies, args.hiddens, *way) for way in ways}
     pids = [os.getpid()]
     for runner in runners.values():
         pids += [worker.pid for worker in getattr(runner.vector_env, "workers", [])]
     steps = max(1, round(ENVS[name][2] * 16 / copies))
-    rounds: list[dict[int, Turn]] = []
+    rounds: list[dict[Way, Turn]] = []
     for _ in range(args.rounds + 1):
         wait_for_quiet(args.patience)
-        rounds.append({workers: take_turn(runner, copies * steps, pids) for workers, runner in runners.items()})
+        rounds.append({way: take_turn(runner, copies * steps, pids) for way, runner in runners.items()})
     del rounds[0]
     quiet = [turns for turns in rounds if all(turn.others < 0.05 * CORES for turn in turns.values())]
-    for workers, runner in runners.items():
+    for way, runner in runners.items():
         runner.close()
-        milliseconds = 1e3 * statistics.median(turns[workers].seconds for turns in rounds) / steps
-        cores = statistics.median(turns[workers].own for turns in rounds)
-        cells = [name, copies, workers, f"{milliseconds:.2f}", f"{cores:.2f}", *_ratios(rounds, workers, args)]
-        print("| " + " | ".join(map(str, [*cells, *_ratios(quiet, workers, args)])) + " |", flush=True)
+        milliseconds = 1e3 * statistics.median(turns[way].seconds for turns in rounds) / steps
+        cores = statistics.median(turns[way].own for turns in rounds)
+        workers = f"{way[0]}, double buffering" if way[1] else way[0]
+        cells = [name, copies, workers, f"{milliseconds:.2f}", f"{cores:.2f}", *_ratios(rounds, way, ways[0])]
+        print("| " + " | ".join(map(str, [*cells, *_ratios(quiet, way, ways[0])])) + " |", flush=True)
 
 
-def _ratios(rounds: list[dict[int, Turn]], workers: int, args: argparse.Namespace) -> list[str]:
+def _ratios(rounds: list[dict[Way, Turn]], way: Way, first: Way) -> list[str]:
     """How many rounds there were, and the middle and the ends of how much faster they were."""
     if not rounds:
         return ["0", ""]
-    ratios = sorted(turns[args.workers[0]].seconds / turns[workers].seconds for turns in rounds)
+    ratios = sorted(turns[first].seconds / turns[way].seconds for turns in rounds)
     return [str(len(ratios)), f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"]
 
 
@@ -116,6 +122,7 @@ def main() -> None:
     parser.add_argument("--envs", nargs="+", choices=sorted(ENVS), default=["spread", "pursuit"])
     parser.add_argument("--copies", nargs="+", type=int, default=[8, 16])
     parser.add_argument("--workers", nargs="+", type=int, default=[0, 2], help="ratios are to the first")
+    parser.add_argument("--hiddens", type=int, default=64, help="size of both hidden layers")
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--patience", type=float, default=2.0, help="seconds to wait for idle cores before each round")
     args = parser.parse_args()

@@ -15,15 +15,16 @@ from marl_connectors.trees import tree_map
 from marl_connectors.typing import ModuleID
 
 if TYPE_CHECKING:
-    from marl_connectors.env_runners.lanes import LaneGroup
+    from marl_connectors.env_runners.halves import HalfGroup
+    from marl_connectors.env_runners.lanes import Lane, LaneGroup
 
 
 class LiveRows(Rows):
-    """The newest rows of a group's lanes: the same object all the time, while they move on."""
+    """The newest rows of a group's lanes, or of some: the same object all the time, while they move on."""
 
     __slots__ = ("group",)
 
-    def __init__(self, group: LaneGroup, *, module_ids: tuple[ModuleID, ...], splits: tuple[int, ...]):
+    def __init__(self, group: LaneGroup | HalfGroup, *, module_ids: tuple[ModuleID, ...], splits: tuple[int, ...]):
         self.group = group
         super().__init__(
             (),
@@ -81,3 +82,23 @@ def picker(order: Sequence[int], length: int) -> Callable[[Any], Any] | None:
         return pick_items(items) if type(items) is list else tree_map(lambda leaf: leaf[index], items)
 
     return pick
+
+
+def orders(
+    by_copy: Sequence[Lane], acting: Sequence[Sequence[Lane]]
+) -> tuple[list[Callable[[Any], Any] | None], Callable[[Any], Any] | None]:
+    """How to get from the order of the copies and their agents to that of rows, and back.
+
+    Args:
+        by_copy: Lanes in the order of the copies.
+        acting: The same lanes by group, in the order of the group's rows.
+
+    Returns:
+        For each group, what picks its items from those of ``by_copy``; and what picks the items of ``by_copy`` from
+        those of all groups, one after the other. None, where nothing changes.
+    """
+    place = {lane: i for i, lane in enumerate(by_copy)}
+    by_row = [lane for own in acting for lane in own]
+    position = {lane: i for i, lane in enumerate(by_row)}
+    picks = [picker([place[lane] for lane in own], len(by_copy)) for own in acting]
+    return picks, picker([position[lane] for lane in by_copy], len(by_copy))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -27,8 +28,8 @@ from marl_connectors.env_runners.data_checks import (
     check_columns,
     check_forward_batch,
 )
-from marl_connectors.env_runners.lanes import Lane, LaneGroup
-from marl_connectors.env_runners.live_rows import picker
+from marl_connectors.env_runners.halves import Half
+from marl_connectors.env_runners.live_rows import orders
 from marl_connectors.env_runners.prepared_actions import PreparedActions
 from marl_connectors.env_runners.random_actions import random_batch
 from marl_connectors.env_runners.replayable_episodes import ReplayableEpisodes
@@ -49,6 +50,7 @@ _LOG = logging.getLogger(__name__)
 _DUE = ColumnBatch([])
 """Stands for the next forward batch where nobody needs it, unless somebody asks."""
 PolicyMappingFn = Callable[..., ModuleID]
+_Live = list[tuple[Any, Callable[[list], Any] | None]]
 
 
 class Stepper:
@@ -110,12 +112,12 @@ class Stepper:
         self._prepared = PreparedActions()
         self._batch: ColumnBatch | None = None
         self._pick_actions: Callable[[list], Any] | None = None
-        self._live: list[tuple[LaneGroup, Callable[[list], Any] | None]] = []  # groups that act, picking their items
+        self._live: _Live = []  # groups that act, picking their items
         self._check_batch = self._check_actions = True
         self._exploring = explore
         self._is_last_step = False  # of a sample
         self._before_batch: dict[str, Any] | None = None
-        self._deferred_logp: dict[LaneGroup, type[Distribution]] = {}
+        self._deferred_logp: dict[int, type[Distribution]] = {}
         self._look_at_pieces()
 
     def _look_at_pieces(self) -> None:
@@ -129,35 +131,52 @@ class Stepper:
 
     def _take_step(self, explore: bool, at_random: bool) -> None:
         """A hot path: everything here is per vector step and group, nothing is per agent."""
+        chosen = self._choose_actions(explore, at_random)
+        if self._turn_based:
+            self._take_turns(list(chosen))
+            return
+        acted = perf_counter()
+        step = self.vector_env.step(chosen)
+        self.times.env_step += perf_counter() - acted
+        self._take_in(step)
+
+    def _choose_actions(self, explore: bool, at_random: bool) -> Any:
+        """The actions of all who act next, by copy, which are in the columns and the counts by now."""
         began = perf_counter()
         if at_random:
             groups = [group for group, _ in self._live]
             batch = random_batch(self._seed, self._noise.step, groups, self._waiting_batch())
         else:
-            batch = self._forward(explore, began)
+            batch = self._choose(self._prepared, self._live, explore)
+        actions = self._record(self._live, batch)
+        chosen = actions if self._pick_actions is None else self._pick_actions(actions)
+        self._count_step(len(actions))
+        self.times.module_to_env += perf_counter() - began
+        return chosen
+
+    def _record(self, live: _Live, batch: ColumnBatch) -> Any:
+        """Writes down what the modules put out; the actions, group by group."""
         actions: Any = []
-        for (group, _), columns in zip(self._live, batch.groups, strict=True):
+        for (group, _), columns in zip(live, batch.groups, strict=True):
             group.rollout.record(group.positions, columns)
             if self.vector_env.is_batched:
                 actions.append(env_action_array(columns))
             else:
                 actions += env_actions(columns)
             if columns.action_dist_cls is not None:
-                self._deferred_logp[group] = columns.action_dist_cls
+                self._deferred_logp[group.index] = columns.action_dist_cls
         if self.vector_env.is_batched:
-            actions = actions[0] if len(actions) == 1 else np.concatenate(actions)
-        chosen = actions if self._pick_actions is None else self._pick_actions(actions)
+            return actions[0] if len(actions) == 1 else np.concatenate(actions)
+        return actions
+
+    def _count_step(self, num_actions: int) -> None:
         self._noise.step += 1
-        self.num_env_steps += len(actions) if self.vector_env.has_rests else len(self.vector_env.copies)
-        self.num_agent_steps += len(actions)
+        self.num_env_steps += num_actions if self.vector_env.has_rests else len(self.vector_env.copies)
+        self.num_agent_steps += num_actions
         self._counts.vector_steps += 1
-        acted = perf_counter()
-        self.times.module_to_env += acted - began
-        if self._turn_based:
-            self._take_turns(list(chosen))
-            return
-        step = self.vector_env.step(chosen)
-        self.times.env_step += perf_counter() - acted
+
+    def _take_in(self, step: VectorStep) -> None:
+        """Writes down what a step of all copies led to, and prepares the next one."""
         if self.vector_env.failures:
             self._note_failures(self.vector_env.take_failures())
         for group, pick in self._live:
@@ -165,7 +184,7 @@ class Stepper:
             group.advance()
         if step.transitions:
             self._follow(step)
-        self._observe(step.observations)
+        self._observe(step.observations, self._live)
         for env_index, infos in step.infos:
             self._episodes.lanes.write_infos(env_index, infos)
         if self._episodes.told is not None:
@@ -196,18 +215,32 @@ class Stepper:
             _LOG.warning("%s The copy goes on with another episode.", failure.message)
         self._episodes.lost.num_env_failures += len(failures)
 
-    def _forward(self, explore: bool, began: float) -> ColumnBatch:
-        if self._prepared.is_open:
-            inputs = self._prepared.forward()
+    def _choose(self, prepared: PreparedActions, live: _Live, explore: bool, half: Half | None = None) -> ColumnBatch:
+        """What the module-to-env pipeline makes of the modules' outputs, by the short way if that is open."""
+        began = perf_counter()
+        if prepared.is_open:
+            inputs = prepared.forward()
             self._note_inference(perf_counter() - began)
-            return self._prepared.choose(inputs, self._noise)
-        module, batch = self.rl_module, self._waiting_batch()
+            return prepared.choose(inputs, self._noise)
+        forward, episodes = partial(self._forward, explore=explore), self._episodes.acting()
+        if half is None:
+            actions = self._to_actions(forward(self._waiting_batch()), episodes, explore)
+        else:
+            actions = self._to_actions(half.forward(forward), episodes[half.copies], explore)
+        prepared.try_beside(actions, live, self.rl_module, explore, self._noise)
+        return actions
+
+    def _forward(self, batch: ColumnBatch | None, explore: bool) -> ColumnBatch:
+        began, module = perf_counter(), self.rl_module
         outputs = module.forward_exploration(batch) if explore else module.forward_inference(batch)
         self._note_inference(perf_counter() - began)
+        return outputs
+
+    def _to_actions(self, outputs: ColumnBatch, episodes: list[Any], explore: bool) -> ColumnBatch:
         actions = self.module_to_env.run(
             outputs,
-            rl_module=module,
-            episodes=self._episodes.acting(),
+            rl_module=self.rl_module,
+            episodes=episodes,
             explore=explore,
             shared_data=self._shared_data,
             metrics=self.metrics["module_to_env"],
@@ -215,14 +248,13 @@ class Stepper:
         if self._check_actions:
             check_actions(actions)
             self._check_actions = False
-        self._prepared.try_beside(actions, self._live, module, explore, self._noise)
         return actions
 
     def _note_inference(self, seconds: float) -> None:
         self.times.rlmodule_inference += seconds
         self.times.module_to_env -= seconds  # which is what a step's beginning takes beside it
 
-    def _credit(self, group: LaneGroup, rewards: Any, step: VectorStep) -> None:
+    def _credit(self, group: Any, rewards: Any, step: VectorStep) -> None:
         try:
             values = np.array(rewards)
             if values.dtype.kind not in "fiub":
@@ -251,9 +283,9 @@ class Stepper:
         if self.vector_env.failures:
             self._note_failures(self.vector_env.take_failures())
 
-    def _observe(self, items: Any) -> None:
+    def _observe(self, items: Any, live: _Live) -> None:
         states = self.vector_env.states()
-        for group, pick in self._live:
+        for group, pick in live:
             own = items if pick is None else pick(items)
             rollout = group.rollout
             try:
@@ -281,10 +313,14 @@ class Stepper:
                 pieces, logger = self.env_to_module, self.metrics["env_to_module"]
                 self._before_batch = {"pieces": pieces.get_state(), "metrics": logger.get_state()}
         groups = [ColumnGroup(group.rows) for group, _ in self._live]
-        self._batch = self._run_env_to_module(groups, self._episodes.acting())
+        self._batch = self._checked_batch(groups, self._episodes.acting())
+
+    def _checked_batch(self, groups: list[ColumnGroup], episodes: list[Any]) -> ColumnBatch:
+        batch = self._run_env_to_module(groups, episodes)
         if self._check_batch:
-            check_forward_batch(self._batch, self.rl_module)
+            check_forward_batch(batch, self.rl_module)
             self._check_batch = False
+        return batch
 
     def _set_exploring(self, explore: bool) -> None:
         """For the next steps. Pieces of the user's see the batch that waits anew, as it was made under another flag."""
@@ -320,7 +356,7 @@ class Stepper:
         if self.vector_env.failures:
             self._note_failures(self.vector_env.take_failures())
         self._arrange()
-        self._observe(items)
+        self._observe(items, self._live)
         if self._episodes.told is not None:
             self._episodes.told.started()
         self._make_batch()
@@ -331,24 +367,19 @@ class Stepper:
         self._settle_counts()
         module_order = {module_id: i for i, module_id in enumerate(self.rl_module.keys())}
         by_copy = self._episodes.lanes.acting()
-        place = {lane: i for i, lane in enumerate(by_copy)}
-        by_row: list[Lane] = []
         served = [(group, group.rows.module_ids) for group, _ in self._live]
-        self._live = []
         for group in self._episodes.lanes.groups:
             group.arrange(module_order)
-            if not group.acting:
-                continue
-            by_row += group.acting
-            self._live.append((group, picker([place[lane] for lane in group.acting], len(by_copy))))
+        groups = [group for group in self._episodes.lanes.groups if group.acting]
+        picks, self._pick_actions = orders(by_copy, [group.acting for group in groups])
+        self._live = list(zip(groups, picks, strict=True))
+        for group in groups:
             num_slots = None if self._turn_based else group.num_slots
             places = [(lane.env_index, 0 if self._turn_based else lane.slot) for lane in group.acting]
             self._noise.place(group.index, group.rows, places, num_slots)
         if not self._turn_based or served != [(group, group.rows.module_ids) for group, _ in self._live]:
             self._check_batch = self._check_actions = True
         self._episodes.lanes.set_clocks(self.vector_env.copies)
-        position = {lane: i for i, lane in enumerate(by_row)}
-        self._pick_actions = picker([position[lane] for lane in by_copy], len(by_copy))
 
     def _settle_counts(self) -> None:
         groups = [group for group, _ in self._live]
@@ -360,7 +391,7 @@ class Stepper:
         """Checks what the environments gave and computes what was left to be computed for all steps at once."""
         for group in self._episodes.lanes.groups:
             check_columns(group, self.vector_env, self._episodes.in_rollouts, spaces_too=self._check_spaces)
-            dist_cls = self._deferred_logp.pop(group, None)
+            dist_cls = self._deferred_logp.pop(group.index, None)
             if dist_cls is not None:
                 rollout = group.rollout
                 new = slice(group.lookback * rollout.num_lanes, rollout.num_rows * rollout.num_lanes)
