@@ -56,8 +56,8 @@ def run_layers(x: np.ndarray, layers: Sequence[ArrayLayer]) -> np.ndarray:
     Without stacked layers, what comes of one of several rows depends on nothing but the row and its place within a
     tile, to the last bit; see ``tile_rows``.
     """
-    rows = x.shape[-2]
-    tile = tile_rows() if x.ndim == 2 and rows > 1 and not layers[0].is_stacked else 1
+    rows, is_stacked = x.shape[-2], any(layer.is_stacked for layer in layers[:1])
+    tile = tile_rows() if x.ndim == 2 and rows > 1 and not is_stacked else 1
     if rows > BLOCK:
         size = max(BLOCK // tile, 1) * tile
         starts = range(0, rows, size)
