@@ -207,8 +207,11 @@ def run_worker(channel: Channel, task: WorkerTask) -> None:
     try:
         server = EnvServer(task)
         channel.send(pickle.dumps(server.turn_based))
-        while (message := channel.receive()) != b"":
+        message = channel.receive()
+        _be_killed_with_parent()
+        while message != b"":
             channel.send(server.answer(message))
+            message = channel.receive()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass
     except Exception as error:
@@ -225,6 +228,22 @@ def _end_with_parent() -> None:
     assert parent is not None
     wait([parent.sentinel])
     os._exit(1)  # whatever the environment is doing
+
+
+def _be_killed_with_parent() -> None:
+    """As ``_end_with_parent``, by Linux itself: an environment that keeps Python's lock lets no thread run.
+
+    The pipe that closes with the parent has no data in it once the first message has come. Then all that is signalled
+    of it is its end.
+    """
+    import fcntl  # not there on every platform
+
+    if hasattr(fcntl, "F_SETSIG"):
+        parent = multiprocessing.parent_process()
+        assert parent is not None
+        fcntl.fcntl(parent.sentinel, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(parent.sentinel, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(parent.sentinel, fcntl.F_SETFL, fcntl.fcntl(parent.sentinel, fcntl.F_GETFL) | os.O_ASYNC)
 
 
 class WorkerError(NamedTuple):

@@ -358,8 +358,8 @@ from failing_envs import FailingEnv
 from scripted_envs import LifeEnv, small_config
 
 if __name__ == "__main__":
-    env = FailingEnv if {hangs} else LifeEnv
-    settings = dict(chance=1.0, ways=("hang",)) if {hangs} else {{}}
+    env = FailingEnv if {way!r} else LifeEnv
+    settings = dict(chance=1.0, ways=({way!r},)) if {way!r} else {{}}
     config = small_config(env, env_config=settings, disable_env_checking=True)
     config.multi_agent(policies=["p"], policy_mapping_fn=lambda *a, **k: "p")
     algo = config.env_runners(num_envs_per_env_runner=2, num_env_workers=2).build_algo()
@@ -370,10 +370,13 @@ if __name__ == "__main__":
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-@pytest.mark.parametrize(("ending", "hangs"), [(signal.SIGKILL, True), (signal.SIGINT, False), (signal.SIGTERM, True)])
-def test_no_worker_and_no_shared_memory_outlives_the_run(tmp_path, ending, hangs):
+@pytest.mark.parametrize(
+    ("ending", "way"),
+    [(signal.SIGKILL, "hang"), (signal.SIGKILL, "lock"), (signal.SIGINT, None), (signal.SIGTERM, "lock")],
+)
+def test_no_worker_and_no_shared_memory_outlives_the_run(tmp_path, ending, way):
     script = tmp_path / "run.py"
-    script.write_text(SCRIPT.format(helpers=HELPERS, hangs=hangs))
+    script.write_text(SCRIPT.format(helpers=HELPERS, way=way))
     paths = os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH")]))
     errors = tmp_path / "errors"
     with (
@@ -391,7 +394,7 @@ def test_no_worker_and_no_shared_memory_outlives_the_run(tmp_path, ending, hangs
             assert process.stdout is not None
             pids = [int(pid) for pid in process.stdout.readline().split()]
             assert len(pids) == 2, errors.read_text()
-            if hangs:
+            if way is not None:
                 assert [process.stdout.readline() for _ in pids] == ["hangs\n"] * 2, errors.read_text()
             for pid in pids:  # what has no name cannot be left behind
                 maps = Path(f"/proc/{pid}/maps").read_text()

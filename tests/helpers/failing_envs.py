@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing.forkserver
 import os
+import re
 import signal
 import sys
 import time
@@ -141,6 +142,9 @@ class FailingEnv(LifeEnv):
             case "hang":
                 os.write(1, b"hangs\n")  # in one piece: others write there, too
                 time.sleep(1000)
+            case "lock":
+                os.write(1, b"hangs\n")
+                re.match(r"(a+)+b", "a" * 60)  # takes for ever, and keeps Python's lock
             case "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
         return obs, rewards, terminations, truncations, infos
