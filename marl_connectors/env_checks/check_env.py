@@ -173,6 +173,7 @@ class _Trial:
         played = self._play(episodes, seed, max_steps)
         self._figures = self.checks.tally.figures(self._begun)
         extras.check_ends(played, max_steps, self.checks)
+        extras.check_last_observations(played, self.checks)
         if played:
             extras.check_agents_seen(self.env, self._possible(), self.checks)
             with self._part("seeds"):

@@ -306,6 +306,10 @@ class DataChecks:
                 )
         self._given.clear()
 
+    def given(self) -> list[tuple[Any, bytes]]:
+        """What was given since the last call, each with its digest."""
+        return [(value, token) for _, _, value, token in self._given]
+
     def _take_note_of_arrays(self, agent: AgentID, item: Any, path: tuple[Any, ...]) -> None:
         if isinstance(item, (Mapping, tuple)):
             for key, part in item.items() if isinstance(item, Mapping) else enumerate(item):

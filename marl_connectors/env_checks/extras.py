@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 
 from marl_connectors.env_checks.calls import CallFailed
-from marl_connectors.env_checks.play import Checks, Played
+from marl_connectors.env_checks.play import Checks, Played, Told
 from marl_connectors.spaces import misfit
 from marl_connectors.typing import AgentID
 
@@ -122,6 +123,29 @@ def check_ends(episodes: Sequence[Played], max_steps: int, checks: Checks) -> No
             f"All {len(over)} episodes end with a termination at step {max(lengths)}.",
             "If that is a time limit, it must be a truncation: after a termination, nothing is expected to come.",
         )
+
+
+def check_last_observations(episodes: Sequence[Played], checks: Checks) -> None:
+    """Whether truncated episodes end with what the next one begins with, as it does where ``step`` resets by itself."""
+    pairs = [(one, after) for one, after in itertools.pairwise(episodes) if one.flags == {"truncated"}]
+    if not pairs:
+        return
+    for one, after in pairs:
+        first = _observations(after.first)
+        last = _observations(one.steps[-1][1])
+        before = _observations(one.steps[-2][1] if len(one.steps) > 1 else one.first)
+        if not last or any(first.get(agent) != seen or before.get(agent) == seen for agent, seen in last.items()):
+            return
+    checks.findings.add(
+        "warning",
+        "last-observation-is-first",
+        "The last observation of every truncated episode is the first one of the next.",
+        "Return the state in which an episode was stopped, which its value is estimated from; do not reset in step().",
+    )
+
+
+def _observations(told: Told) -> dict[AgentID, bytes]:
+    return {agent: token for what, agent, token in told.tokens if what == "observation"}
 
 
 def check_agents_seen(env: Any, agents: Sequence[AgentID], checks: Checks) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -291,20 +292,24 @@ def replay(player: Player, seed: int | None, episode: Played) -> tuple[Mismatch 
         Where anything but infos differs first, and where infos do, if that comes before; None if nowhere.
     """
     in_infos = None
-    expected, told = episode.first, player.reset(seed)
-    for number in range(len(episode.steps) + 1):
-        player.checks.calls.check_time()
-        mismatch = _first_mismatch(number, expected, told)
+    for mismatch in replay_by_steps(player, seed, episode):
         if mismatch is not None and mismatch.what != "info":
             return mismatch, in_infos
         in_infos = in_infos or mismatch
-        if number == len(episode.steps):
-            break
-        actions, expected = episode.steps[number]
-        if list(told.to_act) != list(actions):
-            return Mismatch(number, "agents", None), in_infos
-        told = player.step(actions)
     return None, in_infos
+
+
+def replay_by_steps(player: Player, seed: int | None, episode: Played) -> Iterator[Mismatch | None]:
+    """As ``replay``, a reset or step at a time, which gives what differs there, or None."""
+    expected, told = episode.first, player.reset(seed)
+    for number, (actions, after) in enumerate(episode.steps):
+        player.checks.calls.check_time()
+        yield _first_mismatch(number, expected, told)
+        if list(told.to_act) != list(actions):
+            yield Mismatch(number, "agents", None)
+            return
+        expected, told = after, player.step(actions)
+    yield _first_mismatch(len(episode.steps), expected, told)
 
 
 def _first_mismatch(step: int, expected: Told, found: Told) -> Mismatch | None:

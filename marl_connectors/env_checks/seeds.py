@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterator
@@ -10,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from marl_connectors.env_checks.calls import CallFailed, global_draws, global_random_state
-from marl_connectors.env_checks.play import Mismatch, Played, Player, play, replay
+from marl_connectors.env_checks.calls import CallFailed, digest, global_draws, global_random_state
+from marl_connectors.env_checks.play import Mismatch, Played, Player, play, replay, replay_by_steps
 from marl_connectors.env_checks.report import Findings, Level
 
 _ATTEMPTS = 3
@@ -28,6 +29,10 @@ _LEAK_ADVICE = (
 _SLIGHT_ADVICE = (
     "Physics engines do so that are not made anew at each reset. Runs learn as well, but they are not repeatable to "
     "the last digit, nor exactly resumed in the middle of an episode."
+)
+_COPIES_ADVICE = (
+    "Keep what changes in attributes that __init__ or reset() sets, not in class attributes, globals or default "
+    "arguments: the copies of a run step in turn."
 )
 _GLOBAL_ADVICE = (
     "Use a generator of the environment's own (gymnasium.utils.seeding.np_random). Copies that are stepped in turn "
@@ -87,6 +92,8 @@ class SeedChecks:
         """
         if self._repeats(player, episode, rng, max_steps):
             self._depends_on_seed(player, episode, rng, max_steps)
+            self._after_half_an_episode(player, episode)
+            self._beside_another(player, episode)
 
     def _repeats(self, player: Player, episode: Played, rng: np.random.Generator, max_steps: int) -> bool:
         """Whether the same seed gives the same, in a new copy and in one that has played before."""
@@ -145,20 +152,43 @@ class SeedChecks:
             )
         return mismatch
 
+    def _after_half_an_episode(self, player: Player, episode: Played) -> None:
+        """Whether a reset is one in the middle of an episode too."""
+        half = dataclasses.replace(episode, steps=episode.steps[: len(episode.steps) // 2])
+        if half.steps and self._replay(player, half, 1) is None:
+            mismatch = self._replay(player, episode, 1)
+            if mismatch is not None:
+                self._report(
+                    mismatch, "after a reset in the middle of an episode", "what was played before", leaks=True
+                )
+
+    def _beside_another(self, player: Player, episode: Played) -> None:
+        """Whether two copies that step in turn, one a step behind the other, leave each other alone."""
+        if self._fresh is None or self._findings.has("global-random-state"):  # they are not, as was said already
+            return
+        other = self._fresh()
+        try:
+            with global_random_state(1):
+                seen = _clash(player, other, episode)
+        finally:
+            other.env.close()
+        if seen:
+            self._findings.add(
+                "error", "copies", f"Two copies that step in turn are not apart: {seen}.", _COPIES_ADVICE
+            )
+
     def _report(self, mismatch: Mismatch, when: str, follows: str, *, leaks: bool = False) -> None:
         level, kind, advice = self._level, "seed", _SEED_ADVICE
         if mismatch.apart is not None:
             level, kind, advice = "warning", "seed-slightly-off", _SLIGHT_ADVICE
         elif leaks:
             level, kind, advice = "warning", "seed-leak", _LEAK_ADVICE
-        where = "the reset" if mismatch.step == 0 else f"step {mismatch.step}"
-        what = {"flags": "other flags", "agents": "other agents to act"}.get(mismatch.what, f"another {mismatch.what}")
         because = f" It follows {follows}." if follows else ""
         by = f", {mismatch.apart:.1g} off," if mismatch.apart is not None else ""
         self._findings.add(
             level,
             kind,
-            f"The same seed and the same actions give {what}{by} at {where}, when played {when}.{because}",
+            f"The same seed and the same actions give {_different(mismatch, by)}, when played {when}.{because}",
             advice,
             agent=mismatch.agent,
             step=mismatch.step,
@@ -196,6 +226,25 @@ class SeedChecks:
         """Whether two episodes were the same; infos count unless they differ even for the same seed."""
         mismatch, in_infos = outcome
         return mismatch is None and (in_infos is None or self._findings.has("seed-infos"))
+
+
+def _clash(player: Player, other: Player, episode: Played) -> str:
+    """What goes wrong where two copies play the same episode, one a step behind the other; ``""`` if nothing does."""
+    behind = itertools.chain([None], replay_by_steps(other, episode.seed, episode))
+    for mismatch in replay_by_steps(player, episode.seed, episode):
+        given = player.checks.data.given()
+        for name, found in (("first", mismatch), ("second", next(behind, None))):
+            if found is not None and found.what != "info" and found.apart is None:
+                return f"the {name} one gives {_different(found)} than alone"
+        if any(digest(value) != token for value, token in given):
+            return "the second one writes to the arrays or infos that the first one gave"
+    return ""
+
+
+def _different(mismatch: Mismatch, by: str = "") -> str:
+    where = "the reset" if mismatch.step == 0 else f"step {mismatch.step}"
+    what = {"flags": "other flags", "agents": "other agents to act"}.get(mismatch.what, f"another {mismatch.what}")
+    return f"{what}{by} at {where}"
 
 
 def is_nondeterministic(env: Any) -> bool:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 import time
+from typing import ClassVar
 
 import gymnasium
 import numpy as np
 import pytest
-from sound_envs import SMALL, Sound, SoundGym, found
+from sound_envs import SMALL, Sound, SoundAEC, SoundGym, found, kinds
 
 from marl_connectors.env_checks.calls import digest
 from marl_connectors.env_checks.check_env import check_env
@@ -177,3 +178,101 @@ def test_what_says_that_it_cannot_be_repeated_gets_a_note_only():
             return super().reset(seed=None)
 
     found(Chancy, "seed", "note")
+
+
+class ResetsHalf(Sound):
+    """A reset in the middle of an episode does not begin a new one."""
+
+    def reset(self, seed=None, options=None):
+        t = self.t if self.agents else 0
+        given = super().reset(seed)
+        self.t = t
+        return given
+
+
+def test_a_reset_in_the_middle_of_an_episode_must_be_one():
+    finding = found(ResetsHalf, "seed-leak", "warning")
+    assert "when played after a reset in the middle of an episode" in finding.what
+
+
+class CountsForAll(Sound):
+    """All copies have one clock."""
+
+    clock: ClassVar = {"t": 0}
+
+    def reset(self, seed=None, options=None):
+        self.clock["t"] = 0
+        return super().reset(seed)
+
+    def rewards(self, actions):
+        self.clock["t"] += 1
+        return dict.fromkeys(actions, float(self.clock["t"]))
+
+
+class OneBufferForAll(Sound):
+    """All copies write observations to the same arrays."""
+
+    buffers: ClassVar = {agent: np.zeros(3, np.float32) for agent in "ab"}
+
+    def observe(self, agent):
+        self.buffers[agent][:] = super().observe(agent)
+        return self.buffers[agent]
+
+
+class OneClockForAllTurns(SoundAEC):
+    clock: ClassVar = {"turn": 0}
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed)
+        self.clock["turn"] = 0
+
+    def observe(self, agent):
+        return np.full(3, self.clock["turn"] / 100, np.float32)
+
+    def after(self, agent):
+        super().after(agent)
+        self.clock["turn"] += 1
+
+
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        (CountsForAll, "the first one gives another reward at step 2 than alone"),
+        (OneBufferForAll, "the second one writes to the arrays or infos that the first one gave"),
+        (OneClockForAllTurns, "gives another observation"),
+    ],
+)
+def test_copies_must_be_apart(env, words):
+    assert words in found(env, "copies", "error").what
+
+
+class ResetsItself(SoundGym):
+    """Its last observation is the first one of the next episode."""
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        observation, reward, terminated, truncated, info = super().step(action)
+        return np.zeros(2, np.float32) if truncated else observation, reward, terminated, truncated, info
+
+
+class Resting(ResetsItself):
+    """Stays where it is."""
+
+    def step(self, action):
+        _, *rest = super().step(action)
+        return np.zeros(2, np.float32), *rest
+
+
+class TerminatesItself(ResetsItself):
+    def step(self, action):
+        observation, reward, _, truncated, info = super().step(action)
+        return observation, reward, truncated, False, info
+
+
+def test_the_last_observation_is_not_the_next_episodes_first():
+    found(ResetsItself, "last-observation-is-first", "warning")
+    for env in (SoundGym, Resting, TerminatesItself):
+        assert "last-observation-is-first" not in kinds(check_env(env, **SMALL))
