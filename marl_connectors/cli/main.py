@@ -15,6 +15,7 @@ from marl_connectors.version import library_version
 
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
+EXIT_NOBODY_READS = 141
 
 _TRAIN_EXAMPLES = """\
 examples:
@@ -60,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit status: 0 if all went well, 1 if ``check`` found errors, 2 for bad input (after one line on stderr),
-        130 after Ctrl-C.
+        130 after Ctrl-C, 141 if whoever was to read the output is gone.
     """
     # pygame greets on stdout when it is imported, in the middle of the progress display.
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
@@ -69,13 +70,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args = _parse(argv)
         os.environ.update(one_thread_unless_set(os.environ))  # before numpy is imported; torch's are another setting
-        return args.run(args)
+        status = args.run(args)
+        sys.stdout.flush()
+        return status
     except MarlConnectorsError as error:
         print(f"marl-connectors: error: {' '.join(str(error).split())}", file=sys.stderr)
         return EXIT_BAD_INPUT
+    except BrokenPipeError:
+        if _can_print():
+            raise
+        return EXIT_NOBODY_READS
     except KeyboardInterrupt:
         print("\nStopped before training began; nothing was written.", file=sys.stderr)
         return EXIT_INTERRUPTED
+
+
+def _can_print() -> bool:
+    """Whether somebody reads stdout. If not, it leads nowhere from now on, so that Python ends without a complaint."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+        return False
+    return True
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -75,3 +75,23 @@ def test_the_parser_imports_nothing_heavy(tmp_path):
     )
     done = run("-c", code, cwd=tmp_path)
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("words", [["--json"], []])
+def test_a_reader_that_leaves_is_no_error(monkeypatch, capfd, words):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        assert main(["check", "marl_envs.match_v0", "--episodes", "1", "--no-conformance", *words]) == 141
+        stdout.write("and what is still to come goes nowhere")
+    assert capfd.readouterr().err == ""
+
+
+def test_another_pipe_that_breaks_is_one(monkeypatch):
+    def breaks(*args, **kwargs):
+        raise BrokenPipeError("of the environment")
+
+    monkeypatch.setattr("marl_connectors.cli.check.check_env", breaks)
+    with pytest.raises(BrokenPipeError, match="of the environment"):
+        main(["check", "marl_envs.match_v0"])
