@@ -105,6 +105,7 @@ def call_zeros(module, batch):
         (lambda: nn.Tanh(), lambda: nn.Tanh(), True),
         (lambda: nn.Tanh(), lambda: nn.ReLU(), False),
         (lambda: nn.LeakyReLU(0.1), lambda: nn.LeakyReLU(0.2), False),
+        (lambda: [Linear(3, 3)], lambda: [Linear(3, 3)], False),  # no layers of the module, as it does not know them
         (lambda: np.random.default_rng(0), lambda: np.random.default_rng(0), False),
         (lambda: lambda x, k=1.0: x * k, lambda: lambda x, k=2.0: x * k, False),
         (lambda: functools.partial(torch.add, 1), lambda: functools.partial(torch.add, 1), True),
