@@ -391,10 +391,10 @@ class Learner(ABC):
             frozen = set(state["frozen"])
             for name, parameter in self.module.named_parameters():
                 parameter.requires_grad_(name not in frozen)
+        self._never_updated = set(state.get("never_updated", ()))
         self.optimizers.set_state(state["optimizers"])
         self.pipeline.set_state(state["pipeline"])
         self._seed = state["seed"]
         self.num_updates = state["num_updates"]
         self.timestep = state["timestep"]
-        self._never_updated = set(state.get("never_updated", ()))
         self.metrics.set_state(state.get("metrics", []))

@@ -174,13 +174,15 @@ class MLP(nn.Module):
         return list(self._array_layers())
 
     def _array_layers(self) -> list[ArrayLayer]:
-        layers = self._arrays
-        for i, layer in enumerate(self._linear_layers):
+        layers, linear_layers = self._arrays, self._linear_layers
+        if len(layers) != len(linear_layers):
+            layers.clear()
+        for i, layer in enumerate(linear_layers):
             own: Any = layer._parameters  # spares torch's attribute look-up
             weight, bias = own["weight"], own["bias"]
             place = weight.data_ptr(), bias.data_ptr()
             if i == len(layers) or self._places[i] != place:
-                is_active = self.activate_last or i + 1 < len(self._linear_layers)
+                is_active = self.activate_last or i + 1 < len(linear_layers)
                 activation = self._numpy_activation if is_active else None
                 layers[i:] = [ArrayLayer.over(weight.detach().numpy(), bias.detach().numpy(), activation)]
                 self._places[i:] = [place]

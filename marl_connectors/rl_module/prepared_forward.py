@@ -13,9 +13,13 @@ from torch.nn.modules import module as torch_module
 
 from marl_connectors.episodes.column_batch import ColumnGroup
 from marl_connectors.rl_module.array_layers import ArrayLayer, run_layers
-from marl_connectors.rl_module.layers import MLP, Linear
+from marl_connectors.rl_module.encoders import Encoder, FlatPart
+from marl_connectors.rl_module.layers import ACTIVATIONS, MLP, LayerNorm, Linear
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.rl_module.rl_module import RLModule
+
+_KNOWN = {MLP, Encoder, FlatPart, Linear, LayerNorm, nn.ModuleList, *ACTIVATIONS.values()}
+"""Layers whose forward passes are known here; somebody may have put others in their place."""
 
 
 class PreparedForward:
@@ -86,9 +90,9 @@ def _acting_layers(module: RLModule) -> Sequence[MLP]:
         return ()
     layers = module.acting_layers()
     for part in (part for mlp in layers for part in mlp.modules()):
-        if has_own_methods(part) or has_hooks(part) or (isinstance(part, nn.Linear) and type(part) is not Linear):
+        if type(part) not in _KNOWN or has_own_methods(part) or has_hooks(part):
             return ()
-    return layers
+    return layers if all(isinstance(mlp, MLP) for mlp in layers) else ()
 
 
 def has_own_methods(thing: Any) -> bool:

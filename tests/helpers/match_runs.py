@@ -34,10 +34,11 @@ def build(
     stack=True,
     overrides=None,
     model_config=None,
+    policies="independent",
     **training,
 ):
     config = small_config(match_v0.parallel_env, env_config={"n_agents": 3, "n_actions": 3, "ep_len": 5})
-    config.multi_agent(policies="independent")
+    config.multi_agent(policies=policies)
     if model_config is None:
         model_config = {"fcnet_hiddens": (4,)} if module_class is DefaultPPORLModule else {}
     spec = RLModuleSpec(module_class, model_config=model_config)

@@ -105,6 +105,7 @@ def call_zeros(module, batch):
         (lambda: nn.Tanh(), lambda: nn.Tanh(), True),
         (lambda: nn.Tanh(), lambda: nn.ReLU(), False),
         (lambda: nn.LeakyReLU(0.1), lambda: nn.LeakyReLU(0.2), False),
+        (lambda: [Linear(3, 3)], lambda: [Linear(3, 3)], False),  # no layers of the module, as it does not know them
         (lambda: np.random.default_rng(0), lambda: np.random.default_rng(0), False),
         (lambda: lambda x, k=1.0: x * k, lambda: lambda x, k=2.0: x * k, False),
         (lambda: functools.partial(torch.add, 1), lambda: functools.partial(torch.add, 1), True),
@@ -197,6 +198,27 @@ def one_layer_of_several(module):
     module.encoder.layers[0] = Linear(3, 4)
 
 
+def one_layer_more(module):
+    module.encoder.layers.append(Linear(4, 4))
+
+
+def one_layer_fewer(module):
+    module.encoder.layers = module.encoder.layers[:1]
+
+
+def other_layers(module):
+    module.encoder = nn.Sequential(Linear(3, 4), nn.Tanh())
+    module.pi = nn.Sequential(MLP(4, (4,)), MLP(4, (3,), activate_last=False))
+
+
+def another_kind_of_mlp(module):
+    class Doubled(MLP):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    module.pi = Doubled(4, (3,), activate_last=False)
+
+
 def deeper(module):
     module.encoder = MLP(3, (4, 4), "relu")
 
@@ -218,6 +240,10 @@ CHANGES = [
     new_attribute,
     plain_torch_layer,
     one_layer_of_several,
+    one_layer_more,
+    one_layer_fewer,
+    other_layers,
+    another_kind_of_mlp,
     deeper,
     activation_with_parameters,
     spectral_norm,
@@ -229,17 +255,17 @@ CHANGES = [
 @pytest.mark.parametrize("number", [1, 3])
 def test_changed_modules_compute_what_they_are_now(change, number):
     torch.manual_seed(0)
-    multi = multi_of(*(default() for _ in range(3)))
+    multi = multi_of(*(default(fcnet_hiddens=(4, 4)) for _ in range(3)))
     for module in multi.values():
         for parameter in module.parameters():
             nn.init.normal_(parameter)
     before, _ = outputs_of(multi)
     for module in list(multi.values())[:number]:
         change(module)
-    for method in ("forward_inference", "forward_train"):
-        together, single = outputs_of(multi, method)
-        torch.testing.assert_close(together, single)
-        torch.testing.assert_close(together[2 * number :], before[2 * number :])
+    together, single = outputs_of(multi)
+    for outputs in (single, *outputs_of(multi, "forward_train")):
+        torch.testing.assert_close(together, outputs)
+    torch.testing.assert_close(together[2 * number :], before[2 * number :])
     if change is not spectral_norm and change is not weight_norm:  # which begins with the weights that there were
         assert not torch.allclose(together[:2], before[:2])
 
@@ -273,6 +299,20 @@ def test_hooks_see_their_own_module_in_every_forward_pass(register):
     assert all(layer is multi["b"].encoder.layers[0] for layer in calls)
     handle.remove()
     check_each_is_itself(multi, [("a", "b", "c")])
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("policies", ["independent", "shared"])
+def test_a_run_acts_with_changed_modules_as_they_are_now(change, policies):
+    algo = build(policies=policies, model_config={"fcnet_hiddens": (4, 4)})
+    algo.env_runner.sample()
+    change(list(algo.rl_module.values())[-1])
+    for episode in algo.env_runner.sample():
+        for own in episode.agent_episodes.values():
+            obs = torch.as_tensor(own.get_observations(slice(0, len(own))), dtype=torch.float32)
+            recorded = own.get_extra_model_outputs("action_dist_inputs")
+            now = algo.rl_module[own.module_id].forward_train({"obs": obs})["action_dist_inputs"].detach()
+            torch.testing.assert_close(torch.as_tensor(np.asarray(recorded)), now, atol=1e-5, rtol=0)
 
 
 def test_a_module_that_was_changed_is_trained_beside_the_others():
