@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from numbers import Integral
+from typing import Any, NamedTuple
 
 from marl_connectors.env_runners.episode_metrics import Tally
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
+from marl_connectors.errors import ConfigError
 
 Episode = SingleAgentEpisode | MultiAgentEpisode
 
@@ -51,3 +53,12 @@ def first_of_each_copy(done: Sequence[DoneEpisode], num_copies: int, num_episode
             quotas[entry.env_index] -= 1
             chosen.append(entry)
     return None if any(quotas) else chosen
+
+
+def check_sample_size(num_timesteps: Any, num_episodes: Any) -> None:
+    """Raises a ConfigError unless one at most is given, a whole number."""
+    if num_timesteps is not None and num_episodes is not None:
+        raise ConfigError("EnvRunner.sample: give num_timesteps or num_episodes, not both.")
+    for name, number in (("num_timesteps", num_timesteps), ("num_episodes", num_episodes)):
+        if number is not None and (isinstance(number, bool) or not isinstance(number, Integral) or number < 0):
+            raise ConfigError(f"EnvRunner.sample: {name} must be a whole number of 0 or more, not {number!r}.")

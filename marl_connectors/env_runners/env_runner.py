@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from numbers import Integral
 from time import perf_counter
 from typing import Any
 
@@ -16,7 +15,7 @@ from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvT
 from marl_connectors.connectors.module_to_env.get_actions import ACTION_NOISE
 from marl_connectors.connectors.module_to_env.module_to_env_pipeline import ModuleToEnvPipeline
 from marl_connectors.env_runners.action_noise import ActionNoise
-from marl_connectors.env_runners.done_episodes import first_of_each_copy, shares
+from marl_connectors.env_runners.done_episodes import check_sample_size, first_of_each_copy, shares
 from marl_connectors.env_runners.double_buffering import DoubleBufferedStepper
 from marl_connectors.env_runners.episode_callbacks import EPISODE_CALLBACKS, EpisodeCallbacks
 from marl_connectors.env_runners.episode_metrics import Tally, summarize, tally_from_state
@@ -26,7 +25,7 @@ from marl_connectors.env_runners.stepper import PolicyMappingFn
 from marl_connectors.environments.action_history import HISTORY_BYTES
 from marl_connectors.environments.env_failures import EnvFailure, EnvRestarts, FailureCounts
 from marl_connectors.environments.worker_vector_env import make_vector_env
-from marl_connectors.errors import CheckpointError, ConfigError
+from marl_connectors.errors import CheckpointError
 from marl_connectors.metrics import MetricsLogger, by_pipeline, with_logged
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID
@@ -170,7 +169,7 @@ class EnvRunner(DoubleBufferedStepper):
                 num_episodes = copies
             else:
                 num_timesteps = copies * self.rollout_fragment_length
-        _check_numbers(num_timesteps, num_episodes)
+        check_sample_size(num_timesteps, num_episodes)
         explore = self.explore if explore is None else explore
         try:
             episodes = self._sample(num_timesteps, num_episodes, explore, random_actions, force_reset)
@@ -386,14 +385,6 @@ class EnvRunner(DoubleBufferedStepper):
         device = next((parameter.device for parameter in self.rl_module.parameters()), torch.device("cpu"))
         self._batch, shared_data = batch_from_state(state, [group.rows for group, _ in self._live], device)
         self._shared_data.update(shared_data)
-
-
-def _check_numbers(num_timesteps: Any, num_episodes: Any) -> None:
-    if num_timesteps is not None and num_episodes is not None:
-        raise ConfigError("EnvRunner.sample: give num_timesteps or num_episodes, not both.")
-    for name, number in (("num_timesteps", num_timesteps), ("num_episodes", num_episodes)):
-        if number is not None and (isinstance(number, bool) or not isinstance(number, Integral) or number < 0):
-            raise ConfigError(f"EnvRunner.sample: {name} must be a whole number of 0 or more, not {number!r}.")
 
 
 MultiAgentEnvRunner = EnvRunner
