@@ -265,7 +265,7 @@ class PolicyLanes:
     def record(self, batch: ColumnBatch) -> None:
         """Keeps what was chosen; these agents wait for their next observations from now on."""
         for seats, columns in zip(self.seats, batch.groups, strict=True):
-            seats.group.rollout.record(seats.group.positions, columns)
+            columns.record_in(seats.group.rollout, seats.group.positions)
             seats.group.rollout.pending[self._numbers(seats)] = True
         self._noise.step += 1
         if max(seats.group.last_row for seats in self.seats) - self._lookback >= _CUT_AFTER:

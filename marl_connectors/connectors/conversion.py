@@ -22,7 +22,7 @@ from marl_connectors.episodes.sequences import Sequences
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.errors import ConnectorError
 from marl_connectors.rl_module.module_columns import columns_by_module, set_columns_by_module
-from marl_connectors.trees import leaves
+from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import DEFAULT_MODULE_ID, ModuleID
 
 
@@ -58,13 +58,14 @@ def to_columns(items: dict[str, Any], like: ColumnBatch) -> ColumnBatch:
     batch = ColumnBatch([group.like() for group in like.groups], like.phase)
     for group, source in zip(batch.groups, like.groups, strict=True):
         group.action_dist_cls = source.action_dist_cls  # their log-probabilities are still to be computed
+        group.holders = source.holders
     if like.phase is not Phase.ITEMS:
         infos = {m: list(columns[Columns.INFOS]) for m, columns in items.items() if Columns.INFOS in columns}
         others = {m: {n: c for n, c in columns.items() if n != Columns.INFOS} for m, columns in items.items()}
         drop_last_rows(batch, others)
         for by_module in (infos, others):
             in_row_order(by_module, batch)
-        set_columns_by_module(batch, others)
+        set_columns_by_module(batch, others, fills_up=any(group.holders for group in like.groups))
         _set_infos(batch, infos)
         return batch
     for group, source in zip(batch.groups, like.groups, strict=True):
@@ -79,7 +80,7 @@ def to_columns(items: dict[str, Any], like: ColumnBatch) -> ColumnBatch:
             if isinstance(by_key, dict):
                 if name != Columns.OBS and keys.isdisjoint(by_key):
                     continue  # a column of other groups, such as states
-                own = _by_episode(name, by_key, group)
+                own = _by_episode(name, _filled_up(name, by_key, source), group)
                 flat = [item for episode in group.rows.episodes for item in own[id(episode)]]
             else:
                 flat = list(by_key)
@@ -95,8 +96,25 @@ def _share_out(items: dict[str, Any], group: ColumnGroup, columns: Mapping[str, 
         by_key = items.setdefault(name, {})
         begin = 0
         for episode, count in zip(group.rows.episodes, counts, strict=True):
-            by_key.setdefault(item_key(episode), []).extend(column[begin : begin + count])
+            if name not in group.holders or group.is_of(_module_of(episode), name):
+                by_key.setdefault(item_key(episode), []).extend(column[begin : begin + count])
             begin += count
+
+
+def _filled_up(name: str, by_key: dict[Any, list], source: ColumnGroup) -> dict[Any, list]:
+    """The items of a column by key, with blank ones for the modules that had none."""
+    if name not in source.holders or not any(by_key.values()):
+        return by_key
+    blank = tree_map(lambda leaf: leaf * 0, next(items[0] for items in by_key.values() if items))
+    found = dict(by_key)
+    for episode, count in zip(source.rows.episodes, source.rows.counts, strict=True):
+        if not source.is_of(_module_of(episode), name):
+            found.setdefault(item_key(episode), [blank] * count)
+    return found
+
+
+def _module_of(episode: SingleAgentEpisode) -> ModuleID:
+    return episode.module_id or DEFAULT_MODULE_ID
 
 
 def _sequence_items(group: ColumnGroup) -> dict[str, list]:
@@ -172,6 +190,7 @@ def _without_infos(batch: ColumnBatch) -> ColumnBatch:
     groups = [group.like() for group in batch.groups]
     for group, source in zip(groups, batch.groups, strict=True):
         group.update({name: column for name, column in source.items() if name != Columns.INFOS})
+        group.holders = source.holders
     return ColumnBatch(groups, batch.phase)
 
 

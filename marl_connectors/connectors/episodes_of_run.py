@@ -113,7 +113,7 @@ def _only(group: ColumnGroup, left: set[int]) -> ColumnGroup:
     sizes = set(np.diff(kept.splits).tolist())
     kept.rows_per_module = sizes.pop() if len(sizes) == 1 else None
     own = ColumnGroup(kept)
-    own.action_dist_cls = group.action_dist_cls
+    own.action_dist_cls, own.holders = group.action_dist_cls, group.holders
     for name, column in group.items():
         own[name] = tree_map(
             lambda leaf: InfoColumn(leaf[i] for i in index.tolist()) if isinstance(leaf, InfoColumn) else leaf[index],

@@ -137,7 +137,7 @@ class Stepper:
             batch = self._forward(explore, began)
         actions: Any = []
         for (group, _), columns in zip(self._live, batch.groups, strict=True):
-            group.rollout.record(group.positions, columns)
+            columns.record_in(group.rollout, group.positions)
             if self.vector_env.is_batched:
                 actions.append(env_action_array(columns))
             else:
@@ -367,3 +367,5 @@ class Stepper:
                 inputs = torch.from_numpy(rollout.columns[Columns.ACTION_DIST_INPUTS][new])
                 actions = tree_map(lambda leaf: torch.from_numpy(leaf[new]), rollout.columns[Columns.ACTIONS])  # noqa: B023
                 rollout.record(new, {Columns.ACTION_LOGP: dist_cls.from_logits(inputs).logp(actions).numpy()})
+                if Columns.ACTION_DIST_INPUTS in rollout.given:  # others have put out actions themselves
+                    rollout.given[Columns.ACTION_LOGP] = rollout.given[Columns.ACTION_DIST_INPUTS].copy()

@@ -6,10 +6,15 @@ from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Any
 
+import numpy as np
+
+from marl_connectors.episodes.rollout import Positions, Rollout
 from marl_connectors.episodes.rows import Rows
 from marl_connectors.episodes.sequences import PaddedColumns, Sequences
 from marl_connectors.errors import did_you_mean
 from marl_connectors.typing import ModuleID
+
+_NO_HOLDERS: Mapping[str, frozenset[ModuleID]] = {}
 
 
 class Phase(Enum):
@@ -32,9 +37,20 @@ class ColumnGroup(dict[str, Any]):
         sequences: In a train batch of stateful modules, how the rows follow one another; the columns stay rows.
         stacking: Where the rows stand in the stack of their modules' bucket, if NumpyToTensor has told a device that.
         action_dist_cls: Set by GetActions when it leaves the log-probabilities to be computed for the whole fragment.
+        holders: Of the columns that only some of the modules have put out, which these are. The rows of the others hold
+            zeros there, and nothing of it is recorded for them.
     """
 
-    __slots__ = ("action_dist_cls", "module_ids", "rows", "rows_per_module", "sequences", "splits", "stacking")
+    __slots__ = (
+        "action_dist_cls",
+        "holders",
+        "module_ids",
+        "rows",
+        "rows_per_module",
+        "sequences",
+        "splits",
+        "stacking",
+    )
 
     def __init__(self, rows: Rows):
         super().__init__()
@@ -45,6 +61,7 @@ class ColumnGroup(dict[str, Any]):
         self.sequences: Sequences | None = None
         self.stacking: Any = None
         self.action_dist_cls: type | None = None
+        self.holders: Mapping[str, frozenset[ModuleID]] = _NO_HOLDERS
 
     def __missing__(self, name: str) -> Any:
         raise KeyError(
@@ -66,7 +83,26 @@ class ColumnGroup(dict[str, Any]):
                 yield module_id, PaddedColumns(self, self.sequences, i)
             return
         for module_id, begin, end in zip(self.module_ids, self.splits, self.splits[1:], strict=False):
-            yield module_id, {name: slice_tree(column, begin, end) for name, column in self.items()}
+            yield module_id, {n: slice_tree(c, begin, end) for n, c in self.items() if self.is_of(module_id, n)}
+
+    def is_of(self, module_id: ModuleID, name: str) -> bool:
+        """Whether a column is there, and a module has something in it."""
+        return name in self and (name not in self.holders or module_id in self.holders[name])
+
+    def held_rows(self, name: str) -> np.ndarray:
+        """``[B]`` bool: the rows of the modules that have something in a column."""
+        has = [self.is_of(module_id, name) for module_id in self.module_ids]
+        return np.repeat(has, np.diff(self.splits))
+
+    def record_in(self, rollout: Rollout, positions: Positions) -> None:
+        """Writes all columns to the rows of a rollout that they were computed for. A hot path."""
+        held_before = rollout.columns.keys() if self.holders else ()
+        for name in [name for name in self.holders if name not in rollout.given]:
+            rollout.given[name] = np.full(rollout.num_rows * rollout.num_lanes, name in held_before)
+            rollout.given[name][rollout.cursor[~rollout.pending]] = False
+        rollout.record(positions, self)
+        for name in self.holders:
+            rollout.given[name][positions] = self.held_rows(name)
 
 
 class ColumnBatch:

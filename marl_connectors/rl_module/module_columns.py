@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import compress, pairwise
 from typing import Any
 
 import numpy as np
@@ -46,8 +47,15 @@ def columns_by_module(batch: ColumnBatch) -> dict[ModuleID, dict[str, Any]]:
     }
 
 
-def set_columns_by_module(batch: ColumnBatch, by_module: dict[ModuleID, dict[str, Any]]) -> None:
-    """Puts ``{module_id: {column: ...}}`` back into a batch's groups; columns that a module lacks are left out.
+def set_columns_by_module(
+    batch: ColumnBatch, by_module: dict[ModuleID, dict[str, Any]], *, fills_up: bool = False
+) -> None:
+    """Puts ``{module_id: {column: ...}}`` back into a batch's groups.
+
+    Args:
+        batch: Groups without columns.
+        by_module: The columns.
+        fills_up: Whether columns that a module lacks are kept for the others (``put_together``), or left out.
 
     Raises:
         ModuleError: If a column does not have one row (or sequence) for each of the module's.
@@ -72,7 +80,11 @@ def set_columns_by_module(batch: ColumnBatch, by_module: dict[ModuleID, dict[str
             pieces.append(
                 {k: slice_tree(v, offset, offset + end - begin) for k, v in by_module.get(module_id, {}).items()}
             )
-        _set_columns(group, pieces)
+        if fills_up:
+            group.clear()
+            put_together(group, pieces)
+        else:
+            _set_columns(group, pieces)
 
 
 def _set_sequences(group: ColumnGroup, sequences: Sequences, by_module: Mapping[ModuleID, Mapping[str, Any]]) -> None:
@@ -118,6 +130,44 @@ def _set_columns(group: ColumnGroup, pieces: list[dict[str, Any]]) -> None:
             group[name] = concatenated([piece[name] for piece in pieces])
 
 
+def put_together(group: ColumnGroup, parts: Sequence[Mapping[str, Any]]) -> None:
+    """Adds the columns of a group's modules, one after another, also those that only some modules have.
+
+    These are filled up with zeros, and ``group.holders`` says whose they are. A hot path.
+    """
+    counts = [end - begin for begin, end in pairwise(group.splits)]
+    for name in dict.fromkeys(name for part in parts for name in part):
+        has = [name in part for part in parts]
+        holders = {n: own for n, own in group.holders.items() if n != name}
+        if all(has):
+            group[name] = concatenated(_as_tensors([part[name] for part in parts]))
+        else:
+            holders[name] = frozenset(compress(group.module_ids, has))
+            like = next(part[name] for part in parts if name in part)
+            found = [part[name] if name in part else _zeros(like, n) for part, n in zip(parts, counts, strict=True)]
+            group[name] = concatenated(_as_tensors(found))
+        group.holders = holders
+
+
+def _zeros(like: Any, count: int) -> Any:
+    """So many rows like those of a column."""
+    if isinstance(like, list):
+        return [tree_map(np.zeros_like, like[0])] * count
+
+    def leaf_like(leaf: Any) -> Any:
+        shape = (count, *leaf.shape[1:])
+        return leaf.new_zeros(shape) if isinstance(leaf, Tensor) else np.zeros(shape, leaf.dtype)
+
+    return tree_map(leaf_like, like)
+
+
+def _as_tensors(parts: list[Any]) -> list[Any]:
+    """Arrays beside tensors, which modules of rules may give, as tensors."""
+    if any(isinstance(part, Tensor) for part in parts):
+        return [torch.as_tensor(part) if isinstance(part, np.ndarray) else part for part in parts]
+    return parts
+
+
 def concatenate(outputs: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """The columns of several modules as one, for the names that all of them have."""
     names = [name for name in outputs[0] if all(name in output for output in outputs)]
@@ -134,7 +184,7 @@ def unlike_outputs(outputs: Mapping[ModuleID, Mapping[str, Any]], error: Excepti
                 return ModuleError(
                     f"modules {first!r} and {other!r} act for agents with like spaces, but the one puts out {name!r} "
                     f"with shapes {here}, the other {_shapes(outputs[other][name])} (rows left out), so they do not go "
-                    f"into one column. Let _forward of both give the same keys and shapes."
+                    f"into one column. Let _forward of both give the same shapes."
                 )
     return ModuleError(f"the outputs of modules {', '.join(map(repr, outputs))} do not go into one column: {error}")
 

@@ -20,6 +20,7 @@ from marl_connectors.rl_module.module_calls import called_for_modules
 from marl_connectors.rl_module.module_columns import (
     columns_by_module,
     concatenate,
+    put_together,
     set_columns_by_module,
     unlike_outputs,
 )
@@ -190,24 +191,30 @@ class MultiRLModule(nn.Module):
         with torch.set_grad_enabled(purpose == "train" and torch.is_grad_enabled()):
             in_sequences = any(group.sequences is not None for group in batch.groups)
             if in_sequences or self.has_own_forward:
-                set_columns_by_module(outputs, self._run(purpose, columns_by_module(batch), **kwargs))
+                by_module = self._run(purpose, columns_by_module(batch), **kwargs)
+                set_columns_by_module(outputs, by_module, fills_up=purpose != "train")
             else:
                 for group, output in zip(batch.groups, outputs.groups, strict=True):
-                    output.update(self._run_group(purpose, group, **kwargs))
+                    self._run_group(purpose, group, output, **kwargs)
         return outputs
 
-    def _run_group(self, purpose: str, group: ColumnGroup, **kwargs: Any) -> dict[str, Any]:
+    def _run_group(self, purpose: str, group: ColumnGroup, output: ColumnGroup, **kwargs: Any) -> None:
         """A hot path: one call for a module alone, one for a whole bucket, else one for each module."""
         if len(group.module_ids) == 1:
-            return getattr(self[group.module_ids[0]], f"forward_{purpose}")(group, **kwargs)
+            output.update(getattr(self[group.module_ids[0]], f"forward_{purpose}")(group, **kwargs))
+            return
         bucket = self.bucket_of(group.module_ids)
         if bucket is not None and (is_whole(bucket, group) or StackedRows.pays(bucket, group)):
-            return run_stacked(bucket, group, f"forward_{purpose}", **kwargs)
+            output.update(run_stacked(bucket, group, f"forward_{purpose}", **kwargs))
+            return
         outputs = {m: getattr(self[m], f"forward_{purpose}")(c, **kwargs) for m, c in group.module_columns()}
         if purpose != "train":
             _check_states(outputs)
         try:
-            return concatenate(list(outputs.values()))
+            if purpose == "train":
+                output.update(concatenate(list(outputs.values())))
+            else:
+                put_together(output, list(outputs.values()))
         except (RuntimeError, TypeError, KeyError, AttributeError) as error:
             raise unlike_outputs(outputs, error) from error
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 
 from marl_connectors.columns import Columns
@@ -14,7 +16,7 @@ from marl_connectors.connectors.device_columns import columns_to_host, to_host
 from marl_connectors.episodes.column_batch import ColumnGroup, Phase
 from marl_connectors.errors import ModuleError
 from marl_connectors.rl_module.distributions import Distribution
-from marl_connectors.rl_module.module_columns import concatenated
+from marl_connectors.rl_module.module_columns import put_together, unlike_outputs
 from marl_connectors.rl_module.rl_module import RLModule
 from marl_connectors.spaces import describe
 from marl_connectors.typing import ModuleID
@@ -26,6 +28,7 @@ ACTION_NOISE = "action_noise"
 class GetActions(ConnectorV2):
     """Adds ``actions`` and ``action_logp``, unless the module put out ``actions`` itself.
 
+    Some modules may put out ``actions``, as rules do, and others beside them not.
     Reads ``action_dist_inputs``, as parameters of the module's exploration (or inference) distribution; samples when
     exploring, else takes the most likely action. Keeps no state.
 
@@ -49,7 +52,7 @@ class GetActions(ConnectorV2):
         super().__init__(input_observation_space, input_action_space)
         self._defer_logp = defer_logp
         self._defers_now = False  # and not for a fragment in which modules of different classes may act
-        self._asked: tuple[Any, bool | None] | None = None
+        self._asked: tuple[Any, bool | None, Any] | None = None
         self._common: type[Distribution] | None = None
 
     def before_columns(self, groups: Sequence[ColumnGroup], rl_module: Any) -> None:
@@ -66,39 +69,34 @@ class GetActions(ConnectorV2):
         **kwargs: Any,
     ) -> None:
         """A hot path: one distribution for all modules of a group, if they agree on its class."""
-        if Columns.ACTIONS in columns:
+        if Columns.ACTIONS in columns and Columns.ACTIONS not in columns.holders:
             return
         dist_cls = self._common_dist_cls(rl_module, columns, explore)
-        if dist_cls is None:
-            source = shared_data.get(ACTION_NOISE) if shared_data else None
-            with source.torch_stream() if source and explore else nullcontext():
-                self._module_by_module(rl_module, columns, explore)
-            return
-        distribution = dist_cls.from_logits(_inputs(columns.module_ids[0], columns))
-        if explore:
-            source = shared_data.get(ACTION_NOISE) if shared_data else None
-            noise = source.for_rows(columns, dist_cls) if source else None
-            if source is not None and noise is None:
-                with source.torch_stream():
-                    columns[Columns.ACTIONS] = distribution.sample()
-            else:
-                inputs = columns[Columns.ACTION_DIST_INPUTS]
-                if noise is not None and inputs.ndim > noise.ndim:  # a stateful module's, with a time axis of length 1
-                    noise = noise.unsqueeze(1)
-                columns[Columns.ACTIONS] = distribution.sample(noise)
-        else:
-            columns[Columns.ACTIONS] = distribution.to_deterministic()
+        source = shared_data.get(ACTION_NOISE) if shared_data and explore else None
+        noise = None if source is None or dist_cls is None else source.for_rows(columns, dist_cls)
+        if noise is not None and columns[Columns.ACTION_DIST_INPUTS].ndim > noise.ndim:
+            noise = noise.unsqueeze(1)  # for a stateful module's time axis of length 1
+        with source.torch_stream() if source is not None and noise is None else nullcontext():
+            if dist_cls is None or Columns.ACTIONS in columns:
+                self._module_by_module(rl_module, columns, explore, noise)
+                return
+            distribution = dist_cls.from_logits(columns[Columns.ACTION_DIST_INPUTS])
+            columns[Columns.ACTIONS] = distribution.sample(noise) if explore else distribution.to_deterministic()
         if self._defers_now:
             columns.action_dist_cls = dist_cls
         else:
             columns[Columns.ACTION_LOGP] = distribution.logp(columns[Columns.ACTIONS])
 
     def _common_dist_cls(self, rl_module: Any, columns: ColumnGroup, explore: bool | None) -> type[Distribution] | None:
-        """The distribution class of all modules of a group, asked for once; None if they differ."""
-        asked = (columns.rows, explore)
-        if self._asked is None or self._asked[0] is not asked[0] or self._asked[1] != asked[1]:
-            classes = {_dist_cls(m, rl_module[m], explore) for m in columns.module_ids}
-            _check_inputs(columns.module_ids[0], rl_module[columns.module_ids[0]], explore, columns)
+        """The distribution class of all modules of a group that choose by one, asked for once; None if they differ."""
+        asked = (columns.rows, explore, columns.holders)
+        if self._asked is None or self._asked[0] is not asked[0] or self._asked[1:] != asked[1:]:
+            choosing = [m for m in columns.module_ids if not columns.is_of(m, Columns.ACTIONS)]
+            classes = {_dist_cls(m, rl_module[m], explore) for m in choosing}
+            for module_id in choosing:
+                if not columns.is_of(module_id, Columns.ACTION_DIST_INPUTS):
+                    raise _no_actions(module_id, [name for name in columns if columns.is_of(module_id, name)])
+            _check_inputs(choosing[0], rl_module[choosing[0]], explore, columns)
             space = columns.rows.action_space
             peers = {_dist_cls(m, module, explore) for m, module in rl_module.items() if module.action_space == space}
             self._asked = asked
@@ -106,12 +104,21 @@ class GetActions(ConnectorV2):
             self._defers_now = self._defer_logp and len(peers | {self._common}) == 1
         return self._common
 
-    def _module_by_module(self, rl_module: Any, columns: ColumnGroup, explore: bool | None) -> None:
-        parts = [(m, dict(part)) for m, part in columns.module_columns()]
-        for module_id, part in parts:
-            _add_actions(module_id, rl_module[module_id], part, explore)
-        for name in (Columns.ACTIONS, Columns.ACTION_LOGP):
-            columns[name] = concatenated([part[name] for _, part in parts])
+    def _module_by_module(
+        self, rl_module: Any, columns: ColumnGroup, explore: bool | None, noise: torch.Tensor | None
+    ) -> None:
+        """For modules that put out actions themselves beside others, or whose distributions are of several classes."""
+        found: dict[ModuleID, dict[str, Any]] = {}
+        for (module_id, part), (begin, end) in zip(columns.module_columns(), pairwise(columns.splits), strict=True):
+            own = dict(part)
+            if Columns.ACTIONS not in own:
+                _add_actions(module_id, rl_module[module_id], own, explore, None if noise is None else noise[begin:end])
+            found[module_id] = {name: own[name] for name in (Columns.ACTIONS, Columns.ACTION_LOGP) if name in own}
+        _check_kinds({module_id: own[Columns.ACTIONS] for module_id, own in found.items()})
+        try:
+            put_together(columns, list(found.values()))
+        except (RuntimeError, TypeError, KeyError, AttributeError) as error:
+            raise unlike_outputs(found, error) from error
 
     def __call__(
         self, *, rl_module: Any, batch: dict[str, Any], explore: bool | None = None, **kwargs: Any
@@ -125,9 +132,26 @@ class GetActions(ConnectorV2):
         return batch
 
 
-def _add_actions(module_id: ModuleID, module: RLModule, columns: dict[str, Any], explore: bool | None) -> None:
+def _check_kinds(actions: Mapping[ModuleID, Any]) -> None:
+    """Whole numbers of one module would become floats beside another one's."""
+    kinds = {m: own.dtype for m, own in actions.items() if isinstance(own, (torch.Tensor, np.ndarray))}
+    floats = [m for m, kind in kinds.items() if "float" in str(kind)]
+    if 0 < len(floats) < len(kinds):
+        raise ModuleError(
+            f"GetActions: module {floats[0]!r} put out 'actions' as {kinds[floats[0]]}, other modules for agents with "
+            f"like spaces as whole numbers. Give them as torch.int64."
+        )
+
+
+def _add_actions(
+    module_id: ModuleID,
+    module: RLModule,
+    columns: dict[str, Any],
+    explore: bool | None,
+    noise: torch.Tensor | None = None,
+) -> None:
     distribution = _dist_cls(module_id, module, explore).from_logits(_inputs(module_id, columns))
-    columns[Columns.ACTIONS] = distribution.sample() if explore else distribution.to_deterministic()
+    columns[Columns.ACTIONS] = distribution.sample(noise) if explore else distribution.to_deterministic()
     columns[Columns.ACTION_LOGP] = distribution.logp(columns[Columns.ACTIONS])
 
 
@@ -164,8 +188,12 @@ def _check_inputs(module_id: ModuleID, module: RLModule, explore: bool | None, c
 
 def _inputs(module_id: ModuleID, columns: Mapping[str, Any]) -> torch.Tensor:
     if Columns.ACTION_DIST_INPUTS not in columns:
-        raise ModuleError(
-            f"GetActions: module {module_id!r} put out {sorted(columns)}, but neither 'actions' nor "
-            f"'action_dist_inputs'. Return one of them from its _forward."
-        )
+        raise _no_actions(module_id, columns)
     return columns[Columns.ACTION_DIST_INPUTS]
+
+
+def _no_actions(module_id: ModuleID, names: Iterable[str]) -> ModuleError:
+    return ModuleError(
+        f"GetActions: module {module_id!r} put out {sorted(names)}, but neither 'actions' nor 'action_dist_inputs'. "
+        f"Return one of them from its _forward."
+    )

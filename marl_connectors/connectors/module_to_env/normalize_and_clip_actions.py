@@ -42,10 +42,17 @@ class NormalizeAndClipActions(ConnectorV2):
 
     def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
         """Works on all rows of a group at once."""
-        if Columns.ACTIONS_FOR_ENV not in columns:
-            actions = self._for_env(columns[Columns.ACTIONS], columns.rows.action_space)
-            if actions is not None:
-                columns[Columns.ACTIONS_FOR_ENV] = actions
+        given = columns.get(Columns.ACTIONS_FOR_ENV)
+        if given is not None and Columns.ACTIONS_FOR_ENV not in columns.holders:
+            return
+        actions = self._for_env(columns[Columns.ACTIONS], columns.rows.action_space)
+        if given is not None:  # some of the modules have put them out themselves
+            held = columns.held_rows(Columns.ACTIONS_FOR_ENV)
+            others = columns[Columns.ACTIONS] if actions is None else actions
+            actions = tree_map(lambda own, other: np.where(_beside(held, own), own, other), given, others)
+            columns.holders = {n: own for n, own in columns.holders.items() if n != Columns.ACTIONS_FOR_ENV}
+        if actions is not None:
+            columns[Columns.ACTIONS_FOR_ENV] = actions
 
     def __call__(self, *, batch: dict[str, Any], episodes: Any, **kwargs: Any) -> dict[str, Any]:
         """Works on single items."""
@@ -90,6 +97,11 @@ class NormalizeAndClipActions(ConnectorV2):
         if self.normalize_actions or self.clip_actions:
             actions = np.clip(actions, low, high)
         return actions.astype(space.dtype)
+
+
+def _beside(held: np.ndarray, column: np.ndarray) -> np.ndarray:
+    """``[B]`` as ``[B, 1, ...]``, with as many axes as a column."""
+    return held.reshape(-1, *[1] * (column.ndim - 1))
 
 
 def _as_batch(action: Any) -> Any:
