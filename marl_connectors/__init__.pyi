@@ -111,7 +111,6 @@ from .learner.learner import Learner as Learner
 from .metrics import MetricsLogger as MetricsLogger
 from .rl_module.apis import InferenceOnlyAPI as InferenceOnlyAPI
 from .rl_module.apis import SelfSupervisedLossAPI as SelfSupervisedLossAPI
-from .rl_module.apis import TargetNetworkAPI as TargetNetworkAPI
 from .rl_module.apis import ValueFunctionAPI as ValueFunctionAPI
 from .rl_module.default_model_config import DefaultModelConfig as DefaultModelConfig
 from .rl_module.distributions import Distribution as Distribution

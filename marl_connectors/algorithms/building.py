@@ -11,7 +11,7 @@ from gymnasium import Space
 
 from marl_connectors import spaces
 from marl_connectors.algorithms.algorithm_config import AlgorithmConfig
-from marl_connectors.algorithms.config_checks import check_policies_to_train, warn_of_overrides
+from marl_connectors.algorithms.config_checks import check_policies_to_train, check_uses, warn_of_overrides
 from marl_connectors.algorithms.failures import env_restarts
 from marl_connectors.algorithms.vectorization import VECTOR_ENTRY_POINT, num_env_workers
 from marl_connectors.connectors.common.add_states_from_episodes_to_batch import AddStatesFromEpisodesToBatch
@@ -148,10 +148,16 @@ def build_modules(
         agents = agents_by_module(config, setup)
         specs = {
             module_id: _completed(
-                spec_of(config, module_id) or RLModuleSpec(), config, setup, env_to_module, module_id, agent_ids
+                multi.completed(spec_of(config, module_id) or RLModuleSpec()),
+                config,
+                setup,
+                env_to_module,
+                module_id,
+                agent_ids,
             )
             for module_id, agent_ids in agents.items()
         }
+        check_uses(specs, agents, config.policies_to_train)
         if not isinstance(multi.rl_module_specs, RLModuleSpec):
             for module_id, spec in multi.rl_module_specs.items():
                 if module_id in specs:

@@ -12,10 +12,12 @@ from marl_connectors.environments.wrappers import checked_wrappers
 from marl_connectors.errors import ConfigError, did_you_mean
 from marl_connectors.ops.schedule import check_schedule
 from marl_connectors.policy_mapping import policy_mapping
-from marl_connectors.typing import ModuleID
+from marl_connectors.rl_module.apis import InferenceOnlyAPI
+from marl_connectors.typing import AgentID, ModuleID
 
 if TYPE_CHECKING:
     from marl_connectors.algorithms.algorithm_config import AlgorithmConfig
+    from marl_connectors.rl_module.rl_module import RLModuleSpec
 
 
 _COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
@@ -153,6 +155,35 @@ def check_policies_to_train(wanted: Any, module_ids: Collection[ModuleID]) -> No
         if module_id not in module_ids:
             raise ConfigError(
                 f"policies_to_train: there is no module {module_id!r}. {did_you_mean(str(module_id), module_ids)}"
+            )
+
+
+def check_uses(
+    specs: Mapping[ModuleID, RLModuleSpec], agents: Mapping[ModuleID, Collection[AgentID]], trained: Any
+) -> None:
+    """Checks that no agent acts by a module that is not for acting, and none that cannot be trained is.
+
+    Args:
+        specs: How the modules are built.
+        agents: Whom a first episode maps to each.
+        trained: ``policies_to_train``; of a function it is not known.
+
+    Raises:
+        ConfigError: If one does.
+    """
+    for module_id, spec in specs.items():
+        if not agents.get(module_id):
+            continue
+        if spec.learner_only:
+            raise ConfigError(
+                f"rl_module_spec: module {module_id!r} is learner_only, but agent {next(iter(agents[module_id]))!r} "
+                f"maps to it. Leave learner_only out, or map the agent to another module."
+            )
+        leaves_out = spec.inference_only and issubclass(spec.module_class or object, InferenceOnlyAPI)
+        if leaves_out and not callable(trained) and (trained is None or module_id in trained):
+            raise ConfigError(
+                f"rl_module_spec: module {module_id!r} is inference_only, so it lacks what training needs. Leave "
+                f"inference_only out, or do not train it: .multi_agent(policies_to_train=[...])."
             )
 
 

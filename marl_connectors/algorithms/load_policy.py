@@ -31,7 +31,7 @@ from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.rl_module.multi_rl_module_spec import MultiRLModuleSpec
 from marl_connectors.seeding import torch_stream
 from marl_connectors.spaces import describe
-from marl_connectors.typing import DEFAULT_AGENT_ID, AgentID, ModuleID
+from marl_connectors.typing import DEFAULT_AGENT_ID, SHARED, AgentID, ModuleID
 
 _NOT_NEEDED = (
     "env",
@@ -144,6 +144,9 @@ def _saved_modules(
     if module_id is not None and multi.multi_rl_module_class is MultiRLModule:
         wanted, parameters = [module_id], {module_id: parameters[module_id]}
     specs = restored_specs(state, config, wanted)
+    if wanted is None:
+        specs = {own: spec for own, spec in specs.items() if not spec.learner_only}
+        parameters = {own: values for own, values in parameters.items() if own in specs or own == SHARED}
     return dataclasses.replace(multi, rl_module_specs=specs, load_state_path=None), parameters
 
 

@@ -21,6 +21,7 @@ from marl_connectors.learner.finite_check import FiniteCheck, not_finite_error
 from marl_connectors.learner.gradient_clipping import clip_gradients
 from marl_connectors.learner.minibatches import MiniBatch
 from marl_connectors.learner.optimizers import Optimizers
+from marl_connectors.learner.own_losses import loss_function
 from marl_connectors.learner.result_checks import checked_losses, set_gradients
 from marl_connectors.learner.steps import Step, Steps, reads_batches
 from marl_connectors.learner.train_groups import groups_of_episodes
@@ -315,7 +316,7 @@ class Learner(ABC):
             losses = self.compute_loss_for_stacked_modules(module_ids=module_ids, module=module, **given)
         else:
             config = self.config.get_config_for_module(module_id)
-            losses = self.compute_loss_for_module(module_id=module_id, config=config, **given)
+            losses = loss_function(self, module_id)(module_id=module_id, config=config, **given)
         return checked_losses(losses, module_ids, self)
 
     def _joint_loss(self, minibatches: Sequence[MiniBatch]) -> Tensor:

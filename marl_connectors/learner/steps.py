@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup
 from marl_connectors.learner.minibatches import MiniBatch, Shuffle, minibatches_of_epoch
+from marl_connectors.learner.own_losses import has_own_loss
 from marl_connectors.rl_module.module_columns import columns_by_module
 from marl_connectors.seeding import stream
 from marl_connectors.typing import SHARED, ModuleID
@@ -114,6 +115,8 @@ class Steps:
             return []
         alike: dict[Hashable, list[ModuleID]] = {}
         for i, module_id in enumerate(group.module_ids):
+            if has_own_loss(learner, module_id):
+                continue
             longest = None if group.sequences is None else group.sequences.max_lens[i]
             key = learner.stacking_key(self._config.get_config_for_module(module_id))
             alike.setdefault((key, longest), []).append(module_id)

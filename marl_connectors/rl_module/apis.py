@@ -23,34 +23,29 @@ class ValueFunctionAPI(ABC):
 
 
 class InferenceOnlyAPI(ABC):
-    """A module that can leave out what only training needs."""
+    """A module that can leave out what only training needs: with ``inference_only=True`` it is built without that."""
 
     @abstractmethod
     def get_non_inference_attributes(self) -> list[str]:
-        """Names of the attributes (parameters or submodules) that acting does not need."""
+        """Names of the attributes (parameters or submodules) that acting does not need; ``"encoder.vf"`` for a part.
 
-
-class TargetNetworkAPI(ABC):
-    """A module with target networks."""
-
-    @abstractmethod
-    def make_target_networks(self) -> None:
-        """Creates them as copies; called once by the learner."""
-
-    @abstractmethod
-    def get_target_network_pairs(self) -> list[tuple[Any, Any]]:
-        """``(network, its target network)`` pairs, for the learner to update."""
-
-    @abstractmethod
-    def forward_target(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """A forward pass through the target networks."""
+        Those that ``setup`` has made all the same are taken out after it.
+        """
 
 
 class SelfSupervisedLossAPI(ABC):
-    """A module that brings its own loss."""
+    """A module that brings its own loss. It is updated alone, not stacked with others."""
 
     @abstractmethod
     def compute_self_supervised_loss(
         self, *, learner: Any, module_id: str, config: Any, batch: Mapping[str, Any], fwd_out: Mapping[str, Any]
     ) -> Tensor:
-        """A scalar, to be minimised instead of the algorithm's loss."""
+        """A scalar, to be minimised in place of the algorithm's loss.
+
+        Args:
+            learner: Whose update it is; ``learner.log_terms([module_id], {name: tensor})`` notes figures.
+            module_id: The module's id.
+            config: The algorithm's config with the module's own overrides.
+            batch: Columns of a minibatch, ``[B, ...]``.
+            fwd_out: What ``forward_train`` gave for it.
+        """

@@ -23,7 +23,7 @@ class MultiRLModuleSpec:
         multi_rl_module_class: MultiRLModule or a subclass.
         observation_space: Handed to the class.
         action_space: Handed to the class.
-        inference_only: For all modules whose own spec does not say.
+        inference_only: True for all modules, whatever their own specs say.
         model_config: Handed to the class.
         rl_module_specs: One spec for each module id; a single RLModuleSpec stands for all modules.
         load_state_path: A folder with a saved ``MultiRLModule.get_state()`` to start from.
@@ -66,10 +66,14 @@ class MultiRLModuleSpec:
             action_space=self.action_space,
             inference_only=self.inference_only,
             model_config=self.model_config,
-            rl_module_specs=self.rl_module_specs,
+            rl_module_specs={m: self.completed(spec) for m, spec in self.rl_module_specs.items()},
         )
         self.load_state(module)
         return module
+
+    def completed(self, spec: RLModuleSpec) -> RLModuleSpec:
+        """A module's spec, with what is said here for all modules."""
+        return dataclasses.replace(spec, inference_only=True) if self.inference_only else spec
 
     def load_state(self, module: MultiRLModule) -> None:
         """Gives a module what ``load_state_path`` holds, if it is set."""

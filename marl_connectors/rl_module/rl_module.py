@@ -14,6 +14,7 @@ from torch import nn
 
 from marl_connectors.columns import Columns
 from marl_connectors.errors import ModuleError
+from marl_connectors.rl_module.apis import InferenceOnlyAPI
 from marl_connectors.rl_module.distributions import Distribution, default_distribution, without_forbidden
 from marl_connectors.rl_module.module_calls import called_for_columns
 from marl_connectors.typing import DEFAULT_MODULE_ID, ModuleID
@@ -79,6 +80,8 @@ class RLModule(nn.Module):
         self.model_config = {} if model_config is None else model_config
         self.catalog_class = catalog_class
         self.setup()
+        if inference_only and isinstance(self, InferenceOnlyAPI):
+            _take_out(self, self.get_non_inference_attributes())
         self.eval()
 
     def setup(self) -> None:
@@ -192,6 +195,17 @@ class RLModule(nn.Module):
         return self
 
 
+def _take_out(module: nn.Module, paths: Sequence[str]) -> None:
+    """Deletes layers and parameters, as far as they are there."""
+    for path in paths:
+        *outer, name = path.split(".")
+        owner: Any = module
+        for part in outer:
+            owner = getattr(owner, part, None)
+        if isinstance(getattr(owner, name, None), (nn.Module, torch.Tensor)):
+            delattr(owner, name)
+
+
 def _no_gradients() -> AbstractContextManager[Any]:
     """``torch.no_grad()``, or nothing where a MultiRLModule has seen to that already. A hot path."""
     return torch.no_grad() if torch.is_grad_enabled() else _NOTHING
@@ -222,8 +236,8 @@ class RLModuleSpec:
         module_class: The RLModule subclass.
         observation_space: Of what the module sees.
         action_space: Of its agents.
-        inference_only: Leave out what only training needs.
-        learner_only: Do not build the module where agents act.
+        inference_only: Leave out what only training needs (``InferenceOnlyAPI``).
+        learner_only: No agent acts by the module, and ``load_policy`` does without it.
         model_config: Settings for the module.
         catalog_class: Handed to the module as it is.
         load_state_path: A folder that ``checkpoints.save_state(path, module.get_state())`` wrote, to start from.
