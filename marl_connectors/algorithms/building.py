@@ -146,17 +146,10 @@ def build_modules(
     specs = rl_module_specs
     if specs is None:
         agents = agents_by_module(config, setup)
-        specs = {
-            module_id: _completed(
-                multi.completed(spec_of(config, module_id) or RLModuleSpec()),
-                config,
-                setup,
-                env_to_module,
-                module_id,
-                agent_ids,
-            )
-            for module_id, agent_ids in agents.items()
-        }
+        specs = {}
+        for module_id, agent_ids in agents.items():
+            own = multi.completed(spec_of(config, module_id) or RLModuleSpec())
+            specs[module_id] = _completed(own, config, setup, env_to_module, module_id, agent_ids)
         check_uses(specs, agents, config.policies_to_train)
         if not isinstance(multi.rl_module_specs, RLModuleSpec):
             for module_id, spec in multi.rl_module_specs.items():

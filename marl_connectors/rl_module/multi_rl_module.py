@@ -16,6 +16,7 @@ from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup, Phas
 from marl_connectors.errors import ModuleError, did_you_mean
 from marl_connectors.rl_module.architecture import is_stackable, modules_that_share
 from marl_connectors.rl_module.bucket import Bucket, sort_into_buckets
+from marl_connectors.rl_module.given_columns import noting, with_given
 from marl_connectors.rl_module.module_calls import called_for_modules
 from marl_connectors.rl_module.module_columns import (
     columns_by_module,
@@ -182,7 +183,11 @@ class MultiRLModule(nn.Module):
         if not self.has_own_forward:
             return getattr(self, f"_forward_{purpose}")(batch, **kwargs)
         own = {module_id: ChainMap({}, columns) for module_id, columns in batch.items()}  # type: ignore[misc]
-        return called_for_modules(self, purpose, own, kwargs)
+        if purpose != "train":
+            return called_for_modules(self, purpose, own, kwargs)
+        with noting(self.values()) as given:
+            outputs = called_for_modules(self, purpose, own, kwargs)
+        return with_given(outputs, given, own)
 
     def _dispatch(self, purpose: str, batch: Any, **kwargs: Any) -> Any:
         if not isinstance(batch, ColumnBatch):

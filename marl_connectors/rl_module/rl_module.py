@@ -58,6 +58,7 @@ class RLModule(nn.Module):
     """Whether ``_forward`` sees to ``Columns.ACTION_MASK`` itself. True leaves its ``action_dist_inputs`` as they are;
     the mask is kept for training all the same."""
 
+    _notes_given: dict[ModuleID, Mapping[str, Any]] | None = None
     _known_dist_cls: tuple[Space, type[Distribution]] | None = None
     _remembered = frozenset({"known_as", "_known_dist_cls"})
     """Attributes in which modules of one architecture may differ."""
@@ -159,6 +160,8 @@ class RLModule(nn.Module):
 
     def forward_train(self, batch: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Columns for computing a loss."""
+        if self._notes_given is not None and self.known_as is not None:
+            self._notes_given[self.known_as] = batch
         outputs = called_for_columns(self, self._forward_train, batch, kwargs)
         return _masked(self, batch, outputs) if Columns.ACTION_MASK in batch else outputs
 

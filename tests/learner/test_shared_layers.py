@@ -257,3 +257,54 @@ def test_shared_layers_with_a_bad_gradient_are_named(kind, who):
     with pytest.raises(LearnerError, match=match):
         algo.train()
     assert torch.equal(flat(encoder_of(algo, kind)), before)
+
+
+class InPlace(MultiRLModule):
+    """The encoder's outputs take the place of observations, in the columns that it was given."""
+
+    def setup(self):
+        super().setup()
+        self.encoder = nn.Linear(3, 5)
+
+    def _forward(self, batch, **kwargs):
+        for columns in batch.values():
+            columns["obs"] = torch.tanh(self.encoder(columns["obs"]))
+        return super()._forward(batch, **kwargs)
+
+
+class InNewColumns(InPlace):
+    """The same, in a dict of its own."""
+
+    def _forward(self, batch, **kwargs):
+        encoded = {m: {"obs": torch.tanh(self.encoder(columns["obs"]))} for m, columns in batch.items()}
+        return MultiRLModule._forward(self, encoded, **kwargs)
+
+
+class Apart(DefaultPPORLModule):
+    """Its values share no layers with its policy; notes of what they are."""
+
+    valued: list = []
+
+    def compute_values(self, batch, embeddings=None):
+        self.valued.append((batch["obs"].detach(), batch["obs"].requires_grad, batch["rewards"]))
+        return super().compute_values(batch, embeddings=embeddings)
+
+
+def test_values_are_of_what_the_encoder_gave_the_policy():
+    runs = []
+    for multi_class in (InPlace, InNewColumns):
+        Apart.valued.clear()
+        config = sharing_config(multi_class, Apart)
+        seen = spaces.Box(-1.0, 1.0, (5,), np.float32)
+        specs = {agent: RLModuleSpec(Apart, seen, model_config={"vf_share_layers": False}) for agent in AGENTS}
+        config.rl_module(rl_module_spec=MultiRLModuleSpec(multi_class, rl_module_specs=specs))
+        algo = config.build_algo()
+        encoded = torch.tanh(algo.rl_module.encoder(torch.eye(3))).detach()  # of each of the three observations
+        algo.train()
+        assert all(obs.shape[-1] == 5 and obs.abs().max() < 1.0 for obs, _, _ in Apart.valued)
+        assert any(has_gradient for _, has_gradient, _ in Apart.valued)
+        obs, _, _ = Apart.valued[0]  # for advantages, before any step
+        assert all(any(torch.allclose(row, known) for known in encoded) for row in obs)
+        runs.append(algo.rl_module.get_state())
+    for one, other in zip(*(run.values() for run in runs), strict=True):
+        assert all(torch.equal(one[name], other[name]) for name in one)

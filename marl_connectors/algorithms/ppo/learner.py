@@ -17,6 +17,7 @@ from marl_connectors.learner.counted_rows import CountedRows
 from marl_connectors.learner.learner import Learner
 from marl_connectors.ops.ppo_loss import ppo_loss
 from marl_connectors.ops.schedule import value_at
+from marl_connectors.rl_module.given_columns import values_batch
 from marl_connectors.rl_module.module_calls import called
 from marl_connectors.rl_module.output_check import checked_inputs, checked_values
 from marl_connectors.rl_module.rl_module import RLModule
@@ -145,7 +146,8 @@ class PPOLearner(Learner):
             kl = dist_cls.from_logits(rows.pick(batch[Columns.ACTION_DIST_INPUTS])).kl(now)
         values = targets = None
         if config.use_critic:
-            found = called(module, module.compute_values, batch, embeddings=fwd_out.get(Columns.EMBEDDINGS))
+            given = values_batch(fwd_out, batch)
+            found = called(module, module.compute_values, given, embeddings=fwd_out.get(Columns.EMBEDDINGS))
             values = rows.pick(_full(checked_values(module_ids[0], found, lead)))
             targets = rows.pick(batch[Columns.VALUE_TARGETS])
         loss = ppo_loss(

@@ -20,6 +20,7 @@ from marl_connectors.episodes.sequences import PaddedColumns, Sequences, unpadde
 from marl_connectors.errors import ConnectorError, ModuleError
 from marl_connectors.ops.gae import compute_gae, compute_gae_of_episodes
 from marl_connectors.rl_module.apis import ValueFunctionAPI
+from marl_connectors.rl_module.given_columns import values_batch
 from marl_connectors.rl_module.module_calls import called
 from marl_connectors.rl_module.observation_check import check_observations
 from marl_connectors.rl_module.output_check import checked_values
@@ -276,8 +277,8 @@ def _values(rl_module: Any, module_id: str, columns: Any, outputs: dict[str, Any
     module = _with_values(rl_module, module_id)
     if module_id not in outputs:
         return called(module, module.compute_values, columns)
-    embeddings = outputs[module_id].get(Columns.EMBEDDINGS)
-    return called(module, module.compute_values, columns, embeddings=embeddings)
+    own = outputs[module_id]
+    return called(module, module.compute_values, values_batch(own, columns), embeddings=own.get(Columns.EMBEDDINGS))
 
 
 def _value_function(rl_module: Any, module_id: str) -> Callable[[Any], torch.Tensor]:
