@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from gymnasium import Space
+from gymnasium.spaces import Box
 from torch import Tensor, nn
 
 from marl_connectors.columns import Columns
@@ -14,7 +16,7 @@ from marl_connectors.rl_module.apis import InferenceOnlyAPI, ValueFunctionAPI
 from marl_connectors.rl_module.distributions import Distribution, default_distribution
 from marl_connectors.rl_module.rl_module import RLModule
 
-_KEYS = ("policy", "value", "action_distribution")
+_KEYS = ("policy", "value", "action_distribution", "critic_inputs")
 
 
 class TorchModule(RLModule, ValueFunctionAPI, InferenceOnlyAPI):
@@ -31,6 +33,8 @@ class TorchModule(RLModule, ValueFunctionAPI, InferenceOnlyAPI):
       ``action_dist_inputs`` of the actions' distribution.
     * ``value``: ``fn(observation_space, 1)``. Its module turns ``obs`` into ``[B, 1]`` (or ``[B]``). May be left out
       where there is no critic.
+    * ``critic_inputs``: set by MAPPOConfig, in which the value function is of ``critic_obs``; its ``observation_space``
+      is a Box of so many numbers then.
     * ``action_distribution``: for Box actions, as in DefaultModelConfig.
 
     Reads ``obs`` as the env-to-module pipeline gives it; writes ``action_dist_inputs``.
@@ -59,10 +63,14 @@ class TorchModule(RLModule, ValueFunctionAPI, InferenceOnlyAPI):
                 f"TorchModule: {key!r} must be a function that makes a torch module, not {type(make).__name__}: each "
                 f"RLModule needs its own. model_config={{'{key}': lambda observation_space, num_outputs: ...}}."
             )
-        made = make(self.observation_space, num_outputs)
+        made = make(self._value_space() if key == "value" else self.observation_space, num_outputs)
         if not isinstance(made, nn.Module):
             raise ModuleError(f"TorchModule: {key!r} made {type(made).__name__}, no torch module. Return an nn.Module.")
         return made
+
+    def _value_space(self) -> Space | None:
+        size = self.model_config.get("critic_inputs")
+        return self.observation_space if size is None else Box(-np.inf, np.inf, (size,), np.float32)
 
     def _dist_cls_for(self, action_space: Space) -> type[Distribution]:
         return default_distribution(action_space, self.model_config.get("action_distribution", "gaussian"))
@@ -71,7 +79,7 @@ class TorchModule(RLModule, ValueFunctionAPI, InferenceOnlyAPI):
         return {Columns.ACTION_DIST_INPUTS: self.policy(batch[Columns.OBS])}
 
     def compute_values(self, batch: Mapping[str, Any], embeddings: Any = None) -> Tensor:
-        """``[B]`` value estimates of ``batch["obs"]``.
+        """``[B]`` value estimates of ``batch["obs"]``, or of ``batch["critic_obs"]`` with ``critic_inputs``.
 
         Raises:
             ModuleError: If there is no ``value``.
@@ -81,7 +89,8 @@ class TorchModule(RLModule, ValueFunctionAPI, InferenceOnlyAPI):
                 "TorchModule: it has no value function. Give one in model_config={'value': ...}, or set "
                 "use_critic=False."
             )
-        values = self.value(batch[Columns.OBS])
+        is_central = "critic_inputs" in self.model_config
+        values = self.value(batch[Columns.CRITIC_OBS if is_central else Columns.OBS])
         return values.squeeze(-1) if values.dim() == 2 and values.shape[-1] == 1 else values
 
     def get_non_inference_attributes(self) -> list[str]:

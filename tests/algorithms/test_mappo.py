@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -12,11 +14,14 @@ from marl_connectors import (
     Algorithm,
     Columns,
     ConfigError,
+    DefaultModelConfig,
+    DefaultPPORLModule,
     MAPPOConfig,
     MAPPOModelConfig,
     ModuleError,
     RLModule,
     RLModuleSpec,
+    TorchModule,
     ValueFunctionAPI,
 )
 from marl_connectors.algorithms.mappo.rl_module import DefaultMAPPORLModule
@@ -151,3 +156,65 @@ def test_a_policy_with_a_memory_has_no_critic_with_one(kind):
     before = weights(algo)
     algo.train()
     assert {key for key, value in weights(algo).items() if not torch.equal(value, before[key])} == set(before)
+
+
+@dataclasses.dataclass
+class Widths:
+    critic_inputs: int = 0
+    width: int = 6
+
+
+@dataclasses.dataclass
+class NoPlace:
+    width: int = 6
+
+
+class TeamOfDataclass(Team):
+    def setup(self):
+        self.policy = nn.Linear(2, 3)
+        self.critic = nn.Linear(self.model_config.critic_inputs, 1)
+
+
+class OwnHead(DefaultPPORLModule):
+    """PPO's module with another critic."""
+
+    def setup(self):
+        super().setup()
+        self.critic = nn.Linear(self.model_config.critic_inputs, 1)
+
+    def compute_values(self, batch, embeddings=None):
+        return self.critic(batch[Columns.CRITIC_OBS]).squeeze(-1)
+
+
+def linear(space, num_outputs):
+    return nn.Linear(space.shape[0], num_outputs)
+
+
+@pytest.mark.parametrize(
+    ("cls", "model_config", "critic"),
+    [
+        (Team, None, "critic"),
+        (Team, {"mine": 1}, "critic"),
+        (TeamOfDataclass, Widths(), "critic"),
+        (TeamOfDataclass, DefaultModelConfig(fcnet_hiddens=(4,)), "critic"),
+        (OwnHead, None, "critic"),
+        (OwnHead, {"fcnet_hiddens": (4,)}, "critic"),
+        (TorchModule, {"policy": linear, "value": linear}, "value"),
+    ],
+)
+def test_every_kind_of_module_config_says_how_much_the_critic_sees(cls, model_config, critic):
+    config = small_config(lambda: LifeEnv(agents="abc"), algorithm=MAPPOConfig).rl_module(model_config=model_config)
+    algo = config.training(vf_clip_param=1e6).rl_module(rl_module_spec=RLModuleSpec(cls)).build_algo()
+    before = weights(algo)
+    algo.train()
+    assert getattr(algo.get_module(), critic).in_features == 3 * 2 + 3 + 3
+    name = f"default_policy {critic}.weight"
+    assert not torch.equal(weights(algo)[name], before[name])
+
+
+def test_a_module_config_without_a_place_for_it_is_named():
+    config = small_config(lambda: LifeEnv(agents="abc"), algorithm=MAPPOConfig).rl_module(
+        rl_module_spec=RLModuleSpec(TeamOfDataclass, model_config=NoPlace())
+    )
+    with pytest.raises(ConfigError, match=r"TeamOfDataclass has a model_config of NoPlace, .* critic_inputs: int = 0"):
+        config.build_algo()

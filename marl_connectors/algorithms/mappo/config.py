@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from marl_connectors.algorithms.mappo.model_config import MAPPOModelConfig
@@ -15,6 +16,7 @@ from marl_connectors.connectors.learner.add_joint_observations_from_episodes_to_
     AddJointObservationsFromEpisodesToTrainBatch,
 )
 from marl_connectors.errors import ConfigError, did_you_mean
+from marl_connectors.rl_module.default_model_config import DefaultModelConfig
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -42,7 +44,8 @@ class MAPPOConfig(PPOConfig):
 
     Settings are those of PPOConfig, and ``critic_obs``. Each module has a critic of its own; modules that several
     agents share tell them apart, as the critic is told whose value is asked for. A module of your own reads
-    ``batch["critic_obs"]`` in ``compute_values``; its ``model_config["critic_inputs"]`` says how many numbers that is.
+    ``batch["critic_obs"]`` in ``compute_values``; ``critic_inputs`` in its ``model_config`` says how many numbers that
+    is: a key of a dict, which it is unless you give another kind, or a field of a dataclass of yours.
     """
 
     def __init__(self) -> None:
@@ -65,11 +68,7 @@ class MAPPOConfig(PPOConfig):
         """Tells the module how many inputs its critic has."""
         spec = super().complete_rl_module_spec(spec, setup, env_to_module)
         size = self._critic_obs_piece(setup, env_to_module).size
-        given = spec.model_config
-        if isinstance(given, dict):
-            return dataclasses.replace(spec, model_config={**given, "critic_inputs": size})
-        config = MAPPOModelConfig.of(None if given is None else dataclasses.asdict(given))
-        return dataclasses.replace(spec, model_config=dataclasses.replace(config, critic_inputs=size))
+        return dataclasses.replace(spec, model_config=_with_critic_inputs(spec, size))
 
     def default_learner_pieces(self, setup: EnvSetup, env_to_module: EnvToModulePipeline) -> list[ConnectorV2]:
         """The piece that adds what the critics see."""
@@ -104,3 +103,28 @@ class MAPPOConfig(PPOConfig):
                     f"algorithm_config_overrides_per_module: module {module_id!r} cannot have a critic_obs of its own. "
                     f"All critics of a run see the same: set .training(critic_obs=...)."
                 )
+
+
+def _with_critic_inputs(spec: RLModuleSpec, size: int) -> Any:
+    """A module's ``model_config``, in the form that its class knows, with the number of its critic's inputs."""
+    from marl_connectors.algorithms.mappo.rl_module import DefaultMAPPORLModule
+    from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
+
+    cls: type = spec.module_class or DefaultMAPPORLModule
+    given: Any = spec.model_config
+    if isinstance(given, Mapping) and (
+        issubclass(cls, DefaultMAPPORLModule) or not issubclass(cls, DefaultPPORLModule)
+    ):
+        return {**given, "critic_inputs": size}
+    if issubclass(cls, DefaultPPORLModule) or isinstance(given, DefaultModelConfig):
+        settings = dataclasses.asdict(given) if dataclasses.is_dataclass(given) else given
+        return dataclasses.replace(MAPPOModelConfig.of(settings), critic_inputs=size)  # type: ignore[arg-type]
+    if given is None:
+        return {"critic_inputs": size}
+    fields = dataclasses.fields(given) if dataclasses.is_dataclass(given) else ()
+    if any(field.name == "critic_inputs" and field.init for field in fields):
+        return dataclasses.replace(given, critic_inputs=size)
+    raise ConfigError(
+        f"MAPPOConfig: {cls.__name__} has a model_config of {type(given).__name__}, which has no place for how many "
+        f"inputs its critic has. Give that a field, critic_inputs: int = 0, or use a dict."
+    )
