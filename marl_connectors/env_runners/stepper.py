@@ -19,6 +19,7 @@ from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvT
 from marl_connectors.connectors.module_to_env.get_actions import ACTION_NOISE
 from marl_connectors.connectors.module_to_env.listify_data_for_vector_env import env_action_array, env_actions
 from marl_connectors.connectors.module_to_env.module_to_env_pipeline import ModuleToEnvPipeline
+from marl_connectors.env_runners.acting_check import check_outputs
 from marl_connectors.env_runners.action_noise import ActionNoise
 from marl_connectors.env_runners.data_checks import (
     bad_observations,
@@ -356,8 +357,13 @@ class Stepper:
         copies = sum(len(group.acting) for group in groups) if resting else len(self.vector_env.copies)
         self._counts.settle(groups, copies)
 
+    def _check_outputs(self) -> None:
+        for group in self._episodes.lanes.groups:
+            check_outputs(group, self.rl_module, self._episodes.in_rollouts)
+
     def _complete_fragment(self) -> None:
         """Checks what the environments gave and computes what was left to be computed for all steps at once."""
+        self._check_outputs()
         for group in self._episodes.lanes.groups:
             check_columns(group, self.vector_env, self._episodes.in_rollouts, spaces_too=self._check_spaces)
             dist_cls = self._deferred_logp.pop(group, None)
