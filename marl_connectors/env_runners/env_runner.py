@@ -187,6 +187,7 @@ class EnvRunner(Stepper):
     ) -> list[Any]:
         self._look_at_pieces()
         self.rl_module.bind_buckets()
+        self.rl_module.act()
         copies = len(self.vector_env.copies)
         told = self._episodes.told
         if told is not None:
