@@ -89,7 +89,7 @@ def check_settings(config: AlgorithmConfig) -> None:
             f".framework(torch_compile_learner=True)."
         )
     require(config, "autocast_dtype", config.autocast_dtype in (None, "bfloat16"), "'bfloat16' or None")
-    check_schedule(f"{type(config).__name__}: lr", config.lr)
+    check_schedule(f"{type(config).__name__}: lr", config.lr, low=0.0)
     gpus = config.num_gpus_per_learner
     require(
         config,

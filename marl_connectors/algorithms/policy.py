@@ -20,6 +20,7 @@ from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvT
 from marl_connectors.connectors.module_to_env.get_actions import ACTION_NOISE
 from marl_connectors.connectors.module_to_env.listify_data_for_vector_env import env_action_array, env_actions
 from marl_connectors.connectors.module_to_env.module_to_env_pipeline import ModuleToEnvPipeline
+from marl_connectors.env_runners.acting_check import check_outputs_of_rows
 from marl_connectors.env_runners.action_noise import ActionNoise
 from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup
 from marl_connectors.episodes.rollout import take
@@ -167,6 +168,7 @@ class Policy:
             EpisodeError: If an observation is not of the agent's space, or batches differ in size.
             MappingError: For an agent, or a module, that is unknown.
             ConnectorError: If a piece fails, or modules would see what is not finite.
+            ModuleError: If they put out what is not.
         """
         agents = [a for a in (observations if agent_ids is None else agent_ids) if a in observations]
         if not agents:
@@ -179,6 +181,7 @@ class Policy:
         batch = self._run(self._explore if explore is None else explore)
         found: dict[AgentID, Any] = {}
         for seats, columns in zip(self._lanes.seats, batch.groups, strict=True):
+            check_outputs_of_rows(columns, self.rl_module)
             values: Any = env_action_array(columns) if is_batch else env_actions(columns)
             for agent_id, own in seats.rows_of_agents():
                 if not is_batch:

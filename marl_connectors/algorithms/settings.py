@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 class Settings:
     """An object whose public attributes are settings."""
 
+    _is_frozen = False
+
     def __init__(self) -> None:
-        self._is_frozen = False
         self._module_configs: dict[ModuleID, Any] = {}
 
     def copy(self) -> Self:
@@ -56,9 +57,12 @@ class Settings:
         return settings
 
     def _set(self, name: str, value: Any) -> None:
-        if self._is_frozen:
-            raise ConfigError(f"{type(self).__name__}: frozen, so {name!r} cannot be set. Change a .copy() of it.")
         setattr(self, name, value)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not name.startswith("_") and self._is_frozen:
+            raise ConfigError(f"{type(self).__name__}: frozen, so {name!r} cannot be set. Change a .copy() of it.")
+        super().__setattr__(name, value)
 
     def _check_names(self, settings: Mapping[str, Any]) -> None:
         known = self.to_dict()

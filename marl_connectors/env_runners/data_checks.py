@@ -16,6 +16,7 @@ from marl_connectors.environments.vector_env import VectorEnv
 from marl_connectors.episodes.column_batch import ColumnBatch
 from marl_connectors.episodes.lane_storage import LaneStorage
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
+from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.errors import ConnectorError, EnvError, ModuleError
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.rl_module.observation_check import check_observations
@@ -122,8 +123,22 @@ def _error_at(
     text: str,
 ) -> EnvError:
     """The error for what a row of a rollout holds: of the agent whose episode it is, who may have left its lane."""
-    row, number = divmod(position, group.rollout.num_lanes)
     t = int(group.rollout.columns[Columns.T][position])
+    owner = owner_of(group, position, episodes)
+    if owner is None:
+        return EnvError(f"an episode that was dropped, env step {t}: {text}")
+    env_index, episode, own = owner
+    agent_id = DEFAULT_AGENT_ID if own.agent_id is None else own.agent_id
+    episode_number = int(str(episode.id_).split("-")[1])
+    where = f"environment copy {env_index}, episode {episode_number}, agent {agent_id!r}, env step {t}"
+    return _with_seed(vector_env, env_index, episode_number, f"{where}: {text}")
+
+
+def owner_of(
+    group: LaneGroup, position: int, episodes: Callable[[], Iterable[tuple[int, Episode]]]
+) -> tuple[int, Episode, SingleAgentEpisode] | None:
+    """The copy, the episode and the agent episode that a row of a rollout is in; None if that was dropped."""
+    row, number = divmod(position, group.rollout.num_lanes)
     for env_index, episode in episodes():
         owns = episode.all_agent_episodes() if isinstance(episode, MultiAgentEpisode) else [episode]
         for own in owns:
@@ -134,11 +149,8 @@ def _error_at(
                 and storage.lane == number
                 and storage.start_row <= row <= storage.last_row
             ):
-                agent_id = DEFAULT_AGENT_ID if own.agent_id is None else own.agent_id
-                episode_number = int(str(episode.id_).split("-")[1])
-                where = f"environment copy {env_index}, episode {episode_number}, agent {agent_id!r}, env step {t}"
-                return _with_seed(vector_env, env_index, episode_number, f"{where}: {text}")
-    return EnvError(f"an episode that was dropped, env step {t}: {text}")
+                return env_index, episode, own
+    return None
 
 
 def _with_seed(vector_env: VectorEnv, env_index: int, episode_number: int, text: str) -> EnvError:

@@ -25,7 +25,7 @@ from marl_connectors.env_runners.stepper import PolicyMappingFn
 from marl_connectors.environments.action_history import HISTORY_BYTES
 from marl_connectors.environments.env_failures import EnvFailure, EnvRestarts, FailureCounts
 from marl_connectors.environments.worker_vector_env import make_vector_env
-from marl_connectors.errors import CheckpointError
+from marl_connectors.errors import CheckpointError, EnvError
 from marl_connectors.metrics import MetricsLogger, by_pipeline, with_logged
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID
@@ -173,8 +173,10 @@ class EnvRunner(DoubleBufferedStepper):
         explore = self.explore if explore is None else explore
         try:
             episodes = self._sample(num_timesteps, num_episodes, explore, random_actions, force_reset)
-        except BaseException:
+        except BaseException as error:
             self._batch = None  # nobody knows what the copies, or the episodes, are in the middle of
+            if isinstance(error, EnvError):
+                self._check_outputs()  # for which an environment could do nothing
             raise
         self.times.sample += perf_counter() - began
         return episodes
@@ -189,6 +191,7 @@ class EnvRunner(DoubleBufferedStepper):
     ) -> list[Any]:
         self._look_at_pieces()
         self.rl_module.bind_buckets()
+        self.rl_module.act()
         copies = len(self.vector_env.copies)
         told = self._episodes.told
         if told is not None:

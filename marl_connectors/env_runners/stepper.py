@@ -9,7 +9,6 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-import torch
 from gymnasium import Space
 
 from marl_connectors import spaces
@@ -20,6 +19,7 @@ from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvT
 from marl_connectors.connectors.module_to_env.get_actions import ACTION_NOISE
 from marl_connectors.connectors.module_to_env.listify_data_for_vector_env import env_action_array, env_actions
 from marl_connectors.connectors.module_to_env.module_to_env_pipeline import ModuleToEnvPipeline
+from marl_connectors.env_runners.acting_check import check_outputs
 from marl_connectors.env_runners.action_noise import ActionNoise
 from marl_connectors.env_runners.data_checks import (
     bad_observations,
@@ -28,6 +28,7 @@ from marl_connectors.env_runners.data_checks import (
     check_columns,
     check_forward_batch,
 )
+from marl_connectors.env_runners.deferred_logp import record_logp
 from marl_connectors.env_runners.halves import Half
 from marl_connectors.env_runners.live_rows import orders
 from marl_connectors.env_runners.prepared_actions import PreparedActions
@@ -43,7 +44,6 @@ from marl_connectors.episodes.rollout import take
 from marl_connectors.metrics import MetricsLogger
 from marl_connectors.rl_module.distributions import Distribution
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
-from marl_connectors.trees import tree_map
 from marl_connectors.typing import AgentID, ModuleID
 
 _LOG = logging.getLogger(__name__)
@@ -385,16 +385,15 @@ class Stepper:
         copies = sum(len(group.acting) for group in groups) if resting else len(self.vector_env.copies)
         self._counts.settle(groups, copies)
 
+    def _check_outputs(self) -> None:
+        for group in self._episodes.lanes.groups:
+            check_outputs(group, self.rl_module, self._episodes.in_rollouts)
+
     def _complete_fragment(self) -> None:
         """Checks what the environments gave and computes what was left to be computed for all steps at once."""
+        self._check_outputs()
         for group in self._episodes.lanes.groups:
             check_columns(group, self.vector_env, self._episodes.in_rollouts, spaces_too=self._check_spaces)
             dist_cls = self._deferred_logp.pop(group.index, None)
             if dist_cls is not None:
-                rollout = group.rollout
-                new = slice(group.lookback * rollout.num_lanes, rollout.num_rows * rollout.num_lanes)
-                inputs = torch.from_numpy(rollout.columns[Columns.ACTION_DIST_INPUTS][new])
-                actions = tree_map(lambda leaf: torch.from_numpy(leaf[new]), rollout.columns[Columns.ACTIONS])  # noqa: B023
-                rollout.record(new, {Columns.ACTION_LOGP: dist_cls.from_logits(inputs).logp(actions).numpy()})
-                if Columns.ACTION_DIST_INPUTS in rollout.given:  # others have put out actions themselves
-                    rollout.given[Columns.ACTION_LOGP] = rollout.given[Columns.ACTION_DIST_INPUTS].copy()
+                record_logp(group, dist_cls)

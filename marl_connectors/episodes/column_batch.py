@@ -26,6 +26,18 @@ class Phase(Enum):
     TENSORS = "module -> column -> tensor"
 
 
+class NoColumn(KeyError):
+    """What was looked for in a group's columns is not there.
+
+    Attributes:
+        column: What.
+    """
+
+    def __init__(self, column: str, message: str):
+        super().__init__(message)
+        self.column = column
+
+
 class ColumnGroup(dict[str, Any]):
     """The columns of agents with like spaces: name to ``[B, ...]`` array or tensor, aligned with ``rows``.
 
@@ -64,9 +76,10 @@ class ColumnGroup(dict[str, Any]):
         self.holders: Mapping[str, frozenset[ModuleID]] = _NO_HOLDERS
 
     def __missing__(self, name: str) -> Any:
-        raise KeyError(
+        raise NoColumn(
+            name,
             f"no column {name!r} in the batch. {did_you_mean(name, self)} Columns of the trajectories: "
-            f"columns.rows.get({name!r})."
+            f"columns.rows.get({name!r}).",
         )
 
     def like(self) -> ColumnGroup:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _MAY_BE_INFINITE = (Columns.ACTION_DIST_INPUTS,)
 """Logits of impossible actions are -inf."""
 
+_OF_MODULES = (Columns.ACTION_DIST_INPUTS, Columns.ACTION_LOGP)
+
 
 class FiniteCheck:
     """Whether all steps of an update so far were finite.
@@ -82,9 +84,10 @@ def _cause(bad: NotFinite, module: MultiRLModule, batch: ColumnBatch) -> str:
         if bad.module_id in group.module_ids:
             i = group.module_ids.index(bad.module_id)
             for name, number, rows in _bad_columns(group, group.splits[i], group.splits[i + 1]):
+                of_module = "the module when it acted" if name in _OF_MODULES else "the environment"
                 return (
                     f"The column {name!r} is not finite in {number} of the module's {rows} rows: look at what makes "
-                    f"it, the environment or a connector piece."
+                    f"it, {of_module} or a connector piece."
                 )
     if bad.name == GRADIENT_NORM:
         return "The loss itself is finite: look for roots and logarithms near 0, or set vf_clip_param or a lower lr."

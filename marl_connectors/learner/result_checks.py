@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from marl_connectors.errors import LearnerError
+from marl_connectors.learner.own_losses import who_computes
 from marl_connectors.typing import ModuleID
 
 
@@ -31,8 +32,8 @@ def checked_losses(losses: Any, module_ids: Sequence[ModuleID], learner: Any) ->
         )
     fix = "Take its mean." if isinstance(losses, Tensor) else "Return the loss; log_terms takes figures beside it."
     raise LearnerError(
-        f"{type(learner).__name__}: its compute_loss_for_module gave {came} for module {module_ids[0]!r}, expected a "
-        f"scalar tensor. {fix}"
+        f"{who_computes(learner, module_ids[0])} gave {came} for module {module_ids[0]!r}, expected a scalar "
+        f"tensor. {fix}"
     )
 
 

@@ -25,12 +25,13 @@ def value_at(schedule: Schedule, t: float) -> float:
     return float(np.interp(t, times, values))
 
 
-def check_schedule(name: str, schedule: object) -> None:
+def check_schedule(name: str, schedule: object, *, low: float = -np.inf) -> None:
     """Raises ConfigError unless ``schedule`` is a finite number or a list of at least one ``[t, value]`` pair.
 
-    The times must start at 0 and increase.
+    The times must start at 0 and increase, and no value may be below ``low``.
     """
-    if isinstance(schedule, (int, float)) and not isinstance(schedule, bool) and np.isfinite(schedule):
+    is_number = isinstance(schedule, (int, float)) and not isinstance(schedule, bool)
+    if is_number and np.isfinite(float(schedule)) and float(schedule) >= low:  # type: ignore[arg-type]
         return
     try:
         points = np.array(schedule, np.float64)
@@ -42,8 +43,10 @@ def check_schedule(name: str, schedule: object) -> None:
         or not np.isfinite(points).all()
         or points[0, 0] != 0
         or (np.diff(points[:, 0]) <= 0).any()
+        or (points[:, 1] < low).any()
     ):
+        bound = "" if low == -np.inf else f" and values from {low:g}"
         raise ConfigError(
-            f"{name}: expected a number or a schedule [[0, value], [t, value], ...] with increasing times, "
+            f"{name}: expected a number or a schedule [[0, value], [t, value], ...] with increasing times{bound}, "
             f"got {schedule!r}."
         )

@@ -7,9 +7,10 @@ from typing import Any, NoReturn
 
 import torch
 
+from marl_connectors.episodes.column_batch import NoColumn
 from marl_connectors.errors import MarlConnectorsError, ModuleError
 from marl_connectors.spaces import describe
-from marl_connectors.trees import tree_map
+from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import ModuleID
 
 _AS_THEY_ARE = (MarlConnectorsError, NotImplementedError, torch.OutOfMemoryError)
@@ -105,6 +106,8 @@ def _fail(module: Any, method: Callable[..., Any], batch: Mapping[str, Any], err
     if isinstance(error, _AS_THEY_ARE):
         raise error
     key = error.args[0] if isinstance(error, KeyError) and error.args else None
+    if isinstance(error, NoColumn):
+        key = error.column
     if isinstance(key, str) and key.isidentifier() and key not in batch:
         raise ModuleError(
             f"{_who(module)}: its {method.__name__} found no {key!r} (a KeyError). The batch has the columns "
@@ -116,8 +119,21 @@ def _fail(module: Any, method: Callable[..., Any], batch: Mapping[str, Any], err
     said = key if isinstance(key, str) else error
     raise ModuleError(
         f"{_who(module)}: its {method.__name__} raised {type(error).__name__}: {said}. It was given columns of the "
-        f"shapes {_shapes(batch)}.{built}"
+        f"shapes {_shapes(batch)}.{built}{_other_precision(module, batch)}"
     ) from error
+
+
+def _other_precision(module: Any, batch: Mapping[str, Any]) -> str:
+    """A sentence, where parameters and observations are numbers of different kinds."""
+    kinds = {p.dtype for p in module.parameters() if p.is_floating_point()} if hasattr(module, "parameters") else set()
+    seen = {x.dtype for x in leaves(batch.get("obs")) if isinstance(x, torch.Tensor) and x.is_floating_point()}
+    if not kinds or not seen or seen <= kinds:
+        return ""
+    ours, theirs = (", ".join(sorted(str(kind) for kind in own)) for own in (kinds, seen))
+    return (
+        f" Its parameters are {ours}, its observations {theirs}: convert these in its forward pass. For updates in "
+        f"half precision leave parameters in float32, and set .learners(autocast_dtype='bfloat16')."
+    )
 
 
 def _who(module: Any) -> str:

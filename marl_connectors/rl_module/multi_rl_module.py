@@ -257,6 +257,13 @@ class MultiRLModule(nn.Module):
         else:
             self._buckets = None
 
+    def act(self) -> None:
+        """Sees to it that all modules are in eval mode, whatever was done to them since."""
+        if any(part.training for part in self.modules()):
+            self.eval()
+            for bucket in self.buckets:
+                bucket.twin.eval()
+
     def unbind_buckets(self) -> None:
         """Gives all parameters memory of their own, as before there were buckets. Those are made anew when needed."""
         for parameter in self.parameters():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from marl_connectors.columns import Columns
@@ -49,7 +50,7 @@ def checked_inputs(module_id: ModuleID, module: RLModule, fwd_out: Mapping[str, 
 
 
 def checked_values(module_id: ModuleID, values: Any, lead: tuple[int, ...]) -> Tensor:
-    """What a module's ``compute_values`` gave. A hot path.
+    """What a module's ``compute_values`` gave, in single precision at least. A hot path.
 
     Raises:
         ModuleError: If it is not one number for each row.
@@ -60,4 +61,9 @@ def checked_values(module_id: ModuleID, values: Any, lead: tuple[int, ...]) -> T
             f"compute_values of module {module_id!r} gave {found}, expected a tensor of shape {lead}: one number for "
             f"each row, without a last axis (.squeeze(-1))."
         )
-    return values
+    return in_full(values)
+
+
+def in_full(values: Tensor) -> Tensor:
+    """In single precision at least: half precision has too few digits for the ratios of a loss."""
+    return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values

@@ -272,7 +272,7 @@ class RLModuleSpec:
         """The module.
 
         Raises:
-            ModuleError: If a class or space is missing.
+            ModuleError: If a class or space is missing, or parameters have no values.
         """
         for name in ("module_class", "observation_space", "action_space"):
             if getattr(self, name) is None:
@@ -288,6 +288,12 @@ class RLModuleSpec:
             model_config=self.model_config,
             catalog_class=self.catalog_class,
         )
+        for name, parameter in module.named_parameters():
+            if parameter.is_meta:
+                raise ModuleError(
+                    f"RLModuleSpec: the parameter {name!r} of {type(module).__name__} is on the meta device, so it has "
+                    f"no values. Call to_empty(device='cpu') in setup, and initialise it."
+                )
         if self.load_state_path is not None:
             from marl_connectors.checkpoints import load_state
 

@@ -77,6 +77,8 @@ def test_the_config_of_an_algorithm_is_frozen_and_the_users_is_not():
     algo = config.build_algo()
     with pytest.raises(ConfigError, match="frozen"):
         algo.config.training(lr=1.0)
+    with pytest.raises(ConfigError, match="frozen, so 'lr' cannot be set"):
+        algo.config.lr = 1.0
     config.training(lr=1.0)
     assert algo.config.lr == 0.01
 
@@ -86,6 +88,8 @@ def test_the_config_of_an_algorithm_is_frozen_and_the_users_is_not():
     [
         ({"gamma": 1.5}, r"gamma must be a number in \[0, 1\], not 1.5"),
         ({"lr": "fast"}, "lr: expected a number or a schedule .* got 'fast'"),
+        ({"lr": -1}, "lr: expected .* values from 0, got -1"),
+        ({"lr": [[0, 0.1], [10, -0.1]]}, "lr: expected .* values from 0, got"),
         ({"lr": [[5, 0.1]]}, r"lr: expected .* got \[\[5, 0.1\]\]"),
         ({"entropy_coeff": [[0, 1], [0, 2]]}, "entropy_coeff: expected a number or a schedule"),
         ({"num_epochs": 0}, "num_epochs must be a whole number >= 1, not 0"),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from scripted_envs import small_config
 from torch.nn import functional as F
 
 from marl_connectors import Columns, DefaultPPORLModule, MultiRLModuleSpec, RLModuleSpec, SelfSupervisedLossAPI
+from marl_connectors.errors import LearnerError
 from marl_connectors.rl_module.layers import MLP
 
 
@@ -49,3 +51,14 @@ def test_a_loss_of_the_modules_own_takes_the_place_of_the_algorithms():
         assert torch.equal(before[module_id]["pi.layers.0.weight"], after[module_id]["pi.layers.0.weight"]) != moved
     for name, value in after["agent_2"].items():
         assert torch.equal(value, before["agent_2"][name])
+
+
+class Silent(Predicting):
+    def compute_self_supervised_loss(self, **given):
+        return None
+
+
+def test_a_loss_that_is_none_is_said_to_be_the_modules():
+    config = small_config("marl_envs.match_v0", env_config={"n_agents": 1, "n_actions": 3, "ep_len": 5})
+    with pytest.raises(LearnerError, match="Silent: its compute_self_supervised_loss gave None for module 'agent_0'"):
+        config.multi_agent(policies="independent").rl_module(rl_module_spec=RLModuleSpec(Silent)).build_algo().train()

@@ -144,6 +144,15 @@ def test_the_twin_drops_in_updates_only():
     assert set(StackableDropping.modes) == {(3, False)}
 
 
+def test_modules_that_somebody_left_in_train_mode_act_in_eval_mode():
+    algo = build("stacked")
+    algo.rl_module.train()
+    algo.rl_module.buckets[0].twin.train()
+    StackableDropping.modes.clear()
+    algo.env_runner.sample()
+    assert set(StackableDropping.modes) == {(3, False)}
+
+
 def test_batch_norm_learns_its_statistics_in_updates_only():
     algo = build("batch norm")
 

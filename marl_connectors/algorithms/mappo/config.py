@@ -117,13 +117,13 @@ def _with_critic_inputs(spec: RLModuleSpec, size: int) -> Any:
     ):
         return {**given, "critic_inputs": size}
     if issubclass(cls, DefaultPPORLModule) or isinstance(given, DefaultModelConfig):
-        settings = dataclasses.asdict(given) if dataclasses.is_dataclass(given) else given
-        return dataclasses.replace(MAPPOModelConfig.of(settings), critic_inputs=size)  # type: ignore[arg-type]
+        settings: Any = dataclasses.asdict(spec.model_config) if dataclasses.is_dataclass(given) else given
+        return dataclasses.replace(MAPPOModelConfig.of(settings), critic_inputs=size)
     if given is None:
         return {"critic_inputs": size}
     fields = dataclasses.fields(given) if dataclasses.is_dataclass(given) else ()
     if any(field.name == "critic_inputs" and field.init for field in fields):
-        return dataclasses.replace(given, critic_inputs=size)
+        return dataclasses.replace(spec.model_config, critic_inputs=size)
     raise ConfigError(
         f"MAPPOConfig: {cls.__name__} has a model_config of {type(given).__name__}, which has no place for how many "
         f"inputs its critic has. Give that a field, critic_inputs: int = 0, or use a dict."

@@ -6,7 +6,6 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from marl_connectors.algorithms.ppo.discounted_returns import DiscountedReturns
@@ -19,7 +18,7 @@ from marl_connectors.ops.ppo_loss import ppo_loss
 from marl_connectors.ops.schedule import value_at
 from marl_connectors.rl_module.given_columns import values_batch
 from marl_connectors.rl_module.module_calls import called
-from marl_connectors.rl_module.output_check import checked_inputs, checked_values
+from marl_connectors.rl_module.output_check import checked_inputs, checked_values, in_full
 from marl_connectors.rl_module.rl_module import RLModule
 from marl_connectors.transfers import moved
 from marl_connectors.typing import ModuleID
@@ -140,7 +139,7 @@ class PPOLearner(Learner):
         rows = CountedRows.of(batch, stacked=len(module_ids) if len(module_ids) > 1 else 0)
         lead = tuple(batch[Columns.ADVANTAGES].shape)
         inputs = checked_inputs(module_ids[0], self.module[module_ids[0]], fwd_out, lead)
-        now = dist_cls.from_logits(rows.pick(_full(inputs)))
+        now = dist_cls.from_logits(rows.pick(in_full(inputs)))
         kl = None
         if config.use_kl_loss:
             kl = dist_cls.from_logits(rows.pick(batch[Columns.ACTION_DIST_INPUTS])).kl(now)
@@ -148,7 +147,7 @@ class PPOLearner(Learner):
         if config.use_critic:
             given = values_batch(fwd_out, batch)
             found = called(module, module.compute_values, given, embeddings=fwd_out.get(Columns.EMBEDDINGS))
-            values = rows.pick(_full(checked_values(module_ids[0], found, lead)))
+            values = rows.pick(checked_values(module_ids[0], found, lead))
             targets = rows.pick(batch[Columns.VALUE_TARGETS])
         loss = ppo_loss(
             logp=now.logp(rows.pick(batch[Columns.ACTIONS])),
@@ -197,8 +196,3 @@ class PPOLearner(Learner):
 def _advantage_settings(config: Any) -> dict[str, float]:
     """Discount and trade-off of a module's advantages; without GAE or a critic they are whole returns."""
     return {"gamma": config.gamma, "lambda_": config.lambda_ if config.use_gae and config.use_critic else 1.0}
-
-
-def _full(values: Tensor) -> Tensor:
-    """In single precision at least: half precision has too few digits for the ratios of a loss."""
-    return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values

@@ -1,0 +1,105 @@
+"""Whether what modules put out when acting is a distribution, or an action, at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from marl_connectors.columns import Columns
+from marl_connectors.env_runners.data_checks import owner_of
+from marl_connectors.env_runners.done_episodes import Episode
+from marl_connectors.env_runners.lanes import LaneGroup
+from marl_connectors.episodes.column_batch import ColumnGroup
+from marl_connectors.errors import ModuleError
+from marl_connectors.trees import leaves, tree_map
+from marl_connectors.typing import DEFAULT_MODULE_ID, ModuleID
+
+
+def check_outputs(
+    group: LaneGroup, rl_module: Any, episodes: Callable[[], Iterable[tuple[int, Episode]]] = lambda: ()
+) -> None:
+    """Checks what was recorded in a whole fragment at once, at its end.
+
+    What comes of an observation that is NaN is left to the check of observations.
+
+    Args:
+        group: Whose rollout.
+        rl_module: The modules, for the message.
+        episodes: Gives the episodes that have rows there, with their copies, for the message.
+
+    Raises:
+        ModuleError: For NaN, and for infinite numbers but logits of -inf; names the module, agent and step, and a
+            parameter that is not finite, if there is one.
+    """
+    rollout = group.rollout
+    begin = group.lookback * rollout.num_lanes
+    found = _first_bad({n: tree_map(lambda leaf: leaf[begin:], rollout.columns[n]) for n in _known(rollout.columns)})
+    if found is None:
+        return
+    name, row, value = found
+    position = begin + row
+    seen = [leaf[position] for leaf in leaves(rollout.source(Columns.OBS))]
+    if any(np.issubdtype(leaf.dtype, np.floating) and np.isnan(leaf).any() for leaf in seen):
+        return
+    owner, t = owner_of(group, position, episodes), int(rollout.columns[Columns.T][position])
+    if owner is None:  # of an episode that was dropped
+        module_ids = group.rows.module_ids
+        module_id = next((m for m in module_ids if _bad_parameter(rl_module[m])), module_ids[0])
+        raise _not_finite(module_id, rl_module[module_id], name, value, f"at env step {t}")
+    own = owner[-1]
+    module_id = own.module_id or DEFAULT_MODULE_ID
+    whose = "" if own.agent_id is None else f"for agent {own.agent_id!r} "
+    raise _not_finite(module_id, rl_module[module_id], name, value, f"{whose}at env step {t}")
+
+
+def check_outputs_of_rows(columns: ColumnGroup, rl_module: Any) -> None:
+    """Checks what was put out for a group's rows in one step. A hot path.
+
+    Raises:
+        ModuleError: As ``check_outputs``.
+    """
+    found = _first_bad({name: columns[name] for name in _known(columns)})
+    if found is not None:
+        name, row, value = found
+        module_id = columns.module_ids[int(np.searchsorted(columns.splits, row, "right")) - 1]
+        raise _not_finite(module_id, rl_module[module_id], name, value, f"in row {row} of the observations")
+
+
+def _known(columns: Mapping[str, Any]) -> list[str]:
+    return [name for name in (Columns.ACTION_DIST_INPUTS, Columns.ACTIONS) if name in columns]
+
+
+def _first_bad(columns: Mapping[str, Any]) -> tuple[str, int, float] | None:
+    """The column, the row and the number; logits of impossible actions may be -inf."""
+    for name, column in columns.items():
+        for leaf in leaves(column):
+            if not isinstance(leaf, np.ndarray) or leaf.dtype.kind != "f" or not leaf.size:
+                continue
+            largest = leaf.max()  # NaN if anything is
+            if largest < np.inf and (name == Columns.ACTION_DIST_INPUTS or leaf.min() > -np.inf):
+                continue
+            bad = ~(leaf < np.inf) if name == Columns.ACTION_DIST_INPUTS else ~np.isfinite(leaf)
+            place = np.argwhere(bad)[0]
+            return name, int(place[0]), float(leaf[tuple(place)])
+    return None
+
+
+def _bad_parameter(module: torch.nn.Module) -> str | None:
+    return next((name for name, parameter in module.named_parameters() if not parameter.isfinite().all()), None)
+
+
+def _not_finite(module_id: ModuleID, module: torch.nn.Module, name: str, value: float, where: str) -> ModuleError:
+    parameter = _bad_parameter(module)
+    cause = (
+        f"Its parameter {parameter!r} is not finite: something has written to it."
+        if parameter
+        else "Its parameters are finite: look at its forward pass, at the layers that it shares, and at what connector "
+        "pieces make of its observations."
+    )
+    return ModuleError(
+        f"module {module_id!r} ({type(module).__name__}): it put out {name!r} with {value} {where}, so nobody can act "
+        f"on it. {cause}"
+    )
