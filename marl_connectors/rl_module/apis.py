@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 
 class ValueFunctionAPI(ABC):
@@ -31,6 +31,28 @@ class InferenceOnlyAPI(ABC):
 
         Those that ``setup`` has made all the same are taken out after it.
         """
+
+
+class TargetNetworkAPI(ABC):
+    """A module with target networks: copies of some of its networks, which are not trained but follow slowly.
+
+    ``update_target_networks`` lets them; ``Learner.after_gradient_based_update`` is the place to call it.
+    """
+
+    @abstractmethod
+    def make_target_networks(self) -> None:
+        """Makes them, as attributes, with ``copy.deepcopy``; called once, after ``setup``.
+
+        Not with ``inference_only=True``.
+        """
+
+    @abstractmethod
+    def get_target_network_pairs(self) -> list[tuple[nn.Module, nn.Module]]:
+        """``(network, its target network)`` pairs."""
+
+    @abstractmethod
+    def forward_target(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """A forward pass through the target networks; for a loss to call, usually under ``torch.no_grad()``."""
 
 
 class SelfSupervisedLossAPI(ABC):

@@ -14,9 +14,10 @@ from torch import nn
 
 from marl_connectors.columns import Columns
 from marl_connectors.errors import ModuleError
-from marl_connectors.rl_module.apis import InferenceOnlyAPI
+from marl_connectors.rl_module.apis import InferenceOnlyAPI, TargetNetworkAPI
 from marl_connectors.rl_module.distributions import Distribution, default_distribution, without_forbidden
 from marl_connectors.rl_module.module_calls import called_for_columns
+from marl_connectors.rl_module.target_networks import freeze_target_networks
 from marl_connectors.typing import DEFAULT_MODULE_ID, ModuleID
 
 if TYPE_CHECKING:
@@ -81,6 +82,9 @@ class RLModule(nn.Module):
         self.model_config = {} if model_config is None else model_config
         self.catalog_class = catalog_class
         self.setup()
+        if isinstance(self, TargetNetworkAPI) and not inference_only:
+            self.make_target_networks()
+            freeze_target_networks(self)
         if inference_only and isinstance(self, InferenceOnlyAPI):
             _take_out(self, self.get_non_inference_attributes())
         self.eval()
