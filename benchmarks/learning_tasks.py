@@ -73,9 +73,9 @@ SMALL = {"fcnet_hiddens": [64, 64], "vf_share_layers": False}
 
 
 def ppo(env: Any, *, algo: type[PPOConfig] = PPOConfig, num_envs: int = 8, model: Any = SMALL, **training) -> PPOConfig:
-    """A config whose batches count agent steps."""
+    """A config whose batches count agent steps, for one process."""
     config = algo().environment(env).multi_agent(count_steps_by="agent_steps")
-    config.env_runners(num_envs_per_env_runner=num_envs).rl_module(model_config=model)
+    config.env_runners(num_envs_per_env_runner=num_envs, num_env_workers=0).rl_module(model_config=model)
     return config.learners(num_gpus_per_learner=0).training(**{**COMMON, **training})
 
 
