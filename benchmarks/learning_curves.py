@@ -26,16 +26,21 @@ def last_part(run: Run) -> float:
     return sum(mean for _, mean in newest) / len(newest)
 
 
+def rounded(value: float) -> str:
+    """Three digits, two decimals at most."""
+    return f"{round(value, 2):.3g}"
+
+
 def row(name: str, task: Task, runs: list[Run]) -> str:
     """A task's row of the table."""
     cells = [
-        [f"{run['best']:.4g}" for run in runs],
-        [f"{last_part(run):.4g}" for run in runs],
+        [rounded(run["best"]) for run in runs],
+        [rounded(last_part(run)) for run in runs],
         [f"{run['reached_at']:,}" if run["reached_at"] else "never" for run in runs],
     ]
     random = sum(run["random"] for run in runs) / len(runs)
     listed = " | ".join(", ".join(cell) for cell in cells)
-    return f"| {name} | {task.steps:,} | {random:.4g} | {task.target:g} | {listed} |"
+    return f"| {name} | {task.steps:,} | {rounded(random)} | {task.target:g} | {listed} |"
 
 
 def draw(axes: Axes, name: str, task: Task, runs: list[Run]) -> None:

@@ -26,7 +26,7 @@ class Run(TypedDict):
 
     task: str
     seed: int
-    random: float | None
+    random: float
     best: float
     reached_at: int | None
     evaluation: float | None

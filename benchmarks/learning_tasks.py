@@ -73,9 +73,9 @@ SMALL = {"fcnet_hiddens": [64, 64], "vf_share_layers": False}
 
 
 def ppo(env: Any, *, algo: type[PPOConfig] = PPOConfig, num_envs: int = 8, model: Any = SMALL, **training) -> PPOConfig:
-    """A config whose batches count agent steps."""
+    """A config whose batches count agent steps, for one process."""
     config = algo().environment(env).multi_agent(count_steps_by="agent_steps")
-    config.env_runners(num_envs_per_env_runner=num_envs).rl_module(model_config=model)
+    config.env_runners(num_envs_per_env_runner=num_envs, num_env_workers=0).rl_module(model_config=model)
     return config.learners(num_gpus_per_learner=0).training(**{**COMMON, **training})
 
 
@@ -175,6 +175,20 @@ TASKS: dict[str, Task] = {
             model={"fcnet_hiddens": [128, 128], "vf_share_layers": False},
         ),
         1_500_000,
+        200.0,
+    ),
+    "lunar_lander_zoo": Task(  # the settings of RL Baselines3 Zoo
+        lambda: ppo(
+            "LunarLander-v3",
+            num_envs=16,
+            lr=3e-4,
+            gamma=0.999,
+            lambda_=0.98,
+            train_batch_size_per_learner=16_384,
+            num_epochs=4,
+            minibatch_size=64,
+        ),
+        1_000_000,
         200.0,
     ),
     "spread_shared": Task(lambda: spread("shared"), 1_000_000, -20.0),

@@ -103,7 +103,7 @@ def test_a_piece_that_joins_a_built_runner_sees_every_step():
     piece = ItemPiece()
     algo.env_runner.env_to_module.prepend(piece)
     algo.env_runner.sample(num_timesteps=4)
-    assert piece.steps == [[1, 1]] * 4
+    assert piece.steps == [[1, 1]] * 5  # each batch of this sample, and what waits for the next one
     algo.stop()
 
 
