@@ -369,6 +369,11 @@ if __name__ == "__main__":
 """
 
 
+def _heed_ctrl_c():
+    """Jobs in the background of a shell ignore Ctrl-C, and so would what they start."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 @pytest.mark.parametrize(
     ("ending", "way"),
@@ -388,6 +393,7 @@ def test_no_worker_and_no_shared_memory_outlives_the_run(tmp_path, ending, way):
             text=True,
             env={**os.environ, "PYTHONPATH": paths},
             start_new_session=True,
+            preexec_fn=_heed_ctrl_c,
         ) as process,
     ):
         try:
