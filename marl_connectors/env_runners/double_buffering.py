@@ -145,7 +145,6 @@ class DoubleBufferedStepper(Stepper):
         began = perf_counter()
         step = env.finish_step(number)
         self.times.env_step += perf_counter() - began
-        self._note_failures()
         return step
 
     def _write_down(self, number: int, step: VectorStep) -> None:

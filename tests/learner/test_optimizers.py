@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from match_runs import changed, weights
 from scripted_envs import small_config
 
 from marl_connectors.algorithms.algorithm import Algorithm
@@ -22,14 +23,6 @@ def build(learner_class=PPOLearner, policies="independent", n_agents=3, **traini
     config.env_runners(num_envs_per_env_runner=4, rollout_fragment_length=10).learners(learner_class=learner_class)
     settings = {"train_batch_size_per_learner": 40, "minibatch_size": 20, "num_epochs": 2, "lr": 1e-2}
     return config.training(**{**settings, **training}).build_algo()
-
-
-def weights(algo, module_id):
-    return {name: p.detach().clone() for name, p in algo.rl_module[module_id].named_parameters()}
-
-
-def changed(before, after):
-    return {name for name, value in before.items() if not torch.equal(value, after[name])}
 
 
 class Two(PPOLearner):
@@ -115,23 +108,6 @@ def freeze(algo, names, frozen=True):
                 parameter.requires_grad_(not frozen)
 
 
-@pytest.mark.parametrize("policies", ["independent", "shared", "agent_0=red,*=blue"])
-def test_frozen_layers_stay_bit_for_bit_and_go_on_once_they_are_thawed(policies):
-    algo = build(policies=policies)
-    module_id = next(iter(algo.rl_module))
-    algo.train()  # so that there are moments, which would move the layers on
-    freeze(algo, "encoder")
-    before = weights(algo, module_id)
-    frozen = {name for name in before if name.startswith("encoder")}
-    for _ in range(2):
-        algo.train()
-        assert changed(before, weights(algo, module_id)) == set(before) - frozen
-    freeze(algo, "encoder", frozen=False)
-    before = weights(algo, module_id)
-    algo.train()
-    assert changed(before, weights(algo, module_id)) == set(before)
-
-
 class Decaying(PPOLearner):
     """An optimizer that moves parameters without a gradient, too: by momentum, and towards 0."""
 
@@ -141,15 +117,17 @@ class Decaying(PPOLearner):
 
 
 @pytest.mark.parametrize("policies", ["independent", "shared", "agent_0=red,*=blue"])
-def test_frozen_layers_stay_bit_for_bit_under_optimizers_of_users(policies):
-    algo = build(Decaying, policies=policies)
+@pytest.mark.parametrize("learner_class", [PPOLearner, Decaying])
+def test_frozen_layers_stay_bit_for_bit_and_go_on_once_they_are_thawed(learner_class, policies):
+    algo = build(learner_class, policies=policies)
     module_id = next(iter(algo.rl_module))
-    algo.train()
-    algo.rl_module[module_id].encoder.requires_grad_(False)
+    algo.train()  # so that there are moments, which would move the layers on
+    freeze(algo, "encoder")
     before = weights(algo, module_id)
     frozen = {name for name in before if name.startswith("encoder")}
-    algo.train()
-    assert changed(before, weights(algo, module_id)) == set(before) - frozen
+    for _ in range(2):
+        algo.train()
+        assert changed(before, weights(algo, module_id)) == set(before) - frozen
     freeze(algo, "encoder", frozen=False)
     before = weights(algo, module_id)
     algo.train()
