@@ -63,7 +63,6 @@ class AlgorithmConfig(LearningSections, CallbackSettings):
         self.num_envs_per_env_runner = 1
         self.gym_env_vectorize_mode = "sync"
         self.num_env_workers: int | str = "auto"
-        self.double_buffering = True
         self.sample_timeout_s: float | None = 60.0
         self.env_to_module_connector: Callable[..., Any] | None = None
         self.module_to_env_connector: Callable[..., Any] | None = None
@@ -188,7 +187,6 @@ class AlgorithmConfig(LearningSections, CallbackSettings):
         num_envs_per_env_runner: int = UNSET,
         gym_env_vectorize_mode: str | VectorizeMode = UNSET,
         num_env_workers: int | str = UNSET,
-        double_buffering: bool = UNSET,
         sample_timeout_s: float | None = UNSET,
         env_to_module_connector: Callable[..., Any] | None = UNSET,
         module_to_env_connector: Callable[..., Any] | None = UNSET,
@@ -209,8 +207,6 @@ class AlgorithmConfig(LearningSections, CallbackSettings):
                 ``gymnasium.vector.VectorEnv``.
             num_env_workers: Processes over which the copies are spread; 0 for none, ``"auto"`` for as many as cores if
                 steps are slow enough to be worth it, and nothing else can change by it.
-            double_buffering: Let half of such processes step while actions are chosen for the other half, where nothing
-                but the speed shows it.
             sample_timeout_s: How long such a process may take for one step or reset of its copies, and, if above
                 300, to start; None for any time.
             env_to_module_connector: ``fn(env, spaces, device)``, ``fn(env)`` or ``fn()`` that gives a connector piece
