@@ -75,10 +75,6 @@ class AlgorithmConfig(LearningSections, CallbackSettings):
         # fault_tolerance
         self.restart_failed_sub_environments = False
         self.num_consecutive_env_failures_tolerance = 100
-        # framework
-        self.torch_compile_learner = False
-        self.torch_compile_learner_dynamo_backend = "inductor"
-        self.torch_compile_learner_dynamo_mode: str | None = None
         # learners
         self.num_learners = 0
         self.num_gpus_per_learner: int | float | str = "auto"
