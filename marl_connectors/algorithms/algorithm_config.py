@@ -202,7 +202,7 @@ class AlgorithmConfig(LearningSections, CallbackSettings):
                 in worker processes in any case. ``"vector_entry_point"``: the environment's maker gives them all, as a
                 ``gymnasium.vector.VectorEnv``.
             num_env_workers: Processes over which the copies are spread; 0 for none, ``"auto"`` for as many as cores if
-                steps are slow enough to be worth it, and nothing else can change by it.
+                the environment was given by an importable name and its steps are slow enough to be worth it.
             sample_timeout_s: How long such a process may take for one step or reset of its copies, and, if above
                 300, to start; None for any time.
             env_to_module_connector: ``fn(env, spaces, device)``, ``fn(env)`` or ``fn()`` that gives a connector piece
