@@ -10,6 +10,7 @@ import sys
 from functools import partial
 
 import numpy as np
+import pettingzoo
 import pytest
 from failing_envs import start_workers_fast
 from scripted_envs import LifeEnv, short_life, small_config
@@ -19,7 +20,7 @@ from marl_connectors.algorithms.env_workers import auto_env_workers, looks_at_en
 from marl_connectors.cli.explain import _algorithm
 from marl_connectors.cli.settings import RunSettings
 from marl_connectors.cli.values import number_or_auto
-from marl_connectors.environments import env_setup, find_env, worker_count
+from marl_connectors.environments import env_setup, worker_count
 from marl_connectors.environments.env_setup import EnvSetup
 from marl_connectors.environments.env_worker import EnvFactory
 from marl_connectors.environments.worker_count import auto_num_workers, num_worth_it
@@ -113,12 +114,19 @@ def test_there_is_a_worker_for_each_core_if_environments_are_slow(monkeypatch):
     assert chosen(LIFE) == 0
 
 
-def test_environments_that_are_no_importable_names_stay_here(monkeypatch):
+def test_environments_that_are_no_importable_names_stay_here():
     assert [chosen(env) for env in (LifeEnv, partial(LifeEnv, die=0.1), lambda: LifeEnv())] == [0, 0, 0]
     register_env("short life", short_life)
     assert chosen("short life") == 0
-    monkeypatch.setattr(find_env, "_registered_with_pettingzoo", lambda env: env)
-    assert chosen(LIFE) == 0
+
+
+@pytest.mark.skipif(not hasattr(pettingzoo, "register"), reason="this PettingZoo has no registry")
+def test_an_id_that_was_registered_with_pettingzoo_stays_here():
+    pettingzoo.register("parallel", "mine/life-v0", entry_point=LifeEnv)
+    try:
+        assert chosen("mine/life-v0") == 0
+    finally:
+        pettingzoo.parallel_registry.pop("mine/life-v0")
 
 
 def test_there_are_none_where_they_are_impossible_or_would_run_the_script_again(monkeypatch):
