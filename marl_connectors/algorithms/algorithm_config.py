@@ -63,7 +63,6 @@ class AlgorithmConfig(LearningSections, CallbackSettings):
         self.num_envs_per_env_runner = 1
         self.gym_env_vectorize_mode = "sync"
         self.num_env_workers: int | str = "auto"
-        self.double_buffering = True
         self.sample_timeout_s: float | None = 60.0
         self.env_to_module_connector: Callable[..., Any] | None = None
         self.module_to_env_connector: Callable[..., Any] | None = None
@@ -76,10 +75,6 @@ class AlgorithmConfig(LearningSections, CallbackSettings):
         # fault_tolerance
         self.restart_failed_sub_environments = False
         self.num_consecutive_env_failures_tolerance = 100
-        # framework
-        self.torch_compile_learner = False
-        self.torch_compile_learner_dynamo_backend = "inductor"
-        self.torch_compile_learner_dynamo_mode: str | None = None
         # learners
         self.num_learners = 0
         self.num_gpus_per_learner: int | float | str = "auto"
@@ -188,7 +183,6 @@ class AlgorithmConfig(LearningSections, CallbackSettings):
         num_envs_per_env_runner: int = UNSET,
         gym_env_vectorize_mode: str | VectorizeMode = UNSET,
         num_env_workers: int | str = UNSET,
-        double_buffering: bool = UNSET,
         sample_timeout_s: float | None = UNSET,
         env_to_module_connector: Callable[..., Any] | None = UNSET,
         module_to_env_connector: Callable[..., Any] | None = UNSET,
@@ -208,9 +202,7 @@ class AlgorithmConfig(LearningSections, CallbackSettings):
                 in worker processes in any case. ``"vector_entry_point"``: the environment's maker gives them all, as a
                 ``gymnasium.vector.VectorEnv``.
             num_env_workers: Processes over which the copies are spread; 0 for none, ``"auto"`` for as many as cores if
-                steps are slow enough to be worth it, and nothing else can change by it.
-            double_buffering: Let half of such processes step while actions are chosen for the other half, where nothing
-                but the speed shows it.
+                the environment was given by an importable name and its steps are slow enough to be worth it.
             sample_timeout_s: How long such a process may take for one step or reset of its copies, and, if above
                 300, to start; None for any time.
             env_to_module_connector: ``fn(env, spaces, device)``, ``fn(env)`` or ``fn()`` that gives a connector piece

@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from marl_connectors.rl_module.rl_module import RLModuleSpec
 
 
-_COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
-
-
 def check_settings(config: AlgorithmConfig) -> None:
     """Checks the settings that every algorithm has.
 
@@ -79,15 +76,6 @@ def check_settings(config: AlgorithmConfig) -> None:
     for name, default in vars(type(config)()).items():
         if isinstance(default, bool) and not name.startswith("_"):
             require(config, name, isinstance(getattr(config, name), bool), "True or False")
-    mode = config.torch_compile_learner_dynamo_mode
-    if mode not in (None, *_COMPILE_MODES):
-        hint = did_you_mean(str(mode), _COMPILE_MODES)
-        raise ConfigError(f"{type(config).__name__}: torch_compile_learner_dynamo_mode={mode!r}. {hint}")
-    if mode is not None and not config.torch_compile_learner:
-        raise ConfigError(
-            f"{type(config).__name__}: torch_compile_learner_dynamo_mode={mode!r} does nothing without "
-            f".framework(torch_compile_learner=True)."
-        )
     require(config, "autocast_dtype", config.autocast_dtype in (None, "bfloat16"), "'bfloat16' or None")
     check_schedule(f"{type(config).__name__}: lr", config.lr, low=0.0)
     gpus = config.num_gpus_per_learner

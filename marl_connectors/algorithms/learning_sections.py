@@ -48,22 +48,11 @@ class LearningSections(Settings):
     """``framework``, ``learners`` and ``training``, as AlgorithmConfig has them."""
 
     @section
-    def framework(
-        self,
-        framework: str = UNSET,
-        *,
-        torch_compile_learner: bool = UNSET,
-        torch_compile_learner_dynamo_backend: str = UNSET,
-        torch_compile_learner_dynamo_mode: str | None = UNSET,
-    ) -> dict[str, Any]:
-        """How torch computes.
+    def framework(self, framework: str = UNSET) -> dict[str, Any]:
+        """Which library computes; there is nothing to set.
 
         Args:
             framework: ``"torch"``; there is no other.
-            torch_compile_learner: Have ``torch.compile`` make one graph of forward pass and loss.
-            torch_compile_learner_dynamo_backend: What compiles it.
-            torch_compile_learner_dynamo_mode: ``"reduce-overhead"`` or ``"max-autotune"`` for CUDA graphs; None for
-                torch's default.
         """
         if framework is not UNSET and framework != "torch":
             raise ConfigError(f"{type(self).__name__}.framework: there is 'torch' only, not {framework!r}.")

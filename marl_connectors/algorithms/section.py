@@ -68,9 +68,10 @@ def _section(
                     f"{type(self).__name__}.{method.__name__}: unknown setting {name!r}. {did_you_mean(name, names)}"
                 )
         if args and len(args) > 1:
+            example = ", ".join([names[0], *(f"{name}=..." for name in names[1:2])])
             raise ConfigError(
                 f"{type(self).__name__}.{method.__name__}: only {names[0]!r} may come without its name. Write "
-                f"{method.__name__}({names[0]}, {names[1]}=...)."
+                f"{method.__name__}({example})."
             )
         settings: dict[str, Any] = {**dict(zip(names, args, strict=False)), **given}
         instead = method(self, **settings) or {}  # type: ignore[call-arg]
