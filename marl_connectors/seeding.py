@@ -6,9 +6,12 @@ which streams are used, the number of processes, and stopping and resuming do no
 
 from __future__ import annotations
 
+import hashlib
 import zlib
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -69,6 +72,108 @@ def derived_seeds(seed: int, name: str, *numbers: np.ndarray) -> np.ndarray:
 
 def _folded(words: np.ndarray) -> np.ndarray:
     return words ^ words >> np.uint32(16)
+
+
+# Many streams at once: SplitMix64 (Steele, Lea and Flood (2014), OOPSLA), whose n-th number can be computed alone.
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_SHIFTS = np.uint64(30), np.uint64(27), np.uint64(31)
+_FACTORS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+
+
+def _mixed(words: np.ndarray) -> np.ndarray:
+    """Scrambles ``uint64`` words in place: SplitMix64's output function."""
+    words ^= words >> _SHIFTS[0]
+    words *= _FACTORS[0]
+    words ^= words >> _SHIFTS[1]
+    words *= _FACTORS[1]
+    words ^= words >> _SHIFTS[2]
+    return words
+
+
+@lru_cache(4096)
+def name_word(name: Hashable) -> int:
+    """A 64-bit word for a name, for ``stream_words``: other words for other names, of whatever type."""
+    text = f"{type(name).__name__}:{name!r}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def stream_words(seed: int, name: str) -> np.ndarray:
+    """``[1]`` uint64: the word of the stream called ``name`` in a run with this seed."""
+    return _sequence(seed, (name,)).generate_state(1, np.uint64)
+
+
+def substream_words(words: np.ndarray, parts: np.ndarray) -> np.ndarray:
+    """The words of streams within streams.
+
+    Args:
+        words: ``[...]`` uint64, the words of the outer streams.
+        parts: ``[...]`` uint64, which of the streams within each is wanted.
+
+    Returns:
+        ``[...]`` uint64, of the shape that both broadcast to.
+    """
+    return _mixed(words + (parts + np.uint64(1)) * _GOLDEN)
+
+
+class StreamGenerator:
+    """Draws from many streams at once: the numbers of each depend on its own word alone.
+
+    It has those methods of numpy's ``Generator`` from which distributions make their noise. ``size`` is the shape of
+    ``words`` and, behind it, how many numbers to draw from each stream.
+
+    >>> words = substream_words(stream_words(7, "actions"), np.arange(3, dtype=np.uint64))
+    >>> both, alone = StreamGenerator(words), StreamGenerator(words[1:2])
+    >>> bool((both.random((3, 5))[1] == alone.random((1, 5))[0]).all())
+    True
+
+    Args:
+        words: ``[...]`` uint64, a word for each stream.
+    """
+
+    def __init__(self, words: np.ndarray):
+        self._words = words
+        self._num_drawn = 0
+
+    def _draw(self, size: tuple[int, ...]) -> np.ndarray:
+        """The next uint64 of each stream, ``size`` of them."""
+        *streams, number = size
+        if tuple(streams) != self._words.shape:
+            raise ValueError(
+                f"StreamGenerator: the size is {size}, but must begin with {self._words.shape}, one entry for each "
+                f"stream, followed by how many numbers each of them gives."
+            )
+        counts = np.arange(self._num_drawn + 1, self._num_drawn + number + 1, dtype=np.uint64)
+        self._num_drawn += number
+        return _mixed(self._words[..., None] + counts * _GOLDEN)
+
+    def random(self, size: tuple[int, ...], dtype: Any = np.float64) -> np.ndarray:
+        """Uniform in (0, 1), neither of which occurs."""
+        if np.dtype(dtype) == np.float64:
+            return ((self._draw(size) >> np.uint64(12)) + 0.5) * 2.0**-52
+        halves = self._draw((*size[:-1], (size[-1] + 1) // 2)).view(np.uint32)[..., : size[-1]]
+        numbers = (halves >> np.uint32(9)).astype(np.float32)
+        numbers += np.float32(0.5)
+        numbers *= np.float32(2.0**-23)
+        return numbers
+
+    def standard_exponential(self, size: tuple[int, ...], dtype: Any = np.float64) -> np.ndarray:
+        """Exponentially distributed with the mean 1; always positive."""
+        numbers = self.random(size, dtype)
+        np.log(numbers, out=numbers)
+        return np.negative(numbers, out=numbers)
+
+    def standard_normal(self, size: tuple[int, ...], dtype: Any = np.float64) -> np.ndarray:
+        """Normally distributed with mean 0 and standard deviation 1, by the method of Box and Muller."""
+        half = (*size[:-1], (size[-1] + 1) // 2)
+        radius = np.sqrt(2.0 * self.standard_exponential(half, dtype))
+        angle = self.random(half, dtype)
+        angle *= angle.dtype.type(2.0 * np.pi)
+        return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)], axis=-1)[..., : size[-1]]
+
+    def logistic(self, *, size: tuple[int, ...], dtype: Any = np.float64) -> np.ndarray:
+        """The logarithm of the odds of a uniform number."""
+        numbers = self.random(size, dtype)
+        return np.log(numbers) - np.log1p(-numbers)
 
 
 @contextmanager

@@ -190,8 +190,8 @@ class PolicyLanes:
     def _arrange(self, agents: list[AgentID]) -> None:
         module_order = {module_id: i for i, module_id in enumerate(self._rl_module.keys())}
         self.seats = []
+        self._lanes.arrange(module_order)
         for group in self._lanes.groups:
-            group.arrange(module_order)
             present = {lane.agent_id for lane in group.acting}
             if not present:
                 continue
@@ -203,8 +203,9 @@ class PolicyLanes:
             in_order = np.array_equal(order, np.arange(len(rows)))
             self.seats.append(Seats(group, own, rows, None if in_order else order))
             group.t = np.full(len(order), self._t - 1, np.int32)
-            places = [(lane.env_index, lane.slot) for lane in group.acting]
-            self._noise.place(group.index, group.rows, places, max(group.num_slots, 1))
+            words = self._noise.words_of(group.env_indices, group.agent_words)
+            numbers = np.array([self._episode_numbers[lane.env_index] for lane in group.acting])
+            self._noise.place(group.index, group.rows, words, numbers, group.t)
 
     def _numbers(self, seats: Seats) -> Any:
         numbers = seats.group.numbers

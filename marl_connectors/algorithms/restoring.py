@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -46,6 +47,7 @@ class RestorableAlgorithm(ChangingModules):
     time_total_s: float
     _num_evaluations: int
     _recent: deque[Tally]
+    _has_warned_of_episodes = False
 
     def get_state(self) -> dict[str, Any]:
         """Everything that the next iteration depends on, as JSON data, arrays and tensors."""
@@ -84,7 +86,7 @@ class RestorableAlgorithm(ChangingModules):
         """
         self._set_state(state)
 
-    def _set_state(self, state: dict[str, Any], given: Collection[str] = ()) -> None:
+    def _set_state(self, state: dict[str, Any], given: Collection[str] = (), new_episodes: bool = False) -> None:
         """Sets all but the settings that a user has ``given`` anew."""
         self._check_fits(state)
         self._take_changed_settings(state, given)
@@ -97,7 +99,7 @@ class RestorableAlgorithm(ChangingModules):
         self._recent.clear()
         self._recent.extend(tally_from_state(tally) for tally in state["recent_tallies"])
         self.learner.set_state(state["learner"])
-        self.env_runner.set_state(state["env_runner"])
+        self.env_runner.set_state(state["env_runner"], new_episodes)
         self.metrics.set_state(state.get("metrics", []))
 
     def _take_changed_settings(self, state: dict[str, Any], given: Collection[str]) -> None:
@@ -139,18 +141,36 @@ class RestorableAlgorithm(ChangingModules):
             )
 
     def save_to_path(self, path: str | Path) -> str:
-        """Writes a checkpoint folder: tensors as safetensors, the rest as JSON."""
+        """Writes a checkpoint folder: tensors as safetensors, the rest as JSON.
+
+        Warns once if the ongoing episodes cannot be kept, so that a resumed run will begin new ones.
+        """
+        why = self.env_runner.why_episodes_are_not_kept()
+        if why and not self._has_warned_of_episodes:
+            self._has_warned_of_episodes = True
+            warnings.warn(
+                f"checkpoint: {why}, so a run that is resumed from {path} begins new episodes instead of going on in "
+                f"the ongoing ones. All else is in the checkpoint.",
+                stacklevel=2,
+            )
         save_state(path, self.get_state())
         return str(path)
 
-    def restore_from_path(self, path: str | Path) -> None:
-        """Takes over a checkpoint's state, so that training goes on as if it had never stopped."""
-        self._take_over(path, algorithm_state(path))
+    def restore_from_path(self, path: str | Path, *, new_episodes: bool = False) -> None:
+        """Takes over a checkpoint's state, so that training goes on as if it had never stopped.
+
+        Args:
+            path: The checkpoint folder, or the folder of a run for its latest.
+            new_episodes: Begin new episodes, where the ongoing ones cannot be replayed.
+        """
+        self._take_over(path, algorithm_state(path), new_episodes=new_episodes)
         self.callbacks.tell("on_checkpoint_loaded", algorithm=self)
 
-    def _take_over(self, path: str | Path, state: dict[str, Any], given: Collection[str] = ()) -> None:
+    def _take_over(
+        self, path: str | Path, state: dict[str, Any], given: Collection[str] = (), new_episodes: bool = False
+    ) -> None:
         try:
-            self._set_state(state, given)
+            self._set_state(state, given, new_episodes)
         except KeyError as error:
             raise lacks(path, error) from error
 
@@ -162,6 +182,7 @@ class RestorableAlgorithm(ChangingModules):
         config: AlgorithmConfig | None = None,
         policy_mapping_fn: str | PolicyMappingFn | None = None,
         policies_to_train: ModulesToUpdate | None = None,
+        new_episodes: bool = False,
     ) -> Self:
         """The algorithm that wrote a checkpoint, as it was then, with the modules that it had then.
 
@@ -171,6 +192,8 @@ class RestorableAlgorithm(ChangingModules):
                 What ``add_module`` and ``remove_module`` have changed in it is changed again.
             policy_mapping_fn: Needed only if one that cannot be imported by name was set while training went on.
             policies_to_train: Likewise.
+            new_episodes: Begin new episodes instead of going on in those of the checkpoint. For an environment that
+                does not follow from ``reset(seed=...)``, so that its episodes cannot be replayed.
 
         Raises:
             CheckpointError: If it is missing, damaged, or needs one of these arguments.
@@ -183,7 +206,7 @@ class RestorableAlgorithm(ChangingModules):
         except KeyError as error:
             raise lacks(path, error) from error
         algorithm = cls(config, rl_module_specs=specs)  # type: ignore[call-arg]
-        algorithm._take_over(path, state, given)
+        algorithm._take_over(path, state, given, new_episodes)
         algorithm.callbacks.tell("on_checkpoint_loaded", algorithm=algorithm)
         return algorithm
 

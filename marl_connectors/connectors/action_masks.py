@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
-from marl_connectors.spaces import parts_of, values_per_choice
+from marl_connectors.seeding import StreamGenerator
+from marl_connectors.spaces import parts_of, stack, values_per_choice
 from marl_connectors.trees import leaves
 from marl_connectors.typing import Tree
 
@@ -133,8 +134,14 @@ def free_where_nothing_is_left(space: Space | None, masks: np.ndarray) -> np.nda
     return masks
 
 
-def draw(space: Space, masks: np.ndarray, rng: np.random.Generator) -> Tree:
-    """Actions drawn uniformly from those that ``[B, n]`` masks allow, ``[B, ...]``, counted from 0."""
+def draw(space: Space, masks: np.ndarray, rng: np.random.Generator | StreamGenerator) -> Tree:
+    """Actions drawn uniformly from those that masks allow, ``[B, ...]``, counted from 0.
+
+    Args:
+        space: Of one action.
+        masks: ``[B, n]``, a number for each value of each choice; ``n`` is 0 for actions without choices.
+        rng: Draws the numbers, of each row ``n`` for the choices and one for each part that has none.
+    """
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
         parts, end = {}, 0
         for key, part in parts_of(space):
@@ -143,9 +150,13 @@ def draw(space: Space, masks: np.ndarray, rng: np.random.Generator) -> Tree:
         return parts if isinstance(space, spaces.Dict) else tuple(parts.values())
     lens = values_per_choice(space)
     if lens is None:
-        space.seed(int(rng.integers(2**31)))
-        return np.stack([space.sample() for _ in range(len(masks))])
+        return stack([_sample(space, seed) for seed in (rng.random((len(masks), 1)) * 2**31).astype(int).flat], space)
     scores = rng.random(masks.shape) + masks
     begins = np.cumsum([0, *lens])
     choices = [scores[:, begin : begin + n].argmax(axis=1) for begin, n in zip(begins, lens, strict=False)]
     return np.stack(choices, axis=1).reshape(len(masks), *(space.shape or ())).astype(space.dtype)
+
+
+def _sample(space: Space, seed: Any) -> Any:
+    space.seed(int(seed))
+    return space.sample()

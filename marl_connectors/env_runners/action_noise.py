@@ -1,11 +1,11 @@
-"""The random numbers behind sampled actions, drawn for many steps at once."""
+"""The random numbers behind sampled actions: of each agent, episode and env step their own."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import groupby
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,27 +13,57 @@ import torch
 from marl_connectors.episodes.column_batch import ColumnGroup
 from marl_connectors.episodes.rows import Rows
 from marl_connectors.rl_module.distributions import Distribution
-from marl_connectors.seeding import stream, torch_stream
+from marl_connectors.seeding import StreamGenerator, name_word, stream_words, substream_words, torch_stream
 
-BLOCK = 128
-"""Steps of each stream. A stream is named by the run's seed, the environment copy, the kind of lane and the block, so
-what an agent draws does not depend on the other copies, on fragments, or on stopping and resuming. The kind of lane is
-its group. Where agents take turns, it is the kind of noise, as groups are made in the order in which agents appear; one
-stream is enough for a copy then, in which nobody acts in the same step as somebody else."""
+_MOST_STEPS = 128
+_MOST_NUMBERS = 2**18
+"""Numbers that are drawn at once, so that they are still in the cache when they are needed."""
 
 
-class _Block(NamedTuple):
-    """What the rows of a group draw in ``BLOCK`` steps, as an array and on the device of the modules' outputs."""
+@dataclass(slots=True)
+class _Block:
+    """The noise of the next steps.
 
-    rows: Rows
-    number: int
-    dist_cls: type[Distribution]
+    Attributes:
+        first: The vector step that its first row is for.
+        asked: The distribution class, and the number and device of its inputs.
+        array: ``[steps, N, k]``.
+        tensor: The same, where the modules' outputs are.
+    """
+
+    first: int
+    asked: tuple[Any, ...]
     array: np.ndarray
     tensor: torch.Tensor
 
 
+@dataclass(slots=True)
+class _Streams:
+    """The streams of a group's rows.
+
+    Attributes:
+        words: ``[N]`` uint64, one for each stream.
+        t: ``[N]`` which number of its stream each was at, in the vector step ``since``.
+        since: The vector step in which ``words`` and ``t`` were given.
+        pick: ``[B]`` the stream of each row; None if row ``i`` draws from stream ``i``.
+        num_steps: For how many steps to draw the next block.
+        block: What has been drawn.
+    """
+
+    words: np.ndarray
+    t: np.ndarray
+    since: int
+    pick: np.ndarray | None
+    num_steps: int = 1
+    block: _Block | None = None
+
+
 class ActionNoise:
     """Noise for ``Distribution.sample``, for all rows of a vector step.
+
+    Every number follows from the run's seed, the sub-environment, its episode, the agent and the env step. So what an
+    agent draws does not depend on the other sub-environments, on the order in which agents came, on fragments, or on
+    stopping and resuming. It is drawn for several steps at once, more the longer the same rows go on.
 
     Attributes:
         step: The number of vector steps so far; the runner sets it.
@@ -41,101 +71,103 @@ class ActionNoise:
 
     def __init__(self, seed: int):
         self._seed = seed
+        self._root = stream_words(seed, "actions")
         self.step = 0
-        self._places: dict[Rows, tuple[int, list[tuple[int, int]], int | None]] = {}
-        self._blocks: dict[int, _Block] = {}
-        self._asked: dict[int, Rows] = {}
-        self._drawn: dict[int, tuple[tuple[Any, ...], dict[tuple[int, int], np.ndarray | None]]] = {}
+        self._streams: dict[int, _Streams] = {}
+        self._group_of: dict[Rows, int] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the numbers, which follow from the seed and the step."""
-        return {**vars(self), "_blocks": {}, "_asked": {}, "_drawn": {}}
+        return {**vars(self), "_streams": {}, "_group_of": {}}
 
-    def place(self, group_index: int, rows: Rows, places: list[tuple[int, int]], num_slots: int | None) -> None:
-        """Says which environment copy and slot each row of a group belongs to.
+    def words_of(self, env_indices: np.ndarray, agent_words: np.ndarray | None = None) -> np.ndarray:
+        """``[N]`` uint64: the word of each sub-environment, or of each agent of it.
 
         Args:
-            group_index: Names the group, and so its streams.
-            rows: The group's rows.
-            places: ``(environment index, slot)`` for each row.
-            num_slots: Slots of one copy that share a stream; later slots have streams of their own. None where agents
-                take turns, and all slots are 0.
+            env_indices: ``[N]``.
+            agent_words: ``[N]`` uint64, the ``name_word`` of each agent; None where one stream does for all of them.
         """
-        self._places = {key: value for key, value in self._places.items() if value[0] != group_index}
-        self._places[rows] = (group_index, places, num_slots)
-        self._blocks.pop(group_index, None)
+        words = substream_words(self._root, env_indices.astype(np.uint64))
+        return words if agent_words is None else substream_words(words, agent_words)
+
+    def place(
+        self,
+        group_index: int,
+        rows: Rows,
+        words: np.ndarray,
+        episode_numbers: np.ndarray,
+        t: np.ndarray,
+        pick: np.ndarray | None = None,
+    ) -> None:
+        """Says from which streams the rows of a group draw, whenever episodes have begun or lanes have changed.
+
+        Args:
+            group_index: Names the group, whose former rows draw no more.
+            rows: The group's rows.
+            words: ``[N]`` uint64, as ``words_of`` gives them.
+            episode_numbers: ``[N]`` the episode that each goes on in.
+            t: ``[N]`` the env step that each is at. From now on it grows by one with each vector step.
+            pick: ``[B]`` which of these each row draws from; None if there is one for each row.
+        """
+        words = substream_words(words, episode_numbers.astype(np.uint64))
+        known = self._streams.get(group_index)
+        if known is None or not self._goes_on(known, words, t):
+            lasted = 1 if known is None else min(max(self.step - known.since, 1), _MOST_STEPS)
+            self._streams[group_index] = _Streams(words, t.copy(), self.step, pick, lasted)
+        else:
+            known.pick = pick
+        self._group_of = {own: index for own, index in self._group_of.items() if index != group_index}
+        self._group_of[rows] = group_index
+
+    def _goes_on(self, known: _Streams, words: np.ndarray, t: np.ndarray) -> bool:
+        return np.array_equal(known.words, words) and np.array_equal(known.t + (self.step - known.since), t)
 
     def for_rows(self, columns: ColumnGroup, dist_cls: type[Distribution]) -> torch.Tensor | None:
         """``[B, k]`` noise for this step; None if the distribution takes none."""
-        group_index, places, num_slots = self._places[columns.rows]
-        number, within = divmod(self.step, BLOCK)
-        block = self._blocks.get(group_index)
-        if block is not None and block.rows is columns.rows and block[1:3] == (number, dist_cls):
-            return block.tensor[within]
         inputs = columns["action_dist_inputs"]
-        streams = self._streams(group_index, number, places, num_slots, dist_cls, inputs.shape[-1])
-        if streams is None:
+        device = inputs.device if isinstance(inputs, torch.Tensor) else torch.device("cpu")
+        streams = self._streams[self._group_of[columns.rows]]
+        block = self._block(streams, dist_cls, inputs.shape[-1], device)
+        if block is None:
             return None
-        if self._asked.get(group_index) is not columns.rows:  # rows that may be others in the next step
-            self._asked[group_index] = columns.rows
-            return torch.from_numpy(np.stack([values[within, slot] for values, slot in streams])).to(inputs.device)
-        array = np.concatenate(_whole_streams(streams), axis=1)
-        noise = torch.from_numpy(array).to(inputs.device)
-        self._blocks[group_index] = _Block(columns.rows, number, dist_cls, array, noise)
-        return noise[within]
+        noise = block.tensor[self.step - block.first]
+        return noise if streams.pick is None else noise[torch.from_numpy(streams.pick).to(device)]
 
     def array_for_rows(self, columns: ColumnGroup, dist_cls: type[Distribution]) -> np.ndarray | None:
-        """The same in an array, for modules on the CPU. A hot path: as a rule without a call of torch."""
-        number, within = divmod(self.step, BLOCK)
-        block = self._blocks.get(self._places[columns.rows][0])
-        if block is not None and block.rows is columns.rows and block[1:3] == (number, dist_cls):
-            return block.array[within]
-        noise = self.for_rows(columns, dist_cls)
-        return None if noise is None else noise.numpy()
+        """The same in an array, for modules on the CPU, without a call of torch."""
+        streams = self._streams[self._group_of[columns.rows]]
+        block = self._block(streams, dist_cls, columns["action_dist_inputs"].shape[-1], torch.device("cpu"))
+        if block is None:
+            return None
+        noise = block.array[self.step - block.first]
+        return noise if streams.pick is None else noise[streams.pick]
+
+    def _block(
+        self, streams: _Streams, dist_cls: type[Distribution], num_inputs: int, device: torch.device
+    ) -> _Block | None:
+        """What is drawn for this step."""
+        block, asked = streams.block, (dist_cls, num_inputs, device)
+        if block is not None and block.asked == asked and 0 <= self.step - block.first < len(block.array):
+            return block
+        t = streams.t + (self.step - streams.since)
+        num_steps = min(streams.num_steps, max(1, _MOST_NUMBERS // max(1, len(t) * num_inputs)))
+        times = (t + np.arange(num_steps)[:, None]).astype(np.uint64)
+        drawn = dist_cls.noise(StreamGenerator(substream_words(streams.words, times)), times.shape, num_inputs)
+        if drawn is None:
+            return None
+        streams.num_steps = min(2 * streams.num_steps, _MOST_STEPS)
+        streams.block = _Block(self.step, asked, drawn, torch.from_numpy(drawn).to(device))
+        return streams.block
+
+    def generator(self, purpose: str, rows: Rows) -> StreamGenerator:
+        """Draws from a stream for each of a group's rows in this step, another one for each ``purpose``."""
+        streams = self._streams[self._group_of[rows]]
+        times = (streams.t + (self.step - streams.since)).astype(np.uint64)
+        words = substream_words(substream_words(streams.words, times), np.array([name_word(purpose)], np.uint64))
+        return StreamGenerator(words if streams.pick is None else words[streams.pick])
 
     @contextmanager
     def torch_stream(self) -> Iterator[None]:
         """For distributions that draw from torch's generator: makes it this step's own."""
         with torch_stream(self._seed, "torch actions", self.step):
             yield
-
-    def _streams(
-        self,
-        group_index: int,
-        number: int,
-        places: list[tuple[int, int]],
-        num_slots: int | None,
-        dist_cls: type[Distribution],
-        num_inputs: int,
-    ) -> list[tuple[np.ndarray, int]] | None:
-        """For each row, the block ``[BLOCK, slots, k]`` of its stream, and which slot of it; each is drawn once."""
-        kind = (number, dist_cls, num_inputs, num_slots)
-        known_kind, known = self._drawn.get(group_index, (kind, {}))
-        if known_kind != kind:
-            known = {}
-        self._drawn[group_index] = (kind, known)
-        lane_kind = f"{dist_cls.__name__} of {num_inputs}" if num_slots is None else group_index
-        num_shared = 1 if num_slots is None else num_slots
-        found = []
-        for env_index, slot in places:
-            shared = slot < num_shared
-            key = (env_index, 0 if shared else slot)
-            if key not in known:
-                rng = stream(self._seed, "actions", env_index, lane_kind, number, *(() if shared else (slot,)))
-                known[key] = dist_cls.noise(rng, (BLOCK, num_shared if shared else 1), num_inputs)
-            values = known[key]
-            if values is None:
-                return None
-            found.append((values, slot if shared else 0))
-        return found
-
-
-def _whole_streams(streams: list[tuple[np.ndarray, int]]) -> list[np.ndarray]:
-    """``[BLOCK, n, k]`` of the streams' slots, in order; a whole stream is not taken apart."""
-    parts = []
-    for _, run in groupby(streams, key=lambda entry: id(entry[0])):
-        (values, first), *others = run
-        slots = [first, *(slot for _, slot in others)]
-        is_whole = slots == list(range(values.shape[1]))
-        parts.append(values if is_whole else values[:, slots])
-    return parts

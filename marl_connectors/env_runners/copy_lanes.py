@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any
 
@@ -48,6 +49,7 @@ class CopyLanes:
         self._rl_module = rl_module
         self._lookback = lookback
         self._kinds: dict[ModuleID, tuple[RLModule, Hashable]] = {}
+        self._num_rows = 0
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what is known of objects by their place in memory."""
@@ -85,9 +87,9 @@ class CopyLanes:
             lane.group.kind == self._kind(modules[agent_id]) for agent_id, lane in lanes.items()
         )
 
-    def reopen(self, group_index: int, number: int, env_index: int, slot: int, agent_id: AgentID) -> Lane:
+    def reopen(self, group_index: int, number: int, env_index: int, agent_id: AgentID) -> Lane:
         """Gives an agent the lane that it had at a checkpoint."""
-        return self._add(self.groups[group_index].reopen(number, env_index, slot, agent_id))
+        return self._add(self.groups[group_index].reopen(number, env_index, agent_id))
 
     def _add(self, lane: Lane) -> Lane:
         self._in_arrays = None
@@ -104,30 +106,26 @@ class CopyLanes:
             lane.group.lanes.remove(lane)
             lane.group.close(lane)
 
-    def restart(self) -> None:
-        """Frees all lanes, and lets all groups begin in fresh rollouts of the size that they have."""
-        self._kinds = {module_id: own for module_id, own in self._kinds.items() if module_id in self._rl_module}
-        for env_index, lanes in enumerate(self.by_copy):
-            self.close(env_index, list(lanes))
-        for group in self.groups:
-            group.restart(group.rollout.num_rows - self._lookback - 2)
-
     def clear(self) -> None:
-        """Forgets all lanes and groups."""
+        """Forgets all lanes and groups, so that what comes next does not depend on what was before.
+
+        New groups have room for as many rows as the largest one had.
+        """
+        self._kinds = {module_id: own for module_id, own in self._kinds.items() if module_id in self._rl_module}
+        self._num_rows = max([group.rollout.num_rows for group in self.groups], default=0)
         self.groups, self._group_agents, self._in_arrays = [], [], None
         self._known_spaces = {}
         self.by_copy = [{} for _ in self.by_copy]
 
     def make_room(self, modules_by_copy: Sequence[Mapping[AgentID, ModuleID]]) -> None:
         """Makes the rollouts wide enough for the agents of all copies."""
-        counts: dict[LaneGroup, list[int]] = {}
-        for env_index, modules in enumerate(modules_by_copy):
-            for agent_id, module_id in modules.items():
-                per_copy = counts.setdefault(self._group_of(agent_id, module_id), [0] * len(self.by_copy))
-                per_copy[env_index] += 1
-        for group, per_copy in counts.items():
-            group.make_room(sum(per_copy))
-            group.num_slots = group.num_slots or max(per_copy)
+        counts = Counter(
+            self._group_of(agent_id, module_id)
+            for modules in modules_by_copy
+            for agent_id, module_id in modules.items()
+        )
+        for group, num_lanes in counts.items():
+            group.make_room(num_lanes)
 
     def _group_of(self, agent_id: AgentID, module_id: ModuleID) -> LaneGroup:
         observation_space, action_space = self._agent_spaces(agent_id)
@@ -176,10 +174,18 @@ class CopyLanes:
         kind = "over" if is_over or module_id is None else self._kind(module_id)
         recorded = None if is_over or module_id is None else self._rl_module[module_id].action_space
         its_spaces = self._agent_spaces(agent_id)
-        group = LaneGroup(len(self.groups), *its_spaces, self._lookback, kind, recorded, self.ongoing)
+        group = LaneGroup(len(self.groups), *its_spaces, self._lookback, kind, recorded, self.ongoing, self._num_rows)
         self.groups.append(group)
         self._group_agents.append(agent_id)
         return group
+
+    def arrange(self, module_order: Mapping[ModuleID, int]) -> None:
+        """Puts the lanes of all groups in the order of their rows, after lanes were opened or closed."""
+        for lanes in self.by_copy:
+            for rank, lane in enumerate(lanes.values()):
+                lane.rank = rank
+        for group in self.groups:
+            group.arrange(module_order)
 
     def set_clocks(self, copies: Sequence[EnvCopy]) -> None:
         """Tells all groups the env step that each of their lanes is at, after copies began anew."""

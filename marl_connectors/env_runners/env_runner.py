@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -15,7 +15,7 @@ from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvT
 from marl_connectors.connectors.module_to_env.get_actions import ACTION_NOISE
 from marl_connectors.connectors.module_to_env.module_to_env_pipeline import ModuleToEnvPipeline
 from marl_connectors.env_runners.action_noise import ActionNoise
-from marl_connectors.env_runners.done_episodes import check_sample_size, first_of_each_copy, shares
+from marl_connectors.env_runners.done_episodes import DoneEpisode, check_sample_size, first_of_each_copy, shares
 from marl_connectors.env_runners.episode_callbacks import EPISODE_CALLBACKS, EpisodeCallbacks
 from marl_connectors.env_runners.episode_metrics import Tally, summarize, tally_from_state
 from marl_connectors.env_runners.sampling_times import SamplingTimes
@@ -192,6 +192,7 @@ class EnvRunner(Stepper):
         if told is not None:
             told.begin_sample(None if num_episodes is None else shares(copies, num_episodes))
         self._is_last_step = num_timesteps == 0
+        numbers = [copy.episode_number for copy in self.vector_env.copies]
         if self._batch is None or force_reset or num_episodes is not None:
             self._exploring = explore
             self._reset()
@@ -217,9 +218,21 @@ class EnvRunner(Stepper):
             episodes += chunks
         else:
             self._batch = None  # the next sample starts afresh
+            self._forget_unfinished(done, numbers)
         self._uncredited_reward += sum(episode.uncredited_reward for episode in episodes)
         self.callbacks.tell("on_sample_end", env_runner=self, metrics_logger=self.callback_metrics, samples=episodes)
         return episodes
+
+    def _forget_unfinished(self, done: Sequence[DoneEpisode], numbers: Sequence[int]) -> None:
+        """Goes back behind the last episode of each copy that was handed out.
+
+        How many more a copy has begun depends on how long the others took, and the next sample must not.
+        """
+        last = list(numbers)
+        for entry in done:
+            last[entry.env_index] = max(last[entry.env_index], int(str(entry.episode.id_).rpartition("-")[2]))
+        for copy, number in zip(self.vector_env.copies, last, strict=True):
+            copy.episode_number = number
 
     @property
     def told_with_all_callbacks(self) -> dict[str, Any]:
@@ -328,8 +341,22 @@ class EnvRunner(Stepper):
             "episode_numbers": [copy.episode_number for copy in self.vector_env.copies],
         }
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def why_episodes_are_not_kept(self) -> str:
+        """Why a checkpoint of now could not bring the ongoing episodes back; ``""`` if it can, or there are none."""
+        return "" if self._batch is None or self._episodes.can_be_replayed else self._why_not_replayed
+
+    @property
+    def _why_not_replayed(self) -> str:
+        if self.vector_env.is_batched:
+            return "the episodes of a natively batched environment cannot be replayed"
+        return f"an ongoing episode was too long to be replayed (more than {HISTORY_BYTES:,} bytes of actions)"
+
+    def set_state(self, state: dict[str, Any], new_episodes: bool = False) -> None:
         """Takes what ``get_state`` gave: ongoing episodes are replayed from their seeds and actions.
+
+        Args:
+            state: What it gave.
+            new_episodes: Whether to begin new episodes instead.
 
         Raises:
             CheckpointError: If there are not as many copies, or a replayed episode turns out differently.
@@ -358,20 +385,17 @@ class EnvRunner(Stepper):
         self._episodes.lost = FailureCounts(**state.get("lost", {}))
         self._batch = None
         self._exploring = state["exploring"]
+        if new_episodes:
+            return
         if state["episodes"] is not None:
             self._episodes.set_state(state["episodes"])
             self._arrange()
             self._restore_batch(state["batch"])
             self._before_batch = state["before_batch"]
         elif state["episodes_too_long"]:
-            why = (
-                "the episodes of a natively batched environment cannot be replayed"
-                if self.vector_env.is_batched
-                else f"an ongoing episode was too long to be replayed (more than {HISTORY_BYTES:,} bytes of actions)"
-            )
             warnings.warn(
-                f"EnvRunner: {why}, so the run goes on with new episodes, and not step for step as if it had never "
-                f"stopped.",
+                f"EnvRunner: {self._why_not_replayed}, so the run goes on with new episodes, and not step for step as "
+                f"if it had never stopped.",
                 stacklevel=2,
             )
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from heapq import heapify, heappop, heappush
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from marl_connectors.episodes.lane_storage import LaneStorage
 from marl_connectors.episodes.rollout import Positions, Rollout
 from marl_connectors.episodes.rows import Rows
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
+from marl_connectors.seeding import name_word
 from marl_connectors.typing import AgentID, EpisodeID, ModuleID
 
 
@@ -25,20 +27,20 @@ class Lane:
     Attributes:
         number: The lane of the group's rollout.
         env_index: The environment copy.
-        slot: The agent's place among its copy's lanes of this group; names its random stream.
         agent_id: Who.
+        rank: The agent's place in the copy's list of agents.
         module_id: For whom the agent's rows are.
         rests: Whether the episode has no first observation yet, as the copy's next step only resets it.
     """
 
-    __slots__ = ("_episode", "agent_id", "env_index", "group", "module_id", "number", "rests", "slot")
+    __slots__ = ("_episode", "agent_id", "env_index", "group", "module_id", "number", "rank", "rests")
 
-    def __init__(self, group: LaneGroup, number: int, env_index: int, slot: int, agent_id: AgentID):
+    def __init__(self, group: LaneGroup, number: int, env_index: int, agent_id: AgentID):
         self.group = group
         self.number = number
         self.env_index = env_index
-        self.slot = slot
         self.agent_id = agent_id
+        self.rank = 0
         self.module_id: ModuleID = ""
         self.rests = False
         self._episode: SingleAgentEpisode | None = None
@@ -137,12 +139,14 @@ class LaneGroup:
         env_action_space: Of the environment. The rollout's, of recorded actions, is the modules'.
         lives: Of the agent episodes in the lanes.
         ongoing: All copies' episodes.
-        lanes: The live lanes, by module, copy and slot.
+        lanes: The live lanes, by module, copy and rank.
         acting: Those that act next, in the same order; all of them unless the environment is turn-based.
         numbers: ``[B]`` the numbers of the lanes that act, in the order of the rows, or None if they are ``0, 1, ...,
             num_lanes - 1``.
         positions: Of the newest rows, in that order.
         env_indices: ``[B]`` the copies of the lanes that act, likewise.
+        agent_words: ``[B]`` uint64, what names the agents' random streams, likewise.
+        words: ``[B]`` uint64, of the streams themselves, likewise; None until somebody has asked.
         rows: What the pipelines get.
         t: ``[B]`` int32, the env step of each newest observation, in the order of the rows.
     """
@@ -156,13 +160,14 @@ class LaneGroup:
         kind: Hashable = None,
         module_action_space: Space | None = None,
         ongoing: Sequence[Any] = (),
+        num_rows: int = 0,
     ):
         self.index = index
         self.kind = kind
         self.env_action_space = action_space
         self.lookback = lookback
         recorded = action_space if module_action_space is None else module_action_space
-        self.rollout = Rollout(observation_space, recorded, num_rows=lookback + 2, num_lanes=0)
+        self.rollout = Rollout(observation_space, recorded, num_rows=max(num_rows, lookback + 2), num_lanes=0)
         self.lives = Lives()
         self.ongoing = ongoing
         self.lanes: list[Lane] = []
@@ -170,15 +175,15 @@ class LaneGroup:
         self.numbers: np.ndarray | None = None
         self.positions: Positions = slice(0, 0)
         self.env_indices = np.zeros(0, np.int64)
+        self.agent_words = np.zeros(0, np.uint64)
+        self.words: np.ndarray | None = None
         self.rows: Rows = LiveRows(self, module_ids=(), splits=(0,))
         self.t = np.zeros(0, np.int32)
         self.last_row = lookback
-        self._numbers_in_use: set[int] = set()
+        self._num_opened = 0
+        self._free_numbers: list[int] = []  # a heap, of those below ``_num_opened``
         self._next_row: dict[int, int] = {}
         self._first: np.ndarray | None = None
-        self._slots: dict[int, dict[AgentID, int]] = {}
-        self.num_slots = 0
-        """Slots that every copy has from the start; lanes beyond are of late joiners."""
 
     def matches(self, observation_space: Space, action_space: Space, kind: Hashable) -> bool:
         """Whether agents of these spaces, and of modules with such a state, belong here."""
@@ -196,46 +201,38 @@ class LaneGroup:
 
     def open(self, env_index: int, agent_id: AgentID) -> Lane:
         """A free lane for an agent; its first row is the next one that is unused there."""
-        slots = self._slots.setdefault(env_index, {})
-        if agent_id not in slots:
-            slots[agent_id] = _lowest_not_in(set(slots.values()))
-        slot = slots[agent_id]
-        number = _lowest_not_in(self._numbers_in_use)
+        number = self._lowest_free_number()
         if number >= self.rollout.num_lanes:
             self.make_room(max(number + 1, number * 3 // 2))
-        self._numbers_in_use.add(number)
         row = self._next_row.get(number, self.lookback)
         self.rollout.reserve(row + 1)
         position = self.rollout.cursor[number] = row * self.rollout.num_lanes + number
         self.rollout.columns[Columns.T][position] = -1  # after a cut, it holds the former agent's last observation
         self._next_row[number] = row + 1
         self.last_row = max(self.last_row, row)
-        return Lane(self, number, env_index, slot, agent_id)
+        return Lane(self, number, env_index, agent_id)
 
-    def reopen(self, number: int, env_index: int, slot: int, agent_id: AgentID) -> Lane:
+    def reopen(self, number: int, env_index: int, agent_id: AgentID) -> Lane:
         """A lane as it was at a checkpoint: its newest row is the first one after the lookback."""
-        self._numbers_in_use.add(number)
-        self._slots.setdefault(env_index, {})[agent_id] = slot
+        for other in range(self._num_opened, number + 1):
+            self._free_numbers.append(other)
+        self._num_opened = max(self._num_opened, number + 1)
+        self._free_numbers.remove(number)
+        heapify(self._free_numbers)
         self.rollout.cursor[number] = self.lookback * self.rollout.num_lanes + number
-        return Lane(self, number, env_index, slot, agent_id)
+        return Lane(self, number, env_index, agent_id)
 
-    def get_slots(self) -> list[list[Any]]:
-        """``[env index, agent id, slot]`` of all agents that have a slot, live or not; for checkpoints."""
-        return [[i, agent_id, slot] for i, slots in self._slots.items() for agent_id, slot in slots.items()]
-
-    def set_slots(self, slots: Sequence[Sequence[Any]]) -> None:
-        """Takes what ``get_slots`` gave."""
-        self._slots = {}
-        for env_index, agent_id, slot in slots:
-            self._slots.setdefault(env_index, {})[agent_id] = slot
+    def _lowest_free_number(self) -> int:
+        if self._free_numbers:
+            return heappop(self._free_numbers)
+        self._num_opened += 1
+        return self._num_opened - 1
 
     def close(self, lane: Lane) -> None:
         """Frees a lane; its rows stay for the episodes that are views of them."""
-        self._numbers_in_use.discard(lane.number)
+        heappush(self._free_numbers, lane.number)
         self.rollout.pending[lane.number] = False
         self._next_row[lane.number] = lane.row + 1
-        if lane.slot >= self.num_slots:  # a late joiner: forget the id, or a stream of new ids would grow for ever
-            self._slots[lane.env_index].pop(lane.agent_id, None)
 
     def advance(self) -> None:
         """Closes all newest rows: the rows after them are open now. A hot path."""
@@ -291,9 +288,9 @@ class LaneGroup:
             self._first = self.lives.first_row[numbers] * self.rollout.num_lanes + numbers
         return self._first
 
-    def arrange(self, module_order: dict[ModuleID, int]) -> None:
+    def arrange(self, module_order: Mapping[ModuleID, int]) -> None:
         """Puts the lanes in row order and makes ``rows``, after lanes were opened or closed."""
-        self.lanes.sort(key=lambda lane: (module_order.get(lane.module_id, -1), lane.env_index, lane.slot))
+        self.lanes.sort(key=lambda lane: (module_order.get(lane.module_id, -1), lane.env_index, lane.rank))
         waiting = self.rollout.pending
         self.acting = [lane for lane in self.lanes if not lane.rests]
         if waiting.any():
@@ -303,6 +300,8 @@ class LaneGroup:
         self._first = None
         self.numbers = None if identity else np.array(numbers, np.int64)
         self.env_indices = np.array([lane.env_index for lane in self.acting], np.int64)
+        self.words = None
+        self.agent_words = np.array([name_word(lane.agent_id) for lane in self.acting], np.uint64)
         self.locate()
         modules = [lane.module_id for lane in self.acting]
         present = sorted(set(modules), key=lambda m: module_order.get(m, -1))
@@ -350,12 +349,11 @@ class LaneGroup:
                 is room for as many of them as in the rollout before.
         """
         spare = min(max(self.last_row - self.lookback - num_rows, 0), num_rows)
-        self.rollout = self.rollout.continued(num_rows + spare + self.lookback + 2, self.lookback)
+        oldest = self.rollout.cursor // max(self.rollout.num_lanes, 1) + 1
+        in_use = [lane.number for lane in self.lanes]
+        oldest[in_use] = self.lives.first_row[in_use]
+        self.rollout = self.rollout.continued(num_rows + spare + self.lookback + 2, self.lookback, oldest)
         self.last_row = self.lookback
         self._next_row = {}
         self._first = None
         self.locate()
-
-
-def _lowest_not_in(taken: set[int]) -> int:
-    return next(n for n in range(len(taken) + 1) if n not in taken)

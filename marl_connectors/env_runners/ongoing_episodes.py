@@ -94,7 +94,7 @@ class OngoingEpisodes(JointEpisodes):
         if self.told is not None:
             self.told.create(copies)
         first = self._vector_env.reset_all()
-        self.lanes.restart()
+        self.lanes.clear()
         begun = [self._mapped(copy) for copy in copies]
         self.lanes.make_room([modules for _, modules in begun])
         self.ongoing[:] = [self._begin_episode(copy, *own) for copy, own in zip(copies, begun, strict=True)]

@@ -7,18 +7,21 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium import Space, spaces
+from gymnasium import Space
 
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.action_masks import draw
+from marl_connectors.env_runners.action_noise import ActionNoise
 from marl_connectors.env_runners.lanes import LaneGroup
 from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup
-from marl_connectors.seeding import stream
-from marl_connectors.spaces import counted_from_0, from_start, stack, values_per_choice
+from marl_connectors.seeding import StreamGenerator
+from marl_connectors.spaces import counted_from_0, from_start, values_per_choice
 from marl_connectors.trees import tree_map
 
 
-def random_actions(space: Space, num: int, rng: np.random.Generator, mask: np.ndarray | None = None) -> dict[str, Any]:
+def random_actions(
+    space: Space, num: int, rng: np.random.Generator | StreamGenerator, mask: np.ndarray | None = None
+) -> dict[str, Any]:
     """``num`` actions, uniform where the space is bounded: ``actions`` and, where it differs, ``actions_for_env``.
 
     ``actions`` count from 0 for Discrete and MultiDiscrete, and are the environment's own numbers otherwise.
@@ -29,31 +32,26 @@ def random_actions(space: Space, num: int, rng: np.random.Generator, mask: np.nd
         rng: Where they come from.
         mask: ``[num, n]`` bool, what to choose from, as ActionMasking puts it into the batch.
     """
-    if isinstance(space, spaces.Discrete):
-        actions = rng.integers(space.n, size=num) if mask is None else draw(space, mask, rng)
-    elif mask is not None and values_per_choice(space) is not None:
-        actions = draw(space, mask, rng)
-    else:
-        plain = counted_from_0(space)
-        plain.seed(int(rng.integers(2**31)))
-        actions = stack([plain.sample() for _ in range(num)], plain)
+    choices = values_per_choice(space) or ()
+    if mask is None or not choices:
+        mask = np.ones((num, sum(choices)), bool)
+    actions = draw(counted_from_0(space), mask, rng)
     for_env = from_start(space, actions)
     columns = {Columns.ACTIONS: actions}
     return columns if for_env is actions else {**columns, Columns.ACTIONS_FOR_ENV: for_env}
 
 
-def random_batch(seed: int, step: int, groups: Sequence[LaneGroup], waiting: ColumnBatch | None) -> ColumnBatch:
+def random_batch(noise: ActionNoise, groups: Sequence[LaneGroup], waiting: ColumnBatch | None) -> ColumnBatch:
     """What the modules would have put out, drawn at random. A stateful module that is not asked keeps its state.
 
     Args:
-        seed: The run's.
-        step: The number of the vector step; with the seed, it names the random stream.
+        noise: Has a stream for each row.
         groups: The groups with live lanes.
         waiting: The forward batch that the modules do not get.
     """
     batch = ColumnBatch([ColumnGroup(group.rows) for group in groups])
     for i, (group, columns) in enumerate(zip(groups, batch.groups, strict=True)):
-        rng = stream(seed, "random actions", group.index, step)
+        rng = noise.generator("random actions", columns.rows)
         known = {} if waiting is None else waiting.groups[i]
         mask = known.get(Columns.ACTION_MASK)
         if mask is not None:

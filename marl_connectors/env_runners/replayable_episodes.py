@@ -15,7 +15,7 @@ from marl_connectors.env_runners.lanes import Lane
 from marl_connectors.env_runners.ongoing_episodes import OngoingEpisodes
 from marl_connectors.env_runners.plain_data import storable
 from marl_connectors.environments.action_history import ActionHistory
-from marl_connectors.environments.env_copy import EnvCopy, not_repeatable
+from marl_connectors.environments.env_copy import EnvCopy, not_repeatable, task_of, with_tasks
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.episodes.rollout import take
 from marl_connectors.episodes.state import decode, encode
@@ -55,6 +55,11 @@ class ReplayableEpisodes(OngoingEpisodes):
                 group.positions, take(observed, acting), group.rollout.columns[Columns.T][group.positions]
             )
 
+    @property
+    def can_be_replayed(self) -> bool:
+        """Whether the actions of all ongoing episodes are known."""
+        return all(copy.pack_history().is_complete for copy in self._vector_env.copies)
+
     def get_state(self) -> dict[str, Any] | None:
         """The ongoing episodes, right after a cut; None if one of them is too long to be replayed.
 
@@ -62,7 +67,7 @@ class ReplayableEpisodes(OngoingEpisodes):
             EpisodeError: If custom data hold what no file can.
         """
         copies = self._vector_env.copies
-        if not all(copy.pack_history().is_complete for copy in copies):
+        if not self.can_be_replayed:
             return None
         return {
             "copies": [
@@ -71,6 +76,7 @@ class ReplayableEpisodes(OngoingEpisodes):
                     "actions": copy.history.get_state(),
                     "memory": _memory_of(episode),
                     "tally": tally.get_state(),
+                    "tasks": _tasks_of(copy),
                 }
                 for copy, episode, tally in zip(copies, self.ongoing, self._tallies, strict=True)
             ],
@@ -79,8 +85,6 @@ class ReplayableEpisodes(OngoingEpisodes):
                 {
                     "members": members,
                     "num_lanes": group.rollout.num_lanes,
-                    "num_slots": group.num_slots,
-                    "slots": group.get_slots(),
                     "rollout": group.rollout.get_state(),
                 }
                 for group, members in zip(self.lanes.groups, self.lanes.get_members(), strict=True)
@@ -91,7 +95,6 @@ class ReplayableEpisodes(OngoingEpisodes):
                     "row": lane.group.lanes.index(lane),
                     "number": lane.number,
                     "env_index": lane.env_index,
-                    "slot": lane.slot,
                     "agent_id": lane.agent_id,
                     "module_id": lane.module_id,
                     "episode_id": lane.episode.id_,
@@ -120,14 +123,15 @@ class ReplayableEpisodes(OngoingEpisodes):
         for own in state["groups"]:
             group = self.lanes.add_group(*own["members"])
             group.make_room(own["num_lanes"])
-            group.num_slots = own["num_slots"]
-            group.set_slots(own["slots"])
             group.rollout.set_state(own["rollout"])
         restored = [(self._restore_lane(own), own) for own in state["lanes"]]
         self.ongoing.clear()
         for copy, own in zip(self._vector_env.copies, state["copies"], strict=True):
             copy.episode_number = own["number"]
+            at_reset, now = own["tasks"]
+            _set_task(copy, at_reset)
             self._replay(copy, own["actions"], [pair for pair in restored if pair[0].env_index == copy.index])
+            _set_task(copy, now)
             self._tallies[copy.index] = EpisodeTally.from_state(own["tally"])
             self._begun[copy.index] = {a: lane.module_id for a, lane in self.lanes.by_copy[copy.index].items()}
             episode = self._continued_episode(copy, f"{copy.index}-{copy.episode_number}", with_views=True)
@@ -135,7 +139,7 @@ class ReplayableEpisodes(OngoingEpisodes):
             self.ongoing.append(episode)
 
     def _restore_lane(self, own: Mapping[str, Any]) -> Lane:
-        lane = self.lanes.reopen(own["group"], own["number"], own["env_index"], own["slot"], own["agent_id"])
+        lane = self.lanes.reopen(own["group"], own["number"], own["env_index"], own["agent_id"])
         lives, number = lane.group.lives, lane.number
         lane.module_id, lives.earlier_return[number] = own["module_id"], own["earlier_return"]
         lives.start_row[number], lives.first_row[number] = self._lookback, self._lookback - own["kept"]
@@ -195,6 +199,17 @@ def _remember(episode: Episode, memory: Mapping[str, Any]) -> None:
         episode._module_of = dict(memory["modules"])
         episode._ended_before = dict(memory["ended"])
         episode._truncated_before = memory["any_truncated"]
+
+
+def _tasks_of(copy: EnvCopy) -> list[Any]:
+    """Of an environment with a curriculum: its task at the newest reset, and now."""
+    return [encode(task, f"get_task() of {copy}") for task in (copy.task, task_of(copy.env))]
+
+
+def _set_task(copy: EnvCopy, task: Any) -> None:
+    settable = with_tasks(copy.env)
+    if settable is not None and task is not None:
+        settable.set_task(decode(task))
 
 
 def _notes(episode: Episode) -> Any:

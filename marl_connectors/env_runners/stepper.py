@@ -132,7 +132,7 @@ class Stepper:
         began = perf_counter()
         if at_random:
             groups = [group for group, _ in self._live]
-            batch = random_batch(self._seed, self._noise.step, groups, self._waiting_batch())
+            batch = random_batch(self._noise, groups, self._waiting_batch())
         else:
             batch = self._choose(explore)
         actions = self._record(batch)
@@ -252,7 +252,7 @@ class Stepper:
         else:
             for group in self._episodes.lanes.groups:
                 group.locate()
-            self._episodes.lanes.set_clocks(self.vector_env.copies)
+            self._place_in_time()
 
     def _reset_over(self, step: VectorStep) -> None:
         if not step.late:
@@ -326,6 +326,7 @@ class Stepper:
 
     def _reset(self) -> None:
         began = perf_counter()
+        self._deferred_logp.clear()
         items = self._episodes.reset()
         self.times.env_reset += perf_counter() - began
         self._note_failures()
@@ -342,18 +343,29 @@ class Stepper:
         module_order = {module_id: i for i, module_id in enumerate(self.rl_module.keys())}
         by_copy = self._episodes.lanes.acting()
         served = [(group, group.rows.module_ids) for group, _ in self._live]
-        for group in self._episodes.lanes.groups:
-            group.arrange(module_order)
+        self._episodes.lanes.arrange(module_order)
         groups = [group for group in self._episodes.lanes.groups if group.acting]
         picks, self._pick_actions = orders(by_copy, [group.acting for group in groups])
         self._live = list(zip(groups, picks, strict=True))
-        for group in groups:
-            num_slots = None if self._turn_based else group.num_slots
-            places = [(lane.env_index, 0 if self._turn_based else lane.slot) for lane in group.acting]
-            self._noise.place(group.index, group.rows, places, num_slots)
         if not self._turn_based or served != [(group, group.rows.module_ids) for group, _ in self._live]:
             self._check_batch = self._check_actions = True
-        self._episodes.lanes.set_clocks(self.vector_env.copies)
+        self._place_in_time()
+
+    def _place_in_time(self) -> None:
+        """Tells all groups, and the noise, at which step of which episode their lanes are."""
+        copies = self.vector_env.copies
+        self._episodes.lanes.set_clocks(copies)
+        numbers = np.array([copy.episode_number for copy in copies])
+        if self._turn_based:  # one agent acts in a copy at a time: a stream for each copy will do
+            words, t = self._noise.words_of(np.arange(len(copies))), np.array([copy.t for copy in copies])
+            for group, _ in self._live:
+                self._noise.place(group.index, group.rows, words, numbers, t, group.env_indices)
+            return
+        for group, _ in self._live:
+            own = group.env_indices
+            if group.words is None:
+                group.words = self._noise.words_of(own, group.agent_words)
+            self._noise.place(group.index, group.rows, group.words, numbers[own], group.t)
 
     def _settle_counts(self) -> None:
         groups = [group for group, _ in self._live]

@@ -86,6 +86,7 @@ class EnvCopy:
         expected: What its environment's agents are to observe, where that was asked for; see ``GarbageCheck``.
         num_failures: How often the copy has failed since an episode was finished in it.
         rests: Whether its next step only resets it, so that nobody acts in it; see NextStepVectorEnv.
+        task: What ``get_task()`` of an environment with a curriculum gave before the newest reset; else None.
         state: What the environment's ``state()`` was after the newest reset or step, ``[1, ...]``; None where nobody
             wants to know.
     """
@@ -103,6 +104,7 @@ class EnvCopy:
         "state",
         "step",
         "t",
+        "task",
     )
 
     def __init__(self, env: Any, index: int):
@@ -115,6 +117,7 @@ class EnvCopy:
         self.t = 0
         self.rests = False
         self.state: Tree | None = None
+        self.task: Any = None
         self.newest_actions: list[list[Any]] = []
         self.history = ActionHistory()
 
@@ -133,6 +136,21 @@ class EnvCopy:
 
     def __str__(self) -> str:
         return f"environment copy {self.index}, episode {self.episode_number}, step {self.t}"
+
+
+def with_tasks(env: Any) -> Any:
+    """The environment, or the one within its wrappers, that has RLlib's ``get_task`` and ``set_task``, if any."""
+    inner = getattr(env, "env", env)
+    for candidate in (env, inner, getattr(inner, "unwrapped", None)):
+        if callable(getattr(candidate, "get_task", None)) and callable(getattr(candidate, "set_task", None)):
+            return candidate
+    return None
+
+
+def task_of(env: Any) -> Any:
+    """What an environment with a curriculum is set to; None for any other, and for one in another process."""
+    settable = with_tasks(env)
+    return None if settable is None else settable.get_task()
 
 
 def _elsewhere(*args: Any) -> Any:
@@ -193,8 +211,9 @@ def not_repeatable(copy: EnvCopy, agent_id: AgentID | None = None) -> Checkpoint
     whom = "" if agent_id is None else f"agent {agent_id!r} "
     return CheckpointError(
         f"{copy}: replaying the episode from its seed leads {whom}elsewhere than before the checkpoint, so the "
-        f"environment does not follow from reset(seed=...) and the run cannot be continued exactly. Start a new run "
-        f"with its modules: algo.rl_module.set_state(load_state(path)['learner']['module'])."
+        f"environment does not follow from reset(seed=...), or was changed from outside, and the run cannot be "
+        f"continued exactly. Pass new_episodes=True to begin new episodes with all else that is in the checkpoint, and "
+        f"see docs/checkpoints.md for environments with a curriculum."
     )
 
 

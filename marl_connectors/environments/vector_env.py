@@ -19,6 +19,7 @@ from marl_connectors.environments.env_copy import (
     copied_infos,
     not_repeatable,
     stray_rewards,
+    task_of,
 )
 from marl_connectors.environments.env_failures import (
     ENV_ERRORS,
@@ -135,6 +136,7 @@ class VectorEnv:
 
     def _reset(self, copy: EnvCopy) -> tuple[dict[AgentID, Any], dict[AgentID, dict]]:
         copy.episode_number += 1
+        copy.task = task_of(copy.env)
         self.at[:] = copy.index, copy.index, copy.episode_number
         copy.t = 0
         copy.newest_actions, copy.history = [], ActionHistory()

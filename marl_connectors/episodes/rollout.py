@@ -289,17 +289,24 @@ class Rollout:
         if name in self.given:
             self.given[name][positions] = True
 
-    def continued(self, num_rows: int, lookback: int) -> Rollout:
-        """A fresh rollout that goes on where this one stopped.
+    def continued(self, num_rows: int, lookback: int, oldest: np.ndarray | None = None) -> Rollout:
+        """A fresh rollout that goes on where this one stopped; nothing is shared with this one.
 
-        Each lane's newest row becomes row ``lookback`` and the ``lookback`` rows before it come along (whatever they
-        hold: who reads them knows how far an episode reaches back). Nothing is shared with this rollout.
+        Each lane's newest row becomes row ``lookback``, and of the ``lookback`` rows before it those come along that
+        belong to the same episode. All other rows are empty, as those of a rollout that was just made.
+
+        Args:
+            num_rows: Of the new rollout.
+            lookback: How many rows to keep before the newest ones.
+            oldest: ``[num_lanes]`` the row of each lane from which on rows may come along; the row after the newest one
+                for a lane that is not in use. None for all rows there are.
         """
         new = Rollout(
             self.observation_space, self.action_space, num_rows=max(num_rows, lookback + 1), num_lanes=self.num_lanes
         )
         here = self.cursor + self.num_lanes * np.arange(-lookback, 1)[:, None]  # [lookback + 1, num_lanes]
-        kept = here >= 0
+        first = 0 if oldest is None else oldest * self.num_lanes
+        kept = here >= first
         source, size = here[kept], new.num_rows * new.num_lanes
         target = np.arange((lookback + 1) * self.num_lanes).reshape(kept.shape)[kept]
 
@@ -317,7 +324,9 @@ class Rollout:
             for name, column in old.items():
                 fresh[name] = tree_map(carried, column)
         new._share_layers()
-        new.columns[Columns.T][(lookback + 1) * self.num_lanes :] = -1
+        unused = np.ones(size, bool)
+        unused[target] = False
+        new.columns[Columns.T][unused] = -1
         if self.infos:
             for old_position, position in zip(source.tolist(), target.tolist(), strict=True):
                 if old_position in self.infos:

@@ -72,9 +72,9 @@ def test_a_stream_of_new_agents_needs_no_more_room_as_time_goes_by():
         (chunk,) = runner.sample(num_timesteps=5)
         (group,) = runner._episodes.lanes.groups
         rollout = chunk.agent_episodes["home"].storage.rollout
-        sizes.append((rollout.num_rows, rollout.num_lanes, len(group.get_slots())))
+        sizes.append((rollout.num_rows, rollout.num_lanes, group._num_opened))
     assert len(set(sizes[2:])) == 1, sizes
-    assert sizes[-1][2] <= 3
+    assert sizes[-1][2] <= 4
 
 
 def test_a_lane_that_is_free_at_every_cut_begins_again_at_the_top():

@@ -104,7 +104,8 @@ def bytes_of(folder):
 @pytest.fixture(scope="module")
 def endless(tmp_path_factory):
     """What is reachable, and how large a checkpoint is, after 10,000 agents and after 20,000; and how it goes on."""
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "checkpoint: an ongoing episode was too long to be replayed")
         patch.setattr(action_history, "HISTORY_BYTES", 10_000)
         patch.setattr(ongoing_episodes, "_PACK_AFTER", 30)
         algo = config_of(Passing).build_algo()

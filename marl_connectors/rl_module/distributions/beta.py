@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from gymnasium import Space, spaces
 from torch import Tensor
-from torch.nn import functional as F
 
 from marl_connectors.rl_module.distributions.distribution import Distribution
-from marl_connectors.rl_module.distributions.gaussian import check_bounded
+from marl_connectors.rl_module.distributions.gaussian import check_bounded, softplus
+from marl_connectors.seeding import StreamGenerator
 
 _EDGE = 1e-6
 _PROPOSALS = 6
@@ -38,7 +38,7 @@ class TorchBeta(Distribution):
 
     @classmethod
     def from_logits(cls, logits: Tensor) -> TorchBeta:
-        alpha, beta = (1.0 + F.softplus(logits)).chunk(2, -1)
+        alpha, beta = (1.0 + softplus(logits)).chunk(2, -1)
         return cls(alpha, beta)
 
     @staticmethod
@@ -48,7 +48,7 @@ class TorchBeta(Distribution):
         return 2 * int(np.prod(space.shape))
 
     @classmethod
-    def noise(cls, rng: np.random.Generator, shape: tuple[int, ...], num_inputs: int) -> np.ndarray:
+    def noise(cls, rng: StreamGenerator | np.random.Generator, shape: tuple[int, ...], num_inputs: int) -> np.ndarray:
         """For each gamma variate its proposals' normal numbers, then the numbers that they are accepted by."""
         size = (*shape, num_inputs * _PROPOSALS)
         return np.concatenate(

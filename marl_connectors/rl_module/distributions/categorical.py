@@ -15,6 +15,8 @@ from torch.nn import functional as F
 from marl_connectors.errors import ModuleError
 from marl_connectors.rl_module.distributions.distribution import Distribution
 from marl_connectors.rl_module.distributions.masks import fitting_mask
+from marl_connectors.seeding import StreamGenerator
+from marl_connectors.typing import Tree
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -40,10 +42,12 @@ class TorchCategorical(Distribution):
         return int(space.n)
 
     @classmethod
-    def noise(cls, rng: np.random.Generator, shape: tuple[int, ...], num_inputs: int) -> np.ndarray:
+    def noise(cls, rng: StreamGenerator | np.random.Generator, shape: tuple[int, ...], num_inputs: int) -> np.ndarray:
         """Gumbel noise: adding it to the logits and taking the largest samples from the softmax."""
-        exponential = rng.standard_exponential((*shape, num_inputs), dtype=np.float32)
-        return -np.log(np.maximum(exponential, np.finfo(np.float32).tiny))
+        noise = rng.standard_exponential((*shape, num_inputs), dtype=np.float32)
+        np.maximum(noise, np.finfo(np.float32).tiny, out=noise)
+        np.log(noise, out=noise)
+        return np.negative(noise, out=noise)
 
     @property
     def log_probs(self) -> Tensor:
@@ -70,6 +74,16 @@ class TorchCategorical(Distribution):
 
     def logp(self, value: Tensor) -> Tensor:
         return self.log_probs.gather(-1, value.long().unsqueeze(-1)).squeeze(-1)
+
+    @classmethod
+    def logp_of_rows(cls, inputs: np.ndarray, actions: Tree) -> np.ndarray:
+        if not cls._computes_as(TorchCategorical, "from_logits", "logp", "log_probs"):
+            return super().logp_of_rows(inputs, actions)
+        by_action = np.array(inputs.T, order="C")
+        by_action -= by_action.max(axis=0)
+        chosen = by_action[np.asarray(actions), np.arange(len(inputs))]
+        np.exp(by_action, out=by_action)
+        return chosen - np.log(by_action.sum(axis=0))
 
     def entropy(self) -> Tensor:
         log_probs = self._finite_log_probs
@@ -132,7 +146,7 @@ class TorchMultiCategorical(Distribution):
         return torch.stack(parts, -2)
 
     @classmethod
-    def noise(cls, rng: np.random.Generator, shape: tuple[int, ...], num_inputs: int) -> np.ndarray:
+    def noise(cls, rng: StreamGenerator | np.random.Generator, shape: tuple[int, ...], num_inputs: int) -> np.ndarray:
         """Gumbel noise for each logit."""
         return TorchCategorical.noise(rng, shape, num_inputs)
 
@@ -153,6 +167,15 @@ class TorchMultiCategorical(Distribution):
 
     def logp(self, value: Tensor) -> Tensor:
         return self._choices.logp(value.reshape(self._choices.logits.shape[:-1])).sum(-1)
+
+    @classmethod
+    def logp_of_rows(cls, inputs: np.ndarray, actions: Tree) -> np.ndarray:
+        if not cls._computes_as(TorchMultiCategorical, "from_logits", "logp"):
+            return super().logp_of_rows(inputs, actions)
+        chosen = np.asarray(actions).reshape(len(inputs), -1)
+        parts = np.split(inputs, np.cumsum(cls.input_lens)[:-1], axis=1)
+        logps = [TorchCategorical.logp_of_rows(part, chosen[:, i]) for i, part in enumerate(parts)]
+        return np.sum(logps, axis=0)
 
     def entropy(self) -> Tensor:
         return self._choices.entropy().sum(-1)
@@ -181,7 +204,7 @@ class TorchBernoulli(Distribution):
         return int(np.prod(space.shape))
 
     @classmethod
-    def noise(cls, rng: np.random.Generator, shape: tuple[int, ...], num_inputs: int) -> np.ndarray:
+    def noise(cls, rng: StreamGenerator | np.random.Generator, shape: tuple[int, ...], num_inputs: int) -> np.ndarray:
         """Logistic noise: added to the logit, it is above 0 with the bit's probability."""
         return rng.logistic(size=(*shape, num_inputs)).astype(np.float32)
 

@@ -5,13 +5,18 @@ from __future__ import annotations
 import copyreg
 from abc import ABCMeta, abstractmethod
 from collections.abc import Hashable
+from inspect import getattr_static
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from gymnasium import Space
 from torch import Tensor
 
 from marl_connectors.rl_module.distributions.masks import without_forbidden
+from marl_connectors.seeding import StreamGenerator
+from marl_connectors.trees import tree_map
+from marl_connectors.typing import Tree
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -69,10 +74,19 @@ class Distribution(metaclass=_DistributionKind):
         return _PARTIAL[key]
 
     @classmethod
-    def noise(cls, rng: np.random.Generator, shape: tuple[int, ...], num_inputs: int) -> np.ndarray | None:
+    def noise(
+        cls, rng: StreamGenerator | np.random.Generator, shape: tuple[int, ...], num_inputs: int
+    ) -> np.ndarray | None:
         """What ``sample`` turns into actions: ``[*shape, k]`` float32, drawn for many steps at once.
 
-        None means that the distribution draws from torch's generator itself.
+        None means that the distribution draws from torch's generator itself. Then what is drawn follows from the run's
+        seed and the step, but depends on which rows there are.
+
+        Args:
+            rng: Draws for each row from a stream of its own. Its methods are those of StreamGenerator, and the first
+                axes of every ``size`` must be ``shape``.
+            shape: Steps and rows.
+            num_inputs: How many ``action_dist_inputs`` each row has.
         """
         del rng, shape, num_inputs
         return None
@@ -97,6 +111,20 @@ class Distribution(metaclass=_DistributionKind):
     @abstractmethod
     def logp(self, value: Any) -> Tensor:
         """``[...]`` log-probability (density) of actions."""
+
+    @classmethod
+    def logp_of_rows(cls, inputs: np.ndarray, actions: Tree) -> np.ndarray:
+        """``[B]`` float32: what ``logp`` gives for ``[B, n]`` inputs and ``[B, ...]`` actions, in arrays on the CPU.
+
+        Of the library's distributions, each row's number depends on that row alone, to the last bit: not on how many
+        rows there are, or in which order.
+        """
+        return cls.from_logits(torch.from_numpy(inputs)).logp(tree_map(torch.from_numpy, actions)).numpy()
+
+    @classmethod
+    def _computes_as(cls, base: type[Distribution], *names: str) -> bool:
+        """Whether these methods are those of ``base``, and no subclass has overridden one."""
+        return all(getattr_static(cls, name) is getattr_static(base, name) for name in names)
 
     @abstractmethod
     def entropy(self) -> Tensor:

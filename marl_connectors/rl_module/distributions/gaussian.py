@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from gymnasium import Space, spaces
 from torch import Tensor
-from torch.nn import functional as F
 
 from marl_connectors.errors import ModuleError
 from marl_connectors.rl_module.distributions.distribution import Distribution
+from marl_connectors.seeding import StreamGenerator
 from marl_connectors.spaces import describe
 
 _EDGE = 1e-6
@@ -42,7 +42,7 @@ class TorchDiagGaussian(Distribution):
         return 2 * int(np.prod(space.shape))
 
     @classmethod
-    def noise(cls, rng: np.random.Generator, shape: tuple[int, ...], num_inputs: int) -> np.ndarray:
+    def noise(cls, rng: StreamGenerator | np.random.Generator, shape: tuple[int, ...], num_inputs: int) -> np.ndarray:
         return rng.standard_normal((*shape, num_inputs // 2), dtype=np.float32)
 
     def sample(self, noise: Tensor | None = None) -> Tensor:
@@ -87,7 +87,8 @@ class TorchSquashedGaussian(TorchDiagGaussian):
         return self.mean.tanh().clamp(-1 + _EDGE, 1 - _EDGE)
 
     def logp(self, value: Tensor) -> Tensor:
-        unsquashed = value.reshape(self.mean.shape).clamp(-1 + _EDGE, 1 - _EDGE).atanh()
+        inside = value.reshape(self.mean.shape).clamp(-1 + _EDGE, 1 - _EDGE)
+        unsquashed = 0.5 * (inside.log1p() - (-inside).log1p())  # torch's atanh depends on a number's neighbours
         return super().logp(unsquashed) - _log_slope(unsquashed).sum(-1)
 
     def entropy(self) -> Tensor:
@@ -99,7 +100,12 @@ class TorchSquashedGaussian(TorchDiagGaussian):
 
 def _log_slope(x: Tensor) -> Tensor:
     """The logarithm of the derivative of ``tanh``, ``1 - tanh(x) ** 2``, exact also where that rounds to 0."""
-    return 2.0 * (math.log(2.0) - x - F.softplus(-2.0 * x))
+    return 2.0 * (math.log(2.0) - x - softplus(-2.0 * x))
+
+
+def softplus(x: Tensor) -> Tensor:
+    """``log(1 + exp(x))``; each number comes out the same, to the last bit, whatever stands beside it."""
+    return x.clamp(min=0.0) + (-x.abs()).exp().log1p()
 
 
 def check_bounded(who: str, space: Space) -> None:

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from marl_connectors.errors import ModuleError
 from marl_connectors.rl_module.distributions.distribution import Distribution
+from marl_connectors.seeding import StreamGenerator
 from marl_connectors.spaces import parts_of, values_per_choice
+from marl_connectors.typing import Tree
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -81,7 +83,9 @@ class TorchMultiDistribution(Distribution):
         return sum(part.num_inputs for part in cls.parts)
 
     @classmethod
-    def noise(cls, rng: np.random.Generator, shape: tuple[int, ...], num_inputs: int) -> np.ndarray | None:
+    def noise(
+        cls, rng: StreamGenerator | np.random.Generator, shape: tuple[int, ...], num_inputs: int
+    ) -> np.ndarray | None:
         """The parts' noise, one after another."""
         found = [part.dist_cls.noise(rng, shape, part.num_inputs) for part in cls.parts]
         known = [noise for noise in found if noise is not None]
@@ -123,6 +127,17 @@ class TorchMultiDistribution(Distribution):
     def logp(self, value: Any) -> Tensor:
         pairs = zip(self.parts, self._children, strict=True)
         return torch.stack([child.logp(value[part.key]) for part, child in pairs]).sum(0)
+
+    @classmethod
+    def logp_of_rows(cls, inputs: np.ndarray, actions: Tree) -> np.ndarray:
+        if not cls._computes_as(TorchMultiDistribution, "from_logits", "logp"):
+            return super().logp_of_rows(inputs, actions)
+        own = np.split(inputs, np.cumsum([part.num_inputs for part in cls.parts])[:-1], axis=1)
+        logps = [
+            part.dist_cls.logp_of_rows(np.ascontiguousarray(x), actions[part.key])  # type: ignore[call-overload]
+            for part, x in zip(cls.parts, own, strict=True)
+        ]
+        return np.sum(logps, axis=0)
 
     def entropy(self) -> Tensor:
         return torch.stack([child.entropy() for child in self._children]).sum(0)

@@ -1,0 +1,146 @@
+"""A resumed run goes on as if it had never stopped, bit for bit: tried in configurations that are drawn at random."""
+
+from __future__ import annotations
+
+import os
+import warnings
+
+import numpy as np
+import pytest
+from random_runs import described, differences, plain, random_config, rows_of, without_times
+from scripted_envs import LifeEnv, small_config
+
+from marl_connectors import Callbacks
+from marl_connectors.errors import CheckpointError
+
+
+def go_on(algo, iterations):
+    """Everything that comes of some iterations and a sample."""
+    results = [without_times(algo.train()) for _ in range(iterations)]
+    episodes = rows_of(algo.env_runner.sample())
+    state = without_times(algo.get_state())
+    return plain({"results": results, "episodes": episodes, "state": state})
+
+
+def check_resume(seed, folder):
+    """Trains, saves, and holds the run that goes on against the one that is loaded."""
+    rng = np.random.default_rng(seed + 1)
+    config, before, after = random_config(seed), int(rng.integers(0, 4)), int(rng.integers(1, 4))
+    algo = config.copy().build_algo()
+    try:
+        for _ in range(before):
+            algo.train()
+        if rng.random() < 0.2:
+            algo.evaluate(num_episodes=2)
+        path = algo.save_to_path(folder / str(seed))
+        expected = go_on(algo, after)
+    finally:
+        algo.stop()
+    resumed = type(algo).from_checkpoint(path, config=config)
+    try:
+        found = go_on(resumed, after)
+    finally:
+        resumed.stop()
+    assert not differences(expected, found), (seed, described(config), differences(expected, found)[:5])
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_resumed_run_goes_on_as_if_it_had_never_stopped(seed, tmp_path):
+    check_resume(seed, tmp_path)
+
+
+FIRST_SEED = int(os.environ.get("FIRST_SEED", np.random.SeedSequence().entropy % 2**30))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(10))
+def test_many_resumed_runs_go_on_as_if_they_had_never_stopped(part, tmp_path):
+    first = FIRST_SEED + 30 * part
+    print(f"FIRST_SEED={FIRST_SEED}")
+    for seed in range(first, first + 30):
+        check_resume(seed, tmp_path)
+
+
+class Lesson(LifeEnv):
+    """Its observations tell its task."""
+
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        self.task = self.at_reset = 0
+
+    def get_task(self):
+        return {"level": self.task}
+
+    def set_task(self, task):
+        self.task = task["level"]
+
+    def reset(self, seed=None, options=None):
+        self.at_reset = self.task
+        return super().reset(seed=seed, options=options)
+
+    def _observe(self, agent):
+        seen, info = super()._observe(agent)
+        return (seen + self.at_reset).astype(seen.dtype), info
+
+
+class Harder(Callbacks):
+    def on_train_result(self, *, algorithm, result, **kwargs):
+        for env in algorithm.env_runner.vector_env.envs:
+            env.set_task({"level": algorithm.iteration})
+
+
+class Meddles(Callbacks):
+    """Changes environments in a way that nobody can know of."""
+
+    def on_train_result(self, *, algorithm, result, **kwargs):
+        for env in algorithm.env_runner.vector_env.envs:
+            env.task = algorithm.iteration
+
+
+class Secret(Lesson):
+    get_task = None
+
+
+def lesson_config(env_class, callbacks):
+    config = small_config(lambda: env_class(max_steps=9, die=0.1), disable_env_checking=True)
+    return config.callbacks(callbacks).env_runners(num_envs_per_env_runner=2).multi_agent(policies="shared")
+
+
+@pytest.mark.parametrize("iterations", range(1, 5))
+def test_a_curriculum_by_set_task_is_resumed_in_the_middle_of_episodes(iterations, tmp_path):
+    config = lesson_config(Lesson, Harder)
+    algo = config.build_algo()
+    for _ in range(iterations):
+        algo.train()
+    resumed = type(algo).from_checkpoint(algo.save_to_path(tmp_path / "c"), config=config)
+    assert not differences(go_on(algo, 3), go_on(resumed, 3))
+
+
+def test_an_environment_that_was_changed_in_secret_is_refused_with_a_way_to_go_on(tmp_path):
+    config = lesson_config(Secret, Meddles)
+    algo = config.build_algo()
+    for _ in range(4):
+        algo.train()
+    path = algo.save_to_path(tmp_path / "c")
+    with pytest.raises(CheckpointError, match=r"new_episodes=True"):
+        type(algo).from_checkpoint(path, config=config)
+    resumed = type(algo).from_checkpoint(path, config=config, new_episodes=True)
+    assert resumed.train()["training_iteration"] == 5
+    assert plain(resumed.rl_module.get_state()) != plain(algo.rl_module.get_state())
+
+
+def test_saving_says_once_that_episodes_of_a_vector_environment_are_not_kept(tmp_path):
+    config = small_config("CartPole-v1").env_runners(
+        num_envs_per_env_runner=2, gym_env_vectorize_mode="vector_entry_point"
+    )
+    algo = config.build_algo()
+    algo.train()
+    with pytest.warns(UserWarning, match="a natively batched environment cannot be replayed, so a run that is resumed"):
+        path = algo.save_to_path(tmp_path / "c")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        algo.save_to_path(tmp_path / "d")
+    with pytest.warns(UserWarning, match="goes on with new episodes"):
+        resumed = type(algo).from_checkpoint(path)
+    assert plain(resumed.rl_module.get_state()) == plain(algo.rl_module.get_state())
+    assert resumed.train()["training_iteration"] == 2
