@@ -14,6 +14,7 @@ from optree import tree_leaves, tree_structure, tree_unflatten
 from torch import nn
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
 from marl_connectors import Columns, DefaultPPORLModule, MultiRLModule, TorchModule
@@ -247,7 +248,7 @@ def test_a_compiled_module_gives_what_the_module_gives():
     same_on_fresh_batches(compiled, acts)
 
 
-@pytest.mark.parametrize("kind", ["mlp", "cnn", "dict"])
+@pytest.mark.parametrize("kind", ["mlp", "cnn", "dict", "lstm", "gru"])
 def test_onnx_gives_what_the_module_gives(kind, tmp_path):
     pytest.importorskip("onnxscript")
     runtime = pytest.importorskip("onnxruntime")
@@ -256,12 +257,13 @@ def test_onnx_gives_what_the_module_gives(kind, tmp_path):
     rows = tree_map(lambda leaf: {0: torch.export.Dim.DYNAMIC}, batch)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.onnx.export(acts, (batch,), tmp_path / "acts.onnx", dynamo=True, dynamic_shapes=(rows,), verbose=False)
+        how = {"dynamo": True, "dynamic_shapes": {"batch": rows}, "verbose": False}
+        torch.onnx.export(acts, (), tmp_path / "acts.onnx", kwargs={"batch": batch}, **how)
     session = runtime.InferenceSession(tmp_path / "acts.onnx")
     names = [given.name for given in session.get_inputs()]
     for seed, count in enumerate((4, 1), start=1):
         batch = batch_for(acts.module, count, seed)
-        given = dict(zip(names, (leaf.numpy() for leaf in tree_leaves(batch)), strict=True))
+        given = dict(zip(names, (leaf.numpy() for leaf in pytree.tree_leaves(batch)), strict=True))
         for found, expected in zip(session.run(None, given), acts(batch), strict=True):
             np.testing.assert_allclose(found, expected.numpy(), rtol=1e-5, atol=1e-5)
 
