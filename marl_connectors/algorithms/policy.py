@@ -482,7 +482,7 @@ class _Company:
             if self._was_tried
             else ""
         )
-        who = ", ".join(self._who)
+        who = ("one of " if self._was_tried and len(self._who) > 1 else "") + ", ".join(self._who)
         raise ConnectorError(f"policy: {who} looks at several agents, so all that act in a step {wrong}.{tried}")
 
     def _wrong_in_turns(self, agents: list[AgentID]) -> str:
@@ -498,18 +498,19 @@ class _Company:
         missing = [agent_id for agent_id in expected if agent_id not in observations]
         left_out = [a for a in observations if a not in self._acted and a not in agents]
         back = [agent_id for agent_id in agents if agent_id in self._left]
+        also = ""
         if missing:
             found = f"agent {missing[0]!r} has no observation in this call"
         elif left_out:
             found = f"agent {left_out[0]!r} has an observation, but is not to act"
         elif back:
             found = f"agent {back[0]!r} acts again after a call that left it out"
+            also = f", and policy.reset(agent_ids=[{back[0]!r}]) when it has come back after its end"
         else:
             return ""
         return (
             f"must be in one call, but {found}. Call policy.actions(observations, agent_ids=env.agents), with all "
-            f"agents that there are"
-            + (f", and policy.reset(agent_ids=[{back[0]!r}]) when one comes back after its end" if back else "")
+            f"agents that there are{also}"
         )
 
     def _looks(self, policy: Policy, infos: Mapping[AgentID, Any] | None) -> bool:
@@ -554,7 +555,7 @@ def _acts_alike_alone(policy: Policy, infos: Mapping[AgentID, Any]) -> bool:
         rewards = {agent_id: float(rng.normal()) for agent_id in agents} if t else {}
         told = {agent_id: infos.get(agent_id, some_info) for agent_id in agents}
         together = _tried(whole, agents, seen, rewards, told)
-        for agent_id in agents:
+        for agent_id in reversed(agents):
             apart = _tried(alone, [agent_id], seen, rewards, told)
             if not _alike(together[agent_id], apart[agent_id]):
                 return False
