@@ -207,9 +207,12 @@ class PolicyLanes:
         self.num_copies = num_copies
         self.seats: list[Seats] = []
         self._acting: tuple[AgentID, ...] = ()
-        self._lanes = CopyLanes(num_copies, self._spaces.__getitem__, self._rl_module, self._lookback)
+        self._lanes = CopyLanes(num_copies, self._spaces_of, self._rl_module, self._lookback)
         self._episodes: dict[int, MultiAgentEpisode | None] = {}
         self._t = 0
+
+    def _spaces_of(self, agent_id: AgentID) -> tuple[Space, Space]:
+        return self._spaces[agent_id]
 
     def restart_copy(self, index: int, agent_ids: Collection[AgentID] | None = None) -> None:
         """Forgets the steps in one environment; of some agents only, if they are named."""
