@@ -7,6 +7,7 @@ which streams are used, the number of processes, and stopping and resuming do no
 from __future__ import annotations
 
 import hashlib
+import threading
 import zlib
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
@@ -174,6 +175,7 @@ class StreamGenerator:
         """The logarithm of the odds of a uniform number."""
         numbers = self.random(size, dtype)
         return np.log(numbers) - np.log1p(-numbers)
+_TORCH_GENERATOR = threading.RLock()
 
 
 @contextmanager
@@ -181,10 +183,10 @@ def torch_stream(seed: int, *name: str | int) -> Iterator[None]:
     """Makes torch's global generator the stream called ``name`` while the block runs, and restores it afterwards.
 
     For code that cannot be given a generator: the initialisation of a user's ``torch.nn.Module`` and the ``sample()``
-    of a user's distribution.
+    of a user's distribution. Other threads that want the same wait meanwhile, as there is one generator for all.
     """
     import torch
 
-    with torch.random.fork_rng(devices=[]):
+    with _TORCH_GENERATOR, torch.random.fork_rng(devices=[]):
         torch.manual_seed(derived_seed(seed, *name))
         yield

@@ -74,7 +74,8 @@ def load_policy(
 
     Args:
         checkpoint: A checkpoint, or the folder of a run for its latest.
-        module_id: Lets all agents act by this module. Agents act as they were mapped in training if None.
+        module_id: Lets all agents act by this module, those too that were not there in training. Agents act as they
+            were mapped in training if None.
         policy_mapping_fn: Which agent acts by which module. Needed if the function of training cannot be imported by
             name.
         config: The config of training. Needed only if it holds connector builders or module classes that cannot be
@@ -112,14 +113,17 @@ def load_policy(
     env_to_module.set_state(pieces[0])
     module_to_env.set_state(pieces[1])
     building.stop_counting(env_to_module)
+    acts_for = None if module_id is None else agents.of_module(modules, module_id, env_to_module)
     return Policy(
         modules.to(device),
         env_to_module,
         module_to_env,
         agent_spaces=agents.spaces,
         single_agent=agents.single_agent,
+        takes_turns=state["agents"].get("takes_turns", False),
         policy_mapping_fn=config.policy_mapping_fn,
-        default_agent_id=None if module_id is None else agents.of_module(modules, module_id, env_to_module),
+        default_agent_id=acts_for,
+        unknown_agents_like=None if agents.single_agent else acts_for,
         lookback=max(config.episode_lookback_horizon, building.needed_lookback(env_to_module)),
         explore=explore,
         seed=seed,

@@ -319,7 +319,12 @@ def agents_to_state(setup: EnvSetup) -> dict[str, Any]:
             if space not in known:
                 known.append(space)
         agents.append([agent_id, *(known.index(space) for space in pair)])
-    return {"single_agent": setup.single_agent, "spaces": [to_state(space) for space in known], "agents": agents}
+    return {
+        "single_agent": setup.single_agent,
+        "takes_turns": setup.takes_turns,
+        "spaces": [to_state(space) for space in known],
+        "agents": agents,
+    }
 
 
 def agents_from_state(state: Mapping[str, Any]) -> dict[AgentID, tuple[Any, Any]]:

@@ -16,6 +16,7 @@ from marl_connectors.connectors.failures import progress
 from marl_connectors.connectors.requirements import check_pieces
 from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup
 from marl_connectors.errors import ConfigError, ConnectorError, did_you_mean
+from marl_connectors.typing import AgentID
 
 if TYPE_CHECKING:
     from marl_connectors.connectors.explain import Explanation
@@ -305,6 +306,11 @@ class ConnectorPipelineV2(ConnectorV2):
             looks_at_all = not on_items and type(piece).before_columns is not ConnectorV2.before_columns
             on_columns = None if on_items or idle else checked_on_columns(piece)
             self._steps.append((piece, on_columns, on_items, piece.before_columns if looks_at_all else None))
+
+    def know_agent(self, agent_id: AgentID, like: AgentID) -> None:
+        """Tells all pieces."""
+        for piece in self.connectors:
+            piece.know_agent(agent_id, like)
 
     # State.
 

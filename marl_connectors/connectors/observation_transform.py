@@ -131,6 +131,12 @@ class ObservationTransform(InBothPipelines):
             return self._plans[None].after
         return spaces.Dict({agent_id: plan.after for agent_id, plan in self._plans.items()})  # type: ignore[misc]
 
+    def know_agent(self, agent_id: AgentID, like: AgentID) -> None:
+        """The agent has the other one's plan."""
+        if like in self._plans:
+            self._plans[agent_id] = self._plans[like]
+            self.forget()
+
     def _by_agent(
         self, observation_space: Space, action_space: Space | None
     ) -> dict[AgentID | None, tuple[Space, Space | None]]:

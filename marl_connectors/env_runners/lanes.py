@@ -281,6 +281,16 @@ class LaneGroup:
         rollout.reserve(self.last_row + 1)
         self._first = None
 
+    def go_back(self, numbers: Sequence[int]) -> None:
+        """Undoes ``go_on``: the lanes wait in the rows before; their newest ones are as if nobody had observed."""
+        rollout = self.rollout
+        for position in rollout.cursor[numbers].tolist():
+            rollout.infos.pop(position, None)
+        rollout.columns[Columns.T][rollout.cursor[numbers]] = -1
+        rollout.cursor[numbers] -= rollout.num_lanes
+        rollout.pending[numbers] = True
+        self._first = None
+
     def first_positions(self) -> np.ndarray:
         """``[B]`` where the oldest rows are that the acting lanes' episodes keep, in the order of the rows."""
         if self._first is None:

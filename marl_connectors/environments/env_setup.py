@@ -126,9 +126,14 @@ class EnvSetup:
         return is_importable(self._env)
 
     @property
+    def takes_turns(self) -> bool:
+        """Whether the agents act one after another."""
+        return isinstance(self.probe, TurnBasedEnv)
+
+    @property
     def agents_per_step(self) -> int:
         """How many agents act in an env step, if all are there: one where they take turns."""
-        return 1 if isinstance(self.probe, TurnBasedEnv) else len(self.agent_ids)
+        return 1 if self.takes_turns else len(self.agent_ids)
 
     @property
     def user_env(self) -> Any:

@@ -304,6 +304,13 @@ class GrowingMultiAgentEpisode(MultiAgentAccess):
             self.past_agent_episodes.append(former)
         self.agent_episodes[agent_id] = episode
 
+    def detach(self, agent_id: AgentID) -> None:
+        """Undoes ``attach``: the agent's former life is its newest one again, if it had one."""
+        del self.agent_episodes[agent_id]
+        former = self.past_agent_episodes[-1:]
+        if former and former[0].agent_id == agent_id:
+            self.agent_episodes[agent_id] = self.past_agent_episodes.pop()
+
     def _join(self, agent_id: AgentID, id_: EpisodeID | None = None) -> SingleAgentEpisode:
         episode = SingleAgentEpisode.from_storage(
             ListStorage(),

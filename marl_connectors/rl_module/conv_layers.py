@@ -22,11 +22,16 @@ _SMALL = 7
 class Conv2d(nn.Conv2d):
     """``torch.nn.Conv2d`` over ``[B, C, H, W]`` that also takes stacked weights with inputs ``[M, B, C, H, W]``.
 
-    Images are padded with zeros so that an output has ``ceil(size / stride)`` rows and columns.
+    Images of ``image_size``, ``(H, W)``, are padded with zeros so that an output has ``ceil(size / stride)`` rows and
+    columns.
     """
 
+    def __init__(self, channels: int, out: int, kernel: Any, stride: Any, image_size: tuple[int, int]):
+        super().__init__(channels, out, kernel, stride)
+        self._padding = [*self._pads(image_size[1], 1), *self._pads(image_size[0], 0)]
+
     def forward(self, input: Tensor) -> Tensor:
-        input = F.pad(input, [*self._pads(input.shape[-1], 1), *self._pads(input.shape[-2], 0)])
+        input = F.pad(input, self._padding)
         weight, bias = self.weight, self.bias
         assert bias is not None
         if weight.dim() == 4:
@@ -71,7 +76,7 @@ class CNN(nn.Module):
         layers = []
         for spec in filters:
             out, kernel, stride = _checked(spec)
-            layers.append(Conv2d(channels, out, kernel, stride))
+            layers.append(Conv2d(channels, out, kernel, stride, (height, width)))
             channels, height, width = out, -(-height // stride[0]), -(-width // stride[1])
         self.layers = nn.ModuleList(layers)
         self.activation = make_activation(activation)

@@ -7,12 +7,13 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import torch
 from gymnasium import spaces
 from torch import nn
 from torch.nn.modules import module as torch_module
 
 from marl_connectors.episodes.column_batch import ColumnGroup
-from marl_connectors.rl_module.array_layers import ArrayLayer, run_layers
+from marl_connectors.rl_module.array_layers import ArrayLayer, is_watched, run_layers
 from marl_connectors.rl_module.encoders import Encoder, FlatPart
 from marl_connectors.rl_module.layers import ACTIVATIONS, MLP, LayerNorm, Linear
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
@@ -56,6 +57,9 @@ def prepared_forward(rl_module: MultiRLModule, group: ColumnGroup) -> PreparedFo
     """The forward pass for acting on a group's rows; None if it takes more than plain layers on float32 vectors."""
     if type(rl_module) is not MultiRLModule or has_own_methods(rl_module) or has_hooks(rl_module):
         return None
+    with torch.no_grad():  # as it is when acting
+        if is_watched():
+            return None
     lead: tuple[int, ...] = (len(group.rows),)
     if len(group.module_ids) == 1:
         module = rl_module[group.module_ids[0]]
