@@ -69,7 +69,24 @@ def stack(items: Sequence[Any], space: spaces.Space | None = None) -> Tree:
         if not len(items):
             return zeros(space, 0)
         raise ValueError(f"spaces: items of {describe(space)} have the shape {array.shape[1:]}.")
-    return array if array.dtype == space.dtype else in_dtype(array, space.dtype)
+    if array.dtype == space.dtype:
+        return array
+    if array.dtype.kind == "f" and space.dtype in (np.int64, np.uint64):
+        return _exact_integers(items, space.dtype)
+    return in_dtype(array, space.dtype)
+
+
+def _exact_integers(items: Sequence[Any], dtype: Any) -> np.ndarray:
+    """Large integers, which numpy makes floats of where there are some of both 64-bit dtypes."""
+    numbers = np.array(items, object)
+    try:
+        array = np.array([int(x) for x in numbers.ravel()], dtype)
+    except (OverflowError, ValueError) as error:
+        raise ValueError(f"spaces: {dtype} cannot hold all of {items!r}.") from error
+    wrong = [x for x, whole in zip(numbers.ravel(), array.tolist(), strict=True) if x != whole]
+    if wrong:
+        raise ValueError(f"spaces: {dtype} cannot hold {wrong[0]}.")
+    return array.reshape(numbers.shape)
 
 
 def _stack_as_they_are(items: Sequence[Any]) -> Tree:

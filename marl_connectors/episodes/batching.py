@@ -55,8 +55,13 @@ def batch(items: list[Any], space: Space | None = None, like: Tree | None = None
             f"Write items of one shape for all steps."
         ) from error
     if space is not None and space.dtype is not None and space.shape == array.shape[1:]:
-        return lossless(array, space.dtype)
+        is_mixed = array.dtype.kind == "f" and space.dtype.kind in "iu"  # 64-bit integers of both kinds, perhaps
+        return spaces.stack(items, space) if is_mixed and _fit(items, space) else lossless(array, space.dtype)
     return lossless(array, like.dtype) if isinstance(like, np.ndarray) else array
+
+
+def _fit(items: list[Any], space: Space) -> bool:
+    return all(spaces.fits(space, item) for item in items)
 
 
 def _keys(branch: dict | tuple) -> Any:
@@ -111,17 +116,19 @@ def owned(item: Any, space: Space | None = None) -> Any:
         own = {key: owned(part, of) for (key, of), part in zip(spaces.parts_of(space), parts, strict=True)}
         return own if isinstance(space, gym_spaces.Dict) else tuple(own.values())
     if kind in (list, tuple) and space.shape is not None:
-        return batch([item], space)[0]
+        try:
+            return spaces.stack([item], space)[0]
+        except (TypeError, ValueError):  # it is not in the space, but nobody asked
+            return batch([item])[0]
     return owned(item)
 
 
 def owned_value(item: Any, space: Space | None) -> Any:
-    """``owned``, of what somebody writes back: an array or a list is one value, whatever parts the space has.
+    """``owned``, of what somebody writes back: an array is one value, whatever parts the space has.
 
     Connector pieces write flat vectors in the place of items with parts.
     """
-    has_parts = isinstance(space, (gym_spaces.Dict, gym_spaces.Tuple))
-    return owned(item, None if has_parts and not isinstance(item, (dict, tuple)) else space)
+    return owned(item, None if isinstance(item, np.ndarray) else space)
 
 
 def owned_infos(infos: Any, who: str) -> dict[str, Any]:
