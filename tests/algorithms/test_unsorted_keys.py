@@ -8,39 +8,12 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
-from random_spaces import in_another_form
+from random_spaces import ACTIONS, LEAVES, arrays, dict_space, in_another_form
 from scripted_envs import small_config
 
 from marl_connectors import MeanStdFilter, OneHotObservations, PrevActionsPrevRewards, load_policy
 from marl_connectors.algorithms.algorithm import Algorithm
 from marl_connectors.spaces import misfit
-
-LEAVES = [
-    lambda: spaces.Box(-1, 1, (2,), np.float32),
-    lambda: spaces.Box(-3, 5, (), np.float64),
-    lambda: spaces.Discrete(3),
-    lambda: spaces.Discrete(2, start=4),
-    lambda: spaces.MultiDiscrete([2, 3], start=[1, -1]),
-    lambda: spaces.MultiBinary(2),
-    lambda: spaces.Box(0, 9, (2,), np.uint8),
-]
-ACTIONS = [*LEAVES[:6], lambda: spaces.Box(np.float32([0, -2]), np.float32([1, 3]))]
-NAMES = ["zeta", "alpha", "Mid", "10", "9", 3, 1]
-
-
-def dict_space(rng, leaves, depth=1):
-    """A Dict space whose keys are in no order, with Dicts and Tuples in it."""
-    parts = []
-    for i in rng.permutation(len(NAMES))[: rng.integers(2, 5)]:
-        kind = rng.random() if depth else 1.0
-        if kind < 0.25:
-            part = dict_space(rng, leaves, depth - 1)
-        elif kind < 0.5:
-            part = spaces.Tuple([leaves[j]() for j in rng.integers(len(leaves), size=2)])
-        else:
-            part = leaves[rng.integers(len(leaves))]()
-        parts.append((NAMES[i], part))
-    return spaces.Dict(parts)
 
 
 class Keys(ParallelEnv):
@@ -88,14 +61,6 @@ def plain(item):
     if isinstance(item, dict):
         return {str(key): plain(item[key]) for key in sorted(item, key=str)}
     return [plain(part) for part in item] if isinstance(item, (tuple, list)) else np.asarray(item).tolist()
-
-
-def arrays(space, item):
-    if isinstance(space, spaces.Dict):
-        return {key: arrays(part, item[key]) for key, part in space.spaces.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(arrays(part, own) for part, own in zip(space.spaces, item, strict=True))
-    return np.asarray(item)
 
 
 def numbers(space, item):

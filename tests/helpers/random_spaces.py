@@ -139,3 +139,42 @@ def assert_identical(found, expected):
     else:
         assert found.dtype == expected.dtype and found.shape == expected.shape, (found, expected)
         assert found.tobytes() == expected.tobytes(), (found, expected)
+
+
+# Spaces in which one can act and learn.
+
+LEAVES = [
+    lambda: spaces.Box(-1, 1, (2,), np.float32),
+    lambda: spaces.Box(-3, 5, (), np.float64),
+    lambda: spaces.Discrete(3),
+    lambda: spaces.Discrete(2, start=4),
+    lambda: spaces.MultiDiscrete([2, 3], start=[1, -1]),
+    lambda: spaces.MultiBinary(2),
+    lambda: spaces.Box(0, 9, (2,), np.uint8),
+]
+ACTIONS = [*LEAVES[:6], lambda: spaces.Box(np.array([0, -2], np.float32), np.array([1, 3], np.float32))]
+NAMES = ["zeta", "alpha", "Mid", "10", "9", 3, 1]
+
+
+def dict_space(rng, leaves, depth=1):
+    """A Dict space whose keys are in no order, with Dicts and Tuples in it."""
+    parts = []
+    for i in rng.permutation(len(NAMES))[: rng.integers(2, 5)]:
+        kind = rng.random() if depth else 1.0
+        if kind < 0.25:
+            part = dict_space(rng, leaves, depth - 1)
+        elif kind < 0.5:
+            part = spaces.Tuple([leaves[j]() for j in rng.integers(len(leaves), size=2)])
+        else:
+            part = leaves[rng.integers(len(leaves))]()
+        parts.append((NAMES[i], part))
+    return spaces.Dict(parts)
+
+
+def arrays(space, item):
+    """A sample as a tree of arrays."""
+    if isinstance(space, spaces.Dict):
+        return {key: arrays(part, item[key]) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(arrays(part, own) for part, own in zip(space.spaces, item, strict=True))
+    return np.asarray(item)
