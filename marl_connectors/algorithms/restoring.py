@@ -24,7 +24,7 @@ from marl_connectors.metrics import MetricsLogger
 from marl_connectors.policy_mapping import PolicyMappingFn, policy_mapping
 from marl_connectors.rl_module.multi_rl_module_spec import MultiRLModuleSpec
 from marl_connectors.rl_module.rl_module import RLModuleSpec
-from marl_connectors.spaces import describe
+from marl_connectors.spaces import describe, same
 from marl_connectors.typing import AgentID, ModuleID
 
 if TYPE_CHECKING:
@@ -312,13 +312,14 @@ def _restored_spec(module_id: ModuleID, data: Mapping[str, Any], config: Algorit
 def agents_to_state(setup: EnvSetup) -> dict[str, Any]:
     """The environment's agents and their spaces, each space once."""
     known: list[Space] = []
-    agents = []
-    for agent_id in setup.agent_ids:
-        pair = setup.agent_spaces(agent_id)
-        for space in pair:
-            if space not in known:
-                known.append(space)
-        agents.append([agent_id, *(known.index(space) for space in pair)])
+
+    def place(space: Space) -> int:
+        found = next((i for i, other in enumerate(known) if same(space, other)), None)
+        if found is None:
+            known.append(space)
+        return len(known) - 1 if found is None else found
+
+    agents = [[agent_id, *map(place, setup.agent_spaces(agent_id))] for agent_id in setup.agent_ids]
     return {
         "single_agent": setup.single_agent,
         "takes_turns": setup.takes_turns,

@@ -60,10 +60,9 @@ class DataChecks:
             self._hold_numbers(space, item, path, agent, step)
 
     def _hold_parts(self, space: Any, item: Any, path: tuple[Any, ...], agent: AgentID, step: int) -> None:
-        wanted, kind = (dict, "dict") if isinstance(space, spaces.Dict) else (tuple, "tuple")
-        parts: dict[Any, Any] = {}
-        parts.update(space.spaces if kind == "dict" else enumerate(space.spaces))
-        if not isinstance(item, wanted):
+        wanted, kind = (dict, "dict") if isinstance(space, spaces.Dict) else ((tuple, list, np.ndarray), "tuple")
+        parts: dict[Any, Any] = dict(space_tools.parts_of(space))
+        if not isinstance(item, wanted) or getattr(item, "shape", None) == ():
             self._misfit("structure", path, f"is a {type(item).__name__}, not a {kind}", agent, step)
             return
         found = dict(item) if isinstance(item, Mapping) else dict(enumerate(item))
@@ -311,7 +310,7 @@ class DataChecks:
         return [(value, token) for _, _, value, token in self._given]
 
     def _take_note_of_arrays(self, agent: AgentID, item: Any, path: tuple[Any, ...]) -> None:
-        if isinstance(item, (Mapping, tuple)):
+        if isinstance(item, (Mapping, tuple, list)):
             for key, part in item.items() if isinstance(item, Mapping) else enumerate(item):
                 self._take_note_of_arrays(agent, part, (*path, key))
         elif isinstance(item, np.ndarray) and item.size:
@@ -360,7 +359,7 @@ def _num_choices(space: spaces.Discrete | spaces.MultiDiscrete) -> int:
 def _is_read_only(value: Any) -> bool:
     if isinstance(value, Mapping):
         return any(_is_read_only(item) for item in value.values())
-    if isinstance(value, tuple):
+    if isinstance(value, (tuple, list)):
         return any(_is_read_only(item) for item in value)
     return isinstance(value, np.ndarray) and not value.flags.writeable
 

@@ -176,7 +176,7 @@ def bad_observations(group: LaneGroup, vector_env: VectorEnv, observations: Sequ
     """The error for observations that do not fit into their space's columns."""
     space = group.rollout.observation_space
     for lane, observation in zip(group.acting, observations, strict=False):
-        if not _fits(space, observation):
+        if not spaces.fits(space, observation):
             return bad_observation(lane, vector_env, observation)
     return EnvError(f"EnvRunner: observations that do not fit {spaces.describe(space)}.")
 
@@ -197,14 +197,6 @@ def bad_observation(
     space = spaces.describe(lane.group.rollout.observation_space)
     text = f"the observation does not fit its space, {space}: {came}. Fix the environment, or its observation_space."
     return _error_of(lane, vector_env, text, transitions)
-
-
-def _fits(space: Any, observation: Any) -> bool:
-    try:
-        same_shapes = tree_map(np.shape, spaces.zeros(space)) == tree_map(np.shape, observation)
-    except ValueError:
-        return False
-    return same_shapes and all(map(_is_numbers, leaves(observation)))
 
 
 def _is_numbers(values: Any) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from gymnasium import Space
 
+from marl_connectors import spaces
 from marl_connectors.columns import Columns
 from marl_connectors.env_runners.live_rows import LiveRows
 from marl_connectors.env_runners.lives import Lives
@@ -188,8 +189,8 @@ class LaneGroup:
     def matches(self, observation_space: Space, action_space: Space, kind: Hashable) -> bool:
         """Whether agents of these spaces, and of modules with such a state, belong here."""
         return (
-            self.rollout.observation_space == observation_space
-            and self.env_action_space == action_space
+            spaces.same(self.rollout.observation_space, observation_space, ordered=False)
+            and spaces.same(self.env_action_space, action_space, ordered=False)
             and self.kind == kind
         )
 

@@ -14,7 +14,7 @@ from marl_connectors import spaces
 from marl_connectors.environments.batched_env import BatchedEnv
 from marl_connectors.environments.env_failures import ENV_ERRORS
 from marl_connectors.errors import EnvError, MarlConnectorsError
-from marl_connectors.trees import leaves, same_structure, tree_map
+from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import AgentID, Tree
 
 
@@ -169,18 +169,27 @@ class BatchedCalls:
         }
 
     def _observed(self, name: str, given: Any, part: _Part) -> Tree:
-        if type(part.item) is np.ndarray:
-            found: Tree = self._array(name, given)
-        elif same_structure(part.item, given):
-            found = tree_map(lambda leaf: self._array(name, leaf), given)
-        else:
+        try:
+            return self._part_observed(name, given, part.space, part.lead)
+        except ValueError as error:
             raise EnvError(
                 f"{self._name}: the {name} are a {_kind(given)}, expected a {_kind(part.item)} of arrays as in the "
                 f"observation space, {spaces.describe(part.space)}."
-            )
-        for leaf, shape in zip(leaves(found), part.shapes, strict=True):
-            self._check_shape(name, leaf, shape)
-        return found
+            ) from error
+
+    def _part_observed(self, name: str, given: Any, space: Space, lead: tuple[int, ...]) -> Tree:
+        """Arrays in a tree that follows the space.
+
+        Raises:
+            ValueError: If there are not the parts of the space.
+        """
+        if isinstance(space, (DictSpace, TupleSpace)):
+            own = zip(spaces.parts_of(space), spaces.parts_in(space, given), strict=True)
+            parts = {key: self._part_observed(name, values, part, lead) for (key, part), values in own}
+            return parts if isinstance(space, DictSpace) else tuple(parts.values())
+        array = self._array(name, given)
+        self._check_shape(name, array, (*lead, *(space.shape or ())))
+        return array
 
     def _numbers(self, name: str, given: Any) -> np.ndarray:
         array = self._array(name, given)
@@ -232,11 +241,10 @@ class BatchedCalls:
 class _Part:
     """What observations of a space look like."""
 
-    __slots__ = ("item", "shapes", "space")
+    __slots__ = ("item", "lead", "space")
 
     def __init__(self, space: Space, lead: tuple[int, ...]):
-        self.space, self.item = space, spaces.zeros(space)
-        self.shapes = [lead + np.shape(leaf) for leaf in leaves(self.item)]
+        self.space, self.lead, self.item = space, lead, spaces.zeros(space)
 
 
 def _items(tree: Tree) -> list[Any]:

@@ -14,7 +14,6 @@ from gymnasium import Space
 from marl_connectors import spaces
 from marl_connectors.environments.env_copy import EnvCopy
 from marl_connectors.errors import EnvError
-from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import AgentID
 
 _LOG = logging.getLogger(__name__)
@@ -103,17 +102,16 @@ class GarbageCheck:
             if len(copy.expected) >= max(_MANY_AGENTS, 2 * len(copy.agents)):  # names that may never come again
                 copy.expected.clear()
             copy.expected[agent_id] = expected
-        space, shapes = expected
-        if type(observation) is np.ndarray and observation.shape == shapes:
+        if type(observation) is np.ndarray and observation.shape == expected.shape:
             return _not_numbers(observation)
         try:
-            found = tree_map(np.shape, observation)
+            parts = [(part, np.asarray(own)) for part, own in spaces.leaves_in(expected, observation)]
         except ValueError:
-            found = None
-        if found != shapes:
+            parts = None
+        if parts is None or any(own.shape != part.shape for part, own in parts):
             came = f"shape {observation.shape}" if isinstance(observation, np.ndarray) else repr(observation)
-            return f"does not fit its space, {spaces.describe(space)}: {came}"
-        return next(filter(None, map(_not_numbers, map(np.asarray, leaves(observation)))), "")
+            return f"does not fit its space, {spaces.describe(expected)}: {came}"
+        return next(filter(None, (_not_numbers(own) for _, own in parts)), "")
 
     def check(
         self, copy: EnvCopy, agents: Iterable[AgentID], observations: Mapping[AgentID, Any], rewards: Mapping
@@ -127,10 +125,11 @@ class GarbageCheck:
         if why:
             raise EnvError(f"{copy}, {why}")
 
-    def _expected(self, env: Any, agent_id: AgentID) -> tuple[Space, Any]:
+    def _expected(self, env: Any, agent_id: AgentID) -> Space:
         given = self._given.get(agent_id) if isinstance(self._given, Mapping) else self._given
         space = env.observation_space(agent_id) if given is None else given
-        return space, tree_map(np.shape, spaces.zeros(space))
+        spaces.zeros(space)  # raises if its values have no fixed shape
+        return space
 
     def rewards(self, rewards: Mapping[AgentID, Any]) -> str:
         """Which reward is not a finite number, and what it is; ``""`` if all are."""
