@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from marl_connectors.columns import Columns
 from marl_connectors.env_runners.episode_metrics import Returns
 from marl_connectors.environments.env_failures import FailureCounts
 from marl_connectors.episodes.column_batch import Phase
@@ -23,7 +24,7 @@ from marl_connectors.errors import CheckpointError, MarlConnectorsError
 from marl_connectors.metrics import REDUCTIONS
 from marl_connectors.names import brief
 from marl_connectors.trees import leaves
-from marl_connectors.typing import SHARED
+from marl_connectors.typing import DEFAULT_AGENT_ID, SHARED
 
 Check = Callable[[Any, str], None]
 """Raises CheckpointError if a value at a place in the state is not as expected."""
@@ -53,7 +54,8 @@ def taking_over(part: str):
     except Exception as error:
         what = " ".join(f"{type(error).__name__}: {error}".split())
         raise CheckpointError(
-            f"checkpoint: its {part} cannot be taken over ({what[:300]}). It is damaged, or of another version."
+            f"checkpoint: its {part} cannot be taken over ({what[:300]}). It is damaged, or of another version, "
+            f"or does not fit the code that it names."
         ) from error
 
 
@@ -218,6 +220,8 @@ def _figure(value: Any, where: str) -> None:
         _value("a number", _is_number)(value["total"], f"{where}/total")
         for each in value["values"] or ():
             _value("a number", _is_number)(each, f"{where}/values")
+    if not value["key"] or (value["values"] is not None and bool(value["values"]) != bool(value["count"])):
+        raise _fault(where, "a name, and as many values as were counted", value)
     if (value["values"] is None) != (value["window"] is None and value["reduce"] != "item_series"):
         raise _fault(f"{where}/values", "a list, where there is a window or a series, and null elsewhere", None)
 
@@ -434,6 +438,9 @@ _ENV_RUNNER = _Record(
 
 def _agents(value: Any, where: str) -> None:
     _Record({"single_agent": _BOOL, "spaces": _LIST, "agents": _list_of(_row(_ID, _INDEX, _INDEX))})(value, where)
+    agent_ids = [agent_id for agent_id, *_ in value["agents"]]
+    if not agent_ids or (value["single_agent"] and agent_ids != [DEFAULT_AGENT_ID]):
+        raise _fault(f"{where}/agents", "the environment's agents", agent_ids)
     for agent_id, *indices in value["agents"]:
         if max(indices) >= len(value["spaces"]):
             raise _fault(f"{where}/agents", f"numbers of the {len(value['spaces'])} spaces", [agent_id, *indices])
@@ -493,8 +500,9 @@ def _check_episodes(state: Mapping[str, Any]) -> None:
         if lane["number"] >= groups[lane["group"]]["num_lanes"] or (lane["group"], lane["number"]) in taken:
             raise _fault(f"{place}/number", "of a lane of its own in its group", lane["number"])
         taken.add((lane["group"], lane["number"]))
-        if lane["module_id"] not in state["learner"]["module"]:
-            raise _fault(f"{place}/module_id", "one of the modules", lane["module_id"])
+        for name, module_id in (("module_id", lane["module_id"]), ("ids/1", lane["ids"][1])):
+            if module_id is not None and module_id not in state["learner"]["module"]:
+                raise _fault(f"{place}/{name}", "one of the modules", module_id)
     batch = runner["batch"]
     if batch is not None and not len(batch["groups"]) == len(batch["tensors"]) <= len(groups):
         raise _fault("env_runner/batch", f"of at most {len(groups)} groups", len(batch["groups"]))
@@ -516,11 +524,16 @@ def _check_actions(actions: Mapping[str, Any], where: str) -> None:
 def _check_rollout(group: Mapping[str, Any], where: str) -> None:
     """All columns must have the same whole number of rows in each lane."""
     rollout, num_lanes = group["rollout"], group["num_lanes"]
-    if "t" not in rollout["columns"]:
-        raise _fault(f"{where}/rollout/columns", "a dict with 't'", list(rollout["columns"]))
-    size = len(leaves(rollout["columns"]["t"])[0])
+    for name in (Columns.OBS, Columns.ACTIONS, Columns.REWARDS, Columns.T):
+        if name not in rollout["columns"]:
+            raise _fault(f"{where}/rollout/columns", f"a dict with {name!r}", list(rollout["columns"]))
+    _line("whole numbers", "i")(rollout["columns"][Columns.T], f"{where}/rollout/columns/t")
+    size = len(rollout["columns"][Columns.T])
     if (num_lanes == 0 and size) or (num_lanes and (size < num_lanes or size % num_lanes)):
         raise _fault(f"{where}/num_lanes", f"a divisor of the {size} rows", num_lanes)
+    for name in (Columns.ACTION_DIST_INPUTS, Columns.ACTION_LOGP, Columns.REWARDS, Columns.VF_PREDS):
+        for leaf in leaves(rollout["columns"].get(name, ())):
+            _FLOATS(leaf, f"{where}/rollout/columns/{name}")
     for name in ("columns", "layers", "level", "given"):
         for column, value in rollout.get(name, {}).items():
             if any(len(leaf) != size for leaf in leaves(value if name != "layers" else tuple(value))):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -101,15 +102,18 @@ def load_policy(
         policy_mapping_fn = SharedPolicy(module_id)
     given = given_settings(policy_mapping_fn=policy_mapping_fn)
     with taking_over("config"):
-        config = restored_config(state, config, given, names, skip=_NOT_NEEDED)
+        used = restored_config(state, config, given, names, skip=_NOT_NEEDED)
         agents = _Agents(state["agents"], env)
-        spec, parameters = _saved_modules(state, config, module_id, names)
+        spec, parameters = _saved_modules(state, used, module_id, names)
+        lookback = max(int(used.episode_lookback_horizon), 0)
     pieces = state["env_runner"]["env_to_module"], state["env_runner"]["module_to_env"]
     stateful = AddStatesFromEpisodesToBatch.__name__ in pieces[0]
-    env_to_module = building.build_env_to_module(config, agents, device=torch.device(device))
-    if stateful:
-        add_state_pieces(env_to_module)
-    module_to_env = building.build_module_to_env(config, agents, stateful=stateful)
+    # An error in a builder that the user has passed shows as it is.
+    with taking_over("connector pieces") if config is None else nullcontext():
+        env_to_module = building.build_env_to_module(used, agents, device=torch.device(device))
+        if stateful:
+            add_state_pieces(env_to_module)
+        module_to_env = building.build_module_to_env(used, agents, stateful=stateful)
     with taking_over("modules"):
         with torch_stream(0, "policy"):
             modules = spec.build()
@@ -124,9 +128,9 @@ def load_policy(
         module_to_env,
         agent_spaces=agents.spaces,
         single_agent=agents.single_agent,
-        policy_mapping_fn=config.policy_mapping_fn,
+        policy_mapping_fn=used.policy_mapping_fn,
         default_agent_id=None if module_id is None else agents.of_module(modules, module_id, env_to_module),
-        lookback=max(config.episode_lookback_horizon, building.needed_lookback(env_to_module)),
+        lookback=max(lookback, building.needed_lookback(env_to_module)),
         explore=explore,
         seed=seed,
     )

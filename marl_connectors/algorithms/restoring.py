@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from marl_connectors.algorithms.config_state import (
 )
 from marl_connectors.callbacks import CallbackCalls
 from marl_connectors.checkpoints import find_checkpoint, load_state, save_state
+from marl_connectors.columns import Columns
 from marl_connectors.connectors.common.add_states_from_episodes_to_batch import AddStatesFromEpisodesToBatch
 from marl_connectors.env_runners.episode_metrics import Tally, tally_from_state
 from marl_connectors.environments.env_setup import EnvSetup
@@ -30,6 +32,7 @@ from marl_connectors.errors import CheckpointError, EpisodeError
 from marl_connectors.metrics import MetricsLogger
 from marl_connectors.names import Names, brief
 from marl_connectors.policy_mapping import PolicyMappingFn, policy_mapping
+from marl_connectors.rl_module.module_states import check_state_out
 from marl_connectors.rl_module.multi_rl_module_spec import MultiRLModuleSpec
 from marl_connectors.rl_module.rl_module import RLModuleSpec
 from marl_connectors.spaces import describe
@@ -183,6 +186,11 @@ class RestorableAlgorithm(ChangingModules):
                         f"checkpoint: module {module_id!r} is of another architecture: its {name!r} has the shape "
                         f"{there}, but here {shapes.get(name)}. Use the same rl_module settings."
                     )
+        for group in (state["env_runner"]["episodes"] or {"groups": ()})["groups"]:
+            columns, module_id = group["rollout"]["columns"], group["members"][1]
+            if module_id is not None and Columns.STATE_OUT in columns:
+                num_rows = len(columns[Columns.T])
+                check_state_out(self.rl_module[module_id], module_id, columns[Columns.STATE_OUT], num_rows)
         copies = len(state["env_runner"]["episode_numbers"])
         if copies != self.config.num_envs_per_env_runner:
             raise CheckpointError(
@@ -240,11 +248,12 @@ class RestorableAlgorithm(ChangingModules):
             _check_copies(state, config)
             restored = restored_config(state, config, given, names)
             specs = restored_specs(state, restored, names)
-        if config is not None:  # then what is wrong in it is not the checkpoint's fault
+        # What is wrong in a config that the user has passed is not the checkpoint's fault.
+        with taking_over("config") if config is None else nullcontext():
+            trained = restored.policies_to_train
+            if not (trained is None or callable(trained) or isinstance(trained, (list, tuple, set, frozenset))):
+                raise CheckpointError(f"checkpoint: its policies_to_train is {brief(trained)}, not a list of modules.")
             algorithm = cls(restored, rl_module_specs=specs)  # type: ignore[call-arg]
-        else:
-            with taking_over("config"):
-                algorithm = cls(restored, rl_module_specs=specs)  # type: ignore[call-arg]
         try:
             with taking_over("setup"):
                 algorithm._check_fits(state)
