@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marl_connectors.errors import CheckpointError, ConfigError, MappingError
+from marl_connectors.names import import_function
 from marl_connectors.policy_mapping import (
     IndependentPolicies,
     PatternPolicies,
     SharedPolicy,
     check_patterns,
-    import_function,
     mapping_from_json,
     mapping_to_json,
     policy_mapping,

@@ -12,7 +12,8 @@ from typing import Any
 from marl_connectors.cli.settings import RunSettings
 from marl_connectors.environments.make_env import agent_ids, make_env
 from marl_connectors.errors import ConfigError, did_you_mean
-from marl_connectors.policy_mapping import PatternPolicies, check_patterns, import_module
+from marl_connectors.names import import_module
+from marl_connectors.policy_mapping import PatternPolicies, check_patterns
 
 DEFAULT_NAME = "config"
 

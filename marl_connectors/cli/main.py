@@ -65,10 +65,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     # pygame greets on stdout when it is imported, in the middle of the progress display.
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
-    if not {"", os.getcwd()} & set(sys.path):
-        sys.path.insert(0, os.getcwd())
     try:
         args = _parse(argv)
+        if getattr(args, "trusted", True) and not {"", os.getcwd()} & set(sys.path):
+            sys.path.insert(0, os.getcwd())
         os.environ.update(one_thread_unless_set(os.environ))  # before numpy is imported; torch's are another setting
         status = args.run(args)
         sys.stdout.flush()
@@ -179,6 +179,7 @@ def _add_train_options(parser: _Parser) -> None:
     add = parser.add_argument
     add("env", nargs="?", metavar="ENV", help="PettingZoo module, package.module:function, or Gymnasium id")
     add("--resume", metavar="RUN", help="go on with the run in this folder, from its latest checkpoint")
+    _add_untrusted_option(parser)
     _add_building_options(parser)
     add("--steps", type=count, metavar="N", help="agent steps to train for (default 1000000)")
     add(
@@ -197,6 +198,15 @@ def _add_train_options(parser: _Parser) -> None:
     add("--checkpoint-every", type=count, metavar="N", help="iterations from checkpoint to checkpoint (default 20)")
     add("--eval-episodes", type=count, metavar="N", help="episodes of each evaluation (default 20)")
     add("--no-video", dest="video", action="store_false", help="write no GIF at the end")
+
+
+def _add_untrusted_option(parser: _Parser) -> None:
+    parser.add_argument(
+        "--untrusted",
+        dest="trusted",
+        action="store_false",
+        help="import none of the modules that the checkpoint names, only this library's and known environments",
+    )
 
 
 def _add_building_options(parser: _Parser) -> None:
@@ -239,6 +249,7 @@ def _add_evaluate_options(parser: _Parser) -> None:
     add("checkpoint", metavar="CHECKPOINT", help="a checkpoint, or the folder of a run for its latest")
     add("--episodes", type=count, default=20, metavar="N", help="how many to play (default 20)")
     add("--seed", type=whole_number, default=0, metavar="N", help="of the environment and the actions (default 0)")
+    _add_untrusted_option(parser)
     add("--video", metavar="FILE", help="write an episode as a GIF")
     add("--threads", type=count, default=1, metavar="N", help="of torch (default 1)")
     add("--explore", action="store_true", help="draw the actions, as in training, instead of taking the most likely")

@@ -93,7 +93,7 @@ class RunFolder:
         """
         config, baselines = read_config(path), _read_json(path, BASELINES)
         checkpoint = latest_checkpoint(path)
-        if not checkpoint.name.isdigit():
+        if not (checkpoint.name.isascii() and checkpoint.name.isdigit()):
             raise CheckpointError(
                 f"{path}: expected the name of a checkpoint to be its iteration, got {checkpoint.name}."
             )

@@ -9,13 +9,8 @@ from typing import Any, cast
 
 from marl_connectors.environments.make_env import agent_ids, env_name, make_env
 from marl_connectors.errors import CheckpointError, ConfigError, did_you_mean
-from marl_connectors.policy_mapping import (
-    PatternPolicies,
-    PolicyMappingFn,
-    check_patterns,
-    import_function,
-    policy_mapping,
-)
+from marl_connectors.names import import_function
+from marl_connectors.policy_mapping import PatternPolicies, PolicyMappingFn, check_patterns, policy_mapping
 
 
 @dataclass(frozen=True, slots=True)

@@ -249,6 +249,8 @@ def _new(given: Mapping[str, Any]) -> _Training:
         raise ConfigError(
             "train: expected an environment or --resume RUN. Try: marl-connectors train mpe2.simple_spread_v3"
         )
+    if "trusted" in given:
+        raise ConfigError("train: --untrusted is for --resume RUN, as a new run reads no checkpoint. Leave it out.")
     fields = {f.name for f in dataclasses.fields(RunSettings)} - {"training", "env_config"}
     settings = RunSettings(
         **{key: value for key, value in given.items() if key in fields},
@@ -263,7 +265,7 @@ def _new(given: Mapping[str, Any]) -> _Training:
 
 def _resumed(given: Mapping[str, Any]) -> _Training:
     """A run from its latest checkpoint."""
-    options = set(given) - {"resume", "run", "command"}
+    options = set(given) - {"resume", "run", "command", "trusted"}
     for option in sorted(options - set(CHANGEABLE_ON_RESUME)):
         raise ConfigError(
             f"train --resume: {option!r} cannot be given, because the run has its own. "
@@ -275,7 +277,7 @@ def _resumed(given: Mapping[str, Any]) -> _Training:
     settings = dataclasses.replace(settings_from_json(config.get("command")), **changes)
     checkpoint = run_folder.latest_checkpoint(path)
     use_threads(settings.threads)
-    algo = load_algorithm(checkpoint)
+    algo = load_algorithm(checkpoint, trusted=given.get("trusted", True))
     _check_same_env(algo, settings, checkpoint)
     folder = RunFolder.reopen(path)
     training = _Training(settings, algo, path, False, folder, folder.baselines)
@@ -291,11 +293,11 @@ def _resumed(given: Mapping[str, Any]) -> _Training:
     return training
 
 
-def load_algorithm(checkpoint: Path) -> Any:
-    """The ``Algorithm`` of a checkpoint."""
+def load_algorithm(checkpoint: Path, *, trusted: bool = True) -> Any:
+    """The ``Algorithm`` of a checkpoint; see ``Algorithm.from_checkpoint``."""
     from marl_connectors.algorithms.algorithm import Algorithm
 
-    return Algorithm.from_checkpoint(checkpoint)
+    return Algorithm.from_checkpoint(checkpoint, trusted=trusted)
 
 
 def _check_same_env(algo: Any, settings: RunSettings, checkpoint: Path) -> None:

@@ -12,7 +12,8 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, cast
 
 from marl_connectors.errors import MissingDependencyError
-from marl_connectors.policy_mapping import mapping_to_json, qualified_name
+from marl_connectors.names import qualified_name
+from marl_connectors.policy_mapping import mapping_to_json
 
 _DISTRIBUTIONS = {"rich": "rich", "matplotlib": "matplotlib", "tensorboard": "tensorboard", "PIL": "pillow"}
 

@@ -15,6 +15,7 @@ from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvT
 from marl_connectors.connectors.module_to_env.get_actions import ACTION_NOISE
 from marl_connectors.connectors.module_to_env.module_to_env_pipeline import ModuleToEnvPipeline
 from marl_connectors.env_runners.action_noise import ActionNoise
+from marl_connectors.env_runners.data_checks import check_forward_batch
 from marl_connectors.env_runners.done_episodes import DoneEpisode, check_sample_size, first_of_each_copy, shares
 from marl_connectors.env_runners.episode_callbacks import EPISODE_CALLBACKS, EpisodeCallbacks
 from marl_connectors.env_runners.episode_metrics import Tally, summarize, tally_from_state
@@ -406,6 +407,7 @@ class EnvRunner(Stepper):
             return
         device = next((parameter.device for parameter in self.rl_module.parameters()), torch.device("cpu"))
         self._batch, shared_data = batch_from_state(state, [group.rows for group, _ in self._live], device)
+        check_forward_batch(self._batch, self.rl_module)
         self._shared_data.update(shared_data)
 
 

@@ -128,7 +128,7 @@ class ReplayableEpisodes(OngoingEpisodes):
         self.ongoing.clear()
         for copy, own in zip(self._vector_env.copies, state["copies"], strict=True):
             copy.episode_number = own["number"]
-            at_reset, now = own["tasks"]
+            at_reset, now = own.get("tasks", (None, None))
             _set_task(copy, at_reset)
             self._replay(copy, own["actions"], [pair for pair in restored if pair[0].env_index == copy.index])
             _set_task(copy, now)

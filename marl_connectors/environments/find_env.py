@@ -30,7 +30,7 @@ from marl_connectors.environments.suites import (
     pip_name,
 )
 from marl_connectors.errors import EnvError, did_you_mean
-from marl_connectors.policy_mapping import import_attribute
+from marl_connectors.names import import_attribute
 
 REGISTERED: dict[str, Callable[[dict[str, Any]], Any]] = {}
 """The names given to ``register_env``, and the functions that they stand for."""

@@ -16,11 +16,11 @@ from pettingzoo import AECEnv, ParallelEnv
 
 from marl_connectors.environments.batched_env import is_batched, missing_parts
 from marl_connectors.environments.env_maker import call_maker, check_keys
-from marl_connectors.environments.find_env import REGISTERED, find_env
-from marl_connectors.environments.suites import importable_name
+from marl_connectors.environments.find_env import REGISTERED, VMAS, find_env
+from marl_connectors.environments.suites import GYMNASIUM_NAMESPACES, SUITES, importable_name
 from marl_connectors.environments.wrappers import EnvWrapper, wrap_env
 from marl_connectors.errors import CheckpointError, ConfigError, EnvError
-from marl_connectors.policy_mapping import import_attribute, qualified_name
+from marl_connectors.names import Expected, Names, brief, is_function, qualified_name
 from marl_connectors.typing import DEFAULT_AGENT_ID, AgentID
 
 EnvLike: TypeAlias = ParallelEnv | AECEnv | gymnasium.Env | VectorEnv
@@ -192,27 +192,83 @@ def env_to_json(env: Any) -> dict[str, Any]:
     return {"type": "not_importable", "name": getattr(env, "__qualname__", type(env).__qualname__)}
 
 
-def env_from_json(data: Mapping[str, Any]) -> Any:
+def env_from_json(data: Any, names: Names | None = None) -> Any:
     """What ``env_to_json`` described, for ``make_env``.
+
+    Args:
+        data: What it gave.
+        names: Follows the name in it; the user's modules are imported if None.
 
     Raises:
         CheckpointError: If it cannot be had from the description alone.
     """
-    match data.get("type"):
-        case "name":
-            return data["name"]
-        case "object":
-            return import_attribute(data["name"], who="env of the checkpoint", error=CheckpointError)
-        case "registered":
-            if data["name"] in REGISTERED:
-                return data["name"]
+    match data:
+        case {"type": "name", "name": str(name)}:
+            return _checked_name(name, names or Names())
+        case {"type": "object", "name": name}:
+            return (names or Names()).resolve(name, _MAKER, who=_WHO)
+        case {"type": "registered", "name": str(name)}:
+            if name in REGISTERED:
+                return name
             raise CheckpointError(
-                f"env: the checkpoint was made with {data['name']!r}, a name given to register_env, which is not "
-                f"registered now. Call register_env({data['name']!r}, ...) first."
+                f"env: the checkpoint was made with {name!r}, a name given to register_env, which is not "
+                f"registered now. Call register_env({name!r}, ...) first."
             )
-        case "not_importable":
+        case {"type": "not_importable", "name": name}:
             raise CheckpointError(
-                f"env: the checkpoint was made with {data['name']!r}, which cannot be imported by name. "
+                f"env: the checkpoint was made with {name!r}, which cannot be imported by name. "
                 f"Pass the environment again, or define it at the top of a module."
             )
-    raise CheckpointError(f"env: expected the description of an environment, but got {dict(data)!r}.")
+    raise CheckpointError(f"env: expected the description of an environment, but got {brief(data)}.")
+
+
+_WHO = "env of the checkpoint"
+_PARTS = ("parallel_env", "env", "raw_env")
+_SUITE_PACKAGES = frozenset(package.partition(".")[0] for package in SUITES.values())
+_MADE_FROM_ANOTHER = frozenset({"GymV21Environment-v0", "GymV26Environment-v0"})
+"""Gymnasium's ids for environments of gym, which ``env_config`` names."""
+
+
+def _could_make(found: Any) -> bool:
+    """Whether a user's class or callable could be an environment or make one."""
+    if isinstance(found, type):
+        return all(callable(getattr(found, method, None)) for method in ("reset", "step"))
+    return callable(found)
+
+
+def _is_pettingzoos(found: Any) -> bool:
+    """Whether a function has the name that the makers in PettingZoo's environments have."""
+    name = getattr(found, "__qualname__", "")
+    return is_function(found) and (name in _PARTS or name.startswith("parallel_wrapper_fn.<locals>."))
+
+
+_MAKER = Expected(
+    "an environment's class, or a function that makes one",
+    bases=(gymnasium.Env, VectorEnv, ParallelEnv, AECEnv),
+    own=_could_make,
+    known=_is_pettingzoos,
+    packages=_SUITE_PACKAGES | {"gymnasium", *GYMNASIUM_NAMESPACES.values()},
+)
+
+
+def _checked_name(text: str, names: Names) -> str:
+    """An environment's name, once it is known that nothing else is behind it that would be called.
+
+    Names of suites, Gymnasium's ids and names that were registered in this process are fine as they are.
+    """
+    name = text.strip()
+    if name in _MADE_FROM_ANOTHER and not names.trusted:
+        raise CheckpointError(f"{_WHO}: trusted=False refuses {name!r}, which makes environments of another package.")
+    if name in REGISTERED or name.startswith(VMAS) or name in gymnasium.registry:
+        return text
+    if name.partition("/")[0] in GYMNASIUM_NAMESPACES:
+        return text
+    module_name, colon, attribute = importable_name(name).partition(":")
+    if colon and attribute.replace(".", "").isidentifier():
+        names.resolve(f"{module_name}:{attribute}", _MAKER, who=_WHO)
+        return text
+    module = names.import_module(module_name, _MAKER, who=_WHO)
+    found = next((vars(module)[part] for part in _PARTS[:2] if callable(vars(module).get(part))), None)
+    if not colon and not names.accepts(found, _MAKER, package=module_name.partition(".")[0]):
+        raise CheckpointError(f"{_WHO}: expected the name of an environment, but {text!r} is a module that has none.")
+    return text

@@ -34,7 +34,7 @@ from marl_connectors.errors import (
     MissingDependencyError,
     did_you_mean,
 )
-from marl_connectors.policy_mapping import import_attribute, qualified_name
+from marl_connectors.names import Expected, Names, brief, import_attribute, is_function, qualified_name
 from marl_connectors.spaces import describe
 
 EnvWrapper: TypeAlias = str | Callable[[Any], Any]
@@ -345,26 +345,62 @@ def _is_plain(value: Any) -> bool:
     return value is None or type(value) in (bool, int, str)
 
 
-def wrappers_from_json(data: Iterable[Mapping[str, Any]]) -> list[EnvWrapper]:
+_WRAPPER = Expected(
+    "a function or class that wraps an environment",
+    bases=(gymnasium.Wrapper, BaseWrapper, BaseParallelWrapper),
+    own=lambda found: isinstance(found, type) or is_function(found),
+    known=lambda found: supersuit_name(found) is not None,
+    packages=frozenset({"supersuit"}),
+)
+
+
+def wrappers_from_json(data: Any, names: Names | None = None) -> list[EnvWrapper]:
     """The wrappers that ``wrappers_to_json`` described.
+
+    Args:
+        data: What it gave.
+        names: Follows the names in it; the user's modules are imported if None.
 
     Raises:
         CheckpointError: If they cannot be had from the description alone.
     """
-    return [_from_json(each) for each in data]
+    if not isinstance(data, list):
+        raise CheckpointError(f"wrappers: expected the descriptions of wrappers, but got {brief(data)}.")
+    return [_from_json(each, names or Names()) for each in data]
 
 
-def _from_json(data: Mapping[str, Any]) -> EnvWrapper:
-    match data.get("type"):
-        case "name":
-            return data["name"]
-        case "object":
-            fn = import_attribute(data["name"], who="wrappers of the checkpoint", error=CheckpointError)
-            kwargs = {key: ast.literal_eval(text) for key, text in data["kwargs"]}
-            return functools.partial(fn, **kwargs) if kwargs else fn
-        case "not_importable":
+def _from_json(data: Any, names: Names) -> EnvWrapper:
+    who = "wrappers of the checkpoint"
+    match data:
+        case {"type": "name", "name": str(text)}:
+            module_name, _, attribute = _parsed(text)[0].rpartition(".")
+            if module_name not in ("", "supersuit"):
+                names.resolve(f"{module_name}:{attribute}", _WRAPPER, who=who)
+            return text
+        case {"type": "object", "name": name, "kwargs": list(kwargs)}:
+            fn = names.resolve(name, _WRAPPER, who=who)
+            given = dict(map(_keyword, kwargs))
+            return functools.partial(fn, **given) if given else fn
+        case {"type": "not_importable", "name": name}:
             raise CheckpointError(
-                f"wrappers: the checkpoint was made with {data['name']!r}, which cannot be imported by name. Build the "
+                f"wrappers: the checkpoint was made with {name!r}, which cannot be imported by name. Build the "
                 f"config as you did then and pass it: Algorithm.from_checkpoint(path, config=...)."
             )
-    raise CheckpointError(f"wrappers: expected the description of a wrapper, but got {dict(data)!r}.")
+    raise CheckpointError(f"wrappers: expected the description of a wrapper, but got {brief(data)}.")
+
+
+def _parsed(text: str) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
+    try:
+        return parse_wrapper(text)
+    except (ConfigError, RecursionError, MemoryError) as error:  # ast's ways to say that something is nested too deep
+        raise CheckpointError(f"wrappers of the checkpoint: {brief(text)} is not the name of a wrapper.") from error
+
+
+def _keyword(pair: Any) -> tuple[str, Any]:
+    try:
+        key, text = pair
+        return str(key), ast.literal_eval(text)
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
+        raise CheckpointError(
+            f"wrappers of the checkpoint: expected an argument and its value, but got {brief(pair)}."
+        ) from error
