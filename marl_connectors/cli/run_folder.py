@@ -157,7 +157,7 @@ class RunFolder:
             replace_file(self.path / CHECKPOINTS / LATEST, f"{checkpoint.name}\n".encode())
             former, self._in_between = self._in_between, checkpoint if in_between else None
             if former is not None and former != checkpoint:
-                shutil.rmtree(former)
+                _remove_checkpoint(former)
         if not in_between:
             with writing(self.path / EVENTS):
                 self._events.flush()
@@ -253,6 +253,13 @@ def remove_leftovers(path: Path) -> None:
                 entry.rename(place)  # it was to be replaced, and the other one is not there yet
             else:
                 shutil.rmtree(entry)
+
+
+def _remove_checkpoint(path: Path) -> None:
+    """Removes a checkpoint. Half of it is never there under its name."""
+    going = path.with_name(f".{path.name}.tmp-0")
+    os.rename(path, going)
+    shutil.rmtree(going)
 
 
 def latest_checkpoint(path: Path) -> Path:

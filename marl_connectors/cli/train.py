@@ -220,7 +220,8 @@ class _Training:
         print(table(["module", "at start", "now", "random play"], rows))
         for name, what in BASELINES.items():
             _say(fewer_episodes(what, self.baselines[name], wanted))
-        print(f"\nWhere the time of training went: {time_shares(self.timers)}.")
+        if self.timers:
+            print(f"\nWhere the time of training went: {time_shares(self.timers)}.")
         print(f"\n{_places(folder.path, no_video)}\n\n{self._next_commands(folder.path)}", flush=True)
         folder.write_final(jsonable(results))
 
