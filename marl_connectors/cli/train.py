@@ -89,7 +89,7 @@ class _Training:
     steps_done: int = 0
     iteration: int = 0
     saved_iteration: int = -1
-    saved_at: float = dataclasses.field(default_factory=time.monotonic)
+    saved_at: float = dataclasses.field(default_factory=lambda: time.monotonic())
     saving_s: float = 0.0
     timers: Counter[str] = dataclasses.field(default_factory=Counter)
 

@@ -156,7 +156,7 @@ SERVER = """
 import os, signal, sys
 from marl_connectors.cli.main import main
 import torch, tensorboard, matplotlib.figure, PIL.Image, marl_connectors.cli.train, marl_connectors.cli.video
-import torch.utils.tensorboard, marl_connectors.algorithms.mappo, marl_connectors.algorithms.ppo, mpe2.simple_spread_v3
+import torch.utils.tensorboard, marl_connectors.algorithms.mappo, marl_connectors.algorithms.ppo
 
 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 print("ready", flush=True)
@@ -213,10 +213,34 @@ class Server:
         self.process.communicate("")
 
 
-def survive_kills(folder, number, words, seed, fresh_processes=0):
+class FreshProcesses:
+    """As Server, with the start of Python in what can be killed."""
+
+    def __init__(self, folder):
+        self.log = folder / "log"
+
+    def __call__(self, words, kill_after=None):
+        with self.log.open("a") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "marl_connectors", *words],
+                stdout=log,
+                stderr=log,
+                cwd=self.log.parent,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            )
+        if kill_after is not None:
+            time.sleep(kill_after)
+            process.kill()
+        return process.wait()
+
+    def close(self):
+        pass
+
+
+def survive_kills(folder, number, words, seed, runner=Server):
     """Kills a run at random moments, as often as wanted, and compares how each one ends with an undisturbed run."""
     rng = np.random.default_rng(seed)
-    server = Server(folder)
+    server = runner(folder)
 
     def start(name):
         return ["train", *words, "--out", name]
@@ -260,8 +284,18 @@ def test_a_run_that_is_killed_at_random_moments_ends_as_an_undisturbed_one(tmp_p
     survive_kills(tmp_path, 3, [*CARTPOLE, *SMALL, "--steps", "300", "--checkpoint-every", "1"], 0)
 
 
+SPREAD = ["marl_envs.spread_v0", "--num-envs", "2", "--num-env-workers", "2", "--no-env-check", "--algo", "mappo"]
+
+
 @pytest.mark.slow
-def test_killed_runs_end_as_undisturbed_ones(tmp_path):
-    survive_kills(
-        tmp_path, 100, [*CARTPOLE, *SMALL, "--steps", "1000", "--checkpoint-every", "1"], secrets.randbits(32)
-    )
+@pytest.mark.parametrize(
+    ("number", "words", "runner"),
+    [
+        (55, [*CARTPOLE, *SMALL, "--steps", "1000", "--checkpoint-every", "1"], Server),
+        (30, [*SPREAD, *SMALL, "--steps", "1000", "--checkpoint-every", "3"], Server),
+        (15, [*CARTPOLE, *SMALL, "--steps", "600", "--checkpoint-every", "2"], FreshProcesses),
+    ],
+    ids=["cartpole", "spread", "fresh"],
+)
+def test_runs_that_are_killed_at_100_random_moments_end_as_undisturbed_ones(tmp_path, number, words, runner):
+    survive_kills(tmp_path, number, words, secrets.randbits(32), runner)
