@@ -16,7 +16,14 @@ from marl_connectors.connectors.module_to_env.get_actions import ACTION_NOISE
 from marl_connectors.connectors.module_to_env.module_to_env_pipeline import ModuleToEnvPipeline
 from marl_connectors.env_runners.action_noise import ActionNoise
 from marl_connectors.env_runners.data_checks import check_forward_batch
-from marl_connectors.env_runners.done_episodes import DoneEpisode, check_sample_size, first_of_each_copy, shares
+from marl_connectors.env_runners.done_episodes import (
+    DoneEpisode,
+    check_sample_size,
+    first_of_each_copy,
+    first_rounds,
+    missing,
+    shares,
+)
 from marl_connectors.env_runners.episode_callbacks import EPISODE_CALLBACKS, EpisodeCallbacks
 from marl_connectors.env_runners.episode_metrics import Tally, summarize, tally_from_state
 from marl_connectors.env_runners.sampling_times import SamplingTimes
@@ -132,6 +139,7 @@ class EnvRunner(Stepper):
         explore: bool | None = None,
         random_actions: bool = False,
         force_reset: bool = False,
+        is_enough: Callable[[int], bool] | None = None,
     ) -> list[Any]:
         """Steps the environments and gives the episodes, and chunks of episodes, that came of it.
 
@@ -148,6 +156,8 @@ class EnvRunner(Stepper):
             explore: Overrides the runner's setting, for this sample.
             random_actions: Draw actions from the action spaces instead of asking the modules, whatever ``explore`` is.
             force_reset: Start new episodes even where old ones go on (these are dropped).
+            is_enough: Called with how many of ``num_episodes`` have ended, after each step or several. Where it gives
+                True, the sample ends with fewer: the first ones of each copy, the same number from each, perhaps none.
 
         Returns:
             MultiAgentEpisodes or SingleAgentEpisodes. An episode that goes on beyond this sample is cut: the chunk is
@@ -168,7 +178,7 @@ class EnvRunner(Stepper):
         check_sample_size(num_timesteps, num_episodes)
         explore = self.explore if explore is None else explore
         try:
-            episodes = self._sample(num_timesteps, num_episodes, explore, random_actions, force_reset)
+            episodes = self._sample(num_timesteps, num_episodes, explore, random_actions, force_reset, is_enough)
         except BaseException as error:
             self._batch = None  # nobody knows what the copies, or the episodes, are in the middle of
             if isinstance(error, EnvError):
@@ -184,6 +194,7 @@ class EnvRunner(Stepper):
         explore: bool,
         random_actions: bool,
         force_reset: bool,
+        is_enough: Callable[[int], bool] | None,
     ) -> list[Any]:
         self._look_at_pieces()
         self.rl_module.bind_buckets()
@@ -200,7 +211,15 @@ class EnvRunner(Stepper):
         else:
             self._set_exploring(explore)
         if num_episodes is not None:
-            while (done := first_of_each_copy(self._episodes.done, copies, num_episodes)) is None:
+            wanted = num_episodes
+
+            def must_stop() -> bool:
+                return is_enough is not None and is_enough(wanted - sum(missing(self._episodes.done, copies, wanted)))
+
+            while (done := first_of_each_copy(self._episodes.done, copies, wanted)) is None:
+                if must_stop():
+                    done = first_rounds(self._episodes.done, copies)
+                    break
                 self._take_step(explore, random_actions)
         else:
             enough = self.num_env_steps + (num_timesteps or 0)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-import weakref
 from collections.abc import Callable, Collection, Iterable
+from multiprocessing.util import Finalize
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from gymnasium import Space
@@ -143,7 +143,8 @@ class WorkerVectorEnv(VectorEnv):
             for begin, end in itertools.pairwise(bounds)
         ]
         self._are_up = False
-        self._at_exit = weakref.finalize(self, _kill, self.workers)
+        # Not weakref.finalize: at exit, this comes before multiprocessing waits for its processes.
+        self._at_exit = Finalize(self, _kill, (self.workers,), exitpriority=0)
         self._start_all()
 
     @property
