@@ -13,7 +13,14 @@ from dataclasses import dataclass, fields, is_dataclass
 from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
 
-from marl_connectors.errors import CheckpointError, ConfigError, MappingError, MarlConnectorsError, did_you_mean
+from marl_connectors.errors import (
+    CheckpointError,
+    ConfigError,
+    MappingError,
+    MarlConnectorsError,
+    describe_error,
+    did_you_mean,
+)
 from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID, ModuleID
 
 PolicyMappingFn: TypeAlias = Callable[..., ModuleID]
@@ -184,7 +191,7 @@ def import_module(name: str, *, who: str, error: type[MarlConnectorsError]) -> A
             ) from cause
         raise error(f"{who}: module {name!r} needs {missing!r}, which is not installed. Install it.") from cause
     except Exception as cause:
-        raise error(f"{who}: module {name!r} fails to import: {type(cause).__name__}: {cause}") from cause
+        raise error(f"{who}: module {name!r} fails to import: {describe_error(cause)}.") from cause
 
 
 def qualified_name(obj: Any) -> str | None:

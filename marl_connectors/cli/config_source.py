@@ -11,7 +11,7 @@ from typing import Any
 
 from marl_connectors.cli.settings import RunSettings
 from marl_connectors.environments.make_env import agent_ids, make_env
-from marl_connectors.errors import ConfigError, did_you_mean
+from marl_connectors.errors import ConfigError, describe_error, did_you_mean
 from marl_connectors.policy_mapping import PatternPolicies, check_patterns, import_module
 
 DEFAULT_NAME = "config"
@@ -44,7 +44,7 @@ def load_config(spec: str) -> Any:
         try:
             found = found()
         except Exception as error:
-            raise ConfigError(f"--config: {name}() of {source} fails: {type(error).__name__}: {error}") from error
+            raise ConfigError(f"--config: {name}() of {source} fails: {describe_error(error)}.") from error
     if not isinstance(found, AlgorithmConfig):
         raise ConfigError(
             f"--config: expected {name!r} of {source} to be an AlgorithmConfig, such as PPOConfig(), or a function "
@@ -114,7 +114,7 @@ def _module_of_file(path: Path) -> Any:
             del sys.modules[path.stem]
         else:
             sys.modules[path.stem] = before
-        raise ConfigError(f"--config: {path} fails: {type(error).__name__}: {error}") from error
+        raise ConfigError(f"--config: {path} fails: {describe_error(error)}.") from error
     return module
 
 

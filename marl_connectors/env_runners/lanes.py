@@ -136,6 +136,7 @@ class LaneGroup:
         kind: What the lanes' modules have in common; ``CopyLanes`` says what.
         env_action_space: Of the environment. The rollout's, of recorded actions, is the modules'.
         lives: Of the agent episodes in the lanes.
+        carried: ``[num_lanes]`` bool, whose first row after the lookback was in the fragment before, too.
         ongoing: All copies' episodes.
         lanes: The live lanes, by module, copy and slot.
         acting: Those that act next, in the same order; all of them unless the environment is turn-based.
@@ -167,6 +168,7 @@ class LaneGroup:
         self.rollout = Rollout(observation_space, recorded, num_rows=lookback + 2, num_lanes=0)
         self.lives = Lives()
         self.ongoing = ongoing
+        self.carried = np.zeros(0, bool)
         self.lanes: list[Lane] = []
         self.acting: list[Lane] = []
         self.numbers: np.ndarray | None = None
@@ -195,6 +197,7 @@ class LaneGroup:
         if num_lanes > self.rollout.num_lanes:
             self.rollout.widened(num_lanes)
             self.lives.widen(num_lanes)
+            self.carried = np.pad(self.carried, (0, num_lanes - len(self.carried)))
 
     def open(self, env_index: int, agent_id: AgentID) -> Lane:
         """A free lane for an agent; its first row is the next one that is unused there."""
@@ -212,6 +215,8 @@ class LaneGroup:
         self.rollout.columns[Columns.T][position] = -1  # after a cut, it holds the former agent's last observation
         self._next_row[number] = row + 1
         self.last_row = max(self.last_row, row)
+        if row == self.lookback:
+            self.carried[number] = False
         return Lane(self, number, env_index, slot, agent_id)
 
     def reopen(self, number: int, env_index: int, slot: int, agent_id: AgentID) -> Lane:
@@ -354,9 +359,15 @@ class LaneGroup:
         spare = min(max(self.last_row - self.lookback - num_rows, 0), num_rows)
         self.rollout = self.rollout.continued(num_rows + spare + self.lookback + 2, self.lookback)
         self.last_row = self.lookback
+        self.note_carried()
         self._next_row = {}
         self._first = None
         self.locate()
+
+    def note_carried(self) -> None:
+        """Takes note of the lanes whose first row after the lookback was there before this fragment."""
+        first, lanes = self.lookback * self.rollout.num_lanes, self.rollout.num_lanes
+        self.carried = self.rollout.columns[Columns.T][first : first + lanes] >= 0
 
 
 def _lowest_not_in(taken: set[int]) -> int:

@@ -123,6 +123,7 @@ class ReplayableEpisodes(OngoingEpisodes):
             group.num_slots = own["num_slots"]
             group.set_slots(own["slots"])
             group.rollout.set_state(own["rollout"])
+            group.note_carried()
         restored = [(self._restore_lane(own), own) for own in state["lanes"]]
         self.ongoing.clear()
         for copy, own in zip(self._vector_env.copies, state["copies"], strict=True):

@@ -33,10 +33,9 @@ class SingleAgentEnv:
     def reset(self, seed: int | None = None, options: dict | None = None) -> tuple[dict, dict]:
         """Starts an episode."""
         given: Any = self.env.reset(seed=seed, options=options)
-        try:
-            observation, info = given
-        except (TypeError, ValueError):
+        if not isinstance(given, (tuple, list)) or len(given) != 2:
             return given  # as it is, for whoever says what is wrong with it
+        observation, info = given
         self.agents = [DEFAULT_AGENT_ID]
         return {DEFAULT_AGENT_ID: observation}, {DEFAULT_AGENT_ID: info}
 
