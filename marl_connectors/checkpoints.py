@@ -80,7 +80,7 @@ def save_state(path: str | os.PathLike[str], state: Mapping[Any, Any]) -> None:
     try:
         _write_synced(temporary / TENSORS_FILE, tensor_bytes)
         _write_synced(temporary / STATE_FILE, text.encode())
-        _sync_directory(temporary)
+        sync_directory(temporary)
         _put_in_place(temporary, target, target.parent / f".{target.name}.old-{unique}")
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -164,7 +164,7 @@ def _write_synced(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _sync_directory(path: Path) -> None:
+def sync_directory(path: Path) -> None:
     """Makes renames in a directory lasting, where the system can (Windows cannot open a directory)."""
     if os.name == "nt":
         return
@@ -185,7 +185,7 @@ def _put_in_place(temporary: Path, target: Path, aside: Path) -> None:
         if replaced:
             os.rename(aside, target)
         raise
-    _sync_directory(target.parent)
+    sync_directory(target.parent)
     if replaced:
         shutil.rmtree(aside)
 

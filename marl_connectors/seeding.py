@@ -6,6 +6,7 @@ which streams are used, the number of processes, and stopping and resuming do no
 
 from __future__ import annotations
 
+import random
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -83,3 +84,20 @@ def torch_stream(seed: int, *name: str | int) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derived_seed(seed, *name))
         yield
+
+
+@contextmanager
+def global_generators_kept() -> Iterator[None]:
+    """Puts Python's, numpy's and torch's global generators back to where they were before the block.
+
+    For code that may draw from them, as environments do that know no better.
+    """
+    import torch
+
+    python, numpy_state = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy_state)

@@ -43,7 +43,7 @@ def load_config(spec: str) -> Any:
     if callable(found):
         try:
             found = found()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ConfigError(f"--config: {name}() of {source} fails: {describe_error(error)}.") from error
     if not isinstance(found, AlgorithmConfig):
         raise ConfigError(
@@ -109,7 +109,7 @@ def _module_of_file(path: Path) -> Any:
     sys.modules[path.stem] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if before is None:
             del sys.modules[path.stem]
         else:

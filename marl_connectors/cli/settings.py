@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from marl_connectors.cli.values import brief, is_whole
 from marl_connectors.environments.make_env import agent_ids, env_name, make_env
 from marl_connectors.errors import CheckpointError, ConfigError, did_you_mean
 from marl_connectors.policy_mapping import (
@@ -40,6 +41,7 @@ class RunSettings:
         share_value_layers: Whether policy and value function have these layers in common.
         checkpoint_every: Iterations from one checkpoint to the next.
         eval_episodes: Episodes of each evaluation.
+        baseline_seconds: How long random play, and then the untrained policies, may be measured.
         video: Whether to write a GIF at the end.
         env_check: Whether the environment is tried out first, and its observations held against their space.
         threads: Of torch. With networks as small as these, more than one costs more than it saves.
@@ -62,6 +64,7 @@ class RunSettings:
     share_value_layers: bool = False
     checkpoint_every: int = 20
     eval_episodes: int = 20
+    baseline_seconds: int = 10
     video: bool = True
     threads: int = 1
     env_check: bool = True
@@ -136,19 +139,68 @@ def use_threads(number: int) -> None:
     torch.set_num_threads(number)
 
 
-def settings_from_json(data: Any) -> RunSettings:
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def _is_whole_or_auto(value: Any) -> bool:
+    return value == "auto" or is_whole(value)
+
+
+_FLAG = ("true or false", lambda value: isinstance(value, bool))
+_TEXT = ("text", lambda value: isinstance(value, str))
+_SETTINGS = ("a JSON object", lambda value: isinstance(value, dict))
+_COUNT = ("a whole number of at least 1", lambda value: is_whole(value, 1))
+_AUTO = ('a whole number of at least 0, or "auto"', _is_whole_or_auto)
+_EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "env": _TEXT,
+    "env_config": _SETTINGS,
+    "wrappers": ("a list of texts", _are_texts),
+    "algo": ('"ppo" or "mappo"', lambda value: value in ("ppo", "mappo")),
+    "policies": _TEXT,
+    "mapping": ("text or null", lambda value: value is None or isinstance(value, str)),
+    "modules": ("a list of texts, or null", lambda value: value is None or _are_texts(value)),
+    "steps": _COUNT,
+    "seed": ("a whole number of at least 0", is_whole),
+    "num_envs": _COUNT,
+    "num_env_workers": _AUTO,
+    "num_gpus_per_learner": _AUTO,
+    "training": _SETTINGS,
+    "hidden": (
+        "a list of whole numbers of at least 1",
+        lambda value: isinstance(value, list) and all(is_whole(item, 1) for item in value),
+    ),
+    "share_value_layers": _FLAG,
+    "checkpoint_every": _COUNT,
+    "eval_episodes": _COUNT,
+    "baseline_seconds": _COUNT,
+    "video": _FLAG,
+    "threads": _COUNT,
+    "env_check": _FLAG,
+}
+"""What each setting must be in a ``config.json``."""
+
+
+def settings_from_json(data: Any, source: str = "config.json of the run") -> RunSettings:
     """The settings that a run's ``config.json`` has under ``"command"``.
 
+    Args:
+        data: What is there.
+        source: The file, for messages.
+
     Raises:
-        CheckpointError: If they are not settings of this version.
+        CheckpointError: If they are not settings of this version, or of another type; names the setting.
     """
     if not isinstance(data, dict) or not isinstance(data.get("env"), str):
         raise CheckpointError(
-            "config.json of the run: expected its settings under 'command', with an 'env', so the file is damaged. "
-            "Start a new run."
+            f"{source}: expected its settings under 'command', with an 'env', so the file is damaged. Start a new run."
         )
-    known = [known_field.name for known_field in dataclasses.fields(RunSettings)]
-    for key in data:
-        if key not in known:
-            raise CheckpointError(f"config.json of the run: unknown setting {key!r}. {did_you_mean(key, known)}")
+    for key, value in data.items():
+        if key not in _EXPECTED:
+            raise CheckpointError(f"{source}: unknown setting {key!r}. {did_you_mean(key, _EXPECTED)}")
+        kind, fits = _EXPECTED[key]
+        if not fits(value):
+            raise CheckpointError(
+                f"{source}: expected 'command' to have {key!r} as {kind}, but got {brief(value)}. Correct it there."
+            )
     return RunSettings(**data)

@@ -6,24 +6,23 @@ import argparse
 import dataclasses
 import platform
 import shlex
-import signal
 import sys
-import threading
+import time
 from collections import Counter
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from marl_connectors.cli import run_folder
-from marl_connectors.cli.progress import open_progress
-from marl_connectors.cli.results import agent_steps, module_returns, spread, table, time_shares
+from marl_connectors.cli.progress import PlayProgress, open_progress
+from marl_connectors.cli.results import agent_steps, fewer_episodes, module_returns, spread, table, time_shares
 from marl_connectors.cli.run_folder import RunFolder
 from marl_connectors.cli.settings import RunSettings, settings_from_json, use_threads
+from marl_connectors.cli.stop_signals import InterruptGate, exit_status
 from marl_connectors.cli.values import jsonable, merged, require_extras
 from marl_connectors.cli.video import record_video
-from marl_connectors.errors import CheckpointError, ConfigError
+from marl_connectors.errors import CheckpointError, ConfigError, MarlConnectorsError
 from marl_connectors.version import library_version
 
 TRAINING_DEFAULTS: dict[str, Any] = {
@@ -46,8 +45,12 @@ These differ from the defaults of ``PPOConfig``, which are RLlib's: they are cho
 multi-agent tasks without tuning.
 """
 
-CHANGEABLE_ON_RESUME = ("threads", "steps", "checkpoint_every", "eval_episodes", "video")
-EXIT_INTERRUPTED = 130
+BASELINES = {"random_play": "random play", "at_start": "the untrained policies"}
+CHANGEABLE_ON_RESUME = ("threads", "steps", "checkpoint_every", "eval_episodes", "baseline_seconds", "video")
+CHECKPOINT_AGE_S = 20.0
+"""How old the latest checkpoint gets before the end of an iteration is saved though none is due by their number."""
+_SAVING_SHARE = 0.02
+""""But saving more often than that must not take a larger part of the time."""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -56,35 +59,6 @@ def run(args: argparse.Namespace) -> int:
     require_extras("matplotlib", "tensorboard", "PIL", *(["rich"] if sys.stdout.isatty() else []))
     training = _resumed(given) if "resume" in given else _new(given)
     return training.run()
-
-
-class InterruptGate:
-    """Turns a first Ctrl-C into a request that the loop looks at, and a second one into KeyboardInterrupt.
-
-    So an iteration is always finished, and what is saved is the state between two iterations.
-    """
-
-    def __init__(self) -> None:
-        self.requested = False
-        self._previous: Any = None
-        self._installed = False
-
-    def __enter__(self) -> InterruptGate:
-        if threading.current_thread() is threading.main_thread():
-            self._previous = signal.signal(signal.SIGINT, self._on_signal)
-            self._installed = True
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        if self._installed:
-            signal.signal(signal.SIGINT, self._previous)
-
-    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
-        if self.requested:
-            raise KeyboardInterrupt
-        self.requested = True
-        # Not print: the interrupted code may be in the middle of one.
-        sys.stderr.write("\nStopping after this iteration; Ctrl-C again stops at once.\n")
 
 
 @dataclasses.dataclass(slots=True)
@@ -101,6 +75,8 @@ class _Training:
         steps_done: Agent steps so far.
         iteration: Iterations so far.
         saved_iteration: The iteration of the latest checkpoint.
+        saved_at: The time of that, or of the start.
+        saving_s: How long that took.
         timers: Sums of the iterations' timers, as long as this process trains.
     """
 
@@ -113,6 +89,8 @@ class _Training:
     steps_done: int = 0
     iteration: int = 0
     saved_iteration: int = -1
+    saved_at: float = dataclasses.field(default_factory=lambda: time.monotonic())
+    saving_s: float = 0.0
     timers: Counter[str] = dataclasses.field(default_factory=Counter)
 
     def run(self) -> int:
@@ -120,23 +98,38 @@ class _Training:
             if not self.baselines:
                 self.baselines = self._measure_baselines()
             with InterruptGate() as gate:
-                self._loop(gate)
+                try:
+                    self._loop(gate)
+                except MarlConnectorsError as error:
+                    if gate.requested is None:
+                        raise
+                    # Who stops the whole job often stops what the environment has started, too.
+                    print(f"The iteration was given up: {' '.join(str(error).split())}", file=sys.stderr)
+                    return self._stopped_at_once(gate.requested, gate)
+                except KeyboardInterrupt as stop:
+                    return self._stopped_at_once(stop, gate)
                 folder = self._started_folder()
                 if self.saved_iteration != self.iteration:
-                    folder.save_checkpoint(self.algo, self.iteration)
-                    self.saved_iteration = self.iteration
-                stopped = gate.requested and self.steps_done < self.settings.steps
-            if stopped:
-                print(f"Stopped at {self.steps_done:,} agent steps. {self._resume_hint()}")
-                return EXIT_INTERRUPTED
+                    self._save(folder)
+                if gate.requested is not None:
+                    print(f"Stopped at {self.steps_done:,} agent steps. {self._resume_hint()}", flush=True)
+                    return exit_status(gate.requested)
             self._finish(folder)
             return 0
-        except KeyboardInterrupt:
-            hint = self._resume_hint() if self.saved_iteration >= 0 else "Nothing of it was saved."
-            print(f"\nStopped at once. {hint}", flush=True)
-            return EXIT_INTERRUPTED
+        except KeyboardInterrupt as stop:
+            return self._stopped_at_once(stop)
         finally:
             self.close()
+
+    def _stopped_at_once(self, stop: KeyboardInterrupt | int, gate: InterruptGate | None = None) -> int:
+        """Says what is left of the run; gives the exit status."""
+        if self.saved_iteration < 0:
+            hint = "Nothing of it was saved."
+        else:
+            hint = f"The latest checkpoint is of iteration {self.saved_iteration}. {self._resume_hint()}"
+        late = "The iteration took too long and was given up. " if gate is not None and gate.gave_up else ""
+        print(f"\nStopped at once. {late}{hint}", flush=True)
+        return exit_status(stop)
 
     def close(self) -> None:
         if self.folder is not None:
@@ -145,20 +138,25 @@ class _Training:
 
     def _measure_baselines(self) -> dict[str, Any]:
         """Random play and the untrained modules. Also the first look at the environment, before anything is written."""
-        episodes = self.settings.eval_episodes
-        print(f"Measuring random play and the untrained policies over {episodes} episodes ...", flush=True)
-        random_play = self.algo.random_play(num_episodes=episodes)
-        return jsonable({"random_play": random_play, "at_start": self._evaluate()})
-
-    def _evaluate(self) -> dict[str, Any]:
         settings = self.settings
-        return self.algo.evaluate(num_episodes=settings.eval_episodes, explore=False, seed=settings.seed)
+        wanted, limit = settings.eval_episodes, float(settings.baseline_seconds)
+        found = {}
+        for name, what in BASELINES.items():
+            print(f"Measuring {what}: {wanted} episodes, or those that end within {limit:g} s ...", flush=True)
+            watch: dict[str, Any] = {"num_episodes": wanted, "max_seconds": limit, "on_progress": PlayProgress(wanted)}
+            if name == "random_play":
+                found[name] = self.algo.random_play(**watch)
+            else:
+                found[name] = self.algo.evaluate(explore=False, seed=settings.seed, **watch)
+            _say(fewer_episodes(what, found[name], wanted))
+        return jsonable(found)
 
     def _loop(self, gate: InterruptGate) -> None:
         progress = open_progress(self.settings.steps, self.steps_done, sys.stdout)
         try:
-            while self.steps_done < self.settings.steps and not (gate.requested and self.iteration > 0):
-                result = self.algo.train()
+            while self.steps_done < self.settings.steps and (gate.requested is None or self.iteration == 0):
+                with gate.iteration():
+                    result = self.algo.train()
                 if self.folder is None:
                     self.folder = self._make_folder()
                     progress.say(f"Everything of this run goes to {self.folder.path}")
@@ -166,11 +164,22 @@ class _Training:
                 self.steps_done, self.iteration = agent_steps(result), int(result["training_iteration"])
                 self.timers.update(result["timers"])
                 progress.update(result)
+                age = time.monotonic() - self.saved_at
                 if self.iteration % self.settings.checkpoint_every == 0:
-                    self.folder.save_checkpoint(self.algo, self.iteration)
-                    self.saved_iteration = self.iteration
+                    self._save(self.folder)
+                elif (
+                    age >= max(CHECKPOINT_AGE_S, self.saving_s / _SAVING_SHARE)
+                    and self.steps_done < self.settings.steps
+                ):
+                    self._save(self.folder, in_between=True)
         finally:
             progress.close()
+
+    def _save(self, folder: RunFolder, *, in_between: bool = False) -> None:
+        began = time.monotonic()
+        folder.save_checkpoint(self.algo, self.iteration, in_between=in_between)
+        self.saved_iteration, self.saved_at = self.iteration, time.monotonic()
+        self.saving_s = self.saved_at - began
 
     def _make_folder(self) -> RunFolder:
         config = {
@@ -192,7 +201,11 @@ class _Training:
 
     def _finish(self, folder: RunFolder) -> None:
         """Evaluates, films, and says what there is now and what to do next."""
-        now = module_returns(self._evaluate())
+        wanted = self.settings.eval_episodes
+        print(f"\nMeasuring the trained policies: {wanted} episodes ...", flush=True)
+        watch = PlayProgress(wanted)
+        results = self.algo.evaluate(num_episodes=wanted, explore=False, seed=self.settings.seed, on_progress=watch)
+        now = module_returns(results)
         no_video = "No video, as asked."
         if self.settings.video:
             no_video = record_video(self.algo, folder.path / run_folder.VIDEO)
@@ -203,10 +216,14 @@ class _Training:
             [module_id, spread(at_start.get(module_id)), spread(mean), spread(random_play.get(module_id))]
             for module_id, mean in now.items()
         ]
-        print(f"\nReturn of an agent per episode, mean ± standard deviation of {self.settings.eval_episodes} episodes:")
+        print(f"\nReturn of an agent per episode, mean ± standard deviation of {wanted} episodes:")
         print(table(["module", "at start", "now", "random play"], rows))
-        print(f"\nWhere the time of training went: {time_shares(self.timers)}.")
+        for name, what in BASELINES.items():
+            _say(fewer_episodes(what, self.baselines[name], wanted))
+        if self.timers:
+            print(f"\nWhere the time of training went: {time_shares(self.timers)}.")
         print(f"\n{_places(folder.path, no_video)}\n\n{self._next_commands(folder.path)}", flush=True)
+        folder.write_final(jsonable(results))
 
     def _next_commands(self, path: Path) -> str:
         settings, quoted = self.settings, shlex.quote(str(path))
@@ -229,6 +246,11 @@ class _Training:
                 f"  marl-connectors train --resume {quoted} --steps {2 * settings.steps}",
             ]
         )
+
+
+def _say(sentence: str) -> None:
+    if sentence:
+        print(sentence, flush=True)
 
 
 def _places(path: Path, no_video: str) -> str:
@@ -267,28 +289,35 @@ def _resumed(given: Mapping[str, Any]) -> _Training:
     for option in sorted(options - set(CHANGEABLE_ON_RESUME)):
         raise ConfigError(
             f"train --resume: {option!r} cannot be given, because the run has its own. "
-            f"Only --steps, --threads, --checkpoint-every, --eval-episodes and --no-video can be changed."
+            f"Only --steps, --threads, --checkpoint-every, --eval-episodes, --baseline-seconds and --no-video can be "
+            f"changed."
         )
     path = Path(given["resume"])
     config = run_folder.read_config(path)
     changes = {key: given[key] for key in options}
-    settings = dataclasses.replace(settings_from_json(config.get("command")), **changes)
-    checkpoint = run_folder.latest_checkpoint(path)
+    settings = settings_from_json(config.get("command"), str(path / run_folder.CONFIG))
+    settings = dataclasses.replace(settings, **changes)
+    checkpoint = run_folder.checkpoint_to_resume(path)
+    if checkpoint is None:
+        print("The run was ended before its first checkpoint, so it begins anew.", flush=True)
+        return _Training(settings, settings.build_algorithm(), path, False, folder=None, baselines={})
     use_threads(settings.threads)
     algo = load_algorithm(checkpoint)
-    _check_same_env(algo, settings, checkpoint)
-    folder = RunFolder.reopen(path)
-    training = _Training(settings, algo, path, False, folder, folder.baselines)
-    training.steps_done, training.iteration = folder.last_steps, int(checkpoint.name)
-    training.saved_iteration = training.iteration
-    if training.steps_done >= settings.steps:
-        training.close()
-        raise ConfigError(
-            f"train --resume: the run {path} has its {training.steps_done:,} agent steps of {settings.steps:,} done. "
-            f"To train it further, give more: --steps {2 * settings.steps}"
-        )
-    print(f"Going on from iteration {training.iteration} at {training.steps_done:,} agent steps.", flush=True)
-    return training
+    try:
+        _check_same_env(algo, settings, checkpoint)
+        steps_done = algo.env_runner.num_agent_steps
+        if steps_done >= settings.steps and (path / run_folder.FINAL).exists():
+            raise ConfigError(
+                f"train --resume: the run {path} has its {steps_done:,} agent steps of {settings.steps:,} done. "
+                f"To train it further, give more: --steps {2 * settings.steps}"
+            )
+        folder = RunFolder.reopen(path, checkpoint)
+    except BaseException:
+        algo.stop()
+        raise
+    iteration = int(checkpoint.name)
+    print(f"Going on from iteration {iteration} at {steps_done:,} agent steps.", flush=True)
+    return _Training(settings, algo, path, False, folder, folder.baselines, steps_done, iteration, iteration)
 
 
 def load_algorithm(checkpoint: Path) -> Any:

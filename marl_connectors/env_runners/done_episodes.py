@@ -55,6 +55,14 @@ def first_of_each_copy(done: Sequence[DoneEpisode], num_copies: int, num_episode
     return None if any(quotas) else chosen
 
 
+def first_rounds(done: Sequence[DoneEpisode], num_copies: int) -> list[DoneEpisode]:
+    """The first ones of each copy, as many as the slowest copy has: so short ones are not preferred."""
+    ended = [0] * num_copies
+    for entry in done:
+        ended[entry.env_index] += 1
+    return first_of_each_copy(done, num_copies, min(ended) * num_copies) or []
+
+
 def check_sample_size(num_timesteps: Any, num_episodes: Any) -> None:
     """Raises a ConfigError unless one at most is given, a whole number."""
     if num_timesteps is not None and num_episodes is not None:

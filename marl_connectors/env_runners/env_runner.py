@@ -15,7 +15,13 @@ from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvT
 from marl_connectors.connectors.module_to_env.get_actions import ACTION_NOISE
 from marl_connectors.connectors.module_to_env.module_to_env_pipeline import ModuleToEnvPipeline
 from marl_connectors.env_runners.action_noise import ActionNoise
-from marl_connectors.env_runners.done_episodes import check_sample_size, first_of_each_copy, shares
+from marl_connectors.env_runners.done_episodes import (
+    check_sample_size,
+    first_of_each_copy,
+    first_rounds,
+    missing,
+    shares,
+)
 from marl_connectors.env_runners.double_buffering import DoubleBufferedStepper
 from marl_connectors.env_runners.episode_callbacks import EPISODE_CALLBACKS, EpisodeCallbacks
 from marl_connectors.env_runners.episode_metrics import Tally, summarize, tally_from_state
@@ -140,6 +146,7 @@ class EnvRunner(DoubleBufferedStepper):
         explore: bool | None = None,
         random_actions: bool = False,
         force_reset: bool = False,
+        is_enough: Callable[[int], bool] | None = None,
     ) -> list[Any]:
         """Steps the environments and gives the episodes, and chunks of episodes, that came of it.
 
@@ -156,6 +163,8 @@ class EnvRunner(DoubleBufferedStepper):
             explore: Overrides the runner's setting, for this sample.
             random_actions: Draw actions from the action spaces instead of asking the modules, whatever ``explore`` is.
             force_reset: Start new episodes even where old ones go on (these are dropped).
+            is_enough: Called with how many of ``num_episodes`` have ended, after each step or several. Where it gives
+                True, the sample ends with fewer: the first ones of each copy, the same number from each, perhaps none.
 
         Returns:
             MultiAgentEpisodes or SingleAgentEpisodes. An episode that goes on beyond this sample is cut: the chunk is
@@ -176,7 +185,7 @@ class EnvRunner(DoubleBufferedStepper):
         check_sample_size(num_timesteps, num_episodes)
         explore = self.explore if explore is None else explore
         try:
-            episodes = self._sample(num_timesteps, num_episodes, explore, random_actions, force_reset)
+            episodes = self._sample(num_timesteps, num_episodes, explore, random_actions, force_reset, is_enough)
         except BaseException as error:
             self._batch = None  # nobody knows what the copies, or the episodes, are in the middle of
             if isinstance(error, EnvError):
@@ -192,6 +201,7 @@ class EnvRunner(DoubleBufferedStepper):
         explore: bool,
         random_actions: bool,
         force_reset: bool,
+        is_enough: Callable[[int], bool] | None,
     ) -> list[Any]:
         self._look_at_pieces()
         self.rl_module.bind_buckets()
@@ -207,8 +217,16 @@ class EnvRunner(DoubleBufferedStepper):
         else:
             self._set_exploring(explore)
         if num_episodes is not None:
-            while (done := first_of_each_copy(self._episodes.done, copies, num_episodes)) is None:
-                self._take_steps(explore, random_actions, lambda: self._leaders_lack(num_episodes))
+            wanted = num_episodes
+
+            def must_stop() -> bool:
+                return is_enough is not None and is_enough(wanted - sum(missing(self._episodes.done, copies, wanted)))
+
+            while (done := first_of_each_copy(self._episodes.done, copies, wanted)) is None:
+                if must_stop():
+                    done = first_rounds(self._episodes.done, copies)
+                    break
+                self._take_steps(explore, random_actions, lambda: self._leaders_lack(wanted) and not must_stop())
         else:
             enough = self.num_env_steps + (num_timesteps or 0)
             while self.num_env_steps < enough:

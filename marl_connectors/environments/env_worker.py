@@ -30,6 +30,9 @@ from marl_connectors.environments.vector_env import VectorEnv
 from marl_connectors.errors import ConfigError, EnvError, MarlConnectorsError, describe_error
 from marl_connectors.typing import AgentID
 
+LEFT_TO_PARENT = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+"""Signals that end a run, and its workers with it, but not workers alone. SIGINT is another one."""
+
 
 class EnvFactory:
     """Makes environment copies as ``EnvSetup.make`` does, also in another process."""
@@ -200,7 +203,7 @@ class WorkerTask:
 
 def run_worker(channel: Channel, task: WorkerTask) -> None:
     """Does what it is told over the channel, until it is told to stop or the other process is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started it will say what is to be done
+    _leave_signals_to_parent()
     np.random.seed()  # the global state is the same in all forks, and an environment may draw from it
     threading.Thread(target=_end_with_parent, daemon=True).start()
     server = None
@@ -221,6 +224,25 @@ def run_worker(channel: Channel, task: WorkerTask) -> None:
     finally:
         if server is not None:
             server.vector_env.close()
+
+
+def _leave_signals_to_parent() -> None:
+    """The process that started this one will say what is to be done. A signal often goes to all of a group or job.
+
+    SIGTERM and SIGHUP are not ignored but answered by nothing, as programs that the environment starts would inherit
+    the former; in processes that it forks, they do what they do everywhere.
+    """
+    own = os.getpid()
+
+    def answer(number: int, frame: Any) -> None:
+        if os.getpid() != own:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in LEFT_TO_PARENT:
+        signal.signal(number, answer)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, LEFT_TO_PARENT)
 
 
 def _end_with_parent() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-import weakref
 from collections.abc import Callable, Collection, Iterable, Sequence
+from multiprocessing.util import Finalize
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from gymnasium import Space
@@ -148,7 +148,8 @@ class WorkerVectorEnv(VectorEnv):
         ]
         self._are_up = False
         self._under_way: set[int] = set()  # halves that were told to step, and not asked yet what came of it
-        self._at_exit = weakref.finalize(self, _kill, self.workers)
+        # Not weakref.finalize: at exit, this comes before multiprocessing waits for its processes.
+        self._at_exit = Finalize(self, _kill, (self.workers,), exitpriority=0)
         self._start_all()
         middle = (len(self.workers) + 1) // 2
         self._workers_of_half = self.workers[:middle], self.workers[middle:]

@@ -35,6 +35,7 @@ def test_a_run_leaves_everything_in_one_folder(command):
         "checkpoints",
         "config.json",
         "curves.png",
+        "final.json",
         "metrics.jsonl",
         "tensorboard",
         "video.gif",
@@ -239,7 +240,7 @@ def test_a_second_ctrl_c_stops_at_once(command, build):
 
 
 def test_ctrl_c_before_training_writes_nothing(command):
-    def interrupted(*, num_episodes):
+    def interrupted(**kwargs):
         raise KeyboardInterrupt
 
     command.algo.random_play = interrupted
