@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from marl_connectors.cli.settings import RunSettings
+from marl_connectors.cli.settings import RunSettings, set_by_name
 from marl_connectors.environments.make_env import agent_ids, make_env
 from marl_connectors.errors import ConfigError, describe_error, did_you_mean
 from marl_connectors.policy_mapping import PatternPolicies, check_patterns, import_module
@@ -93,7 +93,7 @@ def with_options(config: Any, given: Mapping[str, Any]) -> Any:
         old: Any = config.model_config
         is_own = isinstance(old, DefaultModelConfig)
         config.rl_module(model_config=dataclasses.replace(old, **model) if is_own else {**(old or {}), **model})
-    return config.training(**given.get("training", {}))
+    return set_by_name(config, given.get("training", {}))
 
 
 def _module_of_file(path: Path) -> Any:

@@ -233,7 +233,7 @@ def _add_building_options(parser: _Parser) -> None:
         action="append",
         type=key_value,
         metavar="KEY=VALUE",
-        help="a training setting of PPO, such as lr, gamma, num_epochs; repeatable",
+        help="a setting of PPO, such as lr, gamma, num_epochs, or of the run, such as sample_timeout_s; repeatable",
     )
     add("--hidden", type=layer_sizes, metavar="N,N", help="widths of the hidden layers (default 64,64)")
     add("--share-value-layers", action="store_true", help="one body for policy and value function")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -36,7 +37,7 @@ class RunSettings:
         num_envs: Copies of the environment that are stepped together.
         num_env_workers: Processes over which they are spread; ``"auto"`` for as many as are worth it.
         num_gpus_per_learner: Whether modules are on the GPU; ``"auto"`` if there is one.
-        training: Keyword arguments of ``PPOConfig.training``.
+        training: Settings of the config by name, most of them those of ``PPOConfig.training``; see ``set_by_name``.
         hidden: Widths of the hidden layers.
         share_value_layers: Whether policy and value function have these layers in common.
         checkpoint_every: Iterations from one checkpoint to the next.
@@ -126,10 +127,37 @@ class RunSettings:
             .env_runners(num_envs_per_env_runner=self.num_envs, num_env_workers=self.num_env_workers)
             .learners(num_gpus_per_learner=self.num_gpus_per_learner)
             .rl_module(model_config=model)
-            .training(**self.training)
             .debugging(seed=self.seed)
         )
-        return config.build_algo()
+        return set_by_name(config, self.training).build_algo()
+
+
+_SECTIONS = ("training", "environment", "env_runners", "fault_tolerance", "framework", "learners", "evaluation")
+_WITH_OPTIONS = {
+    "env": "ENV",
+    "env_config": "--env-config",
+    "wrappers": "--wrap",
+    "num_envs_per_env_runner": "--num-envs",
+    "num_env_workers": "--num-env-workers",
+    "num_gpus_per_learner": "--num-gpus-per-learner",
+}
+
+
+def set_by_name(config: Any, settings: Mapping[str, Any]) -> Any:
+    """Sets what ``--set`` was given, whichever section of the config has it; gives the config.
+
+    Raises:
+        ConfigError: If there is no such setting, or if the command line has an option of its own for it.
+    """
+    sections: dict[str, dict[str, Any]] = {}
+    for name, value in settings.items():
+        if name in _WITH_OPTIONS:
+            raise ConfigError(f"--set: {name!r} is given by an option of its own. Use {_WITH_OPTIONS[name]}.")
+        known = (section for section in _SECTIONS if name in inspect.signature(getattr(config, section)).parameters)
+        sections.setdefault(next(known, "training"), {})[name] = value
+    for section, own in sections.items():
+        getattr(config, section)(**own)
+    return config
 
 
 def use_threads(number: int) -> None:
