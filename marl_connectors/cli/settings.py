@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -132,7 +132,37 @@ class RunSettings:
         return set_by_name(config, self.training).build_algo()
 
 
-_SECTIONS = ("training", "environment", "env_runners", "fault_tolerance", "framework", "learners", "evaluation")
+_SECTIONS = (
+    "training",
+    "environment",
+    "env_runners",
+    "fault_tolerance",
+    "framework",
+    "learners",
+    "evaluation",
+    "reporting",
+)
+_FOR_GOOD = ("critic_obs", "use_critic", "learner_class", "learner_connector")
+"""Settings of ``training`` that decide about modules and pipelines, whose states a checkpoint has."""
+_CHANGEABLE = (
+    "disable_env_checking",
+    "sample_timeout_s",
+    "double_buffering",
+    "rollout_fragment_length",
+    "batch_mode",
+    "explore",
+    "restart_failed_sub_environments",
+    "num_consecutive_env_failures_tolerance",
+    "torch_compile_learner",
+    "torch_compile_learner_dynamo_backend",
+    "torch_compile_learner_dynamo_mode",
+    "stack_modules",
+    "autocast_dtype",
+    "evaluation_interval",
+    "evaluation_duration",
+    "metrics_num_episodes_for_smoothing",
+)
+"""Settings of other sections that a run can be gone on with though they were others when its checkpoint was saved."""
 _WITH_OPTIONS = {
     "env": "ENV",
     "env_config": "--env-config",
@@ -158,6 +188,21 @@ def set_by_name(config: Any, settings: Mapping[str, Any]) -> Any:
     for section, own in sections.items():
         getattr(config, section)(**own)
     return config
+
+
+def check_changeable(config: Any, settings: Iterable[str]) -> None:
+    """Checks that a run can be gone on with other settings than it began with.
+
+    Raises:
+        ConfigError: For the first one that modules, pipelines or ongoing episodes of a checkpoint depend on.
+    """
+    training = inspect.signature(config.training).parameters
+    for name in settings:
+        if name in _FOR_GOOD or (name in config.to_dict() and name not in (*training, *_CHANGEABLE)):
+            raise ConfigError(
+                f"train --resume: {name!r} cannot be changed, because the modules, pipelines or ongoing episodes of "
+                f"the checkpoint depend on it. Start a new run with it."
+            )
 
 
 def use_threads(number: int) -> None:

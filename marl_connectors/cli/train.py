@@ -19,7 +19,7 @@ from marl_connectors.cli import run_folder
 from marl_connectors.cli.progress import PlayProgress, open_progress
 from marl_connectors.cli.results import agent_steps, fewer_episodes, module_returns, spread, table, time_shares
 from marl_connectors.cli.run_folder import RunFolder
-from marl_connectors.cli.settings import RunSettings, set_by_name, settings_from_json, use_threads
+from marl_connectors.cli.settings import RunSettings, check_changeable, set_by_name, settings_from_json, use_threads
 from marl_connectors.cli.stop_signals import InterruptGate, exit_status
 from marl_connectors.cli.values import jsonable, merged, require_extras
 from marl_connectors.cli.video import record_video
@@ -410,6 +410,7 @@ def load_algorithm(checkpoint: Path, changed: Mapping[str, Any] | None = None) -
     if not changed:
         return Algorithm.from_checkpoint(checkpoint)
     config = restored_config(algorithm_state(checkpoint), None, {})
+    check_changeable(config, changed.keys() - {"num_env_workers", "num_gpus_per_learner"})
     for name, value in changed.items():
         if name in ("num_env_workers", "num_gpus_per_learner"):
             config.update_from_dict({name: value})

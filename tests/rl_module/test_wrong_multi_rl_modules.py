@@ -33,7 +33,7 @@ def raises_shape(self, batch, **kwargs):
     [
         (
             raises_key,
-            r"raised KeyError: 'seen' \(.* in raises_key\)\. It .*'a': {'obs': \(4, 2\)}.*'b': {'obs': \(1, 2\)}",
+            r"raised KeyError: 'seen' \(.*modules.py:24 in .*\)\. It .*'a': {'obs': \(4, 2\)}.*'b': {'obs': \(1, 2\)}",
         ),
         (raises_shape, r"raised RuntimeError: mat1 and mat2.*'a': {'obs': \(4, 2\)}"),
         (lambda self, batch, **kwargs: [1], r"gave list, expected columns by module"),
