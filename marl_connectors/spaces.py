@@ -200,11 +200,12 @@ def beyond_bounds(space: spaces.Box, values: np.ndarray, rows: np.ndarray) -> tu
         ``[B]`` bool, and, by the flat number of a component that is out of bounds somewhere, the first such row.
     """
     found = np.zeros(len(values), bool)
-    if not len(values) or all_within(space, values):
+    if not values.size or all_within(space, values):
         return found, {}
     low, high = space.low.reshape(-1), space.high.reshape(-1)
     flat = values.reshape(len(values), -1)
-    suspects = np.flatnonzero((flat.min(axis=0) < low) | (flat.max(axis=0) > high))
+    lowest, highest = _column_extremes(flat)
+    suspects = np.flatnonzero((lowest < low) | (highest > high))
     first = np.full(len(suspects), -1)
     of_all = len(suspects) == len(low)
     low, high = low[suspects], high[suspects]
@@ -217,6 +218,16 @@ def beyond_bounds(space: spaces.Box, values: np.ndarray, rows: np.ndarray) -> tu
         if len(new):
             first[new] = begin + bad[:, new].argmax(axis=0)
     return found, {int(suspects[i]): int(first[i]) for i in np.flatnonzero(first >= 0)}
+
+
+def _column_extremes(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The lowest and the highest number of each column of ``[N, D]``. Short rows are put side by side: it is faster."""
+    rows, columns = table.shape
+    abreast = max(1, min(rows, 512 // max(columns, 1)))
+    whole = rows - rows % abreast
+    wide, rest = table[:whole].reshape(-1, abreast * columns), table[whole:]
+    lowest = np.concatenate([wide.min(axis=0).reshape(abreast, columns), rest]).min(axis=0)
+    return lowest, np.concatenate([wide.max(axis=0).reshape(abreast, columns), rest]).max(axis=0)
 
 
 def _first_offender(values: np.ndarray, fine: np.ndarray, low: Any, high: Any) -> str:

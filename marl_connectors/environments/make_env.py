@@ -89,7 +89,9 @@ def make_env(
         if not maker.takes_dict:
             check_keys(maker, config)
         made = call_maker(maker, config, render_mode, num_envs, vector=vector_entry_point)
-    if is_batched(made) or isinstance(made, VectorEnv):
+    with errors_named(f"environment {maker.name!r}: one of its attributes"):
+        is_of_all_copies = is_batched(made) or isinstance(made, VectorEnv)
+    if is_of_all_copies:
         _check_batched(maker.name, made, num_envs, config, wrappers)
         return made
     if vector_entry_point:

@@ -33,7 +33,8 @@ class SingleAgentEnv:
     def reset(self, seed: int | None = None, options: dict | None = None) -> tuple[dict, dict]:
         """Starts an episode."""
         given: Any = self.env.reset(seed=seed, options=options)
-        if not isinstance(given, (tuple, list)) or len(given) != 2:
+        is_pair = isinstance(given, (tuple, list)) and len(given) == 2
+        if not is_pair:
             return given  # as it is, for whoever says what is wrong with it
         observation, info = given
         self.agents = [DEFAULT_AGENT_ID]

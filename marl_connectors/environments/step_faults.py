@@ -108,11 +108,8 @@ def advice_on_reward(reward: Any) -> str:
 
 def hint_at_several_agents(env: Any) -> str:
     """A sentence about a Gymnasium environment that seems to hold several agents; ``""`` if it does not."""
-    found = [getattr(env, kind, None) for kind in ("observation_space", "action_space")]
-    numbers = {
-        len(space.spaces) if isinstance(space, spaces.Tuple) else len(space) for space in found if _is_many(space)
-    }
-    if len(numbers) != 1 or not all(map(_is_many, found)):
+    numbers = {_number_of_parts(getattr(env, kind, None)) for kind in ("observation_space", "action_space")}
+    if len(numbers) != 1 or max(numbers) < 2:
         return ""
     number = numbers.pop()
     return (
@@ -121,6 +118,6 @@ def hint_at_several_agents(env: Any) -> str:
     )
 
 
-def _is_many(space: Any) -> bool:
+def _number_of_parts(space: Any) -> int:
     parts = space.spaces if isinstance(space, spaces.Tuple) else space
-    return isinstance(parts, (list, tuple)) and len(parts) > 1
+    return len(parts) if isinstance(parts, (list, tuple)) else 0
