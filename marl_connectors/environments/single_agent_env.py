@@ -33,8 +33,7 @@ class SingleAgentEnv:
     def reset(self, seed: int | None = None, options: dict | None = None) -> tuple[dict, dict]:
         """Starts an episode."""
         given: Any = self.env.reset(seed=seed, options=options)
-        is_pair = isinstance(given, (tuple, list)) and len(given) == 2
-        if not is_pair:
+        if not _is_pair(given):
             return given  # as it is, for whoever says what is wrong with it
         observation, info = given
         self.agents = [DEFAULT_AGENT_ID]
@@ -64,3 +63,7 @@ class SingleAgentEnv:
     def close(self) -> None:
         """Closes the environment."""
         self.env.close()
+
+
+def _is_pair(given: Any) -> bool:
+    return isinstance(given, (tuple, list)) and len(given) == 2
