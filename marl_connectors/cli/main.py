@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from marl_connectors.cli.stop_signals import StopSignals, exit_status
 from marl_connectors.cli.values import count, key_value, layer_sizes, names, number_or_auto, whole_number
 from marl_connectors.environments.worker_threads import one_thread_unless_set
-from marl_connectors.errors import ConfigError, MarlConnectorsError, did_you_mean
+from marl_connectors.errors import ConfigError, EnvWarning, MarlConnectorsError, did_you_mean
 from marl_connectors.version import library_version
 
 EXIT_BAD_INPUT = 2
@@ -67,6 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
     if not {"", os.getcwd()} & set(sys.path):
         sys.path.insert(0, os.getcwd())
+    plain = warnings.formatwarning
+    warnings.formatwarning = _formatted
     try:
         with StopSignals():
             args = _parse(argv)
@@ -84,6 +87,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as stop:
         print("\nStopped before training began; nothing was written.", file=sys.stderr)
         return exit_status(stop)
+    finally:
+        warnings.formatwarning = plain
+
+
+def _formatted(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    line: str | None = None,
+) -> str:
+    """A warning about the environment in one line; others as Python writes them, but without the source line."""
+    if issubclass(category, EnvWarning):
+        return f"marl-connectors: warning: {' '.join(str(message).split())}\n"
+    return f"{filename}:{lineno}: {category.__name__}: {message}\n"
 
 
 def _can_print() -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +13,10 @@ import pytest
 
 from marl_connectors import PPOConfig
 from marl_connectors.checkpoints import load_state, snapshot
-from marl_connectors.cli.main import main
+from marl_connectors.cli.main import _formatted, main
 from marl_connectors.cli.settings import set_by_name
 from marl_connectors.cli.train import CHANGED, TRAINING_DEFAULTS, load_algorithm
-from marl_connectors.errors import ConfigError
+from marl_connectors.errors import ConfigError, EnvWarning
 
 RUN = Path("run")
 ENV = '''
@@ -54,6 +55,8 @@ class Troubled(gymnasium.Env):
                 reward = float("nan")
             if trouble == "interrupt":
                 raise KeyboardInterrupt
+            if trouble == "beyond":
+                self.place = 1.25
         return self.seen(), reward, False, self.t >= 17, {}
 '''
 WORDS = ["--steps", "600", "--num-envs", "2", "--num-env-workers", "0", "--hidden", "4", "--no-video"]
@@ -131,6 +134,32 @@ def test_an_error_that_is_not_the_librarys_passes_and_leaves_a_checkpoint_too(tr
     assert main(["train", "--resume", "run"]) == 0
     assert main([*TRAIN, "--out", "whole"]) == 0
     np.testing.assert_equal(outcome(RUN), outcome(Path("whole")))
+
+
+def test_a_bound_overstepped_late_in_a_run_does_not_stop_it(troubled):
+    troubled("beyond")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EnvWarning)
+        assert main([*TRAIN, "--out", "run"]) == 0
+    counts = [row["env_runners"]["num_observations_out_of_bounds"] for row in outcome(RUN)[0]]
+    assert counts[0] == 0 and counts[-1] == 100  # what each of 100 steps gave, and no reset
+    assert sum(count > 0 for count in counts) >= 4
+
+
+def test_who_makes_it_an_error_can_go_on_without_the_check(troubled):
+    troubled("beyond")
+    with pytest.raises(EnvWarning, match=r"component 0 is 1\.25, not in \[-1\.0, 1\.0\]"):
+        main([*TRAIN, "--out", "run"])
+    troubled("beyond")
+    assert main(["train", "--resume", "run", "--no-env-check"]) == 0
+    assert len(outcome(RUN)[0]) == 6
+
+
+def test_warnings_of_the_environment_are_one_line():
+    said = _formatted(EnvWarning("component 1 is\n2.5013"), EnvWarning, "x.py", 3)
+    assert said == "marl-connectors: warning: component 1 is 2.5013\n"
+    assert _formatted("other", UserWarning, "x.py", 3) == "x.py:3: UserWarning: other\n"
+    assert warnings.formatwarning is not _formatted
 
 
 def test_settings_given_on_resume_hold_from_then_on(troubled):
