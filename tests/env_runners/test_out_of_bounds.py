@@ -8,8 +8,11 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.vector import SyncVectorEnv
+from gymnasium_envs import AutoresetMode, Walk
 from overstepping_envs import OversteppingEnv, OversteppingLives
-from scripted_envs import small_config
+from random_aec import RandomAEC
+from scripted_envs import LifeEnv, small_config
 
 from marl_connectors import spaces as space_tools
 from marl_connectors.errors import EnvError, EnvWarning
@@ -183,3 +186,55 @@ def test_the_count_goes_on_after_a_checkpoint_and_is_the_same_in_workers(tmp_pat
 
     assert counts(0, False) == counts(0, True) == counts(1, False)
     assert sum(counts(0, False)) > 0
+
+
+NARROW = spaces.Box(-0.7, 0.6, (2,), np.float32)
+SPACES = {agent: (NARROW, spaces.Discrete(3)) for agent in "abcd"}
+
+
+class NarrowWalk(Walk):
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        self.observation_space = NARROW
+
+    def step(self, action):
+        return super().step(0)
+
+
+def walks(mode):
+    def make(num_envs=1, **kwargs):
+        kwargs = {} if mode is None else {"autoreset_mode": mode}
+        return SyncVectorEnv([NarrowWalk] * num_envs, **kwargs)
+
+    return make
+
+
+KINDS = {
+    "parallel": lambda: LifeEnv(spaces_of=SPACES, agents="abcd", join=0.4, die=0.3, fixed=False),
+    "turns": lambda: RandomAEC(spaces_of=SPACES, join=0.3, die=0.2, back=0.3, fixed=False),
+    **{f"vector {mode}": walks(mode) for mode in (list(AutoresetMode) if AutoresetMode else [None])},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_count_does_not_depend_on_where_fragments_are_cut(kind):
+    def counts(sizes):
+        config = small_config(KINDS[kind], disable_env_checking=True).multi_agent(
+            policies="shared" if kind.startswith("vector") else "independent"
+        )
+        mode = "vector_entry_point" if kind.startswith("vector") else "sync"
+        config.env_runners(num_envs_per_env_runner=2, gym_env_vectorize_mode=mode)
+        algo = config.build_algo()
+        runner = algo.env_runner
+        runner._check_spaces = True  # but not in a trial run
+        found = 0
+        for size in sizes:
+            collected(lambda size=size: runner.sample(num_timesteps=size))
+            found += runner.take_counts()[COUNT]
+        algo.stop()
+        return found
+
+    whole = counts([60])
+    assert whole > 10
+    assert counts([2] * 30) == whole
+    assert counts([14, 2, 24, 20]) == whole
