@@ -94,6 +94,17 @@ def save_state(path: str | os.PathLike[str], state: Mapping[Any, Any]) -> None:
         raise
 
 
+def snapshot(state: Any) -> Any:
+    """A copy of a state that shares nothing with it that can change; tensors are on the CPU."""
+    if isinstance(state, dict):
+        return {key: snapshot(value) for key, value in state.items()}
+    if isinstance(state, (list, tuple)):
+        return [snapshot(value) for value in state]
+    if isinstance(state, np.ndarray):
+        return state.copy()
+    return state.detach().to("cpu", copy=True) if hasattr(state, "detach") else state
+
+
 def load_state(path: str | os.PathLike[str]) -> dict[Any, Any]:
     """What ``save_state`` wrote to ``path``, with numpy arrays of its own that may be written to.
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from types import FunctionType, MethodType
 from typing import Any, Final
 
-from marl_connectors.errors import CheckpointError, ConfigError, MarlConnectorsError, did_you_mean
+from marl_connectors.errors import CheckpointError, ConfigError, MarlConnectorsError, describe_error, did_you_mean
 
 LIBRARY: Final = frozenset({"marl_connectors", "marl_envs"})
 """The packages that come with this library."""
@@ -88,7 +88,7 @@ def import_module(name: str, *, who: str, error: type[MarlConnectorsError]) -> A
             ) from cause
         raise error(f"{who}: module {name!r} needs {missing!r}, which is not installed. Install it.") from cause
     except Exception as cause:
-        raise error(f"{who}: module {name!r} fails to import: {type(cause).__name__}: {cause}") from cause
+        raise error(f"{who}: module {name!r} fails to import: {describe_error(cause)}.") from cause
 
 
 def qualified_name(obj: Any) -> str | None:

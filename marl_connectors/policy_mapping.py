@@ -11,7 +11,12 @@ from dataclasses import dataclass, fields, is_dataclass
 from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
 
-from marl_connectors.errors import CheckpointError, ConfigError, MappingError, did_you_mean
+from marl_connectors.errors import (
+    CheckpointError,
+    ConfigError,
+    MappingError,
+    did_you_mean,
+)
 from marl_connectors.names import Expected, Names, brief, is_function, qualified_name
 from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID, ModuleID
 

@@ -176,6 +176,8 @@ class StreamGenerator:
         """The logarithm of the odds of a uniform number."""
         numbers = self.random(size, dtype)
         return np.log(numbers) - np.log1p(-numbers)
+
+
 _TORCH_GENERATOR = threading.RLock()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from operator import itemgetter
 from typing import Any
@@ -305,6 +305,9 @@ def outside(space: spaces.Space, values: Tree) -> tuple[np.ndarray, str]:
     if isinstance(space, spaces.Box):
         if all_within(space, values):
             return np.zeros(len(values), bool), ""  # the usual case, without a comparison for each number
+        if values.dtype.kind == np.dtype(space.dtype).kind == "f":
+            with np.errstate(over="ignore"):
+                values = values.astype(space.dtype, copy=False)  # as columns keep them: rounded, they may be inside
         with np.errstate(invalid="ignore"):
             fine = (values >= space.low) & (values <= space.high)
         low, high = space.low, space.high
@@ -323,12 +326,65 @@ def outside(space: spaces.Space, values: Tree) -> tuple[np.ndarray, str]:
     return bad, _first_offender(values, fine, low, high) if bad.any() else ""
 
 
+def parts_with_values(
+    space: spaces.Space, values: Tree, path: tuple[Any, ...] = ()
+) -> Iterator[tuple[tuple[Any, ...], spaces.Space, np.ndarray]]:
+    """The path, the space and the ``[B, ...]`` values of each part that is no Dict or Tuple itself."""
+    if not isinstance(space, (spaces.Dict, spaces.Tuple)):
+        yield path, space, values
+        return
+    for key, part in parts_of(space):
+        yield from parts_with_values(part, values[key], (*path, key))
+
+
+def beyond_bounds(space: spaces.Box, values: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, dict[int, int]]:
+    """Which rows of a Box's values are out of bounds, and where each component is for the first time.
+
+    Args:
+        space: The Box.
+        values: ``[B, ...]``, all finite.
+        rows: ``[B]`` bool, which rows are to be looked at.
+
+    Returns:
+        ``[B]`` bool, and, by the flat number of a component that is out of bounds somewhere, the first such row.
+    """
+    found = np.zeros(len(values), bool)
+    if not values.size or all_within(space, values):
+        return found, {}
+    low, high = space.low.reshape(-1), space.high.reshape(-1)
+    flat = values.reshape(len(values), -1)
+    lowest, highest = _column_extremes(flat)
+    suspects = np.flatnonzero((lowest < low) | (highest > high))
+    first = np.full(len(suspects), -1)
+    of_all = len(suspects) == len(low)
+    low, high = low[suspects], high[suspects]
+    block = max(1, _BLOCK // max(len(suspects), 1))
+    for begin in range(0, len(values) if len(suspects) else 0, block):
+        own = flat[begin : begin + block] if of_all else flat[begin : begin + block, suspects]
+        bad = ((own < low) | (own > high)) & rows[begin : begin + block, None]
+        found[begin : begin + block] = bad.any(axis=1)
+        new = np.flatnonzero(bad.any(axis=0) & (first < 0))
+        if len(new):
+            first[new] = begin + bad[:, new].argmax(axis=0)
+    return found, {int(suspects[i]): int(first[i]) for i in np.flatnonzero(first >= 0)}
+
+
+def _column_extremes(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The lowest and the highest number of each column of ``[N, D]``. Short rows are put side by side: it is faster."""
+    rows, columns = table.shape
+    abreast = max(1, min(rows, 512 // max(columns, 1)))
+    whole = rows - rows % abreast
+    wide, rest = table[:whole].reshape(-1, abreast * columns), table[whole:]
+    lowest = np.concatenate([wide.min(axis=0).reshape(abreast, columns), rest]).min(axis=0)
+    return lowest, np.concatenate([wide.max(axis=0).reshape(abreast, columns), rest]).max(axis=0)
+
+
 def _first_offender(values: np.ndarray, fine: np.ndarray, low: Any, high: Any) -> str:
     row, *rest = np.argwhere(~fine)[0].tolist()
     place = tuple(rest)
     low, high = np.broadcast_to(low, fine.shape[1:])[place], np.broadcast_to(high, fine.shape[1:])[place]
     component = f"component {', '.join(map(str, place))} " if place else ""
-    return f"{component}is {values[(row, *place)]}, not in [{low}, {high}]"
+    return f"{component}is {values[(row, *place)]!s}, not in [{low}, {high}]"
 
 
 def misfit(space: spaces.Space, item: Any) -> str:
@@ -360,7 +416,9 @@ def misfit(space: spaces.Space, item: Any) -> str:
         return f"it is {item!r}, which is not numbers"
     if values.shape != space.shape:
         return f"it has the shape {values.shape}, not {space.shape}"
-    if not isinstance(space, spaces.Box) and not np.array_equal(values, np.round(values)):
+    if np.dtype(space.dtype).kind in "iub" and not np.array_equal(values, np.round(values)):
+        if isinstance(space, spaces.Box):
+            return f"it has values that are not whole numbers, which {space.dtype} cannot hold"
         return f"it is {item!r}, not whole numbers"
     reason = outside(space, values[None])[1]
     if reason:

@@ -19,7 +19,7 @@ from marl_connectors.algorithms.vectorization import human_render_mode
 from marl_connectors.connectors.explain import Explanation
 from marl_connectors.env_runners.env_runner import EnvRunner
 from marl_connectors.env_runners.episode_metrics import Tally
-from marl_connectors.environments.env_failures import close_env
+from marl_connectors.environments.env_failures import close_env, errors_named
 from marl_connectors.metrics import MetricsLogger, with_logged
 from marl_connectors.policy_mapping import PolicyMappingFn, policy_mapping
 from marl_connectors.rl_module.rl_module import RLModuleSpec
@@ -48,6 +48,7 @@ class Algorithm(RestorableAlgorithm):
         self.config.validate()
         self.seed = secrets.randbits(31) if config.seed is None else config.seed
         self.config.freeze()
+        self._told_of_bounds: dict[Any, set[int]] = {}
         self._setup = building.build_setup(config)
         if not config.disable_env_checking:
             self._setup.check(self.seed)
@@ -96,6 +97,7 @@ class Algorithm(RestorableAlgorithm):
             render_mode=render_mode,
             first_render_mode=first_render_mode,
             for_training=for_training,
+            told_of_bounds=self._told_of_bounds,
         )
 
     def _fragment_length(self) -> int:
@@ -285,7 +287,8 @@ class Algorithm(RestorableAlgorithm):
         with self._borrowed(runner):
             while len(frames) < max_frames:
                 runner.sample(num_timesteps=1)
-                frame = env.render()
+                with errors_named(f"{self._setup.name}: render()"):
+                    frame = env.render()
                 if frame is None:
                     return []
                 frames.append(frame)

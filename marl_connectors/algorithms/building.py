@@ -338,6 +338,7 @@ def build_env_runner(
     render_mode: str | None = None,
     first_render_mode: str | None = None,
     for_training: bool = True,
+    told_of_bounds: dict[Any, set[int]] | None = None,
 ) -> EnvRunner:
     """A runner with copies of its own, which keeps as many earlier steps as the pieces of two pipelines look at.
 
@@ -361,6 +362,7 @@ def build_env_runner(
         rollout_fragment_length=rollout_fragment_length,
         complete_episodes=config.batch_mode == "complete_episodes",
         check_spaces=not config.disable_env_checking,
+        told_of_bounds=told_of_bounds,
         callbacks=config.make_callbacks(),
         env_config=config.env_config,
         num_env_workers=0 if render_mode else num_env_workers(config, setup, make_env, num_envs),

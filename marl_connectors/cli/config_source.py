@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from marl_connectors.cli.settings import RunSettings
+from marl_connectors.cli.settings import RunSettings, set_by_name
 from marl_connectors.environments.make_env import agent_ids, make_env
-from marl_connectors.errors import ConfigError, did_you_mean
+from marl_connectors.errors import ConfigError, describe_error, did_you_mean
 from marl_connectors.names import import_module
 from marl_connectors.policy_mapping import PatternPolicies, check_patterns
 
@@ -45,7 +45,7 @@ def load_config(spec: str) -> Any:
         try:
             found = found()
         except (Exception, SystemExit) as error:
-            raise ConfigError(f"--config: {name}() of {source} fails: {type(error).__name__}: {error}") from error
+            raise ConfigError(f"--config: {name}() of {source} fails: {describe_error(error)}.") from error
     if not isinstance(found, AlgorithmConfig):
         raise ConfigError(
             f"--config: expected {name!r} of {source} to be an AlgorithmConfig, such as PPOConfig(), or a function "
@@ -94,7 +94,7 @@ def with_options(config: Any, given: Mapping[str, Any]) -> Any:
         old: Any = config.model_config
         is_own = isinstance(old, DefaultModelConfig)
         config.rl_module(model_config=dataclasses.replace(old, **model) if is_own else {**(old or {}), **model})
-    return config.training(**given.get("training", {}))
+    return set_by_name(config, given.get("training", {}))
 
 
 def _module_of_file(path: Path) -> Any:
@@ -115,7 +115,7 @@ def _module_of_file(path: Path) -> Any:
             del sys.modules[path.stem]
         else:
             sys.modules[path.stem] = before
-        raise ConfigError(f"--config: {path} fails: {type(error).__name__}: {error}") from error
+        raise ConfigError(f"--config: {path} fails: {describe_error(error)}.") from error
     return module
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from marl_connectors.cli.stop_signals import StopSignals, exit_status
 from marl_connectors.cli.values import count, key_value, layer_sizes, names, number_or_auto, whole_number
 from marl_connectors.environments.worker_threads import one_thread_unless_set
-from marl_connectors.errors import ConfigError, MarlConnectorsError, did_you_mean
+from marl_connectors.errors import ConfigError, EnvWarning, MarlConnectorsError, did_you_mean
 from marl_connectors.version import library_version
 
 EXIT_BAD_INPUT = 2
@@ -65,6 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     # pygame greets on stdout when it is imported, in the middle of the progress display.
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+    plain = warnings.formatwarning
+    warnings.formatwarning = _formatted
     try:
         with StopSignals():
             args = _parse(argv)
@@ -84,6 +87,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as stop:
         print("\nStopped before training began; nothing was written.", file=sys.stderr)
         return exit_status(stop)
+    finally:
+        warnings.formatwarning = plain
+
+
+def _formatted(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    line: str | None = None,
+) -> str:
+    """A warning about the environment in one line; others as Python writes them, but without the source line."""
+    if issubclass(category, EnvWarning):
+        return f"marl-connectors: warning: {' '.join(str(message).split())}\n"
+    return f"{filename}:{lineno}: {category.__name__}: {message}\n"
 
 
 def _can_print() -> bool:
@@ -243,7 +261,7 @@ def _add_building_options(parser: _Parser) -> None:
         action="append",
         type=key_value,
         metavar="KEY=VALUE",
-        help="a training setting of PPO, such as lr, gamma, num_epochs; repeatable",
+        help="a setting of PPO, such as lr, gamma, num_epochs, or of the run, such as sample_timeout_s; repeatable",
     )
     add("--hidden", type=layer_sizes, metavar="N,N", help="widths of the hidden layers (default 64,64)")
     add("--share-value-layers", action="store_true", help="one body for policy and value function")

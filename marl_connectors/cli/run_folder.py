@@ -126,6 +126,16 @@ class RunFolder:
             (path / FINAL).unlink(missing_ok=True)
             return cls(path, config, baselines, agent_steps(rows[-1]) + 1 if rows else 0)
 
+    def change_config(self, changes: Mapping[str, Any]) -> None:
+        """Replaces parts of ``config.json``.
+
+        Raises:
+            CheckpointError: If it cannot be written.
+        """
+        self.config = jsonable({**self.config, **changes})
+        with writing(self.path / CONFIG):
+            _write_json(self.path / CONFIG, self.config)
+
     def log(self, result: Mapping[str, Any]) -> None:
         """Adds the result of an iteration to the metrics and the TensorBoard events.
 

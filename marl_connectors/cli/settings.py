@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -31,7 +32,7 @@ class RunSettings:
         num_envs: Copies of the environment that are stepped together.
         num_env_workers: Processes over which they are spread; ``"auto"`` for as many as are worth it.
         num_gpus_per_learner: Whether modules are on the GPU; ``"auto"`` if there is one.
-        training: Keyword arguments of ``PPOConfig.training``.
+        training: Settings of the config by name, most of them those of ``PPOConfig.training``; see ``set_by_name``.
         hidden: Widths of the hidden layers.
         share_value_layers: Whether policy and value function have these layers in common.
         checkpoint_every: Iterations from one checkpoint to the next.
@@ -121,10 +122,82 @@ class RunSettings:
             .env_runners(num_envs_per_env_runner=self.num_envs, num_env_workers=self.num_env_workers)
             .learners(num_gpus_per_learner=self.num_gpus_per_learner)
             .rl_module(model_config=model)
-            .training(**self.training)
             .debugging(seed=self.seed)
         )
-        return config.build_algo()
+        return set_by_name(config, self.training).build_algo()
+
+
+_SECTIONS = (
+    "training",
+    "environment",
+    "env_runners",
+    "fault_tolerance",
+    "framework",
+    "learners",
+    "evaluation",
+    "reporting",
+)
+_FOR_GOOD = ("critic_obs", "use_critic", "learner_class", "learner_connector")
+"""Settings of ``training`` that decide about modules and pipelines, whose states a checkpoint has."""
+_CHANGEABLE = (
+    "disable_env_checking",
+    "sample_timeout_s",
+    "double_buffering",
+    "rollout_fragment_length",
+    "batch_mode",
+    "explore",
+    "restart_failed_sub_environments",
+    "num_consecutive_env_failures_tolerance",
+    "torch_compile_learner",
+    "torch_compile_learner_dynamo_backend",
+    "torch_compile_learner_dynamo_mode",
+    "stack_modules",
+    "autocast_dtype",
+    "evaluation_interval",
+    "evaluation_duration",
+    "metrics_num_episodes_for_smoothing",
+)
+"""Settings of other sections that a run can be gone on with though they were others when its checkpoint was saved."""
+_WITH_OPTIONS = {
+    "env": "ENV",
+    "env_config": "--env-config",
+    "wrappers": "--wrap",
+    "num_envs_per_env_runner": "--num-envs",
+    "num_env_workers": "--num-env-workers",
+    "num_gpus_per_learner": "--num-gpus-per-learner",
+}
+
+
+def set_by_name(config: Any, settings: Mapping[str, Any]) -> Any:
+    """Sets what ``--set`` was given, whichever section of the config has it; gives the config.
+
+    Raises:
+        ConfigError: If there is no such setting, or if the command line has an option of its own for it.
+    """
+    sections: dict[str, dict[str, Any]] = {}
+    for name, value in settings.items():
+        if name in _WITH_OPTIONS:
+            raise ConfigError(f"--set: {name!r} is given by an option of its own. Use {_WITH_OPTIONS[name]}.")
+        known = (section for section in _SECTIONS if name in inspect.signature(getattr(config, section)).parameters)
+        sections.setdefault(next(known, "training"), {})[name] = value
+    for section, own in sections.items():
+        getattr(config, section)(**own)
+    return config
+
+
+def check_changeable(config: Any, settings: Iterable[str]) -> None:
+    """Checks that a run can be gone on with other settings than it began with.
+
+    Raises:
+        ConfigError: For the first one that modules, pipelines or ongoing episodes of a checkpoint depend on.
+    """
+    training = inspect.signature(config.training).parameters
+    for name in settings:
+        if name in _FOR_GOOD or (name in config.to_dict() and name not in (*training, *_CHANGEABLE)):
+            raise ConfigError(
+                f"train --resume: {name!r} cannot be changed, because the modules, pipelines or ongoing episodes of "
+                f"the checkpoint depend on it. Start a new run with it."
+            )
 
 
 def use_threads(number: int) -> None:

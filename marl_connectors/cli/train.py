@@ -14,15 +14,16 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from marl_connectors.checkpoints import save_state, snapshot
 from marl_connectors.cli import run_folder
 from marl_connectors.cli.progress import PlayProgress, open_progress
 from marl_connectors.cli.results import agent_steps, fewer_episodes, module_returns, spread, table, time_shares
 from marl_connectors.cli.run_folder import RunFolder
-from marl_connectors.cli.settings import RunSettings, settings_from_json, use_threads
+from marl_connectors.cli.settings import RunSettings, check_changeable, set_by_name, settings_from_json, use_threads
 from marl_connectors.cli.stop_signals import InterruptGate, exit_status
 from marl_connectors.cli.values import jsonable, merged, require_extras
 from marl_connectors.cli.video import record_video
-from marl_connectors.errors import CheckpointError, ConfigError, MarlConnectorsError
+from marl_connectors.errors import CheckpointError, ConfigError, MarlConnectorsError, describe_error
 from marl_connectors.version import library_version
 
 TRAINING_DEFAULTS: dict[str, Any] = {
@@ -47,6 +48,15 @@ multi-agent tasks without tuning.
 
 BASELINES = {"random_play": "random play", "at_start": "the untrained policies"}
 CHANGEABLE_ON_RESUME = ("threads", "steps", "checkpoint_every", "eval_episodes", "baseline_seconds", "video")
+SETTINGS_OF_CONFIG = {
+    "set": "",
+    "env_check": "disable_env_checking",
+    "num_env_workers": "num_env_workers",
+    "num_gpus_per_learner": "num_gpus_per_learner",
+}
+"""Options that can be given on resume too, by what they change in the algorithm's config."""
+CHANGED = "changed"
+"""Under this key, a run's ``config.json`` has what was changed in the algorithm's config when it was gone on with."""
 CHECKPOINT_AGE_S = 20.0
 """How old the latest checkpoint gets before the end of an iteration is saved though none is due by their number."""
 _SAVING_SHARE = 0.02
@@ -59,6 +69,18 @@ def run(args: argparse.Namespace) -> int:
     require_extras("matplotlib", "tensorboard", "PIL", *(["rich"] if sys.stdout.isatty() else []))
     training = _resumed(given) if "resume" in given else _new(given)
     return training.run()
+
+
+class LastState:
+    """What an Algorithm was at the end of an iteration, to be saved if the next one is not finished."""
+
+    def __init__(self, algo: Any):
+        """Copies all that the next iteration changes."""
+        self._state = snapshot(algo.get_state())
+
+    def save_to_path(self, path: Path) -> None:
+        """As ``Algorithm.save_to_path``."""
+        save_state(path, self._state)
 
 
 @dataclasses.dataclass(slots=True)
@@ -75,6 +97,7 @@ class _Training:
         steps_done: Agent steps so far.
         iteration: Iterations so far.
         saved_iteration: The iteration of the latest checkpoint.
+        last: The state at the end of the newest iteration; None if that is in the latest checkpoint.
         saved_at: The time of that, or of the start.
         saving_s: How long that took.
         timers: Sums of the iterations' timers, as long as this process trains.
@@ -89,6 +112,7 @@ class _Training:
     steps_done: int = 0
     iteration: int = 0
     saved_iteration: int = -1
+    last: LastState | None = None
     saved_at: float = dataclasses.field(default_factory=lambda: time.monotonic())
     saving_s: float = 0.0
     timers: Counter[str] = dataclasses.field(default_factory=Counter)
@@ -102,12 +126,16 @@ class _Training:
                     self._loop(gate)
                 except MarlConnectorsError as error:
                     if gate.requested is None:
+                        self._say_what_is_saved()
                         raise
                     # Who stops the whole job often stops what the environment has started, too.
                     print(f"The iteration was given up: {' '.join(str(error).split())}", file=sys.stderr)
                     return self._stopped_at_once(gate.requested, gate)
                 except KeyboardInterrupt as stop:
                     return self._stopped_at_once(stop, gate)
+                except BaseException:
+                    self._say_what_is_saved()
+                    raise
                 folder = self._started_folder()
                 if self.saved_iteration != self.iteration:
                     self._save(folder)
@@ -123,6 +151,7 @@ class _Training:
 
     def _stopped_at_once(self, stop: KeyboardInterrupt | int, gate: InterruptGate | None = None) -> int:
         """Says what is left of the run; gives the exit status."""
+        self._save_last()
         if self.saved_iteration < 0:
             hint = "Nothing of it was saved."
         else:
@@ -130,6 +159,27 @@ class _Training:
         late = "The iteration took too long and was given up. " if gate is not None and gate.gave_up else ""
         print(f"\nStopped at once. {late}{hint}", flush=True)
         return exit_status(stop)
+
+    def _say_what_is_saved(self) -> None:
+        """After an error in the middle of an iteration, whose beginning is what can be gone on from."""
+        self._save_last()
+        if self.saved_iteration >= 0:
+            print(
+                f"\nStopped by an error in iteration {self.iteration + 1}. The latest checkpoint is of iteration "
+                f"{self.saved_iteration}. {self._resume_hint()}\nSettings can be changed then: --set KEY=VALUE, "
+                f"--no-env-check, --num-env-workers N.",
+                flush=True,
+            )
+
+    def _save_last(self) -> None:
+        """Saves the end of the newest whole iteration, if it is not yet."""
+        if self.last is None or self.folder is None:
+            return
+        try:
+            self.folder.save_checkpoint(self.last, self.iteration)
+            self.saved_iteration, self.last = self.iteration, None
+        except Exception as error:  # what has ended the run must not be hidden
+            print(f"\nIteration {self.iteration} could not be saved: {describe_error(error)}.", file=sys.stderr)
 
     def close(self) -> None:
         if self.folder is not None:
@@ -172,13 +222,15 @@ class _Training:
                     and self.steps_done < self.settings.steps
                 ):
                     self._save(self.folder, in_between=True)
+                else:
+                    self.last = LastState(self.algo)
         finally:
             progress.close()
 
     def _save(self, folder: RunFolder, *, in_between: bool = False) -> None:
         began = time.monotonic()
         folder.save_checkpoint(self.algo, self.iteration, in_between=in_between)
-        self.saved_iteration, self.saved_at = self.iteration, time.monotonic()
+        self.saved_iteration, self.saved_at, self.last = self.iteration, time.monotonic(), None
         self.saving_s = self.saved_at - began
 
     def _make_folder(self) -> RunFolder:
@@ -287,24 +339,20 @@ def _new(given: Mapping[str, Any]) -> _Training:
 
 def _resumed(given: Mapping[str, Any]) -> _Training:
     """A run from its latest checkpoint."""
-    options = set(given) - {"resume", "run", "command", "trusted"}
-    for option in sorted(options - set(CHANGEABLE_ON_RESUME)):
-        raise ConfigError(
-            f"train --resume: {option!r} cannot be given, because the run has its own. "
-            f"Only --steps, --threads, --checkpoint-every, --eval-episodes, --baseline-seconds and --no-video can be "
-            f"changed."
-        )
+    _check_changeable(given)
     path = Path(given["resume"])
     config = run_folder.read_config(path)
-    changes = {key: given[key] for key in options}
     settings = settings_from_json(config.get("command"), str(path / run_folder.CONFIG))
-    settings = dataclasses.replace(settings, **changes)
+    changes = {key: given[key] for key in (*CHANGEABLE_ON_RESUME, *SETTINGS_OF_CONFIG) if key in given and key != "set"}
+    training = {**settings.training, **merged(given.get("set", []))}
+    settings = dataclasses.replace(settings, **changes, training=training)
     checkpoint = run_folder.checkpoint_to_resume(path)
     if checkpoint is None:
         print("The run was ended before its first checkpoint, so it begins anew.", flush=True)
         return _Training(settings, settings.build_algorithm(), path, False, folder=None, baselines={})
     use_threads(settings.threads)
-    algo = load_algorithm(checkpoint, trusted=given.get("trusted", True))
+    changed = _changed_settings(path, config, given)
+    algo = load_algorithm(checkpoint, changed, trusted=given.get("trusted", True))
     try:
         _check_same_env(algo, settings, checkpoint)
         steps_done = algo.env_runner.num_agent_steps
@@ -314,19 +362,69 @@ def _resumed(given: Mapping[str, Any]) -> _Training:
                 f"To train it further, give more: --steps {2 * settings.steps}"
             )
         folder = RunFolder.reopen(path, checkpoint)
+        if changed != config.get(CHANGED, {}):
+            lasting = {name: getattr(settings, name) for name in ("training", *SETTINGS_OF_CONFIG) if name != "set"}
+            command = {**config["command"], **lasting}
+            folder.change_config({"command": command, "algorithm": algo.config.to_dict(), CHANGED: changed})
     except BaseException:
         algo.stop()
         raise
     iteration = int(checkpoint.name)
     print(f"Going on from iteration {iteration} at {steps_done:,} agent steps.", flush=True)
+    for name, value in changed.items():
+        print(f"  {name} is {value!r} from now on.", flush=True)
     return _Training(settings, algo, path, False, folder, folder.baselines, steps_done, iteration, iteration)
 
 
-def load_algorithm(checkpoint: Path, *, trusted: bool = True) -> Any:
-    """The ``Algorithm`` of a checkpoint; see ``Algorithm.from_checkpoint``."""
-    from marl_connectors.algorithms.algorithm import Algorithm
+def _check_changeable(given: Mapping[str, Any]) -> None:
+    """Refuses what would make another run of it: the environment, its copies, the modules and the seed."""
+    known = {"resume", "run", "command", "trusted", *CHANGEABLE_ON_RESUME, *SETTINGS_OF_CONFIG}
+    for option in sorted(set(given) - known):
+        raise ConfigError(
+            f"train --resume: {option!r} cannot be given, because the checkpoint's modules and episodes are of the "
+            f"run's own. What can be changed: --set, --steps, --threads, --no-env-check, --num-env-workers, "
+            f"--num-gpus-per-learner, --checkpoint-every, --eval-episodes, --baseline-seconds and --no-video."
+        )
 
-    return Algorithm.from_checkpoint(checkpoint, trusted=trusted)
+
+def _changed_settings(path: Path, config: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """What is to be changed in the config of the run's checkpoints, by name: earlier, and now."""
+    changed = config.get(CHANGED, {})
+    if not isinstance(changed, dict):
+        raise CheckpointError(
+            f"{path / run_folder.CONFIG}: expected {CHANGED!r} to be a JSON object, but got {changed!r}. Correct it."
+        )
+    now = {name: given[option] for option, name in SETTINGS_OF_CONFIG.items() if name and option in given}
+    if "disable_env_checking" in now:
+        now["disable_env_checking"] = not now["disable_env_checking"]
+    return {**changed, **now, **merged(given.get("set", []))}
+
+
+def load_algorithm(checkpoint: Path, changed: Mapping[str, Any] | None = None, *, trusted: bool = True) -> Any:
+    """The ``Algorithm`` of a checkpoint.
+
+    Args:
+        checkpoint: Its folder.
+        changed: Settings of its config that are to be others from now on.
+        trusted: As in ``Algorithm.from_checkpoint``.
+    """
+    from marl_connectors.algorithms.algorithm import Algorithm
+    from marl_connectors.algorithms.checkpoint_schema import check_state
+    from marl_connectors.algorithms.restoring import algorithm_state, restored_config
+    from marl_connectors.names import Names
+
+    if not changed:
+        return Algorithm.from_checkpoint(checkpoint, trusted=trusted)
+    state = algorithm_state(checkpoint)
+    check_state(state)
+    config = restored_config(state, None, {}, Names(trusted))
+    check_changeable(config, changed.keys() - {"num_env_workers", "num_gpus_per_learner"})
+    for name, value in changed.items():
+        if name in ("num_env_workers", "num_gpus_per_learner"):
+            config.update_from_dict({name: value})
+        else:
+            set_by_name(config, {name: value})
+    return Algorithm.from_checkpoint(checkpoint, config=config, trusted=trusted)
 
 
 def _check_same_env(algo: Any, settings: RunSettings, checkpoint: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from marl_connectors.errors import ConfigError, EnvError, MarlConnectorsError
+from marl_connectors.errors import ConfigError, EnvError, MarlConnectorsError, describe_error
 
 MAX_WIDTH = 480
 MAX_FRAMES = 200
@@ -37,7 +37,7 @@ def record_video(algo: Any, path: Path, *, frames_per_second: float = 10.0) -> s
     except MarlConnectorsError as error:
         return f"No video: {' '.join(str(error).split())}"
     except Exception as error:  # of the environment's render(), or of the disk
-        return f"No video: {type(error).__name__}: {' '.join(str(error).split())}"
+        return f"No video: {describe_error(error)}."
     return ""
 
 

@@ -37,7 +37,7 @@ from marl_connectors.connectors.module_to_env.remove_single_ts_time_rank_from_ba
     RemoveSingleTsTimeRankFromBatch,
 )
 from marl_connectors.connectors.module_to_env.unbatch_to_individual_items import UnBatchToIndividualItems
-from marl_connectors.errors import ConfigError
+from marl_connectors.errors import ConfigError, MarlConnectorsError, describe_error
 
 DEFAULT_PIECES = (
     AddObservationsFromEpisodesToBatch,
@@ -176,7 +176,7 @@ def call_builder(setting: str, builder: Builder | None, *arguments: Any) -> list
     """The pieces that a user's builder function gives.
 
     The function gets as many of ``arguments`` as it has positional parameters (of those with a default, only such as
-    are named like an argument: ``lambda env, n=n: ...`` gets the environment alone); an error inside it shows as it is.
+    are named like an argument: ``lambda env, n=n: ...`` gets the environment alone).
 
     Args:
         setting: The name of the setting that the builder was given as, for messages.
@@ -184,7 +184,8 @@ def call_builder(setting: str, builder: Builder | None, *arguments: Any) -> list
         *arguments: What builders of this kind may take, the most important first.
 
     Raises:
-        ConfigError: If it wants more parameters than there are arguments, or gives anything but pieces.
+        ConfigError: If it wants more parameters than there are arguments, or gives anything but pieces, or if it
+            raises an error, which is the cause then.
     """
     if builder is None:
         return []
@@ -208,8 +209,13 @@ def call_builder(setting: str, builder: Builder | None, *arguments: Any) -> list
             f"{setting}: the function takes {inspect.signature(builder)}, but at most {len(arguments)} positional "
             f"arguments are passed."
         )
-    made = builder(*arguments[:takes])
-    pieces = [made] if isinstance(made, ConnectorV2) else list(made or ())
+    try:
+        made = builder(*arguments[:takes])
+        pieces = [made] if isinstance(made, ConnectorV2) else list(made or ())
+    except MarlConnectorsError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{setting}: the function raised {describe_error(error)}.") from error
     for piece in pieces:
         if not isinstance(piece, ConnectorV2):
             raise ConfigError(f"{setting}: the function must return a ConnectorV2 or a list of them, not {piece!r}.")

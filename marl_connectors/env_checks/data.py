@@ -18,6 +18,7 @@ from marl_connectors.connectors.action_masks import (
 from marl_connectors.env_checks.calls import digest
 from marl_connectors.env_checks.report import Findings
 from marl_connectors.env_checks.spaces import SpaceBook, leaf_name
+from marl_connectors.environments.step_faults import advice_on_reward
 from marl_connectors.spaces import values_per_choice
 from marl_connectors.trees import leaves
 from marl_connectors.typing import AgentID
@@ -174,9 +175,7 @@ class DataChecks:
         except ValueError:
             why = f"The reward is {_short(reward)}, not a number."
         if why:
-            self._findings.add(
-                "error", "reward", why, "Rewards must be finite numbers: return one float.", agent=agent, step=step
-            )
+            self._findings.add("error", "reward", why, advice_on_reward(reward), agent=agent, step=step)
         return not why
 
     def info(self, agent: AgentID, info: Any, step: int) -> None:

@@ -61,6 +61,7 @@ class EnvRunner(Stepper):
         rollout_fragment_length: int = 64,
         complete_episodes: bool = False,
         check_spaces: bool = True,
+        told_of_bounds: dict[Any, set[int]] | None = None,
         callbacks: CallbackCalls | None = None,
         env_config: dict[str, Any] | None = None,
         num_env_workers: int = 0,
@@ -87,6 +88,8 @@ class EnvRunner(Stepper):
             rollout_fragment_length: Env steps of each copy that ``sample`` takes unless told otherwise.
             complete_episodes: Whether ``sample`` takes an episode of each copy unless told otherwise.
             check_spaces: Whether observations are held against their space.
+            told_of_bounds: Components of observations whose leaving their bounds the run was warned of already; it
+                grows. None if there are none.
             callbacks: Told of what happens here.
             env_config: For the callbacks.
             num_env_workers: Over how many worker processes the copies are spread; 0 to step them in this process.
@@ -116,6 +119,7 @@ class EnvRunner(Stepper):
             explore=explore,
             lookback=lookback,
             check_spaces=check_spaces,
+            told_of_bounds=told_of_bounds,
         )
         self.explore = explore
         self.rollout_fragment_length = rollout_fragment_length
@@ -310,10 +314,16 @@ class EnvRunner(Stepper):
         return times
 
     def take_counts(self) -> dict[str, Any]:
-        """Since the last call: steps sampled, by agent and module; ``uncredited_reward``; what failures have cost."""
+        """Since the last call: steps sampled, by agent and module; ``uncredited_reward``; what failures have cost.
+
+        And ``num_observations_out_of_bounds``: of single agents, with finite values beyond the bounds of their space.
+        """
         self._settle_counts()
-        uncredited = {"uncredited_reward": self.take_uncredited_reward()}
-        return self._counts.take() | uncredited | self.take_failure_counts()
+        others = {
+            "uncredited_reward": self.take_uncredited_reward(),
+            "num_observations_out_of_bounds": self._out_of_bounds.take(),
+        }
+        return self._counts.take() | others | self.take_failure_counts()
 
     def get_metrics(self) -> dict[str, Any]:
         """Since the last call: ``summarize``, ``take_counts``, and what callbacks and pieces have logged."""
@@ -357,6 +367,7 @@ class EnvRunner(Stepper):
             "counts": self._counts.get_state(),
             "finished": [tally.get_state() for tally in self._finished],
             "uncredited_reward": self._uncredited_reward,
+            "observations_out_of_bounds": self._out_of_bounds.count,
             "lost": self._episodes.lost.as_dict(),
             "episode_numbers": [copy.episode_number for copy in self.vector_env.copies],
         }
@@ -397,6 +408,7 @@ class EnvRunner(Stepper):
             copy.episode_number = number
         self._finished = [tally_from_state(tally) for tally in state["finished"]]
         self._uncredited_reward = state["uncredited_reward"]
+        self._out_of_bounds.count = state.get("observations_out_of_bounds", 0)
         self._counts.vector_steps = 0
         self._counts.set_state(state["counts"])
         for name, logger in self.metrics.items():

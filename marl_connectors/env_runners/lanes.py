@@ -139,6 +139,7 @@ class LaneGroup:
         kind: What the lanes' modules have in common; ``CopyLanes`` says what.
         env_action_space: Of the environment. The rollout's, of recorded actions, is the modules'.
         lives: Of the agent episodes in the lanes.
+        carried: ``[num_lanes]`` bool, whose first row after the lookback was in the fragment before, too.
         ongoing: All copies' episodes.
         lanes: The live lanes, by module, copy and rank.
         acting: Those that act next, in the same order; all of them unless the environment is turn-based.
@@ -171,6 +172,7 @@ class LaneGroup:
         self.rollout = Rollout(observation_space, recorded, num_rows=max(num_rows, lookback + 2), num_lanes=0)
         self.lives = Lives()
         self.ongoing = ongoing
+        self.carried = np.zeros(0, bool)
         self.lanes: list[Lane] = []
         self.acting: list[Lane] = []
         self.numbers: np.ndarray | None = None
@@ -199,6 +201,7 @@ class LaneGroup:
         if num_lanes > self.rollout.num_lanes:
             self.rollout.widened(num_lanes)
             self.lives.widen(num_lanes)
+            self.carried = np.pad(self.carried, (0, num_lanes - len(self.carried)))
 
     def open(self, env_index: int, agent_id: AgentID) -> Lane:
         """A free lane for an agent; its first row is the next one that is unused there."""
@@ -211,6 +214,8 @@ class LaneGroup:
         self.rollout.columns[Columns.T][position] = -1  # after a cut, it holds the former agent's last observation
         self._next_row[number] = row + 1
         self.last_row = max(self.last_row, row)
+        if row == self.lookback:
+            self.carried[number] = False
         return Lane(self, number, env_index, agent_id)
 
     def reopen(self, number: int, env_index: int, agent_id: AgentID) -> Lane:
@@ -365,6 +370,12 @@ class LaneGroup:
         oldest[in_use] = self.lives.first_row[in_use]
         self.rollout = self.rollout.continued(num_rows + spare + self.lookback + 2, self.lookback, oldest)
         self.last_row = self.lookback
+        self.note_carried()
         self._next_row = {}
         self._first = None
         self.locate()
+
+    def note_carried(self) -> None:
+        """Takes note of the lanes whose first row after the lookback was there before this fragment."""
+        first, lanes = self.lookback * self.rollout.num_lanes, self.rollout.num_lanes
+        self.carried = self.rollout.columns[Columns.T][first : first + lanes] >= 0

@@ -124,6 +124,7 @@ class ReplayableEpisodes(OngoingEpisodes):
             group = self.lanes.add_group(*own["members"])
             group.make_room(own["num_lanes"])
             group.rollout.set_state(own["rollout"])
+            group.note_carried()
         restored = [(self._restore_lane(own), own) for own in state["lanes"]]
         self.ongoing.clear()
         for copy, own in zip(self._vector_env.copies, state["copies"], strict=True):

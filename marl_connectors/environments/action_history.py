@@ -177,7 +177,7 @@ def _by_kind(actions: list[Any]) -> dict[_Kind, tuple[slice | list[int], np.ndar
         is_scalar = isinstance(action, np.generic)
         form = "array" if type(action) is np.ndarray else action.dtype.str if is_scalar else "plain"
         key = (_number_type(action), np.shape(action)) if form == "plain" else (action.dtype.str, action.shape)
-        places.setdefault((*key, form), []).append(place)
+        places.setdefault((*key, form), []).append(place)  # type: ignore[arg-type]
     found = {}
     for (_, _, form), where in places.items():
         array = np.array([actions[place] for place in where])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,7 +14,8 @@ from gymnasium import Space
 
 from marl_connectors import spaces
 from marl_connectors.environments.env_copy import EnvCopy
-from marl_connectors.errors import EnvError
+from marl_connectors.environments.step_faults import advice_on_reward
+from marl_connectors.errors import EnvError, MarlConnectorsError, describe_error
 from marl_connectors.typing import AgentID
 
 _LOG = logging.getLogger(__name__)
@@ -23,12 +25,27 @@ ENV_ERRORS: tuple[type[BaseException], ...] = (Exception, SystemExit)
 """What an environment that fails may raise. Anything else is meant for the program, such as a KeyboardInterrupt."""
 
 
+@contextlib.contextmanager
+def errors_named(what: str) -> Iterator[None]:
+    """Turns errors of an environment's own code into EnvErrors that say where they come from.
+
+    Args:
+        what: Whose and which code it is, such as ``"MyEnv: render()"``.
+    """
+    try:
+        yield
+    except MarlConnectorsError:
+        raise
+    except ENV_ERRORS as error:
+        raise EnvError(f"{what} raised {describe_error(error)}.") from error
+
+
 def close_env(env: Any, name: str) -> None:
     """Closes an environment. If it raises, that is a warning: whatever else there is must be closed too."""
     try:
         env.close()
     except ENV_ERRORS as error:
-        _LOG.warning("%s: close() raised %s: %s", name, type(error).__name__, sentence(error))
+        _LOG.warning("%s: close() raised %s.", name, describe_error(error))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +115,7 @@ class GarbageCheck:
             try:
                 expected = self._expected(copy.env, agent_id)
             except ENV_ERRORS as error:
-                return f"has no space: observation_space({agent_id!r}) raised {type(error).__name__}: {error}"
+                return f"has no space: observation_space({agent_id!r}) raised {describe_error(error)}"
             if len(copy.expected) >= max(_MANY_AGENTS, 2 * len(copy.agents)):  # names that may never come again
                 copy.expected.clear()
             copy.expected[agent_id] = expected
@@ -136,7 +153,7 @@ class GarbageCheck:
         for agent_id, reward in rewards.items():
             is_number = np.ndim(reward) == 0 and np.asarray(reward).dtype.kind in "biuf"
             if not (is_number and math.isfinite(reward)):
-                return f"agent {agent_id!r}: the reward is {reward!r}. Rewards must be finite numbers."
+                return f"agent {agent_id!r}: the reward is {reward!r}. {advice_on_reward(reward)}"
         return ""
 
 

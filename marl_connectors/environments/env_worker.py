@@ -26,7 +26,7 @@ from marl_connectors.environments.shared_columns import ColumnReader, ColumnWrit
 from marl_connectors.environments.turn_based_env import TurnBasedEnv
 from marl_connectors.environments.turn_based_vector_env import TurnBasedVectorEnv
 from marl_connectors.environments.vector_env import VectorEnv
-from marl_connectors.errors import ConfigError, EnvError, MarlConnectorsError
+from marl_connectors.errors import ConfigError, EnvError, MarlConnectorsError, describe_error
 from marl_connectors.typing import AgentID
 
 LEFT_TO_PARENT = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
@@ -218,7 +218,7 @@ def run_worker(channel: Channel, task: WorkerTask) -> None:
         pass
     except Exception as error:
         name = type(error).__name__ if isinstance(error, MarlConnectorsError) else "EnvError"
-        text = str(error) if isinstance(error, MarlConnectorsError) else f"{type(error).__name__}: {error}"
+        text = str(error) if isinstance(error, MarlConnectorsError) else describe_error(error)
         channel.send(pickle.dumps(WorkerError(name, text, traceback.format_exc())))
     finally:
         if server is not None:
@@ -290,8 +290,8 @@ class EnvServer:
             make_env = pickle.loads(task.maker)
         except Exception as error:
             raise EnvError(
-                f"num_env_workers: a worker process cannot load the environment's maker: {type(error).__name__}: "
-                f"{error}. Define it in a module that can be imported, or set num_env_workers=0."
+                f"num_env_workers: a worker process cannot load the environment's maker: "
+                f"{describe_error(error)}. Define it in a module that can be imported, or set num_env_workers=0."
             ) from error
         envs = [make_env() for _ in range(task.num_copies)]
         self.turn_based = isinstance(envs[0], TurnBasedEnv)

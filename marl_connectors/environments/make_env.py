@@ -15,8 +15,10 @@ from gymnasium.vector import VectorEnv
 from pettingzoo import AECEnv, ParallelEnv
 
 from marl_connectors.environments.batched_env import is_batched, missing_parts
+from marl_connectors.environments.env_failures import errors_named
 from marl_connectors.environments.env_maker import call_maker, check_keys
 from marl_connectors.environments.find_env import REGISTERED, VMAS, find_env
+from marl_connectors.environments.step_faults import ADVICE_ON_OLD_GYM
 from marl_connectors.environments.suites import GYMNASIUM_NAMESPACES, SUITES, importable_name
 from marl_connectors.environments.wrappers import EnvWrapper, wrap_env
 from marl_connectors.errors import CheckpointError, ConfigError, EnvError
@@ -87,7 +89,9 @@ def make_env(
         if not maker.takes_dict:
             check_keys(maker, config)
         made = call_maker(maker, config, render_mode, num_envs, vector=vector_entry_point)
-    if is_batched(made) or isinstance(made, VectorEnv):
+    with errors_named(f"environment {maker.name!r}: one of its attributes"):
+        is_of_all_copies = is_batched(made) or isinstance(made, VectorEnv)
+    if is_of_all_copies:
         _check_batched(maker.name, made, num_envs, config, wrappers)
         return made
     if vector_entry_point:
@@ -101,6 +105,11 @@ def make_env(
             raise EnvError(
                 f"environment {maker.name!r}: it says num_envs and possible_agents, as natively batched environments "
                 f"do, but lacks {', '.join(missing_parts(made))}. Add what marl_connectors.BatchedEnv names."
+            )
+        if is_of_old_gym(made):
+            raise EnvError(
+                f"environment {maker.name!r}: {type(made).__name__} is an environment of the old package gym, which "
+                f"Gymnasium has replaced. {ADVICE_ON_OLD_GYM}"
             )
         raise EnvError(
             f"environment {maker.name!r}: expected a PettingZoo ParallelEnv or AECEnv or a gymnasium.Env, but its "
@@ -127,6 +136,11 @@ def _check_batched(
             f"wrappers: they are for environments of a single copy, but {name!r} {_is_what(env)}. Do it in the "
             f"environment, or with a connector piece."
         )
+
+
+def is_of_old_gym(env: Any) -> bool:
+    """Whether an environment's class is derived from one of the package ``gym``."""
+    return any(cls.__module__.partition(".")[0] == "gym" for cls in type(env).__mro__)
 
 
 def _is_what(env: Any) -> str:
@@ -162,11 +176,12 @@ def agent_ids(env: EnvLike) -> list[AgentID]:
     """The agents of an environment: its possible agents, or where it has no such list, those after a reset."""
     if isinstance(env, (gymnasium.Env, VectorEnv)):
         return [DEFAULT_AGENT_ID]
-    possible = getattr(env, "possible_agents", None)
-    if possible is None:
-        env.reset(seed=0)
-        possible = env.agents
-    return list(possible)
+    with errors_named(f"{type(env).__name__}: possible_agents, or without it reset() and agents,"):
+        possible = getattr(env, "possible_agents", None)
+        if possible is None:
+            env.reset(seed=0)
+            possible = env.agents
+        return list(possible)
 
 
 def env_name(env: Any) -> str:

@@ -286,7 +286,9 @@ class WorkerVectorEnv(VectorEnv):
             except WorkerLost as loss:
                 self._failed(copy, self._loss(copy, loss))
             except MarlConnectorsError as error:
-                self._failed(copy, EnvError(f"{self._who(copy)}: {error}"))
+                failure = EnvError(f"{self._who(copy)}: {error}")
+                failure.__cause__ = error.__cause__
+                self._failed(copy, failure)
 
     # For checkpoints.
 

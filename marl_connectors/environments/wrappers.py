@@ -19,6 +19,7 @@ from gymnasium.vector import VectorEnv
 from pettingzoo import AECEnv, ParallelEnv
 from pettingzoo.utils.wrappers import BaseParallelWrapper, BaseWrapper
 
+from marl_connectors.environments.env_failures import errors_named
 from marl_connectors.environments.supersuit_rules import (
     REFUSED,
     parameters_from,
@@ -32,6 +33,7 @@ from marl_connectors.errors import (
     EnvError,
     MarlConnectorsError,
     MissingDependencyError,
+    describe_error,
     did_you_mean,
 )
 from marl_connectors.names import Expected, Names, brief, import_attribute, is_function, qualified_name
@@ -216,7 +218,8 @@ def _wrapped(env: Any, call: _Call, env_name: str) -> Any:
     if reason is not None:
         raise EnvError(f"environment {env_name!r}: wrapper {call.name} is not applied, because {reason}")
     # Asked for before the wrapper may change the environment that it wraps.
-    before = _possible_agents(env)
+    with errors_named(f"environment {env_name!r}: possible_agents"):
+        before = _possible_agents(env)
     try:
         with warnings.catch_warnings():
             # PettingZoo's conversions, which SuperSuit uses, want an attribute that its API does not ask for.
@@ -225,11 +228,9 @@ def _wrapped(env: Any, call: _Call, env_name: str) -> Any:
     except MarlConnectorsError:
         raise
     except Exception as cause:
-        message = " ".join(str(cause).split())
         raise EnvError(
-            f"environment {env_name!r}: wrapper {call.name} failed: {type(cause).__name__}"
-            f"{': ' + message if message else ''}. Look at its arguments, and at the spaces that it is made for; here "
-            f"they are {_spaces_in_words(env)}."
+            f"environment {env_name!r}: wrapper {call.name} failed: {describe_error(cause)}. Look at its "
+            f"arguments, and at the spaces that it is made for; here they are {_spaces_in_words(env)}."
         ) from cause
     _check(made, env, before, f"environment {env_name!r}: wrapper {call.name}")
     return made

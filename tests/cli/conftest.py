@@ -39,7 +39,8 @@ class CommandLine:
         self.algo.config.env = settings.env
         return self.algo
 
-    def load(self, checkpoint):
+    def load(self, checkpoint, changed=None):
+        self.changed = changed
         self.algo = FakeAlgorithm.from_checkpoint(checkpoint)
         return self.algo
 

@@ -100,8 +100,11 @@ class FakeAlgorithm:
     def render_episode(self, *, max_frames):
         return self.frames[:max_frames]
 
+    def get_state(self):
+        return {"iteration": self.iteration, "env": self.config.env}
+
     def save_to_path(self, path):
-        save_state(path, {"iteration": self.iteration, "env": self.config.env})
+        save_state(path, self.get_state())
 
     @classmethod
     def from_checkpoint(cls, path, *, trusted=True):

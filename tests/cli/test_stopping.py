@@ -59,7 +59,7 @@ def test_a_signal_finishes_the_iteration_saves_it_and_says_how_to_go_on(command,
 def test_a_second_signal_stops_at_once(command, number, status):
     command.algo = command.fake(interrupt_at=2, interrupts=2, number=number)
     assert command("train", "fake_env", "--steps", "500") == status
-    assert "Stopped at once. Nothing of it was saved." in command.out
+    assert "Stopped at once. The latest checkpoint is of iteration 1. Resume with" in command.out
     assert len(rows()) == 1
     assert command.algo.stopped
 

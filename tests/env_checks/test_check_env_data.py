@@ -341,7 +341,8 @@ def test_an_allowed_action_that_is_refused_is_an_error():
             raise ValueError(f"illegal move {action}")
 
     finding = found(Lies, "raised", "error")
-    assert "step() with actions that the masks allow raised ValueError: illegal move 2 (test_check_env_" in finding.what
+    assert "step() with actions that the masks allow raised ValueError: illegal move 2 (" in finding.what
+    assert "test_check_env_data.py:" in finding.what
     assert finding.step == 1
 
 
