@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from marl_connectors.errors import ConfigError
 from marl_connectors.rl_module.initializers import Initializers
 from marl_connectors.rl_module.layers import make_activation
 
@@ -70,7 +69,7 @@ class CNN(nn.Module):
         height, width, channels = image_shape
         layers = []
         for spec in filters:
-            out, kernel, stride = _checked(spec)
+            out, kernel, stride = spec[0], *((size, size) if isinstance(size, int) else size for size in spec[1:])
             layers.append(Conv2d(channels, out, kernel, stride))
             channels, height, width = out, -(-height // stride[0]), -(-width // stride[1])
         self.layers = nn.ModuleList(layers)
@@ -107,17 +106,3 @@ def default_filters(height: int, width: int) -> list[list[int]]:
         filters.append([channels, {1: 3, 2: 4 if size > 16 else 3, 4: 8}[stride], stride])
         size = -(-size // stride)
     return filters
-
-
-def _checked(spec: Any) -> tuple[int, tuple[int, int], tuple[int, int]]:
-    try:
-        channels, *sizes = spec
-        kernel, stride = [(size, size) if isinstance(size, int) else (int(size[0]), int(size[1])) for size in sizes]
-        if not isinstance(channels, int) or min(channels, *kernel, *stride) < 1:
-            raise ValueError
-    except (TypeError, ValueError, IndexError):
-        raise ConfigError(
-            f"conv_filters: expected [channels, kernel, stride] for each layer, such as [[16, 4, 2], [32, 3, 1]], but "
-            f"one is {spec!r}."
-        ) from None
-    return channels, kernel, stride
