@@ -32,19 +32,20 @@ class Validator:
     """Says which values a setting may have.
 
     Attributes:
-        expected: How the sentence "expected ..." goes on.
+        alternatives: How the sentence "expected ..." may go on, each for itself.
+        keep: Gives a value as it is to be kept. It raises Unfit for one that is refused, or ConfigError where it says
+            itself what is expected.
     """
 
-    def __init__(self, expected: str, keep: Callable[[Any], Any]):
-        """Takes the sentence and the function behind it.
-
-        Args:
-            expected: How the sentence "expected ..." goes on.
-            keep: Gives a value as it is to be kept. It raises Unfit for one that is refused, or ConfigError where it
-                says itself what is expected.
-        """
-        self.expected = expected
+    def __init__(self, expected: str | Sequence[str], keep: Callable[[Any], Any]):
+        """Takes the words and the function behind them."""
+        self.alternatives = (expected,) if isinstance(expected, str) else tuple(expected)
         self.keep = keep
+
+    @property
+    def expected(self) -> str:
+        """How the sentence "expected ..." goes on."""
+        return _listed(self.alternatives, ",")
 
     def check(self, value: Any, who: str, setting: str) -> Any:
         """The value as it is to be kept.
@@ -226,7 +227,7 @@ def one_of(*choices: Any, hint: str = "") -> Validator:
         close = did_you_mean(value, choices) if isinstance(value, str) else ""
         raise Unfit(hint or (close if close.startswith("Did you mean") else ""))
 
-    return Validator(_listed([repr(choice) for choice in choices]), keep)
+    return Validator(_listed([repr(choice) for choice in choices], ""), keep)
 
 
 # Objects ------------------------------------------------------------------------------------------------------------
@@ -311,14 +312,14 @@ def either(*validators: Validator) -> Validator:
                 hints.append(str(unfit))
         raise Unfit(next(filter(None, hints), ""))
 
-    return Validator(_listed([validator.expected for validator in validators], ","), keep)
+    return Validator([each for validator in validators for each in validator.alternatives], keep)
 
 
 def optional(validator: Validator) -> Validator:
     """None, or what another validator takes."""
-    return Validator(f"{validator.expected}, or None", lambda value: None if value is None else validator.keep(value))
+    return Validator((*validator.alternatives, "None"), lambda value: None if value is None else validator.keep(value))
 
 
-def _listed(names: list[str], before_or: str = "") -> str:
+def _listed(names: Sequence[str], before_or: str) -> str:
     """``a, b or c``."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])}{before_or} or {names[-1]}"

@@ -35,7 +35,7 @@ def check_settings(config: AlgorithmConfig) -> None:
     gpus = config.num_gpus_per_learner
     if gpus != "auto" and gpus and not torch.cuda.is_available():
         raise ConfigError(
-            f"{who}: num_gpus_per_learner={gpus}, but torch {torch.__version__} sees no CUDA device. "
+            f"{who}: num_gpus_per_learner={gpus:g}, but torch {torch.__version__} sees no CUDA device. "
             f"Set num_gpus_per_learner='auto' or 0 to use the CPU, or install a build of torch for your GPU."
         )
     check_vectorization(config)

@@ -40,7 +40,7 @@ def config_from_state(state: Mapping[str, Any], *, skip: Collection[str] = (), *
         **instead: Values of settings that are not to be read.
 
     Raises:
-        CheckpointError: If it holds a function or class that cannot be imported.
+        CheckpointError: If it holds a function or class that cannot be imported, or a value that a setting cannot have.
     """
     if state["class"] is None:
         raise CheckpointError(f"checkpoint: the class of its config cannot be imported by name. {_PASS_CONFIG}")
@@ -49,7 +49,11 @@ def config_from_state(state: Mapping[str, Any], *, skip: Collection[str] = (), *
         if not hasattr(config, name):
             raise CheckpointError(f"checkpoint: its config has a setting {name!r} that this version does not know.")
         if name not in instead and name not in skip:
-            setattr(config, name, from_state(value, name))
+            kept = from_state(value, name)
+            try:
+                setattr(config, name, kept)
+            except ConfigError as error:
+                raise CheckpointError(f"checkpoint: its config is damaged. {error}") from error
     for name, value in instead.items():
         setattr(config, name, value)
     return config

@@ -57,7 +57,7 @@ LONGEST_WAIT_S = 2e6
 
 def or_empty(validator: Validator) -> Validator:
     """What a validator of dicts takes, or None, which stands for an empty one."""
-    return Validator(validator.expected, lambda given: {} if given is None else validator.keep(given))
+    return Validator(validator.alternatives, lambda given: {} if given is None else validator.keep(given))
 
 
 def _vectorize_mode(given: Any) -> str:
@@ -66,7 +66,7 @@ def _vectorize_mode(given: Any) -> str:
 
 
 _VECTORIZE_MODES = one_of(*(mode.value for mode in VectorizeMode))
-VECTORIZE_MODE = Validator(_VECTORIZE_MODES.expected, _vectorize_mode)
+VECTORIZE_MODE = Validator(_VECTORIZE_MODES.alternatives, _vectorize_mode)
 
 
 def _policies(given: Any) -> Any:
@@ -110,7 +110,7 @@ POLICIES_TO_TRAIN = optional(
 )
 _MAPPING_FN = callable_with("agent_id", "episode", at_least=2, expected="fn(agent_id, episode, **kwargs)")
 POLICY_MAPPING = Validator(
-    f"'shared', 'independent', 'pattern=module,...', or {_MAPPING_FN.expected}",
+    ("'shared'", "'independent'", "'pattern=module,...'", _MAPPING_FN.expected),
     lambda given: _MAPPING_FN.keep(policy_mapping(given)),
 )
 
@@ -151,7 +151,7 @@ _CALLBACKS = either(
     Validator(_CALLBACKS_CLASS.expected, _callbacks_class),
     list_of(Validator(_CALLBACKS_CLASS.expected, _callbacks_class), "a list of them"),
 )
-CALLBACKS = Validator(_CALLBACKS.expected, lambda given: Callbacks if given is None else _CALLBACKS.keep(given))
+CALLBACKS = Validator(_CALLBACKS.alternatives, lambda given: Callbacks if given is None else _CALLBACKS.keep(given))
 FUNCTIONS = optional(either(function(), list_of(function(), "a list of functions")))
 
 

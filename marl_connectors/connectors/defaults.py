@@ -221,7 +221,8 @@ def num_arguments(setting: str, builder: Any, most: int) -> int:
         signature = inspect.signature(builder)
     except ValueError:
         raise ConfigError(
-            f"{setting}: {shown(builder)} does not say which arguments it takes. Give a function of Python."
+            f"{setting}: expected a function that says which arguments it takes, got {shown(builder)}. Put it into a "
+            f"function of yours."
         ) from None
     kinds = inspect.Parameter
     parameters = list(signature.parameters.values())

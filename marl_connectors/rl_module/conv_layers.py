@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from marl_connectors.rl_module.default_model_config import CONV_FILTERS
 from marl_connectors.rl_module.initializers import Initializers
 from marl_connectors.rl_module.layers import make_activation
 
@@ -68,8 +69,8 @@ class CNN(nn.Module):
         super().__init__()
         height, width, channels = image_shape
         layers = []
-        for spec in filters:
-            out, kernel, stride = spec[0], *((size, size) if isinstance(size, int) else size for size in spec[1:])
+        for out, *sizes in CONV_FILTERS.check(filters, "CNN", "conv_filters"):
+            kernel, stride = ((size, size) if isinstance(size, int) else size for size in sizes)
             layers.append(Conv2d(channels, out, kernel, stride))
             channels, height, width = out, -(-height // stride[0]), -(-width // stride[1])
         self.layers = nn.ModuleList(layers)

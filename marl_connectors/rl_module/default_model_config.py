@@ -51,7 +51,7 @@ def _pair(sizes: Any) -> tuple[int, int]:
 _SIZE = integer(min=1)
 SIZES = list_of(_SIZE, "a list of whole numbers from 1")
 _SIZE_OR_PAIR = either(_SIZE, Validator("a pair of them", _pair))
-_CONV_FILTERS = list_of(
+CONV_FILTERS = list_of(
     Validator("a filter", _conv_filter), "a list of [channels, kernel, stride], such as [[16, 4, 2], [32, 3, 1]]"
 )
 
@@ -122,7 +122,7 @@ class DefaultModelConfig(ChecksFields):
     fcnet_bias_initializer: Initializer = None
     fcnet_bias_initializer_kwargs: InitializerKwargs = None
     fcnet_use_layernorm: Switch = False
-    conv_filters: Annotated[Sequence[Any] | None, optional(_CONV_FILTERS)] = None
+    conv_filters: Annotated[Sequence[Any] | None, optional(CONV_FILTERS)] = None
     conv_activation: Activation = "relu"
     conv_kernel_initializer: Initializer = None
     conv_kernel_initializer_kwargs: InitializerKwargs = None

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 from gymnasium import Space
 
 from marl_connectors.errors import ModuleError
@@ -28,11 +29,10 @@ from marl_connectors.validators import (
 
 
 def _module_ids(given: Any) -> Any:
-    if not isinstance(given, Collection) or isinstance(given, (str, bytes, Mapping)):
+    if not isinstance(given, Collection) or isinstance(given, (str, bytes, Mapping, np.ndarray)):
         raise Unfit(f"Write [{given!r}]." if isinstance(given, str) else "")
-    for module_id in given:
-        text().keep(module_id)
-    return given if isinstance(given, (list, tuple, set, frozenset)) else list(given)
+    make = type(given) if type(given) in (tuple, set, frozenset) else list
+    return make(map(text().keep, given))
 
 
 MODULE_IDS = Validator("a collection of module ids", _module_ids)
