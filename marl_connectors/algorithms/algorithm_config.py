@@ -192,9 +192,8 @@ class AlgorithmConfig:
 
     def __init__(self) -> None:
         self._module_configs: dict[ModuleID, Any] = {}
-        for name in declared(type(self)):
-            if hasattr(type(self), name):
-                setattr(self, name, getattr(type(self), name))
+        cls = type(self)
+        self._store({name: getattr(cls, name) for name in declared(cls) if hasattr(cls, name)}, cls.__name__)
 
     # Sections.
 
