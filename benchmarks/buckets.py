@@ -1,6 +1,6 @@
 """What it spares to run modules of one architecture as one computation: forward passes, and whole updates.
 
-Also what it spares to compile updates, and on a GPU what it spares to sample and learn there instead of on the CPU.
+Also, on a GPU, what half precision spares, and what it spares to sample and learn there instead of on the CPU.
 
 Both ways are timed in turn in one process, with CPU time (on a GPU: wall time, waiting for the device), and every pair
 gives one ratio: how many times faster the second way is.
@@ -90,7 +90,6 @@ def algorithm(
     n_agents: int = 2,
     num_envs: int = 1,
     autocast_dtype: str | None = None,
-    **framework,
 ) -> Algorithm:
     """PPO with these modules, each for as many agents; most parts only need its environment for its spaces."""
     return (
@@ -102,7 +101,6 @@ def algorithm(
         )
         .env_runners(num_envs_per_env_runner=num_envs, rollout_fragment_length=64)
         .rl_module(model_config=MODEL)
-        .framework(**framework)
         .learners(
             stack_modules=stack_modules,
             num_gpus_per_learner=int((device or args.device) == "cuda"),
@@ -180,29 +178,23 @@ def beside_one(args) -> None:
     )
 
 
-def compiling(args) -> None:
-    """Updates as they are against compiled ones; on a GPU also with CUDA graphs, and in half precision."""
-    ways: dict[str, dict] = {"compiled": {"torch_compile_learner": True}}
-    if args.device == "cuda":
-        mode = {"torch_compile_learner_dynamo_mode": "reduce-overhead"}
-        ways["compiled, CUDA graphs"] = {"torch_compile_learner": True, **mode}
-        ways["bfloat16"] = {"autocast_dtype": "bfloat16"}
-        ways["bfloat16, compiled, CUDA graphs"] = {**ways["compiled, CUDA graphs"], "autocast_dtype": "bfloat16"}
+def half_precision(args) -> None:
+    """Updates in single precision against half precision, on a GPU."""
+    if args.device != "cuda":
+        return
     for number in (1, 8, 64):
         policies = [f"p{i}" for i in range(number)]
         episodes = episodes_of(dict.fromkeys(policies, 256 if number > 1 else 2048))
         size = 64 if number > 1 else 512
-        for name, settings in ways.items():
-            torch.compiler.reset()
-            plain = algorithm(policies, args, minibatch_size=size)
-            other = algorithm(policies, args, minibatch_size=size, **settings)
-            compare(
-                f"PPO update, {number} policies, as it is against {name}",
-                lambda plain=plain, episodes=episodes: plain.learner.update(episodes=episodes),
-                lambda other=other, episodes=episodes: other.learner.update(episodes=episodes),
-                2,
-                args,
-            )
+        plain = algorithm(policies, args, minibatch_size=size)
+        half = algorithm(policies, args, minibatch_size=size, autocast_dtype="bfloat16")
+        compare(
+            f"PPO update, {number} policies, float32 against bfloat16",
+            lambda plain=plain, episodes=episodes: plain.learner.update(episodes=episodes),
+            lambda half=half, episodes=episodes: half.learner.update(episodes=episodes),
+            2,
+            args,
+        )
 
 
 def on_a_gpu(args) -> None:
@@ -229,7 +221,7 @@ def on_a_gpu(args) -> None:
         )
 
 
-PARTS = (sampling, updating, beside_one, compiling, on_a_gpu)
+PARTS = (sampling, updating, beside_one, half_precision, on_a_gpu)
 
 
 def main() -> None:

@@ -1,8 +1,7 @@
 """How much faster environments are sampled when worker processes step them, by wall-clock time.
 
-The numbers of workers, without and with double buffering, take turns of a fraction of a second, and each round gives
-one ratio. Other processes on the cores spoil it, as all that workers gain is cores that would idle: rounds without
-others are counted apart.
+The numbers of workers take turns of a fraction of a second, and each round gives one ratio. Other processes on the
+cores spoil it, as all that workers gain is cores that would idle: rounds without others are counted apart.
 """
 
 from __future__ import annotations
@@ -29,8 +28,6 @@ ENVS = {
 }
 """Name, settings, and vector steps of one turn with 16 copies."""
 CORES = len(os.sched_getaffinity(0))
-Way = tuple[int, bool]
-"""How many workers, and whether with double buffering."""
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -43,11 +40,11 @@ class Turn:
     others: float
 
 
-def build(name: str, copies: int, hiddens: int, workers: int, double_buffering: bool):
+def build(name: str, copies: int, hiddens: int, workers: int):
     """The runner of PPO with two hidden layers."""
     env, env_config, _ = ENVS[name]
     config = PPOConfig().environment(env, env_config=env_config).multi_agent(policies="shared")
-    config.env_runners(num_envs_per_env_runner=copies, num_env_workers=workers, double_buffering=double_buffering)
+    config.env_runners(num_envs_per_env_runner=copies, num_env_workers=workers)
     config.env_runners(rollout_fragment_length=64).learners(num_gpus_per_learner=0)
     config.rl_module(model_config={"fcnet_hiddens": [hiddens, hiddens]})
     return config.debugging(seed=0).build_algo().env_runner
@@ -84,33 +81,32 @@ def wait_for_quiet(patience_s: float) -> None:
 
 
 def measure(name: str, copies: int, args: argparse.Namespace) -> None:
-    """Prints a table row for each number of workers, without and with double buffering."""
-    ways = [(workers, on) for workers in args.workers for on in ((False, True) if workers > 1 else (False,))]
-    runners = {way: build(name, copies, args.hiddens, *way) for way in ways}
+    """Prints a table row for each number of workers."""
+    runners = {workers: build(name, copies, args.hiddens, workers) for workers in args.workers}
     pids = [os.getpid()]
     for runner in runners.values():
         pids += [worker.pid for worker in getattr(runner.vector_env, "workers", [])]
     steps = max(1, round(ENVS[name][2] * 16 / copies))
-    rounds: list[dict[Way, Turn]] = []
+    rounds: list[dict[int, Turn]] = []
     for _ in range(args.rounds + 1):
         wait_for_quiet(args.patience)
-        rounds.append({way: take_turn(runner, copies * steps, pids) for way, runner in runners.items()})
+        rounds.append({workers: take_turn(runner, copies * steps, pids) for workers, runner in runners.items()})
     del rounds[0]
     quiet = [turns for turns in rounds if all(turn.others < 0.05 * CORES for turn in turns.values())]
-    for way, runner in runners.items():
+    first = args.workers[0]
+    for workers, runner in runners.items():
         runner.close()
-        milliseconds = 1e3 * statistics.median(turns[way].seconds for turns in rounds) / steps
-        cores = statistics.median(turns[way].own for turns in rounds)
-        workers = f"{way[0]}, double buffering" if way[1] else way[0]
-        cells = [name, copies, workers, f"{milliseconds:.2f}", f"{cores:.2f}", *_ratios(rounds, way, ways[0])]
-        print("| " + " | ".join(map(str, [*cells, *_ratios(quiet, way, ways[0])])) + " |", flush=True)
+        milliseconds = 1e3 * statistics.median(turns[workers].seconds for turns in rounds) / steps
+        cores = statistics.median(turns[workers].own for turns in rounds)
+        cells = [name, copies, workers, f"{milliseconds:.2f}", f"{cores:.2f}", *_ratios(rounds, workers, first)]
+        print("| " + " | ".join(map(str, [*cells, *_ratios(quiet, workers, first)])) + " |", flush=True)
 
 
-def _ratios(rounds: list[dict[Way, Turn]], way: Way, first: Way) -> list[str]:
+def _ratios(rounds: list[dict[int, Turn]], workers: int, first: int) -> list[str]:
     """How many rounds there were, and the middle and the ends of how much faster they were."""
     if not rounds:
         return ["0", ""]
-    ratios = sorted(turns[first].seconds / turns[way].seconds for turns in rounds)
+    ratios = sorted(turns[first].seconds / turns[workers].seconds for turns in rounds)
     return [str(len(ratios)), f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"]
 
 

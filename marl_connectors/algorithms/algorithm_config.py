@@ -123,7 +123,6 @@ class AlgorithmConfig:
     num_envs_per_env_runner: Annotated[int, integer(min=1)] = 1
     gym_env_vectorize_mode: Annotated[str, VECTORIZE_MODE] = "sync"
     num_env_workers: Annotated[int | str, either(one_of("auto"), integer(min=0))] = "auto"
-    double_buffering: Switch = True
     sample_timeout_s: Annotated[float | None, optional(number(above=0, max=LONGEST_WAIT_S))] = 60.0
     env_to_module_connector: Annotated[Callable[..., Any] | None, builder("env_to_module_connector", 3)] = None
     module_to_env_connector: Annotated[Callable[..., Any] | None, builder("module_to_env_connector", 2)] = None
@@ -136,12 +135,6 @@ class AlgorithmConfig:
     # fault_tolerance
     restart_failed_sub_environments: Switch = False
     num_consecutive_env_failures_tolerance: Annotated[int, integer(min=0)] = 100
-    # framework
-    torch_compile_learner: Switch = False
-    torch_compile_learner_dynamo_backend: Annotated[str, text()] = "inductor"
-    torch_compile_learner_dynamo_mode: Annotated[
-        str | None, optional(one_of("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"))
-    ] = None
     # learners
     num_learners: Annotated[int, IN_THIS_PROCESS] = 0
     num_gpus_per_learner: Annotated[float | str, either(one_of("auto"), number(min=0, max=1))] = "auto"
@@ -264,7 +257,6 @@ class AlgorithmConfig:
         num_envs_per_env_runner: int = UNSET,
         gym_env_vectorize_mode: str | VectorizeMode = UNSET,
         num_env_workers: int | str = UNSET,
-        double_buffering: bool = UNSET,
         sample_timeout_s: float | None = UNSET,
         env_to_module_connector: Callable[..., Any] | None = UNSET,
         module_to_env_connector: Callable[..., Any] | None = UNSET,
@@ -284,9 +276,7 @@ class AlgorithmConfig:
                 in worker processes in any case. ``"vector_entry_point"``: the environment's maker gives them all, as a
                 ``gymnasium.vector.VectorEnv``.
             num_env_workers: Processes over which the copies are spread; 0 for none, ``"auto"`` for as many as cores if
-                steps are slow enough to be worth it, and nothing else can change by it.
-            double_buffering: Let half of such processes step while actions are chosen for the other half, where nothing
-                but the speed shows it.
+                the environment was given by an importable name and its steps are slow enough to be worth it.
             sample_timeout_s: How long such a process may take for one step or reset of its copies, and, if above
                 300, to start; None for any time.
             env_to_module_connector: ``fn(env, spaces, device)``, ``fn(env)`` or ``fn()`` that gives a connector piece
@@ -312,25 +302,14 @@ class AlgorithmConfig:
         """
 
     @section
-    def framework(
-        self,
-        framework: str = UNSET,
-        *,
-        torch_compile_learner: bool = UNSET,
-        torch_compile_learner_dynamo_backend: str = UNSET,
-        torch_compile_learner_dynamo_mode: str | None = UNSET,
-    ) -> dict[str, Any]:
-        """How torch computes.
+    def framework(self, framework: str = UNSET) -> dict[str, Any]:
+        """Which library computes; there is nothing to set.
 
         Args:
             framework: ``"torch"``; there is no other.
-            torch_compile_learner: Have ``torch.compile`` make one graph of forward pass and loss.
-            torch_compile_learner_dynamo_backend: What compiles it.
-            torch_compile_learner_dynamo_mode: ``"reduce-overhead"`` or ``"max-autotune"`` for CUDA graphs; None for
-                torch's default.
         """
-        if framework is not UNSET and framework != "torch":
-            raise ConfigError(f"{type(self).__name__}.framework: there is 'torch' only, not {framework!r}.")
+        if framework is not UNSET:
+            one_of("torch").check(framework, f"{type(self).__name__}.framework", "framework")
         return {"framework": UNSET}
 
     @section

@@ -364,7 +364,6 @@ def build_env_runner(
         callbacks=config.make_callbacks(),
         env_config=config.env_config,
         num_env_workers=0 if render_mode else num_env_workers(config, setup, make_env, num_envs),
-        double_buffering=config.double_buffering,
         sample_timeout_s=config.sample_timeout_s,
         restarts=_env_restarts(config, make_env),
         state_space=setup.state_space if for_training and reads_env_states(learner_pipeline) else None,

@@ -26,12 +26,6 @@ def check_settings(config: AlgorithmConfig) -> None:
     who = type(config).__name__
     if config.env is None:
         raise ConfigError(f"{who}: no environment. Call .environment(env=...).")
-    mode = config.torch_compile_learner_dynamo_mode
-    if mode is not None and not config.torch_compile_learner:
-        raise ConfigError(
-            f"{who}: torch_compile_learner_dynamo_mode={mode!r} does nothing without "
-            f".framework(torch_compile_learner=True)."
-        )
     gpus = config.num_gpus_per_learner
     if gpus != "auto" and gpus and not torch.cuda.is_available():
         raise ConfigError(

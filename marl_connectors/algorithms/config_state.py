@@ -20,6 +20,15 @@ _PASS_CONFIG = (
     "Build the config as you did then and pass it: Algorithm.from_checkpoint(path, config=...), or "
     "load_policy(path, config=...)."
 )
+_FORMER_SETTINGS = frozenset(
+    {
+        "double_buffering",
+        "torch_compile_learner",
+        "torch_compile_learner_dynamo_backend",
+        "torch_compile_learner_dynamo_mode",
+    }
+)
+"""Settings of former versions that decided about nothing but the speed; older checkpoints still hold them."""
 
 
 def config_to_state(config: AlgorithmConfig) -> dict[str, Any]:
@@ -46,6 +55,8 @@ def config_from_state(state: Mapping[str, Any], *, skip: Collection[str] = (), *
         raise CheckpointError(f"checkpoint: the class of its config cannot be imported by name. {_PASS_CONFIG}")
     config: AlgorithmConfig = import_attribute(state["class"], who="checkpoint, config class", error=CheckpointError)()
     for name, value in state["settings"].items():
+        if name in _FORMER_SETTINGS:
+            continue
         if not hasattr(config, name):
             raise CheckpointError(f"checkpoint: its config has a setting {name!r} that this version does not know.")
         if name not in instead and name not in skip:

@@ -21,8 +21,6 @@ what an agent draws does not depend on the other copies, on fragments, or on sto
 its group. Where agents take turns, it is the kind of noise, as groups are made in the order in which agents appear; one
 stream is enough for a copy then, in which nobody acts in the same step as somebody else."""
 
-_Part = tuple[int, int | None]  # a group's index, and which half of the group, or None for all of it
-
 
 class _Block(NamedTuple):
     """What the rows of a group draw in ``BLOCK`` steps, as an array and on the device of the modules' outputs."""
@@ -44,23 +42,16 @@ class ActionNoise:
     def __init__(self, seed: int):
         self._seed = seed
         self.step = 0
-        self._places: dict[Rows, tuple[_Part, list[tuple[int, int]], int | None]] = {}
-        self._blocks: dict[_Part, _Block] = {}
-        self._asked: dict[_Part, Rows] = {}
+        self._places: dict[Rows, tuple[int, list[tuple[int, int]], int | None]] = {}
+        self._blocks: dict[int, _Block] = {}
+        self._asked: dict[int, Rows] = {}
         self._drawn: dict[int, tuple[tuple[Any, ...], dict[tuple[int, int], np.ndarray | None]]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the numbers, which follow from the seed and the step."""
         return {**vars(self), "_blocks": {}, "_asked": {}, "_drawn": {}}
 
-    def place(
-        self,
-        group_index: int,
-        rows: Rows,
-        places: list[tuple[int, int]],
-        num_slots: int | None,
-        half: int | None = None,
-    ) -> None:
+    def place(self, group_index: int, rows: Rows, places: list[tuple[int, int]], num_slots: int | None) -> None:
         """Says which environment copy and slot each row of a group belongs to.
 
         Args:
@@ -69,30 +60,28 @@ class ActionNoise:
             places: ``(environment index, slot)`` for each row.
             num_slots: Slots of one copy that share a stream; later slots have streams of their own. None where agents
                 take turns, and all slots are 0.
-            half: Which half of the group's rows they are; None for all of them.
         """
-        part = group_index, half
-        self._places = {key: value for key, value in self._places.items() if value[0] != part}
-        self._places[rows] = (part, places, num_slots)
-        self._blocks.pop(part, None)
+        self._places = {key: value for key, value in self._places.items() if value[0] != group_index}
+        self._places[rows] = (group_index, places, num_slots)
+        self._blocks.pop(group_index, None)
 
     def for_rows(self, columns: ColumnGroup, dist_cls: type[Distribution]) -> torch.Tensor | None:
         """``[B, k]`` noise for this step; None if the distribution takes none."""
-        part, places, num_slots = self._places[columns.rows]
+        group_index, places, num_slots = self._places[columns.rows]
         number, within = divmod(self.step, BLOCK)
-        block = self._blocks.get(part)
+        block = self._blocks.get(group_index)
         if block is not None and block.rows is columns.rows and block[1:3] == (number, dist_cls):
             return block.tensor[within]
         inputs = columns["action_dist_inputs"]
-        streams = self._streams(part[0], number, places, num_slots, dist_cls, inputs.shape[-1])
+        streams = self._streams(group_index, number, places, num_slots, dist_cls, inputs.shape[-1])
         if streams is None:
             return None
-        if self._asked.get(part) is not columns.rows:  # rows that may be others in the next step
-            self._asked[part] = columns.rows
+        if self._asked.get(group_index) is not columns.rows:  # rows that may be others in the next step
+            self._asked[group_index] = columns.rows
             return torch.from_numpy(np.stack([values[within, slot] for values, slot in streams])).to(inputs.device)
         array = np.concatenate(_whole_streams(streams), axis=1)
         noise = torch.from_numpy(array).to(inputs.device)
-        self._blocks[part] = _Block(columns.rows, number, dist_cls, array, noise)
+        self._blocks[group_index] = _Block(columns.rows, number, dist_cls, array, noise)
         return noise[within]
 
     def array_for_rows(self, columns: ColumnGroup, dist_cls: type[Distribution]) -> np.ndarray | None:

@@ -147,11 +147,6 @@ class CopyLanes:
         known, modules = self._kinds, self._rl_module
         return all(m in known and m in modules and known[m][0] is modules[m] for m in set(module_ids))
 
-    def are_all_apart(self) -> bool:
-        """Whether no two modules can have lanes in one group."""
-        kinds = [self._kind(module_id) for module_id in self._rl_module]
-        return len(set(kinds)) == len(kinds)
-
     def _kind(self, module_id: ModuleID) -> Hashable:
         module = self._rl_module[module_id]
         known = self._kinds.get(module_id)

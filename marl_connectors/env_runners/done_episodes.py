@@ -33,14 +33,6 @@ def shares(num_copies: int, num_episodes: int) -> list[int]:
     return [num_episodes // num_copies + (index < num_episodes % num_copies) for index in range(num_copies)]
 
 
-def missing(done: Sequence[DoneEpisode], num_copies: int, num_episodes: int) -> list[int]:
-    """How many of their shares the copies lack."""
-    lacking = shares(num_copies, num_episodes)
-    for entry in done:
-        lacking[entry.env_index] = max(lacking[entry.env_index] - 1, 0)
-    return lacking
-
-
 def first_of_each_copy(done: Sequence[DoneEpisode], num_copies: int, num_episodes: int) -> list[DoneEpisode] | None:
     """Those that make up ``num_episodes`` without preferring short ones.
 

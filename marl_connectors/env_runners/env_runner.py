@@ -16,12 +16,11 @@ from marl_connectors.connectors.module_to_env.get_actions import ACTION_NOISE
 from marl_connectors.connectors.module_to_env.module_to_env_pipeline import ModuleToEnvPipeline
 from marl_connectors.env_runners.action_noise import ActionNoise
 from marl_connectors.env_runners.done_episodes import check_sample_size, first_of_each_copy, shares
-from marl_connectors.env_runners.double_buffering import DoubleBufferedStepper
 from marl_connectors.env_runners.episode_callbacks import EPISODE_CALLBACKS, EpisodeCallbacks
 from marl_connectors.env_runners.episode_metrics import Tally, summarize, tally_from_state
 from marl_connectors.env_runners.sampling_times import SamplingTimes
 from marl_connectors.env_runners.saved_batch import batch_from_state, batch_to_state
-from marl_connectors.env_runners.stepper import PolicyMappingFn
+from marl_connectors.env_runners.stepper import PolicyMappingFn, Stepper
 from marl_connectors.environments.action_history import HISTORY_BYTES
 from marl_connectors.environments.env_failures import EnvFailure, EnvRestarts, FailureCounts
 from marl_connectors.environments.worker_vector_env import make_vector_env
@@ -31,7 +30,7 @@ from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID
 
 
-class EnvRunner(DoubleBufferedStepper):
+class EnvRunner(Stepper):
     """Collects episodes: env-to-module pipeline, module, module-to-env pipeline, environment, again and again.
 
     The same class runs PettingZoo environments (MultiAgentEpisodes) and Gymnasium ones (SingleAgentEpisodes).
@@ -57,7 +56,6 @@ class EnvRunner(DoubleBufferedStepper):
         callbacks: CallbackCalls | None = None,
         env_config: dict[str, Any] | None = None,
         num_env_workers: int = 0,
-        double_buffering: bool = True,
         sample_timeout_s: float | None = 60.0,
         restarts: EnvRestarts | None = None,
         state_space: Space | None = None,
@@ -84,8 +82,6 @@ class EnvRunner(DoubleBufferedStepper):
             callbacks: Told of what happens here.
             env_config: For the callbacks.
             num_env_workers: Over how many worker processes the copies are spread; 0 to step them in this process.
-            double_buffering: Whether half of the workers may step while actions are chosen for the other half. Only
-                done where nothing but the speed shows it.
             sample_timeout_s: How long a worker process may take for a step or a reset of its copies, before it counts
                 as hung; None for any time. What hangs in this process cannot be interrupted.
             restarts: How to go on after failures of environments and worker processes; None to raise an EnvError.
@@ -113,7 +109,6 @@ class EnvRunner(DoubleBufferedStepper):
             lookback=lookback,
             check_spaces=check_spaces,
         )
-        self.double_buffering = double_buffering
         self.explore = explore
         self.rollout_fragment_length = rollout_fragment_length
         self.complete_episodes = complete_episodes
@@ -204,12 +199,12 @@ class EnvRunner(DoubleBufferedStepper):
             self._set_exploring(explore)
         if num_episodes is not None:
             while (done := first_of_each_copy(self._episodes.done, copies, num_episodes)) is None:
-                self._take_steps(explore, random_actions, lambda: self._leaders_lack(num_episodes))
+                self._take_step(explore, random_actions)
         else:
             enough = self.num_env_steps + (num_timesteps or 0)
             while self.num_env_steps < enough:
                 self._is_last_step = self.num_env_steps + copies >= enough
-                self._take_steps(explore, random_actions, lambda: self.num_env_steps < enough)
+                self._take_step(explore, random_actions)
             done = self._episodes.done
         self._complete_fragment()
         self._episodes.take_done()

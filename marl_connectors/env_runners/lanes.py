@@ -147,8 +147,6 @@ class LaneGroup:
         t: ``[B]`` int32, the env step of each newest observation, in the order of the rows.
     """
 
-    place = 0  # of the first row within a tile; see HalfGroup
-
     def __init__(
         self,
         index: int,

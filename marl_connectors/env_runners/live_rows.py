@@ -15,16 +15,15 @@ from marl_connectors.trees import tree_map
 from marl_connectors.typing import ModuleID
 
 if TYPE_CHECKING:
-    from marl_connectors.env_runners.halves import HalfGroup
     from marl_connectors.env_runners.lanes import Lane, LaneGroup
 
 
 class LiveRows(Rows):
-    """The newest rows of a group's lanes, or of some: the same object all the time, while they move on."""
+    """The newest rows of a group's lanes: the same object all the time, while they move on."""
 
     __slots__ = ("group",)
 
-    def __init__(self, group: LaneGroup | HalfGroup, *, module_ids: tuple[ModuleID, ...], splits: tuple[int, ...]):
+    def __init__(self, group: LaneGroup, *, module_ids: tuple[ModuleID, ...], splits: tuple[int, ...]):
         self.group = group
         super().__init__(
             (),

@@ -132,7 +132,7 @@ class PreparedActions:
             layered = Columns.OBS in group.rollout.layered
             if layered or columns.action_dist_cls is not TorchCategorical or set(columns) != _USUAL:
                 return
-            forward = prepared_forward(rl_module, columns, group.place)
+            forward = prepared_forward(rl_module, columns)
             if forward is None:
                 return
             own = columns.like()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -29,7 +28,7 @@ from marl_connectors.env_runners.data_checks import (
     check_forward_batch,
 )
 from marl_connectors.env_runners.deferred_logp import record_logp
-from marl_connectors.env_runners.halves import Half
+from marl_connectors.env_runners.lanes import LaneGroup
 from marl_connectors.env_runners.live_rows import orders
 from marl_connectors.env_runners.prepared_actions import PreparedActions
 from marl_connectors.env_runners.random_actions import random_batch
@@ -50,7 +49,6 @@ _LOG = logging.getLogger(__name__)
 _DUE = ColumnBatch([])
 """Stands for the next forward batch where nobody needs it, unless somebody asks."""
 PolicyMappingFn = Callable[..., ModuleID]
-_Live = list[tuple[Any, Callable[[list], Any] | None]]
 
 
 class Stepper:
@@ -112,7 +110,7 @@ class Stepper:
         self._prepared = PreparedActions()
         self._batch: ColumnBatch | None = None
         self._pick_actions: Callable[[list], Any] | None = None
-        self._live: _Live = []  # groups that act, picking their items
+        self._live: list[tuple[LaneGroup, Callable[[list], Any] | None]] = []  # groups that act, picking their items
         self._check_batch = self._check_actions = True
         self._exploring = explore
         self._is_last_step = False  # of a sample
@@ -131,33 +129,31 @@ class Stepper:
 
     def _take_step(self, explore: bool, at_random: bool) -> None:
         """A hot path: everything here is per vector step and group, nothing is per agent."""
-        chosen = self._choose_actions(explore, at_random)
-        if self._turn_based:
-            self._take_turns(list(chosen))
-            return
-        acted = perf_counter()
-        step = self.vector_env.step(chosen)
-        self.times.env_step += perf_counter() - acted
-        self._take_in(step)
-
-    def _choose_actions(self, explore: bool, at_random: bool) -> Any:
-        """The actions of all who act next, by copy, which are in the columns and the counts by now."""
         began = perf_counter()
         if at_random:
             groups = [group for group, _ in self._live]
             batch = random_batch(self._seed, self._noise.step, groups, self._waiting_batch())
         else:
-            batch = self._choose(self._prepared, self._live, explore)
-        actions = self._record(self._live, batch)
+            batch = self._choose(explore)
+        actions = self._record(batch)
         chosen = actions if self._pick_actions is None else self._pick_actions(actions)
-        self._count_step(len(actions))
-        self.times.module_to_env += perf_counter() - began
-        return chosen
+        self._noise.step += 1
+        self.num_env_steps += len(actions) if self.vector_env.has_rests else len(self.vector_env.copies)
+        self.num_agent_steps += len(actions)
+        self._counts.vector_steps += 1
+        acted = perf_counter()
+        self.times.module_to_env += acted - began
+        if self._turn_based:
+            self._take_turns(list(chosen))
+            return
+        step = self.vector_env.step(chosen)
+        self.times.env_step += perf_counter() - acted
+        self._take_in(step)
 
-    def _record(self, live: _Live, batch: ColumnBatch) -> Any:
+    def _record(self, batch: ColumnBatch) -> Any:
         """Writes down what the modules put out; the actions, group by group."""
         actions: Any = []
-        for (group, _), columns in zip(live, batch.groups, strict=True):
+        for (group, _), columns in zip(self._live, batch.groups, strict=True):
             columns.record_in(group.rollout, group.positions)
             if self.vector_env.is_batched:
                 actions.append(env_action_array(columns))
@@ -169,12 +165,6 @@ class Stepper:
             return actions[0] if len(actions) == 1 else np.concatenate(actions)
         return actions
 
-    def _count_step(self, num_actions: int) -> None:
-        self._noise.step += 1
-        self.num_env_steps += num_actions if self.vector_env.has_rests else len(self.vector_env.copies)
-        self.num_agent_steps += num_actions
-        self._counts.vector_steps += 1
-
     def _take_in(self, step: VectorStep) -> None:
         """Writes down what a step of all copies led to, and prepares the next one."""
         self._note_failures()
@@ -183,7 +173,7 @@ class Stepper:
             group.advance()
         if step.transitions:
             self._follow(step)
-        self._observe(step.observations, self._live)
+        self._observe(step.observations)
         for env_index, infos in step.infos:
             self._episodes.lanes.write_infos(env_index, infos)
         if self._episodes.told is not None:
@@ -215,32 +205,21 @@ class Stepper:
         self._episodes.lost.num_env_failures += len(failures)
         return failures
 
-    def _choose(self, prepared: PreparedActions, live: _Live, explore: bool, half: Half | None = None) -> ColumnBatch:
+    def _choose(self, explore: bool) -> ColumnBatch:
         """What the module-to-env pipeline makes of the modules' outputs, by the short way if that is open."""
         began = perf_counter()
-        if prepared.is_open:
-            inputs = prepared.forward()
+        if self._prepared.is_open:
+            inputs = self._prepared.forward()
             self._note_inference(perf_counter() - began)
-            return prepared.choose(inputs, self._noise)
-        forward, episodes = partial(self._forward, explore=explore), self._episodes.acting()
-        if half is None:
-            actions = self._to_actions(forward(self._waiting_batch()), episodes, explore)
-        else:
-            actions = self._to_actions(half.forward(forward), episodes[half.copies], explore)
-        prepared.try_beside(actions, live, self.rl_module, explore, self._noise)
-        return actions
-
-    def _forward(self, batch: ColumnBatch | None, explore: bool) -> ColumnBatch:
-        began, module = perf_counter(), self.rl_module
+            return self._prepared.choose(inputs, self._noise)
+        module, batch = self.rl_module, self._waiting_batch()
+        began = perf_counter()
         outputs = module.forward_exploration(batch) if explore else module.forward_inference(batch)
         self._note_inference(perf_counter() - began)
-        return outputs
-
-    def _to_actions(self, outputs: ColumnBatch, episodes: list[Any], explore: bool) -> ColumnBatch:
         actions = self.module_to_env.run(
             outputs,
-            rl_module=self.rl_module,
-            episodes=episodes,
+            rl_module=module,
+            episodes=self._episodes.acting(),
             explore=explore,
             shared_data=self._shared_data,
             metrics=self.metrics["module_to_env"],
@@ -248,13 +227,14 @@ class Stepper:
         if self._check_actions:
             check_actions(actions)
             self._check_actions = False
+        self._prepared.try_beside(actions, self._live, module, explore, self._noise)
         return actions
 
     def _note_inference(self, seconds: float) -> None:
         self.times.rlmodule_inference += seconds
         self.times.module_to_env -= seconds  # which is what a step's beginning takes beside it
 
-    def _credit(self, group: Any, rewards: Any, step: VectorStep) -> None:
+    def _credit(self, group: LaneGroup, rewards: Any, step: VectorStep) -> None:
         try:
             values = np.array(rewards)
             if values.dtype.kind not in "fiub":
@@ -282,9 +262,9 @@ class Stepper:
         self.times.env_reset += perf_counter() - began
         self._note_failures()
 
-    def _observe(self, items: Any, live: _Live) -> None:
+    def _observe(self, items: Any) -> None:
         states = self.vector_env.states()
-        for group, pick in live:
+        for group, pick in self._live:
             own = items if pick is None else pick(items)
             rollout = group.rollout
             try:
@@ -312,14 +292,10 @@ class Stepper:
                 pieces, logger = self.env_to_module, self.metrics["env_to_module"]
                 self._before_batch = {"pieces": pieces.get_state(), "metrics": logger.get_state()}
         groups = [ColumnGroup(group.rows) for group, _ in self._live]
-        self._batch = self._checked_batch(groups, self._episodes.acting())
-
-    def _checked_batch(self, groups: list[ColumnGroup], episodes: list[Any]) -> ColumnBatch:
-        batch = self._run_env_to_module(groups, episodes)
+        self._batch = self._run_env_to_module(groups, self._episodes.acting())
         if self._check_batch:
-            check_forward_batch(batch, self.rl_module)
+            check_forward_batch(self._batch, self.rl_module)
             self._check_batch = False
-        return batch
 
     def _set_exploring(self, explore: bool) -> None:
         """For the next steps. Pieces of the user's see the batch that waits anew, as it was made under another flag."""
@@ -354,7 +330,7 @@ class Stepper:
         self.times.env_reset += perf_counter() - began
         self._note_failures()
         self._arrange()
-        self._observe(items, self._live)
+        self._observe(items)
         if self._episodes.told is not None:
             self._episodes.told.started()
         self._make_batch()

@@ -24,13 +24,13 @@ from marl_connectors.environments.batched_env import is_batched
 from marl_connectors.environments.batched_trial import TRIAL_COPIES, try_out
 from marl_connectors.environments.env_failures import ENV_ERRORS
 from marl_connectors.environments.env_states import state_space_of
+from marl_connectors.environments.find_env import is_importable
 from marl_connectors.environments.gymnasium_copies import GymnasiumCopies
 from marl_connectors.environments.gymnasium_trial import try_out_vector_env
 from marl_connectors.environments.make_env import env_name, make_env
 from marl_connectors.environments.reset_options import with_reset_options
 from marl_connectors.environments.single_agent_env import SingleAgentEnv
 from marl_connectors.environments.step_faults import fault_in_infos, fault_in_reset, fault_in_result, fault_in_step
-from marl_connectors.environments.trial_record import TrialRecord
 from marl_connectors.environments.turn_based_env import TurnBasedEnv
 from marl_connectors.environments.wrappers import EnvWrapper
 from marl_connectors.errors import ConfigError, EnvError, MarlConnectorsError
@@ -48,7 +48,6 @@ class EnvSetup:
         name: For messages.
         single_agent: Whether it is a Gymnasium environment.
         agent_ids: The possible agents, or those of the first reset where the environment does not say.
-        trial: What ``check`` did and saw; None before, and for natively batched environments.
     """
 
     def __init__(
@@ -81,7 +80,6 @@ class EnvSetup:
         """
         self._step_times: list[float] = []
         self._reset_s = 0.0
-        self.trial: TrialRecord | None = None
         self.name = env_name(env)
         self._env = env
         self._env_config = dict(env_config)
@@ -121,6 +119,11 @@ class EnvSetup:
     def is_batched(self) -> bool:
         """Whether it is a natively batched environment."""
         return is_batched(self.probe)
+
+    @property
+    def is_importable(self) -> bool:
+        """Whether the environment was given by a name that another process can look up."""
+        return is_importable(self._env)
 
     @property
     def agents_per_step(self) -> int:
@@ -187,13 +190,11 @@ class EnvSetup:
         if self.is_batched:
             self._check_batched(rng)
             return
-        record = TrialRecord()
         try:
             observations, infos = self._timed_reset()
             seen = dict.fromkeys(self.probe.agents)
             self._check_observations(observations, seen, 0)
             self._complain(fault_in_infos(seen, infos), 0)
-            record.began(observations)
             for t in range(1, _TRIAL_STEPS + 1):
                 actions = {
                     agent_id: self._random_action(
@@ -215,14 +216,12 @@ class EnvSetup:
                             f"{self.name}: the reward of agent {agent_id!r} at step {t} is {reward!r}, not a finite "
                             f"number."
                         )
-                record.stepped(actions, observations, rewards, terminations, truncations)
         except MarlConnectorsError:
             raise
         except ENV_ERRORS as error:
             raise EnvError(
                 f"{self.name}: a trial run with random actions raised {type(error).__name__}: {error}"
             ) from error
-        self.trial = record
 
     def _check_batched(self, rng: np.random.Generator) -> None:
         def choose(agent_id: AgentID, mask: np.ndarray | None) -> Any:

@@ -23,7 +23,6 @@ from marl_connectors.environments.env_failures import EnvFailure, EnvRestarts
 from marl_connectors.environments.env_setup import EnvSetup
 from marl_connectors.environments.find_env import REGISTERED
 from marl_connectors.environments.shared_columns import ColumnReader, ColumnWriter, Note, SharedBlock
-from marl_connectors.environments.trial_record import TrialRecord
 from marl_connectors.environments.turn_based_env import TurnBasedEnv
 from marl_connectors.environments.turn_based_vector_env import TurnBasedVectorEnv
 from marl_connectors.environments.vector_env import VectorEnv
@@ -69,7 +68,7 @@ class EnvFactory:
         }
 
     def __getstate__(self) -> dict[str, Any]:
-        settings = {name: value for name, value in vars(self._setup).items() if name not in ("probe", "trial")}
+        settings = {name: value for name, value in vars(self._setup).items() if name != "probe"}
         env = settings.get("_env")
         name = env if isinstance(env, str) else ""
         return {
@@ -294,7 +293,7 @@ class EnvServer:
             reply = self._step(None)
         else:
             command, *arguments = pickle.loads(message)
-            known = {"step": self._step, "reset": self._reset, "replay": self._replay, "trial": self._trial}
+            known = {"step": self._step, "reset": self._reset, "replay": self._replay}
             reply = known[command](*arguments)
         if self.vector_env.failures:
             reply.failures = self.vector_env.take_failures()
@@ -337,9 +336,6 @@ class EnvServer:
         found = self.vector_env.replay(copy, *arguments)
         copy.newest_actions.clear()
         return Reply([CopyState.of(copy)], env_states=self._noted_states(), result=found)
-
-    def _trial(self, actions: list[dict[AgentID, Any]]) -> Reply:
-        return Reply(self._states(), result=TrialRecord.of(self.vector_env.copies[0].env, actions).digest)
 
     def _states(self) -> list[CopyState]:
         return [CopyState.of(copy) for copy in self.vector_env.copies]

@@ -62,6 +62,14 @@ def find_env(env: Any, config: Mapping[str, Any], *, vector: bool = False) -> En
     return EnvMaker(name, env, (env,), takes_dict)
 
 
+def is_importable(env: Any) -> bool:
+    """Whether an environment is a name that another process can look up: nothing that was registered in this one.
+
+    Gymnasium's ids count as such, since worker processes are told of them.
+    """
+    return isinstance(env, str) and env.strip() not in REGISTERED and _registered_with_pettingzoo(env.strip()) is None
+
+
 def _find_by_name(env: str, vector: bool) -> EnvMaker:
     if env in REGISTERED:
         return EnvMaker(env, REGISTERED[env], (), takes_dict=True)

@@ -13,15 +13,12 @@ from typing import Any
 
 from marl_connectors.environments.env_setup import EnvSetup
 from marl_connectors.environments.env_worker import needs_main_script, packed_maker
-from marl_connectors.environments.worker_trial import is_same_in_worker
 from marl_connectors.errors import ConfigError
 
 LEAST_STEP_S = 1e-4
 """What a step of one copy must take, or episodes end so often that telling of their ends costs what workers gain."""
 LEAST_WORK_S = 5e-4
 """What each worker must have to do in a vector step: several times what it costs to wake it and to hear from it."""
-
-
 MOST_OF_TIMEOUT = 0.25
 """The part of a worker's time limit that the slowest calls of all of its copies may take in the trial run."""
 
@@ -31,11 +28,13 @@ def auto_num_workers(
 ) -> int:
     """As many worker processes as there are cores that this process may use and work for them; 0 if that is one.
 
-    What a run's transitions are does not depend on it. It is 0 too wherever workers could change anything else:
+    It is a rule by the step time that was measured in the trial run, for environments that were given by an importable
+    name. It is 0 for
 
-    * natively batched environments, and those that cannot be sent to another process;
-    * those that are defined in the script that runs, which workers would import;
-    * those that do not play the trial run again in a worker as they did here;
+    * environments given as a class or a function, or by a name that was registered here: what they are made of may be
+      of this process alone;
+    * natively batched environments, and those whose settings cannot be sent to another process;
+    * those that need anything of the script that runs, which workers would import;
     * those so slow that a worker's time limit might end them;
     * processes that are workers of somebody themselves, or that a debugger watches.
 
@@ -45,8 +44,8 @@ def auto_num_workers(
         num_envs: How many copies are stepped together.
         timeout_s: How long a worker may take for a step of its copies; None for any time.
     """
-    step_s, trial = setup.step_s, setup.trial
-    if sys.platform == "win32" or setup.is_batched or step_s is None or trial is None or _is_special():
+    step_s = setup.step_s
+    if sys.platform == "win32" or not setup.is_importable or setup.is_batched or step_s is None or _is_special():
         return 0
     number = num_worth_it(step_s, num_envs, num_cores())
     if not number:
@@ -57,7 +56,7 @@ def auto_num_workers(
         maker = packed_maker(make_env, number)
     except ConfigError:
         return 0
-    return number if not needs_main_script(maker) and is_same_in_worker(maker, trial) else 0
+    return 0 if needs_main_script(maker) else number
 
 
 def _is_special() -> bool:

@@ -141,18 +141,16 @@ class WorkerProcess:
         finally:
             other.close()
 
-    def finish_start(self, timeout_s: float | None = None) -> bool:
+    def finish_start(self) -> bool:
         """Waits until the copies are made; whether they are turn-based.
 
-        Args:
-            timeout_s: How long it may take, if that is more than for a step; 300 s if None.
+        It may take 300 s, or as long as a step if that is more.
 
         Raises:
             WorkerLost: If the process ends, or takes longer.
             EnvError: If a copy cannot be made.
         """
-        at_least = _START_TIMEOUT_S if timeout_s is None else timeout_s
-        limit = None if self._timeout_s is None else max(self._timeout_s, at_least)
+        limit = None if self._timeout_s is None else max(self._timeout_s, _START_TIMEOUT_S)
         return self._receive(limit, " while it started")
 
     def send_step(self, actions: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import weakref
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from gymnasium import Space
@@ -112,13 +112,9 @@ class WorkerVectorEnv(VectorEnv):
     What comes of a step is what would come of it in this process: each worker is a VectorEnv with some of the copies.
     Actions, rewards and observations are in shared memory, whatever is out of the ordinary comes as a message.
 
-    Two workers or more, whose agents all act at once, can be stepped half by half: one half of the workers steps while
-    the answers of the other half are dealt with.
-
     Attributes:
         turn_based: Whether to use ``take_turns`` instead of ``step``.
         workers: The workers.
-        halves: The copies of the first half of the workers, and the others; none where they cannot step in turn.
     """
 
     def __init__(
@@ -147,15 +143,8 @@ class WorkerVectorEnv(VectorEnv):
             for begin, end in itertools.pairwise(bounds)
         ]
         self._are_up = False
-        self._under_way: set[int] = set()  # halves that were told to step, and not asked yet what came of it
         self._at_exit = weakref.finalize(self, _kill, self.workers)
         self._start_all()
-        middle = (len(self.workers) + 1) // 2
-        self._workers_of_half = self.workers[:middle], self.workers[middle:]
-        self.halves: tuple[slice, ...] = ()
-        if len(self.workers) > 1 and not self.turn_based:
-            bound = self.workers[middle].copies[0].index
-            self.halves = slice(0, bound), slice(bound, num_envs)
 
     @property
     def envs(self) -> list[Any]:
@@ -167,7 +156,6 @@ class WorkerVectorEnv(VectorEnv):
 
     @_or_end_all
     def _start_all(self) -> None:
-        self._under_way.clear()
         for worker in self.workers:
             worker.start()
         for worker in self.workers:
@@ -183,7 +171,8 @@ class WorkerVectorEnv(VectorEnv):
     @_or_end_all
     def reset_all(self) -> _First:
         """Starts the next episode of every copy."""
-        self._see_that_all_wait()
+        if not self._are_up:
+            self._start_all()
         first: _First = []
         for worker in self.workers:
             self._send_reset(worker)
@@ -194,38 +183,15 @@ class WorkerVectorEnv(VectorEnv):
                 first += self._restart(worker, loss)
         return first
 
-    def _see_that_all_wait(self) -> None:
-        """Starts the workers, anew where they are in the middle of steps that an error, or Ctrl-C, has interrupted."""
-        if self._under_way:
-            self._end_all()
-        if not self._are_up:
-            self._start_all()
-
     def _send_reset(self, worker: WorkerProcess) -> None:
         worker.send("reset", self.seed, [(copy.episode_number, copy.num_failures) for copy in worker.copies])
 
     @_or_end_all
     def step(self, actions: Any) -> VectorStep:
         """Steps all copies, and resets those whose episode ended; see VectorEnv. A hot path."""
-        self._send_steps(self.workers, actions)
-        return self._take_steps(self.workers)
-
-    @_or_end_all
-    def begin_step(self, half: int, actions: Any) -> None:
-        """Lets one of ``halves`` step, with an action for each of its agents, without waiting. A hot path."""
-        self._under_way.add(half)
-        self._send_steps(self._workers_of_half[half], actions)
-
-    @_or_end_all
-    def finish_step(self, half: int) -> VectorStep:
-        """Waits for what comes of ``begin_step``: lists of that half alone. A hot path."""
-        step = self._take_steps(self._workers_of_half[half])
-        self._under_way.remove(half)
-        return step
-
-    def _take_steps(self, workers: Sequence[WorkerProcess]) -> VectorStep:
+        self._send_steps(actions)
         result = VectorStep([], [], [], [])
-        for worker in workers:
+        for worker in self.workers:
             try:
                 reply = worker.receive()
             except WorkerLost as loss:
@@ -250,7 +216,7 @@ class WorkerVectorEnv(VectorEnv):
     @_or_end_all
     def take_turns(self, actions: Any) -> list[Turn]:
         """As TurnBasedVectorEnv."""
-        self._send_steps(self.workers, actions)
+        self._send_steps(actions)
         turns: list[Turn] = []
         for worker in self.workers:
             try:
@@ -259,14 +225,14 @@ class WorkerVectorEnv(VectorEnv):
                 turns += self._other_episodes(Turn, worker, loss)
         return turns
 
-    def _send_steps(self, workers: Sequence[WorkerProcess], actions: Any) -> None:
+    def _send_steps(self, actions: Any) -> None:
         if not self._are_up:
             raise EnvError(
                 "num_env_workers: the worker processes were ended, by close() or after an error. Start new episodes: "
                 "sample(force_reset=True)."
             )
         end = 0
-        for worker in workers:
+        for worker in self.workers:
             first = end
             for copy in worker.copies:
                 begin, end = end, end + len(copy.agents)
@@ -328,7 +294,8 @@ class WorkerVectorEnv(VectorEnv):
         self, copy: EnvCopy, episode_number: int, steps: Iterable[list[Any]], wanted: Collection[int]
     ) -> tuple[dict[AgentID, Any], dict[int, dict[AgentID, dict]]]:
         """As VectorEnv."""
-        self._see_that_all_wait()
+        if not self._are_up:
+            self._start_all()
         worker = next(worker for worker in self.workers if copy in worker.copies)
         worker.send("replay", self.seed, copy.index, episode_number, steps, wanted)
         try:
@@ -343,7 +310,7 @@ class WorkerVectorEnv(VectorEnv):
 
     def close(self) -> None:
         """Closes all copies, and ends the workers."""
-        if self._are_up and not self._under_way:  # else nobody knows how long they would take
+        if self._are_up:
             for worker in self.workers:
                 worker.stop()
         self._end_all()

@@ -15,7 +15,6 @@ from torch import Tensor
 from marl_connectors.connectors.learner.learner_connector_pipeline import LearnerConnectorPipeline
 from marl_connectors.episodes.column_batch import ColumnBatch
 from marl_connectors.errors import LearnerError
-from marl_connectors.learner.compiled_losses import CompiledLosses
 from marl_connectors.learner.figures import Figures
 from marl_connectors.learner.finite_check import FiniteCheck, not_finite_error
 from marl_connectors.learner.gradient_clipping import clip_gradients
@@ -43,7 +42,6 @@ class Learner(ABC):
         pipeline: From episodes to a train batch.
         timestep: Env steps that the episodes of all updates so far were sampled in; schedules go by it.
         metrics: Where the pieces of ``pipeline`` log.
-        traced_coefficients: ``loss_coefficients`` as tensors, where a loss is compiled; else None.
         pipeline_seconds: How long the newest update's train batch took.
     """
 
@@ -60,7 +58,6 @@ class Learner(ABC):
         self._figures = Figures()
         self._check = FiniteCheck(is_lazy=False)
         self._checks_lazily = self.device.type != "cpu"
-        self.traced_coefficients: dict[str, Any] | None = None
         self._never_updated: set[ModuleID] = set()
         self._trained: list[torch.nn.Module] = []
         self.optimizers = Optimizers(self)
@@ -70,7 +67,6 @@ class Learner(ABC):
         for module_id in self.module:
             self.optimizers.configure(module_id)
         self.optimizers.refresh()
-        self._compiled = CompiledLosses(self) if self.config.torch_compile_learner else None
 
     # To override.
 
@@ -107,10 +103,6 @@ class Learner(ABC):
     def stacking_key(self, config: Any) -> Hashable:
         """What modules' settings have to have in common for one stacked loss; nothing unless overridden."""
         del config
-
-    def loss_coefficients(self, module_ids: Sequence[ModuleID]) -> Mapping[str, Any]:
-        """Numbers in the loss that change while training. Read as constants, each would have it compiled anew."""
-        return {}
 
     @property
     def has_stacked_loss(self) -> bool:
@@ -262,14 +254,10 @@ class Learner(ABC):
             for module in self._trained:
                 module.eval()
 
-    def to_train_mode(self, module: torch.nn.Module) -> None:
-        """Until the update is over."""
-        if not module.training:
-            self._trained.append(module.train())
-
     def _forward_train(self, module: Any, columns: Any) -> Any:
         """A forward pass in train mode. A hot path."""
-        self.to_train_mode(module)
+        if not module.training:
+            self._trained.append(module.train())
         return module.forward_train(columns)
 
     def _update_from(self, step: Step, batch: ColumnBatch) -> None:
@@ -294,20 +282,13 @@ class Learner(ABC):
         self.optimizers.step(stepping, self._check)
 
     def _loss_of_minibatch(self, minibatch: MiniBatch) -> Tensor:
-        """Of one module, or the sum of those of stacked ones; uncompiled if some of a bucket's modules are through."""
+        """Of one module, or the sum of those of stacked ones."""
         ids = minibatch.module_ids
         part = self.optimizers.part(ids) if minibatch.is_stacked else None
         module = self.module[ids[0]] if part is None else part.load()
-        if self._compiled is None or (part is not None and not part.is_whole):
-            losses = self.losses_of(ids, module, minibatch.columns)
-        else:
-            losses = self._compiled.losses_of(minibatch, module)
+        losses = self._losses(ids, module, minibatch.columns, self._forward_train(module, minibatch.columns))
         self._figures.note_total(ids, losses)
         return losses.sum() if minibatch.is_stacked else losses
-
-    def losses_of(self, module_ids: tuple[ModuleID, ...], module: RLModule, columns: Mapping[str, Any]) -> Tensor:
-        """The loss of one module, or ``[M]`` of stacked ones, after a forward pass of ``module``."""
-        return self._losses(module_ids, module, columns, self._forward_train(module, columns))
 
     def _losses(self, module_ids: tuple[ModuleID, ...], module: RLModule, batch: Any, fwd_out: Any) -> Tensor:
         given: Any = {"batch": batch, "fwd_out": fwd_out}

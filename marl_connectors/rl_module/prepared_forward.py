@@ -32,38 +32,28 @@ class PreparedForward:
     parameters that are replaced) is not, so a forward pass is prepared anew for each sample.
     """
 
-    __slots__ = ("_before", "_layers", "_lead")
+    __slots__ = ("_layers", "_lead")
 
-    def __init__(self, layers: Sequence[ArrayLayer], lead: tuple[int, ...], place: int = 0):
+    def __init__(self, layers: Sequence[ArrayLayer], lead: tuple[int, ...]):
         """Takes the layers.
 
         Args:
             layers: One after another.
             lead: ``(B,)``, or ``(M, B)`` for ``M`` stacked modules of ``B`` rows each.
-            place: Of the first row within a tile, for the later part of ``B`` rows.
         """
         self._layers = layers
         self._lead = lead
-        self._before = np.zeros((place, layers[0].weight.shape[-2]), np.float32)
 
     def __call__(self, observations: np.ndarray) -> np.ndarray:
         """``[rows, n]`` float32 of ``[rows, k]`` float32. A hot path."""
-        if len(self._before):
-            return run_layers(np.concatenate([self._before, observations]), self._layers)[len(self._before) :]
         if len(self._lead) == 1:
             return run_layers(observations, self._layers)
         stacked = run_layers(observations.reshape(*self._lead, -1), self._layers)
         return stacked.reshape(len(observations), -1)
 
 
-def prepared_forward(rl_module: MultiRLModule, group: ColumnGroup, place: int = 0) -> PreparedForward | None:
-    """The forward pass for acting on a group's rows; None if it takes more than plain layers on float32 vectors.
-
-    Args:
-        rl_module: The modules.
-        group: Their rows.
-        place: Of the first row within a tile; see ``tile_rows``.
-    """
+def prepared_forward(rl_module: MultiRLModule, group: ColumnGroup) -> PreparedForward | None:
+    """The forward pass for acting on a group's rows; None if it takes more than plain layers on float32 vectors."""
     if type(rl_module) is not MultiRLModule or has_own_methods(rl_module) or has_hooks(rl_module):
         return None
     lead: tuple[int, ...] = (len(group.rows),)
@@ -78,7 +68,7 @@ def prepared_forward(rl_module: MultiRLModule, group: ColumnGroup, place: int = 
     layers = [mlp.array_layers(lead[-1]) for mlp in parts]
     if not layers or any(own is None for own in layers):
         return None
-    return PreparedForward([layer for own in layers for layer in own or ()], lead, place)
+    return PreparedForward([layer for own in layers for layer in own or ()], lead)
 
 
 def _acting_layers(module: RLModule) -> Sequence[MLP]:

@@ -7,7 +7,8 @@ from gymnasium import spaces
 from scripted_envs import BOX, LifeEnv, small_config
 
 from marl_connectors import Callbacks, PPOConfig
-from marl_connectors.errors import ConfigError
+from marl_connectors.algorithms.config_state import config_from_state, config_to_state
+from marl_connectors.errors import CheckpointError, ConfigError
 from marl_connectors.learner.learner import Learner
 from marl_connectors.rl_module.rl_module import RLModule
 
@@ -41,6 +42,31 @@ def test_sections_chain_and_store_under_their_own_names():
     config = PPOConfig().training(lr=0.1, clip_param=0.2).env_runners(num_envs_per_env_runner=3).debugging(seed=4)
     assert (config.lr, config.clip_param, config.num_envs_per_env_runner, config.seed) == (0.1, 0.2, 3, 4)
     assert config.gamma == 0.99, "what is not named stays as it is"
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda config: config.framework("tf2"), "PPOConfig.framework: framework: expected 'torch', got 'tf2'"),
+        (lambda config: config.framework("torch", 1), "only 'framework' may come without its name"),
+        (lambda config: config.framework(torch_compile_learner=True), "unknown setting 'torch_compile_learner'"),
+        (lambda config: config.env_runners(double_buffering=True), "unknown setting 'double_buffering'"),
+    ],
+)
+def test_there_is_one_framework_and_no_setting_that_is_gone(call, words):
+    assert PPOConfig().framework("torch").to_dict() == PPOConfig().to_dict()
+    with pytest.raises(ConfigError, match=words):
+        call(PPOConfig())
+
+
+def test_a_config_of_a_former_version_loses_the_settings_that_are_gone():
+    config = PPOConfig().environment("CartPole-v1").training(lr=0.1)
+    state = config_to_state(config)
+    state["settings"] |= {"double_buffering": True, "torch_compile_learner": False}
+    assert config_from_state(state).to_dict() == config.to_dict()
+    state["settings"]["stepps"] = 1
+    with pytest.raises(CheckpointError, match="a setting 'stepps' that this version does not know"):
+        config_from_state(state)
 
 
 def test_the_defaults_are_those_that_users_expect():

@@ -96,20 +96,6 @@ def test_the_pinned_buffer_is_not_written_to_while_a_copy_reads_it():
     assert [int(tensor.min()) for tensor in copies] == [int(tensor.max()) for tensor in copies] == list(range(20))
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # by torch's compiler, of itself
-@pytest.mark.parametrize("mode", [None, "reduce-overhead"])
-@pytest.mark.parametrize("policies", ["shared", "independent"])
-def test_a_compiled_update_on_the_gpu_is_the_same_update(policies, mode):
-    plain = build(policies, 1)
-    compiled = plain.config.copy().framework(torch_compile_learner=True, torch_compile_learner_dynamo_mode=mode)
-    algos = [plain, compiled.build_algo()]
-    for _ in range(3):
-        results = [algo.train()["learners"] for algo in algos]
-        for module_id, figures in results[0].items():
-            assert results[1][module_id] == pytest.approx(figures, abs=1e-3, rel=1e-2)
-    assert algos[1].learner._compiled.num_graphs == 1
-
-
 def test_a_step_that_is_not_finite_is_not_taken_on_the_gpu():
     class Exploding(PPOLearner):
         count = 0

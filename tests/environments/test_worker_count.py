@@ -7,21 +7,20 @@ import itertools
 import multiprocessing
 import os
 import sys
-import time
 from functools import partial
 
 import numpy as np
+import pettingzoo
 import pytest
-from failing_envs import DictEnv, start_workers_fast
-from random_aec import RandomAEC
-from scripted_envs import LifeEnv, small_config
+from failing_envs import start_workers_fast
+from scripted_envs import LifeEnv, short_life, small_config
 
-from marl_connectors import Callbacks, PPOConfig
+from marl_connectors import Callbacks, PPOConfig, register_env
 from marl_connectors.algorithms.env_workers import auto_env_workers, looks_at_environments
 from marl_connectors.cli.explain import _algorithm
 from marl_connectors.cli.settings import RunSettings
 from marl_connectors.cli.values import number_or_auto
-from marl_connectors.environments import env_setup, worker_count, worker_trial
+from marl_connectors.environments import env_setup, worker_count
 from marl_connectors.environments.env_setup import EnvSetup
 from marl_connectors.environments.env_worker import EnvFactory
 from marl_connectors.environments.worker_count import auto_num_workers, num_worth_it
@@ -29,6 +28,7 @@ from marl_connectors.environments.worker_process import WorkerProcess
 from marl_connectors.environments.worker_vector_env import WorkerVectorEnv
 
 COUNT_CORES = worker_count.num_cores
+LIFE = "scripted_envs:LifeEnv"
 
 
 @pytest.fixture(autouse=True)
@@ -105,20 +105,38 @@ def chosen(env, num_envs=4, step_s=0.01, timeout_s=None, **env_config):
 
 
 def test_there_is_a_worker_for_each_core_if_environments_are_slow(monkeypatch):
-    assert chosen(partial(LifeEnv, die=0.1)) == 3
+    assert chosen(LIFE, die=0.1) == 3
     assert chosen("CartPole-v1", num_envs=2) == 2
-    assert chosen(LifeEnv, step_s=1e-5) == 0
+    assert chosen("simple_spread_v3") == chosen("mpe2.simple_spread_v3") == 3
+    assert chosen("pettingzoo.classic.connect_four_v3") == 3  # turn-based
+    assert chosen(LIFE, step_s=1e-5) == 0
     monkeypatch.setattr(sys, "platform", "win32")
-    assert chosen(LifeEnv) == 0
+    assert chosen(LIFE) == 0
+
+
+def test_environments_that_are_no_importable_names_stay_here():
+    assert [chosen(env) for env in (LifeEnv, partial(LifeEnv, die=0.1), lambda: LifeEnv())] == [0, 0, 0]
+    register_env("short life", short_life)
+    assert chosen("short life") == 0
+
+
+@pytest.mark.skipif(not hasattr(pettingzoo, "register"), reason="this PettingZoo has no registry")
+def test_an_id_that_was_registered_with_pettingzoo_stays_here():
+    pettingzoo.register("parallel", "mine/life-v0", entry_point=LifeEnv)
+    try:
+        assert chosen("mine/life-v0") == 0
+    finally:
+        pettingzoo.parallel_registry.pop("mine/life-v0")
 
 
 def test_there_are_none_where_they_are_impossible_or_would_run_the_script_again(monkeypatch):
-    assert chosen(lambda: LifeEnv()) == 0
-    assert chosen(LifeEnv, step_s=None) == 0  # it was not tried out
+    assert chosen(LIFE, step_s=None) == 0  # it was not tried out
     assert chosen("marl_envs.spread_v0:batched_env") == 0
+    assert chosen(LIFE, spaces_of={"x": lambda: None}) == 0  # cannot be sent
     own = type("OwnEnv", (LifeEnv,), {"__module__": "__main__"})
     monkeypatch.setattr(sys.modules["__main__"], "OwnEnv", own, raising=False)
-    assert chosen(own) == 0
+    assert chosen(LIFE, spaces_of={"x": own}) == 0
+    assert chosen("__main__:OwnEnv") == 0
 
 
 class Watches(Callbacks):
@@ -148,7 +166,7 @@ def test_so_do_functions_that_do(name, looks):
 
 @pytest.mark.parametrize("watched", [None, "render_env", "render_mode"])
 def test_an_environment_that_is_watched_stays_here(watched):
-    setup = EnvSetup(LifeEnv, {})
+    setup = EnvSetup(LIFE, {})
     setup.check(0)
     setup._step_times = [0.01]
     setup.probe.render_mode = "human" if watched == "render_mode" else "rgb_array"
@@ -156,72 +174,10 @@ def test_an_environment_that_is_watched_stays_here(watched):
     assert auto_env_workers(config, setup, EnvFactory(setup), 3) == (0 if watched else 3)
 
 
-def test_environments_that_draw_from_their_seed_alone_are_the_same_in_a_worker():
-    moving = partial(LifeEnv, die=0.3, join=0.5, fixed=False, mutable=True)
-    for env in (moving, partial(RandomAEC, die=0.2, join=0.4), DictEnv, "CartPole-v1", "mpe2.simple_spread_v3"):
-        assert chosen(env) == 3
-
-
-class DrawsAtRandom(LifeEnv):
-    def reset(self, seed=None, options=None):
-        return super().reset(seed=int.from_bytes(os.urandom(4), "little"))
-
-
-class PaysByVariable(LifeEnv):
-    """A module's variable, which workers have as the module sets it."""
-
-    pay = 1.0
-
-    def step(self, actions):
-        observations, rewards, *flags = super().step(actions)
-        return observations, {agent: self.pay * reward for agent, reward in rewards.items()}, *flags
-
-
-class IsHereOnly(LifeEnv):
-    """Somewhere else, it does something worse than to play on."""
-
-    def __init__(self, here, what):
-        super().__init__()
-        self.what = "" if os.getpid() == here else what
-
-    def step(self, actions):
-        if self.what == "exits":
-            os._exit(3)
-        if self.what == "raises":
-            raise RuntimeError("not here")
-        if self.what == "hangs":
-            time.sleep(60)
-        return super().step(actions)
-
-
-def test_environments_that_are_not_the_same_in_a_worker_stay_here(monkeypatch):
-    assert chosen(DrawsAtRandom) == 0
-    assert chosen(PaysByVariable) == 3
-    monkeypatch.setattr(PaysByVariable, "pay", 2.0)
-    assert chosen(PaysByVariable) == 0
-
-
-@pytest.mark.parametrize(("what", "expected"), [("works", 3), ("exits", 0), ("raises", 0), ("hangs", 0)])
-def test_an_environment_that_fails_in_a_worker_stays_here_and_leaves_no_process(monkeypatch, what, expected):
-    monkeypatch.setattr(worker_trial, "TRIAL_TIMEOUT_S", 0.5 if what == "hangs" else 60.0)
-    assert chosen(IsHereOnly, here=os.getpid(), what=what) == expected
-    assert not [child for child in multiprocessing.active_children() if child.name == "env-worker"]
-
-
-def test_a_worker_is_asked_once(monkeypatch):
-    asked, start = [], WorkerProcess.start
-    monkeypatch.setattr(WorkerProcess, "start", lambda self: asked.append(self) or start(self))
-    setup = EnvSetup(LifeEnv, {})
-    setup.check(0)
-    setup._step_times = [0.01]
-    assert [auto_num_workers(setup, EnvFactory(setup), number) for number in (2, 4)] == [2, 3]
-    assert len(asked) == 1
-
-
 @pytest.mark.parametrize(("timeout_s", "expected"), [(None, 3), (0.079, 0), (0.081, 3)])
 def test_no_worker_is_started_that_its_time_limit_might_end(timeout_s, expected):
     """Two copies in one worker, which take 0.01 s each, are a quarter of 0.08 s."""
-    setup = EnvSetup(LifeEnv, {})
+    setup = EnvSetup(LIFE, {})
     setup.check(0)
     setup._step_times, setup._reset_s = [0.004, 0.004, 0.004], 0.01
     assert auto_num_workers(setup, EnvFactory(setup), 5, timeout_s) == expected
@@ -230,18 +186,18 @@ def test_no_worker_is_started_that_its_time_limit_might_end(timeout_s, expected)
 def test_a_process_of_a_pool_and_a_debugged_one_start_no_workers(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(worker_count.multiprocessing, "parent_process", lambda: object())
-        assert chosen(LifeEnv) == 0
+        assert chosen(LIFE) == 0
     monkeypatch.setattr(worker_count.sys, "gettrace", lambda: bdb.Bdb().trace_dispatch)
-    assert chosen(LifeEnv) == 0
+    assert chosen(LIFE) == 0
     monkeypatch.setattr(worker_count.sys, "gettrace", lambda: lambda *event: None)  # as coverage does
-    assert chosen(LifeEnv) == 3
+    assert chosen(LIFE) == 3
 
 
 @pytest.mark.usefixtures("slow_steps")
 def test_a_run_has_the_workers_that_auto_chooses_and_the_same_transitions():
     found = {}
     for workers, callbacks in ((0, Callbacks), (PPOConfig().num_env_workers, Reports), ("auto", Watches)):
-        config = small_config(partial(LifeEnv, die=0.2, join=0.3)).multi_agent(policies="independent")
+        config = small_config(LIFE, env_config={"die": 0.2, "join": 0.3}).multi_agent(policies="independent")
         config.env_runners(num_envs_per_env_runner=2, num_env_workers=workers).callbacks(callbacks)
         runner = config.build_algo().env_runner
         assert isinstance(runner.vector_env, WorkerVectorEnv) == (callbacks is Reports)
@@ -255,8 +211,8 @@ def test_a_run_has_the_workers_that_auto_chooses_and_the_same_transitions():
 def test_evaluations_get_workers_if_they_take_five_seconds_and_looks_at_pieces_get_none(monkeypatch):
     """A step takes 10 ms; episodes are taken to have 100 steps before the first one has ended, and 4 after it has."""
     started, start = [], WorkerProcess.start
-    config = small_config(partial(LifeEnv, max_steps=4)).env_runners(num_envs_per_env_runner=2, num_env_workers="auto")
-    algo = config.multi_agent(policies="shared").build_algo()
+    config = small_config(LIFE, env_config={"max_steps": 4}).multi_agent(policies="shared")
+    algo = config.env_runners(num_envs_per_env_runner=2, num_env_workers="auto").build_algo()
     monkeypatch.setattr(WorkerProcess, "start", lambda self: started.append(self) or start(self))
 
     def num_started(play):
@@ -274,7 +230,7 @@ def test_evaluations_get_workers_if_they_take_five_seconds_and_looks_at_pieces_g
 
 @pytest.mark.usefixtures("slow_steps")
 def test_an_environment_that_was_not_tried_out_gets_no_workers():
-    config = small_config(LifeEnv, disable_env_checking=True).multi_agent(
+    config = small_config(LIFE, disable_env_checking=True).multi_agent(
         policies=["p"], policy_mapping_fn=lambda *a, **k: "p"
     )
     algo = config.env_runners(num_envs_per_env_runner=2, num_env_workers="auto").build_algo()

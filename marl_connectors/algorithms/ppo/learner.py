@@ -98,8 +98,6 @@ class PPOLearner(Learner):
 
     def _coefficients(self, module_ids: Sequence[ModuleID]) -> dict[str, Any]:
         """Weights and clips, which hold for a whole update: numbers, or ``[M]`` tensors where modules differ."""
-        if self.traced_coefficients is not None:
-            return self.traced_coefficients
         now = (self.num_updates, self.timestep)
         if self._coefficients_at != now:
             self._coefficients_of, self._coefficients_at = {}, now
@@ -108,10 +106,6 @@ class PPOLearner(Learner):
             own = [self._own_coefficients(m, self.config.get_config_for_module(m)) for m in key]
             self._coefficients_of[key] = {name: self._one_for_each([c[name] for c in own]) for name in own[0]}
         return self._coefficients_of[key]
-
-    def loss_coefficients(self, module_ids: Sequence[ModuleID]) -> dict[str, Any]:
-        """Weights and clips."""
-        return self._coefficients(module_ids)
 
     def _own_coefficients(self, module_id: ModuleID, config: Any) -> dict[str, float]:
         return {

@@ -1,0 +1,48 @@
+"""Linear layers in numpy: what comes of a row does not depend on how many other rows there are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from marl_connectors import DefaultPPORLModule
+from marl_connectors.rl_module import array_layers
+from marl_connectors.rl_module.array_layers import ArrayLayer, run_layers, tile_rows
+
+NEEDS_TILES = pytest.mark.skipif(tile_rows() == 1, reason="this processor's matrix products have no known tiles")
+
+
+@NEEDS_TILES
+def test_a_plain_network_gives_rows_the_same_whatever_others_follow():
+    module = DefaultPPORLModule(
+        observation_space=spaces.Box(-1.0, 1.0, (18,)),
+        action_space=spaces.Discrete(5),
+        model_config={"fcnet_hiddens": (64, 64)},
+    )
+    x = torch.randn(200, 18, generator=torch.Generator().manual_seed(0))
+    whole = module.forward_inference({"obs": x})["action_dist_inputs"]
+    for count in range(2, 200):
+        assert torch.equal(module.forward_inference({"obs": x[:count]})["action_dist_inputs"], whole[:count]), count
+
+
+@NEEDS_TILES
+@pytest.mark.parametrize("num_before", [1, 2, 5])
+def test_whole_tiles_of_rows_before_change_nothing(num_before):
+    rng = np.random.default_rng(0)
+    weights = [rng.standard_normal(shape, np.float32) for shape in ((64, 18), (64, 64), (5, 64))]
+    layers = [ArrayLayer.over(weight, weight[:, 0].copy(), np.tanh) for weight in weights]
+    begin = num_before * tile_rows()
+    x = rng.standard_normal((begin + 29, 18), np.float32)
+    np.testing.assert_array_equal(run_layers(x[begin:], layers), run_layers(x, layers)[begin:])
+
+
+@NEEDS_TILES
+def test_blocks_of_rows_are_whole_tiles(monkeypatch):
+    rng = np.random.default_rng(0)
+    weight = rng.standard_normal((64, 18), np.float32)
+    layers, x = [ArrayLayer.over(weight, weight[:, 0].copy(), None)], rng.standard_normal((301, 18), np.float32)
+    whole = run_layers(x, layers)
+    monkeypatch.setattr(array_layers, "BLOCK", 3 * tile_rows() + 1)
+    np.testing.assert_array_equal(run_layers(x, layers), whole)
