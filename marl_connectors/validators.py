@@ -175,10 +175,10 @@ def number(min: float | None = None, max: float | None = None, *, above: float |
 
 
 def _range(min: float | None, max: float | None, above: float | None = None) -> str:
-    low = f" above {above:g}" if above is not None else f" from {min:g}" if min is not None else ""
+    low = f" above {above:.15g}" if above is not None else f" from {min:.15g}" if min is not None else ""
     if max is None:
         return low
-    high = "infinity" if max == math.inf else f"{max:g}"
+    high = "infinity" if max == math.inf else f"{max:.15g}"
     return f"{low} {'up to' if above is not None or not low else 'to'} {high}"
 
 

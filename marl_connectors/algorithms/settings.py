@@ -46,7 +46,7 @@ ENVIRONMENT = optional(
     )
 )
 WRAPPERS = Validator("a list of names and callables", checked_wrappers)
-SPACES = either(SPACE, dict_of(values=SPACE, expected="a dict {agent_id: space}"))
+SPACES = optional(either(SPACE, dict_of(values=SPACE, expected="a dict {agent_id: space}")))
 IN_THIS_PROCESS = one_of(
     0,
     hint="This version samples and learns in one process. Set 0, and more num_envs_per_env_runner for larger batches.",

@@ -31,7 +31,7 @@ from marl_connectors.validators import (
 def _module_ids(given: Any) -> Any:
     if not isinstance(given, Collection) or isinstance(given, (str, bytes, Mapping, np.ndarray)):
         raise Unfit(f"Write [{given!r}]." if isinstance(given, str) else "")
-    make = type(given) if type(given) in (tuple, set, frozenset) else list
+    make: Any = type(given) if type(given) in (tuple, set, frozenset) else list
     return make(map(text().keep, given))
 
 
@@ -56,8 +56,8 @@ class MultiRLModuleSpec(ChecksFields):
     """
 
     multi_rl_module_class: Annotated[type[MultiRLModule] | None, optional(subclass_of(MultiRLModule))] = None
-    observation_space: Annotated[Space | None, SPACE] = None
-    action_space: Annotated[Space | None, SPACE] = None
+    observation_space: Annotated[Space | None, optional(SPACE)] = None
+    action_space: Annotated[Space | None, optional(SPACE)] = None
     inference_only: Annotated[bool | None, optional(boolean())] = None
     model_config: Annotated[Any, MODEL_CONFIG] = None
     rl_module_specs: Annotated[dict[ModuleID, RLModuleSpec] | RLModuleSpec, _SPECS] = dataclasses.field(

@@ -243,7 +243,7 @@ def _model_config(given: Any) -> Any:
     return given
 
 
-SPACE = optional(instance_of(Space, expected="a gymnasium space"))
+SPACE = instance_of(Space, expected="a gymnasium space")
 MODEL_CONFIG = optional(Validator("a dict, or an object of a dataclass such as DefaultModelConfig", _model_config))
 FOLDER = optional(instance_of(str, PathLike, expected="the path of a folder"))
 
@@ -264,8 +264,8 @@ class RLModuleSpec(ChecksFields):
     """
 
     module_class: Annotated[type[RLModule] | None, optional(subclass_of(RLModule))] = None
-    observation_space: Annotated[Space | None, SPACE] = None
-    action_space: Annotated[Space | None, SPACE] = None
+    observation_space: Annotated[Space | None, optional(SPACE)] = None
+    action_space: Annotated[Space | None, optional(SPACE)] = None
     inference_only: Switch = False
     learner_only: Switch = False
     model_config: Annotated[Any, MODEL_CONFIG] = None
