@@ -129,6 +129,7 @@ class ChecksFields:
 # Numbers ------------------------------------------------------------------------------------------------------------
 
 _LARGEST = 2**63 - 1
+_LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 
 
 def integer(min: int | None = None, max: int = _LARGEST) -> Validator:
@@ -146,7 +147,7 @@ def integer(min: int | None = None, max: int = _LARGEST) -> Validator:
 
 
 def number(min: float | None = None, max: float | None = None, *, above: float | None = None) -> Validator:
-    """A number, of Python or numpy. No bool and no NaN is one; infinity is if ``max`` says so.
+    """A number that float32 can hold, of Python or numpy. No bool and no NaN is one; infinity is if ``max`` says so.
 
     Args:
         min: The least one.
@@ -157,19 +158,13 @@ def number(min: float | None = None, max: float | None = None, *, above: float |
     def keep(value: Any) -> float:
         if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.integer, np.floating)):
             raise Unfit
-        try:
-            real = float(value)
-        except OverflowError:
-            raise Unfit from None
-        is_known = math.isfinite(real) or (max == math.inf and real == math.inf)
-        if (
-            not is_known
-            or (min is not None and real < min)
-            or (above is not None and real <= above)
-            or (max is not None and real > max)
-        ):
+        if not -_LARGEST_FLOAT32 <= value <= _LARGEST_FLOAT32 and not (max == math.inf and value == math.inf):
             raise Unfit
-        return real
+        if (min is not None and value < min) or (above is not None and value <= above):
+            raise Unfit
+        if max is not None and value > max:
+            raise Unfit
+        return float(value)
 
     return Validator(f"a number{_range(min, max, above)}", keep)
 

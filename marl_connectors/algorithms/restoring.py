@@ -20,7 +20,7 @@ from marl_connectors.env_runners.episode_metrics import Tally, tally_from_state
 from marl_connectors.environments.env_setup import EnvSetup
 from marl_connectors.errors import CheckpointError
 from marl_connectors.metrics import MetricsLogger
-from marl_connectors.policy_mapping import PolicyMappingFn, policy_mapping
+from marl_connectors.policy_mapping import PolicyMappingFn
 from marl_connectors.rl_module.multi_rl_module_spec import MultiRLModuleSpec
 from marl_connectors.rl_module.rl_module import RLModuleSpec
 from marl_connectors.spaces import describe
@@ -210,10 +210,7 @@ def lacks(path: str | Path, error: KeyError) -> CheckpointError:
 
 def given_settings(**settings: Any) -> dict[str, Any]:
     """Those of some settings that a user has passed."""
-    given = {name: value for name, value in settings.items() if value is not None}
-    if "policy_mapping_fn" in given:
-        given["policy_mapping_fn"] = policy_mapping(given["policy_mapping_fn"])
-    return given
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def restored_config(

@@ -92,8 +92,8 @@ def callable_with(*arguments: str, at_least: int, expected: str) -> Validator:
         function().keep(given)
         try:
             signature = inspect.signature(given)
-        except ValueError:  # it is written in C and has no signature
-            return given
+        except ValueError:
+            raise Unfit("It does not say which arguments it takes. Put it into a function of yours.") from None
         for number in range(at_least, len(arguments) + 1):
             with contextlib.suppress(TypeError):
                 signature.bind(*arguments[:number])

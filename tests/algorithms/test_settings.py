@@ -24,7 +24,7 @@ from marl_connectors.algorithms.mappo.model_config import MAPPOModelConfig
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
 from marl_connectors.cli.settings import RunSettings
 from marl_connectors.cli.values import key_value
-from marl_connectors.errors import CheckpointError, ConfigError, MarlConnectorsError
+from marl_connectors.errors import CheckpointError, ConfigError, LearnerError, MarlConnectorsError
 from marl_connectors.rl_module.default_model_config import DefaultModelConfig
 from marl_connectors.rl_module.distributions.default import BOX_DISTRIBUTIONS
 from marl_connectors.rl_module.layers import ACTIVATIONS
@@ -332,6 +332,32 @@ def test_a_subclass_declares_settings_of_its_own_or_simply_has_them():
 
 
 # From elsewhere.
+
+
+def test_arguments_of_a_run_that_goes_on_are_checked_alike():
+    algo = small_config(LifeEnv).multi_agent(policies="independent").build_algo()
+    for call, words in (
+        (lambda: algo.evaluate(num_episodes="2"), "Algorithm: num_episodes: expected a whole number from 1, got '2'"),
+        (lambda: algo.evaluate(seed=-1), "seed: expected a whole number from 0, got -1"),
+        (lambda: algo.evaluate(explore="yes"), "explore: expected True or False, got 'yes'"),
+        (lambda: algo.evaluate(policy_mapping_fn=lambda agent: "a"), "policy_mapping_fn: .* takes .agent."),
+        (lambda: algo.add_module(3), "add_module: module_id: expected a text, got 3"),
+        (lambda: algo.add_module("d", DefaultPPORLModule), "add_module: module_spec: expected an RLModuleSpec"),
+        (lambda: algo.add_module("d", config_overrides=3), "expected a dict {module_id: {setting: value}}, got"),
+        (lambda: algo.add_module("d", new_should_module_be_updated="d"), "new_should_module_be_updated: expected"),
+        (lambda: algo.set_policy_mapping_fn(3), "set_policy_mapping_fn: policy_mapping_fn: expected"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            call()
+    assert list(algo.rl_module) == ["a", "b", "c"]
+    algo.stop()
+
+
+def test_a_learner_pipeline_without_pieces_is_named():
+    algo = small_config("CartPole-v1").learners(add_default_connectors_to_learner_pipeline=False).build_algo()
+    with pytest.raises(LearnerError, match="expected columns from the learner pipeline, but it made none"):
+        algo.train()
+    algo.stop()
 
 
 @pytest.mark.parametrize("text", ["lr=fast", "gamma=2", "num_epochs=true", "minibatch_size=8.0", "grad_clip_by=norms"])
