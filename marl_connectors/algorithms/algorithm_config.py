@@ -482,12 +482,12 @@ class AlgorithmConfig:
 
     def _checked(self, name: str, value: Any, who: str) -> Any:
         """A setting's value as it is kept, with those that are in it."""
-        kept: Any = checked(type(self), name, value, who)
+        kept = checked(type(self), name, value, who)
+        if name == "algorithm_config_overrides_per_module":
+            return {m: self._checked_overrides(m, overrides, f"{who}: {name}") for m, overrides in kept.items()}
         if name == "evaluation_config" and kept is not None:
             check_evaluation(kept, who)
             return {own: self._checked(own, v, f"{who}: {name}") for own, v in kept.items()}
-        if name == "algorithm_config_overrides_per_module":
-            return {m: self._checked_overrides(m, overrides, f"{who}: {name}") for m, overrides in kept.items()}
         return kept
 
     def _checked_overrides(self, module_id: ModuleID, overrides: Mapping[str, Any], who: str) -> dict[str, Any]:
