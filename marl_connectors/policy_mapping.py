@@ -19,6 +19,7 @@ from marl_connectors.errors import (
 )
 from marl_connectors.names import Expected, Names, brief, is_function, qualified_name
 from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID, ModuleID
+from marl_connectors.validators import shown
 
 PolicyMappingFn: TypeAlias = Callable[..., ModuleID]
 _SPELLINGS = '"shared", "independent", "pattern=module,pattern=module", or a function of (agent_id, episode, **kwargs)'
@@ -98,7 +99,7 @@ def policy_mapping(spec: str | PolicyMappingFn) -> PolicyMappingFn:
     if callable(spec):
         return spec
     if not isinstance(spec, str):
-        raise ConfigError(f"policy_mapping: expected {_SPELLINGS}, but got {spec!r}.")
+        raise ConfigError(f"policy_mapping_fn: expected {_SPELLINGS}, but got {shown(spec)}.")
     text = spec.strip()
     if text == "shared":
         return SharedPolicy()
@@ -107,7 +108,7 @@ def policy_mapping(spec: str | PolicyMappingFn) -> PolicyMappingFn:
     if "=" not in text:
         close = did_you_mean(text, ["shared", "independent"])
         hint = f" {close}" if close.startswith("Did you mean") else ""
-        raise ConfigError(f"policy_mapping: expected {_SPELLINGS}, but got {spec!r}.{hint}")
+        raise ConfigError(f"policy_mapping_fn: expected {_SPELLINGS}, but got {spec!r}.{hint}")
     return PatternPolicies(tuple(_parse_pair(pair, spec) for pair in text.split(",")))
 
 
@@ -115,8 +116,8 @@ def _parse_pair(pair: str, spec: str) -> tuple[str, ModuleID]:
     pattern, equals, module_id = (part.strip() for part in pair.partition("="))
     if not (pattern and equals and module_id) or "=" in module_id:
         raise ConfigError(
-            f"policy_mapping: expected pattern=module pairs with commas between, but {pair.strip()!r} in {spec!r} is "
-            f'not one. Write for example "adversary*=red,agent*=green".'
+            f"policy_mapping_fn: expected pattern=module pairs with commas between, but {pair.strip()!r} in {spec!r} "
+            f'is not one. Write for example "adversary*=red,agent*=green".'
         )
     return pattern, module_id
 

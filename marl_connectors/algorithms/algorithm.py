@@ -21,10 +21,11 @@ from marl_connectors.env_runners.env_runner import EnvRunner
 from marl_connectors.env_runners.episode_metrics import Tally
 from marl_connectors.environments.env_failures import close_env, errors_named
 from marl_connectors.metrics import MetricsLogger, with_logged
-from marl_connectors.policy_mapping import PolicyMappingFn, policy_mapping
+from marl_connectors.policy_mapping import PolicyMappingFn
 from marl_connectors.rl_module.rl_module import RLModuleSpec
 from marl_connectors.seeding import derived_seed, global_generators_kept
 from marl_connectors.typing import AgentID, ModuleID
+from marl_connectors.validators import integer
 
 
 class Algorithm(RestorableAlgorithm):
@@ -188,7 +189,7 @@ class Algorithm(RestorableAlgorithm):
         self.callbacks.tell("on_evaluate_start", algorithm=self, metrics_logger=self.metrics)
         config = self.config.get_evaluation_config()
         if policy_mapping_fn is not None:
-            config.policy_mapping_fn = policy_mapping(policy_mapping_fn)
+            config.multi_agent(policy_mapping_fn=policy_mapping_fn)
         if explore is not None:
             config.explore = explore
         number = config.evaluation_duration if num_episodes is None else num_episodes
@@ -229,6 +230,8 @@ class Algorithm(RestorableAlgorithm):
         max_seconds: float | None = None,
         on_progress: Callable[[int], Any] | None = None,
     ) -> dict[str, Any]:
+        num_episodes = integer(min=1).check(num_episodes, type(self).__name__, "num_episodes")
+        seed = integer(min=0).check(seed, type(self).__name__, "seed")
         is_long = are_worth_workers(self._setup, num_episodes, self._recent)
         num_envs = min(num_episodes, config.num_envs_per_env_runner)
         runner = self._runner(config, seed, num_envs, for_training=False, is_long=is_long)

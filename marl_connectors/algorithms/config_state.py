@@ -70,7 +70,8 @@ def config_from_state(
         **instead: Values of settings that are not to be read.
 
     Raises:
-        CheckpointError: If it holds a function or class that cannot be imported, or is not what is expected there.
+        CheckpointError: If it holds a function or class that cannot be imported, or is not what is expected there, or
+            a value that a setting cannot have.
     """
     names = names or Names()
     if state["class"] is None:
@@ -83,7 +84,11 @@ def config_from_state(
         if name not in known:
             raise CheckpointError(f"checkpoint: its config has a setting {name!r} that this version does not know.")
         if name not in instead and name not in skip:
-            setattr(config, name, from_state(value, name, names))
+            kept = from_state(value, name, names)
+            try:
+                setattr(config, name, kept)
+            except ConfigError as error:
+                raise CheckpointError(f"checkpoint: its config is damaged. {error}") from error
     for name, value in instead.items():
         setattr(config, name, value)
     return config

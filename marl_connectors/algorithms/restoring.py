@@ -32,7 +32,7 @@ from marl_connectors.environments.env_setup import EnvSetup
 from marl_connectors.errors import CheckpointError, EpisodeError
 from marl_connectors.metrics import MetricsLogger
 from marl_connectors.names import Names, brief
-from marl_connectors.policy_mapping import PolicyMappingFn, policy_mapping
+from marl_connectors.policy_mapping import PolicyMappingFn
 from marl_connectors.rl_module.module_states import check_state_out
 from marl_connectors.rl_module.multi_rl_module_spec import MultiRLModuleSpec
 from marl_connectors.rl_module.rl_module import RLModuleSpec
@@ -310,10 +310,7 @@ def algorithm_state(path: str | Path) -> dict[str, Any]:
 
 def given_settings(**settings: Any) -> dict[str, Any]:
     """Those of some settings that a user has passed."""
-    given = {name: value for name, value in settings.items() if value is not None}
-    if "policy_mapping_fn" in given:
-        given["policy_mapping_fn"] = policy_mapping(given["policy_mapping_fn"])
-    return given
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def restored_config(

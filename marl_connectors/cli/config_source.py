@@ -93,6 +93,11 @@ def with_options(config: Any, given: Mapping[str, Any]) -> Any:
     if model:
         old: Any = config.model_config
         is_own = isinstance(old, DefaultModelConfig)
+        if dataclasses.is_dataclass(old) and not is_own:
+            raise ConfigError(
+                f"--hidden, --share-value-layers: they are settings of the default modules, but the config's "
+                f"model_config is a {type(old).__name__}. Leave them out."
+            )
         config.rl_module(model_config=dataclasses.replace(old, **model) if is_own else {**(old or {}), **model})
     return set_by_name(config, given.get("training", {}))
 

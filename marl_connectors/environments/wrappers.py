@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import gymnasium
+import numpy as np
 from gymnasium.vector import VectorEnv
 from pettingzoo import AECEnv, ParallelEnv
 from pettingzoo.utils.wrappers import BaseParallelWrapper, BaseWrapper
@@ -38,6 +39,7 @@ from marl_connectors.errors import (
 )
 from marl_connectors.names import Expected, Names, brief, import_attribute, is_function, qualified_name
 from marl_connectors.spaces import describe
+from marl_connectors.validators import shown
 
 EnvWrapper: TypeAlias = str | Callable[[Any], Any]
 """A wrapper, or the text that names one."""
@@ -119,9 +121,9 @@ def checked_wrappers(wrappers: Iterable[EnvWrapper] | None) -> list[EnvWrapper]:
     """
     if wrappers is None:
         return []
-    if isinstance(wrappers, (str, Mapping)) or callable(wrappers) or not isinstance(wrappers, Iterable):
+    if isinstance(wrappers, (str, Mapping, np.ndarray)) or callable(wrappers) or not isinstance(wrappers, Iterable):
         raise ConfigError(
-            f'wrappers: expected a list of names and callables, such as ["frame_skip_v0:4"], but got {wrappers!r}.'
+            f'wrappers: expected a list of names and callables, such as ["frame_skip_v0:4"], but got {shown(wrappers)}.'
         )
     found = list(wrappers)
     for wrapper in found:
@@ -131,7 +133,7 @@ def checked_wrappers(wrappers: Iterable[EnvWrapper] | None) -> list[EnvWrapper]:
             name = supersuit_name(wrapper.func if isinstance(wrapper, functools.partial) else wrapper)
         else:
             raise ConfigError(
-                f"wrappers: expected a name or a callable that takes an environment, but got {wrapper!r}."
+                f"wrappers: expected a name or a callable that takes an environment, but got {shown(wrapper)}."
             )
         if name in REFUSED:
             raise ConfigError(f"wrappers: {name} is not applied, because {REFUSED[name]}")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from marl_connectors.errors import ConfigError
+from marl_connectors.rl_module.default_model_config import CONV_FILTERS
 from marl_connectors.rl_module.initializers import Initializers
 from marl_connectors.rl_module.layers import make_activation
 
@@ -74,8 +74,8 @@ class CNN(nn.Module):
         super().__init__()
         height, width, channels = image_shape
         layers = []
-        for spec in filters:
-            out, kernel, stride = _checked(spec)
+        for out, *sizes in CONV_FILTERS.check(filters, "CNN", "conv_filters"):
+            kernel, stride = ((size, size) if isinstance(size, int) else size for size in sizes)
             layers.append(Conv2d(channels, out, kernel, stride, (height, width)))
             channels, height, width = out, -(-height // stride[0]), -(-width // stride[1])
         self.layers = nn.ModuleList(layers)
@@ -112,17 +112,3 @@ def default_filters(height: int, width: int) -> list[list[int]]:
         filters.append([channels, {1: 3, 2: 4 if size > 16 else 3, 4: 8}[stride], stride])
         size = -(-size // stride)
     return filters
-
-
-def _checked(spec: Any) -> tuple[int, tuple[int, int], tuple[int, int]]:
-    try:
-        channels, *sizes = spec
-        kernel, stride = [(size, size) if isinstance(size, int) else (int(size[0]), int(size[1])) for size in sizes]
-        if not isinstance(channels, int) or min(channels, *kernel, *stride) < 1:
-            raise ValueError
-    except (TypeError, ValueError, IndexError):
-        raise ConfigError(
-            f"conv_filters: expected [channels, kernel, stride] for each layer, such as [[16, 4, 2], [32, 3, 1]], but "
-            f"one is {spec!r}."
-        ) from None
-    return channels, kernel, stride
