@@ -89,7 +89,7 @@ class FakeAlgorithm:
         save_state(path, {"iteration": self.iteration, "env": self.config.env})
 
     @classmethod
-    def from_checkpoint(cls, path, *, trusted=True):
+    def from_checkpoint(cls, path):
         state = load_state(path)
         algo = cls(state["env"])
         algo.iteration = state["iteration"]
