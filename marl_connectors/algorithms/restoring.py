@@ -260,7 +260,7 @@ class RestorableAlgorithm(ChangingModules):
             algorithm._take_changed_settings(state, tuple(given), names)
             algorithm._apply(state)
         except BaseException:
-            algorithm.stop()
+            algorithm.stop()  # type: ignore[attr-defined]
             raise
         algorithm.callbacks.tell("on_checkpoint_loaded", algorithm=algorithm)
         return algorithm

@@ -19,7 +19,8 @@ from marl_connectors.environments.env_copy import EnvCopy, not_repeatable
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.episodes.rollout import take
 from marl_connectors.episodes.state import decode, encode
-from marl_connectors.trees import leaves, tree_map
+from marl_connectors.errors import CheckpointError
+from marl_connectors.trees import leaves, same_structure, tree_map
 from marl_connectors.typing import Tree
 
 
@@ -122,6 +123,11 @@ class ReplayableEpisodes(OngoingEpisodes):
             group.make_room(own["num_lanes"])
             group.num_slots = own["num_slots"]
             group.set_slots(own["slots"])
+            actions, is_over = own["rollout"]["columns"][Columns.ACTIONS], own["members"][2]
+            if not is_over and not same_structure(group.rollout.columns[Columns.ACTIONS], actions):
+                raise CheckpointError(
+                    f"checkpoint: it is damaged: its actions of {own['members'][0]!r} are of another kind."
+                )
             group.rollout.set_state(own["rollout"])
         restored = [(self._restore_lane(own), own) for own in state["lanes"]]
         self.ongoing.clear()
