@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -43,7 +43,7 @@ def check_state(state: Any) -> None:
 
 
 @contextmanager
-def taking_over(part: str):
+def taking_over(part: str) -> Iterator[None]:
     """Turns whatever goes wrong while a part of a checkpoint is read or applied into an error that names the part."""
     try:
         yield
@@ -166,18 +166,17 @@ def _kind(array: Any) -> str:
     return array.dtype.kind
 
 
-def _array(words: str, kinds: str, num_axes: int | None = None) -> Check:
-    def holds(value: Any) -> bool:
-        if not isinstance(value, (np.ndarray, torch.Tensor)) or _kind(value) not in kinds:
-            return False
-        return num_axes is None or value.ndim == num_axes
+def _is_array(value: Any, kinds: str) -> bool:
+    return isinstance(value, (np.ndarray, torch.Tensor)) and _kind(value) in kinds
 
-    return _value(words, holds)
+
+def _array(words: str, kinds: str, num_axes: int | None = None) -> Check:
+    return _value(words, lambda value: _is_array(value, kinds) and num_axes in (None, value.ndim))
 
 
 _FLOATS = _array("an array of numbers", "f")
 _ANY_ARRAY = _array("an array of numbers", "biuf")
-_COLUMN = _array("an array with an axis of rows", "biuf")
+_ROWS = _value("an array of numbers with an axis of rows", lambda value: _is_array(value, "biuf") and value.ndim)
 
 
 def _line(words: str, kinds: str) -> Check:
@@ -185,12 +184,15 @@ def _line(words: str, kinds: str) -> Check:
 
 
 def _tree(value: Any, where: str) -> None:
-    if not leaves(value):
+    """An array of rows, or a dict or tuple of trees."""
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, tuple) else None
+    if parts is None:
+        _ROWS(value, where)
+        return
+    if not value:
         raise _fault(where, "an array or a tree of arrays", value)
-    for leaf in leaves(value):
-        _COLUMN(leaf, where)
-        if not leaf.ndim:
-            raise _fault(where, "an array with an axis of rows", leaf)
+    for name, part in parts:
+        _tree(part, f"{where}/{name}")
 
 
 # The parts of the state.
@@ -336,7 +338,7 @@ _COPY = _Record(
             {
                 "counts": _line("whole numbers", "u"),
                 "order": _line("whole numbers", "u"),
-                "items": _list_of(_COLUMN),
+                "items": _list_of(_ROWS),
                 "is_number": _list_of(_BOOL),
             },
             {"trees": _list_of(_action_tree)},

@@ -107,7 +107,7 @@ class FakeAlgorithm:
         save_state(path, self.get_state())
 
     @classmethod
-    def from_checkpoint(cls, path, *, trusted=True):
+    def from_checkpoint(cls, path):
         state = load_state(path)
         algo = cls(state["env"])
         algo.iteration = state["iteration"]

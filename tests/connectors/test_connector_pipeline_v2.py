@@ -574,8 +574,6 @@ def test_a_wrong_builder_is_an_error_that_names_the_setting(builder, message):
         call_builder("env_to_module_connector", builder, "env", "spaces", "device")
 
 
-def test_an_error_inside_a_builder_says_where_and_is_the_cause():
-    words = r"^x: the function raised TypeError: unsupported .* \(.*test_connector_pipeline_v2.py:\d+ in <lambda>\)"
-    with pytest.raises(ConfigError, match=words) as caught:
+def test_a_type_error_inside_a_builder_shows_as_it_is():
+    with pytest.raises(TypeError, match="unsupported operand"):
         call_builder("x", lambda env, spaces: Note(1 + "1"), "env", "spaces", "device")
-    assert isinstance(caught.value.__cause__, TypeError)
