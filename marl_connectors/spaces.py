@@ -58,9 +58,11 @@ def stack(items: Sequence[Any], space: spaces.Space | None = None) -> Tree:
     if space is None:
         return _stack_as_they_are(items)
     if isinstance(space, spaces.Dict):
-        split = [parts_in(space, item) for item in items]
-        columns = {key: [parts[i] for parts in split] for i, key in enumerate(space.spaces)}
-        return {key: stack(columns[key], part) for key, part in space.spaces.items()}
+        keys = space.spaces.keys()
+        for item in items:
+            if type(item) is not dict or item.keys() != keys:
+                parts_in(space, item)  # raises if it has other parts
+        return {key: stack([item[key] for item in items], part) for key, part in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
         split = [parts_in(space, item) for item in items]
         return tuple([stack([parts[i] for parts in split], part) for i, part in enumerate(space.spaces)])

@@ -135,12 +135,22 @@ def check_episode(seed):
     acts = [in_another_form(rng, done, action) for action in actions]
     alone = SingleAgentEpisode(observation_space=seen, action_space=done)
     alone.add_env_reset(given[0])
+    whole = SingleAgentEpisode(
+        observation_space=seen,
+        action_space=done,
+        observations=given,
+        actions=acts,
+        rewards=[0.0] * 3,
+        len_lookback_buffer=0,
+    )
     several = MultiAgentEpisode(observation_space={"x": seen}, action_space={"x": done})
     several.add_env_reset(observations={"x": given[0]})
     for t in range(3):
         alone.add_env_step(given[t + 1], acts[t], 0.0)
         several.add_env_step({"x": given[t + 1]}, {"x": acts[t]}, {"x": 0.0})
-    for episode in (alone, several.agent_episodes["x"]):
+    state = json.loads(json.dumps(several.get_state(), default=lambda array: array.tolist()))["agent_episodes"][0]
+    assert same(from_json(state["observation_space"]), seen) and same(from_json(state["action_space"]), done)
+    for episode in (whole, alone, several.agent_episodes["x"], SingleAgentEpisode.from_state(alone.get_state())):
         found = [episode.get_observations(t) for t in range(4)], [episode.get_actions(t) for t in range(3)]
         assert_identical(stack(found[0], seen), stacked(seen, items))
         episode.set_observations(new_data=given[2], at_indices=1)

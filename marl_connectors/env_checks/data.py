@@ -124,7 +124,9 @@ class DataChecks:
         wanted = np.dtype(space.dtype)
         where = {"agent": agent, "step": step, "part": path}
         name = leaf_name(path)
-        if isinstance(space, spaces.Box) and not isinstance(item, (np.ndarray, np.generic)):
+        are_floats = wanted.kind in "iub" and values.dtype.kind == "f" and isinstance(space, spaces.Box)
+        whole = not are_floats or np.array_equal(values, np.round(values))
+        if whole and isinstance(space, spaces.Box) and not isinstance(item, (np.ndarray, np.generic)):
             self._findings.add(
                 "note",
                 "python-data",
@@ -132,9 +134,8 @@ class DataChecks:
                 "It is converted at each step, which is slow for more than a few numbers.",
                 **where,
             )
-        elif wanted.kind in "iub" and values.dtype.kind == "f" and isinstance(space, spaces.Box):
-            whole = bool((values == np.round(values)).all())
-            loss = "" if whole else f", and {_short(values)} loses its fraction when it is stored as the space says"
+        elif are_floats:
+            loss = "" if whole else f", which cannot hold {_short(values)}"
             self._findings.add(
                 "warning" if whole else "error",
                 "observation-dtype",

@@ -265,9 +265,11 @@ def bad_observation(
         observation: What it got.
         transitions: Those of the step, if it is an observation of before any reset in it.
     """
-    shape = getattr(observation, "shape", None)
+    shape, wanted = getattr(observation, "shape", None), lane.group.rollout.observation_space
     came = repr(observation) if shape is None or not _is_numbers(observation) else f"shape {shape}"
-    space = spaces.describe(lane.group.rollout.observation_space)
+    if shape is not None and shape == wanted.shape:
+        came = spaces.misfit(wanted, observation) or came
+    space = spaces.describe(wanted)
     text = f"the observation does not fit its space, {space}: {came}. Fix the environment, or its observation_space."
     return _error_of(lane, vector_env, text, transitions)
 

@@ -176,8 +176,8 @@ def _by_kind(actions: list[Any]) -> dict[_Kind, tuple[slice | list[int], np.ndar
     for place, action in enumerate(actions):
         is_scalar = isinstance(action, np.generic)
         form = "array" if type(action) is np.ndarray else action.dtype.str if is_scalar else "plain"
-        key = (_number_type(action), np.shape(action)) if form == "plain" else (action.dtype.str, action.shape)
-        places.setdefault((*key, form), []).append(place)  # type: ignore[arg-type]
+        dtype = _number_type(action) if form == "plain" else action.dtype.str
+        places.setdefault((dtype, np.shape(action), form), []).append(place)
     found = {}
     for (_, _, form), where in places.items():
         array = np.array([actions[place] for place in where])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -61,6 +62,20 @@ def turn_based(observation_space, action_space, num_agents):
     return parallel_to_aec(Forms(observation_space, action_space, num_agents))
 
 
+class Alone(gymnasium.Env):
+    """The same with one agent, as a Gymnasium environment."""
+
+    def __init__(self, observation_space, action_space, num_agents):
+        self.env = Forms(observation_space, action_space, 1)
+        self.observation_space, self.action_space = observation_space, action_space
+
+    def reset(self, *, seed=None, options=None):
+        return tuple(part["a0"] for part in self.env.reset(seed))
+
+    def step(self, action):
+        return tuple(part["a0"] for part in self.env.step({"a0": action}))
+
+
 def in_dtypes(space, column):
     """Modules' own actions, which may be of other dtypes, in those of the space."""
     if isinstance(space, spaces.Dict):
@@ -78,12 +93,13 @@ def check(seed, kind, num_env_workers=0):
     if rng.random() < 0.3:
         done = spaces.Tuple([*done.spaces.values()])
     number = int(rng.integers(1, 5))
-    make = turn_based if kind == "aec" else Forms
+    make = {"parallel": Forms, "aec": turn_based, "gymnasium": Alone}[kind]
     config = small_config(make, env_config={"observation_space": seen, "action_space": done, "num_agents": number})
-    algo = config.env_runners(num_envs_per_env_runner=2, num_env_workers=num_env_workers).build_algo()
+    config.env_runners(num_envs_per_env_runner=1 if kind == "gymnasium" else 2, num_env_workers=num_env_workers)
+    algo = config.fault_tolerance(restart_failed_sub_environments=bool(rng.random() < 0.5)).build_algo()
     checked = 0
     for episode in algo.env_runner.sample(num_timesteps=8 * number):
-        for own in episode.agent_episodes.values():
+        for own in [episode] if kind == "gymnasium" else episode.agent_episodes.values():
             checked += check_episode(own, seen, done, has_actions=kind != "aec")
     algo.stop()
     assert checked
@@ -104,7 +120,7 @@ def check_episode(own, seen, done, has_actions):
     return len(infos)
 
 
-@pytest.mark.parametrize("kind", ["parallel", "aec"])
+@pytest.mark.parametrize("kind", ["parallel", "aec", "gymnasium"])
 @pytest.mark.parametrize("seed", range(15))
 def test_rows_hold_what_agents_saw_and_did(seed, kind):
     check(seed, kind)
@@ -119,7 +135,7 @@ def test_rows_hold_what_agents_saw_and_did_in_other_processes(seed):
 def test_rows_hold_what_agents_saw_and_did_in_many_spaces():
     first = int(np.random.SeedSequence().entropy) % 2**40
     for seed in range(first, first + 300):
-        for kind in ("parallel", "aec"):
+        for kind in ("parallel", "aec", "gymnasium"):
             print(f"seed {seed}, {kind}")
             check(seed, kind)
 
