@@ -93,7 +93,7 @@ class TorchMultiDistribution(Distribution):
         lens = [part.num_mask for part in cls.parts]
         mask = torch.as_tensor(mask, dtype=torch.bool, device=inputs.device)
         wanted = (*inputs.shape[:-1], sum(lens))
-        if not torch.jit.is_tracing() and mask.shape != wanted:
+        if not torch._C._is_tracing() and mask.shape != wanted:
             raise ModuleError(
                 f"action mask: its shape is {tuple(mask.shape)}, but should be {wanted}: for the parts "
                 f"{ {part.key: part.num_mask for part in cls.parts} }. A module that works otherwise sets "
