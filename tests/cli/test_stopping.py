@@ -307,8 +307,8 @@ def test_a_real_run_that_is_stopped_goes_on_as_if_it_had_not_been(tmp_path, numb
     while not re.search("agent steps  ", process.stdout.readline()):
         pass
     (os.killpg if to == "group" else os.kill)(process.pid, number)
-    said = process.stdout.read()
-    assert process.wait() == status, said
+    said, _ = process.communicate()
+    assert process.returncode == status, said
     assert "Resume with: marl-connectors train --resume run" in said
     until = time.monotonic() + 60
     while group_members(process.pid) and time.monotonic() < until:
