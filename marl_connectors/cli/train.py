@@ -97,7 +97,7 @@ class _Training:
         steps_done: Agent steps so far.
         iteration: Iterations so far.
         saved_iteration: The iteration of the latest checkpoint.
-        last: The state at the end of the newest iteration; None if that is in the latest checkpoint.
+        last: The state at the end of ``iteration``; None if that is in the latest checkpoint, or cannot be written.
         saved_at: The time of that, or of the start.
         saving_s: How long that took.
         timers: Sums of the iterations' timers, as long as this process trains.
@@ -207,13 +207,13 @@ class _Training:
             while self.steps_done < self.settings.steps and (gate.requested is None or self.iteration == 0):
                 with gate.iteration():
                     result = self.algo.train()
+                self.last = None  # it is of the iteration before
                 if self.folder is None:
                     self.folder = self._make_folder()
                     progress.say(f"Everything of this run goes to {self.folder.path}")
                 self.folder.log(result)
                 self.steps_done, self.iteration = agent_steps(result), int(result["training_iteration"])
                 self.timers.update(result["timers"])
-                progress.update(result)
                 age = time.monotonic() - self.saved_at
                 if self.iteration % self.settings.checkpoint_every == 0:
                     self._save(self.folder)
@@ -224,6 +224,7 @@ class _Training:
                     self._save(self.folder, in_between=True)
                 else:
                     self.last = LastState(self.algo)
+                progress.update(result)
         finally:
             progress.close()
 
