@@ -32,3 +32,15 @@ def test_a_video_is_written_where_asked(command, checkpoint):
     assert command("evaluate", checkpoint, "--video", "films/play.gif") == 0
     assert Path("films/play.gif").read_bytes().startswith(b"GIF89a")
     assert "Video: films/play.gif" in command.out
+
+
+def test_random_play_that_is_cut_short_says_so(command, checkpoint, monkeypatch):
+    play = command.fake.random_play
+
+    def cut(self, *, num_episodes, max_seconds, on_progress):
+        assert max_seconds == 3.0
+        return play(self, num_episodes=8)
+
+    monkeypatch.setattr(command.fake, "random_play", cut)
+    assert command("evaluate", checkpoint, "--baseline-seconds", "3") == 0
+    assert "Of random play only 8 of 20 episodes ended in time: its figures are of these.\n" in command.out
