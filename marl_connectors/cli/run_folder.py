@@ -318,7 +318,8 @@ def reading(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}. Check the path.") from error
+        name = str(path) if len(str(path)) < 300 else f"{str(path)[:300]}..."
+        raise CheckpointError(f"{name} cannot be read: {error.strerror or error}. Check the path.") from error
 
 
 def read_config(path: Path) -> dict[str, Any]:
