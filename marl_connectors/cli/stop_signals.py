@@ -10,7 +10,10 @@ import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 GRACE_S = 20.0
 """How long the running iteration may take after SIGTERM or SIGHUP. Who sends them often kills 30 s later."""
@@ -51,7 +54,7 @@ class StopSignals:
         self._former: dict[int, Any] = {}
         self._terminals = [fd for fd in (1, 2) if os.isatty(fd)]
 
-    def __enter__(self) -> StopSignals:
+    def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             for number in STOP_SIGNALS:
                 former = signal.getsignal(number)
@@ -146,7 +149,7 @@ class InterruptGate(StopSignals):
         if hasattr(signal, "pthread_kill"):
             signal.pthread_kill(threading.main_thread().ident or 0, number)
         else:
-            _thread.interrupt_main(number)
+            _thread.interrupt_main(signal.Signals(number))
 
     def _say(self, number: int) -> None:
         if number == signal.SIGINT:
