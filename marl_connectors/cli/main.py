@@ -88,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         return EXIT_NOBODY_READS
     except KeyboardInterrupt as stop:
-        print("\nStopped before training began; nothing was written.", file=sys.stderr)
+        print("\nStopped before anything was written.", file=sys.stderr)
         return exit_status(stop)
     finally:
         warnings.formatwarning = plain

@@ -18,7 +18,7 @@ from marl_connectors.checkpoints import save_state, snapshot
 from marl_connectors.cli import run_folder
 from marl_connectors.cli.progress import PlayProgress, open_progress
 from marl_connectors.cli.results import agent_steps, fewer_episodes, module_returns, spread, table, time_shares
-from marl_connectors.cli.run_folder import RunFolder
+from marl_connectors.cli.run_folder import RunFolder, quiet_event_writers
 from marl_connectors.cli.settings import RunSettings, check_changeable, set_by_name, settings_from_json, use_threads
 from marl_connectors.cli.stop_signals import InterruptGate, exit_status
 from marl_connectors.cli.values import jsonable, merged, require_extras
@@ -68,7 +68,8 @@ def run(args: argparse.Namespace) -> int:
     given = vars(args)
     require_extras("matplotlib", "tensorboard", "PIL", *(["rich"] if sys.stdout.isatty() else []))
     training = _resumed(given) if "resume" in given else _new(given)
-    return training.run()
+    with quiet_event_writers():
+        return training.run()
 
 
 class LastState:

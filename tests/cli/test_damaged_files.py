@@ -467,6 +467,17 @@ def test_events_that_cannot_be_written_get_one_line(command, monkeypatch):
     assert "could not be written: No space left on device." in command.err and command.err.count("\n") == 1
 
 
+def test_a_disk_that_is_full_for_the_thread_that_writes_events_gets_one_line(command, monkeypatch):
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    def full(self, data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(RecordWriter, "write", full)
+    assert command("train", "fake_env", "--steps", "5000", "--out", "run") == 2
+    assert "could not be written: No space left on device." in command.err and command.err.count("\n") == 1
+
+
 def test_a_video_that_fails_costs_the_video_only(command, monkeypatch):
     def no_space(self, data):
         raise OSError(errno.ENOSPC, "No space left on device")
