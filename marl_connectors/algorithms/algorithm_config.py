@@ -52,7 +52,7 @@ class AlgorithmConfig(LearningSections, CallbackSettings):
         self.normalize_actions = True
         self.clip_actions = False
         self.disable_env_checking = False
-        self.action_mask_key: str | None = None
+        self.action_mask_key: str | None = "auto"
         # multi_agent
         self.policies: Any = None
         self.policy_mapping_fn: Callable[..., ModuleID] = SharedPolicy()
@@ -125,7 +125,7 @@ class AlgorithmConfig(LearningSections, CallbackSettings):
         normalize_actions: bool = UNSET,
         clip_actions: bool = UNSET,
         disable_env_checking: bool = UNSET,
-        action_mask_key: str | None = UNSET,
+        action_mask_key: str | bool | None = UNSET,
     ) -> dict[str, Any]:
         """Which environment, and how its observations and actions are treated.
 
@@ -144,12 +144,16 @@ class AlgorithmConfig(LearningSections, CallbackSettings):
             clip_actions: Clip Box actions to the space's range.
             disable_env_checking: Skip the trial run of the environment, and let observations leave their space.
             action_mask_key: Under which key of observations or infos action masks are; puts ActionMasking first.
+                ``"auto"`` for ``"action_mask"``, of those agents that have one by PettingZoo's convention; None (or
+                False) to ignore masks.
         """
         instead: dict[str, Any] = {} if env_config is UNSET else {"env_config": dict(env_config or {})}
         if reset_options is not UNSET:
             instead["reset_options"] = checked_reset_options(reset_options)
         if wrappers is not UNSET:
             instead["wrappers"] = checked_wrappers(wrappers)
+        if action_mask_key is False:
+            instead["action_mask_key"] = None
         return instead
 
     @section

@@ -32,6 +32,8 @@ def check_settings(config: AlgorithmConfig) -> None:
     if config.env is None:
         raise ConfigError(f"{type(config).__name__}: no environment. Call .environment(env=...).")
     checked_wrappers(config.wrappers)
+    key = config.action_mask_key
+    require(config, "action_mask_key", key is None or (isinstance(key, str) and key), "'auto', a key, or None")
     if checked_evaluation(config.evaluation_config) is not None:
         check_settings(config.get_evaluation_config().update_from_dict({"evaluation_config": None}))
     for name in ("num_env_runners", "num_learners"):

@@ -45,6 +45,7 @@ def config_from_state(state: Mapping[str, Any], *, skip: Collection[str] = (), *
     if state["class"] is None:
         raise CheckpointError(f"checkpoint: the class of its config cannot be imported by name. {_PASS_CONFIG}")
     config: AlgorithmConfig = import_attribute(state["class"], who="checkpoint, config class", error=CheckpointError)()
+    config.action_mask_key = None  # as before there was such a setting
     for name, value in state["settings"].items():
         if not hasattr(config, name):
             raise CheckpointError(f"checkpoint: its config has a setting {name!r} that this version does not know.")

@@ -20,6 +20,7 @@ from marl_connectors.algorithms.restoring import (
     given_settings,
     lacks,
     restored_config,
+    restored_masking,
     restored_specs,
 )
 from marl_connectors.connectors.common.add_states_from_episodes_to_batch import AddStatesFromEpisodesToBatch
@@ -102,7 +103,9 @@ def load_policy(
     except KeyError as error:
         raise lacks(checkpoint, error) from error
     stateful = AddStatesFromEpisodesToBatch.__name__ in pieces[0]
-    env_to_module = building.build_env_to_module(config, agents, device=torch.device(device))
+    env_to_module, _ = building.build_env_to_module(
+        config, agents, device=torch.device(device), masking=restored_masking(state, config)
+    )
     if stateful:
         add_state_pieces(env_to_module)
     module_to_env = building.build_module_to_env(config, agents, stateful=stateful)
@@ -156,7 +159,13 @@ class _Agents:
     def __init__(self, state: Mapping[str, Any], env: Any):
         self.spaces: dict[AgentID, tuple[Space, Space]] = agents_from_state(state)
         self.single_agent: bool = state["single_agent"]
+        self.agent_ids: list[AgentID] = list(self.spaces)
+        self.info_masks: Mapping[AgentID, Any] | None = None
         self.user_env = _EnvOfCheckpoint(self) if env is None else env
+
+    def agent_spaces(self, agent_id: AgentID) -> tuple[Space, Space]:
+        """As in EnvSetup."""
+        return self.spaces[agent_id]
 
     def space_of_all(self, kind: int) -> Space:
         """As in EnvSetup."""

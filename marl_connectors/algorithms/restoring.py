@@ -13,6 +13,7 @@ from marl_connectors.algorithms.algorithm_config import AlgorithmConfig
 from marl_connectors.algorithms.building import add_state_pieces_to, spec_of
 from marl_connectors.algorithms.changing_modules import ChangingModules, ModulesToUpdate
 from marl_connectors.algorithms.config_state import config_from_state, config_to_state, from_state, to_state
+from marl_connectors.algorithms.masking import AUTO, Masking, masking_from_state
 from marl_connectors.callbacks import CallbackCalls
 from marl_connectors.checkpoints import find_checkpoint, load_state, save_state
 from marl_connectors.connectors.common.add_states_from_episodes_to_batch import AddStatesFromEpisodesToBatch
@@ -35,12 +36,14 @@ class RestorableAlgorithm(ChangingModules):
 
     Attributes:
         callbacks: Told of what happens.
+        masking: The action masks that are honoured.
         metrics: What callbacks have logged.
         iteration: How many ``train()`` have been.
         time_total_s: How long they took.
     """
 
     callbacks: CallbackCalls
+    masking: Masking
     metrics: MetricsLogger
     iteration: int
     time_total_s: float
@@ -62,6 +65,7 @@ class RestorableAlgorithm(ChangingModules):
             "recent_tallies": [tally.get_state() for tally in self._recent],
             "spaces": self._described_spaces(),
             "agents": agents_to_state(self._setup),
+            "masking": self.masking.get_state(),
             "multi_rl_module": to_state(multi),
             "rl_modules": [[module_id, to_state(spec)] for module_id, spec in specs.items()],
             "learner": self.learner.get_state(),
@@ -182,7 +186,7 @@ class RestorableAlgorithm(ChangingModules):
             specs = restored_specs(state, config)
         except KeyError as error:
             raise lacks(path, error) from error
-        algorithm = cls(config, rl_module_specs=specs)  # type: ignore[call-arg]
+        algorithm = cls(config, rl_module_specs=specs, masking=restored_masking(state, config))  # type: ignore[call-arg]
         algorithm._take_over(path, state, given)
         algorithm.callbacks.tell("on_checkpoint_loaded", algorithm=algorithm)
         return algorithm
@@ -238,8 +242,18 @@ def restored_config(
             if name not in given and name not in skip:
                 restored.change(**{name: _changed(state, name)})
         restored.change(**given)
+        if restored.action_mask_key == AUTO:  # a run from before masks were honoured by default ignores them
+            restored.action_mask_key = state["config"]["settings"].get("action_mask_key")
     restored.seed = state["seed"]
     return restored
+
+
+def restored_masking(state: Mapping[str, Any], config: AlgorithmConfig) -> Masking | None:
+    """The action masks that the run of a checkpoint honours; None if that is for the config to say."""
+    saved = state.get("masking")
+    if saved is None or state["config"]["settings"].get("action_mask_key") != config.action_mask_key:
+        return None
+    return masking_from_state(saved)
 
 
 def _changed(state: Mapping[str, Any], name: str) -> Any:

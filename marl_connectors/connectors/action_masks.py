@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,9 @@ from gymnasium import Space, spaces
 from marl_connectors.spaces import parts_of, values_per_choice
 from marl_connectors.trees import leaves
 from marl_connectors.typing import Tree
+
+ACTION_MASK = "action_mask"
+"""The key under which PettingZoo's environments give masks, in observations or infos."""
 
 
 def wanted_mask(space: Space | None) -> str:
@@ -64,6 +68,18 @@ def flat_masks(space: Space | None, masks: Tree) -> np.ndarray | None:
     if masks.ndim != 2 or (lens is not None and masks.shape[1] != sum(lens)):
         return None
     return np.not_equal(masks, 0)
+
+
+def mask_of(observation: Any, info: Mapping[str, Any] | None, key: Any = ACTION_MASK) -> Any:
+    """The actions that PettingZoo's ``action_mask``, in an observation or an info, allows: ``[n]``, or None.
+
+    That of a MultiDiscrete space may be a tuple of arrays, that of a Dict or Tuple a dict or tuple.
+    """
+    for holder in (observation, info):
+        if isinstance(holder, Mapping) and key in holder:
+            mask = holder[key]
+            return mask if isinstance(mask, (dict, tuple)) else np.asarray(mask)
+    return None
 
 
 def mask_of_one_row(mask: Any) -> Any:
