@@ -13,7 +13,7 @@ from typing import Any
 from marl_connectors.algorithms import building
 from marl_connectors.algorithms.algorithm_config import AlgorithmConfig
 from marl_connectors.algorithms.env_workers import are_worth_workers
-from marl_connectors.algorithms.masking import Masking
+from marl_connectors.algorithms.masking import AUTO, Masking, warn_of_late_masks
 from marl_connectors.algorithms.restoring import RestorableAlgorithm
 from marl_connectors.algorithms.results import iteration_results
 from marl_connectors.algorithms.vectorization import human_render_mode
@@ -132,6 +132,8 @@ class Algorithm(RestorableAlgorithm):
         """
         began = time.perf_counter()
         episodes = self._sample()
+        if self.iteration == 0 and self.config.action_mask_key == AUTO and not self.masking.sentence:
+            warn_of_late_masks(episodes)
         sampled = time.perf_counter()
         runner = self.env_runner
         learned = self.learner.update(

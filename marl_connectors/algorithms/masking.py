@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -157,6 +157,25 @@ def _names_in(env: MaskedAgents) -> list[str]:
     """The parts of all Dict observations."""
     seen = [env.agent_spaces(agent_id)[0] for agent_id in env.agent_ids]
     return list(dict.fromkeys(str(key) for space in seen if isinstance(space, spaces.Dict) for key in space.spaces))
+
+
+def warn_of_late_masks(episodes: Iterable[Any]) -> None:
+    """Warns of masks in infos that the trial run had not seen, so that nothing obeys them.
+
+    Args:
+        episodes: SingleAgentEpisodes, or MultiAgentEpisodes.
+    """
+    for episode in episodes:
+        for own in getattr(episode, "agent_episodes", {None: episode}).values():
+            if any(isinstance(info, Mapping) and info.get(ACTION_MASK) is not None for info in own.get_infos()):
+                whose = "the agent" if own.agent_id is None else f"agent {own.agent_id!r}"
+                warnings.warn(
+                    f"action_mask_key='auto': there is an {ACTION_MASK!r} in the info of {whose}, but none was in the "
+                    f"infos of the trial run, so masks are ignored. To honour them, set "
+                    f".environment(action_mask_key={ACTION_MASK!r}).",
+                    stacklevel=3,
+                )
+                return
 
 
 def masking_from_state(state: Mapping[str, Any]) -> Masking:

@@ -274,7 +274,9 @@ class FreeFlattening(FlattenObservations):
 
 def test_errors_name_the_agent_and_the_sizes():
     both = spaces.Dict({"a": WITH_MASK, "b": BOX}), spaces.Dict({"a": spaces.Discrete(4), "b": BOX})
-    with pytest.raises(ConfigError, match="the mask of agent 'a', 'action_mask' in its observation, must have 3 numbers"):
+    with pytest.raises(
+        ConfigError, match="the mask of agent 'a', 'action_mask' in its observation, must have 3 numbers"
+    ):
         ActionMasking(both[0], spaces.Dict({"a": spaces.Discrete(3), "b": BOX}))
 
     def of(agent, observation, info):
