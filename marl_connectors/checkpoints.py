@@ -123,7 +123,7 @@ def find_checkpoint(path: str | os.PathLike[str]) -> Path:
     if is_checkpoint(folder) or not (folder / RUN_CHECKPOINTS).is_dir():
         return folder
     if not latest.is_file():
-        raise CheckpointError(f"the run {folder} has no checkpoint yet. Start it again with: marl-connectors train")
+        raise CheckpointError(f"the run {folder} has no checkpoint yet. Start another: marl-connectors train ENV")
     checkpoint = latest.parent / latest.read_text(encoding="utf-8").strip()
     if not is_checkpoint(checkpoint):
         raise CheckpointError(

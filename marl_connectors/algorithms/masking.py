@@ -10,12 +10,12 @@ from typing import Any, Protocol
 import numpy as np
 from gymnasium import Space, spaces
 
-from marl_connectors.connectors.action_masks import ACTION_MASK, flat_masks, mask_of_one_row, wanted_mask
+from marl_connectors.connectors.action_masks import ACTION_MASK, flat_masks, is_binary, mask_of_one_row, wanted_mask
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.env_to_module.action_masking import ActionMasking
 from marl_connectors.errors import ConfigError, did_you_mean
-from marl_connectors.spaces import describe, parts_of, values_per_choice
+from marl_connectors.spaces import describe, values_per_choice
 from marl_connectors.typing import AgentID
 
 AUTO = "auto"
@@ -181,21 +181,6 @@ def warn_of_late_masks(episodes: Iterable[Any]) -> None:
 def masking_from_state(state: Mapping[str, Any]) -> Masking:
     """What ``Masking.get_state`` gave."""
     return Masking(**state)
-
-
-def is_binary(space: Space, action_space: Space | None) -> bool:
-    """Whether all values of a mask's space are 0 and 1, or 2 for a bit of MultiBinary actions that is free."""
-    if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        of_actions: dict[Any, Space] = {}
-        if isinstance(action_space, (spaces.Dict, spaces.Tuple)):
-            of_actions = dict(parts_of(action_space))
-        return all(is_binary(part, of_actions.get(key, action_space)) for key, part in parts_of(space))
-    high = 2 if isinstance(action_space, spaces.MultiBinary) else 1
-    if isinstance(space, spaces.Box):
-        return bool(np.all(space.low >= 0) and np.all(space.high <= high))
-    if isinstance(space, spaces.MultiDiscrete):
-        return bool(np.all(space.start >= 0) and np.all(space.start + space.nvec <= high + 1))
-    return isinstance(space, spaces.MultiBinary)
 
 
 def _masked_agents(key: str, env: MaskedAgents) -> dict[AgentID, str]:

@@ -166,6 +166,7 @@ class RestorableAlgorithm(ChangingModules):
         config: AlgorithmConfig | None = None,
         policy_mapping_fn: str | PolicyMappingFn | None = None,
         policies_to_train: ModulesToUpdate | None = None,
+        with_episodes: bool = True,
     ) -> Self:
         """The algorithm that wrote a checkpoint, as it was then, with the modules that it had then.
 
@@ -175,11 +176,15 @@ class RestorableAlgorithm(ChangingModules):
                 What ``add_module`` and ``remove_module`` have changed in it is changed again.
             policy_mapping_fn: Needed only if one that cannot be imported by name was set while training went on.
             policies_to_train: Likewise.
+            with_episodes: Whether ongoing episodes are replayed, so that training goes on with them. Without, an
+                environment need not do the same again, and the next sample begins new episodes.
 
         Raises:
             CheckpointError: If it is missing, damaged, or needs one of these arguments.
         """
         state = algorithm_state(path)
+        if not with_episodes:
+            state["env_runner"].update(episodes=None, episodes_too_long=False)
         given = given_settings(policy_mapping_fn=policy_mapping_fn, policies_to_train=policies_to_train)
         try:
             config = restored_config(state, config, given)

@@ -19,7 +19,7 @@ def run(args: argparse.Namespace) -> int:
         require_extras("PIL")
     use_threads(args.threads)
     checkpoint = find_checkpoint(args.checkpoint)
-    algo = load_algorithm(checkpoint)
+    algo = load_algorithm(checkpoint, with_episodes=False)
     try:
         results = algo.evaluate(num_episodes=args.episodes, explore=args.explore, seed=args.seed)
         random_play = module_returns(algo.random_play(num_episodes=args.episodes))

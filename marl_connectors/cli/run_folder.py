@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -146,14 +147,19 @@ def check_can_be_made(path: Path, *, numbered: bool) -> None:
     """
     if not numbered and path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise ConfigError(
-            f"--out: expected a new or empty folder, but {path} exists. Choose another, or go on with: "
-            f"marl-connectors train --resume {path}"
+            f"--out: expected a new or empty folder, but {path} exists. Choose another"
+            + (f", or go on with: marl-connectors train --resume {shlex.quote(str(path))}" if _is_run(path) else ".")
         )
     parent = path.absolute()
     while not parent.exists():
         parent = parent.parent
     if not parent.is_dir() or not os.access(parent, os.W_OK):
         raise ConfigError(f"--out: expected a place that can be written, but {parent} cannot. Choose another folder.")
+
+
+def _is_run(path: Path) -> bool:
+    """Whether there is a run to go on with."""
+    return (path / CONFIG).is_file() and (path / CHECKPOINTS / LATEST).is_file()
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -233,6 +239,11 @@ def from_json(env_runner_results: Mapping[str, Any]) -> dict[str, Any]:
             for module_id, stats in returns.items()
         }
     }
+
+
+def agents_seen(baselines: Mapping[str, Any]) -> set[str]:
+    """The agents that were in the episodes of any baseline."""
+    return {agent_id for results in baselines.values() for agent_id in results.get(AGENT_RETURNS, {})}
 
 
 def _agents_of(baselines: Mapping[str, Any]) -> frozenset[str]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from marl_connectors.cli.values import merged
 from marl_connectors.environments.make_env import agent_ids, env_name, make_env
 from marl_connectors.errors import CheckpointError, ConfigError, did_you_mean
 from marl_connectors.policy_mapping import (
@@ -16,6 +18,26 @@ from marl_connectors.policy_mapping import (
     import_function,
     policy_mapping,
 )
+
+TRAINING_DEFAULTS: dict[str, Any] = {
+    "lr": 3e-4,
+    "gamma": 0.99,
+    "lambda_": 0.95,
+    "train_batch_size_per_learner": 4096,
+    "minibatch_size": 512,
+    "num_epochs": 8,
+    "clip_param": 0.2,
+    "vf_clip_param": 1e6,
+    "entropy_coeff": 0.01,
+    "vf_loss_coeff": 0.5,
+    "grad_clip": 0.5,
+    "use_kl_loss": False,
+}
+"""What the command line trains with unless ``--set`` says otherwise. Batches count agent steps.
+
+These differ from the defaults of ``PPOConfig``, which are RLlib's: they are chosen so that PPO learns well on small
+multi-agent tasks without tuning.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +63,7 @@ class RunSettings:
         checkpoint_every: Iterations from one checkpoint to the next.
         eval_episodes: Episodes of each evaluation.
         video: Whether to write a GIF at the end.
+        action_mask_key: Under which key action masks are; ``"auto"`` by PettingZoo's convention, None to ignore them.
         env_check: Whether the environment is tried out first, and its observations held against their space.
         threads: Of torch. With networks as small as these, more than one costs more than it saves.
     """
@@ -65,6 +88,7 @@ class RunSettings:
     video: bool = True
     threads: int = 1
     env_check: bool = True
+    action_mask_key: str | None = "auto"
 
     def default_folder_name(self) -> str:
         """``<env>-<policies>-seed<seed>``, such as ``simple_spread_v3-shared-seed0``; other algorithms are named."""
@@ -118,6 +142,7 @@ class RunSettings:
                 env_config=self.env_config,
                 wrappers=self.wrappers,
                 disable_env_checking=not self.env_check,
+                action_mask_key=self.action_mask_key,
             )
             .multi_agent(policies=self.modules, policy_mapping_fn=mapping, count_steps_by="agent_steps")
             .env_runners(num_envs_per_env_runner=self.num_envs, num_env_workers=self.num_env_workers)
@@ -127,6 +152,13 @@ class RunSettings:
             .debugging(seed=self.seed)
         )
         return config.build_algo()
+
+
+def training_settings(pairs: Iterable[tuple[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The values of ``--set``: those of PPO's ``training``, and those of the run, of which there is one."""
+    training = merged(pairs)
+    name = "action_mask_key"
+    return training, {name: training.pop(name) or None} if name in training else {}
 
 
 def use_threads(number: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import platform
-import shlex
 import signal
 import sys
 import threading
@@ -16,35 +15,21 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from marl_connectors.cli import run_folder
+from marl_connectors.cli import run_folder, suggestions
 from marl_connectors.cli.progress import open_progress
 from marl_connectors.cli.results import agent_steps, module_returns, spread, table, time_shares
 from marl_connectors.cli.run_folder import RunFolder
-from marl_connectors.cli.settings import RunSettings, settings_from_json, use_threads
+from marl_connectors.cli.settings import (
+    TRAINING_DEFAULTS,
+    RunSettings,
+    settings_from_json,
+    training_settings,
+    use_threads,
+)
 from marl_connectors.cli.values import jsonable, merged, require_extras
 from marl_connectors.cli.video import record_video
 from marl_connectors.errors import CheckpointError, ConfigError
 from marl_connectors.version import library_version
-
-TRAINING_DEFAULTS: dict[str, Any] = {
-    "lr": 3e-4,
-    "gamma": 0.99,
-    "lambda_": 0.95,
-    "train_batch_size_per_learner": 4096,
-    "minibatch_size": 512,
-    "num_epochs": 8,
-    "clip_param": 0.2,
-    "vf_clip_param": 1e6,
-    "entropy_coeff": 0.01,
-    "vf_loss_coeff": 0.5,
-    "grad_clip": 0.5,
-    "use_kl_loss": False,
-}
-"""What the command line trains with unless ``--set`` says otherwise. Batches count agent steps.
-
-These differ from the defaults of ``PPOConfig``, which are RLlib's: they are chosen so that PPO learns well on small
-multi-agent tasks without tuning.
-"""
 
 CHANGEABLE_ON_RESUME = ("threads", "steps", "checkpoint_every", "eval_episodes", "video")
 EXIT_INTERRUPTED = 130
@@ -117,6 +102,8 @@ class _Training:
 
     def run(self) -> int:
         try:
+            if str(self.algo.masking):
+                print(f"Action masks: {self.algo.masking}", flush=True)
             if not self.baselines:
                 self.baselines = self._measure_baselines()
             with InterruptGate() as gate:
@@ -188,7 +175,8 @@ class _Training:
 
     def _resume_hint(self) -> str:
         path = self.folder.path if self.folder is not None else self.out
-        return f"Resume with: marl-connectors train --resume {shlex.quote(str(path))}"
+        began_with = None if self.folder is None else self.folder.config["command"]["steps"]
+        return f"Resume with: {suggestions.resume(path, self.settings, self.steps_done, began_with)}"
 
     def _finish(self, folder: RunFolder) -> None:
         """Evaluates, films, and says what there is now and what to do next."""
@@ -209,26 +197,17 @@ class _Training:
         print(f"\n{_places(folder.path, no_video)}\n\n{self._next_commands(folder.path)}", flush=True)
 
     def _next_commands(self, path: Path) -> str:
-        settings, quoted = self.settings, shlex.quote(str(path))
-        words = ["marl-connectors", "train", settings.env]
-        if len(self.algo.agent_ids) == 1:
-            words += ["--seed", str(settings.seed + 1)]
-        else:
-            independent = settings.mapping is None and settings.policies == "independent"
-            words += ["--policies", "shared" if independent else "independent"]
-        for key, value in settings.env_config.items():
-            words += ["--env-config", f"{key}={value}"]
-        for wrapper in settings.wrappers:
-            words += ["--wrap", wrapper]
-        return "\n".join(
-            [
-                "Next:",
-                f"  marl-connectors evaluate {quoted} --episodes 100",
-                f"  tensorboard --logdir {shlex.quote(str(path / run_folder.EVENTS))}",
-                f"  {shlex.join(words)}",
-                f"  marl-connectors train --resume {quoted} --steps {2 * settings.steps}",
-            ]
+        events = path / run_folder.EVENTS
+        commands = suggestions.after_a_run(
+            path,
+            self.settings,
+            self.algo,
+            events=events,
+            seen=run_folder.agents_seen(self.baselines),
+            steps_done=self.steps_done,
+            numbered=self.numbered,
         )
+        return "\n".join(["Next:", *(f"  {command}" for command in commands)])
 
 
 def _places(path: Path, no_video: str) -> str:
@@ -246,14 +225,13 @@ def _places(path: Path, no_video: str) -> str:
 def _new(given: Mapping[str, Any]) -> _Training:
     """A run from nothing. Builds everything and writes nothing."""
     if "env" not in given:
-        raise ConfigError(
-            "train: expected an environment or --resume RUN. Try: marl-connectors train mpe2.simple_spread_v3"
-        )
+        raise ConfigError(f"train: expected an environment or --resume RUN. Try: {suggestions.first_run()}")
+    training, own = training_settings(given.get("set", []))
     fields = {f.name for f in dataclasses.fields(RunSettings)} - {"training", "env_config"}
     settings = RunSettings(
-        **{key: value for key, value in given.items() if key in fields},
+        **{**own, **{key: value for key, value in given.items() if key in fields}},
         env_config=merged(given.get("env_config", [])),
-        training={**TRAINING_DEFAULTS, **merged(given.get("set", []))},
+        training={**TRAINING_DEFAULTS, **training},
     )
     numbered = "out" not in given
     out = Path("runs") / settings.default_folder_name() if numbered else Path(given["out"])
@@ -285,17 +263,17 @@ def _resumed(given: Mapping[str, Any]) -> _Training:
         training.close()
         raise ConfigError(
             f"train --resume: the run {path} has its {training.steps_done:,} agent steps of {settings.steps:,} done. "
-            f"To train it further, give more: --steps {2 * settings.steps}"
+            f"To train it further, give more: --steps {suggestions.more_steps(settings.steps, training.steps_done)}"
         )
     print(f"Going on from iteration {training.iteration} at {training.steps_done:,} agent steps.", flush=True)
     return training
 
 
-def load_algorithm(checkpoint: Path) -> Any:
-    """The ``Algorithm`` of a checkpoint."""
+def load_algorithm(checkpoint: Path, *, with_episodes: bool = True) -> Any:
+    """The ``Algorithm`` of a checkpoint; see ``Algorithm.from_checkpoint``."""
     from marl_connectors.algorithms.algorithm import Algorithm
 
-    return Algorithm.from_checkpoint(checkpoint)
+    return Algorithm.from_checkpoint(checkpoint, with_episodes=with_episodes)
 
 
 def _check_same_env(algo: Any, settings: RunSettings, checkpoint: Path) -> None:

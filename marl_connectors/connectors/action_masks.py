@@ -70,6 +70,21 @@ def flat_masks(space: Space | None, masks: Tree) -> np.ndarray | None:
     return np.not_equal(masks, 0)
 
 
+def is_binary(space: Space, action_space: Space | None) -> bool:
+    """Whether all values of a mask's space are 0 and 1, or 2 for a bit of MultiBinary actions that is free."""
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        of_actions: dict[Any, Space] = {}
+        if isinstance(action_space, (spaces.Dict, spaces.Tuple)):
+            of_actions = dict(parts_of(action_space))
+        return all(is_binary(part, of_actions.get(key, action_space)) for key, part in parts_of(space))
+    high = 2 if isinstance(action_space, spaces.MultiBinary) else 1
+    if isinstance(space, spaces.Box):
+        return bool(np.all(space.low >= 0) and np.all(space.high <= high))
+    if isinstance(space, spaces.MultiDiscrete):
+        return bool(np.all(space.start >= 0) and np.all(space.start + space.nvec <= high + 1))
+    return isinstance(space, spaces.MultiBinary)
+
+
 def mask_of(observation: Any, info: Mapping[str, Any] | None, key: Any = ACTION_MASK) -> Any:
     """The actions that PettingZoo's ``action_mask``, in an observation or an info, allows: ``[n]``, or None.
 

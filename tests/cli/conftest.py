@@ -39,7 +39,7 @@ class CommandLine:
         self.algo.config.env = settings.env
         return self.algo
 
-    def load(self, checkpoint):
+    def load(self, checkpoint, with_episodes=True):
         self.algo = FakeAlgorithm.from_checkpoint(checkpoint)
         return self.algo
 

@@ -7,9 +7,11 @@ import os
 import signal
 
 import numpy as np
+from gymnasium import spaces
 
 from marl_connectors.checkpoints import load_state, save_state
 from marl_connectors.errors import EnvError
+from marl_connectors.rl_module.rl_module import RLModule
 
 STEPS = 100
 
@@ -28,7 +30,10 @@ class FakeAlgorithm:
     def __init__(self, env="fake_env", *, modules=("red", "green"), fail_at=None, interrupt_at=None, interrupts=1):
         self.config = FakeConfig(env)
         self.modules = modules
-        self.agent_ids = ["a", "b"]
+        self.agent_ids = ["agent_0", "agent_1"]
+        self.masking = ""
+        space = spaces.Discrete(2)
+        self.rl_module = dict.fromkeys(modules, RLModule(space, space))
         self.fail_at, self.interrupt_at, self.interrupts = fail_at, interrupt_at, interrupts
         self.iteration = 0
         self.frames = [np.full((300, 960, 3), shade, np.uint8) for shade in (0, 80, 160)]

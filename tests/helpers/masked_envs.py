@@ -1,4 +1,4 @@
-"""Environments that raise on forbidden actions: with random spaces and masks of all kinds, and around games in turns."""
+"""Environments that raise on forbidden actions: with masks of all kinds, or in turns."""
 
 from __future__ import annotations
 
