@@ -102,14 +102,14 @@ SLOW_KINDS = {
     "gymnasium": ["CartPole-v1", "--seed", "3"],
     "in turns": ["marl_envs.last_stone_v0", "--policies", "independent"],
     "masks": ["marl_envs.masked_v0", "--env-config", "illegal=raise"],
-    "central critics": ["marl_envs.masked_v0", "--algo", "mappo", "--set", "critic_obs=state"],
+    "central critics": ["marl_envs.masked_v0", "--algo", "mappo", "--set", "critic_obs=joint_observations"],
     "a mapping function": ["own_envs:Crowd", "--env-config", "known=2", "--mapping", "own_envs:one_for_all"],
     "modules": [
         *["own_envs:Crowd", "--env-config", "known=2", "--mapping", "own_envs:one_for_all", "--modules", "all,more"]
     ],
     "patterns": ["marl_envs.masked_v0", "--policies", "agent_0=x y,agent*=z"],
     "no check": ["own_envs:Crowd", "--no-env-check", "--env-config", "known=2"],
-    "wrapped": ["own_envs:Crowd", "--env-config", "known=2", "--wrap", "own_envs:wrapped:1"],
+    "wrapped": ["own_envs:Crowd", "--env-config", "known=2", "--wrap", "own_envs.wrapped:1"],
     "many steps at once": ["own_envs:Crowd", "--steps", "3", "--env-config", "known=2"],
 }
 WRAPPER = """
@@ -250,11 +250,7 @@ def random_settings(rng):
         num_envs=maybe(3, default.num_envs),
         num_env_workers=maybe(2, "auto"),
         num_gpus_per_learner=maybe(0, "auto"),
-        training={
-            **TRAINING_DEFAULTS,
-            **{f"k{i}": pick(*VALUES) for i in range(rng.integers(3))},
-            "lr": pick(3e-4, 0.1),
-        },
+        training={**TRAINING_DEFAULTS, **training, "lr": pick(3e-4, 0.1)},
         hidden=maybe([32, 16], default.hidden),
         share_value_layers=pick(True, False),
         checkpoint_every=maybe(5, default.checkpoint_every),
