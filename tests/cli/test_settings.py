@@ -73,7 +73,7 @@ def test_a_refused_wrapper_is_an_error_before_the_environment_is_looked_for():
 def test_train_keeps_its_wrappers(command):
     assert command("train", "fake_env", "--steps", "100", *WORDS) == 0
     assert command.settings.wrappers == WRAPPERS
-    assert f"marl-connectors train fake_env --policies independent {' '.join(WORDS)}" in command.out
+    assert f"marl-connectors train fake_env --policies independent --steps 100 {' '.join(WORDS)}" in command.out
     run = Path("runs/fake_env-shared-seed0")
     config = json.loads((run / "config.json").read_text(encoding="utf-8"))
     assert settings_from_json(config["command"]).wrappers == WRAPPERS
