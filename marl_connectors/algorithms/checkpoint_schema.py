@@ -448,6 +448,7 @@ def _agents(value: Any, where: str) -> None:
             raise _fault(f"{where}/agents", f"numbers of the {len(value['spaces'])} spaces", [agent_id, *indices])
 
 
+_MASKING = _Record({"key": _maybe(_TEXT), "by_convention": _BOOL, "keeps_observations": _BOOL, "sentence": _TEXT})
 _STATE = _Record(
     {
         "config": _Record({"class": _maybe(_TEXT), "settings": _map_of(_description)}),
@@ -464,7 +465,7 @@ _STATE = _Record(
         "learner": _LEARNER,
         "env_runner": _ENV_RUNNER,
     },
-    {"metrics": _METRICS},
+    {"metrics": _METRICS, "masking": _MASKING},
 )
 
 

@@ -21,7 +21,7 @@ def run(args: argparse.Namespace) -> int:
         check_video_can_be_made(Path(args.video))
     use_threads(args.threads)
     checkpoint = find_checkpoint(args.checkpoint)
-    algo = load_algorithm(checkpoint, trusted=args.trusted)
+    algo = load_algorithm(checkpoint, trusted=args.trusted, new_episodes=True)
     try:
         wanted, limit = args.episodes, float(args.baseline_seconds)
         results = algo.evaluate(
