@@ -24,6 +24,7 @@ import json
 import math
 import os
 import re
+import shlex
 import shutil
 import tempfile
 import threading
@@ -222,9 +223,10 @@ def check_can_be_made(path: Path, *, numbered: bool) -> None:
             parent = parent.parent
         if parent == path.absolute():
             if not numbered and not _is_unused(path):
+                go_on = f", or go on with: marl-connectors train --resume {shlex.quote(str(path))}"
                 raise ConfigError(
-                    f"--out: expected a new or empty folder, but {path} exists. Choose another, or go on with: "
-                    f"marl-connectors train --resume {path}"
+                    f"--out: expected a new or empty folder, but {path} exists. Choose another"
+                    + (go_on if _is_run(path) else ".")
                 )
             parent = parent.parent if numbered else parent
         if not parent.is_dir():
@@ -242,6 +244,11 @@ def check_can_be_made(path: Path, *, numbered: bool) -> None:
         raise ConfigError(
             f"--out: expected a place that can be written, but {path} cannot: {why}. Choose another folder."
         ) from error
+
+
+def _is_run(path: Path) -> bool:
+    """Whether there is a run to go on with, be it from its beginning."""
+    return (path / CONFIG).is_file() and (path / CHECKPOINTS).is_dir()
 
 
 def _is_unused(path: Path) -> bool:
@@ -513,6 +520,11 @@ def from_json(env_runner_results: Mapping[str, Any]) -> dict[str, Any]:
             for module_id, stats in returns.items()
         }
     }
+
+
+def agents_seen(baselines: Mapping[str, Any]) -> set[str]:
+    """The agents that were in the episodes of any baseline."""
+    return {agent_id for results in baselines.values() for agent_id in results.get(AGENT_RETURNS, {})}
 
 
 def _agents_of(baselines: Mapping[str, Any]) -> frozenset[str]:

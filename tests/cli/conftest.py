@@ -40,7 +40,7 @@ class CommandLine:
         self.algo.config.env = settings.env
         return self.algo
 
-    def load(self, checkpoint, changed=None, *, trusted=True):
+    def load(self, checkpoint, changed=None, *, trusted=True, new_episodes=False):
         self.changed, self.trusted = changed, trusted
         self.algo = FakeAlgorithm.from_checkpoint(checkpoint)
         return self.algo
