@@ -202,9 +202,7 @@ def _add_train_options(parser: _Parser) -> None:
     add("env", nargs="?", metavar="ENV", help="PettingZoo module, package.module:function, or Gymnasium id")
     add("--resume", metavar="RUN", help="go on with the run in this folder, from its latest checkpoint")
     _add_untrusted_option(parser)
-    add(
-        "--new-episodes", action="store_true", help="with --resume: begin new episodes instead of replaying the ongoing"
-    )
+    add("--new-episodes", action="store_true", help="with --resume: begin new episodes, and replay none")
     _add_building_options(parser)
     add("--steps", type=count, metavar="N", help="agent steps to train for (default 1000000)")
     add(

@@ -308,9 +308,7 @@ def _new(given: Mapping[str, Any]) -> _Training:
     if "env" not in given:
         raise ConfigError(f"train: expected an environment or --resume RUN. Try: {suggestions.first_run()}")
     if "new_episodes" in given:
-        raise ConfigError(
-            "train: --new-episodes is for --resume RUN, as a new run has no other episodes. Leave it out."
-        )
+        raise ConfigError("train: --new-episodes is for --resume RUN, as a new run has no episodes yet. Leave it out.")
     if "trusted" in given:
         raise ConfigError("train: --untrusted is for --resume RUN, as a new run reads no checkpoint. Leave it out.")
     training, own = training_settings(given.get("set", []))

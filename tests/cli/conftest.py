@@ -41,7 +41,7 @@ class CommandLine:
         return self.algo
 
     def load(self, checkpoint, changed=None, *, trusted=True, new_episodes=False):
-        self.changed, self.trusted = changed, trusted
+        self.changed, self.trusted, self.new_episodes = changed, trusted, new_episodes
         self.algo = FakeAlgorithm.from_checkpoint(checkpoint)
         return self.algo
 
