@@ -354,7 +354,7 @@ def read_baselines(path: Path) -> dict[str, Any]:
         wrong = _wrong_results(data.get(name), name)
         if wrong:
             raise CheckpointError(f"{path / BASELINES} is damaged: {wrong}. Correct it there, or take a copy of it.")
-    return data
+    return {name: data[name] for name in ("random_play", "at_start")}
 
 
 def read_metrics(path: Path, up_to: int | None = None) -> tuple[list[dict[str, Any]], bytes]:
@@ -423,12 +423,14 @@ def _wrong_results(results: Any, where: str) -> str:
         if not isinstance(results.get(name, {}), dict):
             return f"expected {where}/{name} to be a JSON object, but got {brief(results[name])}"
     for module_id, stats in results.get("module_episode_returns", {}).items():
+        place = f"{where}/module_episode_returns/{brief(module_id)[1:-1]}"
+        if not isinstance(stats, dict):
+            return f"expected {place} to be a JSON object, but got {brief(stats)}"
         for key in ("mean", "std"):
-            value = stats.get(key, "nothing") if isinstance(stats, dict) else stats
+            value = stats.get(key, "nothing")
             is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 2.0**1023
-            if not (is_number or (value is None and isinstance(stats, dict))):
-                place = f"{where}/module_episode_returns/{module_id}/{key}"
-                return f"expected {place} to be a number or null, but got {brief(value)}"
+            if not (is_number or value is None):
+                return f"expected {place}/{key} to be a number or null, but got {brief(value)}"
     number = results.get("num_episodes", 0)
     return "" if is_whole(number) else f"expected {where}/num_episodes to be a whole number, but got {brief(number)}"
 

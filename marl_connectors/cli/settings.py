@@ -291,7 +291,7 @@ def settings_from_json(data: Any, source: str = "config.json of the run") -> Run
         )
     for key, value in data.items():
         if key not in _EXPECTED:
-            raise CheckpointError(f"{source}: unknown setting {key!r}. {did_you_mean(key, _EXPECTED)}")
+            raise CheckpointError(f"{source}: unknown setting {brief(key)}. {did_you_mean(key, _EXPECTED)}")
         kind, fits = _EXPECTED[key]
         if not fits(value):
             raise CheckpointError(
