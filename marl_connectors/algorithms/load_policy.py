@@ -21,13 +21,14 @@ from marl_connectors.algorithms.restoring import (
     algorithm_state,
     given_settings,
     restored_config,
+    restored_masking,
     restored_specs,
 )
 from marl_connectors.connectors.common.add_states_from_episodes_to_batch import AddStatesFromEpisodesToBatch
 from marl_connectors.connectors.defaults import add_state_pieces
 from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
 from marl_connectors.errors import CheckpointError, ModuleError, did_you_mean
-from marl_connectors.names import Names
+from marl_connectors.names import Names, brief
 from marl_connectors.policy_mapping import PolicyMappingFn, SharedPolicy
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.rl_module.multi_rl_module_spec import MultiRLModuleSpec
@@ -50,6 +51,9 @@ _NOT_NEEDED = (
     "rl_module_spec",
 )
 """Settings that have no part in acting, so that it does not matter whether they can be found again by name."""
+
+_MOST_LOOKBACK = 2**20
+"""Steps that no run keeps, and no memory holds for many agents."""
 
 
 def load_policy(
@@ -104,20 +108,25 @@ def load_policy(
     given = given_settings(policy_mapping_fn=policy_mapping_fn)
     with taking_over("config"):
         used = restored_config(state, config, given, names, skip=_NOT_NEEDED)
+        masking = restored_masking(state, used)
         agents = _Agents(state["agents"], env)
         spec, parameters = _saved_modules(state, used, module_id, names)
-        lookback = max(int(used.episode_lookback_horizon), 0)
+        lookback = used.episode_lookback_horizon
+        if type(lookback) is not int or not 0 <= lookback < _MOST_LOOKBACK:
+            raise CheckpointError(
+                f"checkpoint: its episode_lookback_horizon is {brief(lookback)}. Give the config anew."
+            )
     pieces = state["env_runner"]["env_to_module"], state["env_runner"]["module_to_env"]
     stateful = AddStatesFromEpisodesToBatch.__name__ in pieces[0]
-    # An error in a builder that the user has passed shows as it is.
+    # Errors in builders and modules that the user has passed show as they are.
     with taking_over("connector pieces") if config is None else nullcontext():
-        env_to_module = building.build_env_to_module(used, agents, device=torch.device(device))
+        env_to_module, _ = building.build_env_to_module(used, agents, device=torch.device(device), masking=masking)
         if stateful:
             add_state_pieces(env_to_module)
         module_to_env = building.build_module_to_env(used, agents, stateful=stateful)
+    with taking_over("modules") if config is None else nullcontext(), torch_stream(0, "policy"):
+        modules = spec.build()
     with taking_over("modules"):
-        with torch_stream(0, "policy"):
-            modules = spec.build()
         modules.set_state(parameters)
     with taking_over("connector pieces"):
         env_to_module.set_state(pieces[0])
@@ -170,7 +179,13 @@ class _Agents:
     def __init__(self, state: Mapping[str, Any], env: Any):
         self.spaces: dict[AgentID, tuple[Space, Space]] = agents_from_state(state)
         self.single_agent: bool = state["single_agent"]
+        self.agent_ids: list[AgentID] = list(self.spaces)
+        self.info_masks: Mapping[AgentID, Any] | None = None
         self.user_env = _EnvOfCheckpoint(self) if env is None else env
+
+    def agent_spaces(self, agent_id: AgentID) -> tuple[Space, Space]:
+        """As in EnvSetup."""
+        return self.spaces[agent_id]
 
     def space_of_all(self, kind: int) -> Space:
         """As in EnvSetup."""

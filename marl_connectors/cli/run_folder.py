@@ -24,8 +24,10 @@ import json
 import math
 import os
 import re
+import shlex
 import shutil
 import tempfile
+import threading
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -221,9 +223,10 @@ def check_can_be_made(path: Path, *, numbered: bool) -> None:
             parent = parent.parent
         if parent == path.absolute():
             if not numbered and not _is_unused(path):
+                go_on = f", or go on with: marl-connectors train --resume {shlex.quote(str(path))}"
                 raise ConfigError(
-                    f"--out: expected a new or empty folder, but {path} exists. Choose another, or go on with: "
-                    f"marl-connectors train --resume {path}"
+                    f"--out: expected a new or empty folder, but {path} exists. Choose another"
+                    + (go_on if _is_run(path) else ".")
                 )
             parent = parent.parent if numbered else parent
         if not parent.is_dir():
@@ -241,6 +244,11 @@ def check_can_be_made(path: Path, *, numbered: bool) -> None:
         raise ConfigError(
             f"--out: expected a place that can be written, but {path} cannot: {why}. Choose another folder."
         ) from error
+
+
+def _is_run(path: Path) -> bool:
+    """Whether there is a run to go on with, be it from its beginning."""
+    return (path / CONFIG).is_file() and (path / CHECKPOINTS).is_dir()
 
 
 def _is_unused(path: Path) -> bool:
@@ -318,7 +326,8 @@ def reading(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}. Check the path.") from error
+        name = str(path) if len(str(path)) < 300 else f"{str(path)[:300]}..."
+        raise CheckpointError(f"{name} cannot be read: {error.strerror or error}. Check the path.") from error
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -441,6 +450,23 @@ def writing(path: Path) -> Iterator[None]:
         ) from error
 
 
+@contextlib.contextmanager
+def quiet_event_writers() -> Iterator[None]:
+    """Keeps TensorBoard's threads from printing that a disk is full: the next event, or the next flush, raises it."""
+    former = threading.excepthook
+
+    def hook(args: threading.ExceptHookArgs) -> None:
+        is_writer = type(args.thread).__module__.startswith("tensorboard.")
+        if not (is_writer and isinstance(args.exc_value, OSError)):
+            former(args)
+
+    threading.excepthook = hook
+    try:
+        yield
+    finally:
+        threading.excepthook = former
+
+
 def replace_file(path: Path, data: bytes) -> None:
     """Replaces a file in one step, so that it is never half-written, and so that it is on disk afterwards."""
     temporary = path.with_name(f".{path.name}{_TEMPORARY}")
@@ -494,6 +520,11 @@ def from_json(env_runner_results: Mapping[str, Any]) -> dict[str, Any]:
             for module_id, stats in returns.items()
         }
     }
+
+
+def agents_seen(baselines: Mapping[str, Any]) -> set[str]:
+    """The agents that were in the episodes of any baseline."""
+    return {agent_id for results in baselines.values() for agent_id in results.get(AGENT_RETURNS, {})}
 
 
 def _agents_of(baselines: Mapping[str, Any]) -> frozenset[str]:

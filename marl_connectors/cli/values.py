@@ -58,6 +58,28 @@ def key_value(text: str) -> tuple[str, Any]:
     return key.strip(), literal(value.strip())
 
 
+def literal_text(value: Any) -> str:
+    """Text that ``literal`` makes the value of.
+
+    >>> literal_text(True), literal_text("tanh"), literal_text("5"), literal_text((1, None))
+    ('True', 'tanh', "'5'", '(1, None)')
+    """
+    for text in (str(value), repr(value), json.dumps(value)):
+        found = literal(text.strip())
+        if type(found) is type(value) and found == value:
+            return text
+    return repr(value)
+
+
+def mask_key(text: str) -> str | None:
+    """The key of action masks; ``none`` for no masks.
+
+    >>> mask_key("legal"), mask_key("none")
+    ('legal', None)
+    """
+    return None if text.lower() in ("none", "null", "false", "off") else text
+
+
 def whole_number(text: str) -> int:
     """A non-negative whole number, also written ``1e6`` or ``1_000_000``."""
     try:
