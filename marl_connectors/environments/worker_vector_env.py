@@ -310,7 +310,7 @@ class WorkerVectorEnv(VectorEnv):
         except WorkerLost as loss:
             raise EnvError(
                 f"{self._who(copy)}: while its episode was replayed, its worker process {loss}. Pass new_episodes=True "
-                f"to begin new episodes with all else that is in the checkpoint."
+                f"(--new-episodes on the command line) to begin new episodes with all else that is in the checkpoint."
             ) from None
         self._take(worker, reply)
         copy.history, copy.newest_actions = ActionHistory(), [list(actions) for actions in steps]
