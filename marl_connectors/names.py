@@ -1,14 +1,14 @@
-"""Objects by name, as ``"package.module:attribute"``: those that a user writes, and those that a checkpoint brings.
+"""Looks up objects by name (``"package.module:attribute"``): names that a user gives, and names in a checkpoint.
 
-What a user writes is imported as it stands. A checkpoint is a file that somebody else may have written, so a name in it
-is only followed where one is expected, and what it leads to must be of the kind that is expected there before anything
-is called. ``Names`` holds the rules:
+A name that a user gives is imported without further checks. A checkpoint may have been written by somebody else. So a
+name in it is only looked up where a name is expected, and the object must be of the expected kind before it is called.
+``Names`` holds the rules:
 
-* Nothing of Python's standard library, of its packaging and test tools, and no ``__main__`` is imported.
-* A class must be derived from what is expected, such as RLModule.
-* A function, or a class without such a base, must be one that the user has defined: not one of this library, nor of the
-  frameworks under it (torch, numpy, Gymnasium, PettingZoo), which can do anything with the right arguments.
-* Without trust, only this library's own modules are imported, and a few named packages of environments.
+* Modules of Python's standard library, of its packaging and test tools, and ``__main__`` are not imported.
+* A class must be a subclass of the expected class, such as RLModule.
+* A function, or a class without such a base, must be one that the user has defined. It must not belong to this library
+  or to the frameworks under it (torch, numpy, Gymnasium, PettingZoo), whose functions could do any harm.
+* Without trust, only this library's own modules and a few named packages of environments are imported.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def import_function(spec: str) -> Any:
 
 
 def import_attribute(spec: str, *, who: str, error: type[MarlConnectorsError]) -> Any:
-    """As ``import_function``, with the name of the asker and the class of the errors.
+    """Does the same as ``import_function``, with other words and another class for errors.
 
     Args:
         spec: ``"package.module:name"``, where the name may have dots.
@@ -76,7 +76,7 @@ def _no_attribute(
 
 
 def import_module(name: str, *, who: str, error: type[MarlConnectorsError]) -> Any:
-    """The module called ``name``; says whether it is missing, or there and broken."""
+    """Imports the module called ``name``. The error says whether the module is missing or fails to import."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as cause:
@@ -92,9 +92,9 @@ def import_module(name: str, *, who: str, error: type[MarlConnectorsError]) -> A
 
 
 def qualified_name(obj: Any) -> str | None:
-    """``"module:name"`` if that names this very object in any process, else None.
+    """``"module:name"`` if another process finds this very object by it, else None.
 
-    A lambda, a local function, and anything defined in the started script (``__main__``) has no such name.
+    Lambdas, local functions, and objects of the started script (``__main__``) have no such name.
     """
     module_name, name = getattr(obj, "__module__", None), getattr(obj, "__qualname__", None)
     if not module_name or not name or module_name == "__main__" or "<" in name:
@@ -114,14 +114,14 @@ def _never(_: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a name in a checkpoint may stand for at some place.
+    """Says which objects a name at some place in a checkpoint may stand for.
 
     Attributes:
         words: What is expected there, for messages.
-        bases: Classes derived from these are, whoever has defined them.
-        own: Whether something that the user has defined is.
-        known: Whether something of this library or of ``packages`` is.
-        packages: Those besides this library whose modules may be imported without trust.
+        bases: Subclasses of these are accepted, whoever has defined them.
+        own: Whether objects that the user has defined are accepted.
+        known: Whether objects of this library or of ``packages`` are accepted.
+        packages: Packages besides this library whose modules may be imported without trust.
     """
 
     words: str
@@ -133,7 +133,7 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Follows the names in a checkpoint.
+    """Looks up the names in a checkpoint.
 
     Attributes:
         trusted: Whether modules of the user are imported. Importing a module runs the code in it.
@@ -142,7 +142,7 @@ class Names:
     trusted: bool = True
 
     def resolve(self, name: Any, expected: Expected, *, who: str) -> Any:
-        """What a name stands for.
+        """The object that a name stands for.
 
         Args:
             name: ``"package.module:attribute"``, as ``qualified_name`` gives it.
@@ -173,7 +173,7 @@ class Names:
         """The module of a name.
 
         Raises:
-            CheckpointError: If it may not be imported, or cannot be.
+            CheckpointError: If the module is not allowed, or fails to import.
         """
         top = name.partition(".")[0]
         if not _is_dotted_name(name):
@@ -203,10 +203,10 @@ class Names:
 
 
 def is_users(obj: Any) -> bool:
-    """Whether a class or callable is a user's: not Python's, nor of its tools, this library or the frameworks under it.
+    """Whether a class or callable is a user's: not of Python, its tools, this library or the frameworks under it.
 
-    A partial, a method or a decorated function is if what it calls is. So is a function that one of the frameworks has
-    made within another one, as PettingZoo's ``parallel_wrapper_fn`` does: in a user's module it was made for the user.
+    A partial, a method or a decorated function is a user's if the function that it calls is. A local function of a
+    framework counts as a user's too if it stands in a user's module, as with PettingZoo's ``parallel_wrapper_fn``.
     """
     layers = list(_layers(obj))
     return callable(layers[-1]) and all(
@@ -215,13 +215,13 @@ def is_users(obj: Any) -> bool:
 
 
 def is_function(obj: Any) -> bool:
-    """Whether an object is a function written in Python, a partial or decorated one too."""
+    """Whether an object is a function written in Python, or a partial or decorated one."""
     *_, innermost = _layers(obj)
     return not isinstance(obj, type) and isinstance(innermost, FunctionType)
 
 
 def is_standard(package: str) -> bool:
-    """Whether a package or module at the top is of Python's standard library. Imports nothing."""
+    """Whether a top-level package or module belongs to Python's standard library. Imports nothing."""
     if package in sys.stdlib_module_names:
         return True
     try:
@@ -233,7 +233,7 @@ def is_standard(package: str) -> bool:
 
 
 def _layers(obj: Any) -> Iterator[Any]:
-    """The object, and what it calls: of a partial its function, of a decorated function the one within."""
+    """The object, then the function of a partial or decorated function, and so on inwards."""
     seen: list[Any] = []
     while not any(obj is one for one in seen):
         seen.append(obj)
@@ -261,13 +261,13 @@ def _is_dotted_name(text: str) -> bool:
 
 
 def _kind_of(obj: Any) -> str:
-    """In words, without asking the object itself."""
+    """The kind of an object in words, without calling any of its methods."""
     if isinstance(obj, type):
         return f"the class {obj.__module__}.{obj.__qualname__}"
     return f"a {type(obj).__name__}"
 
 
 def brief(value: Any) -> str:
-    """A value of a checkpoint, for messages."""
+    """A value of a checkpoint as short text, for messages."""
     text = repr(value)
     return text if len(text) <= 160 else f"{text[:157]}..."

@@ -1,7 +1,7 @@
-"""Random streams that are named by what they are for.
+"""Random streams that are named by their purpose.
 
-Nothing here draws from global state. A stream depends on the run's seed and on its name alone, so that the order in
-which streams are used, the number of processes, and stopping and resuming do not change what is drawn.
+Nothing in this module draws from global state. A stream depends on the run's seed and on its name alone, so that the
+order in which streams are used, the number of processes, and stopping and resuming do not change what is drawn.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def stream(seed: int, *name: str | int) -> np.random.Generator:
 
     Args:
         seed: The run's seed, a non-negative integer.
-        *name: Strings and non-negative integers that say what the numbers are for.
+        *name: Strings and non-negative integers that name the purpose of the numbers.
     """
     return np.random.Generator(np.random.SFC64(_sequence(seed, name)))
 
@@ -45,7 +45,7 @@ _POOL_WORDS, _WORD = 4, 2**32
 
 
 def derived_seeds(seed: int, name: str, *numbers: np.ndarray) -> np.ndarray:
-    """What ``derived_seed`` gives for many names, in a few array operations for all of them.
+    """The results of ``derived_seed`` for many names, computed in a few array operations.
 
     >>> derived_seeds(7, "env", np.array([3, 4]), np.array([0, 1])).tolist()
     [491461266, 1291288661]
@@ -94,7 +94,7 @@ def _mixed(words: np.ndarray) -> np.ndarray:
 
 @lru_cache(4096)
 def name_word(name: Hashable) -> int:
-    """A 64-bit word for a name, for ``stream_words``: other words for other names, of whatever type."""
+    """A 64-bit word for a name of any type, for ``stream_words``. Different names have different words."""
     text = f"{type(name).__name__}:{name!r}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
@@ -109,10 +109,10 @@ def substream_words(words: np.ndarray, parts: np.ndarray) -> np.ndarray:
 
     Args:
         words: ``[...]`` uint64, the words of the outer streams.
-        parts: ``[...]`` uint64, which of the streams within each is wanted.
+        parts: ``[...]`` uint64, the number of the inner stream within each outer stream.
 
     Returns:
-        ``[...]`` uint64, of the shape that both broadcast to.
+        ``[...]`` uint64, in the shape that both arguments broadcast to.
     """
     return _mixed(words + (parts + np.uint64(1)) * _GOLDEN)
 
@@ -120,8 +120,8 @@ def substream_words(words: np.ndarray, parts: np.ndarray) -> np.ndarray:
 class StreamGenerator:
     """Draws from many streams at once: the numbers of each depend on its own word alone.
 
-    It has those methods of numpy's ``Generator`` from which distributions make their noise. ``size`` is the shape of
-    ``words`` and, behind it, how many numbers to draw from each stream.
+    It has the methods of numpy's ``Generator`` that distributions use for their noise. ``size`` is the shape of
+    ``words``, followed by the shape of the numbers to draw from each stream.
 
     >>> words = substream_words(stream_words(7, "actions"), np.arange(3, dtype=np.uint64))
     >>> both, alone = StreamGenerator(words), StreamGenerator(words[1:2])
@@ -149,7 +149,7 @@ class StreamGenerator:
         return _mixed(self._words[..., None] + counts * _GOLDEN)
 
     def random(self, size: tuple[int, ...], dtype: Any = np.float64) -> np.ndarray:
-        """Uniform in (0, 1), neither of which occurs."""
+        """Uniformly distributed in (0, 1), without the ends."""
         if np.dtype(dtype) == np.float64:
             return ((self._draw(size) >> np.uint64(12)) + 0.5) * 2.0**-52
         halves = self._draw((*size[:-1], (size[-1] + 1) // 2)).view(np.uint32)[..., : size[-1]]
@@ -165,7 +165,7 @@ class StreamGenerator:
         return np.negative(numbers, out=numbers)
 
     def standard_normal(self, size: tuple[int, ...], dtype: Any = np.float64) -> np.ndarray:
-        """Normally distributed with mean 0 and standard deviation 1, by the method of Box and Muller."""
+        """Normally distributed with mean 0 and standard deviation 1, by the Box-Muller method."""
         half = (*size[:-1], (size[-1] + 1) // 2)
         radius = np.sqrt(2.0 * self.standard_exponential(half, dtype))
         angle = self.random(half, dtype)
@@ -173,7 +173,7 @@ class StreamGenerator:
         return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)], axis=-1)[..., : size[-1]]
 
     def logistic(self, *, size: tuple[int, ...], dtype: Any = np.float64) -> np.ndarray:
-        """The logarithm of the odds of a uniform number."""
+        """Logistically distributed: the log-odds of a uniform number."""
         numbers = self.random(size, dtype)
         return np.log(numbers) - np.log1p(-numbers)
 
@@ -185,8 +185,9 @@ _TORCH_GENERATOR = threading.RLock()
 def torch_stream(seed: int, *name: str | int) -> Iterator[None]:
     """Makes torch's global generator the stream called ``name`` while the block runs, and restores it afterwards.
 
-    For code that cannot be given a generator: the initialisation of a user's ``torch.nn.Module`` and the ``sample()``
-    of a user's distribution. Other threads that want the same wait meanwhile, as there is one generator for all.
+    This is for code that takes no generator: the initialisation of a user's ``torch.nn.Module`` and the ``sample()``
+    of a user's distribution. Other threads that call this function wait meanwhile, because all threads share one
+    generator.
     """
     import torch
 
@@ -197,9 +198,9 @@ def torch_stream(seed: int, *name: str | int) -> Iterator[None]:
 
 @contextmanager
 def global_generators_kept() -> Iterator[None]:
-    """Puts Python's, numpy's and torch's global generators back to where they were before the block.
+    """Restores Python's, numpy's and torch's global generators after the block.
 
-    For code that may draw from them, as environments do that know no better.
+    This is for code that may draw from them, as some environments do.
     """
     import torch
 

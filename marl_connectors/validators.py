@@ -1,11 +1,11 @@
-"""What values settings may have: checks that stand in annotations and can be put together.
+"""Checks for the values of settings, which stand in annotations and can be combined.
 
 A class declares its settings with a type, a range and a default in one line::
 
     gamma: Annotated[float, number(min=0, max=1)] = 0.99
 
-``checked`` holds a value against that line, and gives it back as it is to be kept: numbers of numpy become Python's,
-and what may be given in several ways becomes one of them.
+``checked`` compares a value with that line, and returns the value to keep: numbers of numpy become Python numbers, and
+a value that may be given in several forms is brought into one form.
 """
 
 from __future__ import annotations
@@ -23,38 +23,38 @@ from marl_connectors.errors import ConfigError, did_you_mean
 
 
 class Unfit(Exception):
-    """A value that a validator refuses. Its text, if there is one, tells the user more."""
+    """Raised for a value that a validator refuses. Its text, if there is one, gives the user more details."""
 
 
 class Validator:
     """Says which values a setting may have.
 
     Attributes:
-        alternatives: How the sentence "expected ..." may go on, each for itself.
-        keep: Gives a value as it is to be kept. It raises Unfit for one that is refused, or ConfigError where it says
-            itself what is expected.
+        alternatives: The possible endings of the sentence "expected ...".
+        keep: Returns the value to keep. It raises Unfit for a refused value, or a ConfigError of its own that says what
+            is expected.
     """
 
     def __init__(self, expected: str | Sequence[str], keep: Callable[[Any], Any]):
-        """Takes the words and the function behind them."""
+        """Makes a validator from its words and its function."""
         self.alternatives = (expected,) if isinstance(expected, str) else tuple(expected)
         self.keep = keep
 
     @property
     def expected(self) -> str:
-        """How the sentence "expected ..." goes on."""
+        """The ending of the sentence "expected ..."."""
         return _listed(self.alternatives, ",")
 
     def check(self, value: Any, who: str, setting: str) -> Any:
-        """The value as it is to be kept.
+        """The value in the form to keep.
 
         Args:
-            value: What came.
-            who: What the value was given to, for the message.
-            setting: The name of the setting, likewise.
+            value: The value to check.
+            who: The class or function that got the value, for the message.
+            setting: The name of the setting, for the message.
 
         Raises:
-            ConfigError: If the value is refused; says what was expected and what came.
+            ConfigError: If the value is refused. The message says what was expected and what came.
         """
         try:
             return self.keep(value)
@@ -66,7 +66,7 @@ class Validator:
 
 
 def shown(value: Any) -> str:
-    """A value as messages show it: on one line, and shortened if it is long."""
+    """A value in the form that messages show: on one line, and shortened if it is long."""
     try:
         text = " ".join(repr(value).split())
     except Exception as error:
@@ -78,7 +78,7 @@ def shown(value: Any) -> str:
 
 
 def checked(cls: type, setting: str, value: Any, who: str) -> Any:
-    """A setting's value as it is to be kept. A setting that ``cls`` does not declare with a range may be anything.
+    """A setting's value in the form to keep. If ``cls`` declares no range for a setting, any value is accepted.
 
     Raises:
         ConfigError: If the value is refused.
@@ -89,9 +89,9 @@ def checked(cls: type, setting: str, value: Any, who: str) -> Any:
 
 @functools.cache
 def declared(cls: type) -> Mapping[str, Validator | None]:
-    """The settings that a class and its bases declare with an annotation; None for one of any value.
+    """The settings that a class and its bases annotate, with their validators; None for a setting of any value.
 
-    An annotation without a validator leaves that of a base as it is.
+    An annotation without a validator does not replace the validator of a base class.
     """
     found: dict[str, Validator | None] = {}
     for base in reversed(cls.__mro__):
@@ -105,7 +105,7 @@ def declared(cls: type) -> Mapping[str, Validator | None]:
 
 
 def _evaluated(annotation: Any, cls: type) -> Any:
-    """What a text annotation stands for; None if it names something that only type checkers import."""
+    """The type that a text annotation stands for; None if it uses a name that only type checkers import."""
     if not isinstance(annotation, str):
         return annotation
     try:
@@ -115,14 +115,14 @@ def _evaluated(annotation: Any, cls: type) -> Any:
 
 
 class ChecksFields:
-    """A base of dataclasses whose fields are held against their annotations whenever they are set."""
+    """A base for dataclasses that check their fields against the annotations whenever these are set."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, checked(type(self), name, value, self._who()))
 
     @classmethod
     def _who(cls) -> str:
-        """Who speaks in messages."""
+        """The first word of messages."""
         return cls.__name__
 
 
@@ -139,7 +139,7 @@ def _plain(value: Any) -> Any:
 
 
 def integer(min: int | None = None, max: int = _LARGEST) -> Validator:
-    """A whole number, of Python or numpy. Neither a bool nor a float such as 8.0 is one."""
+    """Accepts whole numbers of Python or numpy, but no bool and no float such as 8.0."""
 
     def keep(value: Any) -> int:
         number = _plain(value)
@@ -153,12 +153,12 @@ def integer(min: int | None = None, max: int = _LARGEST) -> Validator:
 
 
 def number(min: float | None = None, max: float | None = None, *, above: float | None = None) -> Validator:
-    """A number that float32 can hold, of Python or numpy. No bool and no NaN is one; infinity is if ``max`` says so.
+    """Accepts numbers of Python or numpy that float32 can hold, but no bool and no NaN. Infinity needs ``max=inf``.
 
     Args:
-        min: The least one.
-        max: The greatest one; ``math.inf`` if it may be infinite.
-        above: Beyond which it must be, in the place of ``min``.
+        min: The smallest number.
+        max: The largest number; ``math.inf`` if it may be infinite.
+        above: A bound that the number must exceed, instead of ``min``.
     """
 
     def keep(value: Any) -> float:
@@ -188,7 +188,7 @@ def _range(min: float | None, max: float | None, above: float | None = None) -> 
 
 
 def boolean() -> Validator:
-    """True or False, of Python or numpy. Neither 0 nor 1 is one."""
+    """Accepts True and False of Python or numpy, but not 0 and 1."""
 
     def keep(value: Any) -> bool:
         if not isinstance(_plain(value), bool):
@@ -203,7 +203,7 @@ Switch = Annotated[bool, boolean()]
 
 
 def text(expected: str = "a text") -> Validator:
-    """A text that is not empty."""
+    """Accepts texts that are not empty."""
 
     def keep(value: Any) -> str:
         if not isinstance(value, str) or not value.strip():
@@ -214,11 +214,11 @@ def text(expected: str = "a text") -> Validator:
 
 
 def one_of(*choices: Any, hint: str = "") -> Validator:
-    """One of a few values, which must be of the same type too.
+    """Accepts one of a few values, which must also be of the same type.
 
     Args:
         *choices: The values.
-        hint: What else a message says to who gives another one; the closest choice if it is empty.
+        hint: What a message adds if the value is another one. If it is empty, the message names the closest choice.
     """
 
     def keep(value: Any) -> Any:
@@ -236,7 +236,7 @@ def one_of(*choices: Any, hint: str = "") -> Validator:
 
 
 def instance_of(*classes: type, expected: str, hint: str = "") -> Validator:
-    """An object of one of the classes."""
+    """Accepts objects of one of the classes."""
 
     def keep(value: Any) -> Any:
         if not isinstance(value, classes):
@@ -247,7 +247,7 @@ def instance_of(*classes: type, expected: str, hint: str = "") -> Validator:
 
 
 def subclass_of(cls: type) -> Validator:
-    """A subclass from which objects can be made, as the class itself or not."""
+    """Accepts the class and its subclasses, if they are not abstract."""
 
     def keep(value: Any) -> type:
         if not isinstance(value, type) or not issubclass(value, cls):
@@ -261,7 +261,7 @@ def subclass_of(cls: type) -> Validator:
 
 
 def function(expected: str = "a function", *, hint: str = "") -> Validator:
-    """Whatever can be called."""
+    """Accepts everything that can be called."""
 
     def keep(value: Any) -> Any:
         if not callable(value):
@@ -275,7 +275,7 @@ def function(expected: str = "a function", *, hint: str = "") -> Validator:
 
 
 def list_of(each: Validator, expected: str) -> Validator:
-    """A sequence of such values: a tuple stays one, everything else becomes a list."""
+    """Accepts a sequence of such values. A tuple stays a tuple, and everything else becomes a list."""
 
     def keep(value: Any) -> Any:
         if not isinstance(value, Sequence) or isinstance(value, (str, bytes, bytearray)):
@@ -286,12 +286,12 @@ def list_of(each: Validator, expected: str) -> Validator:
 
 
 def dict_of(keys: Validator | None = None, values: Validator | None = None, *, expected: str = "a dict") -> Validator:
-    """A mapping, which becomes a dict of its own.
+    """Accepts a mapping, and keeps a copy of it as a dict.
 
     Args:
-        keys: What they must be; None for anything.
-        values: Likewise.
-        expected: How the sentence "expected ..." goes on.
+        keys: The validator of the keys; None for any keys.
+        values: The validator of the values; None for any values.
+        expected: The ending of the sentence "expected ...".
     """
 
     def keep(value: Any) -> dict[Any, Any]:
@@ -303,7 +303,7 @@ def dict_of(keys: Validator | None = None, values: Validator | None = None, *, e
 
 
 def either(*validators: Validator) -> Validator:
-    """What one of several validators takes; the first one that does says how it is kept."""
+    """Accepts what one of several validators accepts. The first of these says how the value is kept."""
 
     def keep(value: Any) -> Any:
         hints = []
@@ -318,7 +318,7 @@ def either(*validators: Validator) -> Validator:
 
 
 def optional(validator: Validator) -> Validator:
-    """None, or what another validator takes."""
+    """Accepts None, and what another validator accepts."""
     return Validator((*validator.alternatives, "None"), lambda value: None if value is None else validator.keep(value))
 
 

@@ -1,8 +1,9 @@
-"""What the state of an Algorithm must look like, whoever has written it.
+"""Checks the form of an Algorithm's state, which may come from a damaged or changed checkpoint.
 
-``check_state`` is asked before anything is built or changed from a state. It looks at the types and ranges of all
-numbers, at the kinds and lengths of all arrays, and at what refers to something else in the state. What a connector
-piece keeps, the notes of users and the contents of observations are not looked at here: their readers do that.
+``check_state`` is called before anything is built or changed from a state. It checks the types and ranges of all
+numbers, the kinds and lengths of all arrays, and the references from one part of the state to another. It does not
+check the states of connector pieces, the ``custom_data`` of users or the contents of observations: the code that reads
+them does.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def check_state(state: Any) -> None:
     """Checks the state of an Algorithm.
 
     Raises:
-        CheckpointError: For the first thing that ``Algorithm.get_state`` cannot have given, by its place in the state.
+        CheckpointError: If ``Algorithm.get_state`` cannot have returned this state. Names the place of the first fault.
     """
     with taking_over("state"):
         _STATE(state, "")
@@ -44,7 +45,7 @@ def check_state(state: Any) -> None:
 
 @contextmanager
 def taking_over(part: str) -> Iterator[None]:
-    """Turns whatever goes wrong while a part of a checkpoint is read or applied into an error that names the part."""
+    """Turns any error while a part of a checkpoint is read or applied into a CheckpointError that names the part."""
     try:
         yield
     except CheckpointError:
@@ -99,7 +100,7 @@ _NONE = _value("null", lambda value: value is None)
 
 
 def _maybe(check: Check) -> Check:
-    """None, or what ``check`` wants."""
+    """Accepts None, and what ``check`` accepts."""
     return lambda value, where: None if value is None else check(value, where)
 
 
@@ -113,7 +114,7 @@ def _list_of(item: Check) -> Check:
 
 
 def _row(*items: Check) -> Check:
-    """A list or tuple of so many items."""
+    """A list or tuple with one item for each check."""
 
     def check(value: Any, where: str) -> None:
         if not isinstance(value, (list, tuple)) or len(value) != len(items):
@@ -135,11 +136,11 @@ def _map_of(item: Check, key: Check = _TEXT) -> Check:
 
 
 class _Record:
-    """A dict with certain keys. Of others nothing is known, as a newer version may have written them.
+    """A dict with certain keys. Other keys are not checked, because a newer version may have written them.
 
     Attributes:
-        needed: What must be there.
-        optional: What older versions have not written.
+        needed: The keys that must be there.
+        optional: The keys that older versions did not write.
     """
 
     def __init__(self, needed: Mapping[str, Check], optional: Mapping[str, Check] | None = None):
@@ -199,7 +200,7 @@ def _tree(value: Any, where: str) -> None:
 
 
 def _description(value: Any, where: str) -> None:
-    """Of a setting's value: config_state reads it, and says what is wrong in it."""
+    """Accepts any description of a setting's value: config_state reads it, and raises errors for it."""
 
 
 _FIGURE = _Record(
@@ -292,7 +293,7 @@ def _check_lengths(value: Mapping[str, Any], names: tuple[str, ...], where: str)
 
 
 def _moments(value: Any, where: str) -> None:
-    """Of one parameter: what Adam knows, or nothing."""
+    """Adam's moments of one parameter, or nothing."""
     _DICT(value, where)
     if not value:
         return
@@ -473,7 +474,7 @@ _STATE = _Record(
 
 
 def _check_modules(state: Mapping[str, Any]) -> None:
-    """The parts of a state must speak of the same modules, and of settings that there are."""
+    """Checks that the parts of a state have the same modules, and only settings that exist."""
     module_ids = [module_id for module_id, _ in state["rl_modules"]]
     known = set(state["learner"]["module"]) - {SHARED}
     if len(set(module_ids)) < len(module_ids) or set(module_ids) != known:
@@ -484,7 +485,7 @@ def _check_modules(state: Mapping[str, Any]) -> None:
 
 
 def _check_episodes(state: Mapping[str, Any]) -> None:
-    """What the ongoing episodes refer to must be there."""
+    """Checks that everything that the ongoing episodes refer to exists."""
     runner, episodes = state["env_runner"], state["env_runner"]["episodes"]
     if episodes is None:
         return
@@ -528,7 +529,7 @@ def _check_actions(actions: Mapping[str, Any], where: str) -> None:
 
 
 def _check_rollout(group: Mapping[str, Any], where: str) -> None:
-    """All columns must have the same whole number of rows in each lane."""
+    """Checks that all columns have the same whole number of rows in each lane."""
     rollout, num_lanes = group["rollout"], group["num_lanes"]
     for name in (Columns.OBS, Columns.ACTIONS, Columns.REWARDS, Columns.T):
         if name not in rollout["columns"]:

@@ -1,4 +1,4 @@
-"""Which action masks a run honours: what the setting ``action_mask_key`` comes to in an environment."""
+"""Decides which action masks a run honours, from the setting ``action_mask_key`` and the environment."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _DISTRIBUTIONS = (
 
 
 class MaskedAgents(Protocol):
-    """What is known of an environment's agents.
+    """The agents of an environment, as far as masks need them.
 
     Attributes:
-        single_agent: Whether there is one without an id.
-        agent_ids: All of them.
+        single_agent: Whether there is a single agent without an id.
+        agent_ids: The ids of all agents.
     """
 
     single_agent: bool
@@ -44,7 +44,7 @@ class MaskedAgents(Protocol):
 
     @property
     def info_masks(self) -> Mapping[AgentID, Any] | None:
-        """Of agents in whose infos the trial run saw a mask, the first one; None if there was no trial run."""
+        """Maps agents to the first mask in their infos in the trial run; None if there was no trial run."""
         ...
 
     def agent_spaces(self, agent_id: AgentID) -> tuple[Space, Space]:
@@ -54,13 +54,13 @@ class MaskedAgents(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Masking:
-    """The action masks of a run. ``str`` says in a sentence what becomes of them; it is empty if there are none.
+    """The action masks of a run. ``str`` is a sentence that says whether they are honoured; it is empty without masks.
 
     Attributes:
-        key: Under which key ActionMasking, as the first piece, looks for masks; None if it is not put there.
-        by_convention: Whether that is so by default, and no key was named.
+        key: The key under which ActionMasking, as the first piece, looks for masks; None if the piece is not added.
+        by_convention: Whether the piece is added by default, without a named key.
         keeps_observations: Whether pieces and modules still see the masks in the observations.
-        sentence: What becomes of the masks, for people.
+        sentence: Says to users whether the masks are honoured.
     """
 
     key: str | None = None
@@ -81,7 +81,7 @@ class Masking:
         ]
 
     def get_state(self) -> dict[str, Any]:
-        """As JSON data, for a checkpoint."""
+        """The state as JSON data, for a checkpoint."""
         return {name: getattr(self, name) for name in self.__slots__}
 
     def __str__(self) -> str:
@@ -96,22 +96,22 @@ def find_masking(
     classes: Collection[type],
     with_defaults: bool = True,
 ) -> Masking:
-    """What a setting of ``action_mask_key`` comes to.
+    """Decides which masks are honoured, given ``action_mask_key``.
 
-    With ``"auto"``, the masks of all agents are honoured that have a Dict observation with the part ``"action_mask"``
-    or, in the trial run, had one in an info. What the user's own code sees does not change by that: where a connector
-    piece or a module class is not the library's, observations keep their masks, and an own action distribution is left
-    alone.
+    With ``"auto"``, an agent's masks are honoured if its observation is a Dict with the part ``"action_mask"``, or if
+    one of its infos in the trial run had an ``"action_mask"``. The user's own code sees the same as without this
+    default: if a connector piece or a module class is the user's, observations keep their masks, and masks are not
+    applied to the user's own action distribution.
 
     Args:
         action_mask_key: The setting.
         env: The environment.
         pieces: The user's env-to-module pieces.
-        classes: Of the modules, and of the MultiRLModule if the user names one.
-        with_defaults: Whether the pipeline has default pieces at all.
+        classes: The classes of the modules, and of the MultiRLModule if the user names one.
+        with_defaults: Whether the pipeline has default pieces.
 
     Raises:
-        ConfigError: If masks do not fit the actions that they are for.
+        ConfigError: If masks do not fit the agents' actions.
     """
     key = ACTION_MASK if action_mask_key in (AUTO, None) else str(action_mask_key)
     masked = _masked_agents(key, env)
@@ -154,13 +154,13 @@ def find_masking(
 
 
 def _names_in(env: MaskedAgents) -> list[str]:
-    """The parts of all Dict observations."""
+    """The names of the parts of all Dict observations."""
     seen = [env.agent_spaces(agent_id)[0] for agent_id in env.agent_ids]
     return list(dict.fromkeys(str(key) for space in seen if isinstance(space, spaces.Dict) for key in space.spaces))
 
 
 def warn_of_late_masks(episodes: Iterable[Any]) -> None:
-    """Warns of masks in infos that the trial run had not seen, so that nothing obeys them.
+    """Warns of masks in infos that the trial run did not see, so that they are not honoured.
 
     Args:
         episodes: SingleAgentEpisodes, or MultiAgentEpisodes.
@@ -179,12 +179,12 @@ def warn_of_late_masks(episodes: Iterable[Any]) -> None:
 
 
 def masking_from_state(state: Mapping[str, Any]) -> Masking:
-    """What ``Masking.get_state`` gave."""
+    """The Masking whose ``get_state`` returned this state."""
     return Masking(**{name: state[name] for name in Masking.__slots__})
 
 
 def _masked_agents(key: str, env: MaskedAgents) -> dict[AgentID, str]:
-    """Agent to where its masks are: ``"observation"`` or ``"info"``."""
+    """Maps each agent with masks to where they are: ``"observation"`` or ``"info"``."""
     masked: dict[AgentID, str] = {}
     for agent_id in env.agent_ids:
         space = env.agent_spaces(agent_id)[0]
@@ -194,7 +194,7 @@ def _masked_agents(key: str, env: MaskedAgents) -> dict[AgentID, str]:
 
 
 def _check_observation(agent_id: AgentID, key: str, pair: tuple[Space, Space]) -> None:
-    """What ActionMasking does not check, because it is told by the user that a part is a mask."""
+    """Makes checks that ActionMasking leaves out, because there the user has said that a part is a mask."""
     seen, action_space = pair
     if not isinstance(seen, spaces.Dict) or key not in seen.spaces or values_per_choice(action_space) is None:
         return
@@ -248,7 +248,7 @@ def _flat(pieces: Sequence[ConnectorV2]) -> Iterator[ConnectorV2]:
 
 
 def _is_own(cls: Any) -> bool:
-    """Whether a class, or what a method belongs to, is the user's and not the library's."""
+    """Whether a class, or the class of a method, is the user's and not the library's."""
     return str(cls.__module__).partition(".")[0] != __name__.partition(".")[0]
 
 
@@ -259,7 +259,7 @@ def _has_own_distribution(cls: Any) -> bool:
 
 
 def _whose(masked: Mapping[AgentID, str], key: str, env: MaskedAgents) -> str:
-    """Which masks these are: ``"'action_mask' in the observations of player_1, player_2"``."""
+    """Describes masks, as in ``"'action_mask' in the observations of player_1, player_2"``."""
     parts = []
     for place, word in (("observation", "observations"), ("info", "infos")):
         agents = [agent_id for agent_id, own in masked.items() if own == place]

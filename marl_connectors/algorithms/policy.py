@@ -1,4 +1,4 @@
-"""Policy: from an environment's observations to actions for it, by trained modules and their pipelines."""
+"""Policy: turns an environment's observations into actions, with trained modules and their pipelines."""
 
 from __future__ import annotations
 
@@ -40,21 +40,22 @@ if TYPE_CHECKING:
 
 
 class Policy:
-    """Acts as trained modules do, connector pieces, action masks and recurrent states included.
+    """Acts as the modules did in training, with connector pieces, action masks and recurrent states.
 
     It remembers what it needs of the steps so far: call ``reset`` when a new episode begins. What pieces have learned
-    (such as the statistics of MeanStdFilter) stays as it is. Each observation may be one, or a batch ``[B, ...]`` of as
-    many environments, which are then told apart from call to call; the actions are alike.
-    It can be pickled, sent to other processes and copied; what it remembers goes along.
+    (such as the statistics of MeanStdFilter) stays as it is. Each observation may be a single one, or a batch ``[B,
+    ...]`` of the observations of B environments, for each of which the policy remembers its own steps. The actions
+    have the same form. A policy can be pickled, sent to other processes and copied, with all that it remembers.
 
-    Threads may share it: one call at a time is worked on, the others wait. ``session`` gives policies with the same
-    modules that act side by side. A call that raises an error leaves what is remembered as it was.
+    Threads may share a policy: it works on one call at a time, and the other calls wait. ``session`` gives policies
+    with the same modules that act side by side. If a call raises an error, the policy still remembers what it
+    remembered before.
 
     Attributes:
-        agent_ids: The agents that it knows, and whose observations it takes.
+        agent_ids: The agents whose observations the policy takes.
         rl_module: The modules.
-        env_to_module: From observations to what the modules see.
-        module_to_env: From what the modules give to actions.
+        env_to_module: The pipeline from observations to the modules' batch.
+        module_to_env: The pipeline from the modules' outputs to actions.
     """
 
     def __init__(
@@ -73,22 +74,22 @@ class Policy:
         takes_turns: bool = False,
         unknown_agents_like: AgentID | None = None,
     ):
-        """Use ``load_policy``, unless you build modules and pipelines yourself.
+        """Makes a policy. Use ``load_policy``, unless you build modules and pipelines yourself.
 
         Args:
             rl_module: The modules.
-            env_to_module: Of the agents' observation spaces.
-            module_to_env: Of the agents' action spaces.
-            agent_spaces: Agent to its observation and action space in the environment.
-            single_agent: Whether the environment is a Gymnasium one.
-            policy_mapping_fn: Which agent acts by which module.
-            default_agent_id: Whose observation it is if a call does not say, where there are several agents.
-            lookback: Steps that pieces look back.
-            explore: Whether actions are sampled unless a call says.
-            seed: Of sampled actions.
+            env_to_module: The pipeline for the agents' observation spaces.
+            module_to_env: The pipeline for the agents' action spaces.
+            agent_spaces: Maps each agent to its observation and action space in the environment.
+            single_agent: Whether the environment is a Gymnasium environment.
+            policy_mapping_fn: Chooses the module of each agent.
+            default_agent_id: The agent that a call without ``agent_id`` is for, where there are several agents.
+            lookback: The number of steps that pieces look back.
+            explore: Whether calls without ``explore`` sample actions.
+            seed: The seed of sampled actions.
             takes_turns: Whether agents took turns in training, so that pieces saw one of them at a time.
-            unknown_agents_like: Agents that are not among ``agent_spaces`` are taken for agents like this one; None if
-                there are no others.
+            unknown_agents_like: Agents that are not in ``agent_spaces`` are treated like this agent. If None, they are
+                an error.
         """
         self._built_with = {
             "agent_spaces": dict(agent_spaces),
@@ -132,13 +133,13 @@ class Policy:
     def session(self, *, explore: bool | None = None, seed: int | None = None) -> Self:
         """A policy with the same modules, and with pieces and a memory of its own, which is empty.
 
-        For episodes that go on side by side, such as one for each thread: sessions do not wait for one another. What is
-        written to the modules' parameters is seen by all of them.
+        Sessions are for episodes that go on side by side, such as one for each thread. They do not wait for one
+        another. A change of the modules' parameters applies to all of them.
 
         Args:
-            explore: Whether actions are sampled; as in this policy if None.
-            seed: Of sampled actions. If None, each session of this policy has another one: the first always the same,
-                the second, and so on.
+            explore: Whether actions are sampled; None for the setting of this policy.
+            seed: The seed of sampled actions. If None, the n-th session of a policy always has the same seed, and every
+                session has another one.
         """
         with self._call:
             if seed is None:
@@ -154,14 +155,14 @@ class Policy:
         return made
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Goes on from the same steps on its own, with modules of its own."""
+        """A policy with its own modules, which remembers the same steps and goes on independently."""
         made = memo[id(self)] = type(self).__new__(type(self))
         with self._call:
             made.__setstate__(copy.deepcopy({k: v for k, v in vars(self).items() if k != "_call"}, memo))
         return made
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickles: what there is now, which other threads leave alone while it is written."""
+        """The state for ``pickle``. Other threads do not change it while it is written."""
         return {name: value for name, value in vars(copy.deepcopy(self)).items() if name != "_call"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -181,15 +182,16 @@ class Policy:
         """An agent's action.
 
         Args:
-            observation: What the environment gave it, or a batch ``[B, ...]``.
-            agent_id: Who; may be left out where only one agent can be meant.
-            reward: What it was paid since its last action, ``[B]`` for a batch. For pieces that look at rewards.
-            info: Its info dict, for a batch a list of them or a dict of arrays as vectorised environments have. For
-                pieces that look at infos, such as for action masks.
+            observation: The agent's observation from the environment, or a batch ``[B, ...]``.
+            agent_id: The agent. It may be left out where only one agent is possible.
+            reward: The sum of the agent's rewards since its last action, ``[B]`` for a batch. Pieces that look at
+                rewards need it.
+            info: The agent's info dict; for a batch, a list of dicts, or a dict of arrays as vector environments give
+                it. Pieces that look at infos need it, for example for action masks.
             explore: Whether to sample the action instead of taking the most likely one.
 
         Returns:
-            As ``env.step`` takes it; ``[B, ...]`` for a batch.
+            The action in the form that ``env.step`` takes; ``[B, ...]`` for a batch.
         """
         if agent_id is None:
             agent_id = self._default_agent
@@ -211,24 +213,24 @@ class Policy:
         agent_ids: Iterable[AgentID] | None = None,
         explore: bool | None = None,
     ) -> dict[AgentID, Any]:
-        """The actions of several agents, in one pass through the pipelines. A hot path.
+        """The actions of several agents, in one pass through the pipelines.
 
         Args:
-            observations: Agent to what the environment gave it, or to a batch ``[B, ...]``.
-            rewards: Agent to what it was paid since its last action.
-            infos: Agent to its info dict.
-            agent_ids: Those that act; all that have an observation if None. Pass ``env.agents`` where agents can die,
-                since their last observations come with those of the living.
+            observations: Maps agents to their observations from the environment, or to batches ``[B, ...]``.
+            rewards: Maps agents to the sum of their rewards since their last action.
+            infos: Maps agents to their info dicts.
+            agent_ids: The agents that act; None for all that have an observation. Pass ``env.agents`` where agents can
+                die, because the environment returns their last observations together with those of living agents.
             explore: Whether to sample the actions instead of taking the most likely ones.
 
         Returns:
-            Agent to action, for a parallel environment's ``step``.
+            Maps agents to actions, for a parallel environment's ``step``.
 
         Raises:
             EpisodeError: If an observation is not of the agent's space, or batches differ in size.
             MappingError: For an agent, or a module, that is unknown.
-            ConnectorError: If a piece fails, or modules would see what is not finite.
-            ModuleError: If they put out what is not.
+            ConnectorError: If a piece fails, or modules would see values that are not finite.
+            ModuleError: If a module's outputs are not finite.
         """
         named = None if agent_ids is None else list(agent_ids)
         agents = [a for a in (observations if named is None else named) if a in observations]
@@ -252,8 +254,8 @@ class Policy:
         """Begins new episodes: nothing is remembered of the steps so far.
 
         Args:
-            ended: ``[B]`` bool, in which environments of a batch an episode has ended; None for all.
-            agent_ids: Only for these agents, which come back after their end while the others' episode goes on.
+            ended: ``[B]`` bool, True for the environments of a batch in which an episode has ended; None for all.
+            agent_ids: Resets these agents only, which come back after their end while the others' episode goes on.
         """
         if ended is None and agent_ids is None:
             self._call.mend()
@@ -281,7 +283,7 @@ class Policy:
         return ", ".join(map(repr, self.agent_ids[:10])) + (", ..." if len(self.agent_ids) > 10 else "")
 
     def _batch_size(self, agents: Sequence[AgentID], observations: Mapping[AgentID, Any]) -> int | None:
-        """How many environments the observations are of; None for one without a batch axis."""
+        """The number of environments that the observations come from; None if they have no batch axis."""
         sizes = set()
         for agent_id in agents:
             if agent_id not in self._spaces:
@@ -296,7 +298,7 @@ class Policy:
         return sizes.pop()
 
     def _meet(self, agent_id: AgentID) -> None:
-        """Takes an agent that was not there in training for one like another agent, if that is wanted."""
+        """Adds an agent that was not there in training, and treats it like another agent."""
         if self._like is None:
             raise MappingError(
                 f"policy: agent {agent_id!r} was not in the environment of training. "
@@ -317,7 +319,7 @@ class Policy:
         is_batch: bool,
         explore: bool | None,
     ) -> dict[AgentID, Any]:
-        """What ``actions`` gives. A hot path."""
+        """Computes the result of ``actions``."""
         self._lanes.seat(agents, rewards)
         self._lanes.observe(observations, infos, is_batch)
         batch = self._run(self._explore if explore is None else explore)
@@ -347,12 +349,12 @@ class Policy:
         self._lanes.restart(num_copies)
 
     def _run(self, explore: bool) -> ColumnBatch:
-        """Observations through pipelines and modules."""
+        """Runs observations through the pipelines and modules."""
         common = self._common(explore)
         return self._chosen(self._seen(common), common)
 
     def _common(self, explore: bool) -> dict[str, Any]:
-        """What pieces get besides the batch."""
+        """The arguments that pieces get besides the batch."""
         return {
             "rl_module": self.rl_module,
             "episodes": self._lanes.episodes() if self._pieces_read_episodes else [],
@@ -362,13 +364,13 @@ class Policy:
         }
 
     def _seen(self, common: dict[str, Any]) -> ColumnBatch:
-        """What the modules see."""
+        """The batch that the modules see."""
         batch = self.env_to_module.run(ColumnBatch(self._lanes.groups()), **common)
         _check_finite(batch.groups)
         return batch
 
     def _chosen(self, batch: ColumnBatch, common: dict[str, Any]) -> ColumnBatch:
-        """What they and the pieces behind them make of it."""
+        """The batch after the modules and the pieces behind them."""
         forward: Callable[..., Any] = (
             self.rl_module.forward_exploration if common["explore"] else self.rl_module.forward_inference
         )
@@ -407,12 +409,12 @@ class _OneCall:
         self._lock.release()
 
     def mend(self) -> None:
-        """All that is remembered is about to be forgotten."""
+        """Allows calls again, because ``reset`` is about to forget everything that is remembered."""
         self._look_for_fork(threading.get_ident())
         self._is_torn = False
 
     def _look_for_fork(self, me: int) -> None:
-        """In a forked process, in which the threads that held the lock are not."""
+        """Replaces the lock in a forked process, which does not have the thread that held it."""
         if self._process == os.getpid():
             return
         self._process = os.getpid()
@@ -421,10 +423,10 @@ class _OneCall:
 
 
 class _Company:
-    """Sees to it that pieces which look at several agents get all that act in a step.
+    """Checks that pieces which look at several agents get all agents that act in a step.
 
     Attributes:
-        needs_none: Whether it is known that no piece does.
+        needs_none: Whether it is known that no piece looks at several agents.
     """
 
     def __init__(self, policy: Policy, *, needs_none: bool):
@@ -440,12 +442,12 @@ class _Company:
         self.forget()
 
     def know(self, other: _Company) -> None:
-        """What another one has found out about the same pieces."""
+        """Takes over what another object has found out about the same pieces."""
         self._who, self._unknown, self._was_tried = other._who, other._unknown, other._was_tried
         self.needs_none = other.needs_none
 
     def forget(self, agent_ids: Collection[AgentID] | None = None) -> None:
-        """New episodes begin; for some agents only, if they are named."""
+        """Takes note of new episodes, for all agents or for some."""
         if agent_ids is None:
             self._acted: set[AgentID] = set()
             self._left: set[AgentID] = set()
@@ -453,7 +455,7 @@ class _Company:
             self._left.difference_update(agent_ids)
 
     def acted(self, agents: list[AgentID], observations: Mapping[AgentID, Any]) -> None:
-        """Takes note of a call."""
+        """Takes note of the agents of a call."""
         if not self.needs_none:
             self._acted = set(agents)
             self._left.update(agent_id for agent_id in observations if agent_id not in self._acted)
@@ -466,10 +468,10 @@ class _Company:
         named: list[AgentID] | None,
         infos: Mapping[AgentID, Any] | None,
     ) -> None:
-        """Holds who acts against who should, as far as one can know.
+        """Compares the agents of a call with the agents that pieces need, as far as that is known.
 
         Raises:
-            ConnectorError: If somebody is missing, and a piece would see it, or may.
+            ConnectorError: If an agent is missing, and this changes, or may change, what a piece does.
         """
         wrong = self._wrong_in_turns(agents) if policy._takes_turns else self._missing(
             agents, observations, policy.agent_ids if named is None else named
@@ -494,7 +496,7 @@ class _Company:
         )
 
     def _missing(self, agents: list[AgentID], observations: Mapping[AgentID, Any], expected: Sequence[AgentID]) -> str:
-        """What is wrong with a call, if anything is."""
+        """A text that says what is wrong with the agents of a call; empty if nothing is."""
         missing = [agent_id for agent_id in expected if agent_id not in observations]
         left_out = [a for a in observations if a not in self._acted and a not in agents]
         back = [agent_id for agent_id in agents if agent_id in self._left]
@@ -514,7 +516,7 @@ class _Company:
         )
 
     def _looks(self, policy: Policy, infos: Mapping[AgentID, Any] | None) -> bool:
-        """Whether there are pieces that look at several agents; those that do not say so are tried, once."""
+        """Whether there are pieces that look at several agents. Pieces that do not declare it are tested once."""
         if self._who:
             return True
         try:
@@ -531,7 +533,7 @@ class _Company:
 
 
 def _named(pipeline: ConnectorPipelineV2) -> list[tuple[str, ConnectorV2]]:
-    """All pieces, those of nested pipelines too."""
+    """All pieces, including those of nested pipelines."""
     found: list[tuple[str, ConnectorV2]] = []
     for name, piece in zip(pipeline.names(), pipeline, strict=True):
         found += _named(piece) if isinstance(piece, ConnectorPipelineV2) else [(name, piece)]
@@ -542,7 +544,7 @@ _TRIED_STEPS = 3
 
 
 def _acts_alike_alone(policy: Policy, infos: Mapping[AgentID, Any]) -> bool:
-    """Whether agents that act one by one see, and do, the same as together. Tried on sampled observations."""
+    """Whether agents see and do the same one by one and together, tested with sampled observations."""
     whole, alone = policy._new(False, 0), policy._new(False, 0)
     agents, rng = policy.agent_ids, np.random.default_rng(0)
     some_info = next(iter(infos.values()), {})
@@ -569,7 +571,7 @@ def _tried(
     rewards: Mapping[AgentID, Any],
     infos: Mapping[AgentID, Any],
 ) -> dict[AgentID, dict[str, Any]]:
-    """A step of some agents: what the modules saw for each, and all that came of it."""
+    """Plays a step of some agents. Gives the rows that the modules saw, and the results, for each agent."""
     lanes = policy._lanes
     policy._make_room(1)
     lanes.seat(agents, rewards)
@@ -592,7 +594,7 @@ def _tried(
 
 
 def _alike(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether columns are the same but for rounding."""
+    """Whether columns are the same up to rounding."""
     if one.keys() != other.keys():
         return False
     for name, rows in one.items():
@@ -605,14 +607,14 @@ def _alike(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 def _looks_back(piece: ConnectorV2) -> bool:
-    """Whether earlier steps matter to a piece, as far as one can know: a user's own may read what it likes."""
+    """Whether a piece may use earlier steps; a user's own piece may always do so."""
     if isinstance(piece, ConnectorPipelineV2):
         return any(map(_looks_back, piece))
     return getattr(piece, "lookback", 0) > 0 or not type(piece).__module__.startswith("marl_connectors.")
 
 
 def _filled(whole: np.ndarray, leaf: np.ndarray, own: np.ndarray) -> np.ndarray:
-    """``[B, ...]`` with the rows of a further group; ``own`` is -1 where ``whole`` has them."""
+    """``[B, ...]`` with the rows of another group added; ``own`` is -1 for rows that ``whole`` already has."""
     there = own >= 0
     whole[there] = leaf[own[there]]
     return whole

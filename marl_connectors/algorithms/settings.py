@@ -1,6 +1,6 @@
-"""What the settings of a config may be, and the sections that take them.
+"""Validators for the settings of a config, and the sections that take the settings.
 
-A section is a method that takes settings by name, so that its signature is the list of settings.
+A section is a method that takes settings by name, so its signature is the list of its settings.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ MASK_KEY = optional(
 
 
 def or_empty(validator: Validator) -> Validator:
-    """What a validator of dicts takes, or None, which stands for an empty one."""
+    """Accepts what a validator of dicts accepts, and None, which stands for an empty dict."""
     return Validator(validator.alternatives, lambda given: {} if given is None else validator.keep(given))
 
 
@@ -87,12 +87,12 @@ POLICIES = optional(Validator("a collection of module ids, or a dict {module_id:
 
 
 def callable_with(*arguments: str, at_least: int, expected: str) -> Validator:
-    """A function that takes these positional arguments, or the first ones of them.
+    """Accepts a function of these positional arguments, or of the first ones of them.
 
     Args:
-        *arguments: Their names, for messages.
-        at_least: How many it has to take.
-        expected: How the sentence "expected ..." goes on.
+        *arguments: The names of the arguments, for messages.
+        at_least: The number of arguments that the function has to take.
+        expected: The ending of the sentence "expected ...".
     """
 
     def keep(given: Any) -> Any:
@@ -123,7 +123,7 @@ POLICY_MAPPING = Validator(
 
 
 def builder(setting: str, num_given: int) -> Validator:
-    """None, or a function of at most so many arguments that makes connector pieces."""
+    """Accepts None, or a function of at most ``num_given`` arguments that makes connector pieces."""
 
     def keep(given: Any) -> Any:
         num_arguments(setting, given, num_given)
@@ -166,7 +166,7 @@ FUNCTIONS = optional(either(function(), list_of(function(), "a list of functions
 
 
 class HasSettings(Protocol):
-    """What sections are methods of."""
+    """The interface of a class that has sections."""
 
     def _store(self, settings: Mapping[str, Any], who: str) -> None: ...
 
@@ -182,8 +182,8 @@ def section(
 ) -> Callable[Concatenate[_Config, _Settings], _Config]:
     """Makes a method that takes settings, stores them under their own names, and gives the config back.
 
-    The method's signature says which settings there are; its body only handles what needs more than storing, and
-    returns a dict of names and values to store instead (or None).
+    The method's signature lists the settings. Its body only handles settings that need more than storing, and returns
+    a dict of names and values to store instead (or None).
     """
     return _section(method, inspect.signature(method))
 
@@ -194,9 +194,9 @@ def section_of(
     [Callable[Concatenate[_Config, _Settings], dict[str, Any] | None]],
     Callable[Concatenate[_Config, _Settings], _Config],
 ]:
-    """As ``section``, for a method ``(self, **settings: Unpack[...])``: which there are, a TypedDict says.
+    """Like ``section``, for a method ``(self, **settings: Unpack[...])`` whose TypedDict lists the settings.
 
-    One that extends another TypedDict has the settings of both. So algorithms need not list again what they inherit.
+    A TypedDict that extends another one has the settings of both. So algorithms do not repeat inherited settings.
     """
     signature = inspect.Signature(
         [

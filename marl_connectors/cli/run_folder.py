@@ -1,18 +1,18 @@
-"""The folder in which everything of a run is.
+"""The folder of a run, which holds all of its files.
 
 ::
 
     config.json          what defines the run
     baselines.json       returns of random play and of the untrained modules
     metrics.jsonl        one JSON object per iteration
-    tensorboard/         the same numbers as TensorBoard events; of single agents, only of those in the baselines
+    tensorboard/         the same numbers as TensorBoard events; for single agents, only those in the baselines
     curves.png           return per module over agent steps
     checkpoints/000020/  one folder each, and in ``latest`` the name of the newest
     video.gif            an episode of the trained modules
-    final.json           their returns, once the run has come to its end
+    final.json           their returns, once the run has reached its end
 
-What is here can be gone on with after any end, a ``kill -9`` or a power cut included: files are replaced in one step,
-and the metrics are on disk before the checkpoint that goes with them.
+A run can be resumed from its folder whatever ended it, even a ``kill -9`` or a power cut: files are replaced in one
+step, and metrics are on disk before the checkpoint of the same iteration.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ MAX_AGENT_SERIES = 100
 
 
 class RunFolder:
-    """One run on disk; made by ``create`` or ``reopen``.
+    """A run on disk. ``create`` and ``reopen`` make these objects.
 
     Attributes:
         path: The folder.
-        config: What ``config.json`` holds.
-        baselines: What ``baselines.json`` holds: ``{"random_play": ..., "at_start": ...}``.
+        config: The content of ``config.json``.
+        baselines: The content of ``baselines.json``: ``{"random_play": ..., "at_start": ...}``.
         last_steps: Agent steps at the last iteration that was logged.
     """
 
@@ -84,16 +84,16 @@ class RunFolder:
     def create(
         cls, path: Path, config: Mapping[str, Any], baselines: Mapping[str, Any], *, numbered: bool
     ) -> RunFolder:
-        """Makes the folder of a run that really starts, or that starts anew as it had no checkpoint yet.
+        """Makes the folder of a new run, or of a run that starts anew because it had no checkpoint yet.
 
         Args:
-            path: Where.
-            config: What defines the run, as JSON data.
+            path: The folder.
+            config: The content of ``config.json``, as JSON data.
             baselines: Results of random play and of the untrained modules, as JSON data.
-            numbered: Whether to take ``path-2``, ``path-3``, ... where ``path`` exists, rather than to use that folder.
+            numbered: Whether to use ``path-2``, ``path-3``, ... if ``path`` exists, instead of that folder.
 
         Raises:
-            CheckpointError: If it cannot be written.
+            CheckpointError: If the folder cannot be written.
         """
         with writing(path):
             path = _make_folder(path, numbered)
@@ -110,11 +110,11 @@ class RunFolder:
 
     @classmethod
     def reopen(cls, path: Path, checkpoint: Path) -> RunFolder:
-        """The folder of a run to go on with. What was logged after the checkpoint is dropped.
+        """The folder of a run to resume. Everything that was logged after the checkpoint is dropped.
 
         Args:
             path: The folder.
-            checkpoint: One of its checkpoints.
+            checkpoint: A checkpoint of the run.
 
         Raises:
             CheckpointError: If there is no such run, or if its files are damaged.
@@ -132,7 +132,7 @@ class RunFolder:
         """Replaces parts of ``config.json``.
 
         Raises:
-            CheckpointError: If it cannot be written.
+            CheckpointError: If the file cannot be written.
         """
         self.config = jsonable({**self.config, **changes})
         with writing(self.path / CONFIG):
@@ -141,7 +141,7 @@ class RunFolder:
     def log(self, result: Mapping[str, Any]) -> None:
         """Adds the result of an iteration to the metrics and the TensorBoard events.
 
-        Single agents have series only if they were in the baselines' episodes, and at most ``MAX_AGENT_SERIES`` do.
+        Only agents that were in the baselines' episodes have series of their own, at most ``MAX_AGENT_SERIES`` agents.
         """
         row = jsonable(result)
         with writing(self.path / METRICS):
@@ -155,12 +155,13 @@ class RunFolder:
         """Saves an ``Algorithm`` under its iteration and makes it the latest checkpoint.
 
         Args:
-            algo: What to save.
-            iteration: Its number of iterations.
-            in_between: Whether it goes again as soon as there is a newer one. If not, the curves are drawn anew.
+            algo: The ``Algorithm``.
+            iteration: The algorithm's number of iterations.
+            in_between: Whether the checkpoint is removed as soon as there is a newer one. If not, the curves are drawn
+                again.
 
         Raises:
-            CheckpointError: If it cannot be written. The latest one is then the one before.
+            CheckpointError: If the checkpoint cannot be written. The previous checkpoint then stays the latest.
         """
         checkpoint = self.path / CHECKPOINTS / f"{iteration:06d}"
         with writing(checkpoint):
@@ -190,7 +191,7 @@ class RunFolder:
             replace_file(self.path / CURVES, picture.getvalue())
 
     def write_final(self, results: Mapping[str, Any]) -> None:
-        """Notes that the run has come to its end, with the returns of the trained modules."""
+        """Writes ``final.json``: the run has reached its end, with these returns of the trained modules."""
         with writing(self.path / FINAL):
             _write_json(self.path / FINAL, results)
 
@@ -208,11 +209,11 @@ class RunFolder:
 
 
 def check_can_be_made(path: Path, *, numbered: bool) -> None:
-    """Checks that a run folder could be made, by trying to write beside it or into it; leaves nothing.
+    """Checks that a run folder can be made, by writing beside it or into it. Leaves nothing behind.
 
     Args:
-        path: Where.
-        numbered: Whether another name will do where ``path`` exists.
+        path: The folder to be made.
+        numbered: Whether the folder may get another name if ``path`` exists.
 
     Raises:
         ConfigError: If ``path`` is taken or cannot be written.
@@ -247,12 +248,12 @@ def check_can_be_made(path: Path, *, numbered: bool) -> None:
 
 
 def _is_run(path: Path) -> bool:
-    """Whether there is a run to go on with, be it from its beginning."""
+    """Whether the folder has a run to resume, possibly from its beginning."""
     return (path / CONFIG).is_file() and (path / CHECKPOINTS).is_dir()
 
 
 def _is_unused(path: Path) -> bool:
-    """Whether it is a folder with nothing in it but what a start that was cut short has left."""
+    """Whether the folder is empty, except for the remains of an interrupted start."""
     return path.is_dir() and all(_is_leftover(entry) for entry in path.iterdir())
 
 
@@ -261,7 +262,7 @@ def _is_leftover(path: Path) -> bool:
 
 
 def remove_leftovers(path: Path) -> None:
-    """Removes what was being written when a run was killed, in its folder and among its checkpoints."""
+    """Removes the files that were being written when a run was killed, from its folder and its checkpoints."""
     for entry in [*path.iterdir(), *(path / CHECKPOINTS).iterdir()]:
         if _is_leftover(entry):
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
@@ -274,7 +275,7 @@ def remove_leftovers(path: Path) -> None:
 
 
 def _remove_checkpoint(path: Path) -> None:
-    """Removes a checkpoint. Half of it is never there under its name."""
+    """Removes a checkpoint, which never exists half removed under its name."""
     going = path.with_name(f".{path.name}.tmp-0")
     os.rename(path, going)
     shutil.rmtree(going)
@@ -284,16 +285,16 @@ def latest_checkpoint(path: Path) -> Path:
     """The newest checkpoint of a run folder.
 
     Raises:
-        CheckpointError: If it has none.
+        CheckpointError: If the folder has no checkpoint.
     """
     return find_checkpoint(path)
 
 
 def checkpoint_to_resume(path: Path) -> Path | None:
-    """The checkpoint to go on from; None if the run was ended before its first one.
+    """The checkpoint to resume from; None if the run ended before its first checkpoint.
 
     Raises:
-        CheckpointError: If the run names one that is not there.
+        CheckpointError: If the run names a checkpoint that does not exist.
     """
     folder = path / CHECKPOINTS
     if (folder / LATEST).exists():
@@ -322,7 +323,7 @@ def _is_number(name: str) -> bool:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turns what the system says of a file into a CheckpointError."""
+    """Turns the system's error for a file that is read into a CheckpointError."""
     try:
         yield
     except OSError as error:
@@ -331,10 +332,10 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """What defines a run, from its folder.
+    """The content of ``config.json``, which defines a run.
 
     Raises:
-        CheckpointError: If the folder is missing or not one of a run.
+        CheckpointError: If the folder is missing, or is not the folder of a run.
     """
     with reading(path):
         is_folder = path.is_dir()
@@ -344,10 +345,10 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def read_baselines(path: Path) -> dict[str, Any]:
-    """What random play and the untrained modules reached, from the folder of a run.
+    """The content of ``baselines.json``: the returns of random play and of the untrained modules.
 
     Raises:
-        CheckpointError: If it is missing or damaged.
+        CheckpointError: If the file is missing or damaged.
     """
     data = _read_json(path, BASELINES)
     for name in ("random_play", "at_start"):
@@ -358,14 +359,14 @@ def read_baselines(path: Path) -> dict[str, Any]:
 
 
 def read_metrics(path: Path, up_to: int | None = None) -> tuple[list[dict[str, Any]], bytes]:
-    """The rows of the metrics, and their text; a last line that a crash cut short is left out.
+    """The rows of the metrics, and their text. A last line that a crash cut short is left out.
 
     Args:
         path: The file.
-        up_to: The iteration at which to stop, whatever comes after it; None for all.
+        up_to: The iteration at which to stop reading; None to read all.
 
     Raises:
-        CheckpointError: If there is anything else than rows; names the line.
+        CheckpointError: If a line is not a row of metrics. Names the line.
     """
     with reading(path):
         lines = path.read_bytes().split(b"\n") if path.exists() else [b""]
@@ -406,7 +407,7 @@ def _read_json(path: Path, name: str) -> dict[str, Any]:
 
 
 def _wrong_row(row: Any) -> str:
-    """What is wrong with what should be the results of an iteration; "" if nothing is."""
+    """Says what is wrong with the results of an iteration; "" if nothing is."""
     if not isinstance(row, dict):
         return f"expected a JSON object, but got {brief(row)}"
     for name, at_least in (("training_iteration", 1), ("num_agent_steps_sampled_lifetime", 0)):
@@ -416,7 +417,7 @@ def _wrong_row(row: Any) -> str:
 
 
 def _wrong_results(results: Any, where: str) -> str:
-    """What is wrong with what should be results of env runners; "" if nothing is."""
+    """Says what is wrong with results of env runners; "" if nothing is."""
     if not isinstance(results, dict):
         return f"expected {where!r} to be a JSON object, but got {brief(results)}"
     for name in ("module_episode_returns", AGENT_RETURNS):
@@ -440,7 +441,7 @@ def _wrong_results(results: Any, where: str) -> str:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turns what the system says of a file that is written, such as a full disk, into a CheckpointError."""
+    """Turns the system's error for a file that is written, such as a full disk, into a CheckpointError."""
     try:
         yield
     except OSError as error:
@@ -454,7 +455,7 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet_event_writers() -> Iterator[None]:
-    """Keeps TensorBoard's threads from printing that a disk is full: the next event, or the next flush, raises it."""
+    """Keeps TensorBoard's threads from printing that a disk is full: the next event or flush raises the error."""
     former = threading.excepthook
 
     def hook(args: threading.ExceptHookArgs) -> None:
@@ -470,7 +471,7 @@ def quiet_event_writers() -> Iterator[None]:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Replaces a file in one step, so that it is never half-written, and so that it is on disk afterwards."""
+    """Replaces a file in one step, so that it is never half written. Afterwards the file is on disk."""
     temporary = path.with_name(f".{path.name}{_TEMPORARY}")
     try:
         with open(temporary, "wb") as file:
@@ -486,7 +487,7 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Makes what was written to a file lasting."""
+    """Makes sure that the content of a file is on disk."""
     with open(path, "ab") as file:
         os.fsync(file.fileno())
 
@@ -514,7 +515,7 @@ def _write_json(path: Path, data: Mapping[str, Any]) -> None:
 
 
 def from_json(env_runner_results: Mapping[str, Any]) -> dict[str, Any]:
-    """Results of the env runners as ``jsonable`` wrote them, with NaN in place of None."""
+    """Results of the env runners that ``jsonable`` wrote, with NaN instead of None."""
     returns = env_runner_results.get("module_episode_returns", {})
     return {
         "module_episode_returns": {
@@ -530,14 +531,14 @@ def agents_seen(baselines: Mapping[str, Any]) -> set[str]:
 
 
 def _agents_of(baselines: Mapping[str, Any]) -> frozenset[str]:
-    """The agents that were in the episodes of all baselines, or the first ones of too many."""
+    """The agents that were in the episodes of all baselines; the first ones, if there are too many."""
     seen = [list(results.get(AGENT_RETURNS, {})) for results in baselines.values()]
     both = [agent_id for agent_id in seen[0] if all(agent_id in other for other in seen[1:])] if seen else []
     return frozenset(both[:MAX_AGENT_SERIES])
 
 
 def _without_strangers(row: dict[str, Any], agents: Collection[str]) -> dict[str, Any]:
-    """The results of an iteration, of single agents only those of ``agents``."""
+    """The results of an iteration, in which the results of single agents are only those of ``agents``."""
     results = row.get("env_runners", {})
     known = {
         name: {agent_id: value for agent_id, value in results[name].items() if agent_id in agents}

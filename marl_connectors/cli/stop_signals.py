@@ -25,7 +25,7 @@ class StopSignal(KeyboardInterrupt):
     """A signal asks the command to end.
 
     Attributes:
-        number: Of the signal.
+        number: The signal's number.
     """
 
     def __init__(self, number: int):
@@ -34,7 +34,7 @@ class StopSignal(KeyboardInterrupt):
 
 
 def exit_status(stop: KeyboardInterrupt | int) -> int:
-    """What a program that a signal has ended reports: 128 and the signal's number.
+    """The exit status of a program that a signal has ended: 128 plus the signal's number.
 
     >>> exit_status(signal.SIGTERM), exit_status(KeyboardInterrupt())
     (143, 130)
@@ -45,8 +45,8 @@ def exit_status(stop: KeyboardInterrupt | int) -> int:
 class StopSignals:
     """While it is open, the stop signals raise ``StopSignal`` in the main thread.
 
-    A signal that is ignored, as under ``nohup``, or that somebody else handles, stays so. In a process that the
-    environment has forked, the signals do what they would do without this.
+    Signals that are ignored, as under ``nohup``, or that have another handler, are left alone. In a process that the
+    environment has forked, the signals have their usual effect.
     """
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class StopSignals:
         raise StopSignal(number)
 
     def _leave_terminal(self) -> None:
-        """What is printed from now on leads nowhere: the terminal is gone, and writing to it would be an error."""
+        """Discards everything that is printed from now on, because writing to the closed terminal would be an error."""
         for fd in self._terminals:
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, fd)
@@ -91,14 +91,14 @@ class StopSignals:
 
 
 class InterruptGate(StopSignals):
-    """Turns a first stop signal into a request that the training loop looks at; a second one raises ``StopSignal``.
+    """Turns a first stop signal into a request that the training loop reads. A second one raises ``StopSignal``.
 
-    So an iteration is finished, and what is saved is the state between two iterations. After a signal of which more
-    will follow (all but Ctrl-C), an iteration that is not over in time is given up.
+    So the run finishes the iteration, and saves the state between two iterations. SIGTERM and SIGHUP are usually
+    followed by a ``kill``, so after these (but not after Ctrl-C) an iteration that takes too long is given up.
 
     Attributes:
-        requested: The signal that came first; None before.
-        gave_up: Whether the iteration that went on then took too long.
+        requested: The first signal; None if there was none.
+        gave_up: Whether the ongoing iteration took too long and was given up.
     """
 
     def __init__(self, grace_s: float = GRACE_S) -> None:
@@ -117,7 +117,7 @@ class InterruptGate(StopSignals):
 
     @contextlib.contextmanager
     def iteration(self) -> Iterator[None]:
-        """What can be given up."""
+        """Runs an iteration in its block, which may be given up."""
         self._in_iteration = True
         try:
             yield
@@ -144,7 +144,7 @@ class InterruptGate(StopSignals):
                 self._timer.start()
 
     def _run_late(self, number: int) -> None:
-        """In a thread: interrupts the main one, also where it waits for a worker process."""
+        """Runs in a thread and interrupts the main thread, even while that waits for a worker process."""
         self._is_late = True
         if hasattr(signal, "pthread_kill"):
             signal.pthread_kill(threading.main_thread().ident or 0, number)

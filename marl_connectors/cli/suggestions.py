@@ -1,4 +1,4 @@
-"""The commands that the command line suggests: each of them works as it stands."""
+"""The commands that the command line suggests. Each of them works as it is printed."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ PROGRAM = "marl-connectors"
 
 
 def first_run() -> str:
-    """A run on an environment that is installed."""
+    """A command for a first run, on an environment that is installed."""
     env = "CartPole-v1" if importlib.util.find_spec("mpe2") is None else "mpe2.simple_spread_v3"
     return f"{PROGRAM} train {env}"
 
 
 def more_steps(steps: int, steps_done: int) -> int:
-    """For how many agent steps to train a run that has done its ``steps``: iterations may have gone beyond them."""
+    """The next ``--steps`` for a run that has done its ``steps``; its last iteration may have gone beyond them."""
     return 2 * (steps if 2 * steps > steps_done else steps_done)
 
 
 def resume(
     path: Path, settings: RunSettings, began_with: int | None, *, done: int | None = None, trusted: bool = True
 ) -> str:
-    """How to go on with a run. Changed settings are in its folder; for how many steps it was to go on is not.
+    """The command that resumes a run. The run's folder holds changed settings, but not a changed number of steps.
 
     Args:
-        path: Its folder.
-        settings: As they are now.
-        began_with: The steps that the folder's config says, which hold unless others are given.
-        done: The agent steps of a run that has come to its end; None for one that was stopped before.
+        path: The folder of the run.
+        settings: The current settings.
+        began_with: The steps in the folder's config, which hold unless the command gives others.
+        done: The agent steps of a run that has reached its end; None for a run that was stopped earlier.
         trusted: Whether its checkpoints are read with ``--untrusted`` left out.
     """
     words = [PROGRAM, "train", "--resume", str(path)]
@@ -58,16 +58,16 @@ def after_a_run(
     numbered: bool,
     trusted: bool = True,
 ) -> list[str]:
-    """What to do with a run that is done.
+    """The commands to try after a run.
 
     Args:
-        path: Its folder.
-        settings: What it was made of.
+        path: The folder of the run.
+        settings: The settings of the run.
         algo: The ``Algorithm``.
-        events: The folder of its TensorBoard events.
+        events: The folder of the run's TensorBoard events.
         seen: The agents that were in any episode.
-        steps_done: Its agent steps.
-        numbered: Whether it is in the folder that is taken by default, where another run gets a number.
+        steps_done: The agent steps of the run.
+        numbered: Whether the run is in the default folder, where another run gets a number.
         trusted: Whether its checkpoints are read with ``--untrusted`` left out.
     """
     evaluate = [PROGRAM, "evaluate", str(path), "--episodes", "100"]
@@ -87,7 +87,7 @@ def after_a_run(
 
 
 def another_run(settings: RunSettings, algo: Any, seen: Collection[str]) -> RunSettings:
-    """The same with other policies, if all agents can have them; else with another seed."""
+    """The command for the same run with other policies if all agents can have them, else with another seed."""
     agents = {str(agent_id) for agent_id in algo.agent_ids}
     if len(agents) > 1 and len(agents) == len(algo.agent_ids):
         if settings.mapping is not None or settings.policies.strip() != "independent":
@@ -99,7 +99,7 @@ def another_run(settings: RunSettings, algo: Any, seen: Collection[str]) -> RunS
 
 
 def train_words(settings: RunSettings) -> list[str]:
-    """The words that make a run of these settings, without those that are defaults."""
+    """The words of the command for a run with these settings, without the defaults."""
     return [PROGRAM, "train", settings.env, *(word for pair in _options(settings) for word in pair)]
 
 
@@ -143,7 +143,7 @@ def _spaces(module: Any) -> tuple[str, str]:
 
 
 def _free(path: Path) -> Path:
-    """The path itself, or one with a number, where nothing is yet."""
+    """The path, with a number if it already exists."""
     candidate, number = path, 2
     while candidate.exists():
         candidate, number = path.with_name(f"{path.name}-{number}"), number + 1

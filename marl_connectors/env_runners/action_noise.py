@@ -1,4 +1,4 @@
-"""The random numbers behind sampled actions: of each agent, episode and env step their own."""
+"""The random numbers behind sampled actions. Each agent, episode and env step has its own numbers."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class _Block:
     """The noise of the next steps.
 
     Attributes:
-        first: The vector step that its first row is for.
+        first: The vector step of the first row.
         asked: The distribution class, and the number and device of its inputs.
         array: ``[steps, N, k]``.
-        tensor: The same, where the modules' outputs are.
+        tensor: The same numbers, on the device of the modules' outputs.
     """
 
     first: int
@@ -43,11 +43,11 @@ class _Streams:
 
     Attributes:
         words: ``[N]`` uint64, one for each stream.
-        t: ``[N]`` which number of its stream each was at, in the vector step ``since``.
-        since: The vector step in which ``words`` and ``t`` were given.
+        t: ``[N]`` the position of each stream in the vector step ``since``.
+        since: The vector step in which ``words`` and ``t`` were set.
         pick: ``[B]`` the stream of each row; None if row ``i`` draws from stream ``i``.
-        num_steps: For how many steps to draw the next block.
-        block: What has been drawn.
+        num_steps: The number of steps that the next block is drawn for.
+        block: The block that has been drawn.
     """
 
     words: np.ndarray
@@ -61,9 +61,10 @@ class _Streams:
 class ActionNoise:
     """Noise for ``Distribution.sample``, for all rows of a vector step.
 
-    Every number follows from the run's seed, the sub-environment, its episode, the agent and the env step. So what an
-    agent draws does not depend on the other sub-environments, on the order in which agents came, on fragments, or on
-    stopping and resuming. It is drawn for several steps at once, more the longer the same rows go on.
+    Every number follows from the run's seed, the sub-environment, its episode, the agent and the env step. So the
+    numbers of an agent do not depend on the other sub-environments, on the order in which agents joined, on fragments,
+    or on stopping and resuming. They are drawn for several steps at once, and for more steps the longer the same rows
+    go on.
 
     Attributes:
         step: The number of vector steps so far; the runner sets it.
@@ -77,15 +78,15 @@ class ActionNoise:
         self._group_of: dict[Rows, int] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the numbers, which follow from the seed and the step."""
+        """The state without the drawn numbers, which follow from the seed and the step."""
         return {**vars(self), "_streams": {}, "_group_of": {}}
 
     def words_of(self, env_indices: np.ndarray, agent_words: np.ndarray | None = None) -> np.ndarray:
-        """``[N]`` uint64: the word of each sub-environment, or of each agent of it.
+        """``[N]`` uint64: the word of each sub-environment, or of each of its agents.
 
         Args:
             env_indices: ``[N]``.
-            agent_words: ``[N]`` uint64, the ``name_word`` of each agent; None where one stream does for all of them.
+            agent_words: ``[N]`` uint64, the ``name_word`` of each agent; None if one stream serves all agents.
         """
         words = substream_words(self._root, env_indices.astype(np.uint64))
         return words if agent_words is None else substream_words(words, agent_words)
@@ -99,15 +100,15 @@ class ActionNoise:
         t: np.ndarray,
         pick: np.ndarray | None = None,
     ) -> None:
-        """Says from which streams the rows of a group draw, whenever episodes have begun or lanes have changed.
+        """Sets the streams of a group's rows. Must be called whenever episodes have begun or lanes have changed.
 
         Args:
-            group_index: Names the group, whose former rows draw no more.
+            group_index: The group, whose earlier rows are replaced.
             rows: The group's rows.
             words: ``[N]`` uint64, as ``words_of`` gives them.
-            episode_numbers: ``[N]`` the episode that each goes on in.
-            t: ``[N]`` the env step that each is at. From now on it grows by one with each vector step.
-            pick: ``[B]`` which of these each row draws from; None if there is one for each row.
+            episode_numbers: ``[N]`` the episode of each stream.
+            t: ``[N]`` the env step of each stream. From now on it grows by one with each vector step.
+            pick: ``[B]`` the stream of each row; None if each row has its own stream.
         """
         words = substream_words(words, episode_numbers.astype(np.uint64))
         known = self._streams.get(group_index)
@@ -134,7 +135,7 @@ class ActionNoise:
         return noise if streams.pick is None else noise[torch.from_numpy(streams.pick).to(device)]
 
     def array_for_rows(self, columns: ColumnGroup, dist_cls: type[Distribution]) -> np.ndarray | None:
-        """The same in an array, for modules on the CPU, without a call of torch."""
+        """The same noise in an array, for modules on the CPU, without a call of torch."""
         streams = self._streams[self._group_of[columns.rows]]
         block = self._block(streams, dist_cls, columns["action_dist_inputs"].shape[-1], torch.device("cpu"))
         if block is None:
@@ -145,7 +146,7 @@ class ActionNoise:
     def _block(
         self, streams: _Streams, dist_cls: type[Distribution], num_inputs: int, device: torch.device
     ) -> _Block | None:
-        """What is drawn for this step."""
+        """The block that holds this step's noise."""
         block, asked = streams.block, (dist_cls, num_inputs, device)
         if block is not None and block.asked == asked and 0 <= self.step - block.first < len(block.array):
             return block
@@ -160,7 +161,7 @@ class ActionNoise:
         return streams.block
 
     def generator(self, purpose: str, rows: Rows) -> StreamGenerator:
-        """Draws from a stream for each of a group's rows in this step, another one for each ``purpose``."""
+        """A generator with a stream for each row of a group in this step. Each ``purpose`` has its own streams."""
         streams = self._streams[self._group_of[rows]]
         times = (streams.t + (self.step - streams.since)).astype(np.uint64)
         words = substream_words(substream_words(streams.words, times), np.array([name_word(purpose)], np.uint64))
@@ -168,6 +169,6 @@ class ActionNoise:
 
     @contextmanager
     def torch_stream(self) -> Iterator[None]:
-        """For distributions that draw from torch's generator: makes it this step's own."""
+        """Seeds torch's generator for this step, for distributions that draw from it."""
         with torch_stream(self._seed, "torch actions", self.step):
             yield

@@ -1,4 +1,4 @@
-"""Calls into environments of this process that take too long: an alarm interrupts them, a watch only tells the log."""
+"""Time limits for environments of this process: an alarm interrupts a call, a watch only writes to the log."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ def stop_watching() -> None:
 
 
 class Hang(BaseException):
-    """Raised inside a call that takes too long; no ``except Exception`` of the environment stops it."""
+    """Raised inside a call that takes too long. An ``except Exception`` of the environment does not catch it."""
 
 
 @contextlib.contextmanager
 def alarm(seconds: float | None) -> Iterator[None]:
     """Raises ``Hang`` in the block after so many seconds, in the main thread of a POSIX system.
 
-    Elsewhere, and if the number is None, it waits.
+    Elsewhere, and if the number is None, the block has no time limit.
 
-    Python's own waiting (sleep, locks, sockets, loops) is interrupted. Compiled code goes on until it returns.
+    The alarm interrupts Python code that waits or loops (sleep, locks, sockets). Compiled code goes on until it
+    returns.
     """
     can_ring = hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()
     if seconds is None or not can_ring:
@@ -58,16 +59,16 @@ def _ring(number: int, frame: Any) -> None:
 
 
 class Watched:
-    """Tells the log once if the block takes longer than ``PATIENCE_S``.
+    """Writes to the log once if the block takes longer than ``PATIENCE_S``.
 
-    A thread looks now and then, as long as there is something to watch. A call that keeps Python's lock keeps it from
-    doing so.
+    A thread checks this from time to time, as long as there is a block to watch. It cannot check during a call that
+    holds Python's lock.
     """
 
     __slots__ = ("_began", "_what", "is_told")
 
     def __init__(self, what: Callable[[], str]):
-        """Takes what gives the name of the call, such as ``"environment copy 3: reset()"``."""
+        """Takes a function that gives the name of the call, such as ``"environment copy 3: reset()"``."""
         self._what, self.is_told = what, False
 
     def __enter__(self) -> None:
@@ -82,7 +83,7 @@ class Watched:
         _CALLS.pop(id(self), None)
 
     def look(self) -> None:
-        """Tells the log if it is time to, once."""
+        """Writes to the log, once, if it is time to."""
         if not self.is_told and time.monotonic() - self._began >= PATIENCE_S:
             self.is_told = True
             _LOG.warning(

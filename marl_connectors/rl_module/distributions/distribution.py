@@ -1,4 +1,4 @@
-"""What every action distribution can do."""
+"""The interface of all action distributions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PARTIAL: dict[Any, type] = {}
 
 
 class _DistributionKind(ABCMeta):
-    """So that classes that ``get_partial_dist_cls`` has made can be pickled."""
+    """The metaclass of distributions, which makes the classes of ``get_partial_dist_cls`` picklable."""
 
     made_of: tuple[type, tuple[tuple[str, Any], ...]] | None
 
@@ -51,22 +51,22 @@ class Distribution(metaclass=_DistributionKind):
     @classmethod
     @abstractmethod
     def from_logits(cls, logits: Tensor) -> Distribution:
-        """From a module's ``action_dist_inputs``, ``[..., n]``."""
+        """Makes distributions from a module's ``action_dist_inputs``, ``[..., n]``."""
 
     @staticmethod
     @abstractmethod
     def required_input_dim(space: Space) -> int:
-        """How many ``action_dist_inputs`` an action of ``space`` needs."""
+        """The number of ``action_dist_inputs`` that an action of ``space`` needs."""
 
     @classmethod
     def for_space(cls, space: Space) -> type[Self]:
-        """The class for actions of ``space``: itself, unless it has to know more of the space than its inputs tell."""
+        """The class for actions of ``space``: this class, unless it needs to know more of the space than its inputs."""
         del space
         return cls
 
     @classmethod
     def get_partial_dist_cls(cls, **attributes: Hashable) -> type[Self]:
-        """A subclass with some class attributes set; always the same one for the same attributes."""
+        """A subclass with some class attributes set. The same attributes always give the same class."""
         key = cls, tuple(sorted(attributes.items()))
         if key not in _PARTIAL:
             about = ", ".join(f"{name}={value}" for name, value in sorted(attributes.items()))
@@ -78,16 +78,16 @@ class Distribution(metaclass=_DistributionKind):
     def noise(
         cls, rng: StreamGenerator | np.random.Generator, shape: tuple[int, ...], num_inputs: int
     ) -> np.ndarray | None:
-        """What ``sample`` turns into actions: ``[*shape, k]`` float32, drawn for many steps at once.
+        """The numbers that ``sample`` turns into actions: ``[*shape, k]`` float32, drawn for many steps at once.
 
-        None means that the distribution draws from torch's generator itself. Then what is drawn follows from the run's
-        seed and the step, but depends on which rows there are.
+        None means that the distribution draws from torch's generator itself. Its numbers then follow from the run's
+        seed and the step, but depend on which rows there are.
 
         Args:
-            rng: Draws for each row from a stream of its own. Its methods are those of StreamGenerator, and the first
-                axes of every ``size`` must be ``shape``.
-            shape: Steps and rows.
-            num_inputs: How many ``action_dist_inputs`` each row has.
+            rng: Draws for each row from a stream of its own. It has the methods of StreamGenerator, and the first axes
+                of every ``size`` must be ``shape``.
+            shape: The numbers of steps and of rows.
+            num_inputs: The number of ``action_dist_inputs`` of each row.
         """
         del rng, shape, num_inputs
         return None
@@ -107,7 +107,7 @@ class Distribution(metaclass=_DistributionKind):
 
     @abstractmethod
     def to_deterministic(self) -> Any:
-        """The action to take without exploration: of each row the most likely one, or the mean or median."""
+        """The action to take without exploration: the most likely one of each row, or its mean or median."""
 
     @abstractmethod
     def logp(self, value: Any) -> Tensor:
@@ -115,16 +115,16 @@ class Distribution(metaclass=_DistributionKind):
 
     @classmethod
     def logp_of_rows(cls, inputs: np.ndarray, actions: Tree) -> np.ndarray:
-        """``[B]`` float32: what ``logp`` gives for ``[B, n]`` inputs and ``[B, ...]`` actions, in arrays on the CPU.
+        """``[B]`` float32: the result of ``logp`` for ``[B, n]`` inputs and ``[B, ...]`` actions, in arrays on the CPU.
 
-        Of the library's distributions, each row's number depends on that row alone, to the last bit: not on how many
-        rows there are, or in which order.
+        In the library's distributions, each row's number depends on that row alone, to the last bit. It does not depend
+        on the number of rows or on their order.
         """
         return cls.from_logits(torch.from_numpy(inputs)).logp(tree_map(torch.from_numpy, actions)).numpy()
 
     @classmethod
     def _computes_as(cls, base: type[Distribution], *names: str) -> bool:
-        """Whether these methods are those of ``base``, and no subclass has overridden one."""
+        """Whether the class has these methods from ``base``, so that no subclass has overridden one."""
         return all(getattr_static(cls, name) is getattr_static(base, name) for name in names)
 
     @abstractmethod
