@@ -295,7 +295,10 @@ def _refused(constant: str) -> Any:
 
 
 def _damaged(source: Path, why: str) -> str:
-    return f"checkpoint: {source} is damaged: {why}. Use another checkpoint of the run."
+    return (
+        f"checkpoint: {source} is damaged: {why}. Use another checkpoint of the run; --resume takes the one that the "
+        f"file checkpoints/latest names."
+    )
 
 
 def _state_hash(encoded: Any) -> str:

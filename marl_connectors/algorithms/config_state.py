@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
@@ -151,13 +152,13 @@ def _encode(value: Any) -> Any:
         return {
             "__kind__": "dataclass" if name else "not importable",
             "class": name,
-            "value": own if name else repr(value),
+            "value": own if name else _described(value),
         }
     if isinstance(value, Space):
         try:
             return {"__kind__": "space", "value": spaces.to_json(value)}
         except ConfigError:
-            return {"__kind__": "not importable", "value": repr(value)}
+            return {"__kind__": "not importable", "value": _described(value)}
     if isinstance(value, dict):
         return {"__kind__": "dict", "value": [[_encode(k), _encode(v)] for k, v in value.items()]}
     if isinstance(value, (list, tuple, set, frozenset)):
@@ -168,7 +169,12 @@ def _encode(value: Any) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     name = qualified_name(value)
-    return {"__kind__": "import" if name else "not importable", "value": name or repr(value)}
+    return {"__kind__": "import" if name else "not importable", "value": name or _described(value)}
+
+
+def _described(value: Any) -> str:
+    """The repr without addresses in memory, so that two runs that are alike have the same checkpoints."""
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
 
 
 # What names may stand for.

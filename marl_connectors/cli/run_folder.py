@@ -21,6 +21,7 @@ import contextlib
 import errno
 import io
 import json
+import logging
 import math
 import os
 import re
@@ -49,6 +50,7 @@ CONFIG, BASELINES, METRICS, CURVES, VIDEO, FINAL, EVENTS, CHECKPOINTS = (
     RUN_CHECKPOINTS,
 )
 
+_LOG = logging.getLogger(__name__)
 AGENT_RETURNS = "agent_episode_returns_mean"
 BY_AGENT = (AGENT_RETURNS, "agent_steps", "num_agent_steps_sampled")
 _TEMPORARY = ".tmp"
@@ -120,7 +122,17 @@ class RunFolder:
             CheckpointError: If there is no such run, or if its files are damaged.
         """
         config, baselines = read_config(path), read_baselines(path)
-        rows, text = read_metrics(path / METRICS, up_to=_iteration_of(checkpoint))
+        iteration = _iteration_of(checkpoint)
+        rows, text = read_metrics(path / METRICS, up_to=iteration)
+        missing = iteration - len({row["training_iteration"] for row in rows})
+        if missing > 0:
+            _LOG.warning(
+                "%s has no rows of %d of the %d iterations until the checkpoint. The run goes on without them; they "
+                "will be missing in its curves.",
+                path / METRICS,
+                missing,
+                iteration,
+            )
         with writing(path):
             remove_leftovers(path)
             replace_file(path / METRICS, text)

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 from gymnasium import Space
@@ -42,21 +43,36 @@ def errors_named(what: str) -> Iterator[None]:
 
 
 CLOSE_TIMEOUT_S = 10.0
-"""What closing may take at most: an environment of this process, or all those of a worker process."""
+"""What closing may take at most: all environments of a VectorEnv in this process, or of a worker process."""
+MOMENT_S = 0.2
+"""What closing may take where environments of the same class have hung before, or where the time is used up."""
+_HUNG: WeakSet[type] = WeakSet()
 
 
 def close_env(env: Any, name: str, timeout_s: float | None = CLOSE_TIMEOUT_S) -> None:
     """Closes an environment. If it raises or hangs, that is a warning: whatever else there is must be closed too.
 
-    What hangs is interrupted after ``timeout_s`` where ``alarm`` can do that; None for never.
+    What hangs is interrupted after ``timeout_s`` where ``alarm`` can do that; None for never. A class whose ``close()``
+    has hung once in this process is not waited for again.
     """
+    kind = _class_of(env)
+    if timeout_s is not None and kind in _HUNG:
+        timeout_s = min(timeout_s, MOMENT_S)
     try:
         with Watched(lambda: f"{name}: close()"), alarm(timeout_s):
             env.close()
     except Hang:
-        _LOG.warning("%s: close() did not return within %g s and was given up.", name, timeout_s)
+        _HUNG.add(kind)
+        _LOG.warning("%s: close() did not return within %.3g s and was given up.", name, timeout_s)
     except ENV_ERRORS as error:
         _LOG.warning("%s: close() raised %s.", name, describe_error(error))
+
+
+def _class_of(env: Any) -> type:
+    try:
+        return type(env.unwrapped)
+    except ENV_ERRORS:
+        return type(env)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy as copying
+import time
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ from marl_connectors.environments.env_copy import (
 from marl_connectors.environments.env_failures import (
     CLOSE_TIMEOUT_S,
     ENV_ERRORS,
+    MOMENT_S,
     EnvFailure,
     EnvRestarts,
     GarbageCheck,
@@ -57,7 +59,7 @@ class VectorEnv:
         turn_based: Whether the copies take turns.
         is_batched: Whether actions, rewards and observations are arrays for all copies.
         has_rests: Whether there are steps in which some copies do not act.
-        close_timeout_s: How long closing a copy may take, see ``close_env``.
+        close_timeout_s: How long closing all copies may take, see ``close_env``.
         resets_late: Whether copies whose episode ended wait for ``reset_over``, where that is possible.
     """
 
@@ -396,10 +398,14 @@ class VectorEnv:
         return dict(zip(copy.agents, newest, strict=True)), infos_at
 
     def close(self) -> None:
-        """Closes all copies."""
+        """Closes all copies. Those whose turn comes after the time is used up have a moment only."""
+        begin = time.monotonic()
         for copy in self.copies:
             self.at[0], self.at[3] = copy.index, Doing.CLOSE
-            close_env(copy.env, f"environment copy {copy.index}", timeout_s=self.close_timeout_s)
+            left = self.close_timeout_s
+            if left is not None:
+                left = max(left - (time.monotonic() - begin), MOMENT_S)
+            close_env(copy.env, f"environment copy {copy.index}", timeout_s=left)
         self.at[0] = -1
 
 

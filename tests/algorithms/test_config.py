@@ -192,3 +192,9 @@ def test_bounded_distributions_need_actions_that_are_stretched():
     with pytest.raises(ConfigError, match=r"PPOConfig: action_distribution='beta' .*normalize_actions=False .*Box"):
         config_of(0.0).build_algo()
     config_of(-1.0).build_algo()
+
+
+def test_what_cannot_be_found_again_by_name_has_no_address_in_checkpoints():
+    first, second = (config_to_state(PPOConfig().env_runners(env_to_module_connector=lambda: [])) for _ in range(2))
+    assert first == second
+    assert "0x" not in str(first)

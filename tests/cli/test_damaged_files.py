@@ -79,11 +79,21 @@ def test_damage_before_the_checkpoint_names_file_and_line(run, line, what):
     resume(run)
 
 
-def test_a_run_without_metrics_goes_on(run):
+def test_a_run_without_metrics_goes_on(run, caplog):
     (RUN / "metrics.jsonl").unlink()
     resume(run)
+    assert "metrics.jsonl has no rows of 2 of the 2 iterations until the checkpoint" in caplog.text
     assert "Going on from iteration 2 at 200 agent steps." in run.out
     assert [json.loads(line)["training_iteration"] for line in lines()] == [3, 4]
+
+
+def test_a_run_goes_back_to_the_checkpoint_that_latest_names(command):
+    command.algo = command.fake()
+    assert command("train", "fake_env", "--steps", "400", "--checkpoint-every", "2", "--out", "run") == 0
+    (RUN / "checkpoints/latest").write_text("000002\n")
+    assert command("train", "--resume", "run") == 0
+    assert "Going on from iteration 2 at 200 agent steps." in command.out
+    assert [json.loads(line)["training_iteration"] for line in lines()] == [1, 2, 3, 4]
 
 
 # baselines.json and config.json --------------------------------------------------------------------------------------

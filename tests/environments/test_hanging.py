@@ -180,6 +180,18 @@ def test_a_close_that_hangs_in_this_process_is_interrupted(caplog, way):
     ]
 
 
+def test_copies_share_the_time_for_closing_and_what_has_hung_is_not_waited_for_again(caplog):
+    class Stuck(HangingEnv):
+        pass
+
+    with caplog.at_level(logging.WARNING, LOG):
+        for timeout_s in (0.5, 30.0):
+            vector_env = VectorEnv([Stuck(where="close") for _ in range(3)], seed=0)
+            vector_env.close_timeout_s = timeout_s
+            vector_env.close()
+    assert [message.split("within ")[1].split(" s ")[0] for message in messages_of(caplog)] == ["0.5"] + 5 * ["0.2"]
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_run_stops_though_no_environment_of_it_closes(caplog, monkeypatch, workers):
     monkeypatch.setattr(worker_process, "CLOSE_TIMEOUT_S", 0.5)
