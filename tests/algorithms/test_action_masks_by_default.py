@@ -73,10 +73,7 @@ def lives_by_the_rules(case, folder, seed=0):
     play(load_policy(folder), RandomMasks(case), explore=bool(seed % 2))
     loaded = Algorithm.from_checkpoint(folder)
     assert str(loaded.masking) == str(algo.masking)
-    one, other = algo.train()["learners"], loaded.train()["learners"]
-    assert one.keys() == other.keys()
-    for module_id, losses in one.items():
-        assert losses == pytest.approx(other[module_id], rel=1e-3, abs=1e-4)
+    assert algo.train()["learners"] == loaded.train()["learners"]
     for each in (algo, loaded):
         each.stop()
 

@@ -180,16 +180,29 @@ def test_a_close_that_hangs_in_this_process_is_interrupted(caplog, way):
     ]
 
 
-def test_copies_share_the_time_for_closing_and_what_has_hung_is_not_waited_for_again(caplog):
-    class Stuck(HangingEnv):
-        pass
-
+def seconds_to_close(caplog, envs, timeout_s):
+    """What each copy that hangs was given, as the log has it."""
+    vector_env = VectorEnv(envs, seed=0)
+    vector_env.close_timeout_s = timeout_s
     with caplog.at_level(logging.WARNING, LOG):
-        for timeout_s in (0.5, 30.0):
-            vector_env = VectorEnv([Stuck(where="close") for _ in range(3)], seed=0)
-            vector_env.close_timeout_s = timeout_s
-            vector_env.close()
-    assert [message.split("within ")[1].split(" s ")[0] for message in messages_of(caplog)] == ["0.5"] + 5 * ["0.2"]
+        caplog.clear()
+        vector_env.close()
+    return [float(message.split("within ")[1].split(" s ")[0]) for message in messages_of(caplog)]
+
+
+def stuck():
+    """An environment of a class of its own."""
+    return type("Stuck", (HangingEnv,), {})(where="close")
+
+
+def test_copies_share_the_time_for_closing(caplog):
+    assert seconds_to_close(caplog, [stuck(), stuck(), stuck()], 0.5) == [0.5, 0.2, 0.2]
+
+
+def test_a_class_that_has_hung_is_not_waited_for_again(caplog):
+    env = stuck()
+    assert seconds_to_close(caplog, [env], 0.3) == [0.3]
+    assert seconds_to_close(caplog, [env, type(env)(where="close")], 30.0) == [0.2, 0.2]
 
 
 @pytest.mark.parametrize("workers", [0, 1])
