@@ -304,20 +304,19 @@ def measure(case: Case, reps: int) -> str:
     )
 
 
-def opening(reps: int) -> str:
-    """Seconds of CPU time that it takes to open 16,384 lanes: a sample with a forced reset, less one without."""
-    algo = build(Setup(64, 256), None)
-    algo.env_runner.sample(num_timesteps=256)
+def opening(agents: int, envs: int) -> str:
+    """Seconds of CPU time that it takes to open lanes: for the first time, and when all episodes begin anew."""
+    algo = build(Setup(agents, envs), None)
 
     def seconds(**settings: Any) -> float:
         began = time.process_time()
-        algo.env_runner.sample(num_timesteps=256, **settings)
+        algo.env_runner.sample(num_timesteps=envs, **settings)
         return time.process_time() - began
 
-    without = min(seconds() for _ in range(3))
-    found = [seconds(force_reset=True) - without for _ in range(min(reps, 3))]
+    first, step = seconds(), min(seconds() for _ in range(3))
+    again = statistics.median(seconds(force_reset=True) for _ in range(3))
     algo.stop()
-    return f"Opening 16,384 lanes (256 sub-environments of 64 agents): {statistics.median(found):.2f} s."
+    return f"| {envs:,} × {agents} | {first - step:.2f} | {again - step:.2f} |"
 
 
 def commit() -> str:
@@ -346,7 +345,10 @@ def main() -> None:
         if is_wanted(case.name):
             print(measure(case, args.reps), flush=True)
     if is_wanted("opening 16,384 lanes"):
-        print(f"\n{opening(args.reps)}", flush=True)
+        print("\n| 16,384 lanes | opened for the first time, CPU seconds | opened again at a reset of all |")
+        print("| --- | --- | --- |")
+        for agents, envs in ((64, 256), (2, 8192), (1, 16384)):
+            print(opening(agents, envs), flush=True)
 
 
 if __name__ == "__main__":

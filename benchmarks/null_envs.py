@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -53,25 +54,9 @@ class NullVariant(ParallelEnv):
         self.agents: list[str] = []
         self._spaces = OBSERVATIONS[obs], ACTIONS[act]
         self._ep_len, self._t = ep_len, 0
-        noise = np.random.default_rng(0).standard_normal((POOL, n_agents, 16)).clip(-10, 10).astype(np.float32)
-        self._steps = [self._joint_step(k, noise[k], obs, infos, go) for k in range(POOL)]
+        self._steps = _steps(n_agents, obs, infos, go)
         self._first = self.possible_agents if not go else [a for i, a in enumerate(self.possible_agents) if i % 10 > 1]
         self._first = self._first or self.possible_agents
-
-    def _joint_step(self, k: int, noise: np.ndarray, obs: str, infos: bool, go: bool) -> Any:
-        """What step k gives: five dicts, the truncations of a last step, and who is there afterwards."""
-        phase = {agent: (k + i) % 10 if go else 5 for i, agent in enumerate(self.possible_agents)}
-        seen = {a: _seen(obs, noise[i]) for i, a in enumerate(self.possible_agents) if phase[a] != 1}
-        ends = {a: phase[a] == 0 for a in seen}
-        return (
-            seen,
-            {a: 0.0 if phase[a] == 2 else 0.5 for a in seen},
-            ends,
-            dict.fromkeys(seen, False),
-            {a: {"k": k} if infos else {} for a in seen},
-            {a: not ends[a] for a in seen},
-            [a for a in seen if not ends[a]],
-        )
 
     def observation_space(self, agent: str) -> spaces.Space:
         return self._spaces[0]
@@ -97,6 +82,30 @@ class NullVariant(ParallelEnv):
 
     def close(self) -> None:
         pass
+
+
+@cache
+def _steps(n_agents: int, obs: str, infos: bool, go: bool) -> list[Any]:
+    """What each step gives: five dicts, the truncations of a last step, and who is there afterwards."""
+    agents = [f"agent_{i}" for i in range(n_agents)]
+    noise = np.random.default_rng(0).standard_normal((POOL, n_agents, 16)).clip(-10, 10).astype(np.float32)
+    steps = []
+    for k in range(POOL):
+        phase = {agent: (k + i) % 10 if go else 5 for i, agent in enumerate(agents)}
+        seen = {a: _seen(obs, noise[k, i]) for i, a in enumerate(agents) if phase[a] != 1}
+        ends = {a: phase[a] == 0 for a in seen}
+        steps.append(
+            (
+                seen,
+                {a: 0.0 if phase[a] == 2 else 0.5 for a in seen},
+                ends,
+                dict.fromkeys(seen, False),
+                {a: {"k": k} if infos else {} for a in seen},
+                {a: not ends[a] for a in seen},
+                [a for a in seen if not ends[a]],
+            )
+        )
+    return steps
 
 
 def _seen(obs: str, noise: np.ndarray) -> Any:
