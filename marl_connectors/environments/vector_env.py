@@ -51,7 +51,7 @@ class VectorEnv:
     Attributes:
         copies: The copies.
         seed: The run's seed.
-        at: ``[4]`` int64: the index of the copy that is at work, that of the one reset last, its episode's number, and
+        at: Four numbers, in an array where processes share them: the index of the copy that is at work, that of the one reset last, its episode's number, and
             what the copy at work does, see ``Doing``. The first one is -1 once all copies are closed.
         failures: Of copies that went on with another episode; whoever reads them clears them.
         turn_based: Whether agents act one after another: whoever has acted waits for its next turn.
@@ -87,7 +87,7 @@ class VectorEnv:
         """
         self.copies = [EnvCopy(env, index) for index, env in enumerate(envs, first_index)]
         self.seed = seed
-        self.at = np.array([-1, -1, -1, Doing.STEP])
+        self.at: Any = [-1, -1, -1, Doing.STEP]
         self.failures: list[EnvFailure] = []
         self._restarts = restarts
         self._final: EnvError | None = None  # the failure that was one too many

@@ -149,7 +149,7 @@ def splits_from_before_an_agent_left(fault, monkeypatch):
         fault.hits += known != (rows.module_ids, rows.splits)
         rows.module_ids, rows.splits = known
 
-    after(monkeypatch, LaneGroup, "arrange", spoil)
+    after(monkeypatch, LaneGroup, "select", spoil)
 
 
 def the_mapping_of_a_former_episode(fault, monkeypatch):
