@@ -237,10 +237,9 @@ class EpisodeTracker:
     # Steps.
 
     def acted(self) -> None:
-        """Agents of turn-based sub-environments wait, once they have acted, for what comes of it."""
-        if self._vector_env.turn_based:
-            for group, _ in self.lanes.live:
-                group.wait()
+        """Lets agents of turn-based sub-environments, which have acted, wait until they are told what came of it."""
+        for group, _ in self.lanes.live:
+            group.wait()
 
     def apply(self, result: StepResult, reset_over: Callable[[], None]) -> bool:
         """Takes in what a step has given, but for the observations of those who act next. A hot path.
@@ -261,7 +260,7 @@ class EpisodeTracker:
             for event in result.events:
                 self._credit_uncredited(event)
             self._credit_told(result)
-        if result.is_plain:
+        if result.ends is None and not result.events:
             return result.told is not None
         if self._follow(result, reset_over) or result.told is not None:
             return True

@@ -138,7 +138,8 @@ class Stepper:
         self._episodes.lanes.counts.vector_steps += 1
         acted = perf_counter()
         self.times.module_to_env += acted - began
-        self._episodes.acted()
+        if self._turn_based:
+            self._episodes.acted()
         result = self.vector_env.step(chosen)
         self.times.env_step += perf_counter() - acted
         self._take_in(result)
@@ -160,13 +161,14 @@ class Stepper:
 
     def _take_in(self, result: StepResult) -> None:
         """Writes down what a step of all copies led to, and prepares the next one."""
-        self._note_failures()
-        episodes = self._episodes
-        if result.told is not None or not result.is_plain:
+        if self.vector_env.failures:
+            self._note_failures()
+        episodes, is_plain = self._episodes, result.is_plain
+        if not is_plain or self._turn_based:
             self._end_layout()
         if episodes.apply(result, reset_over=lambda: self._reset_over(result)):
             self._arrange()
-        elif not result.is_plain:
+        elif not is_plain:
             self._place_in_time()
         if self._pieces_write_episodes and episodes.ended_agents:
             self._run_env_to_module(episodes.ended_rows(), episodes.ended)

@@ -51,8 +51,9 @@ class VectorEnv:
     Attributes:
         copies: The copies.
         seed: The run's seed.
-        at: Four numbers, in an array where processes share them: the index of the copy that is at work, that of the one reset last, its episode's number, and
-            what the copy at work does, see ``Doing``. The first one is -1 once all copies are closed.
+        at: Four numbers, in an array where processes share them: the index of the copy that is at work, that of the one
+            reset last, its episode's number, and what the copy at work does, see ``Doing``. The first one is -1 once
+            all copies are closed.
         failures: Of copies that went on with another episode; whoever reads them clears them.
         turn_based: Whether agents act one after another: whoever has acted waits for its next turn.
         is_batched: Whether actions, rewards and observations are arrays for all copies.
