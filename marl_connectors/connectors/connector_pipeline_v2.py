@@ -221,10 +221,20 @@ class ConnectorPipelineV2(ConnectorV2):
         explore: bool | None = None,
         shared_data: dict[str, Any] | None = None,
         metrics: Any = None,
+        pieces: slice = slice(None),
     ) -> ColumnBatch:
-        """Runs all pieces, on columns where they can, and on items (with a conversion before and after) where not.
+        """Runs the pieces, on columns where they can, and on items (with a conversion before and after) where not.
 
-        A hot path: with column pieces only, the cost is one call for each piece and group.
+        With column pieces only, the cost is one call for each piece and group.
+
+        Args:
+            batch: The columns.
+            rl_module: As in ``__call__``.
+            episodes: As in ``__call__``.
+            explore: As in ``__call__``.
+            shared_data: As in ``__call__``.
+            metrics: As in ``__call__``.
+            pieces: Which of the pieces to run; all of them unless a caller does some of the work itself.
 
         Raises:
             ConnectorError: If a piece fails; names the pipeline and the piece, with the piece's own error as cause.
@@ -234,7 +244,7 @@ class ConnectorPipelineV2(ConnectorV2):
         group: ColumnGroup | None = None
         progress.module_id = None
         try:
-            for piece, on_columns, on_items, before_columns in self._steps:
+            for piece, on_columns, on_items, before_columns in self._steps[pieces]:
                 if not on_items:
                     if before_columns is not None:
                         group = None

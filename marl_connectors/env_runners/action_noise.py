@@ -70,9 +70,13 @@ class ActionNoise:
     """
 
     def __init__(self, seed: int):
+        self.restart(seed)
+
+    def restart(self, seed: int, step: int = 0) -> None:
+        """Goes on as that of a run with another seed, at another step."""
         self._seed = seed
         self._root = stream_words(seed, "actions")
-        self.step = 0
+        self.step = step
         self._streams: dict[int, _Streams] = {}
         self._group_of: dict[Rows, int] = {}
 

@@ -12,6 +12,7 @@ from gymnasium import Space
 
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
+from marl_connectors.connectors.common.numpy_to_tensor import NumpyToTensor
 from marl_connectors.connectors.connector_v2 import works_on_columns
 from marl_connectors.connectors.defaults import DEFAULT_PIECES
 from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
@@ -30,15 +31,15 @@ from marl_connectors.env_runners.data_checks import (
 from marl_connectors.env_runners.deferred_logp import record_logp
 from marl_connectors.env_runners.lanes import LaneGroup
 from marl_connectors.env_runners.live_rows import orders
-from marl_connectors.env_runners.prepared_actions import PreparedActions
 from marl_connectors.env_runners.random_actions import random_batch
 from marl_connectors.env_runners.replayable_episodes import ReplayableEpisodes
+from marl_connectors.env_runners.sampling_plan import SamplingPlan
 from marl_connectors.env_runners.sampling_times import SamplingTimes
 from marl_connectors.env_runners.step_counts import StepCounts
 from marl_connectors.env_runners.turn_based_episodes import TurnBasedEpisodes
 from marl_connectors.environments.env_failures import EnvFailure
 from marl_connectors.environments.vector_env import VectorEnv, VectorStep
-from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup
+from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup, Phase
 from marl_connectors.episodes.rollout import take
 from marl_connectors.metrics import MetricsLogger
 from marl_connectors.rl_module.distributions import Distribution
@@ -46,8 +47,10 @@ from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.typing import AgentID, ModuleID
 
 _LOG = logging.getLogger(__name__)
-_DUE = ColumnBatch([])
-"""Stands for the next forward batch where nobody needs it, unless somebody asks."""
+_TO_TENSORS, _ALL_BUT_TENSORS = NumpyToTensor(), slice(None, -1)
+"""What stands last among the env-to-module pieces where the plan applies, and all others."""
+_AFTER_ARRAYS = slice(2, None)
+"""Of the module-to-env pieces, those behind GetActions and TensorToNumpy."""
 PolicyMappingFn = Callable[..., ModuleID]
 
 
@@ -107,7 +110,7 @@ class Stepper:
             action_spaces=env_to_module.action_space,
         )
         self._shared_data: dict[str, Any] = {ACTION_NOISE: self._noise}
-        self._prepared = PreparedActions()
+        self._plan = SamplingPlan(env_to_module, module_to_env, rl_module, self._noise)
         self._batch: ColumnBatch | None = None
         self._pick_actions: Callable[[list], Any] | None = None
         self._live: list[tuple[LaneGroup, Callable[[list], Any] | None]] = []  # groups that act, picking their items
@@ -123,7 +126,7 @@ class Stepper:
         pieces = [*self.env_to_module, *self.module_to_env]
         self._pieces_read_episodes = not all(works_on_columns(piece) for piece in pieces)
         self._pieces_write_episodes = any(type(piece) not in DEFAULT_PIECES for piece in self.env_to_module)
-        self._prepared.begin_sample(self.env_to_module, self.module_to_env)
+        self._plan.begin_sample()
 
     # One step.
 
@@ -132,7 +135,7 @@ class Stepper:
         began = perf_counter()
         if at_random:
             groups = [group for group, _ in self._live]
-            batch = random_batch(self._noise, groups, self._waiting_batch())
+            batch = random_batch(self._noise, groups, self._batch)
         else:
             batch = self._choose(explore)
         actions = self._record(batch)
@@ -190,7 +193,7 @@ class Stepper:
         self._note_failures()
         episodes.follow_turns(turns)
         if self._pieces_write_episodes and episodes.ended_agents:
-            self._run_env_to_module(episodes.ended_rows(), episodes.ended)
+            self._run_env_to_module(ColumnBatch(episodes.ended_rows()), episodes.ended)
         episodes.observe()
         if episodes.told is not None:
             episodes.told.went_on(turns)
@@ -206,28 +209,28 @@ class Stepper:
         return failures
 
     def _choose(self, explore: bool) -> ColumnBatch:
-        """What the module-to-env pipeline makes of the modules' outputs, by the short way if that is open."""
-        began = perf_counter()
-        if self._prepared.is_open:
-            inputs = self._prepared.forward()
-            self._note_inference(perf_counter() - began)
-            return self._prepared.choose(inputs, self._noise)
-        module, batch = self.rl_module, self._waiting_batch()
-        began = perf_counter()
-        outputs = module.forward_exploration(batch) if explore else module.forward_inference(batch)
+        """What the module-to-env pipeline makes of what the modules put out."""
+        assert self._batch is not None
+        began, pieces = perf_counter(), _AFTER_ARRAYS
+        arrays = self._plan.forward(self._batch, explore)
+        if arrays is None:
+            module, batch, pieces = self.rl_module, self._waiting_batch(), slice(None)
+            outputs = module.forward_exploration(batch) if explore else module.forward_inference(batch)
         self._note_inference(perf_counter() - began)
+        if arrays is not None:
+            outputs = self._plan.choose(self._batch, arrays)
         actions = self.module_to_env.run(
             outputs,
-            rl_module=module,
+            rl_module=self.rl_module,
             episodes=self._episodes.acting(),
             explore=explore,
             shared_data=self._shared_data,
             metrics=self.metrics["module_to_env"],
+            pieces=pieces,
         )
         if self._check_actions:
             check_actions(actions)
             self._check_actions = False
-        self._prepared.try_beside(actions, self._live, module, explore, self._noise)
         return actions
 
     def _note_inference(self, seconds: float) -> None:
@@ -246,7 +249,7 @@ class Stepper:
     def _follow(self, step: VectorStep) -> None:
         rearranged = self._episodes.follow(step.transitions, reset=lambda: self._reset_over(step))
         if self._pieces_write_episodes and self._episodes.ended_agents:
-            self._run_env_to_module(self._episodes.ended_rows(), self._episodes.ended)
+            self._run_env_to_module(ColumnBatch(self._episodes.ended_rows()), self._episodes.ended)
         if rearranged:
             self._arrange()
         else:
@@ -275,24 +278,29 @@ class Stepper:
                 raise bad_observations(group, self.vector_env, own) from error
 
     def _waiting_batch(self) -> ColumnBatch | None:
-        """The next forward pass is of this."""
-        if self._batch is _DUE:
-            self._make_batch(is_needed=True)
-        return self._batch
+        """The next forward pass is of this: of tensors."""
+        batch = self._batch
+        if batch is not None and batch.phase is Phase.ARRAYS:
+            for columns in batch.groups:
+                _TO_TENSORS.on_columns(columns=columns)
+            batch.phase = Phase.TENSORS
+        return batch
 
-    def _make_batch(self, is_needed: bool = False) -> None:
-        """Runs the env-to-module pipeline on the newest observations, for the next forward pass, if that needs it."""
+    def _make_batch(self) -> None:
+        """Runs the env-to-module pipeline on the newest observations, for the next forward pass.
+
+        Where the plan may do without tensors, the batch stays in arrays.
+        """
         self._before_batch = None
-        if self._prepared.is_open and not is_needed:
-            self._batch = _DUE
-            return
-        if self._pieces_write_episodes:
+        if self._pieces_write_episodes and self._is_last_step:
             self._episodes.note_observations()
-            if self._is_last_step:
-                pieces, logger = self.env_to_module, self.metrics["env_to_module"]
-                self._before_batch = {"pieces": pieces.get_state(), "metrics": logger.get_state()}
-        groups = [ColumnGroup(group.rows) for group, _ in self._live]
-        self._batch = self._run_env_to_module(groups, self._episodes.acting())
+            self._before_batch = {
+                "pieces": self.env_to_module.get_state(),
+                "metrics": self.metrics["env_to_module"].get_state(),
+            }
+        batch = ColumnBatch([ColumnGroup(group.rows) for group, _ in self._live])
+        pieces = _ALL_BUT_TENSORS if self._plan.is_possible else slice(None)
+        self._batch = self._run_env_to_module(batch, self._episodes.acting(), pieces)
         if self._check_batch:
             check_forward_batch(self._batch, self.rl_module)
             self._check_batch = False
@@ -307,17 +315,18 @@ class Stepper:
             self._episodes.restore_observations()
             self._make_batch()
 
-    def _run_env_to_module(self, groups: list[ColumnGroup], episodes: list[Any]) -> ColumnBatch:
+    def _run_env_to_module(self, batch: ColumnBatch, episodes: list[Any], pieces: slice = slice(None)) -> ColumnBatch:
         if self._pieces_read_episodes:
             self._episodes.sync()
         began = perf_counter()
         batch = self.env_to_module.run(
-            ColumnBatch(groups),
+            batch,
             rl_module=self.rl_module,
             episodes=episodes,
             explore=self._exploring,
             shared_data=self._shared_data,
             metrics=self.metrics["env_to_module"],
+            pieces=pieces,
         )
         self.times.env_to_module += perf_counter() - began
         return batch
@@ -338,7 +347,7 @@ class Stepper:
 
     def _arrange(self) -> None:
         """Works out all orders anew, after agents came or went."""
-        self._prepared.begin_arrangement()
+        self._plan.begin_layout()
         self._settle_counts()
         module_order = {module_id: i for i, module_id in enumerate(self.rl_module.keys())}
         by_copy = self._episodes.lanes.acting()
