@@ -101,6 +101,7 @@ from .errors import CheckpointError as CheckpointError
 from .errors import ConfigError as ConfigError
 from .errors import ConnectorError as ConnectorError
 from .errors import EnvError as EnvError
+from .errors import EnvWarning as EnvWarning
 from .errors import EpisodeError as EpisodeError
 from .errors import LearnerError as LearnerError
 from .errors import MappingError as MappingError

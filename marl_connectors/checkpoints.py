@@ -1,10 +1,13 @@
-"""State on disk: a folder with readable JSON and safetensors, and nothing that could run code when it is loaded.
+"""State on disk: a folder with readable JSON and safetensors, and nothing that runs code when ``load_state`` reads it.
 
 A checkpoint is a directory of two files:
 
 * ``state.json``: ``format_version``, ``library_version``, the SHA-256 of both parts, and the state itself, in which
   each array is replaced by ``{"__tensor__": key}``;
 * ``tensors.safetensors``: the arrays, under keys that say where in the state they belong.
+
+The SHA-256 find damage, not malice: whoever changes a file can write them anew. So nothing in the files is believed
+beyond what ``save_state`` can have written.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ import safetensors
 import safetensors.numpy
 
 from marl_connectors.errors import CheckpointError
+from marl_connectors.names import brief
 from marl_connectors.version import library_version
 
 FORMAT_VERSION: Final = 1
@@ -63,7 +67,10 @@ def save_state(path: str | os.PathLike[str], state: Mapping[Any, Any]) -> None:
     target = Path(path)
     _check_replaceable(target)
     tensors: dict[str, np.ndarray] = {}
-    encoded = _encode(state, (), tensors)
+    try:
+        encoded = _encode(state, (), tensors)
+    except RecursionError as error:
+        raise CheckpointError("save_state: the state is nested too deep, or holds itself. Flatten it first.") from error
     tensor_bytes = safetensors.numpy.save(tensors)
     document = {
         "format_version": FORMAT_VERSION,
@@ -80,20 +87,43 @@ def save_state(path: str | os.PathLike[str], state: Mapping[Any, Any]) -> None:
     try:
         _write_synced(temporary / TENSORS_FILE, tensor_bytes)
         _write_synced(temporary / STATE_FILE, text.encode())
-        _sync_directory(temporary)
+        sync_directory(temporary)
         _put_in_place(temporary, target, target.parent / f".{target.name}.old-{unique}")
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
 
 
+def snapshot(state: Any) -> Any:
+    """A copy of a state that shares nothing with it that can change; tensors are on the CPU."""
+    if isinstance(state, dict):
+        return {key: snapshot(value) for key, value in state.items()}
+    if isinstance(state, (list, tuple)):
+        return [snapshot(value) for value in state]
+    if isinstance(state, np.ndarray):
+        return state.copy()
+    return state.detach().to("cpu", copy=True) if hasattr(state, "detach") else state
+
+
 def load_state(path: str | os.PathLike[str]) -> dict[Any, Any]:
     """What ``save_state`` wrote to ``path``, with numpy arrays of its own that may be written to.
 
     Raises:
-        CheckpointError: If the checkpoint is missing, damaged, not a checkpoint, or of a newer format.
+        CheckpointError: If the checkpoint is missing, damaged, not a checkpoint, or of a newer format; whatever is in
+            its files, there is no other error.
     """
     source = Path(path)
+    try:
+        return _load(source)
+    except RecursionError as error:
+        raise CheckpointError(_damaged(source, f"{STATE_FILE} is nested too deep")) from error
+    except MemoryError as error:
+        raise CheckpointError(f"checkpoint: {source} does not fit into the memory.") from error
+    except OSError as error:
+        raise CheckpointError(f"checkpoint: {source} cannot be read: {error}") from error
+
+
+def _load(source: Path) -> dict[Any, Any]:
     document = _read_document(source)
     if _state_hash(document["state"]) != document["state_sha256"]:
         raise CheckpointError(_damaged(source, f"{STATE_FILE} is not what was written (its SHA-256 differs)"))
@@ -107,30 +137,57 @@ def load_state(path: str | os.PathLike[str]) -> dict[Any, Any]:
         )
     try:
         tensors = {key: np.array(array) for key, array in safetensors.numpy.load(tensor_bytes).items()}
-        return _decode(document["state"], tensors)
+        if any(array.dtype.kind not in _KINDS for array in tensors.values()):
+            raise ValueError("it holds arrays of a type that is never written")
     except (safetensors.SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(_damaged(source, f"{type(error).__name__}: {error}")) from error
+        why = f"{TENSORS_FILE} cannot be read ({type(error).__name__}: {error})"
+        raise CheckpointError(_damaged(source, why)) from error
+    try:
+        state = _decode(document["state"], tensors)
+        if not isinstance(state, dict):
+            raise TypeError("the state is not a dict")
+    except (KeyError, TypeError, ValueError) as error:
+        why = f"{STATE_FILE} holds something that is never written ({type(error).__name__}: {error})"
+        raise CheckpointError(_damaged(source, why)) from error
+    if tensors:
+        why = f"{TENSORS_FILE} holds {brief(next(iter(tensors)))}, which {STATE_FILE} does not mention"
+        raise CheckpointError(_damaged(source, why))
+    return state
 
 
 def find_checkpoint(path: str | os.PathLike[str]) -> Path:
     """The checkpoint that a path names: itself, or the latest one of the folder of a run.
 
     Raises:
-        CheckpointError: If it is the folder of a run that has none.
+        CheckpointError: If it is the folder of a run that has none, or whose ``latest`` names none of its own.
     """
     folder = Path(path)
     latest = folder / RUN_CHECKPOINTS / LATEST
     if is_checkpoint(folder) or not (folder / RUN_CHECKPOINTS).is_dir():
         return folder
-    if not latest.is_file():
+    if not latest.exists():
         raise CheckpointError(f"the run {folder} has no checkpoint yet. Start it again with: marl-connectors train")
-    checkpoint = latest.parent / latest.read_text(encoding="utf-8").strip()
+    hint = f"Write the name of a folder of {latest.parent} into it."
+    try:
+        name = latest.read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{latest} is not a text file with the name of a checkpoint ({error}). {hint}") from error
+    if not _is_folder_name(name):
+        raise CheckpointError(f"{latest} holds {brief(name)}, which is not the name of a folder beside it. {hint}")
+    checkpoint = latest.parent / name
     if not is_checkpoint(checkpoint):
+        raise CheckpointError(f"{latest} names {brief(name)}, but there is no such checkpoint. {hint}")
+    if checkpoint.resolve().parent != latest.parent.resolve():
         raise CheckpointError(
-            f"{latest} names {checkpoint.name!r}, but there is no such checkpoint. "
-            f"Write the name of another folder of {latest.parent} into it."
+            f"{latest} names {brief(name)}, which leads out of the run, to {checkpoint.resolve()}. If you mean that "
+            f"checkpoint, name it itself instead of the run. {hint}"
         )
     return checkpoint
+
+
+def _is_folder_name(name: str) -> bool:
+    """Whether a text names something in a folder, on any system, and nothing outside."""
+    return name not in ("", ".", "..") and name.isprintable() and not set(name) & set('/\\:*?"<>|') and len(name) < 256
 
 
 def is_checkpoint(path: str | os.PathLike[str]) -> bool:
@@ -164,7 +221,7 @@ def _write_synced(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _sync_directory(path: Path) -> None:
+def sync_directory(path: Path) -> None:
     """Makes renames in a directory lasting, where the system can (Windows cannot open a directory)."""
     if os.name == "nt":
         return
@@ -185,7 +242,7 @@ def _put_in_place(temporary: Path, target: Path, aside: Path) -> None:
         if replaced:
             os.rename(aside, target)
         raise
-    _sync_directory(target.parent)
+    sync_directory(target.parent)
     if replaced:
         shutil.rmtree(aside)
 
@@ -200,21 +257,41 @@ def _read_document(source: Path) -> dict[str, Any]:
             f"Give the directory that save_to_path wrote."
         )
     try:
-        document = json.loads(state_file.read_bytes())
+        document = json.loads(state_file.read_bytes(), object_pairs_hook=_without_doubles, parse_constant=_refused)
     except ValueError as error:
         raise CheckpointError(_damaged(source, f"{STATE_FILE} is not valid JSON ({error})")) from error
-    if not isinstance(document, dict) or not isinstance(document.get("format_version"), int):
+    version = document.get("format_version") if isinstance(document, dict) else None
+    if version is None:
         raise CheckpointError(f"checkpoint: {source} is not a checkpoint, because {STATE_FILE} has no format_version.")
-    if document["format_version"] > FORMAT_VERSION:
+    if type(version) is not int or version < 1:
         raise CheckpointError(
-            f"checkpoint: {source} has format version {document['format_version']} (written by marl-connectors "
-            f"{document.get('library_version')}), but this version reads up to {FORMAT_VERSION}. "
+            f"checkpoint: {source} is not a checkpoint, because its format_version is {brief(version)}, not a whole "
+            f"number from 1."
+        )
+    if version > FORMAT_VERSION:
+        raise CheckpointError(
+            f"checkpoint: {source} has format version {brief(version)} (written by marl-connectors "
+            f"{brief(document.get('library_version'))}), but this version reads up to {FORMAT_VERSION}. "
             f"Upgrade marl-connectors."
         )
     missing = [key for key in ("state", "state_sha256", "tensors_sha256") if key not in document]
     if missing:
         raise CheckpointError(_damaged(source, f"{STATE_FILE} lacks {missing[0]!r}"))
+    if not isinstance(document["state"], dict):
+        raise CheckpointError(_damaged(source, f"its state is {brief(document['state'])}, not a JSON object"))
     return document
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object, whose keys must differ: of two alike, no reader could tell which one counts."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("an object has a key twice")
+    return found
+
+
+def _refused(constant: str) -> Any:
+    raise ValueError(f"{constant} is not JSON")
 
 
 def _damaged(source: Path, why: str) -> str:
@@ -278,23 +355,32 @@ def _as_array(value: Any) -> np.ndarray | None:
 
 
 def _decode(data: Any, tensors: dict[str, np.ndarray]) -> Any:
+    """The value that ``_encode`` was given; takes its arrays out of ``tensors``.
+
+    Raises:
+        KeyError, TypeError, ValueError: If it is nothing that ``_encode`` gives.
+    """
     if isinstance(data, list):
         return [_decode(item, tensors) for item in data]
     if not isinstance(data, dict):
         return data
-    if len(data) == 1:
-        ((tag, content),) = data.items()
-        match tag:
-            case "__tensor__":
-                return tensors[content]
-            case "__scalar__":
-                return tensors[content][()]
-            case "__tuple__":
-                return tuple(_decode(item, tensors) for item in content)
-            case "__dict__":
-                return {_decode(key, tensors): _decode(item, tensors) for key, item in content}
-            case "__float__":
-                return float(content)
-            case "__bytes__":
-                return base64.b64decode(content)
+    match data:
+        case {"__tensor__": str(key)} if len(data) == 1:
+            return tensors.pop(key)
+        case {"__scalar__": str(key)} if len(data) == 1 and tensors[key].shape == ():
+            return tensors.pop(key)[()]
+        case {"__tuple__": list(items)} if len(data) == 1:
+            return tuple(_decode(item, tensors) for item in items)
+        case {"__dict__": list(pairs)} if len(data) == 1:
+            found = {_decode(key, tensors): _decode(item, tensors) for key, item in pairs}
+            if len(found) != len(pairs):
+                raise ValueError("a dict has a key twice")
+            return found
+        case {"__float__": "inf" | "-inf" | "nan" as text} if len(data) == 1:
+            return float(text)
+        case {"__bytes__": str(text)} if len(data) == 1:
+            return base64.b64decode(text, validate=True)
+    for key in data:
+        if key.startswith("__"):
+            raise ValueError(f"{brief(key)} is not a key that is written there")
     return {key: _decode(item, tensors) for key, item in data.items()}

@@ -7,7 +7,25 @@ one line and exits with status 2.
 from __future__ import annotations
 
 import difflib
+import inspect
+import os
+import sys
+import traceback
 from collections.abc import Iterable
+from types import FrameType
+from typing import Any
+
+_LIBRARY = __name__.partition(".")[0]
+_PYTHONS = os.path.dirname(os.__file__) + os.sep
+_CALLED_BY_ENVS = (
+    "numpy",
+    "scipy",
+    "torch",
+    "supersuit",
+    *(f"gymnasium.{part}" for part in ("core", "envs.registration", "logger", "spaces", "utils", "vector", "wrappers")),
+    "pettingzoo.utils",
+)
+"""Modules that environments and pieces call, or are wrapped in: an error raised there is somebody else's doing."""
 
 
 class MarlConnectorsError(Exception):
@@ -48,6 +66,71 @@ class CheckpointError(MarlConnectorsError, RuntimeError):
 
 class MissingDependencyError(MarlConnectorsError, ImportError):
     """An optional package that the called feature needs."""
+
+
+class EnvWarning(UserWarning):
+    """An environment that breaks its own contract in a way that the run survives."""
+
+
+def describe_error(error: BaseException) -> str:
+    """An error of somebody else's code in one line: its kind, what it says, and ``place_of_error``.
+
+    For example ``TypeError: 'module' object is not callable (my_package/my_env.py:12 in make)``, without a full stop.
+    """
+    text = error.msg if isinstance(error, SyntaxError) else str(error)
+    said, place = " ".join(str(text).split()).rstrip("."), place_of_error(error)
+    return f"{type(error).__name__}{': ' if said else ''}{said}{f' ({place})' if place else ''}"
+
+
+def place_of_error(error: BaseException) -> str:
+    """Where the code of an environment, or of a user, raised an error: ``file:line in function``.
+
+    That is the innermost frame outside of this library, of Python's own modules and of numpy, torch and the like; if
+    there is none, the innermost one outside of this library; ``""`` if there is none either. Files are named as seen
+    from the current folder, or from where they are imported from.
+    """
+    if isinstance(error, SyntaxError) and error.filename and error.lineno:
+        return f"{_short_path(error.filename)}:{error.lineno}"
+    frames = [
+        (frame, line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if not _is_in(_module_of(frame), (_LIBRARY,))
+    ]
+    own = [(frame, line) for frame, line in frames if not _is_called_by_envs(frame)]
+    if not frames:
+        return ""
+    frame, line = (own or frames)[-1]
+    return f"{_short_path(frame.f_code.co_filename)}:{line} in {frame.f_code.co_name}"
+
+
+def _module_of(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
+
+
+def _is_called_by_envs(frame: FrameType) -> bool:
+    module, file = _module_of(frame), frame.f_code.co_filename
+    is_pythons = file.startswith("<frozen ") or (
+        file.startswith(_PYTHONS) and module.partition(".")[0] in sys.stdlib_module_names
+    )
+    return is_pythons or _is_in(module, _CALLED_BY_ENVS)
+
+
+def _is_in(module: str, packages: Iterable[str]) -> bool:
+    return any(module == package or module.startswith(f"{package}.") for package in packages)
+
+
+def place_of_definition(thing: Any) -> str:
+    """Where a function, or a class's ``__init__``, is written: ``file:line``; ``""`` if that is unknown."""
+    thing = getattr(thing, "func", thing)  # of a functools.partial
+    code = getattr(thing.__init__ if inspect.isclass(thing) else inspect.unwrap(thing), "__code__", None)
+    return "" if code is None else f"{_short_path(code.co_filename)}:{code.co_firstlineno}"
+
+
+def _short_path(path: str) -> str:
+    """A file as seen from the nearest folder of: the current one, and those that modules are imported from."""
+    folders = (os.path.abspath(folder) for folder in (os.curdir, *sys.path))
+    inside = [folder for folder in folders if path.startswith(folder.rstrip(os.sep) + os.sep)]
+    return os.path.relpath(path, max(inside, key=len)) if inside else path
 
 
 def did_you_mean(name: object, known: Iterable[object]) -> str:

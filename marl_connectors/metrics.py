@@ -15,7 +15,7 @@ from marl_connectors.errors import ConfigError, did_you_mean
 EMA_COEFF = 0.01
 _ABSENT = object()
 _OF_NUMBERS = {"mean": np.mean, "min": np.min, "max": np.max, "sum": np.sum}
-_KINDS = (*_OF_NUMBERS, "ema", "lifetime_sum", "item", "item_series")
+REDUCTIONS = (*_OF_NUMBERS, "ema", "lifetime_sum", "item", "item_series")
 _ARGUMENTS = ("reduce", "window", "ema_coeff", "clear_on_reduce")
 Key = str | tuple[Any, ...]
 
@@ -155,8 +155,8 @@ class MetricsLogger:
             shorter = min(len(known), len(path))
             if known[:shorter] == path[:shorter]:
                 raise ConfigError(f"{who} cannot be logged beside {_text(known)}, as one is in the other. Rename one.")
-        if reduce is not None and reduce not in _KINDS:
-            raise ConfigError(f"{who}: there is no reduce={reduce!r}. {did_you_mean(reduce, _KINDS)}")
+        if reduce is not None and reduce not in REDUCTIONS:
+            raise ConfigError(f"{who}: there is no reduce={reduce!r}. {did_you_mean(reduce, REDUCTIONS)}")
         if window is not None and (ema_coeff is not None or reduce in ("ema", "lifetime_sum")):
             raise ConfigError(f"{who}: a moving average or a sum of a lifetime has no window. Leave one of them out.")
         if window is not None and not (isinstance(window, (int, np.integer)) and window > 0):

@@ -6,15 +6,20 @@ episode. The ready-made ones are frozen dataclasses, so that they can be compare
 
 from __future__ import annotations
 
-import importlib
-import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
 
-from marl_connectors.errors import CheckpointError, ConfigError, MappingError, MarlConnectorsError, did_you_mean
+from marl_connectors.errors import (
+    CheckpointError,
+    ConfigError,
+    MappingError,
+    did_you_mean,
+)
+from marl_connectors.names import Expected, Names, brief, is_function, qualified_name
 from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID, ModuleID
+from marl_connectors.validators import shown
 
 PolicyMappingFn: TypeAlias = Callable[..., ModuleID]
 _SPELLINGS = '"shared", "independent", "pattern=module,pattern=module", or a function of (agent_id, episode, **kwargs)'
@@ -94,7 +99,7 @@ def policy_mapping(spec: str | PolicyMappingFn) -> PolicyMappingFn:
     if callable(spec):
         return spec
     if not isinstance(spec, str):
-        raise ConfigError(f"policy_mapping: expected {_SPELLINGS}, but got {spec!r}.")
+        raise ConfigError(f"policy_mapping_fn: expected {_SPELLINGS}, but got {shown(spec)}.")
     text = spec.strip()
     if text == "shared":
         return SharedPolicy()
@@ -103,7 +108,7 @@ def policy_mapping(spec: str | PolicyMappingFn) -> PolicyMappingFn:
     if "=" not in text:
         close = did_you_mean(text, ["shared", "independent"])
         hint = f" {close}" if close.startswith("Did you mean") else ""
-        raise ConfigError(f"policy_mapping: expected {_SPELLINGS}, but got {spec!r}.{hint}")
+        raise ConfigError(f"policy_mapping_fn: expected {_SPELLINGS}, but got {spec!r}.{hint}")
     return PatternPolicies(tuple(_parse_pair(pair, spec) for pair in text.split(",")))
 
 
@@ -111,8 +116,8 @@ def _parse_pair(pair: str, spec: str) -> tuple[str, ModuleID]:
     pattern, equals, module_id = (part.strip() for part in pair.partition("="))
     if not (pattern and equals and module_id) or "=" in module_id:
         raise ConfigError(
-            f"policy_mapping: expected pattern=module pairs with commas between, but {pair.strip()!r} in {spec!r} is "
-            f'not one. Write for example "adversary*=red,agent*=green".'
+            f"policy_mapping_fn: expected pattern=module pairs with commas between, but {pair.strip()!r} in {spec!r} "
+            f'is not one. Write for example "adversary*=red,agent*=green".'
         )
     return pattern, module_id
 
@@ -136,69 +141,7 @@ def check_patterns(mapping: PolicyMappingFn, agent_ids: Iterable[AgentID]) -> No
         mapping(agent_id, None)
 
 
-# Functions by name --------------------------------------------------------------------------------------------------
-
-
-def import_function(spec: str) -> Any:
-    """The object that ``"package.module:name"`` names.
-
-    Raises:
-        ConfigError: If the text has another form, or the module or the name is not there, or the module fails to
-            import.
-    """
-    return import_attribute(spec, who="import_function", error=ConfigError)
-
-
-def import_attribute(spec: str, *, who: str, error: type[MarlConnectorsError]) -> Any:
-    """As ``import_function``, with the name of the asker and the class of the errors.
-
-    Args:
-        spec: ``"package.module:name"``, where the name may have dots.
-        who: The first word of the messages.
-        error: The class of the errors that are raised.
-    """
-    module_name, colon, attribute = (part.strip() for part in spec.partition(":"))
-    if not (module_name and colon and attribute):
-        raise error(f'{who}: expected "my_module:my_function", but got {spec!r}.')
-    found = import_module(module_name, who=who, error=error)
-    for part in attribute.split("."):
-        if not hasattr(found, part):
-            known = [name for name in dir(found) if not name.startswith("_")]
-            close = did_you_mean(part, known)
-            hint = close if len(known) <= 12 or close.startswith("Did you mean") else "Check its spelling."
-            raise error(f"{who}: module {module_name!r} has no {attribute!r}. {hint}")
-        found = getattr(found, part)
-    return found
-
-
-def import_module(name: str, *, who: str, error: type[MarlConnectorsError]) -> Any:
-    """The module called ``name``; says whether it is missing, or there and broken."""
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as cause:
-        missing = cause.name or ""
-        if missing and (name == missing or name.startswith(missing + ".")):
-            raise error(
-                f"{who}: there is no module {missing!r}. Check the spelling, run from the folder that holds it, "
-                f"or install the package that has it."
-            ) from cause
-        raise error(f"{who}: module {name!r} needs {missing!r}, which is not installed. Install it.") from cause
-    except Exception as cause:
-        raise error(f"{who}: module {name!r} fails to import: {type(cause).__name__}: {cause}") from cause
-
-
-def qualified_name(obj: Any) -> str | None:
-    """``"module:name"`` if that names this very object in any process, else None.
-
-    A lambda, a local function, and anything defined in the started script (``__main__``) has no such name.
-    """
-    module_name, name = getattr(obj, "__module__", None), getattr(obj, "__qualname__", None)
-    if not module_name or not name or module_name == "__main__" or "<" in name:
-        return None
-    found: Any = sys.modules.get(module_name)
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return f"{module_name}:{name}" if found is obj else None
+# In checkpoints ------------------------------------------------------------------------------------------------------
 
 
 def mapping_to_json(fn: PolicyMappingFn) -> dict[str, Any]:
@@ -218,7 +161,7 @@ def mapping_to_json(fn: PolicyMappingFn) -> dict[str, Any]:
     if name is not None:
         return {"type": "function", "name": name}
     if is_dataclass(fn) and not isinstance(fn, type):
-        name, values = qualified_name(type(fn)), {field.name: getattr(fn, field.name) for field in fields(fn)}
+        name, values = qualified_name(type(fn)), {f.name: getattr(fn, f.name) for f in fields(fn) if f.init}
         if name is not None and _is_plain(values):
             return {"type": "dataclass", "name": name, "fields": values}
     return {"type": "not_importable", "name": getattr(fn, "__qualname__", type(fn).__qualname__)}
@@ -233,27 +176,51 @@ def _is_plain(value: Any) -> bool:
     return value is None or type(value) in (bool, int, float, str)
 
 
-def mapping_from_json(data: dict[str, Any]) -> PolicyMappingFn:
+_FUNCTION = Expected("a policy mapping function", own=is_function)
+_DATACLASS = Expected(
+    "a dataclass with a method __call__",
+    own=lambda found: isinstance(found, type) and is_dataclass(found) and _is_callable(found),
+)
+
+
+def _is_callable(cls: type) -> bool:
+    return any("__call__" in vars(base) for base in cls.__mro__)
+
+
+def mapping_from_json(data: Mapping[str, Any], names: Names | None = None) -> PolicyMappingFn:
     """The mapping function that ``mapping_to_json`` described.
+
+    Args:
+        data: What it gave.
+        names: Follows the names in it; the user's modules are imported if None.
 
     Raises:
         CheckpointError: If it cannot be had from the description alone.
     """
-    match data.get("type"):
-        case "shared":
-            return SharedPolicy(data["module_id"])
-        case "independent":
+    names, who = names or Names(), "policy_mapping_fn of the checkpoint"
+    match data:
+        case {"type": "shared", "module_id": str(module_id)}:
+            return SharedPolicy(module_id)
+        case {"type": "independent"}:
             return IndependentPolicies()
-        case "patterns":
-            return PatternPolicies(tuple((pattern, module_id) for pattern, module_id in data["patterns"]))
-        case "function":
-            return import_attribute(data["name"], who="policy_mapping_fn of the checkpoint", error=CheckpointError)
-        case "dataclass":
-            made = import_attribute(data["name"], who="policy_mapping_fn of the checkpoint", error=CheckpointError)
-            return made(**data["fields"])
-        case "not_importable":
+        case {"type": "patterns", "patterns": list(pairs)} if all(map(_is_pair, pairs)):
+            return PatternPolicies(tuple((pattern, module_id) for pattern, module_id in pairs))
+        case {"type": "function", "name": name}:
+            return names.resolve(name, _FUNCTION, who=who)
+        case {"type": "dataclass", "name": name, "fields": dict(own)} if _is_plain(own):
+            made = names.resolve(name, _DATACLASS, who=who)
+            known = [field.name for field in fields(made) if field.init]
+            for key in own:
+                if key not in known:
+                    raise CheckpointError(f"{who}: {name!r} has no field {key!r}. {did_you_mean(key, known)}")
+            return made(**own)
+        case {"type": "not_importable", "name": name}:
             raise CheckpointError(
-                f"policy_mapping_fn: the checkpoint was made with {data['name']!r}, a function that cannot be imported "
+                f"policy_mapping_fn: the checkpoint was made with {name!r}, a function that cannot be imported "
                 f"by name. Pass the function again (policy_mapping_fn=...), or define it at the top of a module."
             )
-    raise CheckpointError(f"policy_mapping_fn: expected the description of a mapping function, but got {data!r}.")
+    raise CheckpointError(f"policy_mapping_fn: expected the description of a mapping function, but got {brief(data)}.")
+
+
+def _is_pair(pair: Any) -> bool:
+    return isinstance(pair, (list, tuple)) and len(pair) == 2 and all(isinstance(part, str) for part in pair)

@@ -7,6 +7,8 @@ which streams are used, the number of processes, and stopping and resuming do no
 from __future__ import annotations
 
 import hashlib
+import random
+import threading
 import zlib
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
@@ -176,15 +178,35 @@ class StreamGenerator:
         return np.log(numbers) - np.log1p(-numbers)
 
 
+_TORCH_GENERATOR = threading.RLock()
+
+
 @contextmanager
 def torch_stream(seed: int, *name: str | int) -> Iterator[None]:
     """Makes torch's global generator the stream called ``name`` while the block runs, and restores it afterwards.
 
     For code that cannot be given a generator: the initialisation of a user's ``torch.nn.Module`` and the ``sample()``
-    of a user's distribution.
+    of a user's distribution. Other threads that want the same wait meanwhile, as there is one generator for all.
     """
     import torch
 
-    with torch.random.fork_rng(devices=[]):
+    with _TORCH_GENERATOR, torch.random.fork_rng(devices=[]):
         torch.manual_seed(derived_seed(seed, *name))
         yield
+
+
+@contextmanager
+def global_generators_kept() -> Iterator[None]:
+    """Puts Python's, numpy's and torch's global generators back to where they were before the block.
+
+    For code that may draw from them, as environments do that know no better.
+    """
+    import torch
+
+    python, numpy_state = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy_state)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
 from marl_connectors.errors import ConfigError
-from marl_connectors.trees import tree_map
 from marl_connectors.typing import Tree
 
 _BLOCK = 65536
@@ -37,18 +38,168 @@ def zeros(space: spaces.Space, *lead: int) -> Tree:
 def stack(items: Sequence[Any], space: spaces.Space | None = None) -> Tree:
     """Items of a space as one array (or tree of arrays) with a new first axis, in the space's dtype.
 
+    The tree follows the space, not the items: dicts in the space's order of keys for Dict parts, tuples for Tuple
+    parts, arrays for all others, whether an item came as an array, a number, a list or a tuple. Floats are rounded to
+    the space's dtype; nothing else is changed.
+
+    Without a space, dicts and tuples have parts, and whatever else there is (lists too) is a value.
+
     A hot path: a list of plain arrays costs one numpy call.
 
+    >>> stack([((0.0, 10.0),), ((1.0, 20.0),)], spaces.Tuple([spaces.Box(0, 100, (2,), np.int64)]))
+    (array([[ 0, 10],
+           [ 1, 20]]),)
+
     Raises:
-        ValueError: If the items differ in shape.
+        TypeError: If the items are not numbers.
+        ValueError: If the items do not have the parts or the shape of the space, or differ in them; or if the space's
+            dtype cannot hold their values.
     """
-    first = items[0]
-    if isinstance(first, (dict, tuple)) and not (space is not None and space.shape is not None):
-        return tree_map(lambda *leaves: stack(leaves), *items)
+    if space is None:
+        return _stack_as_they_are(items)
+    if isinstance(space, spaces.Dict):
+        keys = space.spaces.keys()
+        for item in items:
+            if type(item) is not dict or item.keys() != keys:
+                parts_in(space, item)  # raises if it has other parts
+        return {key: stack([item[key] for item in items], part) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        split = [parts_in(space, item) for item in items]
+        return tuple([stack([parts[i] for parts in split], part) for i, part in enumerate(space.spaces)])
     array = np.array(items)
-    if space is not None and array.dtype != space.dtype:
-        array = array.astype(space.dtype)
-    return array
+    if array.shape[1:] != space.shape and space.shape is not None:
+        if not len(items):
+            return zeros(space, 0)
+        raise ValueError(f"spaces: items of {describe(space)} have the shape {array.shape[1:]}.")
+    if array.dtype == space.dtype:
+        return array
+    if array.dtype.kind == "f" and space.dtype in (np.int64, np.uint64):
+        return _exact_integers(items, space.dtype)
+    return in_dtype(array, space.dtype)
+
+
+def _exact_integers(items: Sequence[Any], dtype: Any) -> np.ndarray:
+    """Large integers, which numpy makes floats of where there are some of both 64-bit dtypes."""
+    numbers = np.array(items, object)
+    try:
+        array = np.array([int(x) for x in numbers.ravel()], dtype)
+    except (OverflowError, ValueError) as error:
+        raise ValueError(f"spaces: {dtype} cannot hold all of {items!r}.") from error
+    wrong = [x for x, whole in zip(numbers.ravel(), array.tolist(), strict=True) if x != whole]
+    if wrong:
+        raise ValueError(f"spaces: {dtype} cannot hold {wrong[0]}.")
+    return array.reshape(numbers.shape)
+
+
+def _stack_as_they_are(items: Sequence[Any]) -> Tree:
+    first = items[0]
+    if isinstance(first, dict):
+        if any(not isinstance(item, dict) or item.keys() != first.keys() for item in items):
+            raise ValueError("spaces: the items differ in their keys.")
+        return {key: _stack_as_they_are([item[key] for item in items]) for key in first}
+    if isinstance(first, tuple):
+        if any(not isinstance(item, tuple) or len(item) != len(first) for item in items):
+            raise ValueError("spaces: the items differ in their numbers of parts.")
+        return tuple([_stack_as_they_are([item[i] for item in items]) for i in range(len(first))])
+    return np.array(items)
+
+
+def parts_in(space: spaces.Dict | spaces.Tuple, item: Any) -> list[Any]:
+    """The parts of an item, or of a batch of items, in the space's order.
+
+    A Dict's are in a dict with just its keys, in any order; a Tuple's in a tuple, a list or an array of as many.
+
+    >>> parts_in(spaces.Dict([("b", spaces.Discrete(3)), ("a", spaces.Discrete(3))]), {"a": 1, "b": 2})
+    [2, 1]
+
+    Raises:
+        ValueError: If the item has other parts.
+    """
+    if isinstance(space, spaces.Dict):
+        if isinstance(item, Mapping) and item.keys() == space.spaces.keys():
+            return [item[key] for key in space.spaces]
+        came = f"the parts {list(item)}" if isinstance(item, Mapping) else f"a {type(item).__name__}"
+        raise ValueError(f"spaces: expected a dict with the parts {list(space.spaces)}, but {came} came.")
+    if isinstance(item, (tuple, list)) or (isinstance(item, np.ndarray) and item.ndim):
+        if len(item) == len(space.spaces):
+            return list(item)
+        raise ValueError(f"spaces: expected a tuple of {len(space.spaces)} parts, but {len(item)} came.")
+    raise ValueError(f"spaces: expected a tuple of {len(space.spaces)} parts, but a {type(item).__name__} came.")
+
+
+def leaves_in(space: spaces.Space, item: Any) -> list[tuple[spaces.Space, Any]]:
+    """The parts of an item, or of a batch, that have no parts of their own, each with its space; see ``parts_in``."""
+    if not isinstance(space, (spaces.Dict, spaces.Tuple)):
+        return [(space, item)]
+    pairs = zip(parts_of(space), parts_in(space, item), strict=True)
+    return [leaf for (_, part), own in pairs for leaf in leaves_in(part, own)]
+
+
+def in_dtype(array: np.ndarray, dtype: Any) -> np.ndarray:
+    """The same numbers in another dtype; floats are rounded to a float dtype.
+
+    >>> in_dtype(np.array([1.0, 2.0]), np.int8)
+    array([1, 2], dtype=int8)
+
+    Raises:
+        TypeError: If they are not numbers.
+        ValueError: If the dtype cannot hold them.
+    """
+    if array.dtype.kind not in "biuf":
+        raise TypeError(f"spaces: expected numbers, but {array.dtype} came.")
+    with np.errstate(invalid="ignore", over="ignore"):
+        cast = array.astype(dtype)
+    if cast.dtype.kind != "f" and not np.can_cast(array.dtype, cast.dtype) and not np.array_equal(cast, array):
+        raise ValueError(f"spaces: {cast.dtype} cannot hold {array[cast != array].reshape(-1)[0]}.")
+    return cast
+
+
+def fits(space: spaces.Space, item: Any) -> bool:
+    """Whether an item can stand in the space's arrays (``stack``). Its bounds do not matter."""
+    try:
+        stack([item], space)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def same(one: spaces.Space, other: spaces.Space, *, ordered: bool = True) -> bool:
+    """Whether two spaces are the same to the last bit of their bounds.
+
+    Gymnasium's ``==`` lets bounds differ by some rounding, and takes no notice of the order of a Dict's keys.
+
+    Args:
+        one: A space.
+        other: Another one.
+        ordered: Whether the keys of Dict spaces must have the same order, too.
+
+    >>> same(spaces.Box(0, 1e-9), spaces.Box(0, 3e-9)), spaces.Box(0, 1e-9) == spaces.Box(0, 3e-9)
+    (False, True)
+    """
+    if one is other:
+        return True
+    if type(one) is not type(other) or one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    if isinstance(one, (spaces.Dict, spaces.Tuple)):
+        mine, others = dict(parts_of(one)), dict(parts_of(other))  # type: ignore[arg-type]
+        like = list(mine) == list(others) if ordered else mine.keys() == others.keys()
+        return like and all(same(part, others[key], ordered=ordered) for key, part in mine.items())
+    if isinstance(one, spaces.Box):
+        names = ("low", "high", "bounded_below", "bounded_above")
+        return all(getattr(one, name).tobytes() == getattr(other, name).tobytes() for name in names)
+    return one == other
+
+
+def in_key_order(parts: Iterable[tuple[Any, spaces.Space]]) -> spaces.Dict:
+    """The Dict space whose keys are sorted; they keep their order where they cannot be compared.
+
+    Spaces that connector pieces make of a Dict space have this order, and so have the vectors made of them. Gymnasium
+    sorts a plain dict likewise, but not each of its versions has to.
+    """
+    found = list(parts)
+    with suppress(TypeError):
+        found = sorted(found, key=itemgetter(0))
+    return spaces.Dict(found)
 
 
 def byte_scale(space: spaces.Box) -> float | None:
@@ -93,7 +244,7 @@ def counted_from_0(space: spaces.Space) -> spaces.Space:
     if not _has_start(space):
         return space
     if isinstance(space, spaces.Dict):
-        return spaces.Dict({key: counted_from_0(part) for key, part in space.spaces.items()})
+        return in_key_order((key, counted_from_0(part)) for key, part in space.spaces.items())
     if isinstance(space, spaces.Tuple):
         return spaces.Tuple([counted_from_0(part) for part in space.spaces])
     if isinstance(space, spaces.MultiDiscrete):
@@ -156,6 +307,9 @@ def outside(space: spaces.Space, values: Tree) -> tuple[np.ndarray, str]:
     if isinstance(space, spaces.Box):
         if all_within(space, values):
             return np.zeros(len(values), bool), ""  # the usual case, without a comparison for each number
+        if values.dtype.kind == np.dtype(space.dtype).kind == "f":
+            with np.errstate(over="ignore"):
+                values = values.astype(space.dtype, copy=False)  # as columns keep them: rounded, they may be inside
         with np.errstate(invalid="ignore"):
             fine = (values >= space.low) & (values <= space.high)
         low, high = space.low, space.high
@@ -174,29 +328,86 @@ def outside(space: spaces.Space, values: Tree) -> tuple[np.ndarray, str]:
     return bad, _first_offender(values, fine, low, high) if bad.any() else ""
 
 
+def parts_with_values(
+    space: spaces.Space, values: Tree, path: tuple[Any, ...] = ()
+) -> Iterator[tuple[tuple[Any, ...], spaces.Space, np.ndarray]]:
+    """The path, the space and the ``[B, ...]`` values of each part that is no Dict or Tuple itself."""
+    if not isinstance(space, (spaces.Dict, spaces.Tuple)):
+        yield path, space, values
+        return
+    for key, part in parts_of(space):
+        yield from parts_with_values(part, values[key], (*path, key))
+
+
+def beyond_bounds(space: spaces.Box, values: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, dict[int, int]]:
+    """Which rows of a Box's values are out of bounds, and where each component is for the first time.
+
+    Args:
+        space: The Box.
+        values: ``[B, ...]``, all finite.
+        rows: ``[B]`` bool, which rows are to be looked at.
+
+    Returns:
+        ``[B]`` bool, and, by the flat number of a component that is out of bounds somewhere, the first such row.
+    """
+    found = np.zeros(len(values), bool)
+    if not values.size or all_within(space, values):
+        return found, {}
+    low, high = space.low.reshape(-1), space.high.reshape(-1)
+    flat = values.reshape(len(values), -1)
+    lowest, highest = _column_extremes(flat)
+    suspects = np.flatnonzero((lowest < low) | (highest > high))
+    first = np.full(len(suspects), -1)
+    of_all = len(suspects) == len(low)
+    low, high = low[suspects], high[suspects]
+    block = max(1, _BLOCK // max(len(suspects), 1))
+    for begin in range(0, len(values) if len(suspects) else 0, block):
+        own = flat[begin : begin + block] if of_all else flat[begin : begin + block, suspects]
+        bad = ((own < low) | (own > high)) & rows[begin : begin + block, None]
+        found[begin : begin + block] = bad.any(axis=1)
+        new = np.flatnonzero(bad.any(axis=0) & (first < 0))
+        if len(new):
+            first[new] = begin + bad[:, new].argmax(axis=0)
+    return found, {int(suspects[i]): int(first[i]) for i in np.flatnonzero(first >= 0)}
+
+
+def _column_extremes(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The lowest and the highest number of each column of ``[N, D]``. Short rows are put side by side: it is faster."""
+    rows, columns = table.shape
+    abreast = max(1, min(rows, 512 // max(columns, 1)))
+    whole = rows - rows % abreast
+    wide, rest = table[:whole].reshape(-1, abreast * columns), table[whole:]
+    lowest = np.concatenate([wide.min(axis=0).reshape(abreast, columns), rest]).min(axis=0)
+    return lowest, np.concatenate([wide.max(axis=0).reshape(abreast, columns), rest]).max(axis=0)
+
+
 def _first_offender(values: np.ndarray, fine: np.ndarray, low: Any, high: Any) -> str:
     row, *rest = np.argwhere(~fine)[0].tolist()
     place = tuple(rest)
     low, high = np.broadcast_to(low, fine.shape[1:])[place], np.broadcast_to(high, fine.shape[1:])[place]
     component = f"component {', '.join(map(str, place))} " if place else ""
-    return f"{component}is {values[(row, *place)]}, not in [{low}, {high}]"
+    return f"{component}is {values[(row, *place)]!s}, not in [{low}, {high}]"
 
 
 def misfit(space: spaces.Space, item: Any) -> str:
-    """Why one item is not in a space, in a few words; ``""`` if it is. A dtype that holds the values will do.
+    """Why one item is not in a space, in a few words; ``""`` if it is.
+
+    A dtype that holds the values will do, and lists and tuples will do for arrays and tuples.
 
     >>> misfit(spaces.Discrete(3), 7)
     'it is 7, not in [0, 2]'
     """
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        parts: dict[Any, Any] = dict(space.spaces if isinstance(space, spaces.Dict) else enumerate(space.spaces))
-        if not isinstance(item, dict if isinstance(space, spaces.Dict) else tuple):
-            return f"it is a {type(item).__name__}, not a {'dict' if isinstance(space, spaces.Dict) else 'tuple'}"
-        keys = list(item) if isinstance(space, spaces.Dict) else list(range(len(item)))
-        if set(keys) != set(parts):
-            return f"it has the parts {keys}, not {list(parts)}"
-        why = {key: misfit(part, item[key]) for key, part in parts.items()}
-        return next((f"in part {key!r}, {reason}" for key, reason in why.items() if reason), "")
+        parts = parts_of(space)
+        try:
+            found = parts_in(space, item)
+        except ValueError:
+            keys = _keys_of(space, item)
+            if keys is None:
+                return f"it is a {type(item).__name__}, not a {'dict' if isinstance(space, spaces.Dict) else 'tuple'}"
+            return f"it has the parts {keys}, not {[key for key, _ in parts]}"
+        why = ((key, misfit(part, own)) for (key, part), own in zip(parts, found, strict=True))
+        return next((f"in part {key!r}, {reason}" for key, reason in why if reason), "")
     if not isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
         return "" if space.contains(item) else f"it is {item!r}"
     try:
@@ -207,10 +418,23 @@ def misfit(space: spaces.Space, item: Any) -> str:
         return f"it is {item!r}, which is not numbers"
     if values.shape != space.shape:
         return f"it has the shape {values.shape}, not {space.shape}"
-    if not isinstance(space, spaces.Box) and not np.array_equal(values, np.round(values)):
+    if np.dtype(space.dtype).kind in "iub" and not np.array_equal(values, np.round(values)):
+        if isinstance(space, spaces.Box):
+            return f"it has values that are not whole numbers, which {space.dtype} cannot hold"
         return f"it is {item!r}, not whole numbers"
     reason = outside(space, values[None])[1]
-    return f"it {reason}" if reason.startswith("is") else reason
+    if reason:
+        return f"it {reason}" if reason.startswith("is") else reason
+    is_whole = space.dtype.kind == "f" or np.array_equal(values, np.round(values))
+    return "" if is_whole else f"it is {item!r}, not whole numbers"
+
+
+def _keys_of(space: spaces.Dict | spaces.Tuple, item: Any) -> list[Any] | None:
+    """The keys, or places, of an item's parts; None if it is nothing that a space's items can be."""
+    if isinstance(space, spaces.Dict):
+        return list(item) if isinstance(item, Mapping) else None
+    has_parts = isinstance(item, (tuple, list)) or (isinstance(item, np.ndarray) and item.ndim)
+    return list(range(len(item))) if has_parts else None
 
 
 def describe(space: spaces.Space) -> str:
@@ -223,15 +447,16 @@ def describe(space: spaces.Space) -> str:
 
 
 def to_json(space: spaces.Space) -> dict[str, Any]:
-    """A space as plain JSON data; ``from_json`` gives it back."""
+    """A space as plain JSON data; ``from_json`` gives it back: the order of keys, and each bound to its last bit."""
     match space:
         case spaces.Box():
             return {
                 "type": "Box",
-                "low": _bounds_to_json(space.low),
-                "high": _bounds_to_json(space.high),
+                "low": _bounds_to_json(space, space.low),
+                "high": _bounds_to_json(space, space.high),
                 "shape": list(space.shape),
                 "dtype": str(space.dtype),
+                **_unbounded_sides(space),
             }
         case spaces.Discrete():
             return {"type": "Discrete", "n": int(space.n), "start": int(space.start), "dtype": str(space.dtype)}
@@ -257,32 +482,61 @@ def _key(key: Any) -> str | int:
     return key
 
 
-def _bounds_to_json(bounds: np.ndarray) -> Any:
+def _bounds_to_json(space: spaces.Box, bounds: np.ndarray) -> Any:
     """One number where all bounds are alike, and ``"inf"`` as a string, which JSON lacks."""
-    flat = [str(x) if not np.isfinite(x) else x for x in bounds.reshape(-1).tolist()]
-    return flat[0] if flat and all(x == flat[0] for x in flat) else flat
+    if bounds.dtype.itemsize > 8:
+        raise ConfigError(f"spaces: {space} has bounds of {bounds.dtype}, which JSON cannot hold. Use float64.")
+    plain = bounds.reshape(-1)
+    flat = [str(x) if not np.isfinite(x) else x for x in plain.tolist()]
+    return flat[0] if flat and plain.tobytes() == plain[:1].tobytes() * len(flat) else flat
+
+
+def _unbounded_sides(space: spaces.Box) -> dict[str, Any]:
+    """Which bounds of whole numbers stand for infinity. Those of floats are infinite themselves."""
+    if space.dtype.kind == "f":
+        return {}
+    sides = {"bounded_below": space.bounded_below, "bounded_above": space.bounded_above}
+    return {name: side.reshape(-1).tolist() for name, side in sides.items() if not side.all()}
 
 
 def from_json(data: dict[str, Any]) -> spaces.Space:
     """The space that ``to_json`` wrote."""
     match data["type"]:
         case "Box":
-            shape, dtype = tuple(data["shape"]), np.dtype(data["dtype"])
-            low, high = (
-                np.broadcast_to(np.array(data[side], np.float64).astype(dtype).ravel(), int(np.prod(shape)))
-                for side in ("low", "high")
-            )
-            return spaces.Box(low.reshape(shape), high.reshape(shape), shape, dtype.type)
+            return _box_from_json(data)
         case "Discrete":
             # Older versions of Gymnasium know int64 only, and take no dtype.
             other: dict[str, Any] = {} if data["dtype"] == "int64" else {"dtype": np.dtype(data["dtype"]).type}
             return spaces.Discrete(data["n"], start=data["start"], **other)
         case "MultiDiscrete":
-            return spaces.MultiDiscrete(data["nvec"], start=data["start"], dtype=np.dtype(data["dtype"]).type)
+            dtype = np.dtype(data["dtype"])
+            nvec, start = (np.array(data[name], dtype) for name in ("nvec", "start"))
+            return spaces.MultiDiscrete(nvec, start=start, dtype=dtype.type)
         case "MultiBinary":
             return spaces.MultiBinary(data["n"])
-        case "Dict":
-            return spaces.Dict({key: from_json(part) for key, part in data["spaces"]})
+        case "Dict":  # pairs, as Gymnasium sorts the keys of a plain dict
+            return spaces.Dict([(key, from_json(part)) for key, part in data["spaces"]])
         case "Tuple":
             return spaces.Tuple([from_json(s) for s in data["spaces"]])
     raise ConfigError(f"spaces: {data['type']!r} is not a kind of space that JSON can hold.")
+
+
+def _box_from_json(data: dict[str, Any]) -> spaces.Box:
+    shape, dtype = tuple(data["shape"]), np.dtype(data["dtype"])
+    low, high = (_from_flat(_bounds_from_json(data[side], dtype), shape) for side in ("low", "high"))
+    space = spaces.Box(low, high, shape, dtype)  # type: ignore[arg-type]
+    space.low, space.high = low, high  # whatever Gymnasium makes of them: not all its versions take them as they are
+    for side in ("bounded_below", "bounded_above"):
+        if side in data:
+            setattr(space, side, _from_flat(np.array(data[side], bool), shape))
+    return space
+
+
+def _bounds_from_json(bounds: Any, dtype: np.dtype) -> np.ndarray:
+    flat = bounds if isinstance(bounds, list) else [bounds]
+    return np.array([float(x) for x in flat] if dtype.kind == "f" else flat, dtype)
+
+
+def _from_flat(values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """``[1]`` values for all places, or one for each."""
+    return np.full(shape, values[0], values.dtype) if values.shape == (1,) else values.reshape(shape)

@@ -26,3 +26,43 @@ def leaves(tree: Tree) -> list[Any]:
 def same_structure(a: Tree, b: Tree) -> bool:
     """Whether two trees have leaves at the same places."""
     return optree.tree_structure(a) == optree.tree_structure(b)
+
+
+def in_parts_of(like: Tree, values: Tree) -> Tree:
+    """A batch of values in a tree like another one's.
+
+    Items that were numbers in a tuple stand in a tuple of arrays, ``n`` of ``[B]``; those that were parts in an array
+    or a list stand in one array, ``[B, n]``. Both can be told by what they should be.
+
+    Args:
+        like: Arrays, ``[B, ...]`` or ``[0, ...]``, in the tree that is wanted.
+        values: Arrays, ``[B, ...]``.
+
+    Raises:
+        ValueError: If the values have other parts.
+
+    >>> in_parts_of((np.zeros(0), np.zeros(0)), np.array([[1, 2], [3, 4], [5, 6]]))
+    (array([1, 3, 5]), array([2, 4, 6]))
+    """
+    if isinstance(like, dict):
+        if isinstance(values, dict) and values.keys() == like.keys():
+            return {key: in_parts_of(part, values[key]) for key, part in like.items()}
+        raise ValueError(f"expected a dict with the parts {list(like)}, but {_kind(values)} came.")
+    if isinstance(like, tuple):
+        parts = list(np.moveaxis(values, 1, 0)) if isinstance(values, np.ndarray) and values.ndim > 1 else values
+        if isinstance(parts, (tuple, list)) and len(parts) == len(like):
+            return tuple([in_parts_of(part, own) for part, own in zip(like, parts, strict=True)])
+        raise ValueError(f"expected a tuple of {len(like)} parts, but {_kind(values)} came.")
+    if isinstance(values, dict):
+        raise ValueError(f"expected an array, but {_kind(values)} came.")
+    return _in_one_array(values)
+
+
+def _in_one_array(values: Tree) -> Any:
+    return np.stack([_in_one_array(part) for part in values], axis=1) if isinstance(values, tuple) else values
+
+
+def _kind(values: Tree) -> str:
+    if isinstance(values, dict):
+        return f"one with {list(values)}"
+    return f"{len(values)} parts" if isinstance(values, tuple) else f"a {type(values).__name__}"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from marl_connectors.spaces import all_within, outside
+from marl_connectors.spaces import all_within, beyond_bounds, outside
 
 SPACE = spaces.Box(np.array([-1.0, 0.0], np.float32), np.array([1.0, 3.0], np.float32))
 
@@ -26,3 +26,23 @@ def test_bounds_of_a_component_are_looked_at_closer():
     values = np.array([[-0.5, 2.5]], np.float32)
     assert not all_within(SPACE, values) and not outside(SPACE, values)[0].any()
     assert not all_within(SPACE, values[:0]) and not all_within(spaces.Discrete(3), np.zeros(4, int))
+
+
+def test_rows_and_components_beyond_bounds_are_those_of_the_plainest_loop():
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        shape = tuple(rng.integers(1, 5, int(rng.integers(0, 3))).tolist())
+        low = rng.integers(-5, 0, shape).astype(np.float32)
+        space = spaces.Box(low, low + rng.integers(1, 9, shape).astype(np.float32), shape, np.float32)
+        values = rng.integers(-6, 9, (int(rng.integers(0, 300)), *shape)).astype(np.float32)
+        if rng.random() < 0.5:
+            values = np.clip(values, space.low, space.high)
+        rows = rng.random(len(values)) < 0.8
+        found, components = beyond_bounds(space, values, rows)
+        expected: dict[int, int] = {}
+        for row, item in enumerate(values.reshape(len(values), int(np.prod(shape)))):
+            bad = [i for i, x in enumerate(item) if not space.low.flat[i] <= x <= space.high.flat[i] and rows[row]]
+            assert found[row] == bool(bad)
+            for i in bad:
+                expected.setdefault(i, row)
+        assert components == expected

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marl_connectors.errors import CheckpointError, ConfigError, MappingError
+from marl_connectors.names import import_function
 from marl_connectors.policy_mapping import (
     IndependentPolicies,
     PatternPolicies,
     SharedPolicy,
     check_patterns,
-    import_function,
     mapping_from_json,
     mapping_to_json,
     policy_mapping,
@@ -87,7 +87,7 @@ def test_a_function_is_its_own_mapping():
 
 @pytest.mark.parametrize("text", ["", "a=", "=b", "a=b,", "a=b,c", "a=b=c"])
 def test_a_text_that_is_no_mapping_is_refused(text):
-    with pytest.raises(ConfigError, match="policy_mapping: expected"):
+    with pytest.raises(ConfigError, match="policy_mapping_fn: expected"):
         policy_mapping(text)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import re
 import warnings
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from marl_connectors import DefaultModelConfig, PPOConfig
 from marl_connectors.callbacks import CALLBACK_NAMES
 from marl_connectors.cli.main import _build_parser
 from marl_connectors.cli.train import TRAINING_DEFAULTS
+from marl_connectors.validators import declared
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -86,17 +86,16 @@ def test_a_page_names_no_path_of_a_machine(page):
     assert re.findall(r"(?<![\w.:/-])/(?:home|work|tmp|opt|root|usr)\b", text(page)) == []
 
 
-def test_the_table_of_settings_has_every_setting_with_its_default():
+def test_the_table_of_settings_has_every_setting_with_its_default_and_what_it_may_be():
     before, _, rest = text(ROOT / "docs/configuration.md").partition("<!-- model config -->")
     model, _, after = rest.partition("## `.training(...)`")
-    listed = {name: default for name, default, _ in ROW.findall(before + after)}
-    settings = PPOConfig().to_dict()
-    expected = {name: value.__name__ if isinstance(value, type) else repr(value) for name, value in settings.items()}
-    assert listed == expected
-    defaults = DefaultModelConfig()
-    assert {name: default for name, default, _ in ROW.findall(model)} == {
-        field.name: repr(getattr(defaults, field.name)) for field in fields(DefaultModelConfig)
-    }
+    for page, cls in ((before + after, PPOConfig), (model, DefaultModelConfig)):
+        listed = {name: (default, *about.split(" | ")[:-1]) for name, default, about in ROW.findall(page)}
+        shown = {name: (getattr(cls, name), validator.expected) for name, validator in declared(cls).items()}
+        assert listed == {
+            name: (default.__name__ if isinstance(default, type) else repr(default), expected)
+            for name, (default, expected) in shown.items()
+        }
 
 
 def keys_of(result, *path):

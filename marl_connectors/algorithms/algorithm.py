@@ -6,7 +6,7 @@ import math
 import secrets
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,12 +19,13 @@ from marl_connectors.algorithms.vectorization import human_render_mode
 from marl_connectors.connectors.explain import Explanation
 from marl_connectors.env_runners.env_runner import EnvRunner
 from marl_connectors.env_runners.episode_metrics import Tally
-from marl_connectors.environments.env_failures import close_env
+from marl_connectors.environments.env_failures import close_env, errors_named
 from marl_connectors.metrics import MetricsLogger, with_logged
-from marl_connectors.policy_mapping import PolicyMappingFn, policy_mapping
+from marl_connectors.policy_mapping import PolicyMappingFn
 from marl_connectors.rl_module.rl_module import RLModuleSpec
-from marl_connectors.seeding import derived_seed
+from marl_connectors.seeding import derived_seed, global_generators_kept
 from marl_connectors.typing import AgentID, ModuleID
+from marl_connectors.validators import integer
 
 
 class Algorithm(RestorableAlgorithm):
@@ -48,6 +49,7 @@ class Algorithm(RestorableAlgorithm):
         self.config.validate()
         self.seed = secrets.randbits(31) if config.seed is None else config.seed
         self.config.freeze()
+        self._told_of_bounds: dict[Any, set[int]] = {}
         self._setup = building.build_setup(config)
         if not config.disable_env_checking:
             self._setup.check(self.seed)
@@ -96,6 +98,7 @@ class Algorithm(RestorableAlgorithm):
             render_mode=render_mode,
             first_render_mode=first_render_mode,
             for_training=for_training,
+            told_of_bounds=self._told_of_bounds,
         )
 
     def _fragment_length(self) -> int:
@@ -164,6 +167,8 @@ class Algorithm(RestorableAlgorithm):
         explore: bool | None = None,
         seed: int | None = None,
         policy_mapping_fn: str | PolicyMappingFn | None = None,
+        max_seconds: float | None = None,
+        on_progress: Callable[[int], Any] | None = None,
     ) -> dict[str, Any]:
         """Returns of fresh episodes in environment copies of their own; training is not touched.
 
@@ -173,6 +178,10 @@ class Algorithm(RestorableAlgorithm):
             seed: Of these episodes; if None, a new one for each evaluation, derived from the run's.
             policy_mapping_fn: Which agent acts by which module; as in ``evaluation_config`` if None, and as in training
                 if that does not say.
+            max_seconds: When to stop playing though episodes still go on; None to play all. Then the returns are of the
+                first episodes of each copy, the same number from each, so that short ones are not preferred:
+                ``num_episodes`` in the result says of how many. There may be none.
+            on_progress: Called after each step with how many of the episodes have ended.
 
         Returns:
             As ``env_runners`` in ``train()``'s result.
@@ -180,41 +189,76 @@ class Algorithm(RestorableAlgorithm):
         self.callbacks.tell("on_evaluate_start", algorithm=self, metrics_logger=self.metrics)
         config = self.config.get_evaluation_config()
         if policy_mapping_fn is not None:
-            config.policy_mapping_fn = policy_mapping(policy_mapping_fn)
+            config.multi_agent(policy_mapping_fn=policy_mapping_fn)
         if explore is not None:
             config.explore = explore
         number = config.evaluation_duration if num_episodes is None else num_episodes
         seed = derived_seed(self.seed, "evaluation", self._num_evaluations) if seed is None else seed
         self._num_evaluations += 1
-        results = self._play(config, number, seed)
+        results = self._play(config, number, seed, max_seconds=max_seconds, on_progress=on_progress)
         self.callbacks.tell("on_evaluate_end", algorithm=self, metrics_logger=self.metrics, evaluation_metrics=results)
         return results
 
-    def random_play(self, *, num_episodes: int = 100, seed: int | None = None) -> dict[str, Any]:
-        """Returns of episodes with random actions, as a baseline; as ``evaluate`` gives them."""
+    def random_play(
+        self,
+        *,
+        num_episodes: int = 100,
+        seed: int | None = None,
+        max_seconds: float | None = None,
+        on_progress: Callable[[int], Any] | None = None,
+    ) -> dict[str, Any]:
+        """Returns of episodes with random actions, as a baseline; as ``evaluate`` gives them.
+
+        Args:
+            num_episodes: How many.
+            seed: Of these episodes; if None, always the same one, derived from the run's.
+            max_seconds: As for ``evaluate``.
+            on_progress: As for ``evaluate``.
+        """
         seed = derived_seed(self.seed, "random play") if seed is None else seed
         config = self.config.get_evaluation_config()
         config.explore = True
-        return self._play(config, num_episodes, seed, at_random=True)
+        return self._play(config, num_episodes, seed, at_random=True, max_seconds=max_seconds, on_progress=on_progress)
 
     def _play(
-        self, config: AlgorithmConfig, num_episodes: int, seed: int, *, at_random: bool = False
+        self,
+        config: AlgorithmConfig,
+        num_episodes: int,
+        seed: int,
+        *,
+        at_random: bool = False,
+        max_seconds: float | None = None,
+        on_progress: Callable[[int], Any] | None = None,
     ) -> dict[str, Any]:
+        num_episodes = integer(min=1).check(num_episodes, type(self).__name__, "num_episodes")
+        seed = integer(min=0).check(seed, type(self).__name__, "seed")
         is_long = are_worth_workers(self._setup, num_episodes, self._recent)
         num_envs = min(num_episodes, config.num_envs_per_env_runner)
         runner = self._runner(config, seed, num_envs, for_training=False, is_long=is_long)
         with self._borrowed(runner):
-            runner.sample(num_episodes=num_episodes, random_actions=at_random)
+            end = math.inf if max_seconds is None else time.monotonic() + max_seconds
+
+            def is_enough(num_done: int) -> bool:
+                if on_progress is not None:
+                    on_progress(num_done)
+                return time.monotonic() >= end
+
+            runner.sample(num_episodes=num_episodes, random_actions=at_random, is_enough=is_enough)
             return runner.get_metrics()
 
     @contextmanager
     def _borrowed(self, runner: EnvRunner, *, filters_count: bool = False) -> Iterator[None]:
-        """Lends a runner what the pipelines have learned; closes it after use, and undoes what its episodes taught."""
+        """Lends a runner what the pipelines have learned; closes it after use, and undoes what its episodes taught.
+
+        An environment may draw from the global generators. These too are afterwards as they were, as it may have played
+        for another number of steps in another run.
+        """
         learned = self._env_to_module.get_state()
         counting = [] if filters_count else building.stop_counting(self._env_to_module)
         runner.module_to_env.set_state(self.env_runner.module_to_env.get_state())
         try:
-            yield
+            with global_generators_kept():
+                yield
         finally:
             self._env_to_module.set_state(learned)
             for piece in counting:
@@ -246,7 +290,8 @@ class Algorithm(RestorableAlgorithm):
         with self._borrowed(runner):
             while len(frames) < max_frames:
                 runner.sample(num_timesteps=1)
-                frame = env.render()
+                with errors_named(f"{self._setup.name}: render()"):
+                    frame = env.render()
                 if frame is None:
                     return []
                 frames.append(frame)

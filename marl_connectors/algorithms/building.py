@@ -12,7 +12,6 @@ from gymnasium import Space
 from marl_connectors import spaces
 from marl_connectors.algorithms.algorithm_config import AlgorithmConfig
 from marl_connectors.algorithms.config_checks import check_policies_to_train, check_uses, warn_of_overrides
-from marl_connectors.algorithms.failures import env_restarts
 from marl_connectors.algorithms.vectorization import VECTOR_ENTRY_POINT, num_env_workers
 from marl_connectors.connectors.common.add_states_from_episodes_to_batch import AddStatesFromEpisodesToBatch
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
@@ -30,6 +29,7 @@ from marl_connectors.connectors.learner.learner_connector_pipeline import Learne
 from marl_connectors.connectors.module_to_env.module_to_env_pipeline import ModuleToEnvPipeline
 from marl_connectors.env_runners.agent_modules import ask_mapping
 from marl_connectors.env_runners.env_runner import EnvRunner
+from marl_connectors.environments.env_failures import EnvRestarts
 from marl_connectors.environments.env_setup import EnvSetup
 from marl_connectors.environments.env_worker import EnvFactory
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
@@ -338,6 +338,7 @@ def build_env_runner(
     render_mode: str | None = None,
     first_render_mode: str | None = None,
     for_training: bool = True,
+    told_of_bounds: dict[Any, set[int]] | None = None,
 ) -> EnvRunner:
     """A runner with copies of its own, which keeps as many earlier steps as the pieces of two pipelines look at.
 
@@ -361,11 +362,12 @@ def build_env_runner(
         rollout_fragment_length=rollout_fragment_length,
         complete_episodes=config.batch_mode == "complete_episodes",
         check_spaces=not config.disable_env_checking,
+        told_of_bounds=told_of_bounds,
         callbacks=config.make_callbacks(),
         env_config=config.env_config,
         num_env_workers=0 if render_mode else num_env_workers(config, setup, make_env, num_envs),
         sample_timeout_s=config.sample_timeout_s,
-        restarts=env_restarts(config, make_env),
+        restarts=_env_restarts(config, make_env),
         state_space=setup.state_space if for_training and reads_env_states(learner_pipeline) else None,
     )
 
@@ -394,3 +396,10 @@ def stop_counting(pipeline: ConnectorPipelineV2) -> list[MeanStdFilter]:
             piece.update_stats = False
             stopped.append(piece)
     return stopped
+
+
+def _env_restarts(config: AlgorithmConfig, make_env: EnvFactory) -> EnvRestarts | None:
+    """How environments that failed are replaced; None if a failure stops the run."""
+    if not config.restart_failed_sub_environments:
+        return None
+    return EnvRestarts(make_env, config.num_consecutive_env_failures_tolerance, config.observation_space)

@@ -9,16 +9,18 @@ from typing import Any
 from marl_connectors.algorithms import building
 from marl_connectors.algorithms.algorithm_config import AlgorithmConfig
 from marl_connectors.algorithms.config_checks import check_policies_to_train
+from marl_connectors.algorithms.settings import POLICIES_TO_TRAIN, POLICY_MAPPING
 from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
 from marl_connectors.env_runners.env_runner import EnvRunner
 from marl_connectors.environments.env_setup import EnvSetup
 from marl_connectors.errors import ConfigError, ModuleError, did_you_mean
 from marl_connectors.learner.learner import Learner
-from marl_connectors.policy_mapping import PolicyMappingFn, check_patterns, policy_mapping
+from marl_connectors.policy_mapping import PolicyMappingFn, check_patterns
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.rl_module.rl_module import RLModule, RLModuleSpec
 from marl_connectors.seeding import torch_stream
 from marl_connectors.typing import DEFAULT_MODULE_ID, ModuleID
+from marl_connectors.validators import instance_of, optional, text
 
 ModulesToUpdate = Collection[ModuleID] | Callable[[ModuleID], bool]
 
@@ -105,8 +107,10 @@ class ChangingModules:
             raise ModuleError(
                 f"add_module: there is a module {module_id!r} already. Choose another id, or call remove_module first."
             )
-        mapping = self._checked(new_agent_to_module_mapping_fn)
-        check_policies_to_train(new_should_module_be_updated, [*self.rl_module, module_id])
+        text().check(module_id, "add_module", "module_id")
+        optional(instance_of(RLModuleSpec, expected="an RLModuleSpec")).check(module_spec, "add_module", "module_spec")
+        mapping = self._checked("add_module", new_agent_to_module_mapping_fn)
+        self._check_updated("add_module", new_should_module_be_updated, [*self.rl_module, module_id])
         overrides, changed = self.config.algorithm_config_overrides_per_module, set(self._changed_settings)
         try:
             if config_overrides is not None:
@@ -176,8 +180,10 @@ class ChangingModules:
             )
         if len(self.rl_module) == 1:
             raise ModuleError(f"remove_module: {module_id!r} is the only module there is. Add another one first.")
-        mapping = self._checked(new_agent_to_module_mapping_fn)
-        check_policies_to_train(new_should_module_be_updated, [m for m in self.rl_module if m != module_id])
+        mapping = self._checked("remove_module", new_agent_to_module_mapping_fn)
+        self._check_updated(
+            "remove_module", new_should_module_be_updated, [m for m in self.rl_module if m != module_id]
+        )
         self.learner.remove_module(module_id)
         policies, overrides = self.config.policies, self.config.algorithm_config_overrides_per_module
         if isinstance(policies, dict):
@@ -196,21 +202,25 @@ class ChangingModules:
             policy_mapping_fn: As in ``.multi_agent(...)``. A checkpoint can hold what can be imported by name, and
                 instances of dataclasses that can.
         """
-        self._remap(self._checked(policy_mapping_fn), None)
+        self._remap(self._checked("set_policy_mapping_fn", policy_mapping_fn), None)
 
     def _override(self, module_id: ModuleID, overrides: Mapping[str, Any]) -> None:
-        known = {**self.config.algorithm_config_overrides_per_module, module_id: dict(overrides)}
+        known = {**self.config.algorithm_config_overrides_per_module, module_id: overrides}
         tried = self.config.copy()
         tried.change(algorithm_config_overrides_per_module=known)
         tried.validate()
         self._set(algorithm_config_overrides_per_module=known)
 
-    def _checked(self, mapping: str | PolicyMappingFn | None) -> PolicyMappingFn | None:
+    def _checked(self, who: str, mapping: str | PolicyMappingFn | None) -> PolicyMappingFn | None:
         if mapping is None:
             return None
-        mapping = policy_mapping(mapping)
-        check_patterns(mapping, self._setup.agent_ids)
-        return mapping
+        kept = POLICY_MAPPING.check(mapping, who, "policy_mapping_fn")
+        check_patterns(kept, self._setup.agent_ids)
+        return kept
+
+    def _check_updated(self, who: str, wanted: ModulesToUpdate | None, module_ids: Collection[ModuleID]) -> None:
+        kept = POLICIES_TO_TRAIN.check(wanted, who, "new_should_module_be_updated")
+        check_policies_to_train(kept, module_ids)
 
     def _remap(self, mapping: PolicyMappingFn | None, to_update: ModulesToUpdate | None) -> None:
         if mapping is not None:

@@ -1,4 +1,4 @@
-"""Whether settings are of the right kind, and go together."""
+"""Whether settings go together, and with what there is."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from marl_connectors.environments.wrappers import checked_wrappers
 from marl_connectors.errors import ConfigError, did_you_mean
-from marl_connectors.ops.schedule import check_schedule
-from marl_connectors.policy_mapping import policy_mapping
 from marl_connectors.rl_module.apis import InferenceOnlyAPI
 from marl_connectors.typing import AgentID, ModuleID
 
@@ -21,87 +18,56 @@ if TYPE_CHECKING:
 
 
 def check_settings(config: AlgorithmConfig) -> None:
-    """Checks the settings that every algorithm has.
+    """Checks settings against one another and against this machine. What each may be is checked when it is set.
 
     Raises:
-        ConfigError: For the first one that is of the wrong kind, or at odds with the others.
+        ConfigError: For the first ones that are at odds.
     """
+    who = type(config).__name__
     if config.env is None:
-        raise ConfigError(f"{type(config).__name__}: no environment. Call .environment(env=...).")
-    checked_wrappers(config.wrappers)
-    if checked_evaluation(config.evaluation_config) is not None:
-        check_settings(config.get_evaluation_config().update_from_dict({"evaluation_config": None}))
-    for name in ("num_env_runners", "num_learners"):
-        if getattr(config, name) != 0:
-            raise ConfigError(
-                f"{type(config).__name__}: {name}={getattr(config, name)!r}, but this version samples and learns in "
-                f"one process. Set {name}=0, and more num_envs_per_env_runner for larger batches."
-            )
-    for name in ("num_envs_per_env_runner", "train_batch_size_per_learner", "num_epochs", "evaluation_duration"):
-        require(config, name, _is_count(getattr(config, name)) and getattr(config, name) >= 1, "a whole number >= 1")
-    for name in ("minibatch_size", "evaluation_interval"):
-        value = getattr(config, name)
-        require(config, name, value is None or (_is_count(value) and value >= 1), "a whole number >= 1, or None")
-    require(config, "episode_lookback_horizon", _is_count(config.episode_lookback_horizon), "a whole number >= 0")
-    fragment = config.rollout_fragment_length
-    require(
-        config,
-        "rollout_fragment_length",
-        fragment == "auto" or (_is_count(fragment) and fragment),
-        "'auto' or a whole number >= 1",
-    )
-    require(config, "gamma", _is_number(config.gamma) and 0 <= config.gamma <= 1, "a number in [0, 1]")
-    require(
-        config,
-        "grad_clip",
-        config.grad_clip is None or (_is_number(config.grad_clip) and config.grad_clip > 0),
-        "a number > 0, or None",
-    )
-    clip = config.clip_rewards
-    require(
-        config,
-        "clip_rewards",
-        clip is None or clip is False or clip is True or (_is_number(clip) and clip > 0),
-        "True, a number > 0, or None",
-    )
-    require(config, "seed", config.seed is None or _is_count(config.seed), "a whole number >= 0, or None")
-    for name, choices in (
-        ("grad_clip_by", ("global_norm", "norm", "value")),
-        ("batch_mode", ("truncate_episodes", "complete_episodes")),
-        ("count_steps_by", ("env_steps", "agent_steps")),
-    ):
-        if getattr(config, name) not in choices:
-            hint = did_you_mean(getattr(config, name), choices)
-            raise ConfigError(f"{type(config).__name__}: {name}={getattr(config, name)!r}. {hint}")
-    for name, default in vars(type(config)()).items():
-        if isinstance(default, bool) and not name.startswith("_"):
-            require(config, name, isinstance(getattr(config, name), bool), "True or False")
-    require(config, "autocast_dtype", config.autocast_dtype in (None, "bfloat16"), "'bfloat16' or None")
-    check_schedule(f"{type(config).__name__}: lr", config.lr, low=0.0)
+        raise ConfigError(f"{who}: no environment. Call .environment(env=...).")
     gpus = config.num_gpus_per_learner
-    require(
-        config,
-        "num_gpus_per_learner",
-        gpus == "auto" or (isinstance(gpus, (int, float)) and not isinstance(gpus, bool) and 0 <= gpus <= 1),
-        "'auto', or a number from 0 to 1 (a learner uses one GPU)",
-    )
     if gpus != "auto" and gpus and not torch.cuda.is_available():
         raise ConfigError(
-            f"{type(config).__name__}: num_gpus_per_learner={gpus}, but torch {torch.__version__} sees no CUDA device. "
+            f"{who}: num_gpus_per_learner={gpus:g}, but torch {torch.__version__} sees no CUDA device. "
             f"Set num_gpus_per_learner='auto' or 0 to use the CPU, or install a build of torch for your GPU."
+        )
+    check_vectorization(config)
+
+
+def check_vectorization(config: AlgorithmConfig) -> None:
+    """Checks that the copies of the environment can be stepped where they are to be.
+
+    Raises:
+        ConfigError: If they do not fit.
+    """
+    mode = config.gym_env_vectorize_mode
+    wants_workers = config.num_env_workers not in (0, "auto")
+    if mode == "vector_entry_point" and wants_workers:
+        raise ConfigError(
+            f"gym_env_vectorize_mode='vector_entry_point': the environment's maker gives all copies at once, which "
+            f"worker processes cannot share. Set num_env_workers=0 instead of {config.num_env_workers}, or use the "
+            f"mode 'async'."
+        )
+    if config.render_env and (wants_workers or mode == "async"):
+        what = f"num_env_workers={config.num_env_workers}" if wants_workers else "gym_env_vectorize_mode='async'"
+        raise ConfigError(
+            f"render_env=True: windows belong to the process that steps the environment, but {what} steps it in "
+            f"others. Set num_env_workers=0 and gym_env_vectorize_mode='sync'."
         )
 
 
 _OF_MODULES = ("gamma", "grad_clip", "grad_clip_by", "lr", "minibatch_size", "model_config", "num_epochs")
 
 
-def check_overrides(module_id: ModuleID, overrides: Mapping[str, Any], of_all: Collection[str]) -> None:
+def check_overrides(module_id: ModuleID, overrides: Mapping[str, Any], of_all: Collection[str], who: str) -> None:
     """Checks that a module can have settings of its own.
 
     Args:
         module_id: Whose.
         overrides: The settings.
         of_all: Names of the settings that every algorithm has; those of one algorithm are for its modules.
+        who: For the message.
 
     Raises:
         ConfigError: For a setting of the run as a whole.
@@ -109,7 +75,7 @@ def check_overrides(module_id: ModuleID, overrides: Mapping[str, Any], of_all: C
     for name in overrides:
         if name in of_all and name not in _OF_MODULES:
             raise ConfigError(
-                f"algorithm_config_overrides_per_module: {name!r} is a setting of the whole run, so module "
+                f"{who}: {name!r} is a setting of the whole run, so module "
                 f"{module_id!r} cannot have its own. Modules can differ in {', '.join(_OF_MODULES)} and the settings "
                 f"of the algorithm's loss."
             )
@@ -135,10 +101,6 @@ def check_policies_to_train(wanted: Any, module_ids: Collection[ModuleID]) -> No
     """
     if wanted is None or callable(wanted):
         return
-    if isinstance(wanted, str) or not isinstance(wanted, Collection):
-        raise ConfigError(
-            f"policies_to_train: must be a collection of module ids or a function, not {wanted!r}. Write [{wanted!r}]."
-        )
     for module_id in wanted:
         if module_id not in module_ids:
             raise ConfigError(
@@ -178,35 +140,15 @@ def check_uses(
 _IN_EVALUATIONS = ("policy_mapping_fn", "explore", "num_envs_per_env_runner", "num_env_workers", "callbacks_class")
 
 
-def checked_evaluation(settings: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """The settings that are others in evaluations, as they are stored.
+def check_evaluation(settings: Mapping[str, Any], who: str) -> None:
+    """Checks that evaluations can have settings of their own.
 
     Raises:
-        ConfigError: For a setting that evaluations share with training.
+        ConfigError: For a setting that they share with training.
     """
-    if settings is None:
-        return None
     for name in settings:
         if name not in _IN_EVALUATIONS:
             raise ConfigError(
-                f"evaluation_config: {name!r} cannot be another one in evaluations, only "
+                f"{who}: evaluation_config: {name!r} cannot be another one in evaluations, only "
                 f"{', '.join(_IN_EVALUATIONS)} can. Leave it out."
             )
-    checked = dict(settings)
-    if "policy_mapping_fn" in checked:
-        checked["policy_mapping_fn"] = policy_mapping(checked["policy_mapping_fn"])
-    return checked
-
-
-def require(config: AlgorithmConfig, name: str, holds: object, expected: str) -> None:
-    """Raises ConfigError, with the setting's name and value and what was ``expected``, unless something ``holds``."""
-    if not holds:
-        raise ConfigError(f"{type(config).__name__}: {name} must be {expected}, not {getattr(config, name)!r}.")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,13 @@ from gymnasium import Space, spaces
 
 from marl_connectors.algorithms import building
 from marl_connectors.algorithms.algorithm_config import AlgorithmConfig
+from marl_connectors.algorithms.checkpoint_schema import check_state, taking_over
 from marl_connectors.algorithms.config_state import from_state
 from marl_connectors.algorithms.policy import Policy
 from marl_connectors.algorithms.restoring import (
     agents_from_state,
     algorithm_state,
     given_settings,
-    lacks,
     restored_config,
     restored_specs,
 )
@@ -26,6 +27,7 @@ from marl_connectors.connectors.common.add_states_from_episodes_to_batch import 
 from marl_connectors.connectors.defaults import add_state_pieces
 from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
 from marl_connectors.errors import CheckpointError, ModuleError, did_you_mean
+from marl_connectors.names import Names
 from marl_connectors.policy_mapping import PolicyMappingFn, SharedPolicy
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.rl_module.multi_rl_module_spec import MultiRLModuleSpec
@@ -60,6 +62,7 @@ def load_policy(
     explore: bool = False,
     seed: int = 0,
     device: torch.device | str = "cpu",
+    trusted: bool = True,
 ) -> Policy:
     """A trained policy, to act in an environment of yours.
 
@@ -74,7 +77,8 @@ def load_policy(
 
     Args:
         checkpoint: A checkpoint, or the folder of a run for its latest.
-        module_id: Lets all agents act by this module. Agents act as they were mapped in training if None.
+        module_id: Lets all agents act by this module, those too that were not there in training. Agents act as they
+            were mapped in training if None.
         policy_mapping_fn: Which agent acts by which module. Needed if the function of training cannot be imported by
             name.
         config: The config of training. Needed only if it holds connector builders or module classes that cannot be
@@ -84,43 +88,53 @@ def load_policy(
         explore: Whether actions are sampled; else they are the most likely ones.
         seed: Of sampled actions.
         device: Where the modules compute.
+        trusted: Whether the modules of your own functions and classes are imported by the names that the checkpoint has
+            for them, which runs the code in them. With False, a checkpoint that needs anything but this library's own
+            for acting is refused; see docs/inference.md.
 
     Raises:
-        CheckpointError: If it is missing, damaged, or needs one of the other arguments.
+        CheckpointError: If it is missing, damaged, refused, or needs one of the other arguments.
         ModuleError: If it has no module of that id.
     """
-    state = algorithm_state(checkpoint)
-    try:
-        if module_id is not None:
-            _check_module(module_id, state)
-            policy_mapping_fn = SharedPolicy(module_id)
-        given = given_settings(policy_mapping_fn=policy_mapping_fn)
-        config = restored_config(state, config, given, skip=_NOT_NEEDED)
+    state, names = algorithm_state(checkpoint), Names(trusted)
+    check_state(state)
+    if module_id is not None:
+        _check_module(module_id, state)
+        policy_mapping_fn = SharedPolicy(module_id)
+    given = given_settings(policy_mapping_fn=policy_mapping_fn)
+    with taking_over("config"):
+        used = restored_config(state, config, given, names, skip=_NOT_NEEDED)
         agents = _Agents(state["agents"], env)
-        pieces = state["env_runner"]["env_to_module"], state["env_runner"]["module_to_env"]
-        spec, parameters = _saved_modules(state, config, module_id)
-    except KeyError as error:
-        raise lacks(checkpoint, error) from error
+        spec, parameters = _saved_modules(state, used, module_id, names)
+        lookback = max(int(used.episode_lookback_horizon), 0)
+    pieces = state["env_runner"]["env_to_module"], state["env_runner"]["module_to_env"]
     stateful = AddStatesFromEpisodesToBatch.__name__ in pieces[0]
-    env_to_module = building.build_env_to_module(config, agents, device=torch.device(device))
-    if stateful:
-        add_state_pieces(env_to_module)
-    module_to_env = building.build_module_to_env(config, agents, stateful=stateful)
-    with torch_stream(0, "policy"):
-        modules = spec.build()
-    modules.set_state(parameters)
-    env_to_module.set_state(pieces[0])
-    module_to_env.set_state(pieces[1])
+    # An error in a builder that the user has passed shows as it is.
+    with taking_over("connector pieces") if config is None else nullcontext():
+        env_to_module = building.build_env_to_module(used, agents, device=torch.device(device))
+        if stateful:
+            add_state_pieces(env_to_module)
+        module_to_env = building.build_module_to_env(used, agents, stateful=stateful)
+    with taking_over("modules"):
+        with torch_stream(0, "policy"):
+            modules = spec.build()
+        modules.set_state(parameters)
+    with taking_over("connector pieces"):
+        env_to_module.set_state(pieces[0])
+        module_to_env.set_state(pieces[1])
     building.stop_counting(env_to_module)
+    acts_for = None if module_id is None else agents.of_module(modules, module_id, env_to_module)
     return Policy(
         modules.to(device),
         env_to_module,
         module_to_env,
         agent_spaces=agents.spaces,
         single_agent=agents.single_agent,
-        policy_mapping_fn=config.policy_mapping_fn,
-        default_agent_id=None if module_id is None else agents.of_module(modules, module_id, env_to_module),
-        lookback=max(config.episode_lookback_horizon, building.needed_lookback(env_to_module)),
+        takes_turns=state["agents"].get("takes_turns", False),
+        policy_mapping_fn=used.policy_mapping_fn,
+        default_agent_id=acts_for,
+        unknown_agents_like=None if agents.single_agent else acts_for,
+        lookback=max(lookback, building.needed_lookback(env_to_module)),
         explore=explore,
         seed=seed,
     )
@@ -133,17 +147,17 @@ def _check_module(module_id: ModuleID, state: Mapping[str, Any]) -> None:
 
 
 def _saved_modules(
-    state: Mapping[str, Any], config: AlgorithmConfig, module_id: ModuleID | None
+    state: Mapping[str, Any], config: AlgorithmConfig, module_id: ModuleID | None, names: Names
 ) -> tuple[MultiRLModuleSpec, dict[ModuleID, Any]]:
     """How to build all modules of a checkpoint, or a single one of those that run one by one; and their parameters."""
     multi = building.multi_spec_of(config)
     if multi.multi_rl_module_class is None:
-        multi = from_state(state["multi_rl_module"], "rl_module_spec")
+        multi = from_state(state["multi_rl_module"], "rl_module_spec", names)
     parameters = state["learner"]["module"]
     wanted = None
     if module_id is not None and multi.multi_rl_module_class is MultiRLModule:
         wanted, parameters = [module_id], {module_id: parameters[module_id]}
-    specs = restored_specs(state, config, wanted)
+    specs = restored_specs(state, config, names, wanted)
     if wanted is None:
         specs = {own: spec for own, spec in specs.items() if not spec.learner_only}
         parameters = {own: values for own, values in parameters.items() if own in specs or own == SHARED}

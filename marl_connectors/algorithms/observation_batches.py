@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from marl_connectors.errors import EpisodeError
-from marl_connectors.spaces import describe, stack
+from marl_connectors.spaces import describe, in_dtype, leaves_in, parts_in, parts_of, stack
 from marl_connectors.typing import AgentID, Tree
 
 
@@ -33,15 +33,14 @@ def num_in_batch(space: Space, observation: Any, agent_id: AgentID) -> int | Non
 
 def _sizes(space: Space, observation: Any) -> set[int | None]:
     """``{None}`` or ``{B}`` if all parts agree; -1 is among them where a part fits in neither way."""
-    if isinstance(space, spaces.Dict):
-        return set().union(*(_sizes(part, observation[key]) for key, part in space.spaces.items()))
-    if isinstance(space, spaces.Tuple):
-        parts = zip(space.spaces, observation, strict=True)
-        return set().union(*(_sizes(part, own) for part, own in parts))
-    shape = np.shape(observation)
-    if shape == space.shape:
-        return {None}
-    return {shape[0] if len(shape) and shape[1:] == space.shape else -1}
+    sizes: set[int | None] = set()
+    for part, own in leaves_in(space, observation):
+        shape = np.shape(own)
+        if shape == part.shape:
+            sizes.add(None)
+        else:
+            sizes.add(shape[0] if len(shape) and shape[1:] == part.shape else -1)
+    return sizes
 
 
 def _shown(observation: Any) -> str:
@@ -52,14 +51,26 @@ def _shown(observation: Any) -> str:
 
 
 def as_batch(space: Space, observation: Any, is_batch: bool) -> Tree:
-    """``[B, ...]`` arrays of a space; B is 1 for a single observation."""
-    if not is_batch:
-        return stack([observation], space)
-    if isinstance(space, spaces.Dict):
-        return {key: as_batch(part, observation[key], True) for key, part in space.spaces.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(as_batch(part, own, True) for part, own in zip(space.spaces, observation, strict=True))
-    return np.asarray(observation, dtype=space.dtype)
+    """``[B, ...]`` arrays of a space; B is 1 for a single observation.
+
+    Raises:
+        EpisodeError: If the observation is no numbers that the space's dtypes can hold.
+    """
+    try:
+        return _batched(space, observation) if is_batch else stack([observation], space)
+    except (TypeError, ValueError) as error:
+        raise EpisodeError(
+            f"policy: the observation {_shown(observation)} does not fit its space, {describe(space)}: {error}"
+        ) from error
+
+
+def _batched(space: Space, observations: Any) -> Tree:
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        own = zip(parts_of(space), parts_in(space, observations), strict=True)
+        parts = {key: _batched(part, values) for (key, part), values in own}
+        return parts if isinstance(space, spaces.Dict) else tuple(parts.values())
+    array = np.asarray(observations)
+    return array if array.dtype == space.dtype else in_dtype(array, space.dtype)
 
 
 def infos_of_copies(infos: Any, num_copies: int, is_batch: bool) -> Sequence[Mapping[str, Any]]:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from gymnasium import Space
 
 from marl_connectors.algorithms.observation_batches import as_batch, infos_of_copies
 from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
-from marl_connectors.env_runners.action_noise import ActionNoise
 from marl_connectors.env_runners.agent_modules import ask_mapping
 from marl_connectors.env_runners.copy_lanes import CopyLanes
 from marl_connectors.env_runners.lanes import Lane, LaneGroup
@@ -20,7 +21,9 @@ from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.errors import MappingError
 from marl_connectors.policy_mapping import PolicyMappingFn
+from marl_connectors.rl_module.distributions import Distribution
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
+from marl_connectors.seeding import stream, torch_stream
 from marl_connectors.spaces import describe
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID, ModuleID, Tree
@@ -51,6 +54,90 @@ class Seats:
         return zip(self.agents, self.rows.reshape(len(self.agents), -1), strict=True)
 
 
+_BLOCK = 128
+"""Steps for which random numbers are drawn at once."""
+
+
+class AgentNoise:
+    """The random numbers behind a Policy's sampled actions: of each agent in each environment its own.
+
+    They follow from the seed, the environment's place in the batch, the agent, and how often the agent has acted. So
+    nobody draws other numbers because of others, who act before, after or beside it, in whatever order.
+    """
+
+    def __init__(self, seed: int):
+        self.seed = seed
+        self._seats: list[Seats] = []
+        self._steps: dict[AgentID, int] = {}
+        self._blocks: dict[tuple[AgentID, type[Distribution], int], tuple[tuple[int, int], np.ndarray]] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the numbers, which follow from the seed and the steps."""
+        return {**vars(self), "_blocks": {}}
+
+    def place(self, seats: list[Seats]) -> None:
+        """Says who acts."""
+        self._seats = seats
+
+    def acted(self) -> None:
+        """Those who act have done so."""
+        for agent_id in {agent_id for seats in self._seats for agent_id in seats.agents}:
+            self._steps[agent_id] = self._steps.get(agent_id, 0) + 1
+
+    def for_rows(self, columns: ColumnGroup, dist_cls: type[Distribution]) -> torch.Tensor | None:
+        """``[B, k]`` noise for this step; None if the distribution takes none."""
+        inputs = columns["action_dist_inputs"]
+        seats = next(seats for seats in self._seats if seats.group.rows is columns.rows)
+        noise: np.ndarray | None = None
+        for agent_id, own in seats.rows_of_agents():
+            values = self._draw(agent_id, len(own), dist_cls, inputs.shape[-1])
+            if values is None:
+                return None
+            if noise is None:
+                noise = np.empty((len(columns.rows), values.shape[-1]), values.dtype)
+            here = own >= 0
+            noise[own[here]] = values[here]
+        assert noise is not None
+        return torch.from_numpy(noise).to(inputs.device)
+
+    def _draw(self, agent_id: AgentID, copies: int, dist_cls: type[Distribution], num_inputs: int) -> np.ndarray | None:
+        """``[B, k]`` what an agent draws in all environments in its next step."""
+        number, within = divmod(self._steps.get(agent_id, 0), _BLOCK)
+        kind, key = (number, copies), (agent_id, dist_cls, num_inputs)
+        known = self._blocks.get(key)
+        if known is None or known[0] != kind:
+            name = repr(agent_id), f"{dist_cls.__name__} of {num_inputs}", number
+            drawn = [
+                dist_cls.noise(stream(self.seed, "policy", index, *name), (_BLOCK,), num_inputs)
+                for index in range(copies)
+            ]
+            if any(values is None for values in drawn):
+                return None
+            known = self._blocks[key] = kind, np.stack(drawn)  # type: ignore[arg-type]
+        return known[1][:, within]
+
+    @contextmanager
+    def torch_stream(self) -> Iterator[None]:
+        """For distributions that draw from torch's generator: makes it that of those who act, at their steps."""
+        acting = sorted({repr((a, self._steps.get(a, 0))) for seats in self._seats for a in seats.agents})
+        with torch_stream(self.seed, "torch actions", *acting):
+            yield
+
+
+class _Before(NamedTuple):
+    """What a call finds, for the case that it fails.
+
+    Attributes:
+        num_copies: How many environments there were.
+        t: The last step.
+        lanes: Those of the agents.
+    """
+
+    num_copies: int
+    t: int
+    lanes: CopyLanes
+
+
 class PolicyLanes:
     """A lane for each agent of each environment that observations come from.
 
@@ -67,7 +154,7 @@ class PolicyLanes:
         rl_module: MultiRLModule,
         env_to_module: EnvToModulePipeline,
         policy_mapping_fn: PolicyMappingFn,
-        noise: ActionNoise,
+        noise: AgentNoise,
         *,
         single_agent: bool,
         lookback: int,
@@ -82,16 +169,50 @@ class PolicyLanes:
         self._lookback = lookback
         self._fitting: set[tuple[AgentID, ModuleID]] = set()
         self._episode_numbers: dict[int, int] = {}
+        self._like: dict[AgentID, AgentID] = {}
         self.restart(0)
+        self.begin_call()
+
+    def begin_call(self) -> None:
+        """From here on, all that is done can be undone by ``take_back``."""
+        self._before = _Before(self.num_copies, self._t, self._lanes)
+        self._moved: list[tuple[LaneGroup, Any]] = []
+        self._opened: list[Lane] = []
+        self._begun: list[int] = []
+
+    def take_back(self) -> None:
+        """Forgets a call that failed: what is remembered is what it was before, of its agents and all others."""
+        before, self._acting, self._t = self._before, (), self._before.t
+        for index in self._begun:
+            self._episode_numbers[index] -= 1
+        if self._lanes is not before.lanes or not before.num_copies:
+            self.restart(before.num_copies)
+            return
+        for group, numbers in self._moved:
+            group.go_back(numbers)
+        for lane in reversed(self._opened):
+            self._lanes.close(lane.env_index, [lane.agent_id])
+            episode = self._episodes[lane.env_index]
+            if episode is not None:
+                episode.detach(lane.agent_id)
+        for index in self._begun:
+            self._episodes.pop(index)
+
+    def know_agent(self, agent_id: AgentID, like: AgentID) -> None:
+        """An agent that nobody has announced has the spaces of another one."""
+        self._like[agent_id] = like
 
     def restart(self, num_copies: int) -> None:
         """Forgets all steps; from now on there are so many environments."""
         self.num_copies = num_copies
         self.seats: list[Seats] = []
         self._acting: tuple[AgentID, ...] = ()
-        self._lanes = CopyLanes(num_copies, self._spaces.__getitem__, self._rl_module, self._lookback)
+        self._lanes = CopyLanes(num_copies, self._spaces_of, self._rl_module, self._lookback)
         self._episodes: dict[int, MultiAgentEpisode | None] = {}
         self._t = 0
+
+    def _spaces_of(self, agent_id: AgentID) -> tuple[Space, Space]:
+        return self._spaces[agent_id]
 
     def restart_copy(self, index: int, agent_ids: Collection[AgentID] | None = None) -> None:
         """Forgets the steps in one environment; of some agents only, if they are named."""
@@ -109,7 +230,7 @@ class PolicyLanes:
         self._t += 1
         if tuple(agents) == self._acting:
             for seats in self.seats:
-                seats.group.go_on(self._numbers(seats), self._paid(seats, rewards))
+                self._go_on(seats.group, self._numbers(seats), self._paid(seats, rewards))
                 seats.group.locate()
                 seats.group.t += 1
             return
@@ -119,8 +240,12 @@ class PolicyLanes:
             own = [(lane.number, lane) for lane in waiting if lane.group is group]
             if own:
                 paid = [self._reward_of(lane.agent_id, lane.env_index, rewards) for _, lane in own]
-                group.go_on([number for number, _ in own], paid)
+                self._go_on(group, [number for number, _ in own], paid)
         self._arrange(agents)
+
+    def _go_on(self, group: LaneGroup, numbers: Any, rewards: Any) -> None:
+        group.go_on(numbers, rewards)
+        self._moved.append((group, numbers))
 
     def _open(self, agents: list[AgentID]) -> list[Lane]:
         """Gives new agents lanes; those of the others, which wait."""
@@ -128,6 +253,7 @@ class PolicyLanes:
         modules = [{} for _ in range(self.num_copies)]
         for index in range(self.num_copies):
             if index not in self._episodes:
+                self._begun.append(index)
                 self._episodes[index] = self._new_episode(index)
             episode = self._episodes[index]
             if episode is not None:
@@ -151,6 +277,7 @@ class PolicyLanes:
                 else:
                     id_ = agent_episode_id(episode.id_, agent_id, self._t)
                     episode.attach(agent_id, lane.view(id_, agent_id, module_id, episode.id_))
+                self._opened.append(lane)
         return waiting
 
     def _new_episode(self, index: int) -> MultiAgentEpisode | None:
@@ -180,7 +307,7 @@ class PolicyLanes:
             ("observations", module.observation_space, pipeline.observation_space),
             ("actions", module.action_space, pipeline.action_space),
         ):
-            own = of_all if self._single_agent else of_all[agent_id]  # type: ignore[index]
+            own = of_all if self._single_agent else of_all[self._like.get(agent_id, agent_id)]  # type: ignore[index]
             if space is not None and own is not None and describe(space) != describe(own):
                 raise MappingError(
                     f"policy: agent {agent_id!r} is to act by module {module_id!r}, whose {kind} are "
@@ -203,9 +330,7 @@ class PolicyLanes:
             in_order = np.array_equal(order, np.arange(len(rows)))
             self.seats.append(Seats(group, own, rows, None if in_order else order))
             group.t = np.full(len(order), self._t - 1, np.int32)
-            words = self._noise.words_of(group.env_indices, group.agent_words)
-            numbers = np.array([self._episode_numbers[lane.env_index] for lane in group.acting])
-            self._noise.place(group.index, group.rows, words, numbers, group.t)
+        self._noise.place(self.seats)
 
     def _numbers(self, seats: Seats) -> Any:
         numbers = seats.group.numbers
@@ -268,7 +393,7 @@ class PolicyLanes:
         for seats, columns in zip(self.seats, batch.groups, strict=True):
             columns.record_in(seats.group.rollout, seats.group.positions)
             seats.group.rollout.pending[self._numbers(seats)] = True
-        self._noise.step += 1
+        self._noise.acted()
         if max(seats.group.last_row for seats in self.seats) - self._lookback >= _CUT_AFTER:
             self._cut()
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,18 +15,28 @@ from gymnasium import Space
 from marl_connectors.algorithms.algorithm_config import AlgorithmConfig
 from marl_connectors.algorithms.building import add_state_pieces_to, spec_of
 from marl_connectors.algorithms.changing_modules import ChangingModules, ModulesToUpdate
-from marl_connectors.algorithms.config_state import config_from_state, config_to_state, from_state, to_state
+from marl_connectors.algorithms.checkpoint_schema import check_state, taking_over
+from marl_connectors.algorithms.config_state import (
+    config_from_state,
+    config_to_state,
+    from_state,
+    spec_fields,
+    to_state,
+)
 from marl_connectors.callbacks import CallbackCalls
 from marl_connectors.checkpoints import find_checkpoint, load_state, save_state
+from marl_connectors.columns import Columns
 from marl_connectors.connectors.common.add_states_from_episodes_to_batch import AddStatesFromEpisodesToBatch
 from marl_connectors.env_runners.episode_metrics import Tally, tally_from_state
 from marl_connectors.environments.env_setup import EnvSetup
-from marl_connectors.errors import CheckpointError
+from marl_connectors.errors import CheckpointError, EpisodeError
 from marl_connectors.metrics import MetricsLogger
-from marl_connectors.policy_mapping import PolicyMappingFn, policy_mapping
+from marl_connectors.names import Names, brief
+from marl_connectors.policy_mapping import PolicyMappingFn
+from marl_connectors.rl_module.module_states import check_state_out
 from marl_connectors.rl_module.multi_rl_module_spec import MultiRLModuleSpec
 from marl_connectors.rl_module.rl_module import RLModuleSpec
-from marl_connectors.spaces import describe
+from marl_connectors.spaces import describe, same
 from marl_connectors.typing import AgentID, ModuleID
 
 if TYPE_CHECKING:
@@ -78,37 +90,80 @@ class RestorableAlgorithm(ChangingModules):
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Takes what ``get_state`` gave.
+        """Takes what ``get_state`` gave. If that fails, the algorithm is as it was before.
+
+        Names of functions and classes in the state are imported, as by ``from_checkpoint(..., trusted=True)``.
 
         Raises:
-            CheckpointError: If it is of another environment or other modules; nothing is changed then. Or if an ongoing
-                episode cannot be replayed.
+            CheckpointError: If it is not such a state, or is of another environment or other modules; or if an ongoing
+                episode cannot be replayed. Where it cannot be undone (the environment must be repeatable for that),
+                the message says that the algorithm must not be used any more.
         """
-        self._set_state(state)
+        self._set_state(state, Names())
 
-    def _set_state(self, state: dict[str, Any], given: Collection[str] = (), new_episodes: bool = False) -> None:
-        """Sets all but the settings that a user has ``given`` anew."""
-        self._check_fits(state)
-        self._take_changed_settings(state, given)
-        self.seed = state["seed"]
-        self.iteration = state["iteration"]
-        self.time_total_s = state["time_total_s"]
-        self._num_evaluations = state["num_evaluations"]
-        if AddStatesFromEpisodesToBatch.__name__ in state["env_runner"]["env_to_module"]:
-            add_state_pieces_to(self.config, self._env_to_module, self.env_runner, self.learner)
-        self._recent.clear()
-        self._recent.extend(tally_from_state(tally) for tally in state["recent_tallies"])
-        self.learner.set_state(state["learner"])
-        self.env_runner.set_state(state["env_runner"], new_episodes)
-        self.metrics.set_state(state.get("metrics", []))
+    def _set_state(self, state: dict[str, Any], names: Names, new_episodes: bool = False) -> None:
+        """Takes over a state, or leaves everything as it is."""
+        check_state(state)
+        with taking_over("setup"):
+            self._check_fits(state)
+        undo = self._undo()
+        try:
+            self._take_changed_settings(state, (), names)
+            self._apply(state, new_episodes)
+        except BaseException as error:
+            try:
+                undo()
+            except Exception as second:
+                raise CheckpointError(
+                    f"{error} A part of it had been taken over by then, which could not be undone ({second}). Do not "
+                    f"use this algorithm any more; build it anew."
+                ) from error
+            raise
 
-    def _take_changed_settings(self, state: dict[str, Any], given: Collection[str]) -> None:
+    def _undo(self) -> Callable[[], None]:
+        """What brings the algorithm back to where it is now."""
+        settings, changed = self.config.to_dict(), set(self._changed_settings)
+        before: Any
+        try:
+            before = copy.deepcopy(self.get_state())  # a copy, as it shares arrays with the episodes that go on
+        except EpisodeError as error:  # their notes hold what no state can
+            before = error
+
+        def undo() -> None:
+            if isinstance(before, Exception):
+                raise before
+            self.config.change(**settings)
+            self._changed_settings = changed
+            self.env_runner.set_policy_mapping_fn(self.config.policy_mapping_fn)
+            self._apply(before)
+
+        return undo
+
+    def _apply(self, state: Mapping[str, Any], new_episodes: bool = False) -> None:
+        """Sets all but the settings."""
+        with taking_over("counts"):
+            self.seed = state["seed"]
+            self.iteration = state["iteration"]
+            self.time_total_s = state["time_total_s"]
+            self._num_evaluations = state["num_evaluations"]
+            self._recent.clear()
+            self._recent.extend(tally_from_state(tally) for tally in state["recent_tallies"])
+            self.metrics.set_state(state.get("metrics", []))
+        with taking_over("learner"):
+            if AddStatesFromEpisodesToBatch.__name__ in state["env_runner"]["env_to_module"]:
+                add_state_pieces_to(self.config, self._env_to_module, self.env_runner, self.learner)
+            self.learner.set_state(state["learner"])
+        with taking_over("env_runner"):
+            self.env_runner.set_state(state["env_runner"], new_episodes)
+
+    def _take_changed_settings(self, state: dict[str, Any], given: Collection[str], names: Names) -> None:
         """Settings that were others, here or there, than at the beginning of the run."""
-        for name in sorted({*state["changed_settings"], *self._changed_settings}.difference(given)):
-            if to_state(getattr(self.config, name), name) != state["config"]["settings"][name]:
-                self._set(**{name: _changed(state, name)})
-        self.env_runner.set_policy_mapping_fn(self.config.policy_mapping_fn)
-        self._changed_settings = {*state["changed_settings"], *given}
+        with taking_over("config"):
+            for name in sorted({*state["changed_settings"], *self._changed_settings}.difference(given)):
+                if to_state(getattr(self.config, name), name) != state["config"]["settings"][name]:
+                    self._set(**{name: _changed(state, name, names)})
+            self.env_runner.set_policy_mapping_fn(self.config.policy_mapping_fn)
+            self._changed_settings = {*state["changed_settings"], *given}
 
     def _check_fits(self, state: dict[str, Any]) -> None:
         here = self._described_spaces()
@@ -133,6 +188,11 @@ class RestorableAlgorithm(ChangingModules):
                         f"checkpoint: module {module_id!r} is of another architecture: its {name!r} has the shape "
                         f"{there}, but here {shapes.get(name)}. Use the same rl_module settings."
                     )
+        for group in (state["env_runner"]["episodes"] or {"groups": ()})["groups"]:
+            columns, module_id = group["rollout"]["columns"], group["members"][1]
+            if module_id is not None and Columns.STATE_OUT in columns:
+                num_rows = len(columns[Columns.T])
+                check_state_out(self.rl_module[module_id], module_id, columns[Columns.STATE_OUT], num_rows)
         copies = len(state["env_runner"]["episode_numbers"])
         if copies != self.config.num_envs_per_env_runner:
             raise CheckpointError(
@@ -156,23 +216,19 @@ class RestorableAlgorithm(ChangingModules):
         save_state(path, self.get_state())
         return str(path)
 
-    def restore_from_path(self, path: str | Path, *, new_episodes: bool = False) -> None:
+    def restore_from_path(self, path: str | Path, *, new_episodes: bool = False, trusted: bool = True) -> None:
         """Takes over a checkpoint's state, so that training goes on as if it had never stopped.
 
         Args:
             path: The checkpoint folder, or the folder of a run for its latest.
-            new_episodes: Begin new episodes, where the ongoing ones cannot be replayed.
-        """
-        self._take_over(path, algorithm_state(path), new_episodes=new_episodes)
-        self.callbacks.tell("on_checkpoint_loaded", algorithm=self)
+            new_episodes: As in ``from_checkpoint``.
+            trusted: As in ``from_checkpoint``, for settings that were changed while that run went on.
 
-    def _take_over(
-        self, path: str | Path, state: dict[str, Any], given: Collection[str] = (), new_episodes: bool = False
-    ) -> None:
-        try:
-            self._set_state(state, given, new_episodes)
-        except KeyError as error:
-            raise lacks(path, error) from error
+        Raises:
+            CheckpointError: As ``set_state``; or if the checkpoint is missing or damaged.
+        """
+        self._set_state(algorithm_state(path), Names(trusted), new_episodes)
+        self.callbacks.tell("on_checkpoint_loaded", algorithm=self)
 
     @classmethod
     def from_checkpoint(
@@ -183,6 +239,7 @@ class RestorableAlgorithm(ChangingModules):
         policy_mapping_fn: str | PolicyMappingFn | None = None,
         policies_to_train: ModulesToUpdate | None = None,
         new_episodes: bool = False,
+        trusted: bool = True,
     ) -> Self:
         """The algorithm that wrote a checkpoint, as it was then, with the modules that it had then.
 
@@ -194,21 +251,46 @@ class RestorableAlgorithm(ChangingModules):
             policies_to_train: Likewise.
             new_episodes: Begin new episodes instead of going on in those of the checkpoint. For an environment that
                 does not follow from ``reset(seed=...)``, so that its episodes cannot be replayed.
+            trusted: Whether the modules of your own functions and classes are imported by the names that the checkpoint
+                has for them, which runs the code in them. With False, a checkpoint that names anything but this
+                library's own and known environments is refused; see docs/inference.md.
 
         Raises:
-            CheckpointError: If it is missing, damaged, or needs one of these arguments.
+            CheckpointError: If it is missing, damaged, refused, or needs one of these arguments.
         """
-        state = algorithm_state(path)
+        state, names = algorithm_state(path), Names(trusted)
+        check_state(state)
         given = given_settings(policy_mapping_fn=policy_mapping_fn, policies_to_train=policies_to_train)
+        with taking_over("config"):
+            _check_copies(state, config)
+            restored = restored_config(state, config, given, names)
+            specs = restored_specs(state, restored, names)
+        # What is wrong in a config that the user has passed is not the checkpoint's fault.
+        with taking_over("config") if config is None else nullcontext():
+            trained = restored.policies_to_train
+            if not (trained is None or callable(trained) or isinstance(trained, (list, tuple, set, frozenset))):
+                raise CheckpointError(f"checkpoint: its policies_to_train is {brief(trained)}, not a list of modules.")
+            algorithm = cls(restored, rl_module_specs=specs)  # type: ignore[call-arg]
         try:
-            config = restored_config(state, config, given)
-            specs = restored_specs(state, config)
-        except KeyError as error:
-            raise lacks(path, error) from error
-        algorithm = cls(config, rl_module_specs=specs)  # type: ignore[call-arg]
-        algorithm._take_over(path, state, given, new_episodes)
+            with taking_over("setup"):
+                algorithm._check_fits(state)
+            algorithm._take_changed_settings(state, tuple(given), names)
+            algorithm._apply(state, new_episodes)
+        except BaseException:
+            algorithm.stop()  # type: ignore[attr-defined]
+            raise
         algorithm.callbacks.tell("on_checkpoint_loaded", algorithm=algorithm)
         return algorithm
+
+
+def _check_copies(state: Mapping[str, Any], config: AlgorithmConfig | None) -> None:
+    """Sub-environments are made before the episodes in them are looked at, so their number is looked at first."""
+    number = state["config"]["settings"].get("num_envs_per_env_runner")
+    if config is None and number != len(state["env_runner"]["episode_numbers"]):
+        raise CheckpointError(
+            f"checkpoint: it is damaged: num_envs_per_env_runner is {brief(number)}, but it has the episodes of "
+            f"{len(state['env_runner']['episode_numbers'])}."
+        )
 
 
 # What load_policy reads too.
@@ -226,23 +308,16 @@ def algorithm_state(path: str | Path) -> dict[str, Any]:
     return state
 
 
-def lacks(path: str | Path, error: KeyError) -> CheckpointError:
-    """The error for a checkpoint that has not all that is needed."""
-    return CheckpointError(f"checkpoint: {path} lacks {error}, so another version wrote it. Use that version.")
-
-
 def given_settings(**settings: Any) -> dict[str, Any]:
     """Those of some settings that a user has passed."""
-    given = {name: value for name, value in settings.items() if value is not None}
-    if "policy_mapping_fn" in given:
-        given["policy_mapping_fn"] = policy_mapping(given["policy_mapping_fn"])
-    return given
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def restored_config(
     state: Mapping[str, Any],
     config: AlgorithmConfig | None,
     given: Mapping[str, Any],
+    names: Names,
     skip: Collection[str] = (),
 ) -> AlgorithmConfig:
     """The config of a checkpoint, or a given one in its place; with what was changed while training went on.
@@ -251,80 +326,94 @@ def restored_config(
         state: The algorithm's.
         config: The user's, or None.
         given: The user's settings, which come first.
+        names: Follows the names in the checkpoint.
         skip: Settings that are not to be read.
     """
     if config is None:
-        restored = config_from_state(state["config"], skip=skip, **given)
+        restored = config_from_state(state["config"], names=names, skip=skip, **given)
     else:
         restored = config.copy()
         for name in state["changed_settings"]:
             if name not in given and name not in skip:
-                restored.change(**{name: _changed(state, name)})
+                restored.change(**{name: _changed(state, name, names)})
         restored.change(**given)
     restored.seed = state["seed"]
     return restored
 
 
-def _changed(state: Mapping[str, Any], name: str) -> Any:
+def _changed(state: Mapping[str, Any], name: str, names: Names) -> Any:
     try:
-        return from_state(state["config"]["settings"][name], name)
+        return from_state(state["config"]["settings"][name], name, names)
     except CheckpointError as error:
         raise CheckpointError(
             f"checkpoint: {name} was changed while training went on, to what cannot be found again by name. Pass it as "
-            f"it was then: Algorithm.from_checkpoint(path, config=..., {name}=...)."
+            f"it was then: Algorithm.from_checkpoint(path, config=..., {name}=...). ({error})"
         ) from error
 
 
 def restored_specs(
-    state: Mapping[str, Any], config: AlgorithmConfig, wanted: Collection[ModuleID] | None = None
+    state: Mapping[str, Any], config: AlgorithmConfig, names: Names, wanted: Collection[ModuleID] | None = None
 ) -> dict[ModuleID, RLModuleSpec]:
     """How to build the modules of a checkpoint. A class that cannot be imported by name is taken from the config.
 
     Args:
         state: The algorithm's.
         config: Its config.
+        names: Follows the names in the checkpoint.
         wanted: Of which modules; None for all.
     """
     return {
-        module_id: _restored_spec(module_id, data, config)
+        module_id: _restored_spec(module_id, data, config, names)
         for module_id, data in state["rl_modules"]
         if wanted is None or module_id in wanted
     }
 
 
-def _restored_spec(module_id: ModuleID, data: Mapping[str, Any], config: AlgorithmConfig) -> RLModuleSpec:
+def _restored_spec(module_id: ModuleID, data: Any, config: AlgorithmConfig, names: Names) -> RLModuleSpec:
     own = spec_of(config, module_id)
-    fields: dict[str, Any] = {}
-    for name, value in data["value"].items():
+    found: dict[str, Any] = {}
+    for name, read in spec_fields(data, module_id, names).items():
         try:
-            fields[name] = from_state(value, f"{name} of module {module_id!r}")
+            found[name] = read()
         except CheckpointError as error:
-            fields[name] = getattr(own, name, None)
-            if fields[name] is None:
+            found[name] = getattr(own, name, None)
+            if found[name] is None:
+                saved = data["value"][name]
+                told = saved.get("value") if isinstance(saved, dict) else saved
                 raise CheckpointError(
-                    f"checkpoint: the {name} of module {module_id!r} was {value['value']}, which cannot be found again "
-                    f"by name. Pass a config that has it: .rl_module(rl_module_spec=MultiRLModuleSpec(rl_module_specs="
-                    f"{{{module_id!r}: RLModuleSpec({name}=...)}}))."
+                    f"checkpoint: the {name} of module {module_id!r} was {brief(told)}, which cannot be found again by "
+                    f"name. Pass a config that has it: .rl_module(rl_module_spec=MultiRLModuleSpec(rl_module_specs="
+                    f"{{{module_id!r}: RLModuleSpec({name}=...)}})). ({error})"
                 ) from error
-    return RLModuleSpec(**fields)
+    found["load_state_path"] = None  # the parameters are those of the checkpoint
+    return RLModuleSpec(**found)
 
 
 def agents_to_state(setup: EnvSetup) -> dict[str, Any]:
     """The environment's agents and their spaces, each space once."""
     known: list[Space] = []
-    agents = []
-    for agent_id in setup.agent_ids:
-        pair = setup.agent_spaces(agent_id)
-        for space in pair:
-            if space not in known:
-                known.append(space)
-        agents.append([agent_id, *(known.index(space) for space in pair)])
-    return {"single_agent": setup.single_agent, "spaces": [to_state(space) for space in known], "agents": agents}
+
+    def place(space: Space) -> int:
+        found = next((i for i, other in enumerate(known) if same(space, other)), None)
+        if found is None:
+            known.append(space)
+        return len(known) - 1 if found is None else found
+
+    agents = [[agent_id, *map(place, setup.agent_spaces(agent_id))] for agent_id in setup.agent_ids]
+    return {
+        "single_agent": setup.single_agent,
+        "takes_turns": setup.takes_turns,
+        "spaces": [to_state(space) for space in known],
+        "agents": agents,
+    }
 
 
 def agents_from_state(state: Mapping[str, Any]) -> dict[AgentID, tuple[Any, Any]]:
     """Agent to its observation and action space."""
     known = [from_state(space, "space of an agent") for space in state["spaces"]]
+    for space in known:
+        if not isinstance(space, Space):
+            raise CheckpointError(f"checkpoint: expected the space of an agent, but it is {brief(space)}.")
     return {agent_id: (known[i], known[j]) for agent_id, i, j in state["agents"]}
 
 

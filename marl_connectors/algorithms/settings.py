@@ -1,71 +1,228 @@
-"""Settings by name: what all configs can do, whatever the settings are."""
+"""What the settings of a config may be, and the sections that take them.
+
+A section is a method that takes settings by name, so that its signature is the list of settings.
+"""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
+from gymnasium import VectorizeMode
+
+from marl_connectors.callbacks import Callbacks
+from marl_connectors.connectors.defaults import num_arguments
+from marl_connectors.environments.wrappers import checked_wrappers
 from marl_connectors.errors import ConfigError, did_you_mean
-from marl_connectors.typing import ModuleID
+from marl_connectors.policy_mapping import policy_mapping
+from marl_connectors.rl_module.multi_rl_module_spec import MODULE_IDS, MultiRLModuleSpec
+from marl_connectors.rl_module.rl_module import SPACE, RLModule, RLModuleSpec
+from marl_connectors.validators import (
+    Unfit,
+    Validator,
+    dict_of,
+    either,
+    function,
+    instance_of,
+    list_of,
+    one_of,
+    optional,
+    subclass_of,
+    text,
+)
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
+# What the settings may be --------------------------------------------------------------------------------------------
+
+ENVIRONMENT = optional(
+    either(
+        text("a name"),
+        function(
+            "a class or a function of env_config",
+            hint="To use an environment that you have made, give a function that makes it.",
+        ),
+    )
+)
+WRAPPERS = Validator("a list of names and callables", checked_wrappers)
+SPACES = optional(either(SPACE, dict_of(values=SPACE, expected="a dict {agent_id: space}")))
+IN_THIS_PROCESS = one_of(
+    0,
+    hint="This version samples and learns in one process. Set 0, and more num_envs_per_env_runner for larger batches.",
+)
+LONGEST_WAIT_S = 2e6
+"""About what an operating system can wait in one call: 23 days."""
 
 
-class Settings:
-    """An object whose public attributes are settings."""
+def or_empty(validator: Validator) -> Validator:
+    """What a validator of dicts takes, or None, which stands for an empty one."""
+    return Validator(validator.alternatives, lambda given: {} if given is None else validator.keep(given))
 
-    _is_frozen = False
 
-    def __init__(self) -> None:
-        self._module_configs: dict[ModuleID, Any] = {}
+def _vectorize_mode(given: Any) -> str:
+    value = given.value if isinstance(given, VectorizeMode) else given
+    return _VECTORIZE_MODES.keep(value.lower() if isinstance(value, str) else value)
 
-    def copy(self) -> Self:
-        """A copy that can be changed."""
-        new = copy.copy(self)
-        new.__dict__.update({k: copy.copy(v) if isinstance(v, dict) else v for k, v in self.__dict__.items()})
-        new._is_frozen = False
-        new._module_configs = {}
-        return new
 
-    def freeze(self) -> None:
-        """Makes any further change an error."""
-        self._is_frozen = True
+_VECTORIZE_MODES = one_of(*(mode.value for mode in VectorizeMode))
+VECTORIZE_MODE = Validator(_VECTORIZE_MODES.alternatives, _vectorize_mode)
 
-    def change(self, **settings: Any) -> None:
-        """Changes settings even of a frozen config. For an algorithm whose modules come and go."""
-        self._check_names(settings)
-        self.__dict__.update(settings)
-        self._module_configs.clear()
 
-    def to_dict(self) -> dict[str, Any]:
-        """All settings by name."""
-        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+def _policies(given: Any) -> Any:
+    if isinstance(given, str):
+        raise Unfit(f"Write [{given!r}], or .multi_agent(policies={given!r}) for what such a text stands for there.")
+    return _SPECS_OR_NONE.keep(given) if isinstance(given, Mapping) else MODULE_IDS.keep(given)
 
-    def update_from_dict(self, settings: Mapping[str, Any]) -> Self:
-        """Sets settings by name."""
-        self._check_names(settings)
-        for name, value in settings.items():
-            self._set(name, value)
+
+_SPECS_OR_NONE = dict_of(text(), optional(instance_of(RLModuleSpec, expected="an RLModuleSpec")))
+POLICIES = optional(Validator("a collection of module ids, or a dict {module_id: RLModuleSpec or None}", _policies))
+
+
+def callable_with(*arguments: str, at_least: int, expected: str) -> Validator:
+    """A function that takes these positional arguments, or the first ones of them.
+
+    Args:
+        *arguments: Their names, for messages.
+        at_least: How many it has to take.
+        expected: How the sentence "expected ..." goes on.
+    """
+
+    def keep(given: Any) -> Any:
+        function().keep(given)
+        try:
+            signature = inspect.signature(given)
+        except ValueError:
+            raise Unfit("It does not say which arguments it takes. Put it into a function of yours.") from None
+        for number in range(at_least, len(arguments) + 1):
+            with contextlib.suppress(TypeError):
+                signature.bind(*arguments[:number])
+                return given
+        raise Unfit(f"The function takes {signature}, but it is called with ({', '.join(arguments)}).")
+
+    return Validator(expected, keep)
+
+
+POLICIES_TO_TRAIN = optional(
+    either(
+        MODULE_IDS, callable_with("module_id", "batch", at_least=1, expected="fn(module_id) or fn(module_id, batch)")
+    )
+)
+_MAPPING_FN = callable_with("agent_id", "episode", at_least=2, expected="fn(agent_id, episode, **kwargs)")
+POLICY_MAPPING = Validator(
+    ("'shared'", "'independent'", "'pattern=module,...'", _MAPPING_FN.expected),
+    lambda given: _MAPPING_FN.keep(policy_mapping(given)),
+)
+
+
+def builder(setting: str, num_given: int) -> Validator:
+    """None, or a function of at most so many arguments that makes connector pieces."""
+
+    def keep(given: Any) -> Any:
+        num_arguments(setting, given, num_given)
+        return given
+
+    return optional(Validator("a function that makes connector pieces", keep))
+
+
+def _module_spec(given: Any) -> Any:
+    if isinstance(given, type) and issubclass(given, RLModule):
+        raise Unfit(f"Write RLModuleSpec({given.__name__}).")
+    if not isinstance(given, (RLModuleSpec, MultiRLModuleSpec)):
+        raise Unfit
+    return given
+
+
+MODULE_SPEC = optional(Validator("an RLModuleSpec or a MultiRLModuleSpec", _module_spec))
+
+
+def _callbacks_class(given: Any) -> Any:
+    cls = given.func if isinstance(given, functools.partial) else given
+    _CALLBACKS_CLASS.keep(cls)
+    try:
+        inspect.signature(given).bind()
+    except TypeError as error:
+        raise Unfit(f"{cls.__name__} is made without arguments, but it has a {error}.") from None
+    return given
+
+
+_CALLBACKS_CLASS = subclass_of(Callbacks)
+_CALLBACKS = either(
+    Validator(_CALLBACKS_CLASS.expected, _callbacks_class),
+    list_of(Validator(_CALLBACKS_CLASS.expected, _callbacks_class), "a list of them"),
+)
+CALLBACKS = Validator(_CALLBACKS.alternatives, lambda given: Callbacks if given is None else _CALLBACKS.keep(given))
+FUNCTIONS = optional(either(function(), list_of(function(), "a list of functions")))
+
+
+# Sections -----------------------------------------------------------------------------------------------------------
+
+
+class HasSettings(Protocol):
+    """What sections are methods of."""
+
+    def _store(self, settings: Mapping[str, Any], who: str) -> None: ...
+
+
+_Config = TypeVar("_Config", bound="HasSettings")
+_Settings = ParamSpec("_Settings")
+UNSET: Any = object()
+"""The default of every setting in a section's signature: leaves the setting as it is."""
+
+
+def section(
+    method: Callable[Concatenate[_Config, _Settings], dict[str, Any] | None],
+) -> Callable[Concatenate[_Config, _Settings], _Config]:
+    """Makes a method that takes settings, stores them under their own names, and gives the config back.
+
+    The method's signature says which settings there are; its body only handles what needs more than storing, and
+    returns a dict of names and values to store instead (or None).
+    """
+    return _section(method, inspect.signature(method))
+
+
+def section_of(
+    settings: type,
+) -> Callable[
+    [Callable[Concatenate[_Config, _Settings], dict[str, Any] | None]],
+    Callable[Concatenate[_Config, _Settings], _Config],
+]:
+    """As ``section``, for a method ``(self, **settings: Unpack[...])``: which there are, a TypedDict says.
+
+    One that extends another TypedDict has the settings of both. So algorithms need not list again what they inherit.
+    """
+    signature = inspect.Signature(
+        [
+            inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD),
+            *(
+                inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=UNSET, annotation=kind.__forward_arg__)
+                for name, kind in settings.__annotations__.items()
+            ),
+        ]
+    )
+    return lambda method: _section(method, signature)
+
+
+def _section(
+    method: Callable[Concatenate[_Config, _Settings], dict[str, Any] | None], signature: inspect.Signature
+) -> Callable[Concatenate[_Config, _Settings], _Config]:
+    own = [parameter for name, parameter in signature.parameters.items() if name != "self"]
+    names = [parameter.name for parameter in own]
+    positional = [parameter.name for parameter in own if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
+
+    @functools.wraps(method)
+    def wrapper(self: _Config, *args: _Settings.args, **given: _Settings.kwargs) -> _Config:
+        who = f"{type(self).__name__}.{method.__name__}"
+        for name in given:
+            if name not in names:
+                raise ConfigError(f"{who}: unknown setting {name!r}. {did_you_mean(name, names)}")
+        if len(args) > len(positional) or any(name in given for name in positional[: len(args)]):
+            first = f"only {positional[0]!r} may come without its name, and once" if positional else "all need a name"
+            raise ConfigError(f"{who}: of its settings {first}. Write {method.__name__}({names[0]}=..., ...).")
+        settings: dict[str, Any] = {**dict(zip(positional, args, strict=False)), **given}
+        instead = method(self, **settings) or {}  # type: ignore[call-arg]
+        self._store({name: v for name, v in {**settings, **instead}.items() if v is not UNSET}, who)
         return self
 
-    @classmethod
-    def overrides(cls, **settings: Any) -> dict[str, Any]:
-        """Settings for ``algorithm_config_overrides_per_module`` or ``evaluation_config``, checked."""
-        cls()._check_names(settings)
-        return settings
-
-    def _set(self, name: str, value: Any) -> None:
-        setattr(self, name, value)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not name.startswith("_") and self._is_frozen:
-            raise ConfigError(f"{type(self).__name__}: frozen, so {name!r} cannot be set. Change a .copy() of it.")
-        super().__setattr__(name, value)
-
-    def _check_names(self, settings: Mapping[str, Any]) -> None:
-        known = self.to_dict()
-        for name in settings:
-            if name not in known:
-                raise ConfigError(f"{type(self).__name__}: unknown setting {name!r}. {did_you_mean(name, known)}")
+    wrapper.__signature__ = signature  # type: ignore[attr-defined]
+    return wrapper

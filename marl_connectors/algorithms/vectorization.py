@@ -1,57 +1,19 @@
-"""How the copies of an environment are put together, and which of them are drawn: settings that have to fit."""
+"""How the copies of an environment are put together, and which of them are drawn."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gymnasium import VectorizeMode
-
 from marl_connectors.algorithms.env_workers import auto_env_workers
 from marl_connectors.environments.worker_count import num_cores
-from marl_connectors.errors import ConfigError, did_you_mean
+from marl_connectors.errors import ConfigError
 
 if TYPE_CHECKING:
     from marl_connectors.algorithms.algorithm_config import AlgorithmConfig
     from marl_connectors.environments.env_setup import EnvSetup
     from marl_connectors.environments.env_worker import EnvFactory
 
-SYNC, ASYNC, VECTOR_ENTRY_POINT = "sync", "async", "vector_entry_point"
-
-
-def vectorize_mode(given: str | VectorizeMode) -> str:
-    """The value of a ``gymnasium.VectorizeMode``: ``"sync"``, ``"async"`` or ``"vector_entry_point"``.
-
-    Raises:
-        ConfigError: If it is none.
-    """
-    value = given.value if isinstance(given, VectorizeMode) else given
-    known = [mode.value for mode in VectorizeMode]
-    if not isinstance(value, str) or value.lower() not in known:
-        hint = did_you_mean(value.lower(), known) if isinstance(value, str) else f"Use one of {', '.join(known)}."
-        raise ConfigError(f"gym_env_vectorize_mode={given!r}. {hint}")
-    return value.lower()
-
-
-def check_vectorization(config: AlgorithmConfig) -> None:
-    """Checks the settings against one another.
-
-    Raises:
-        ConfigError: If they do not fit.
-    """
-    mode = vectorize_mode(config.gym_env_vectorize_mode)
-    wants_workers = config.num_env_workers not in (0, "auto")
-    if mode == VECTOR_ENTRY_POINT and wants_workers:
-        raise ConfigError(
-            f"gym_env_vectorize_mode='vector_entry_point': the environment's maker gives all copies at once, which "
-            f"worker processes cannot share. Set num_env_workers=0 instead of {config.num_env_workers}, or use the "
-            f"mode 'async'."
-        )
-    if config.render_env and (wants_workers or mode == ASYNC):
-        what = f"num_env_workers={config.num_env_workers}" if wants_workers else "gym_env_vectorize_mode='async'"
-        raise ConfigError(
-            f"render_env=True: windows belong to the process that steps the environment, but {what} steps it in "
-            f"others. Set num_env_workers=0 and gym_env_vectorize_mode='sync'."
-        )
+ASYNC, VECTOR_ENTRY_POINT = "async", "vector_entry_point"
 
 
 def num_env_workers(config: AlgorithmConfig, setup: EnvSetup, make_env: EnvFactory, num_envs: int) -> Any:

@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from marl_connectors.cli.settings import RunSettings
+from marl_connectors.cli.settings import RunSettings, set_by_name
 from marl_connectors.environments.make_env import agent_ids, make_env
-from marl_connectors.errors import ConfigError, did_you_mean
-from marl_connectors.policy_mapping import PatternPolicies, check_patterns, import_module
+from marl_connectors.errors import ConfigError, describe_error, did_you_mean
+from marl_connectors.names import import_module
+from marl_connectors.policy_mapping import PatternPolicies, check_patterns
 
 DEFAULT_NAME = "config"
 
@@ -43,8 +44,8 @@ def load_config(spec: str) -> Any:
     if callable(found):
         try:
             found = found()
-        except Exception as error:
-            raise ConfigError(f"--config: {name}() of {source} fails: {type(error).__name__}: {error}") from error
+        except (Exception, SystemExit) as error:
+            raise ConfigError(f"--config: {name}() of {source} fails: {describe_error(error)}.") from error
     if not isinstance(found, AlgorithmConfig):
         raise ConfigError(
             f"--config: expected {name!r} of {source} to be an AlgorithmConfig, such as PPOConfig(), or a function "
@@ -92,8 +93,13 @@ def with_options(config: Any, given: Mapping[str, Any]) -> Any:
     if model:
         old: Any = config.model_config
         is_own = isinstance(old, DefaultModelConfig)
+        if dataclasses.is_dataclass(old) and not is_own:
+            raise ConfigError(
+                f"--hidden, --share-value-layers: they are settings of the default modules, but the config's "
+                f"model_config is a {type(old).__name__}. Leave them out."
+            )
         config.rl_module(model_config=dataclasses.replace(old, **model) if is_own else {**(old or {}), **model})
-    return config.training(**given.get("training", {}))
+    return set_by_name(config, given.get("training", {}))
 
 
 def _module_of_file(path: Path) -> Any:
@@ -109,12 +115,12 @@ def _module_of_file(path: Path) -> Any:
     sys.modules[path.stem] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if before is None:
             del sys.modules[path.stem]
         else:
             sys.modules[path.stem] = before
-        raise ConfigError(f"--config: {path} fails: {type(error).__name__}: {error}") from error
+        raise ConfigError(f"--config: {path} fails: {describe_error(error)}.") from error
     return module
 
 

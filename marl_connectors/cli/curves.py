@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#000000")
 """Okabe and Ito's palette, which colour-blind readers can tell apart; used in turn."""
@@ -14,7 +15,7 @@ Series = Mapping[str, Sequence[tuple[int, float, float]]]
 """``{module_id: [(agent steps, mean return, standard deviation), ...]}``"""
 
 
-def draw_curves(path: Path, series: Series, random_play: Mapping[str, float], title: str) -> None:
+def draw_curves(file: Path | BinaryIO, series: Series, random_play: Mapping[str, float], title: str) -> None:
     """Draws the return per module over agent steps.
 
     A line is the mean return of an agent per episode over the episodes that ended in an iteration, its band one
@@ -22,7 +23,7 @@ def draw_curves(path: Path, series: Series, random_play: Mapping[str, float], ti
     are left out.
 
     Args:
-        path: The PNG file to write.
+        file: The PNG file to write, or one that is open for it.
         series: What to draw.
         random_play: Mean return of random actions per module, where known.
         title: Of the picture.
@@ -37,20 +38,27 @@ def draw_curves(path: Path, series: Series, random_play: Mapping[str, float], ti
         kept = [point for point in points if math.isfinite(point[1])]
         steps, means = [point[0] for point in kept], [point[1] for point in kept]
         bands = [point[2] if math.isfinite(point[2]) else 0.0 for point in kept]
-        label = module_id if index < _LEGEND_ROWS else None
+        name = _as_text(module_id)
+        label = name if index < _LEGEND_ROWS else None
         axes.plot(steps, means, color=colour, label=label, marker="." if len(kept) == 1 else None)
         low = [mean - band for mean, band in zip(means, bands, strict=True)]
         high = [mean + band for mean, band in zip(means, bands, strict=True)]
         axes.fill_between(steps, low, high, color=colour, alpha=0.18, linewidth=0)
         level = random_play.get(module_id, math.nan)
         if math.isfinite(level):
-            label = f"{module_id}, random play" if index < _LEGEND_ROWS else None
+            label = f"{name}, random play" if index < _LEGEND_ROWS else None
             axes.axhline(level, color=colour, linestyle="--", linewidth=1, label=label)
-    axes.set_title(title)
+    axes.set_title(_as_text(title))
     axes.set_xlabel("agent steps")
     axes.set_ylabel("return of an agent per episode\n(band: one standard deviation either way)")
     axes.xaxis.set_major_formatter(lambda value, position: f"{value:,.0f}")
     axes.grid(alpha=0.25)
     if series:
         axes.legend(fontsize="small")
-    FigureCanvasAgg(figure).print_png(str(path))
+    FigureCanvasAgg(figure).print_png(file)
+
+
+def _as_text(name: str) -> str:
+    """A name as it is, where matplotlib would take dollars for mathematics and leave a leading underscore out."""
+    text = name.replace("$", r"\$")
+    return f" {text}" if text.startswith("_") else text

@@ -6,23 +6,29 @@ import argparse
 from pathlib import Path
 
 from marl_connectors.checkpoints import find_checkpoint
-from marl_connectors.cli.results import module_returns, number, spread, table
+from marl_connectors.cli.progress import PlayProgress
+from marl_connectors.cli.results import fewer_episodes, module_returns, number, spread, table
 from marl_connectors.cli.settings import use_threads
 from marl_connectors.cli.train import load_algorithm
 from marl_connectors.cli.values import require_extras
-from marl_connectors.cli.video import record_video
+from marl_connectors.cli.video import check_video_can_be_made, record_video
 
 
 def run(args: argparse.Namespace) -> int:
     """Evaluates as the parsed options say; gives the exit status."""
     if args.video is not None:
         require_extras("PIL")
+        check_video_can_be_made(Path(args.video))
     use_threads(args.threads)
     checkpoint = find_checkpoint(args.checkpoint)
-    algo = load_algorithm(checkpoint)
+    algo = load_algorithm(checkpoint, trusted=args.trusted)
     try:
-        results = algo.evaluate(num_episodes=args.episodes, explore=args.explore, seed=args.seed)
-        random_play = module_returns(algo.random_play(num_episodes=args.episodes))
+        wanted, limit = args.episodes, float(args.baseline_seconds)
+        results = algo.evaluate(
+            num_episodes=wanted, explore=args.explore, seed=args.seed, on_progress=PlayProgress(wanted)
+        )
+        at_random = algo.random_play(num_episodes=wanted, max_seconds=limit, on_progress=PlayProgress(wanted))
+        random_play = module_returns(at_random)
         rows = [
             [module_id, spread(mean_and_std), extremes, spread(random_play.get(module_id))]
             for (module_id, mean_and_std), extremes in zip(
@@ -33,6 +39,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"{checkpoint}: {args.episodes} episodes, actions are {manner}.")
         print("Return of an agent per episode:")
         print(table(["module", "mean ± std", "min to max", "random play"], rows))
+        if sentence := fewer_episodes("random play", at_random, wanted):
+            print(sentence)
         print(f"Episodes last {number(float(results['episode_len_mean']))} steps on average.")
         if args.video is not None:
             print(record_video(algo, Path(args.video)) or f"Video: {args.video}")

@@ -5,16 +5,17 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from marl_connectors.cli.stop_signals import StopSignals, exit_status
 from marl_connectors.cli.values import count, key_value, layer_sizes, names, number_or_auto, whole_number
 from marl_connectors.environments.worker_threads import one_thread_unless_set
-from marl_connectors.errors import ConfigError, MarlConnectorsError, did_you_mean
+from marl_connectors.errors import ConfigError, EnvWarning, MarlConnectorsError, did_you_mean
 from marl_connectors.version import library_version
 
 EXIT_BAD_INPUT = 2
-EXIT_INTERRUPTED = 130
 EXIT_NOBODY_READS = 141
 
 _TRAIN_EXAMPLES = """\
@@ -61,18 +62,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit status: 0 if all went well, 1 if ``check`` found errors, 2 for bad input (after one line on stderr),
-        130 after Ctrl-C, 141 if whoever was to read the output is gone.
+        130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP, 141 if whoever was to read the output is gone.
     """
     # pygame greets on stdout when it is imported, in the middle of the progress display.
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
-    if not {"", os.getcwd()} & set(sys.path):
-        sys.path.insert(0, os.getcwd())
+    plain = warnings.formatwarning
+    warnings.formatwarning = _formatted
     try:
-        args = _parse(argv)
-        os.environ.update(one_thread_unless_set(os.environ))  # before numpy is imported; torch's are another setting
-        status = args.run(args)
-        sys.stdout.flush()
-        return status
+        with StopSignals():
+            args = _parse(argv)
+            if getattr(args, "trusted", True) and not {"", os.getcwd()} & set(sys.path):
+                sys.path.insert(0, os.getcwd())
+            os.environ.update(one_thread_unless_set(os.environ))  # before numpy is imported; torch's is another setting
+            status = args.run(args)
+            sys.stdout.flush()
+            return status
     except MarlConnectorsError as error:
         print(f"marl-connectors: error: {' '.join(str(error).split())}", file=sys.stderr)
         return EXIT_BAD_INPUT
@@ -80,9 +84,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         if _can_print():
             raise
         return EXIT_NOBODY_READS
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         print("\nStopped before training began; nothing was written.", file=sys.stderr)
-        return EXIT_INTERRUPTED
+        return exit_status(stop)
+    finally:
+        warnings.formatwarning = plain
+
+
+def _formatted(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    line: str | None = None,
+) -> str:
+    """A warning about the environment in one line; others as Python writes them, but without the source line."""
+    if issubclass(category, EnvWarning):
+        return f"marl-connectors: warning: {' '.join(str(message).split())}\n"
+    return f"{filename}:{lineno}: {category.__name__}: {message}\n"
 
 
 def _can_print() -> bool:
@@ -179,6 +198,7 @@ def _add_train_options(parser: _Parser) -> None:
     add = parser.add_argument
     add("env", nargs="?", metavar="ENV", help="PettingZoo module, package.module:function, or Gymnasium id")
     add("--resume", metavar="RUN", help="go on with the run in this folder, from its latest checkpoint")
+    _add_untrusted_option(parser)
     _add_building_options(parser)
     add("--steps", type=count, metavar="N", help="agent steps to train for (default 1000000)")
     add(
@@ -196,7 +216,22 @@ def _add_train_options(parser: _Parser) -> None:
     add("--out", metavar="DIR", help="folder of the run (default runs/ENV-POLICIES-seedN)")
     add("--checkpoint-every", type=count, metavar="N", help="iterations from checkpoint to checkpoint (default 20)")
     add("--eval-episodes", type=count, metavar="N", help="episodes of each evaluation (default 20)")
+    add(
+        "--baseline-seconds",
+        type=count,
+        metavar="N",
+        help="how long random play, and then the untrained policies, may be measured (default 10)",
+    )
     add("--no-video", dest="video", action="store_false", help="write no GIF at the end")
+
+
+def _add_untrusted_option(parser: _Parser) -> None:
+    parser.add_argument(
+        "--untrusted",
+        dest="trusted",
+        action="store_false",
+        help="import none of the modules that the checkpoint names, only this library's and known environments",
+    )
 
 
 def _add_building_options(parser: _Parser) -> None:
@@ -226,7 +261,7 @@ def _add_building_options(parser: _Parser) -> None:
         action="append",
         type=key_value,
         metavar="KEY=VALUE",
-        help="a training setting of PPO, such as lr, gamma, num_epochs; repeatable",
+        help="a setting of PPO, such as lr, gamma, num_epochs, or of the run, such as sample_timeout_s; repeatable",
     )
     add("--hidden", type=layer_sizes, metavar="N,N", help="widths of the hidden layers (default 64,64)")
     add("--share-value-layers", action="store_true", help="one body for policy and value function")
@@ -239,6 +274,8 @@ def _add_evaluate_options(parser: _Parser) -> None:
     add("checkpoint", metavar="CHECKPOINT", help="a checkpoint, or the folder of a run for its latest")
     add("--episodes", type=count, default=20, metavar="N", help="how many to play (default 20)")
     add("--seed", type=whole_number, default=0, metavar="N", help="of the environment and the actions (default 0)")
+    _add_untrusted_option(parser)
+    add("--baseline-seconds", type=count, default=10, metavar="N", help="how long to play at random (default 10)")
     add("--video", metavar="FILE", help="write an episode as a GIF")
     add("--threads", type=count, default=1, metavar="N", help="of torch (default 1)")
     add("--explore", action="store_true", help="draw the actions, as in training, instead of taking the most likely")

@@ -129,6 +129,40 @@ class LiveProgress:
         self._live.stop()
 
 
+class PlayProgress:
+    """Says from time to time how many episodes have ended; for ``on_progress`` of evaluations.
+
+    Args:
+        total: How many are wanted.
+        stream: Where to say it; stdout if None.
+        clock: Seconds, ever growing.
+        interval_s: How long it is silent at first, and between two lines; twice as long after each.
+    """
+
+    def __init__(
+        self,
+        total: int,
+        stream: TextIO | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        interval_s: float = 2.0,
+    ) -> None:
+        self._total = total
+        self._stream = stream
+        self._clock = clock
+        self._interval_s = interval_s
+        self._began = clock()
+        self._next = self._began + interval_s
+
+    def __call__(self, done: int) -> None:
+        now = self._clock()
+        if now >= self._next and done < self._total:
+            self._interval_s *= 2
+            self._next = now + self._interval_s
+            said = f"  {done} of {self._total} episodes after {duration(now - self._began)}"
+            print(said, file=self._stream, flush=True)
+
+
 def open_progress(total: int, done: int, stream: TextIO) -> Progress:
     """The display that fits a stream.
 

@@ -18,6 +18,23 @@ def module_returns(env_runner_results: Mapping[str, Any]) -> dict[str, tuple[flo
     return {str(module_id): (float(stats["mean"]), float(stats["std"])) for module_id, stats in returns.items()}
 
 
+def fewer_episodes(what: str, env_runner_results: Mapping[str, Any], wanted: int) -> str:
+    """A sentence that says of how many episodes a figure is, where they are fewer than wanted; else ``""``.
+
+    >>> fewer_episodes("random play", {"num_episodes": 8}, 20)
+    'Of random play only 8 of 20 episodes ended in time: its figures are of these.'
+    """
+    number = env_runner_results.get("num_episodes", wanted)
+    if number >= wanted:
+        return ""
+    if number == 0:
+        return (
+            f"Of {what} not one episode of each copy ended in time: it has no figures. Give it more time with "
+            f"--baseline-seconds."
+        )
+    return f"Of {what} only {number} of {wanted} episodes ended in time: its figures are of these."
+
+
 def time_shares(timers: Mapping[str, float]) -> str:
     """Where the time of iterations went, from the sums of their ``timers``.
 

@@ -9,35 +9,47 @@
     curves.png           return per module over agent steps
     checkpoints/000020/  one folder each, and in ``latest`` the name of the newest
     video.gif            an episode of the trained modules
+    final.json           their returns, once the run has come to its end
+
+What is here can be gone on with after any end, a ``kill -9`` or a power cut included: files are replaced in one step,
+and the metrics are on disk before the checkpoint that goes with them.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import io
 import json
 import math
 import os
+import re
+import shutil
+import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from marl_connectors.checkpoints import LATEST, RUN_CHECKPOINTS, find_checkpoint
+from marl_connectors.checkpoints import LATEST, RUN_CHECKPOINTS, find_checkpoint, is_checkpoint, sync_directory
 from marl_connectors.cli.curves import draw_curves
 from marl_connectors.cli.results import agent_steps, module_returns
-from marl_connectors.cli.values import jsonable
+from marl_connectors.cli.values import brief, is_whole, jsonable, parsed_json
 from marl_connectors.errors import CheckpointError, ConfigError
 
-CONFIG, BASELINES, METRICS, CURVES, VIDEO, EVENTS, CHECKPOINTS = (
+CONFIG, BASELINES, METRICS, CURVES, VIDEO, FINAL, EVENTS, CHECKPOINTS = (
     "config.json",
     "baselines.json",
     "metrics.jsonl",
     "curves.png",
     "video.gif",
+    "final.json",
     "tensorboard",
     RUN_CHECKPOINTS,
 )
 
 AGENT_RETURNS = "agent_episode_returns_mean"
 BY_AGENT = (AGENT_RETURNS, "agent_steps", "num_agent_steps_sampled")
+_TEMPORARY = ".tmp"
 MAX_AGENT_SERIES = 100
 """Agents that have TensorBoard series of their own, at most. An environment may make up new agent ids for ever."""
 
@@ -60,8 +72,9 @@ class RunFolder:
         self.baselines = baselines
         self.last_steps = 0
         self._agents = _agents_of(baselines)
+        self._in_between: Path | None = None
         self._series: dict[str, list[tuple[int, float, float]]] = {}
-        for row in _read_metrics(path / METRICS):
+        for row in read_metrics(path / METRICS)[0]:
             self._remember(row)
         self._events = SummaryWriter(str(path / EVENTS), purge_step=purge_step)
 
@@ -69,39 +82,59 @@ class RunFolder:
     def create(
         cls, path: Path, config: Mapping[str, Any], baselines: Mapping[str, Any], *, numbered: bool
     ) -> RunFolder:
-        """Makes the folder of a run that really starts.
+        """Makes the folder of a run that really starts, or that starts anew as it had no checkpoint yet.
 
         Args:
             path: Where.
             config: What defines the run, as JSON data.
             baselines: Results of random play and of the untrained modules, as JSON data.
             numbered: Whether to take ``path-2``, ``path-3``, ... where ``path`` exists, rather than to use that folder.
-        """
-        path = _make_folder(path, numbered)
-        (path / CHECKPOINTS).mkdir()
-        _write_json(path / CONFIG, config)
-        _write_json(path / BASELINES, baselines)
-        (path / METRICS).touch()
-        return cls(path, dict(config), dict(baselines), None)
-
-    @classmethod
-    def reopen(cls, path: Path) -> RunFolder:
-        """The folder of a run to go on with. What was logged after the latest checkpoint is dropped.
 
         Raises:
-            CheckpointError: If there is no such run, or nothing to go on from.
+            CheckpointError: If it cannot be written.
         """
-        config, baselines = read_config(path), _read_json(path, BASELINES)
-        checkpoint = latest_checkpoint(path)
-        if not checkpoint.name.isdigit():
-            raise CheckpointError(
-                f"{path}: expected the name of a checkpoint to be its iteration, got {checkpoint.name}."
-            )
-        iteration = int(checkpoint.name)
-        kept = [row for row in _read_metrics(path / METRICS) if row["training_iteration"] <= iteration]
-        replace_text(path / METRICS, "".join(json.dumps(row) + "\n" for row in kept))
-        purge_step = agent_steps(kept[-1]) + 1 if kept else 0
-        return cls(path, config, baselines, purge_step)
+        with writing(path):
+            path = _make_folder(path, numbered)
+            shutil.rmtree(path / EVENTS, ignore_errors=True)
+            for name in (METRICS, BASELINES):
+                (path / name).unlink(missing_ok=True)
+            _write_json(path / CONFIG, config)  # from now on, it can be gone on with
+            _write_json(path / BASELINES, baselines)
+            (path / METRICS).touch()
+            (path / CHECKPOINTS).mkdir(exist_ok=True)
+            remove_leftovers(path)
+            sync_directory(path)
+            return cls(path, dict(config), dict(baselines), None)
+
+    @classmethod
+    def reopen(cls, path: Path, checkpoint: Path) -> RunFolder:
+        """The folder of a run to go on with. What was logged after the checkpoint is dropped.
+
+        Args:
+            path: The folder.
+            checkpoint: One of its checkpoints.
+
+        Raises:
+            CheckpointError: If there is no such run, or if its files are damaged.
+        """
+        config, baselines = read_config(path), read_baselines(path)
+        rows, text = read_metrics(path / METRICS, up_to=_iteration_of(checkpoint))
+        with writing(path):
+            remove_leftovers(path)
+            replace_file(path / METRICS, text)
+            replace_file(path / CHECKPOINTS / LATEST, f"{checkpoint.name}\n".encode())
+            (path / FINAL).unlink(missing_ok=True)
+            return cls(path, config, baselines, agent_steps(rows[-1]) + 1 if rows else 0)
+
+    def change_config(self, changes: Mapping[str, Any]) -> None:
+        """Replaces parts of ``config.json``.
+
+        Raises:
+            CheckpointError: If it cannot be written.
+        """
+        self.config = jsonable({**self.config, **changes})
+        with writing(self.path / CONFIG):
+            _write_json(self.path / CONFIG, self.config)
 
     def log(self, result: Mapping[str, Any]) -> None:
         """Adds the result of an iteration to the metrics and the TensorBoard events.
@@ -109,28 +142,59 @@ class RunFolder:
         Single agents have series only if they were in the baselines' episodes, and at most ``MAX_AGENT_SERIES`` do.
         """
         row = jsonable(result)
-        with open(self.path / METRICS, "a", encoding="utf-8") as file:
-            file.write(json.dumps(row, allow_nan=False) + "\n")
-        for name, value in _scalars(_without_strangers(row, self._agents)):
-            self._events.add_scalar(name, value, agent_steps(result))
+        with writing(self.path / METRICS):
+            with open(self.path / METRICS, "ab") as file:
+                file.write(json.dumps(row, allow_nan=False).encode() + b"\n")
+            for name, value in _scalars(_without_strangers(row, self._agents)):
+                self._events.add_scalar(name, value, agent_steps(result))
         self._remember(row)
 
-    def save_checkpoint(self, algo: Any, iteration: int) -> Path:
-        """Saves an ``Algorithm`` under its iteration and makes it the latest checkpoint; draws the curves anew."""
+    def save_checkpoint(self, algo: Any, iteration: int, *, in_between: bool = False) -> Path:
+        """Saves an ``Algorithm`` under its iteration and makes it the latest checkpoint.
+
+        Args:
+            algo: What to save.
+            iteration: Its number of iterations.
+            in_between: Whether it goes again as soon as there is a newer one. If not, the curves are drawn anew.
+
+        Raises:
+            CheckpointError: If it cannot be written. The latest one is then the one before.
+        """
         checkpoint = self.path / CHECKPOINTS / f"{iteration:06d}"
-        algo.save_to_path(checkpoint)
-        replace_text(self.path / CHECKPOINTS / LATEST, checkpoint.name + "\n")
-        self._events.flush()
-        self.draw_curves()
+        with writing(checkpoint):
+            sync_file(self.path / METRICS)
+            algo.save_to_path(checkpoint)
+            replace_file(self.path / CHECKPOINTS / LATEST, f"{checkpoint.name}\n".encode())
+            former, self._in_between = self._in_between, checkpoint if in_between else None
+            if former is not None and former != checkpoint:
+                _remove_checkpoint(former)
+        if not in_between:
+            with writing(self.path / EVENTS):
+                self._events.flush()
+            self.draw_curves()
         return checkpoint
 
     def draw_curves(self) -> None:
+        """Draws the returns so far.
+
+        Raises:
+            CheckpointError: If the picture cannot be written.
+        """
         random_play = module_returns(from_json(self.baselines["random_play"]))
         levels = {module_id: mean for module_id, (mean, _) in random_play.items()}
-        draw_curves(self.path / CURVES, self._series, levels, self.path.name)
+        picture = io.BytesIO()
+        draw_curves(picture, self._series, levels, self.path.name)
+        with writing(self.path / CURVES):
+            replace_file(self.path / CURVES, picture.getvalue())
+
+    def write_final(self, results: Mapping[str, Any]) -> None:
+        """Notes that the run has come to its end, with the returns of the trained modules."""
+        with writing(self.path / FINAL):
+            _write_json(self.path / FINAL, results)
 
     def close(self) -> None:
-        self._events.close()
+        with contextlib.suppress(OSError):  # what could not be written was said when it was to be
+            self._events.close()
 
     def _remember(self, row: Mapping[str, Any]) -> None:
         self.last_steps = agent_steps(row)
@@ -138,33 +202,74 @@ class RunFolder:
             self._series.setdefault(module_id, []).append((agent_steps(row), mean, std))
 
 
+# What is there, and what can be -------------------------------------------------------------------------------------
+
+
 def check_can_be_made(path: Path, *, numbered: bool) -> None:
-    """Checks that a run folder could be made, and makes nothing.
+    """Checks that a run folder could be made, by trying to write beside it or into it; leaves nothing.
+
+    Args:
+        path: Where.
+        numbered: Whether another name will do where ``path`` exists.
 
     Raises:
         ConfigError: If ``path`` is taken or cannot be written.
     """
-    if not numbered and path.exists() and not (path.is_dir() and not any(path.iterdir())):
+    try:
+        parent = path.absolute()
+        while not os.path.lexists(parent):
+            parent = parent.parent
+        if parent == path.absolute():
+            if not numbered and not _is_unused(path):
+                raise ConfigError(
+                    f"--out: expected a new or empty folder, but {path} exists. Choose another, or go on with: "
+                    f"marl-connectors train --resume {path}"
+                )
+            parent = parent.parent if numbered else parent
+        if not parent.is_dir():
+            raise OSError(f"{parent} is no folder")
+        if not os.access(parent, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        with tempfile.TemporaryDirectory(prefix=".marl-connectors-", suffix=_TEMPORARY, dir=parent) as trial:
+            folder = Path(trial) / path.absolute().relative_to(parent)
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / CONFIG).write_text("{}")
+    except (OSError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        why = getattr(error, "strerror", None) or str(error)
         raise ConfigError(
-            f"--out: expected a new or empty folder, but {path} exists. Choose another, or go on with: "
-            f"marl-connectors train --resume {path}"
-        )
-    parent = path.absolute()
-    while not parent.exists():
-        parent = parent.parent
-    if not parent.is_dir() or not os.access(parent, os.W_OK):
-        raise ConfigError(f"--out: expected a place that can be written, but {parent} cannot. Choose another folder.")
+            f"--out: expected a place that can be written, but {path} cannot: {why}. Choose another folder."
+        ) from error
 
 
-def read_config(path: Path) -> dict[str, Any]:
-    """What defines a run, from its folder.
+def _is_unused(path: Path) -> bool:
+    """Whether it is a folder with nothing in it but what a start that was cut short has left."""
+    return path.is_dir() and all(_is_leftover(entry) for entry in path.iterdir())
 
-    Raises:
-        CheckpointError: If the folder is missing or not one of a run.
-    """
-    if not path.is_dir():
-        raise CheckpointError(f"run folder: expected one at {path}, but there is none. Check the path.")
-    return _read_json(path, CONFIG)
+
+def _is_leftover(path: Path) -> bool:
+    return path.name.startswith(".") and path.name.endswith(_TEMPORARY)
+
+
+def remove_leftovers(path: Path) -> None:
+    """Removes what was being written when a run was killed, in its folder and among its checkpoints."""
+    for entry in [*path.iterdir(), *(path / CHECKPOINTS).iterdir()]:
+        if _is_leftover(entry):
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+        elif found := re.fullmatch(r"\.(\d+)\.(tmp|old)-[0-9a-f]+", entry.name):
+            place = entry.with_name(found[1])
+            if found[2] == "old" and not place.exists():
+                entry.rename(place)  # it was to be replaced, and the other one is not there yet
+            else:
+                shutil.rmtree(entry)
+
+
+def _remove_checkpoint(path: Path) -> None:
+    """Removes a checkpoint. Half of it is never there under its name."""
+    going = path.with_name(f".{path.name}.tmp-0")
+    os.rename(path, going)
+    shutil.rmtree(going)
 
 
 def latest_checkpoint(path: Path) -> Path:
@@ -176,11 +281,186 @@ def latest_checkpoint(path: Path) -> Path:
     return find_checkpoint(path)
 
 
-def replace_text(path: Path, text: str) -> None:
-    """Replaces a text file in one step, so that it is never half-written."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+def checkpoint_to_resume(path: Path) -> Path | None:
+    """The checkpoint to go on from; None if the run was ended before its first one.
+
+    Raises:
+        CheckpointError: If the run names one that is not there.
+    """
+    folder = path / CHECKPOINTS
+    if (folder / LATEST).exists():
+        checkpoint = find_checkpoint(path)
+        _iteration_of(checkpoint)
+        return checkpoint
+    with reading(folder):
+        found = [entry for entry in folder.iterdir() if is_checkpoint(entry)] if folder.is_dir() else []
+    return max((entry for entry in found if _is_number(entry.name)), key=_iteration_of, default=None)
+
+
+def _iteration_of(checkpoint: Path) -> int:
+    if not _is_number(checkpoint.name):
+        raise CheckpointError(
+            f"{checkpoint.parent.parent}: expected the name of a checkpoint to be its iteration, got {checkpoint.name}."
+        )
+    return int(checkpoint.name)
+
+
+def _is_number(name: str) -> bool:
+    return re.fullmatch("[0-9]{1,18}", name) is not None
+
+
+# Reading ------------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turns what the system says of a file into a CheckpointError."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}. Check the path.") from error
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """What defines a run, from its folder.
+
+    Raises:
+        CheckpointError: If the folder is missing or not one of a run.
+    """
+    with reading(path):
+        is_folder = path.is_dir()
+    if not is_folder:
+        raise CheckpointError(f"run folder: expected one at {path}, but there is none. Check the path.")
+    return _read_json(path, CONFIG)
+
+
+def read_baselines(path: Path) -> dict[str, Any]:
+    """What random play and the untrained modules reached, from the folder of a run.
+
+    Raises:
+        CheckpointError: If it is missing or damaged.
+    """
+    data = _read_json(path, BASELINES)
+    for name in ("random_play", "at_start"):
+        wrong = _wrong_results(data.get(name), name)
+        if wrong:
+            raise CheckpointError(f"{path / BASELINES} is damaged: {wrong}. Correct it there, or take a copy of it.")
+    return data
+
+
+def read_metrics(path: Path, up_to: int | None = None) -> tuple[list[dict[str, Any]], bytes]:
+    """The rows of the metrics, and their text; a last line that a crash cut short is left out.
+
+    Args:
+        path: The file.
+        up_to: The iteration at which to stop, whatever comes after it; None for all.
+
+    Raises:
+        CheckpointError: If there is anything else than rows; names the line.
+    """
+    with reading(path):
+        lines = path.read_bytes().split(b"\n") if path.exists() else [b""]
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(lines[:-1], start=1):
+        try:
+            row = parsed_json(line)
+            wrong = _wrong_row(row)
+        except ValueError as error:
+            row, wrong = {}, f"expected the JSON object of an iteration ({error})"
+        if wrong:
+            raise CheckpointError(
+                f"{path}, line {number}, is damaged: {' '.join(wrong.split())}. Correct it, or delete the line."
+            )
+        if up_to is not None and row["training_iteration"] > up_to:
+            break
+        rows.append(row)
+        if row["training_iteration"] == up_to:
+            break
+    return rows, b"".join(line + b"\n" for line in lines[: len(rows)])
+
+
+def _read_json(path: Path, name: str) -> dict[str, Any]:
+    try:
+        with reading(path / name):
+            data = parsed_json((path / name).read_bytes())
+    except CheckpointError as cause:
+        if isinstance(cause.__cause__, FileNotFoundError):
+            raise CheckpointError(
+                f"{path} is not the folder of a run, because it has no {name}. Check the path."
+            ) from cause
+        raise
+    except ValueError as cause:
+        raise CheckpointError(f"{path / name} is damaged: it is not valid JSON ({cause}).") from cause
+    if not isinstance(data, dict):
+        raise CheckpointError(f"{path / name} is damaged: expected a JSON object, but got {brief(data)}.")
+    return data
+
+
+def _wrong_row(row: Any) -> str:
+    """What is wrong with what should be the results of an iteration; "" if nothing is."""
+    if not isinstance(row, dict):
+        return f"expected a JSON object, but got {brief(row)}"
+    for name, at_least in (("training_iteration", 1), ("num_agent_steps_sampled_lifetime", 0)):
+        if not is_whole(row.get(name), at_least, 2**53):
+            return f"expected {name!r} to be a whole number of at least {at_least}, but got {brief(row.get(name))}"
+    return _wrong_results(row.get("env_runners"), "env_runners")
+
+
+def _wrong_results(results: Any, where: str) -> str:
+    """What is wrong with what should be results of env runners; "" if nothing is."""
+    if not isinstance(results, dict):
+        return f"expected {where!r} to be a JSON object, but got {brief(results)}"
+    for name in ("module_episode_returns", AGENT_RETURNS):
+        if not isinstance(results.get(name, {}), dict):
+            return f"expected {where}/{name} to be a JSON object, but got {brief(results[name])}"
+    for module_id, stats in results.get("module_episode_returns", {}).items():
+        for key in ("mean", "std"):
+            value = stats.get(key, "nothing") if isinstance(stats, dict) else stats
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 2.0**1023
+            if not (is_number or (value is None and isinstance(stats, dict))):
+                place = f"{where}/module_episode_returns/{module_id}/{key}"
+                return f"expected {place} to be a number or null, but got {brief(value)}"
+    number = results.get("num_episodes", 0)
+    return "" if is_whole(number) else f"expected {where}/num_episodes to be a whole number, but got {brief(number)}"
+
+
+# Writing ------------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turns what the system says of a file that is written, such as a full disk, into a CheckpointError."""
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or str(error)
+        place = error.filename if isinstance(error.filename, str) else path
+        raise CheckpointError(
+            f"{place} could not be written: {why}. What was saved before is whole: make room, or see to that it can be "
+            f"written, and go on with: marl-connectors train --resume RUN"
+        ) from error
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Replaces a file in one step, so that it is never half-written, and so that it is on disk afterwards."""
+    temporary = path.with_name(f".{path.name}{_TEMPORARY}")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
+
+
+def sync_file(path: Path) -> None:
+    """Makes what was written to a file lasting."""
+    with open(path, "ab") as file:
+        os.fsync(file.fileno())
 
 
 def _make_folder(path: Path, numbered: bool) -> Path:
@@ -188,40 +468,21 @@ def _make_folder(path: Path, numbered: bool) -> Path:
     while True:
         try:
             candidate.mkdir(parents=True)
+            sync_directory(candidate.absolute().parent)
             return candidate
         except FileExistsError:
+            if not numbered and candidate.is_dir():
+                return candidate  # an unused one, as check_can_be_made found, or that of a run to start anew
             if not numbered:
-                return candidate  # an empty folder, as check_can_be_made found
+                raise
         candidate, number = path.with_name(f"{path.name}-{number}"), number + 1
 
 
 def _write_json(path: Path, data: Mapping[str, Any]) -> None:
-    replace_text(path, json.dumps(jsonable(data), indent=2, allow_nan=False) + "\n")
+    replace_file(path, (json.dumps(jsonable(data), indent=2, allow_nan=False) + "\n").encode())
 
 
-def _read_json(path: Path, name: str) -> dict[str, Any]:
-    try:
-        data = json.loads((path / name).read_bytes())
-    except FileNotFoundError as cause:
-        raise CheckpointError(
-            f"{path} is not the folder of a run, because it has no {name}. Check the path."
-        ) from cause
-    except ValueError as cause:
-        raise CheckpointError(f"{path / name} is damaged: it is not valid JSON ({cause}).") from cause
-    if not isinstance(data, dict):
-        raise CheckpointError(f"{path / name} is damaged: expected a JSON object.")
-    return data
-
-
-def _read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The rows of the metrics; a last line that a crash cut short is left out."""
-    if not path.is_file():
-        return []
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    try:
-        return [json.loads(line) for line in lines if line.endswith("\n")]
-    except ValueError as cause:
-        raise CheckpointError(f"{path} is damaged: it is not JSON lines ({cause}).") from cause
+# Results ------------------------------------------------------------------------------------------------------------
 
 
 def from_json(env_runner_results: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
+import inspect
 import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from marl_connectors.cli.values import brief, is_whole
 from marl_connectors.environments.make_env import agent_ids, env_name, make_env
 from marl_connectors.errors import CheckpointError, ConfigError, did_you_mean
-from marl_connectors.policy_mapping import (
-    PatternPolicies,
-    PolicyMappingFn,
-    check_patterns,
-    import_function,
-    policy_mapping,
-)
+from marl_connectors.names import import_function
+from marl_connectors.policy_mapping import PatternPolicies, PolicyMappingFn, check_patterns, policy_mapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +32,12 @@ class RunSettings:
         num_envs: Copies of the environment that are stepped together.
         num_env_workers: Processes over which they are spread; ``"auto"`` for as many as are worth it.
         num_gpus_per_learner: Whether modules are on the GPU; ``"auto"`` if there is one.
-        training: Keyword arguments of ``PPOConfig.training``.
+        training: Settings of the config by name, most of them those of ``PPOConfig.training``; see ``set_by_name``.
         hidden: Widths of the hidden layers.
         share_value_layers: Whether policy and value function have these layers in common.
         checkpoint_every: Iterations from one checkpoint to the next.
         eval_episodes: Episodes of each evaluation.
+        baseline_seconds: How long random play, and then the untrained policies, may be measured.
         video: Whether to write a GIF at the end.
         env_check: Whether the environment is tried out first, and its observations held against their space.
         threads: Of torch. With networks as small as these, more than one costs more than it saves.
@@ -62,6 +60,7 @@ class RunSettings:
     share_value_layers: bool = False
     checkpoint_every: int = 20
     eval_episodes: int = 20
+    baseline_seconds: int = 10
     video: bool = True
     threads: int = 1
     env_check: bool = True
@@ -123,10 +122,82 @@ class RunSettings:
             .env_runners(num_envs_per_env_runner=self.num_envs, num_env_workers=self.num_env_workers)
             .learners(num_gpus_per_learner=self.num_gpus_per_learner)
             .rl_module(model_config=model)
-            .training(**self.training)
             .debugging(seed=self.seed)
         )
-        return config.build_algo()
+        return set_by_name(config, self.training).build_algo()
+
+
+_SECTIONS = (
+    "training",
+    "environment",
+    "env_runners",
+    "fault_tolerance",
+    "framework",
+    "learners",
+    "evaluation",
+    "reporting",
+)
+_FOR_GOOD = ("critic_obs", "use_critic", "learner_class", "learner_connector")
+"""Settings of ``training`` that decide about modules and pipelines, whose states a checkpoint has."""
+_CHANGEABLE = (
+    "disable_env_checking",
+    "sample_timeout_s",
+    "double_buffering",
+    "rollout_fragment_length",
+    "batch_mode",
+    "explore",
+    "restart_failed_sub_environments",
+    "num_consecutive_env_failures_tolerance",
+    "torch_compile_learner",
+    "torch_compile_learner_dynamo_backend",
+    "torch_compile_learner_dynamo_mode",
+    "stack_modules",
+    "autocast_dtype",
+    "evaluation_interval",
+    "evaluation_duration",
+    "metrics_num_episodes_for_smoothing",
+)
+"""Settings of other sections that a run can be gone on with though they were others when its checkpoint was saved."""
+_WITH_OPTIONS = {
+    "env": "ENV",
+    "env_config": "--env-config",
+    "wrappers": "--wrap",
+    "num_envs_per_env_runner": "--num-envs",
+    "num_env_workers": "--num-env-workers",
+    "num_gpus_per_learner": "--num-gpus-per-learner",
+}
+
+
+def set_by_name(config: Any, settings: Mapping[str, Any]) -> Any:
+    """Sets what ``--set`` was given, whichever section of the config has it; gives the config.
+
+    Raises:
+        ConfigError: If there is no such setting, or if the command line has an option of its own for it.
+    """
+    sections: dict[str, dict[str, Any]] = {}
+    for name, value in settings.items():
+        if name in _WITH_OPTIONS:
+            raise ConfigError(f"--set: {name!r} is given by an option of its own. Use {_WITH_OPTIONS[name]}.")
+        known = (section for section in _SECTIONS if name in inspect.signature(getattr(config, section)).parameters)
+        sections.setdefault(next(known, "training"), {})[name] = value
+    for section, own in sections.items():
+        getattr(config, section)(**own)
+    return config
+
+
+def check_changeable(config: Any, settings: Iterable[str]) -> None:
+    """Checks that a run can be gone on with other settings than it began with.
+
+    Raises:
+        ConfigError: For the first one that modules, pipelines or ongoing episodes of a checkpoint depend on.
+    """
+    training = inspect.signature(config.training).parameters
+    for name in settings:
+        if name in _FOR_GOOD or (name in config.to_dict() and name not in (*training, *_CHANGEABLE)):
+            raise ConfigError(
+                f"train --resume: {name!r} cannot be changed, because the modules, pipelines or ongoing episodes of "
+                f"the checkpoint depend on it. Start a new run with it."
+            )
 
 
 def use_threads(number: int) -> None:
@@ -136,19 +207,68 @@ def use_threads(number: int) -> None:
     torch.set_num_threads(number)
 
 
-def settings_from_json(data: Any) -> RunSettings:
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def _is_whole_or_auto(value: Any) -> bool:
+    return value == "auto" or is_whole(value)
+
+
+_FLAG = ("true or false", lambda value: isinstance(value, bool))
+_TEXT = ("text", lambda value: isinstance(value, str))
+_SETTINGS = ("a JSON object", lambda value: isinstance(value, dict))
+_COUNT = ("a whole number of at least 1", lambda value: is_whole(value, 1))
+_AUTO = ('a whole number of at least 0, or "auto"', _is_whole_or_auto)
+_EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "env": _TEXT,
+    "env_config": _SETTINGS,
+    "wrappers": ("a list of texts", _are_texts),
+    "algo": ('"ppo" or "mappo"', lambda value: value in ("ppo", "mappo")),
+    "policies": _TEXT,
+    "mapping": ("text or null", lambda value: value is None or isinstance(value, str)),
+    "modules": ("a list of texts, or null", lambda value: value is None or _are_texts(value)),
+    "steps": _COUNT,
+    "seed": ("a whole number of at least 0", is_whole),
+    "num_envs": _COUNT,
+    "num_env_workers": _AUTO,
+    "num_gpus_per_learner": _AUTO,
+    "training": _SETTINGS,
+    "hidden": (
+        "a list of whole numbers of at least 1",
+        lambda value: isinstance(value, list) and all(is_whole(item, 1) for item in value),
+    ),
+    "share_value_layers": _FLAG,
+    "checkpoint_every": _COUNT,
+    "eval_episodes": _COUNT,
+    "baseline_seconds": _COUNT,
+    "video": _FLAG,
+    "threads": _COUNT,
+    "env_check": _FLAG,
+}
+"""What each setting must be in a ``config.json``."""
+
+
+def settings_from_json(data: Any, source: str = "config.json of the run") -> RunSettings:
     """The settings that a run's ``config.json`` has under ``"command"``.
 
+    Args:
+        data: What is there.
+        source: The file, for messages.
+
     Raises:
-        CheckpointError: If they are not settings of this version.
+        CheckpointError: If they are not settings of this version, or of another type; names the setting.
     """
     if not isinstance(data, dict) or not isinstance(data.get("env"), str):
         raise CheckpointError(
-            "config.json of the run: expected its settings under 'command', with an 'env', so the file is damaged. "
-            "Start a new run."
+            f"{source}: expected its settings under 'command', with an 'env', so the file is damaged. Start a new run."
         )
-    known = [known_field.name for known_field in dataclasses.fields(RunSettings)]
-    for key in data:
-        if key not in known:
-            raise CheckpointError(f"config.json of the run: unknown setting {key!r}. {did_you_mean(key, known)}")
+    for key, value in data.items():
+        if key not in _EXPECTED:
+            raise CheckpointError(f"{source}: unknown setting {key!r}. {did_you_mean(key, _EXPECTED)}")
+        kind, fits = _EXPECTED[key]
+        if not fits(value):
+            raise CheckpointError(
+                f"{source}: expected 'command' to have {key!r} as {kind}, but got {brief(value)}. Correct it there."
+            )
     return RunSettings(**data)

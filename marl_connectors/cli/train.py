@@ -6,24 +6,24 @@ import argparse
 import dataclasses
 import platform
 import shlex
-import signal
 import sys
-import threading
+import time
 from collections import Counter
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
+from marl_connectors.checkpoints import save_state, snapshot
 from marl_connectors.cli import run_folder
-from marl_connectors.cli.progress import open_progress
-from marl_connectors.cli.results import agent_steps, module_returns, spread, table, time_shares
+from marl_connectors.cli.progress import PlayProgress, open_progress
+from marl_connectors.cli.results import agent_steps, fewer_episodes, module_returns, spread, table, time_shares
 from marl_connectors.cli.run_folder import RunFolder
-from marl_connectors.cli.settings import RunSettings, settings_from_json, use_threads
+from marl_connectors.cli.settings import RunSettings, check_changeable, set_by_name, settings_from_json, use_threads
+from marl_connectors.cli.stop_signals import InterruptGate, exit_status
 from marl_connectors.cli.values import jsonable, merged, require_extras
 from marl_connectors.cli.video import record_video
-from marl_connectors.errors import CheckpointError, ConfigError
+from marl_connectors.errors import CheckpointError, ConfigError, MarlConnectorsError, describe_error
 from marl_connectors.version import library_version
 
 TRAINING_DEFAULTS: dict[str, Any] = {
@@ -46,8 +46,21 @@ These differ from the defaults of ``PPOConfig``, which are RLlib's: they are cho
 multi-agent tasks without tuning.
 """
 
-CHANGEABLE_ON_RESUME = ("threads", "steps", "checkpoint_every", "eval_episodes", "video")
-EXIT_INTERRUPTED = 130
+BASELINES = {"random_play": "random play", "at_start": "the untrained policies"}
+CHANGEABLE_ON_RESUME = ("threads", "steps", "checkpoint_every", "eval_episodes", "baseline_seconds", "video")
+SETTINGS_OF_CONFIG = {
+    "set": "",
+    "env_check": "disable_env_checking",
+    "num_env_workers": "num_env_workers",
+    "num_gpus_per_learner": "num_gpus_per_learner",
+}
+"""Options that can be given on resume too, by what they change in the algorithm's config."""
+CHANGED = "changed"
+"""Under this key, a run's ``config.json`` has what was changed in the algorithm's config when it was gone on with."""
+CHECKPOINT_AGE_S = 20.0
+"""How old the latest checkpoint gets before the end of an iteration is saved though none is due by their number."""
+_SAVING_SHARE = 0.02
+""""But saving more often than that must not take a larger part of the time."""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -58,33 +71,16 @@ def run(args: argparse.Namespace) -> int:
     return training.run()
 
 
-class InterruptGate:
-    """Turns a first Ctrl-C into a request that the loop looks at, and a second one into KeyboardInterrupt.
+class LastState:
+    """What an Algorithm was at the end of an iteration, to be saved if the next one is not finished."""
 
-    So an iteration is always finished, and what is saved is the state between two iterations.
-    """
+    def __init__(self, algo: Any):
+        """Copies all that the next iteration changes."""
+        self._state = snapshot(algo.get_state())
 
-    def __init__(self) -> None:
-        self.requested = False
-        self._previous: Any = None
-        self._installed = False
-
-    def __enter__(self) -> InterruptGate:
-        if threading.current_thread() is threading.main_thread():
-            self._previous = signal.signal(signal.SIGINT, self._on_signal)
-            self._installed = True
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        if self._installed:
-            signal.signal(signal.SIGINT, self._previous)
-
-    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
-        if self.requested:
-            raise KeyboardInterrupt
-        self.requested = True
-        # Not print: the interrupted code may be in the middle of one.
-        sys.stderr.write("\nStopping after this iteration; Ctrl-C again stops at once.\n")
+    def save_to_path(self, path: Path) -> None:
+        """As ``Algorithm.save_to_path``."""
+        save_state(path, self._state)
 
 
 @dataclasses.dataclass(slots=True)
@@ -101,6 +97,9 @@ class _Training:
         steps_done: Agent steps so far.
         iteration: Iterations so far.
         saved_iteration: The iteration of the latest checkpoint.
+        last: The state at the end of the newest iteration; None if that is in the latest checkpoint.
+        saved_at: The time of that, or of the start.
+        saving_s: How long that took.
         timers: Sums of the iterations' timers, as long as this process trains.
     """
 
@@ -113,6 +112,9 @@ class _Training:
     steps_done: int = 0
     iteration: int = 0
     saved_iteration: int = -1
+    last: LastState | None = None
+    saved_at: float = dataclasses.field(default_factory=lambda: time.monotonic())
+    saving_s: float = 0.0
     timers: Counter[str] = dataclasses.field(default_factory=Counter)
 
     def run(self) -> int:
@@ -120,23 +122,64 @@ class _Training:
             if not self.baselines:
                 self.baselines = self._measure_baselines()
             with InterruptGate() as gate:
-                self._loop(gate)
+                try:
+                    self._loop(gate)
+                except MarlConnectorsError as error:
+                    if gate.requested is None:
+                        self._say_what_is_saved()
+                        raise
+                    # Who stops the whole job often stops what the environment has started, too.
+                    print(f"The iteration was given up: {' '.join(str(error).split())}", file=sys.stderr)
+                    return self._stopped_at_once(gate.requested, gate)
+                except KeyboardInterrupt as stop:
+                    return self._stopped_at_once(stop, gate)
+                except BaseException:
+                    self._say_what_is_saved()
+                    raise
                 folder = self._started_folder()
                 if self.saved_iteration != self.iteration:
-                    folder.save_checkpoint(self.algo, self.iteration)
-                    self.saved_iteration = self.iteration
-                stopped = gate.requested and self.steps_done < self.settings.steps
-            if stopped:
-                print(f"Stopped at {self.steps_done:,} agent steps. {self._resume_hint()}")
-                return EXIT_INTERRUPTED
+                    self._save(folder)
+                if gate.requested is not None:
+                    print(f"Stopped at {self.steps_done:,} agent steps. {self._resume_hint()}", flush=True)
+                    return exit_status(gate.requested)
             self._finish(folder)
             return 0
-        except KeyboardInterrupt:
-            hint = self._resume_hint() if self.saved_iteration >= 0 else "Nothing of it was saved."
-            print(f"\nStopped at once. {hint}", flush=True)
-            return EXIT_INTERRUPTED
+        except KeyboardInterrupt as stop:
+            return self._stopped_at_once(stop)
         finally:
             self.close()
+
+    def _stopped_at_once(self, stop: KeyboardInterrupt | int, gate: InterruptGate | None = None) -> int:
+        """Says what is left of the run; gives the exit status."""
+        self._save_last()
+        if self.saved_iteration < 0:
+            hint = "Nothing of it was saved."
+        else:
+            hint = f"The latest checkpoint is of iteration {self.saved_iteration}. {self._resume_hint()}"
+        late = "The iteration took too long and was given up. " if gate is not None and gate.gave_up else ""
+        print(f"\nStopped at once. {late}{hint}", flush=True)
+        return exit_status(stop)
+
+    def _say_what_is_saved(self) -> None:
+        """After an error in the middle of an iteration, whose beginning is what can be gone on from."""
+        self._save_last()
+        if self.saved_iteration >= 0:
+            print(
+                f"\nStopped by an error in iteration {self.iteration + 1}. The latest checkpoint is of iteration "
+                f"{self.saved_iteration}. {self._resume_hint()}\nSettings can be changed then: --set KEY=VALUE, "
+                f"--no-env-check, --num-env-workers N.",
+                flush=True,
+            )
+
+    def _save_last(self) -> None:
+        """Saves the end of the newest whole iteration, if it is not yet."""
+        if self.last is None or self.folder is None:
+            return
+        try:
+            self.folder.save_checkpoint(self.last, self.iteration)
+            self.saved_iteration, self.last = self.iteration, None
+        except Exception as error:  # what has ended the run must not be hidden
+            print(f"\nIteration {self.iteration} could not be saved: {describe_error(error)}.", file=sys.stderr)
 
     def close(self) -> None:
         if self.folder is not None:
@@ -145,20 +188,25 @@ class _Training:
 
     def _measure_baselines(self) -> dict[str, Any]:
         """Random play and the untrained modules. Also the first look at the environment, before anything is written."""
-        episodes = self.settings.eval_episodes
-        print(f"Measuring random play and the untrained policies over {episodes} episodes ...", flush=True)
-        random_play = self.algo.random_play(num_episodes=episodes)
-        return jsonable({"random_play": random_play, "at_start": self._evaluate()})
-
-    def _evaluate(self) -> dict[str, Any]:
         settings = self.settings
-        return self.algo.evaluate(num_episodes=settings.eval_episodes, explore=False, seed=settings.seed)
+        wanted, limit = settings.eval_episodes, float(settings.baseline_seconds)
+        found = {}
+        for name, what in BASELINES.items():
+            print(f"Measuring {what}: {wanted} episodes, or those that end within {limit:g} s ...", flush=True)
+            watch: dict[str, Any] = {"num_episodes": wanted, "max_seconds": limit, "on_progress": PlayProgress(wanted)}
+            if name == "random_play":
+                found[name] = self.algo.random_play(**watch)
+            else:
+                found[name] = self.algo.evaluate(explore=False, seed=settings.seed, **watch)
+            _say(fewer_episodes(what, found[name], wanted))
+        return jsonable(found)
 
     def _loop(self, gate: InterruptGate) -> None:
         progress = open_progress(self.settings.steps, self.steps_done, sys.stdout)
         try:
-            while self.steps_done < self.settings.steps and not (gate.requested and self.iteration > 0):
-                result = self.algo.train()
+            while self.steps_done < self.settings.steps and (gate.requested is None or self.iteration == 0):
+                with gate.iteration():
+                    result = self.algo.train()
                 if self.folder is None:
                     self.folder = self._make_folder()
                     progress.say(f"Everything of this run goes to {self.folder.path}")
@@ -166,11 +214,24 @@ class _Training:
                 self.steps_done, self.iteration = agent_steps(result), int(result["training_iteration"])
                 self.timers.update(result["timers"])
                 progress.update(result)
+                age = time.monotonic() - self.saved_at
                 if self.iteration % self.settings.checkpoint_every == 0:
-                    self.folder.save_checkpoint(self.algo, self.iteration)
-                    self.saved_iteration = self.iteration
+                    self._save(self.folder)
+                elif (
+                    age >= max(CHECKPOINT_AGE_S, self.saving_s / _SAVING_SHARE)
+                    and self.steps_done < self.settings.steps
+                ):
+                    self._save(self.folder, in_between=True)
+                else:
+                    self.last = LastState(self.algo)
         finally:
             progress.close()
+
+    def _save(self, folder: RunFolder, *, in_between: bool = False) -> None:
+        began = time.monotonic()
+        folder.save_checkpoint(self.algo, self.iteration, in_between=in_between)
+        self.saved_iteration, self.saved_at, self.last = self.iteration, time.monotonic(), None
+        self.saving_s = self.saved_at - began
 
     def _make_folder(self) -> RunFolder:
         config = {
@@ -192,7 +253,11 @@ class _Training:
 
     def _finish(self, folder: RunFolder) -> None:
         """Evaluates, films, and says what there is now and what to do next."""
-        now = module_returns(self._evaluate())
+        wanted = self.settings.eval_episodes
+        print(f"\nMeasuring the trained policies: {wanted} episodes ...", flush=True)
+        watch = PlayProgress(wanted)
+        results = self.algo.evaluate(num_episodes=wanted, explore=False, seed=self.settings.seed, on_progress=watch)
+        now = module_returns(results)
         no_video = "No video, as asked."
         if self.settings.video:
             no_video = record_video(self.algo, folder.path / run_folder.VIDEO)
@@ -203,10 +268,14 @@ class _Training:
             [module_id, spread(at_start.get(module_id)), spread(mean), spread(random_play.get(module_id))]
             for module_id, mean in now.items()
         ]
-        print(f"\nReturn of an agent per episode, mean ± standard deviation of {self.settings.eval_episodes} episodes:")
+        print(f"\nReturn of an agent per episode, mean ± standard deviation of {wanted} episodes:")
         print(table(["module", "at start", "now", "random play"], rows))
-        print(f"\nWhere the time of training went: {time_shares(self.timers)}.")
+        for name, what in BASELINES.items():
+            _say(fewer_episodes(what, self.baselines[name], wanted))
+        if self.timers:
+            print(f"\nWhere the time of training went: {time_shares(self.timers)}.")
         print(f"\n{_places(folder.path, no_video)}\n\n{self._next_commands(folder.path)}", flush=True)
+        folder.write_final(jsonable(results))
 
     def _next_commands(self, path: Path) -> str:
         settings, quoted = self.settings, shlex.quote(str(path))
@@ -231,6 +300,11 @@ class _Training:
         )
 
 
+def _say(sentence: str) -> None:
+    if sentence:
+        print(sentence, flush=True)
+
+
 def _places(path: Path, no_video: str) -> str:
     latest = run_folder.latest_checkpoint(path)
     rows = [
@@ -249,6 +323,8 @@ def _new(given: Mapping[str, Any]) -> _Training:
         raise ConfigError(
             "train: expected an environment or --resume RUN. Try: marl-connectors train mpe2.simple_spread_v3"
         )
+    if "trusted" in given:
+        raise ConfigError("train: --untrusted is for --resume RUN, as a new run reads no checkpoint. Leave it out.")
     fields = {f.name for f in dataclasses.fields(RunSettings)} - {"training", "env_config"}
     settings = RunSettings(
         **{key: value for key, value in given.items() if key in fields},
@@ -263,39 +339,92 @@ def _new(given: Mapping[str, Any]) -> _Training:
 
 def _resumed(given: Mapping[str, Any]) -> _Training:
     """A run from its latest checkpoint."""
-    options = set(given) - {"resume", "run", "command"}
-    for option in sorted(options - set(CHANGEABLE_ON_RESUME)):
-        raise ConfigError(
-            f"train --resume: {option!r} cannot be given, because the run has its own. "
-            f"Only --steps, --threads, --checkpoint-every, --eval-episodes and --no-video can be changed."
-        )
+    _check_changeable(given)
     path = Path(given["resume"])
     config = run_folder.read_config(path)
-    changes = {key: given[key] for key in options}
-    settings = dataclasses.replace(settings_from_json(config.get("command")), **changes)
-    checkpoint = run_folder.latest_checkpoint(path)
+    settings = settings_from_json(config.get("command"), str(path / run_folder.CONFIG))
+    changes = {key: given[key] for key in (*CHANGEABLE_ON_RESUME, *SETTINGS_OF_CONFIG) if key in given and key != "set"}
+    training = {**settings.training, **merged(given.get("set", []))}
+    settings = dataclasses.replace(settings, **changes, training=training)
+    checkpoint = run_folder.checkpoint_to_resume(path)
+    if checkpoint is None:
+        print("The run was ended before its first checkpoint, so it begins anew.", flush=True)
+        return _Training(settings, settings.build_algorithm(), path, False, folder=None, baselines={})
     use_threads(settings.threads)
-    algo = load_algorithm(checkpoint)
-    _check_same_env(algo, settings, checkpoint)
-    folder = RunFolder.reopen(path)
-    training = _Training(settings, algo, path, False, folder, folder.baselines)
-    training.steps_done, training.iteration = folder.last_steps, int(checkpoint.name)
-    training.saved_iteration = training.iteration
-    if training.steps_done >= settings.steps:
-        training.close()
+    changed = _changed_settings(path, config, given)
+    algo = load_algorithm(checkpoint, changed, trusted=given.get("trusted", True))
+    try:
+        _check_same_env(algo, settings, checkpoint)
+        steps_done = algo.env_runner.num_agent_steps
+        if steps_done >= settings.steps and (path / run_folder.FINAL).exists():
+            raise ConfigError(
+                f"train --resume: the run {path} has its {steps_done:,} agent steps of {settings.steps:,} done. "
+                f"To train it further, give more: --steps {2 * settings.steps}"
+            )
+        folder = RunFolder.reopen(path, checkpoint)
+        if changed != config.get(CHANGED, {}):
+            lasting = {name: getattr(settings, name) for name in ("training", *SETTINGS_OF_CONFIG) if name != "set"}
+            command = {**config["command"], **lasting}
+            folder.change_config({"command": command, "algorithm": algo.config.to_dict(), CHANGED: changed})
+    except BaseException:
+        algo.stop()
+        raise
+    iteration = int(checkpoint.name)
+    print(f"Going on from iteration {iteration} at {steps_done:,} agent steps.", flush=True)
+    for name, value in changed.items():
+        print(f"  {name} is {value!r} from now on.", flush=True)
+    return _Training(settings, algo, path, False, folder, folder.baselines, steps_done, iteration, iteration)
+
+
+def _check_changeable(given: Mapping[str, Any]) -> None:
+    """Refuses what would make another run of it: the environment, its copies, the modules and the seed."""
+    known = {"resume", "run", "command", "trusted", *CHANGEABLE_ON_RESUME, *SETTINGS_OF_CONFIG}
+    for option in sorted(set(given) - known):
         raise ConfigError(
-            f"train --resume: the run {path} has its {training.steps_done:,} agent steps of {settings.steps:,} done. "
-            f"To train it further, give more: --steps {2 * settings.steps}"
+            f"train --resume: {option!r} cannot be given, because the checkpoint's modules and episodes are of the "
+            f"run's own. What can be changed: --set, --steps, --threads, --no-env-check, --num-env-workers, "
+            f"--num-gpus-per-learner, --checkpoint-every, --eval-episodes, --baseline-seconds and --no-video."
         )
-    print(f"Going on from iteration {training.iteration} at {training.steps_done:,} agent steps.", flush=True)
-    return training
 
 
-def load_algorithm(checkpoint: Path) -> Any:
-    """The ``Algorithm`` of a checkpoint."""
+def _changed_settings(path: Path, config: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """What is to be changed in the config of the run's checkpoints, by name: earlier, and now."""
+    changed = config.get(CHANGED, {})
+    if not isinstance(changed, dict):
+        raise CheckpointError(
+            f"{path / run_folder.CONFIG}: expected {CHANGED!r} to be a JSON object, but got {changed!r}. Correct it."
+        )
+    now = {name: given[option] for option, name in SETTINGS_OF_CONFIG.items() if name and option in given}
+    if "disable_env_checking" in now:
+        now["disable_env_checking"] = not now["disable_env_checking"]
+    return {**changed, **now, **merged(given.get("set", []))}
+
+
+def load_algorithm(checkpoint: Path, changed: Mapping[str, Any] | None = None, *, trusted: bool = True) -> Any:
+    """The ``Algorithm`` of a checkpoint.
+
+    Args:
+        checkpoint: Its folder.
+        changed: Settings of its config that are to be others from now on.
+        trusted: As in ``Algorithm.from_checkpoint``.
+    """
     from marl_connectors.algorithms.algorithm import Algorithm
+    from marl_connectors.algorithms.checkpoint_schema import check_state
+    from marl_connectors.algorithms.restoring import algorithm_state, restored_config
+    from marl_connectors.names import Names
 
-    return Algorithm.from_checkpoint(checkpoint)
+    if not changed:
+        return Algorithm.from_checkpoint(checkpoint, trusted=trusted)
+    state = algorithm_state(checkpoint)
+    check_state(state)
+    config = restored_config(state, None, {}, Names(trusted))
+    check_changeable(config, changed.keys() - {"num_env_workers", "num_gpus_per_learner"})
+    for name, value in changed.items():
+        if name in ("num_env_workers", "num_gpus_per_learner"):
+            config.update_from_dict({name: value})
+        else:
+            set_by_name(config, {name: value})
+    return Algorithm.from_checkpoint(checkpoint, config=config, trusted=trusted)
 
 
 def _check_same_env(algo: Any, settings: RunSettings, checkpoint: Path) -> None:

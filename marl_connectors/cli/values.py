@@ -9,10 +9,11 @@ import importlib.util
 import json
 import math
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 from marl_connectors.errors import MissingDependencyError
-from marl_connectors.policy_mapping import mapping_to_json, qualified_name
+from marl_connectors.names import qualified_name
+from marl_connectors.policy_mapping import mapping_to_json
 
 _DISTRIBUTIONS = {"rich": "rich", "matplotlib": "matplotlib", "tensorboard": "tensorboard", "PIL": "pillow"}
 
@@ -101,6 +102,35 @@ def layer_sizes(text: str) -> list[int]:
 def merged(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     """Repeated ``KEY=VALUE`` options as one dict; the last of a key counts."""
     return dict(pairs)
+
+
+def parsed_json(data: bytes | str) -> Any:
+    """Strict JSON of any depth and size that Python can hold.
+
+    Raises:
+        ValueError: If it is something else; says what.
+    """
+    try:
+        return json.loads(data, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON value")
+
+
+def is_whole(value: Any, at_least: int = 0, at_most: float = math.inf) -> bool:
+    """Whether a value is an integer, no bool, within bounds."""
+    return isinstance(value, int) and not isinstance(value, bool) and at_least <= value <= at_most
+
+
+def brief(value: Any) -> str:
+    """A value for an error message, on one line and cut where it gets long."""
+    text = " ".join(repr(value).split()) if not isinstance(value, (dict, list)) or len(value) < 20 else ""
+    if not text:
+        return f"a {type(value).__name__} of {len(value)}"
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def jsonable(value: Any) -> Any:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import os
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from marl_connectors.errors import EnvError, MarlConnectorsError
+from marl_connectors.errors import ConfigError, EnvError, MarlConnectorsError, describe_error
 
 MAX_WIDTH = 480
 MAX_FRAMES = 200
@@ -32,7 +36,30 @@ def record_video(algo: Any, path: Path, *, frames_per_second: float = 10.0) -> s
         write_gif(frames, path, frames_per_second=frames_per_second)
     except MarlConnectorsError as error:
         return f"No video: {' '.join(str(error).split())}"
+    except Exception as error:  # of the environment's render(), or of the disk
+        return f"No video: {describe_error(error)}."
     return ""
+
+
+def check_video_can_be_made(path: Path) -> None:
+    """Checks that a file could be written there, and leaves none.
+
+    Raises:
+        ConfigError: If not.
+    """
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".marl-connectors-", dir=path.parent) as trial:
+            (Path(trial) / path.name).write_bytes(b"GIF")
+        if path.exists() and not os.access(path, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(
+            f"--video: expected a file that can be written, but {str(path)!r} cannot: {why}. Choose another."
+        ) from error
 
 
 def write_gif(frames: Sequence[np.ndarray], path: Path, *, frames_per_second: float = 10.0) -> None:
@@ -62,11 +89,15 @@ def write_gif(frames: Sequence[np.ndarray], path: Path, *, frames_per_second: fl
             picture = picture.resize((MAX_WIDTH, height), Image.Resampling.BILINEAR)
         pictures.append(picture)
     path.parent.mkdir(parents=True, exist_ok=True)
+    film = io.BytesIO()
     pictures[0].save(
-        path,
+        film,
         format="GIF",
         save_all=True,
         append_images=pictures[1:],
         duration=round(1000 / frames_per_second),
         loop=0,
     )
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_bytes(film.getvalue())
+    os.replace(temporary, path)  # what was there before is kept until this one is whole

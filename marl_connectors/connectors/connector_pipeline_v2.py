@@ -15,7 +15,8 @@ from marl_connectors.connectors.episodes_of_run import without_taken_out
 from marl_connectors.connectors.failures import progress
 from marl_connectors.connectors.requirements import check_pieces
 from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup
-from marl_connectors.errors import ConfigError, ConnectorError, did_you_mean
+from marl_connectors.errors import ConfigError, ConnectorError, did_you_mean, place_of_error
+from marl_connectors.typing import AgentID
 
 if TYPE_CHECKING:
     from marl_connectors.connectors.explain import Explanation
@@ -206,7 +207,9 @@ class ConnectorPipelineV2(ConnectorV2):
             return ConnectorError(f"{who}: {error}")  # the inner pipeline has named itself and the piece
         name = next(name for name, other in zip(self.names(), self.connectors, strict=True) if other is piece)
         whose = progress.describe(error) if group is None else progress.modules(group.module_ids)
-        what = str(error).removeprefix(f"{type(piece).__name__}: ") + progress.odd_item()
+        place = "" if isinstance(error, ConnectorError) else place_of_error(error)
+        what = str(error).removeprefix(f"{type(piece).__name__}: ") + (f" ({place})" if place else "")
+        what += progress.odd_item()
         progress.begin(None)
         if isinstance(error, ConnectorError):
             return ConnectorError(f"{who}: {name}{whose}: {what}")
@@ -315,6 +318,11 @@ class ConnectorPipelineV2(ConnectorV2):
             looks_at_all = not on_items and type(piece).before_columns is not ConnectorV2.before_columns
             on_columns = None if on_items or idle else checked_on_columns(piece)
             self._steps.append((piece, on_columns, on_items, piece.before_columns if looks_at_all else None))
+
+    def know_agent(self, agent_id: AgentID, like: AgentID) -> None:
+        """Tells all pieces."""
+        for piece in self.connectors:
+            piece.know_agent(agent_id, like)
 
     # State.
 

@@ -14,7 +14,7 @@ from marl_connectors.episodes.column_batch import ColumnGroup, Phase
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.errors import ConnectorError, did_you_mean
-from marl_connectors.typing import ItemKey
+from marl_connectors.typing import AgentID, ItemKey
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -43,6 +43,12 @@ class ConnectorV2:
     """True for a piece whose work on items has no counterpart in columns; a pipeline of columns passes it over."""
     in_learner_pipeline: bool | None = None
     """Whether the piece makes train batches; pipelines say so to their pieces, None where nobody has."""
+    looks_at_other_agents: bool | None = None
+    """Whether what the piece does for an agent depends on which other agents there are in the same step.
+
+    A Policy that acts agent by agent goes by it; see ``Policy``. The library's pieces look at each agent alone, unless
+    they say True. Of a piece of yours that leaves it at None, a Policy finds it out by trying when that matters.
+    """
     belongs_in: tuple[str, ...] = ()
     """The kinds of pipeline that the piece may stand in: ``"env_to_module"``, ``"module_to_env"``, ``"learner"``.
 
@@ -143,6 +149,13 @@ class ConnectorV2:
     ) -> Space | None:
         """The action space after this piece. In multi-agent use, a Dict space by agent id, both ways."""
         return input_action_space
+
+    def know_agent(self, agent_id: AgentID, like: AgentID) -> None:
+        """Tells the piece of an agent that is in none of the spaces, and which agent in them it is to be treated like.
+
+        A Policy does so that acts by a module for agents that were not there in training. Nothing to do for a piece
+        that keeps nothing by agent id.
+        """
 
     def get_state(self) -> dict[str, Any]:
         """What the piece has learned, as JSON data and arrays."""
@@ -323,6 +336,13 @@ def _parts(
     stepped = episode.get_agents_that_stepped()
     parts = [part for agent_id, part in episode.agent_episodes.items() if agent_id in stepped]
     return [part for part in parts if not part.is_done] or parts
+
+
+def looks_at_other_agents(piece: ConnectorV2) -> bool | None:
+    """``piece.looks_at_other_agents``, where the library's own pieces that say nothing look at each agent alone."""
+    if piece.looks_at_other_agents is None and type(piece).__module__.startswith("marl_connectors."):
+        return False
+    return piece.looks_at_other_agents
 
 
 def item_key(episode: SingleAgentEpisode) -> ItemKey:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -38,6 +38,7 @@ from marl_connectors.connectors.module_to_env.remove_single_ts_time_rank_from_ba
 )
 from marl_connectors.connectors.module_to_env.unbatch_to_individual_items import UnBatchToIndividualItems
 from marl_connectors.errors import ConfigError
+from marl_connectors.validators import shown
 
 DEFAULT_PIECES = (
     AddObservationsFromEpisodesToBatch,
@@ -176,7 +177,7 @@ def call_builder(setting: str, builder: Builder | None, *arguments: Any) -> list
     """The pieces that a user's builder function gives.
 
     The function gets as many of ``arguments`` as it has positional parameters (of those with a default, only such as
-    are named like an argument: ``lambda env, n=n: ...`` gets the environment alone); an error inside it shows as it is.
+    are named like an argument: ``lambda env, n=n: ...`` gets the environment alone).
 
     Args:
         setting: The name of the setting that the builder was given as, for messages.
@@ -184,33 +185,55 @@ def call_builder(setting: str, builder: Builder | None, *arguments: Any) -> list
         *arguments: What builders of this kind may take, the most important first.
 
     Raises:
-        ConfigError: If it wants more parameters than there are arguments, or gives anything but pieces.
+        ConfigError: If it wants more parameters than there are arguments, or gives anything but pieces, or if it
+            raises an error, which is the cause then.
     """
     if builder is None:
         return []
-    cls = builder if isinstance(builder, type) else type(builder)
-    if not callable(builder) or issubclass(cls, ConnectorV2):
-        raise ConfigError(
-            f"{setting}: expected a function that makes connector pieces, got {builder!r}. Write, for example, "
-            f"{setting}=lambda *args: {cls.__name__}()."
-        )
-    kinds = inspect.Parameter
-    parameters = list(inspect.signature(builder).parameters.values())
-    positional = [p for p in parameters if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)]
-    takes = len(arguments) if any(p.kind is kinds.VAR_POSITIONAL for p in parameters) else len(positional)
-    required = [p for p in positional if p.default is kinds.empty]
-    optional = itertools.takewhile(lambda p: p.name in _BUILDER_ARGUMENTS, positional[len(required) :])
-    takes = takes if takes > len(positional) else len(required) + len(list(optional))
-    if len(required) > len(arguments) or any(
-        p.kind is kinds.KEYWORD_ONLY and p.default is kinds.empty for p in parameters
-    ):
-        raise ConfigError(
-            f"{setting}: the function takes {inspect.signature(builder)}, but at most {len(arguments)} positional "
-            f"arguments are passed."
-        )
-    made = builder(*arguments[:takes])
-    pieces = [made] if isinstance(made, ConnectorV2) else list(made or ())
+    made = builder(*arguments[: num_arguments(setting, builder, len(arguments))])
+    if made is None:
+        return []
+    pieces = list(made) if isinstance(made, Iterable) and not isinstance(made, ConnectorV2) else [made]
     for piece in pieces:
         if not isinstance(piece, ConnectorV2):
             raise ConfigError(f"{setting}: the function must return a ConnectorV2 or a list of them, not {piece!r}.")
     return pieces
+
+
+def num_arguments(setting: str, builder: Any, most: int) -> int:
+    """How many arguments a user's builder function gets; see ``call_builder``.
+
+    Args:
+        setting: The name of the setting that the builder was given as, for messages.
+        builder: What the user gave.
+        most: How many there are.
+
+    Raises:
+        ConfigError: If it is no function, or wants more arguments than there are.
+    """
+    cls = builder if isinstance(builder, type) else type(builder)
+    if not callable(builder) or issubclass(cls, ConnectorV2):
+        example = f"{cls.__name__}()" if issubclass(cls, ConnectorV2) else "MeanStdFilter()"
+        raise ConfigError(
+            f"{setting}: expected a function that makes connector pieces, got {shown(builder)}. Write, for example, "
+            f"{setting}=lambda *args: {example}."
+        )
+    try:
+        signature = inspect.signature(builder)
+    except ValueError:
+        raise ConfigError(
+            f"{setting}: expected a function that says which arguments it takes, got {shown(builder)}. Put it into a "
+            f"function of yours."
+        ) from None
+    kinds = inspect.Parameter
+    parameters = list(signature.parameters.values())
+    positional = [p for p in parameters if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)]
+    required = [p for p in positional if p.default is kinds.empty]
+    if len(required) > most or any(p.kind is kinds.KEYWORD_ONLY and p.default is kinds.empty for p in parameters):
+        raise ConfigError(
+            f"{setting}: the function takes {signature}, but at most {most} positional arguments are passed."
+        )
+    if any(p.kind is kinds.VAR_POSITIONAL for p in parameters) and most > len(positional):
+        return most
+    optional = itertools.takewhile(lambda p: p.name in _BUILDER_ARGUMENTS, positional[len(required) :])
+    return len(required) + len(list(optional))

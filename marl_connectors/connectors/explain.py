@@ -14,7 +14,7 @@ from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from marl_connectors.connectors.learner.learner_connector_pipeline import EPISODES_OF_RUN
 from marl_connectors.connectors.snapshots import ColumnShape, Snapshot
 from marl_connectors.episodes.column_batch import ColumnBatch
-from marl_connectors.errors import ConnectorError
+from marl_connectors.errors import ConnectorError, describe_error
 from marl_connectors.metrics import MetricsLogger
 
 WIDTH = 120
@@ -200,7 +200,7 @@ def explain(
         except Exception as error:
             raise ConnectorError(
                 f"{type(pipeline).__name__}: explain works on copies, but batch, episodes or shared_data cannot be "
-                f"copied: {type(error).__name__}: {error}."
+                f"copied: {describe_error(error)}."
             ) from error
         try:
             with torch.random.fork_rng(devices=[]):

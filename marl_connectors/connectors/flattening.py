@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from marl_connectors.errors import ConfigError
-from marl_connectors.spaces import byte_scale, describe
+from marl_connectors.spaces import byte_scale, describe, in_key_order
 from marl_connectors.typing import Tree
 
 
@@ -56,7 +56,7 @@ class Flattener:
         self._scale_bytes = scale_bytes
         self.size = 0
         if isinstance(space, spaces.Dict) and leave_out:
-            space = spaces.Dict({key: part for key, part in space.spaces.items() if key not in leave_out})
+            space = in_key_order((key, part) for key, part in space.spaces.items() if key not in leave_out)
         self._add(space, ())
         if not self.size:
             raise ConfigError(f"Flattener: there is nothing in {describe(space)} that could be made flat.")

@@ -16,7 +16,7 @@ from marl_connectors.connectors.space_trees import fits, has_dtypes, shape_of
 from marl_connectors.episodes.column_batch import ColumnGroup
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.errors import ConfigError, ConnectorError
-from marl_connectors.spaces import describe, stack
+from marl_connectors.spaces import describe, same, stack
 from marl_connectors.typing import AgentID, Tree
 
 _REMEMBERED = 64
@@ -131,6 +131,12 @@ class ObservationTransform(InBothPipelines):
             return self._plans[None].after
         return spaces.Dict({agent_id: plan.after for agent_id, plan in self._plans.items()})  # type: ignore[misc]
 
+    def know_agent(self, agent_id: AgentID, like: AgentID) -> None:
+        """The agent has the other one's plan."""
+        if like in self._plans:
+            self._plans[agent_id] = self._plans[like]
+            self.forget()
+
     def _by_agent(
         self, observation_space: Space, action_space: Space | None
     ) -> dict[AgentID | None, tuple[Space, Space | None]]:
@@ -149,9 +155,9 @@ class ObservationTransform(InBothPipelines):
                 f"{describe(observation_space)}. Leave multi_agent out."
             )
         of_actions: Mapping[Any, Space] = action_space.spaces if isinstance(action_space, spaces.Dict) else {}
-        return {
-            agent_id: (space, of_actions.get(agent_id, action_space)) for agent_id, space in observation_space.items()
-        }
+        return _in_one_order(
+            {agent_id: (space, of_actions.get(agent_id, action_space)) for agent_id, space in observation_space.items()}
+        )
 
     def _plan_for(self, steps: Steps) -> Plan:
         """The plan of agents with like spaces; agents that no space has announced go by those of their episodes."""
@@ -163,7 +169,7 @@ class ObservationTransform(InBothPipelines):
                 return plans[agent_id]
         pair = steps.spaces
         for known, plan in self._late_plans:
-            if known == pair:
+            if all(map(_alike, known, pair)):
                 return plan
         agent_id, (space, action_space) = steps.agents.ids[0], pair
         if space is None:
@@ -171,7 +177,7 @@ class ObservationTransform(InBothPipelines):
                 f"{type(self).__name__}: the observation space of agent {agent_id!r} is unknown. Build the piece with "
                 f"input_observation_space, or give the episodes their spaces."
             )
-        plan = next((plan for plan in plans.values() if plan.before == space), None)
+        plan = next((plan for plan in plans.values() if _alike(plan.before, space)), None)
         plan = plan or self.plan(agent_id, space, action_space)
         self._late_plans.append((pair, plan))
         return plan
@@ -248,3 +254,28 @@ class ObservationTransform(InBothPipelines):
                     continue
             steps = ItemSteps(episode, episode.storage.lookback + len(episode) * (not learns), count)
             yield Work(episode, steps, stack(items))
+
+
+def _alike(one: Space | None, other: Space | None) -> bool:
+    """Whether two spaces have the same parts, in whatever order."""
+    return one is other or (one is not None and other is not None and same(one, other, ordered=False))
+
+
+def _in_one_order(
+    agents: Mapping[AgentID, tuple[Space, Space | None]],
+) -> dict[AgentID | None, tuple[Space, Space | None]]:
+    """The agents' spaces, of which those that differ in the order of keys alone are replaced by the first.
+
+    The parts of a flat vector then stand in one order for all agents of a module.
+    """
+    firsts: list[Space] = []
+
+    def first_like(space: Space | None) -> Space | None:
+        if not isinstance(space, (spaces.Dict, spaces.Tuple)):
+            return space
+        found = next((other for other in firsts if _alike(other, space)), None)
+        if found is None:
+            firsts.append(space)
+        return space if found is None else found
+
+    return {agent_id: tuple(map(first_like, pair)) for agent_id, pair in agents.items()}  # type: ignore[misc]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
+from marl_connectors.spaces import in_key_order
 from marl_connectors.typing import Tree
 
 
@@ -34,9 +35,9 @@ def has_dtypes(space: Space, values: Tree) -> bool:
 
 
 def map_space(change: Callable[[Space], Space], space: Space) -> Space:
-    """The space in which each part that is no Dict or Tuple is replaced by ``change(part)``."""
+    """The space in which each part that is no Dict or Tuple is replaced by ``change(part)``; keys are sorted."""
     if isinstance(space, spaces.Dict):
-        return spaces.Dict({key: map_space(change, part) for key, part in space.spaces.items()})
+        return in_key_order((key, map_space(change, part)) for key, part in space.spaces.items())
     if isinstance(space, spaces.Tuple):
         return spaces.Tuple([map_space(change, part) for part in space.spaces])
     return change(space)

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from marl_connectors.env_checks.report import Findings, Level
+from marl_connectors.errors import describe_error
 
 
 class CallFailed(Exception):
@@ -112,14 +113,8 @@ class Calls:
             )
             raise CallFailed from hang
         except (Exception, SystemExit) as error:
-            self.findings.add(level, kind, f"{doing} raised {last_line(error)}.", advice, step=step)
+            self.findings.add(level, kind, f"{doing} raised {describe_error(error)}.", advice, step=step)
             raise CallFailed from error
-
-
-def last_line(error: BaseException) -> str:
-    """An exception in one line, with the place that raised it."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}{': ' if text else ''}{text} ({_place(error)})"
 
 
 def _place(error: BaseException) -> str:
@@ -196,7 +191,7 @@ def _run_and_exit(fn: Callable[[], Any], writer: int) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
         fn()
     except BaseException as error:
-        os.write(writer, last_line(error).encode()[:4000])
+        os.write(writer, describe_error(error).encode()[:4000])
     finally:
         os._exit(0)
 

@@ -16,7 +16,6 @@ from marl_connectors.env_checks.calls import (
     OutOfTime,
     collected_warnings,
     global_random_state,
-    last_line,
 )
 from marl_connectors.env_checks.conformance import run_conformance_tests
 from marl_connectors.env_checks.data import DataChecks
@@ -30,7 +29,7 @@ from marl_connectors.environments.batched_copy import BatchedCopy
 from marl_connectors.environments.batched_env import is_batched
 from marl_connectors.environments.batched_trial import TRIAL_COPIES, seed_fault, try_out
 from marl_connectors.environments.make_env import env_name, make_env
-from marl_connectors.errors import ConfigError, EnvError
+from marl_connectors.errors import ConfigError, EnvError, describe_error
 from marl_connectors.seeding import stream
 from marl_connectors.typing import DEFAULT_AGENT_ID
 
@@ -156,7 +155,7 @@ class _Trial:
             self.findings.add(
                 "error",
                 "unexpected",
-                f"While {what} was checked, what the environment gave led to {last_line(error)}.",
+                f"While {what} was checked, what the environment gave led to {describe_error(error)}.",
                 "Look at the kinds of data that reset() and step() return.",
             )
         finally:

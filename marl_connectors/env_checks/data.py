@@ -18,6 +18,7 @@ from marl_connectors.connectors.action_masks import (
 from marl_connectors.env_checks.calls import digest
 from marl_connectors.env_checks.report import Findings
 from marl_connectors.env_checks.spaces import SpaceBook, leaf_name
+from marl_connectors.environments.step_faults import advice_on_reward
 from marl_connectors.spaces import values_per_choice
 from marl_connectors.trees import leaves
 from marl_connectors.typing import AgentID
@@ -60,10 +61,9 @@ class DataChecks:
             self._hold_numbers(space, item, path, agent, step)
 
     def _hold_parts(self, space: Any, item: Any, path: tuple[Any, ...], agent: AgentID, step: int) -> None:
-        wanted, kind = (dict, "dict") if isinstance(space, spaces.Dict) else (tuple, "tuple")
-        parts: dict[Any, Any] = {}
-        parts.update(space.spaces if kind == "dict" else enumerate(space.spaces))
-        if not isinstance(item, wanted):
+        wanted, kind = (dict, "dict") if isinstance(space, spaces.Dict) else ((tuple, list, np.ndarray), "tuple")
+        parts: dict[Any, Any] = dict(space_tools.parts_of(space))
+        if not isinstance(item, wanted) or getattr(item, "shape", None) == ():
             self._misfit("structure", path, f"is a {type(item).__name__}, not a {kind}", agent, step)
             return
         found = dict(item) if isinstance(item, Mapping) else dict(enumerate(item))
@@ -124,7 +124,9 @@ class DataChecks:
         wanted = np.dtype(space.dtype)
         where = {"agent": agent, "step": step, "part": path}
         name = leaf_name(path)
-        if isinstance(space, spaces.Box) and not isinstance(item, (np.ndarray, np.generic)):
+        are_floats = wanted.kind in "iub" and values.dtype.kind == "f" and isinstance(space, spaces.Box)
+        whole = not are_floats or np.array_equal(values, np.round(values))
+        if whole and isinstance(space, spaces.Box) and not isinstance(item, (np.ndarray, np.generic)):
             self._findings.add(
                 "note",
                 "python-data",
@@ -132,9 +134,8 @@ class DataChecks:
                 "It is converted at each step, which is slow for more than a few numbers.",
                 **where,
             )
-        elif wanted.kind in "iub" and values.dtype.kind == "f" and isinstance(space, spaces.Box):
-            whole = bool((values == np.round(values)).all())
-            loss = "" if whole else f", and {_short(values)} loses its fraction when it is stored as the space says"
+        elif are_floats:
+            loss = "" if whole else f", which cannot hold {_short(values)}"
             self._findings.add(
                 "warning" if whole else "error",
                 "observation-dtype",
@@ -175,9 +176,7 @@ class DataChecks:
         except ValueError:
             why = f"The reward is {_short(reward)}, not a number."
         if why:
-            self._findings.add(
-                "error", "reward", why, "Rewards must be finite numbers: return one float.", agent=agent, step=step
-            )
+            self._findings.add("error", "reward", why, advice_on_reward(reward), agent=agent, step=step)
         return not why
 
     def info(self, agent: AgentID, info: Any, step: int) -> None:
@@ -311,7 +310,7 @@ class DataChecks:
         return [(value, token) for _, _, value, token in self._given]
 
     def _take_note_of_arrays(self, agent: AgentID, item: Any, path: tuple[Any, ...]) -> None:
-        if isinstance(item, (Mapping, tuple)):
+        if isinstance(item, (Mapping, tuple, list)):
             for key, part in item.items() if isinstance(item, Mapping) else enumerate(item):
                 self._take_note_of_arrays(agent, part, (*path, key))
         elif isinstance(item, np.ndarray) and item.size:
@@ -360,7 +359,7 @@ def _num_choices(space: spaces.Discrete | spaces.MultiDiscrete) -> int:
 def _is_read_only(value: Any) -> bool:
     if isinstance(value, Mapping):
         return any(_is_read_only(item) for item in value.values())
-    if isinstance(value, tuple):
+    if isinstance(value, (tuple, list)):
         return any(_is_read_only(item) for item in value)
     return isinstance(value, np.ndarray) and not value.flags.writeable
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from marl_connectors.env_checks.calls import CallFailed
 from marl_connectors.env_checks.play import Checks, Played, Told
+from marl_connectors.errors import describe_error
 from marl_connectors.spaces import misfit
 from marl_connectors.typing import AgentID
 
@@ -56,7 +57,7 @@ def check_state(env: Any, checks: Checks) -> None:
     try:
         why = misfit(space, state)
     except Exception as error:
-        why = f"{type(error).__name__}: {error}"
+        why = describe_error(error)
     if why:
         checks.findings.add(
             "warning",

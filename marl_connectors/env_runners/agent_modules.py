@@ -11,7 +11,7 @@ from marl_connectors import spaces
 from marl_connectors.connectors.common.agent_to_module_mapping import unknown_module
 from marl_connectors.env_runners.lanes import Lane
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
-from marl_connectors.errors import MappingError
+from marl_connectors.errors import MappingError, describe_error
 from marl_connectors.policy_mapping import goes_by_agent_alone
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.typing import AgentID, ModuleID
@@ -99,7 +99,7 @@ def ask_mapping(episode: MultiAgentEpisode, agent_id: AgentID) -> ModuleID:
         raise
     except Exception as error:
         raise MappingError(
-            f"policy_mapping_fn raised {type(error).__name__} for agent {agent_id!r}: {error}. It is called as "
+            f"policy_mapping_fn raised {describe_error(error)}, for agent {agent_id!r}. It is called as "
             f"policy_mapping_fn(agent_id, episode) and must return a module id."
         ) from error
     if not isinstance(module_id, str):

@@ -1,58 +1,136 @@
-"""What environments must not give: observations outside their space or not finite, rewards that are no numbers."""
+"""What environments must not give: observations outside their space or not finite, rewards that are no numbers.
+
+Finite values of a Box beyond its bounds are a warning: modules can deal with them, and a run that has come so far is
+worth more. All else is an error: a Discrete value outside its space has no place in a one-hot vector.
+"""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
+from gymnasium import Space
+from gymnasium.spaces import Box
 
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
 from marl_connectors.env_runners.done_episodes import Episode
 from marl_connectors.env_runners.lanes import Lane, LaneGroup
 from marl_connectors.environments.env_copy import Transition
+from marl_connectors.environments.step_faults import advice_on_reward
 from marl_connectors.environments.vector_env import VectorEnv
 from marl_connectors.episodes.column_batch import ColumnBatch
 from marl_connectors.episodes.lane_storage import LaneStorage
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
-from marl_connectors.errors import ConnectorError, EnvError, ModuleError
+from marl_connectors.errors import ConnectorError, EnvError, EnvWarning, ModuleError
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.rl_module.observation_check import check_observations
 from marl_connectors.seeding import derived_seed
 from marl_connectors.trees import leaves, tree_map
-from marl_connectors.typing import DEFAULT_AGENT_ID
+from marl_connectors.typing import DEFAULT_AGENT_ID, Tree
+
+Episodes = Callable[[], Iterable[tuple[int, Episode]]]
+"""Gives the episodes that have rows in the columns, with their sub-environments, for messages."""
+_WARNINGS_A_PART = 8
+"""Components of one part that have a warning of their own, at most. An image may have many that are out of bounds."""
+
+
+class OutOfBounds:
+    """Observations beyond the bounds of their space, which are counted, and told of once for each component.
+
+    Attributes:
+        count: Observations of single agents since they were last taken from here.
+    """
+
+    def __init__(self, told: dict[Any, set[int]] | None = None):
+        """Takes the components that the run was told of already, which several of its runners have in common."""
+        self.count = 0
+        self._told: dict[Any, set[int]] = {} if told is None else told
+
+    def take(self) -> int:
+        """The count since the last call."""
+        count, self.count = self.count, 0
+        return count
+
+    def note(self, space: Space, observations: Tree, new: np.ndarray, where: Callable[[int], str]) -> None:
+        """Counts rows, and warns of components that nobody was told of yet.
+
+        Args:
+            space: Of the observations.
+            observations: ``[N, ...]``, all finite.
+            new: ``[N]`` bool, which rows hold observations that were not counted before.
+            where: Says whose observation is in a row.
+        """
+        found = np.zeros(len(new), bool)
+        for path, part, values in spaces.parts_with_values(space, observations):
+            if isinstance(part, Box):
+                rows, components = spaces.beyond_bounds(part, values, new)
+                found |= rows
+                self._tell(part, path, values, components, where)
+        self.count += int(found.sum())
+
+    def _tell(
+        self,
+        box: Box,
+        path: tuple[Any, ...],
+        values: np.ndarray,
+        components: dict[int, int],
+        where: Callable[[int], str],
+    ) -> None:
+        told = self._told.setdefault((path, box.shape, hash(box.low.tobytes()), hash(box.high.tobytes())), set())
+        for number, row in components.items():
+            if len(told) >= _WARNINGS_A_PART:
+                return
+            if number in told:
+                continue
+            told.add(number)
+            place = tuple(map(int, np.unravel_index(number, box.shape))) if box.shape else ()
+            part = f" of part {', '.join(map(repr, path))}" if path else ""
+            component = f"component {', '.join(map(str, place))}{part}" if place else part.removeprefix(" of ") or "it"
+            last = len(told) == _WARNINGS_A_PART and box.low.size > _WARNINGS_A_PART
+            warnings.warn(
+                f"{where(row)}: the observation leaves its space, {spaces.describe(box)}: {component} is "
+                f"{values[(row, *place)]!s}, not in [{box.low[place]!s}, {box.high[place]!s}]. The run goes on. "
+                f"Correct the environment's observation_space, or clip what it gives. This component is not mentioned "
+                f"again{', nor are further ones of this part' if last else ''}; num_observations_out_of_bounds counts.",
+                EnvWarning,
+                stacklevel=2,
+            )
 
 
 def check_columns(
-    group: LaneGroup, vector_env: VectorEnv, episodes: Callable[[], Iterable[tuple[int, Episode]]], *, spaces_too: bool
+    group: LaneGroup, vector_env: VectorEnv, episodes: Episodes, out_of_bounds: OutOfBounds | None
 ) -> None:
     """Checks a whole fragment at once, at its end.
 
     Args:
         group: Whose rollout.
         vector_env: For the message.
-        episodes: Gives the episodes that have rows there, with their copies, for the message.
-        spaces_too: Whether observations must be in their space.
+        episodes: Likewise.
+        out_of_bounds: Takes note of finite values beyond the bounds of a Box; None where observations need not be in
+            their space.
 
     Raises:
-        EnvError: For a reward or observation that is not finite, or an observation outside its space; names copy,
-            episode, agent, step and seed.
+        EnvError: For a reward or observation that is not finite, or a Discrete, MultiDiscrete or MultiBinary value
+            outside its space; names copy, episode, agent, step and seed.
     """
     rollout = group.rollout
     begin = group.lookback * rollout.num_lanes
     used = rollout.columns[Columns.T][begin:] >= 0
 
     def error(row: int, text: str) -> EnvError:
-        return _error_at(group, begin + row, vector_env, episodes, text)
+        where, seed = _where(group, begin + row, vector_env, episodes)
+        return EnvError(f"{where}: {text}{seed}")
 
     rewards = rollout.columns[Columns.REWARDS][begin:]
     if not np.isfinite(rewards).all():
         row = int(np.flatnonzero(~np.isfinite(rewards))[0])
         raise error(row, f"the reward is {rewards[row]}. Rewards must be finite numbers.")
-    observations = tree_map(lambda leaf: leaf[begin:], rollout.source(Columns.OBS))
-    if spaces_too and spaces.all_within(rollout.observation_space, observations):
+    space, observations = rollout.observation_space, tree_map(lambda leaf: leaf[begin:], rollout.source(Columns.OBS))
+    if out_of_bounds is not None and spaces.all_within(space, observations):
         return  # the usual case: finite too
     for leaf in leaves(observations):
         if np.issubdtype(leaf.dtype, np.floating) and not (
@@ -61,18 +139,22 @@ def check_columns(
             row = int(np.argwhere(~np.isfinite(leaf))[0][0])
             word = "NaN" if np.isnan(leaf[row]).any() else "infinity"
             raise error(row, f"the observation contains {word}. Fix the environment.")
-    if spaces_too:
-        bad, _ = spaces.outside(rollout.observation_space, observations)
-        bad &= used
-        if bad.any():
+    if out_of_bounds is None:
+        return
+    for path, part, values in spaces.parts_with_values(space, observations):
+        bad = used & spaces.outside(part, values)[0] if not isinstance(part, Box) else ()
+        if np.any(bad):
             row = int(np.flatnonzero(bad)[0])
-            _, why = spaces.outside(rollout.observation_space, tree_map(lambda leaf: leaf[row : row + 1], observations))
+            why = spaces.outside(part, values[row : row + 1])[1]
             raise error(
                 row,
-                f"the observation leaves its space, "
-                f"{spaces.describe(rollout.observation_space)}: {why}. Fix the environment's observation_space, or set "
+                f"the observation leaves its space, {spaces.describe(space)}: "
+                f"{f'in part {path[-1]!r}, ' if path else ''}{why}. Fix the environment's observation_space, or set "
                 f"disable_env_checking=True (--no-env-check on the command line).",
             )
+    new = used
+    new[: rollout.num_lanes] &= ~group.carried
+    out_of_bounds.note(space, observations, new, lambda row: _where(group, begin + row, vector_env, episodes)[0])
 
 
 def check_forward_batch(batch: ColumnBatch, rl_module: MultiRLModule) -> None:
@@ -115,28 +197,20 @@ def check_actions(batch: ColumnBatch) -> None:
             )
 
 
-def _error_at(
-    group: LaneGroup,
-    position: int,
-    vector_env: VectorEnv,
-    episodes: Callable[[], Iterable[tuple[int, Episode]]],
-    text: str,
-) -> EnvError:
-    """The error for what a row of a rollout holds: of the agent whose episode it is, who may have left its lane."""
+def _where(group: LaneGroup, position: int, vector_env: VectorEnv, episodes: Episodes) -> tuple[str, str]:
+    """Of a row of a rollout: the agent whose episode it is, who may have left its lane; and a sentence on the seed."""
     t = int(group.rollout.columns[Columns.T][position])
     owner = owner_of(group, position, episodes)
     if owner is None:
-        return EnvError(f"an episode that was dropped, env step {t}: {text}")
+        return f"an episode that was dropped, env step {t}", ""
     env_index, episode, own = owner
     agent_id = DEFAULT_AGENT_ID if own.agent_id is None else own.agent_id
     episode_number = int(str(episode.id_).split("-")[1])
     where = f"environment copy {env_index}, episode {episode_number}, agent {agent_id!r}, env step {t}"
-    return _with_seed(vector_env, env_index, episode_number, f"{where}: {text}")
+    return where, _seed_of(vector_env, env_index, episode_number)
 
 
-def owner_of(
-    group: LaneGroup, position: int, episodes: Callable[[], Iterable[tuple[int, Episode]]]
-) -> tuple[int, Episode, SingleAgentEpisode] | None:
+def owner_of(group: LaneGroup, position: int, episodes: Episodes) -> tuple[int, Episode, SingleAgentEpisode] | None:
     """The copy, the episode and the agent episode that a row of a rollout is in; None if that was dropped."""
     row, number = divmod(position, group.rollout.num_lanes)
     for env_index, episode in episodes():
@@ -153,12 +227,11 @@ def owner_of(
     return None
 
 
-def _with_seed(vector_env: VectorEnv, env_index: int, episode_number: int, text: str) -> EnvError:
-    """An error that says how to begin the episode again, where that is possible without the other copies."""
+def _seed_of(vector_env: VectorEnv, env_index: int, episode_number: int) -> str:
+    """A sentence about how to begin the episode again, where that is possible without the other copies."""
     if vector_env.is_batched:
-        return EnvError(text)
-    seed = derived_seed(vector_env.seed, "env", env_index, episode_number)
-    return EnvError(f"{text} The episode's seed is {seed}.")
+        return ""
+    return f" The episode's seed is {derived_seed(vector_env.seed, 'env', env_index, episode_number)}."
 
 
 def bad_rewards(
@@ -167,7 +240,7 @@ def bad_rewards(
     """The error for rewards of a step that do not fit into a column of numbers."""
     for lane, reward in zip(group.acting, rewards, strict=False):
         if np.ndim(reward) != 0 or not np.issubdtype(np.asarray(reward).dtype, np.number):
-            text = f"the reward is {reward!r}, not a number. Return one float."
+            text = f"the reward is {reward!r}, not a number. {advice_on_reward(reward)}"
             return _error_of(lane, vector_env, text, transitions)
     return EnvError(f"EnvRunner: rewards that do not fit: {list(rewards)!r}.")
 
@@ -176,7 +249,7 @@ def bad_observations(group: LaneGroup, vector_env: VectorEnv, observations: Sequ
     """The error for observations that do not fit into their space's columns."""
     space = group.rollout.observation_space
     for lane, observation in zip(group.acting, observations, strict=False):
-        if not _fits(space, observation):
+        if not spaces.fits(space, observation):
             return bad_observation(lane, vector_env, observation)
     return EnvError(f"EnvRunner: observations that do not fit {spaces.describe(space)}.")
 
@@ -192,19 +265,13 @@ def bad_observation(
         observation: What it got.
         transitions: Those of the step, if it is an observation of before any reset in it.
     """
-    shape = getattr(observation, "shape", None)
+    shape, wanted = getattr(observation, "shape", None), lane.group.rollout.observation_space
     came = repr(observation) if shape is None or not _is_numbers(observation) else f"shape {shape}"
-    space = spaces.describe(lane.group.rollout.observation_space)
+    if shape is not None and shape == wanted.shape:
+        came = spaces.misfit(wanted, observation) or came
+    space = spaces.describe(wanted)
     text = f"the observation does not fit its space, {space}: {came}. Fix the environment, or its observation_space."
     return _error_of(lane, vector_env, text, transitions)
-
-
-def _fits(space: Any, observation: Any) -> bool:
-    try:
-        same_shapes = tree_map(np.shape, spaces.zeros(space)) == tree_map(np.shape, observation)
-    except ValueError:
-        return False
-    return same_shapes and all(map(_is_numbers, leaves(observation)))
 
 
 def _is_numbers(values: Any) -> bool:
@@ -219,4 +286,4 @@ def _error_of(lane: Lane, vector_env: VectorEnv, text: str, transitions: Sequenc
         if transition.index == lane.env_index and transition.is_over and not transition.awaits_reset:
             episode_number, t = episode_number - 1, transition.t
     where = f"environment copy {copy.index}, episode {episode_number}, step {t}, agent {lane.agent_id!r}"
-    return _with_seed(vector_env, copy.index, episode_number, f"{where}: {text}")
+    return EnvError(f"{where}: {text}{_seed_of(vector_env, copy.index, episode_number)}")

@@ -33,6 +33,14 @@ def shares(num_copies: int, num_episodes: int) -> list[int]:
     return [num_episodes // num_copies + (index < num_episodes % num_copies) for index in range(num_copies)]
 
 
+def missing(done: Sequence[DoneEpisode], num_copies: int, num_episodes: int) -> list[int]:
+    """How many of their shares the copies lack."""
+    lacking = shares(num_copies, num_episodes)
+    for entry in done:
+        lacking[entry.env_index] = max(lacking[entry.env_index] - 1, 0)
+    return lacking
+
+
 def first_of_each_copy(done: Sequence[DoneEpisode], num_copies: int, num_episodes: int) -> list[DoneEpisode] | None:
     """Those that make up ``num_episodes`` without preferring short ones.
 
@@ -45,6 +53,14 @@ def first_of_each_copy(done: Sequence[DoneEpisode], num_copies: int, num_episode
             quotas[entry.env_index] -= 1
             chosen.append(entry)
     return None if any(quotas) else chosen
+
+
+def first_rounds(done: Sequence[DoneEpisode], num_copies: int) -> list[DoneEpisode]:
+    """The first ones of each copy, as many as the slowest copy has: so short ones are not preferred."""
+    ended = [0] * num_copies
+    for entry in done:
+        ended[entry.env_index] += 1
+    return first_of_each_copy(done, num_copies, min(ended) * num_copies) or []
 
 
 def check_sample_size(num_timesteps: Any, num_episodes: Any) -> None:

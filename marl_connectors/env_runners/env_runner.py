@@ -14,7 +14,15 @@ from marl_connectors.callbacks import CallbackCalls
 from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
 from marl_connectors.connectors.module_to_env.get_actions import ACTION_NOISE
 from marl_connectors.connectors.module_to_env.module_to_env_pipeline import ModuleToEnvPipeline
-from marl_connectors.env_runners.done_episodes import DoneEpisode, check_sample_size, first_of_each_copy, shares
+from marl_connectors.env_runners.data_checks import check_forward_batch
+from marl_connectors.env_runners.done_episodes import (
+    DoneEpisode,
+    check_sample_size,
+    first_of_each_copy,
+    first_rounds,
+    missing,
+    shares,
+)
 from marl_connectors.env_runners.episode_callbacks import EPISODE_CALLBACKS, EpisodeCallbacks
 from marl_connectors.env_runners.episode_metrics import Tally, summarize, tally_from_state
 from marl_connectors.env_runners.sampling_times import SamplingTimes
@@ -52,6 +60,7 @@ class EnvRunner(Stepper):
         rollout_fragment_length: int = 64,
         complete_episodes: bool = False,
         check_spaces: bool = True,
+        told_of_bounds: dict[Any, set[int]] | None = None,
         callbacks: CallbackCalls | None = None,
         env_config: dict[str, Any] | None = None,
         num_env_workers: int = 0,
@@ -78,6 +87,8 @@ class EnvRunner(Stepper):
             rollout_fragment_length: Env steps of each copy that ``sample`` takes unless told otherwise.
             complete_episodes: Whether ``sample`` takes an episode of each copy unless told otherwise.
             check_spaces: Whether observations are held against their space.
+            told_of_bounds: Components of observations whose leaving their bounds the run was warned of already; it
+                grows. None if there are none.
             callbacks: Told of what happens here.
             env_config: For the callbacks.
             num_env_workers: Over how many worker processes the copies are spread; 0 to step them in this process.
@@ -107,6 +118,7 @@ class EnvRunner(Stepper):
             explore=explore,
             lookback=lookback,
             check_spaces=check_spaces,
+            told_of_bounds=told_of_bounds,
         )
         self.explore = explore
         self.rollout_fragment_length = rollout_fragment_length
@@ -130,6 +142,7 @@ class EnvRunner(Stepper):
         explore: bool | None = None,
         random_actions: bool = False,
         force_reset: bool = False,
+        is_enough: Callable[[int], bool] | None = None,
     ) -> list[Any]:
         """Steps the environments and gives the episodes, and chunks of episodes, that came of it.
 
@@ -146,6 +159,8 @@ class EnvRunner(Stepper):
             explore: Overrides the runner's setting, for this sample.
             random_actions: Draw actions from the action spaces instead of asking the modules, whatever ``explore`` is.
             force_reset: Start new episodes even where old ones go on (these are dropped).
+            is_enough: Called with how many of ``num_episodes`` have ended, after each step or several. Where it gives
+                True, the sample ends with fewer: the first ones of each copy, the same number from each, perhaps none.
 
         Returns:
             MultiAgentEpisodes or SingleAgentEpisodes. An episode that goes on beyond this sample is cut: the chunk is
@@ -166,7 +181,7 @@ class EnvRunner(Stepper):
         check_sample_size(num_timesteps, num_episodes)
         explore = self.explore if explore is None else explore
         try:
-            episodes = self._sample(num_timesteps, num_episodes, explore, random_actions, force_reset)
+            episodes = self._sample(num_timesteps, num_episodes, explore, random_actions, force_reset, is_enough)
         except BaseException as error:
             self._batch = None  # nobody knows what the copies, or the episodes, are in the middle of
             if isinstance(error, EnvError):
@@ -182,6 +197,7 @@ class EnvRunner(Stepper):
         explore: bool,
         random_actions: bool,
         force_reset: bool,
+        is_enough: Callable[[int], bool] | None,
     ) -> list[Any]:
         self._look_at_pieces()
         self.rl_module.bind_buckets()
@@ -198,7 +214,15 @@ class EnvRunner(Stepper):
         else:
             self._set_exploring(explore)
         if num_episodes is not None:
-            while (done := first_of_each_copy(self._episodes.done, copies, num_episodes)) is None:
+            wanted = num_episodes
+
+            def must_stop() -> bool:
+                return is_enough is not None and is_enough(wanted - sum(missing(self._episodes.done, copies, wanted)))
+
+            while (done := first_of_each_copy(self._episodes.done, copies, wanted)) is None:
+                if must_stop():
+                    done = first_rounds(self._episodes.done, copies)
+                    break
                 self._take_step(explore, random_actions)
         else:
             enough = self.num_env_steps + (num_timesteps or 0)
@@ -289,10 +313,16 @@ class EnvRunner(Stepper):
         return times
 
     def take_counts(self) -> dict[str, Any]:
-        """Since the last call: steps sampled, by agent and module; ``uncredited_reward``; what failures have cost."""
+        """Since the last call: steps sampled, by agent and module; ``uncredited_reward``; what failures have cost.
+
+        And ``num_observations_out_of_bounds``: of single agents, with finite values beyond the bounds of their space.
+        """
         self._settle_counts()
-        uncredited = {"uncredited_reward": self.take_uncredited_reward()}
-        return self._counts.take() | uncredited | self.take_failure_counts()
+        others = {
+            "uncredited_reward": self.take_uncredited_reward(),
+            "num_observations_out_of_bounds": self._out_of_bounds.take(),
+        }
+        return self._counts.take() | others | self.take_failure_counts()
 
     def get_metrics(self) -> dict[str, Any]:
         """Since the last call: ``summarize``, ``take_counts``, and what callbacks and pieces have logged."""
@@ -336,6 +366,7 @@ class EnvRunner(Stepper):
             "counts": self._counts.get_state(),
             "finished": [tally.get_state() for tally in self._finished],
             "uncredited_reward": self._uncredited_reward,
+            "observations_out_of_bounds": self._out_of_bounds.count,
             "lost": self._episodes.lost.as_dict(),
             "episode_numbers": [copy.episode_number for copy in self.vector_env.copies],
         }
@@ -376,6 +407,7 @@ class EnvRunner(Stepper):
             copy.episode_number = number
         self._finished = [tally_from_state(tally) for tally in state["finished"]]
         self._uncredited_reward = state["uncredited_reward"]
+        self._out_of_bounds.count = state.get("observations_out_of_bounds", 0)
         self._counts.vector_steps = 0
         self._counts.set_state(state["counts"])
         for name, logger in self.metrics.items():
@@ -405,6 +437,7 @@ class EnvRunner(Stepper):
             return
         device = next((parameter.device for parameter in self.rl_module.parameters()), torch.device("cpu"))
         self._batch, shared_data = batch_from_state(state, [group.rows for group, _ in self._live], device)
+        check_forward_batch(self._batch, self.rl_module)
         self._shared_data.update(shared_data)
 
 

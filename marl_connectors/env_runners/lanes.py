@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from gymnasium import Space
 
+from marl_connectors import spaces
 from marl_connectors.columns import Columns
 from marl_connectors.env_runners.live_rows import LiveRows
 from marl_connectors.env_runners.lives import Lives
@@ -138,6 +139,7 @@ class LaneGroup:
         kind: What the lanes' modules have in common; ``CopyLanes`` says what.
         env_action_space: Of the environment. The rollout's, of recorded actions, is the modules'.
         lives: Of the agent episodes in the lanes.
+        carried: ``[num_lanes]`` bool, whose first row after the lookback was in the fragment before, too.
         ongoing: All copies' episodes.
         lanes: The live lanes, by module, copy and rank.
         acting: Those that act next, in the same order; all of them unless the environment is turn-based.
@@ -170,6 +172,7 @@ class LaneGroup:
         self.rollout = Rollout(observation_space, recorded, num_rows=max(num_rows, lookback + 2), num_lanes=0)
         self.lives = Lives()
         self.ongoing = ongoing
+        self.carried = np.zeros(0, bool)
         self.lanes: list[Lane] = []
         self.acting: list[Lane] = []
         self.numbers: np.ndarray | None = None
@@ -188,8 +191,8 @@ class LaneGroup:
     def matches(self, observation_space: Space, action_space: Space, kind: Hashable) -> bool:
         """Whether agents of these spaces, and of modules with such a state, belong here."""
         return (
-            self.rollout.observation_space == observation_space
-            and self.env_action_space == action_space
+            spaces.same(self.rollout.observation_space, observation_space, ordered=False)
+            and spaces.same(self.env_action_space, action_space, ordered=False)
             and self.kind == kind
         )
 
@@ -198,6 +201,7 @@ class LaneGroup:
         if num_lanes > self.rollout.num_lanes:
             self.rollout.widened(num_lanes)
             self.lives.widen(num_lanes)
+            self.carried = np.pad(self.carried, (0, num_lanes - len(self.carried)))
 
     def open(self, env_index: int, agent_id: AgentID) -> Lane:
         """A free lane for an agent; its first row is the next one that is unused there."""
@@ -210,6 +214,8 @@ class LaneGroup:
         self.rollout.columns[Columns.T][position] = -1  # after a cut, it holds the former agent's last observation
         self._next_row[number] = row + 1
         self.last_row = max(self.last_row, row)
+        if row == self.lookback:
+            self.carried[number] = False
         return Lane(self, number, env_index, agent_id)
 
     def reopen(self, number: int, env_index: int, agent_id: AgentID) -> Lane:
@@ -279,6 +285,16 @@ class LaneGroup:
         rollout.cursor[numbers] = positions
         self.last_row = max(self.last_row, int(positions.max()) // rollout.num_lanes)
         rollout.reserve(self.last_row + 1)
+        self._first = None
+
+    def go_back(self, numbers: Sequence[int]) -> None:
+        """Undoes ``go_on``: the lanes wait in the rows before; their newest ones are as if nobody had observed."""
+        rollout = self.rollout
+        for position in rollout.cursor[numbers].tolist():
+            rollout.infos.pop(position, None)
+        rollout.columns[Columns.T][rollout.cursor[numbers]] = -1
+        rollout.cursor[numbers] -= rollout.num_lanes
+        rollout.pending[numbers] = True
         self._first = None
 
     def first_positions(self) -> np.ndarray:
@@ -354,6 +370,12 @@ class LaneGroup:
         oldest[in_use] = self.lives.first_row[in_use]
         self.rollout = self.rollout.continued(num_rows + spare + self.lookback + 2, self.lookback, oldest)
         self.last_row = self.lookback
+        self.note_carried()
         self._next_row = {}
         self._first = None
         self.locate()
+
+    def note_carried(self) -> None:
+        """Takes note of the lanes whose first row after the lookback was there before this fragment."""
+        first, lanes = self.lookback * self.rollout.num_lanes, self.rollout.num_lanes
+        self.carried = self.rollout.columns[Columns.T][first : first + lanes] >= 0

@@ -19,7 +19,8 @@ from marl_connectors.environments.env_copy import EnvCopy, not_repeatable, task_
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.episodes.rollout import take
 from marl_connectors.episodes.state import decode, encode
-from marl_connectors.trees import leaves, tree_map
+from marl_connectors.errors import CheckpointError
+from marl_connectors.trees import leaves, same_structure, tree_map
 from marl_connectors.typing import Tree
 
 
@@ -123,12 +124,18 @@ class ReplayableEpisodes(OngoingEpisodes):
         for own in state["groups"]:
             group = self.lanes.add_group(*own["members"])
             group.make_room(own["num_lanes"])
+            actions, is_over = own["rollout"]["columns"][Columns.ACTIONS], own["members"][2]
+            if not is_over and not same_structure(group.rollout.columns[Columns.ACTIONS], actions):
+                raise CheckpointError(
+                    f"checkpoint: it is damaged: its actions of {own['members'][0]!r} are of another kind."
+                )
             group.rollout.set_state(own["rollout"])
+            group.note_carried()
         restored = [(self._restore_lane(own), own) for own in state["lanes"]]
         self.ongoing.clear()
         for copy, own in zip(self._vector_env.copies, state["copies"], strict=True):
             copy.episode_number = own["number"]
-            at_reset, now = own["tasks"]
+            at_reset, now = own.get("tasks", (None, None))
             _set_task(copy, at_reset)
             self._replay(copy, own["actions"], [pair for pair in restored if pair[0].env_index == copy.index])
             _set_task(copy, now)

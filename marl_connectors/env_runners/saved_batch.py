@@ -16,6 +16,7 @@ from marl_connectors.env_runners.plain_data import is_numeric, storable
 from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup, Phase
 from marl_connectors.episodes.rows import Rows
 from marl_connectors.episodes.state import decode
+from marl_connectors.errors import CheckpointError
 from marl_connectors.trees import leaves, tree_map
 
 
@@ -36,10 +37,18 @@ def batch_to_state(batch: ColumnBatch, shared_data: Mapping[str, Any]) -> dict[s
 def batch_from_state(
     state: Mapping[str, Any], rows: Sequence[Rows], device: torch.device
 ) -> tuple[ColumnBatch, dict[str, Any]]:
-    """The batch for those rows, and the shared data."""
+    """The batch for those rows, and the shared data.
+
+    Raises:
+        CheckpointError: If it has another number of rows.
+    """
     batch = ColumnBatch([ColumnGroup(own) for own in rows], Phase[state["phase"]])
     for group, columns, tensors in zip(batch.groups, state["groups"], state["tensors"], strict=True):
         for (name, column), is_tensor in zip(columns.items(), tensors, strict=True):
+            if any(len(leaf) != group.rows.splits[-1] for leaf in leaves(column)):
+                raise CheckpointError(
+                    f"checkpoint: it is damaged: the waiting batch has not {group.rows.splits[-1]} rows of {name!r}."
+                )
             group[name] = tree_map(lambda leaf: torch.tensor(leaf, device=device), column) if is_tensor else column
     return batch, decode(state["shared_data"])
 

@@ -22,6 +22,7 @@ from marl_connectors.connectors.module_to_env.module_to_env_pipeline import Modu
 from marl_connectors.env_runners.acting_check import check_outputs
 from marl_connectors.env_runners.action_noise import ActionNoise
 from marl_connectors.env_runners.data_checks import (
+    OutOfBounds,
     bad_observations,
     bad_rewards,
     check_actions,
@@ -83,6 +84,7 @@ class Stepper:
         explore: bool,
         lookback: int,
         check_spaces: bool,
+        told_of_bounds: dict[Any, set[int]] | None,
     ):
         """Takes the environment copies; see EnvRunner."""
         self.vector_env = vector_env
@@ -98,6 +100,7 @@ class Stepper:
         self.num_agent_steps = 0
         self._seed = seed
         self._check_spaces = check_spaces
+        self._out_of_bounds = OutOfBounds(told_of_bounds)
         self._noise = ActionNoise(seed)
         episodes = TurnBasedEpisodes if self._turn_based else ReplayableEpisodes
         self._episodes = episodes(
@@ -390,7 +393,8 @@ class Stepper:
         """Checks what the environments gave and computes what was left to be computed for all steps at once."""
         self._check_outputs()
         for group in self._episodes.lanes.groups:
-            check_columns(group, self.vector_env, self._episodes.in_rollouts, spaces_too=self._check_spaces)
+            out_of_bounds = self._out_of_bounds if self._check_spaces else None
+            check_columns(group, self.vector_env, self._episodes.in_rollouts, out_of_bounds)
             dist_cls = self._deferred_logp.pop(group.index, None)
             if dist_cls is not None:
                 record_logp(group, dist_cls)

@@ -117,7 +117,7 @@ class TurnBasedEpisodes(ReplayableEpisodes):
                 rollout.observe(positions, values, np.array(clocks, np.int32), of_rows)
             except (TypeError, ValueError) as error:
                 for lane, observation in zip(lanes, observations, strict=True):
-                    if spaces.misfit(rollout.observation_space, observation):
+                    if not spaces.fits(rollout.observation_space, observation):
                         raise bad_observation(lane, self._vector_env, observation) from error
                 raise
             for position, info in zip(positions.tolist(), infos, strict=True):

@@ -13,8 +13,9 @@ HISTORY_BYTES = 4 * 2**20
 """What one episode's history may take, or one that never ends would fill the memory: some 2 million actions of a
 Discrete space. An episode that goes on beyond that cannot be replayed."""
 
-_Kind: TypeAlias = tuple[str, tuple[int, ...], bool]
-"""The dtype and shape of an action, and whether it is a Python number."""
+_Kind: TypeAlias = tuple[str, tuple[int, ...], str]
+"""The dtype and shape in which an action is kept, and what it was: an ``"array"``, a ``"plain"`` number of Python's, or
+one of numpy's (then this is its dtype)."""
 
 _Tree: TypeAlias = "tuple[str, tuple[tuple[Any, _Tree | None], ...]]"
 """What an action with parts looks like: ``"dict"`` or ``"tuple"``, and each part's key and tree, None for a leaf."""
@@ -26,7 +27,8 @@ _TREES = 128
 class ActionHistory:
     """Steps of one environment copy, each with the actions of all agents that acted, in their order.
 
-    Actions are Python numbers, arrays, or dicts and tuples of them, of any number of kinds, and come back as they were.
+    Actions are numbers of Python's or numpy's, arrays, or dicts and tuples of them, of any number of kinds, and come
+    back as they were.
 
     >>> history = ActionHistory()
     >>> history.extend([[1, 2], [0]])
@@ -67,7 +69,7 @@ class ActionHistory:
 
     def _taken_apart(self, actions: list[Any]) -> tuple[list[Any], np.ndarray]:
         """All leaves, and where in the order they and the trees stand: 0 for a leaf."""
-        if {dict, tuple}.isdisjoint(map(type, actions)):
+        if not any(isinstance(action, (dict, tuple)) for action in actions):
             return actions, np.zeros(len(actions), np.uint8)
         leaves: list[Any] = []
         order: list[int] = []
@@ -84,8 +86,8 @@ class ActionHistory:
 
     def __iter__(self) -> Iterator[list[Any]]:
         items = [
-            iter(array.tolist() if is_number else list(array))
-            for (_, _, is_number), array in zip(self._items, self._arrays(), strict=True)
+            iter(array.tolist() if form == "plain" else _rows(array, form))
+            for (_, _, form), array in zip(self._items, self._arrays(), strict=True)
         ]
         order = iter(self._order)
         for count in self._counts:
@@ -114,7 +116,8 @@ class ActionHistory:
             "counts": np.array(self._counts, np.uint32),
             "order": np.frombuffer(bytes(self._order), np.uint8).copy(),
             "items": self._arrays(),
-            "is_number": [is_number for _, _, is_number in self._items],
+            "is_number": [form == "plain" for _, _, form in self._items],
+            "scalars": [None if form in ("plain", "array") else form for _, _, form in self._items],
             "trees": [_tree_to_json(tree) for tree in self._trees],
         }
 
@@ -125,23 +128,25 @@ class ActionHistory:
         history._counts.extend(state["counts"].tolist())
         history._order += state["order"].tobytes()
         history._trees = [_tree_from_json(tree) for tree in state.get("trees", ())]
-        for items, is_number in zip(state["items"], state["is_number"], strict=True):
-            history._items[items.dtype.str, items.shape[1:], is_number] = bytearray(items.tobytes())
+        scalars = state.get("scalars", [None] * len(state["items"]))  # states of older versions lack it
+        for items, is_number, scalar in zip(state["items"], state["is_number"], scalars, strict=True):
+            form = "plain" if is_number else scalar or "array"
+            history._items[items.dtype.str, items.shape[1:], form] = bytearray(items.tobytes())
         return history
 
 
 def _tree_of(action: Any) -> _Tree | None:
     """What an action with parts looks like; None for one without."""
-    if type(action) is dict:
+    if isinstance(action, dict):
         return "dict", tuple([(key, _tree_of(part)) for key, part in action.items()])
-    if type(action) is tuple:
+    if isinstance(action, tuple):
         return "tuple", tuple([(i, _tree_of(part)) for i, part in enumerate(action)])
     return None
 
 
 def _add_leaves(action: Any, leaves: list[Any]) -> None:
-    if type(action) in (dict, tuple):
-        for part in action.values() if type(action) is dict else action:
+    if isinstance(action, (dict, tuple)):
+        for part in action.values() if isinstance(action, dict) else action:
             _add_leaves(part, leaves)
     else:
         leaves.append(action)
@@ -166,18 +171,26 @@ def _tree_from_json(data: Any) -> Any:
 def _by_kind(actions: list[Any]) -> dict[_Kind, tuple[slice | list[int], np.ndarray]]:
     """For each kind of action where those of it stand, and they themselves as an array."""
     if set(map(type, actions)) == {int}:
-        return {_kind(array := _small(np.array(actions)), True): (slice(None), array)}
-    places: dict[tuple[str, tuple[int, ...], bool], list[int]] = {}
+        return {_kind(array := _small(np.array(actions)), "plain"): (slice(None), array)}
+    places: dict[_Kind, list[int]] = {}
     for place, action in enumerate(actions):
-        is_number = type(action) is not np.ndarray
-        key = (_number_type(action), (), True) if is_number else (action.dtype.str, action.shape, False)
-        places.setdefault(key, []).append(place)
+        is_scalar = isinstance(action, np.generic)
+        form = "array" if type(action) is np.ndarray else action.dtype.str if is_scalar else "plain"
+        dtype = _number_type(action) if form == "plain" else action.dtype.str
+        places.setdefault((dtype, np.shape(action), form), []).append(place)
     found = {}
-    for (_, _, is_number), where in places.items():
+    for (_, _, form), where in places.items():
         array = np.array([actions[place] for place in where])
-        array = _small(array) if is_number else array
-        found[_kind(array, is_number)] = where, array
+        array = array if form == "array" else _small(array)
+        found[_kind(array, form)] = where, array
     return found
+
+
+def _rows(array: np.ndarray, form: str) -> list[Any]:
+    """Each row as it was: of numbers, a scalar or an array without axes."""
+    if form != "array":
+        return list(array.astype(form))
+    return list(array) if array.ndim > 1 else [array[i, ...] for i in range(len(array))]
 
 
 def _number_type(action: Any) -> str:
@@ -185,8 +198,8 @@ def _number_type(action: Any) -> str:
     return "i" if kind == "u" else kind
 
 
-def _kind(array: np.ndarray, is_number: bool) -> _Kind:
-    return array.dtype.str, array.shape[1:], is_number
+def _kind(array: np.ndarray, form: str) -> _Kind:
+    return array.dtype.str, array.shape[1:], form
 
 
 def _small(array: np.ndarray) -> np.ndarray:

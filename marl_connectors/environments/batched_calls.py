@@ -12,9 +12,9 @@ from gymnasium.spaces import Tuple as TupleSpace
 
 from marl_connectors import spaces
 from marl_connectors.environments.batched_env import BatchedEnv
-from marl_connectors.environments.env_failures import ENV_ERRORS
-from marl_connectors.errors import EnvError, MarlConnectorsError
-from marl_connectors.trees import leaves, same_structure, tree_map
+from marl_connectors.environments.env_failures import errors_named
+from marl_connectors.errors import EnvError, describe_error
+from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import AgentID, Tree
 
 
@@ -68,8 +68,9 @@ class BatchedCalls:
         """
         self.env = env
         self._name = name or f"{type(env).__name__} (natively batched)"
-        self.agents: list[AgentID] = list(env.possible_agents)
-        self._lead = (int(env.num_envs), len(self.agents))
+        with errors_named(f"{self._name}: possible_agents or num_envs"):
+            self.agents: list[AgentID] = list(env.possible_agents)
+            self._lead = (int(env.num_envs), len(self.agents))
         if 0 in self._lead:
             raise EnvError(f"{self._name}: num_envs and possible_agents are {self._lead}, expected one at least.")
         found = [self._spaces_of(agent) for agent in self.agents]
@@ -85,7 +86,8 @@ class BatchedCalls:
         self._all = _Part(found[0][0], self._lead)
 
     def _spaces_of(self, agent: AgentID) -> tuple[Any, Any]:
-        return self.env.observation_space(agent), self.env.action_space(agent)
+        with errors_named(f"{self._name}: observation_space({agent!r}) or action_space({agent!r})"):
+            return self.env.observation_space(agent), self.env.action_space(agent)
 
     def reset(self, seeds: Sequence[int | None], mask: np.ndarray | None) -> Tree:
         """The observations of all copies after some, or all, were reset.
@@ -147,12 +149,8 @@ class BatchedCalls:
         return {agent: tree_map(lambda leaf, i=i: leaf[index, i], observations) for i, agent in enumerate(self.agents)}
 
     def _called(self, what: str, call: Callable[[], Any]) -> Any:
-        try:
+        with errors_named(f"{self._name}: {what}"):
             return call()
-        except MarlConnectorsError:
-            raise
-        except ENV_ERRORS as error:
-            raise EnvError(f"{self._name}: {what} raised {type(error).__name__}: {error}") from error
 
     def _observations(self, method: str, given: Any) -> Tree:
         if self.alike:
@@ -169,18 +167,27 @@ class BatchedCalls:
         }
 
     def _observed(self, name: str, given: Any, part: _Part) -> Tree:
-        if type(part.item) is np.ndarray:
-            found: Tree = self._array(name, given)
-        elif same_structure(part.item, given):
-            found = tree_map(lambda leaf: self._array(name, leaf), given)
-        else:
+        try:
+            return self._part_observed(name, given, part.space, part.lead)
+        except ValueError as error:
             raise EnvError(
                 f"{self._name}: the {name} are a {_kind(given)}, expected a {_kind(part.item)} of arrays as in the "
                 f"observation space, {spaces.describe(part.space)}."
-            )
-        for leaf, shape in zip(leaves(found), part.shapes, strict=True):
-            self._check_shape(name, leaf, shape)
-        return found
+            ) from error
+
+    def _part_observed(self, name: str, given: Any, space: Space, lead: tuple[int, ...]) -> Tree:
+        """Arrays in a tree that follows the space.
+
+        Raises:
+            ValueError: If there are not the parts of the space.
+        """
+        if isinstance(space, (DictSpace, TupleSpace)):
+            own = zip(spaces.parts_of(space), spaces.parts_in(space, given), strict=True)
+            parts = {key: self._part_observed(name, values, part, lead) for (key, part), values in own}
+            return parts if isinstance(space, DictSpace) else tuple(parts.values())
+        array = self._array(name, given)
+        self._check_shape(name, array, (*lead, *(space.shape or ())))
+        return array
 
     def _numbers(self, name: str, given: Any) -> np.ndarray:
         array = self._array(name, given)
@@ -218,7 +225,7 @@ class BatchedCalls:
         try:
             return np.asarray(given)
         except Exception as error:
-            raise EnvError(f"{self._name}: {name} are no array: {type(error).__name__}: {error}") from error
+            raise EnvError(f"{self._name}: {name} are no array: {describe_error(error)}.") from error
 
     def _check_shape(self, name: str, array: np.ndarray, expected: tuple[int, ...]) -> None:
         if array.shape != expected:
@@ -232,11 +239,10 @@ class BatchedCalls:
 class _Part:
     """What observations of a space look like."""
 
-    __slots__ = ("item", "shapes", "space")
+    __slots__ = ("item", "lead", "space")
 
     def __init__(self, space: Space, lead: tuple[int, ...]):
-        self.space, self.item = space, spaces.zeros(space)
-        self.shapes = [lead + np.shape(leaf) for leaf in leaves(self.item)]
+        self.space, self.lead, self.item = space, lead, spaces.zeros(space)
 
 
 def _items(tree: Tree) -> list[Any]:

@@ -68,7 +68,7 @@ class BatchedEnv(Protocol):
 
 def is_batched(env: Any) -> bool:
     """Whether an environment is natively batched, and not of another kind with like-named attributes."""
-    return isinstance(env, BatchedEnv) and not isinstance(env, (ParallelEnv, AECEnv, Env))
+    return not isinstance(env, (ParallelEnv, AECEnv, Env)) and isinstance(env, BatchedEnv)
 
 
 def missing_parts(env: Any) -> list[str]:

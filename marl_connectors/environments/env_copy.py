@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from marl_connectors.environments.action_history import ActionHistory
-from marl_connectors.environments.step_faults import fault_in_infos
+from marl_connectors.environments.step_faults import advice_on_reward, fault_in_infos
 from marl_connectors.errors import CheckpointError, EnvError
 from marl_connectors.typing import AgentID, Tree
 
@@ -202,7 +202,7 @@ def finite_reward(copy: EnvCopy, agent: AgentID, reward: Any) -> float:
     except (TypeError, ValueError):
         number = math.nan
     if not math.isfinite(number):
-        raise EnvError(f"{copy}, agent {agent!r}: the reward is {reward!r}. Rewards must be finite numbers.")
+        raise EnvError(f"{copy}, agent {agent!r}: the reward is {reward!r}. {advice_on_reward(reward)}")
     return number
 
 

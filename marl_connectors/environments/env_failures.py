@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,8 +14,8 @@ from gymnasium import Space
 
 from marl_connectors import spaces
 from marl_connectors.environments.env_copy import EnvCopy
-from marl_connectors.errors import EnvError
-from marl_connectors.trees import leaves, tree_map
+from marl_connectors.environments.step_faults import advice_on_reward
+from marl_connectors.errors import EnvError, MarlConnectorsError, describe_error
 from marl_connectors.typing import AgentID
 
 _LOG = logging.getLogger(__name__)
@@ -24,12 +25,27 @@ ENV_ERRORS: tuple[type[BaseException], ...] = (Exception, SystemExit)
 """What an environment that fails may raise. Anything else is meant for the program, such as a KeyboardInterrupt."""
 
 
+@contextlib.contextmanager
+def errors_named(what: str) -> Iterator[None]:
+    """Turns errors of an environment's own code into EnvErrors that say where they come from.
+
+    Args:
+        what: Whose and which code it is, such as ``"MyEnv: render()"``.
+    """
+    try:
+        yield
+    except MarlConnectorsError:
+        raise
+    except ENV_ERRORS as error:
+        raise EnvError(f"{what} raised {describe_error(error)}.") from error
+
+
 def close_env(env: Any, name: str) -> None:
     """Closes an environment. If it raises, that is a warning: whatever else there is must be closed too."""
     try:
         env.close()
     except ENV_ERRORS as error:
-        _LOG.warning("%s: close() raised %s: %s", name, type(error).__name__, sentence(error))
+        _LOG.warning("%s: close() raised %s.", name, describe_error(error))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,21 +115,20 @@ class GarbageCheck:
             try:
                 expected = self._expected(copy.env, agent_id)
             except ENV_ERRORS as error:
-                return f"has no space: observation_space({agent_id!r}) raised {type(error).__name__}: {error}"
+                return f"has no space: observation_space({agent_id!r}) raised {describe_error(error)}"
             if len(copy.expected) >= max(_MANY_AGENTS, 2 * len(copy.agents)):  # names that may never come again
                 copy.expected.clear()
             copy.expected[agent_id] = expected
-        space, shapes = expected
-        if type(observation) is np.ndarray and observation.shape == shapes:
+        if type(observation) is np.ndarray and observation.shape == expected.shape:
             return _not_numbers(observation)
         try:
-            found = tree_map(np.shape, observation)
+            parts = [(part, np.asarray(own)) for part, own in spaces.leaves_in(expected, observation)]
         except ValueError:
-            found = None
-        if found != shapes:
+            parts = None
+        if parts is None or any(own.shape != part.shape for part, own in parts):
             came = f"shape {observation.shape}" if isinstance(observation, np.ndarray) else repr(observation)
-            return f"does not fit its space, {spaces.describe(space)}: {came}"
-        return next(filter(None, map(_not_numbers, map(np.asarray, leaves(observation)))), "")
+            return f"does not fit its space, {spaces.describe(expected)}: {came}"
+        return next(filter(None, (_not_numbers(own) for _, own in parts)), "")
 
     def check(
         self, copy: EnvCopy, agents: Iterable[AgentID], observations: Mapping[AgentID, Any], rewards: Mapping
@@ -127,17 +142,18 @@ class GarbageCheck:
         if why:
             raise EnvError(f"{copy}, {why}")
 
-    def _expected(self, env: Any, agent_id: AgentID) -> tuple[Space, Any]:
+    def _expected(self, env: Any, agent_id: AgentID) -> Space:
         given = self._given.get(agent_id) if isinstance(self._given, Mapping) else self._given
         space = env.observation_space(agent_id) if given is None else given
-        return space, tree_map(np.shape, spaces.zeros(space))
+        spaces.zeros(space)  # raises if its values have no fixed shape
+        return space
 
     def rewards(self, rewards: Mapping[AgentID, Any]) -> str:
         """Which reward is not a finite number, and what it is; ``""`` if all are."""
         for agent_id, reward in rewards.items():
             is_number = np.ndim(reward) == 0 and np.asarray(reward).dtype.kind in "biuf"
             if not (is_number and math.isfinite(reward)):
-                return f"agent {agent_id!r}: the reward is {reward!r}. Rewards must be finite numbers."
+                return f"agent {agent_id!r}: the reward is {reward!r}. {advice_on_reward(reward)}"
         return ""
 
 

@@ -5,14 +5,22 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
+import gymnasium
+
 from marl_connectors.environments.env_failures import ENV_ERRORS
-from marl_connectors.errors import ConfigError, EnvError, MarlConnectorsError, did_you_mean
+from marl_connectors.errors import (
+    ConfigError,
+    EnvError,
+    MarlConnectorsError,
+    describe_error,
+    did_you_mean,
+    place_of_definition,
+    place_of_error,
+)
 
 GYMNASIUM_KEYS = ("max_episode_steps", "disable_env_checker", "vectorization_mode", "vector_kwargs", "wrappers")
 """What ``gymnasium.make`` accepts besides the environment's own settings."""
@@ -135,11 +143,19 @@ def call_maker(
 
 
 def _failed(maker: EnvMaker, cause: BaseException) -> EnvError:
-    message = " ".join(str(cause).split()).rstrip(".")
-    if not message:
-        place = traceback.extract_tb(cause.__traceback__)[-1]
-        message = f"in {Path(place.filename).name}, line {place.lineno}"
-    return EnvError(f"environment {maker.name!r} could not be made: {type(cause).__name__}: {message}. {maker.advice}")
+    what = describe_error(cause)
+    if not place_of_error(cause) and (place := place_of_definition(maker.make)):
+        what += f" (when {place} was called)"
+    return EnvError(f"environment {maker.name!r} could not be made: {what}. {_advice(maker, cause)}")
+
+
+def _advice(maker: EnvMaker, cause: BaseException) -> str:
+    if isinstance(cause, gymnasium.error.UnregisteredEnv):
+        return (
+            "If a package registers that id when it is imported, import the package in the function that makes the "
+            'environment, or let gymnasium.make do so: "its_package:MyEnv-v0".'
+        )
+    return maker.advice
 
 
 def _keys_of_class(maker: EnvMaker, qualified: str | None) -> list[str]:

@@ -22,7 +22,7 @@ from marl_connectors.connectors.action_masks import (
 )
 from marl_connectors.environments.batched_env import is_batched
 from marl_connectors.environments.batched_trial import TRIAL_COPIES, try_out
-from marl_connectors.environments.env_failures import ENV_ERRORS
+from marl_connectors.environments.env_failures import ENV_ERRORS, errors_named
 from marl_connectors.environments.env_states import state_space_of
 from marl_connectors.environments.find_env import is_importable
 from marl_connectors.environments.gymnasium_copies import GymnasiumCopies
@@ -30,10 +30,18 @@ from marl_connectors.environments.gymnasium_trial import try_out_vector_env
 from marl_connectors.environments.make_env import env_name, make_env
 from marl_connectors.environments.reset_options import with_reset_options
 from marl_connectors.environments.single_agent_env import SingleAgentEnv
-from marl_connectors.environments.step_faults import fault_in_infos, fault_in_reset, fault_in_result, fault_in_step
+from marl_connectors.environments.step_faults import (
+    ADVICE_ON_OLD_GYM,
+    advice_on_reward,
+    fault_in_infos,
+    fault_in_reset,
+    fault_in_result,
+    fault_in_step,
+    hint_at_several_agents,
+)
 from marl_connectors.environments.turn_based_env import TurnBasedEnv
 from marl_connectors.environments.wrappers import EnvWrapper
-from marl_connectors.errors import ConfigError, EnvError, MarlConnectorsError
+from marl_connectors.errors import ConfigError, EnvError, MarlConnectorsError, describe_error
 from marl_connectors.seeding import stream
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import DEFAULT_AGENT_ID, AgentID
@@ -90,11 +98,12 @@ class EnvSetup:
         self._reset_options = None if reset_options is None else dict(reset_options)
         self.probe = self.make()
         self.single_agent = isinstance(self.probe, (SingleAgentEnv, GymnasiumCopies))
-        agent_ids = getattr(self.probe, "possible_agents", None)
-        if not agent_ids:
-            self.probe.reset(seed=0)
-            agent_ids = self.probe.agents
-        self.agent_ids: list[AgentID] = list(agent_ids)
+        with errors_named(f"{self.name}: possible_agents, or without it reset() and agents,"):
+            agent_ids = getattr(self.probe, "possible_agents", None)
+            if not agent_ids:
+                self.probe.reset(seed=0)
+                agent_ids = self.probe.agents
+            self.agent_ids: list[AgentID] = list(agent_ids)
         self._spaces = {agent_id: self._ask(agent_id) for agent_id in self.agent_ids}
 
     def make(self, render_mode: str | None = None, num_envs: int = 1) -> Any:
@@ -126,9 +135,14 @@ class EnvSetup:
         return is_importable(self._env)
 
     @property
+    def takes_turns(self) -> bool:
+        """Whether the agents act one after another."""
+        return isinstance(self.probe, TurnBasedEnv)
+
+    @property
     def agents_per_step(self) -> int:
         """How many agents act in an env step, if all are there: one where they take turns."""
-        return 1 if isinstance(self.probe, TurnBasedEnv) else len(self.agent_ids)
+        return 1 if self.takes_turns else len(self.agent_ids)
 
     @property
     def user_env(self) -> Any:
@@ -166,13 +180,22 @@ class EnvSetup:
                     given = getattr(self.probe, kind)(agent_id)
                 except Exception as error:
                     raise EnvError(
-                        f"{self.name}: {kind}({agent_id!r}) raised {type(error).__name__}: {error}. Every agent that "
+                        f"{self.name}: {kind}({agent_id!r}) raised {describe_error(error)}. Every agent that "
                         f"can appear needs one."
                     ) from error
             if not isinstance(given, Space):
-                raise EnvError(f"{self.name}: {kind}({agent_id!r}) is {given!r}, not a gymnasium space.")
+                raise EnvError(
+                    f"{self.name}: {kind}({agent_id!r}) is {given!r}, not a gymnasium space.{self._why(given)}"
+                )
             found.append(given)
         return found[0], found[1]
+
+    def _why(self, given: Any) -> str:
+        """A sentence about what stands where a space belongs, if it is known from other APIs."""
+        if type(given).__module__.partition(".")[0] == "gym":
+            return f" It is a space of the old package gym. {ADVICE_ON_OLD_GYM}"
+        hint = hint_at_several_agents(self.user_env) if self.single_agent else ""
+        return f" {hint}" if hint else ""
 
     def space_of_all(self, kind: int) -> Space:
         """The observation (0) or action (1) space: of the one agent, or a Dict of all agents'."""
@@ -191,37 +214,43 @@ class EnvSetup:
             self._check_batched(rng)
             return
         try:
-            observations, infos = self._timed_reset()
-            seen = dict.fromkeys(self.probe.agents)
-            self._check_observations(observations, seen, 0)
-            self._complain(fault_in_infos(seen, infos), 0)
-            for t in range(1, _TRIAL_STEPS + 1):
-                actions = {
-                    agent_id: self._random_action(
-                        agent_id,
-                        rng,
-                        mask_of(observations.get(agent_id), (infos or {}).get(agent_id), self._action_mask_key),
-                    )
-                    for agent_id in self._acting()
-                }
-                if not self.probe.agents:
-                    break
-                observations, rewards, terminations, truncations, infos = self._timed_step(actions)
-                seen.update(dict.fromkeys(self.probe.agents))
-                self._check_observations(observations, seen, t)
-                self._complain(fault_in_step(seen, terminations, truncations, infos), t)
-                for agent_id, reward in rewards.items():
-                    if not _is_finite_number(reward):
-                        raise EnvError(
-                            f"{self.name}: the reward of agent {agent_id!r} at step {t} is {reward!r}, not a finite "
-                            f"number."
-                        )
-        except MarlConnectorsError:
-            raise
+            self._play_trial(rng)
+        except MarlConnectorsError as error:
+            raise self._hinted(error) from error.__cause__
         except ENV_ERRORS as error:
-            raise EnvError(
-                f"{self.name}: a trial run with random actions raised {type(error).__name__}: {error}"
-            ) from error
+            said = f"{self.name}: a trial run with random actions raised {describe_error(error)}."
+            raise self._hinted(EnvError(said)) from error
+
+    def _hinted(self, error: MarlConnectorsError) -> MarlConnectorsError:
+        hint = hint_at_several_agents(self.user_env) if self.single_agent else ""
+        return EnvError(f"{error} {hint}") if hint else error
+
+    def _play_trial(self, rng: np.random.Generator) -> None:
+        observations, infos = self._timed_reset()
+        seen = dict.fromkeys(self.probe.agents)
+        self._check_observations(observations, seen, 0)
+        self._complain(fault_in_infos(seen, infos), 0)
+        for t in range(1, _TRIAL_STEPS + 1):
+            actions = {
+                agent_id: self._random_action(
+                    agent_id,
+                    rng,
+                    mask_of(observations.get(agent_id), (infos or {}).get(agent_id), self._action_mask_key),
+                )
+                for agent_id in self._acting()
+            }
+            if not self.probe.agents:
+                break
+            observations, rewards, terminations, truncations, infos = self._timed_step(actions)
+            seen.update(dict.fromkeys(self.probe.agents))
+            self._check_observations(observations, seen, t)
+            self._complain(fault_in_step(seen, terminations, truncations, infos), t)
+            for agent_id, reward in rewards.items():
+                if not _is_finite_number(reward):
+                    raise EnvError(
+                        f"{self.name}: the reward of agent {agent_id!r} at step {t} is {reward!r}, not a finite "
+                        f"number. {advice_on_reward(reward)}"
+                    )
 
     def _check_batched(self, rng: np.random.Generator) -> None:
         def choose(agent_id: AgentID, mask: np.ndarray | None) -> Any:

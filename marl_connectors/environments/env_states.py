@@ -10,7 +10,8 @@ from gymnasium import Space
 
 from marl_connectors import spaces
 from marl_connectors.environments.env_copy import EnvCopy
-from marl_connectors.errors import ConfigError, EnvError
+from marl_connectors.environments.env_failures import errors_named
+from marl_connectors.errors import ConfigError, EnvError, describe_error
 from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import Tree
 
@@ -36,7 +37,7 @@ class EnvStates:
             given = copy.env.state()
         except Exception as error:
             raise EnvError(
-                f"{copy}: state() raised {type(error).__name__}: {error}. A critic needs it after every reset and "
+                f"{copy}: state() raised {describe_error(error)}. A critic needs it after every reset and "
                 f"step, the last one included."
             ) from error
         try:
@@ -70,7 +71,8 @@ def state_space_of(env: Any, name: str) -> Space:
     Raises:
         ConfigError: If it has none.
     """
-    space = getattr(env, "state_space", None)
+    with errors_named(f"{name}: state_space"):
+        space = getattr(env, "state_space", None)
     if not isinstance(space, Space) or not callable(getattr(env, "state", None)):
         found = "no state_space" if space is None else f"state_space={space!r}"
         raise ConfigError(

@@ -26,8 +26,11 @@ from marl_connectors.environments.shared_columns import ColumnReader, ColumnWrit
 from marl_connectors.environments.turn_based_env import TurnBasedEnv
 from marl_connectors.environments.turn_based_vector_env import TurnBasedVectorEnv
 from marl_connectors.environments.vector_env import VectorEnv
-from marl_connectors.errors import ConfigError, EnvError, MarlConnectorsError
+from marl_connectors.errors import ConfigError, EnvError, MarlConnectorsError, describe_error
 from marl_connectors.typing import AgentID
+
+LEFT_TO_PARENT = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+"""Signals that end a run, and its workers with it, but not workers alone. SIGINT is another one."""
 
 
 class EnvFactory:
@@ -199,7 +202,7 @@ class WorkerTask:
 
 def run_worker(channel: Channel, task: WorkerTask) -> None:
     """Does what it is told over the channel, until it is told to stop or the other process is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started it will say what is to be done
+    _leave_signals_to_parent()
     np.random.seed()  # the global state is the same in all forks, and an environment may draw from it
     threading.Thread(target=_end_with_parent, daemon=True).start()
     server = None
@@ -215,11 +218,30 @@ def run_worker(channel: Channel, task: WorkerTask) -> None:
         pass
     except Exception as error:
         name = type(error).__name__ if isinstance(error, MarlConnectorsError) else "EnvError"
-        text = str(error) if isinstance(error, MarlConnectorsError) else f"{type(error).__name__}: {error}"
+        text = str(error) if isinstance(error, MarlConnectorsError) else describe_error(error)
         channel.send(pickle.dumps(WorkerError(name, text, traceback.format_exc())))
     finally:
         if server is not None:
             server.vector_env.close()
+
+
+def _leave_signals_to_parent() -> None:
+    """The process that started this one will say what is to be done. A signal often goes to all of a group or job.
+
+    SIGTERM and SIGHUP are not ignored but answered by nothing, as programs that the environment starts would inherit
+    the former; in processes that it forks, they do what they do everywhere.
+    """
+    own = os.getpid()
+
+    def answer(number: int, frame: Any) -> None:
+        if os.getpid() != own:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in LEFT_TO_PARENT:
+        signal.signal(number, answer)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, LEFT_TO_PARENT)
 
 
 def _end_with_parent() -> None:
@@ -268,8 +290,8 @@ class EnvServer:
             make_env = pickle.loads(task.maker)
         except Exception as error:
             raise EnvError(
-                f"num_env_workers: a worker process cannot load the environment's maker: {type(error).__name__}: "
-                f"{error}. Define it in a module that can be imported, or set num_env_workers=0."
+                f"num_env_workers: a worker process cannot load the environment's maker: "
+                f"{describe_error(error)}. Define it in a module that can be imported, or set num_env_workers=0."
             ) from error
         envs = [make_env() for _ in range(task.num_copies)]
         self.turn_based = isinstance(envs[0], TurnBasedEnv)

@@ -29,12 +29,13 @@ from marl_connectors.environments.suites import (
     of_suite,
     pip_name,
 )
-from marl_connectors.errors import EnvError, did_you_mean
-from marl_connectors.policy_mapping import import_attribute
+from marl_connectors.errors import EnvError, describe_error, did_you_mean
+from marl_connectors.names import import_attribute
 
 REGISTERED: dict[str, Callable[[dict[str, Any]], Any]] = {}
 """The names given to ``register_env``, and the functions that they stand for."""
 
+_GYMNASIUM_ID = re.compile(r"([\w.-]+/)?[\w.-]+-v\d+")
 VMAS = "vmas/"
 """What names of VMAS scenarios begin with."""
 
@@ -128,7 +129,7 @@ def _gymnasium_maker(name: str, env_id: str, vector: bool) -> EnvMaker:
         try:
             creator = load_env_creator(creator)
         except Exception as cause:
-            raise EnvError(f"environment {name!r} cannot be loaded: {type(cause).__name__}: {cause}") from cause
+            raise EnvError(f"environment {name!r} cannot be loaded: {describe_error(cause)}.") from cause
     if vector:
         return EnvMaker(name, make_vec, (creator,), extra_keys=("max_episode_steps",))
     return EnvMaker(name, make, (creator,) if creator is not None else (), extra_keys=GYMNASIUM_KEYS)
@@ -181,7 +182,7 @@ def _import_env_module(env: str, module_name: str) -> ModuleType:
                 f"environment {env!r} is not in PettingZoo any more. Use {moved!r}, and install it with: "
                 f"pip install mpe2"
             ) from cause
-        raise EnvError(f"environment {env!r}: its module fails to import: {type(cause).__name__}: {cause}") from cause
+        raise EnvError(f"environment {env!r}: its module fails to import: {describe_error(cause)}.") from cause
 
 
 def _why_not_found(env: str, module_name: str, missing: str) -> str:
@@ -201,8 +202,12 @@ def _why_not_found(env: str, module_name: str, missing: str) -> str:
     if close.startswith("Did you mean"):
         return f"there is no such environment. {close}"
     close = did_you_mean(env, gymnasium.registry)
+    hint = f'If a package registers it when it is imported, name that too: "its_package:{env}".'
+    is_like_id = _GYMNASIUM_ID.fullmatch(env) is not None
     if close.startswith("Did you mean"):
-        return f"there is neither a module nor a Gymnasium id of that name. {close}"
+        return f"there is neither a module nor a Gymnasium id of that name. {close}{f' {hint}' if is_like_id else ''}"
+    if is_like_id:
+        return f"no Gymnasium id of that name is registered, and there is no such module. {hint}"
     return (
         f"there is neither a module {missing!r} nor a Gymnasium id of that name. Check the spelling, run from the "
         f"folder that holds it, or install the package that has it."

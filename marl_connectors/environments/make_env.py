@@ -15,12 +15,14 @@ from gymnasium.vector import VectorEnv
 from pettingzoo import AECEnv, ParallelEnv
 
 from marl_connectors.environments.batched_env import is_batched, missing_parts
+from marl_connectors.environments.env_failures import errors_named
 from marl_connectors.environments.env_maker import call_maker, check_keys
-from marl_connectors.environments.find_env import REGISTERED, find_env
-from marl_connectors.environments.suites import importable_name
+from marl_connectors.environments.find_env import REGISTERED, VMAS, find_env
+from marl_connectors.environments.step_faults import ADVICE_ON_OLD_GYM
+from marl_connectors.environments.suites import GYMNASIUM_NAMESPACES, SUITES, importable_name
 from marl_connectors.environments.wrappers import EnvWrapper, wrap_env
 from marl_connectors.errors import CheckpointError, ConfigError, EnvError
-from marl_connectors.policy_mapping import import_attribute, qualified_name
+from marl_connectors.names import Expected, Names, brief, is_function, qualified_name
 from marl_connectors.typing import DEFAULT_AGENT_ID, AgentID
 
 EnvLike: TypeAlias = ParallelEnv | AECEnv | gymnasium.Env | VectorEnv
@@ -87,7 +89,9 @@ def make_env(
         if not maker.takes_dict:
             check_keys(maker, config)
         made = call_maker(maker, config, render_mode, num_envs, vector=vector_entry_point)
-    if is_batched(made) or isinstance(made, VectorEnv):
+    with errors_named(f"environment {maker.name!r}: one of its attributes"):
+        is_of_all_copies = is_batched(made) or isinstance(made, VectorEnv)
+    if is_of_all_copies:
         _check_batched(maker.name, made, num_envs, config, wrappers)
         return made
     if vector_entry_point:
@@ -101,6 +105,11 @@ def make_env(
             raise EnvError(
                 f"environment {maker.name!r}: it says num_envs and possible_agents, as natively batched environments "
                 f"do, but lacks {', '.join(missing_parts(made))}. Add what marl_connectors.BatchedEnv names."
+            )
+        if is_of_old_gym(made):
+            raise EnvError(
+                f"environment {maker.name!r}: {type(made).__name__} is an environment of the old package gym, which "
+                f"Gymnasium has replaced. {ADVICE_ON_OLD_GYM}"
             )
         raise EnvError(
             f"environment {maker.name!r}: expected a PettingZoo ParallelEnv or AECEnv or a gymnasium.Env, but its "
@@ -127,6 +136,11 @@ def _check_batched(
             f"wrappers: they are for environments of a single copy, but {name!r} {_is_what(env)}. Do it in the "
             f"environment, or with a connector piece."
         )
+
+
+def is_of_old_gym(env: Any) -> bool:
+    """Whether an environment's class is derived from one of the package ``gym``."""
+    return any(cls.__module__.partition(".")[0] == "gym" for cls in type(env).__mro__)
 
 
 def _is_what(env: Any) -> str:
@@ -162,11 +176,12 @@ def agent_ids(env: EnvLike) -> list[AgentID]:
     """The agents of an environment: its possible agents, or where it has no such list, those after a reset."""
     if isinstance(env, (gymnasium.Env, VectorEnv)):
         return [DEFAULT_AGENT_ID]
-    possible = getattr(env, "possible_agents", None)
-    if possible is None:
-        env.reset(seed=0)
-        possible = env.agents
-    return list(possible)
+    with errors_named(f"{type(env).__name__}: possible_agents, or without it reset() and agents,"):
+        possible = getattr(env, "possible_agents", None)
+        if possible is None:
+            env.reset(seed=0)
+            possible = env.agents
+        return list(possible)
 
 
 def env_name(env: Any) -> str:
@@ -192,27 +207,83 @@ def env_to_json(env: Any) -> dict[str, Any]:
     return {"type": "not_importable", "name": getattr(env, "__qualname__", type(env).__qualname__)}
 
 
-def env_from_json(data: Mapping[str, Any]) -> Any:
+def env_from_json(data: Any, names: Names | None = None) -> Any:
     """What ``env_to_json`` described, for ``make_env``.
+
+    Args:
+        data: What it gave.
+        names: Follows the name in it; the user's modules are imported if None.
 
     Raises:
         CheckpointError: If it cannot be had from the description alone.
     """
-    match data.get("type"):
-        case "name":
-            return data["name"]
-        case "object":
-            return import_attribute(data["name"], who="env of the checkpoint", error=CheckpointError)
-        case "registered":
-            if data["name"] in REGISTERED:
-                return data["name"]
+    match data:
+        case {"type": "name", "name": str(name)}:
+            return _checked_name(name, names or Names())
+        case {"type": "object", "name": name}:
+            return (names or Names()).resolve(name, _MAKER, who=_WHO)
+        case {"type": "registered", "name": str(name)}:
+            if name in REGISTERED:
+                return name
             raise CheckpointError(
-                f"env: the checkpoint was made with {data['name']!r}, a name given to register_env, which is not "
-                f"registered now. Call register_env({data['name']!r}, ...) first."
+                f"env: the checkpoint was made with {name!r}, a name given to register_env, which is not "
+                f"registered now. Call register_env({name!r}, ...) first."
             )
-        case "not_importable":
+        case {"type": "not_importable", "name": name}:
             raise CheckpointError(
-                f"env: the checkpoint was made with {data['name']!r}, which cannot be imported by name. "
+                f"env: the checkpoint was made with {name!r}, which cannot be imported by name. "
                 f"Pass the environment again, or define it at the top of a module."
             )
-    raise CheckpointError(f"env: expected the description of an environment, but got {dict(data)!r}.")
+    raise CheckpointError(f"env: expected the description of an environment, but got {brief(data)}.")
+
+
+_WHO = "env of the checkpoint"
+_PARTS = ("parallel_env", "env", "raw_env")
+_SUITE_PACKAGES = frozenset(package.partition(".")[0] for package in SUITES.values())
+_MADE_FROM_ANOTHER = frozenset({"GymV21Environment-v0", "GymV26Environment-v0"})
+"""Gymnasium's ids for environments of gym, which ``env_config`` names."""
+
+
+def _could_make(found: Any) -> bool:
+    """Whether a user's class or callable could be an environment or make one."""
+    if isinstance(found, type):
+        return all(callable(getattr(found, method, None)) for method in ("reset", "step"))
+    return callable(found)
+
+
+def _is_pettingzoos(found: Any) -> bool:
+    """Whether a function has the name that the makers in PettingZoo's environments have."""
+    name = getattr(found, "__qualname__", "")
+    return is_function(found) and (name in _PARTS or name.startswith("parallel_wrapper_fn.<locals>."))
+
+
+_MAKER = Expected(
+    "an environment's class, or a function that makes one",
+    bases=(gymnasium.Env, VectorEnv, ParallelEnv, AECEnv),
+    own=_could_make,
+    known=_is_pettingzoos,
+    packages=_SUITE_PACKAGES | {"gymnasium", *GYMNASIUM_NAMESPACES.values()},
+)
+
+
+def _checked_name(text: str, names: Names) -> str:
+    """An environment's name, once it is known that nothing else is behind it that would be called.
+
+    Names of suites, Gymnasium's ids and names that were registered in this process are fine as they are.
+    """
+    name = text.strip()
+    if name in _MADE_FROM_ANOTHER and not names.trusted:
+        raise CheckpointError(f"{_WHO}: trusted=False refuses {name!r}, which makes environments of another package.")
+    if name in REGISTERED or name.startswith(VMAS) or name in gymnasium.registry:
+        return text
+    if name.partition("/")[0] in GYMNASIUM_NAMESPACES:
+        return text
+    module_name, colon, attribute = importable_name(name).partition(":")
+    if colon and attribute.replace(".", "").isidentifier():
+        names.resolve(f"{module_name}:{attribute}", _MAKER, who=_WHO)
+        return text
+    module = names.import_module(module_name, _MAKER, who=_WHO)
+    found = next((vars(module)[part] for part in _PARTS[:2] if callable(vars(module).get(part))), None)
+    if not colon and not names.accepts(found, _MAKER, package=module_name.partition(".")[0]):
+        raise CheckpointError(f"{_WHO}: expected the name of an environment, but {text!r} is a module that has none.")
+    return text

@@ -13,21 +13,6 @@ from pettingzoo.utils import BaseParallelWrapper, BaseWrapper
 from marl_connectors.errors import ConfigError
 
 
-def checked_reset_options(options: Any) -> dict[str, Any] | None:
-    """The options as a dict of their own, or None.
-
-    Raises:
-        ConfigError: If they are no dict.
-    """
-    if options is None:
-        return None
-    if not isinstance(options, Mapping):
-        raise ConfigError(
-            f"reset_options: expected a dict, which environments get as reset(options=...), but got {options!r}."
-        )
-    return dict(options)
-
-
 def with_reset_options(env: Any, options: Mapping[str, Any], name: str) -> Any:
     """An environment of a single copy, in a wrapper that passes the options to each reset.
 

@@ -33,10 +33,9 @@ class SingleAgentEnv:
     def reset(self, seed: int | None = None, options: dict | None = None) -> tuple[dict, dict]:
         """Starts an episode."""
         given: Any = self.env.reset(seed=seed, options=options)
-        try:
-            observation, info = given
-        except (TypeError, ValueError):
+        if not _is_pair(given):
             return given  # as it is, for whoever says what is wrong with it
+        observation, info = given
         self.agents = [DEFAULT_AGENT_ID]
         return {DEFAULT_AGENT_ID: observation}, {DEFAULT_AGENT_ID: info}
 
@@ -64,3 +63,7 @@ class SingleAgentEnv:
     def close(self) -> None:
         """Closes the environment."""
         self.env.close()
+
+
+def _is_pair(given: Any) -> bool:
+    return isinstance(given, (tuple, list)) and len(given) == 2

@@ -7,8 +7,21 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 
 from marl_connectors.typing import AgentID
+
+ADVICE_ON_OLD_GYM = (
+    "Wrap it where it is made (pip install shimmy): shimmy.openai_gym_compatibility.GymV26CompatibilityV0(env=env), or "
+    "GymV21CompatibilityV0(env=env) if its step() returns four values."
+)
+_OLD_STEP = (
+    " Four values are those of gym before 0.26 and PettingZoo before 1.22: return terminated and truncated apart, or "
+    "wrap an environment of the old gym in shimmy.openai_gym_compatibility.GymV21CompatibilityV0(env=env)."
+)
+_OLD_RESET = (
+    " The observation alone is what reset() gave in gym before 0.26: return an info too, {} if there is nothing to say."
+)
 
 
 def is_flag(flag: Any) -> bool:
@@ -45,7 +58,10 @@ def _not_the_values(method: str, given: Any, names: str, number: int) -> str:
     came = reprlib.repr(given)
     if isinstance(given, (tuple, list)):
         came = f"{len(given)} value{'' if len(given) == 1 else 's'}"
-    return f"{method}() gave {came}. Return {number}: {names}."
+        hint = _OLD_STEP if (method, len(given)) == ("step", 4) else ""
+    else:
+        hint = _OLD_RESET if method == "reset" and given is not None else ""
+    return f"{method}() gave {came}. Return {number}: {names}.{hint}"
 
 
 def _not_by_agent(word: str, given: Any) -> str:
@@ -77,3 +93,31 @@ def fault_in_infos(agents: Iterable[AgentID], infos: Any) -> str:
         if info is not None and not isinstance(info, Mapping):
             return f"the info of agent {agent!r} is {info!r}, not a dict. Return a dict for each agent."
     return ""
+
+
+def advice_on_reward(reward: Any) -> str:
+    """What to do about a reward that is no finite number."""
+    size = reward.size if isinstance(reward, np.ndarray) else len(reward) if isinstance(reward, (list, tuple)) else 1
+    if size > 1:
+        return (
+            f"A reward is one number, not {size}. Those of several agents belong in a PettingZoo environment, by "
+            f"agent; several objectives have to be weighed into one number in a wrapper. docs/errors.md shows both."
+        )
+    return "Rewards must be finite numbers: return one float."
+
+
+def hint_at_several_agents(env: Any) -> str:
+    """A sentence about a Gymnasium environment that seems to hold several agents; ``""`` if it does not."""
+    numbers = {_number_of_parts(getattr(env, kind, None)) for kind in ("observation_space", "action_space")}
+    if len(numbers) != 1 or max(numbers) < 2:
+        return ""
+    number = numbers.pop()
+    return (
+        f"With a list or Tuple of {number} observation spaces and as many action spaces it looks like {number} agents "
+        f"in one Gymnasium environment: make it a PettingZoo ParallelEnv. docs/errors.md has a wrapper."
+    )
+
+
+def _number_of_parts(space: Any) -> int:
+    parts = space.spaces if isinstance(space, spaces.Tuple) else space
+    return len(parts) if isinstance(parts, (list, tuple)) else 0

@@ -33,7 +33,7 @@ from marl_connectors.environments.env_states import EnvStates, joined_states
 from marl_connectors.environments.single_agent_env import SingleAgentEnv
 from marl_connectors.environments.step_faults import fault_in_reset, fault_in_result, fault_in_step
 from marl_connectors.environments.turn_based_env import TurnBasedEnv
-from marl_connectors.errors import EnvError, MarlConnectorsError
+from marl_connectors.errors import EnvError, MarlConnectorsError, describe_error
 from marl_connectors.seeding import derived_seed
 from marl_connectors.typing import AgentID, Tree
 
@@ -145,9 +145,7 @@ class VectorEnv:
         except MarlConnectorsError:
             raise
         except ENV_ERRORS as error:
-            raise EnvError(
-                f"{copy}: reset(seed={self.reset_seed(copy)}) raised {type(error).__name__}: {error}"
-            ) from error
+            raise EnvError(f"{copy}: reset(seed={self.reset_seed(copy)}) raised {describe_error(error)}") from error
         why = fault_in_reset(given)
         if not why and not copy.env.agents:
             why = "reset() left no live agents in env.agents, so nobody can act. Fix the environment."
@@ -172,7 +170,7 @@ class VectorEnv:
             raise error
         failure = error
         if not isinstance(error, MarlConnectorsError):
-            failure = EnvError(f"{self._who(copy)}: {type(error).__name__}: {error}")
+            failure = EnvError(f"{self._who(copy)}: {describe_error(error)}")
         elif isinstance(error, EnvError) and copy.episode_number >= 0 and "seed" not in str(error):
             failure = EnvError(f"{error} The episode's seed is {self.reset_seed(copy)}.")
         copy.num_failures += 1
@@ -351,7 +349,7 @@ class VectorEnv:
 
     def _step_failed(self, copy: EnvCopy, chosen: list[Any], error: BaseException) -> EnvError:
         acted = dict(zip(copy.agents, chosen, strict=False))
-        failed = EnvError(f"{self._who(copy)}: step({acted}) raised {type(error).__name__}: {error}")
+        failed = EnvError(f"{self._who(copy)}: step({acted}) raised {describe_error(error)}")
         failed.__cause__ = error
         return failed
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from gymnasium import Space, spaces
 
-from marl_connectors.errors import EnvError, did_you_mean
+from marl_connectors.errors import EnvError, describe_error, did_you_mean
 from marl_connectors.typing import AgentID, Tree
 
 
@@ -172,7 +172,7 @@ class VmasEnv:
             return np.ascontiguousarray(self.env.render(mode="rgb_array", env_index=0), np.uint8)
         except Exception as error:
             raise EnvError(
-                f"VmasEnv: it cannot be drawn here, {type(error).__name__}: {error}. VMAS draws with pyglet, which "
+                f"VmasEnv: it cannot be drawn here, {describe_error(error)}. VMAS draws with pyglet, which "
                 f"needs a display; without one, run it under xvfb-run."
             ) from error
 

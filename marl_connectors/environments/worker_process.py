@@ -20,6 +20,7 @@ from marl_connectors.environments.channel import Channel, channel
 from marl_connectors.environments.env_copy import EnvCopy
 from marl_connectors.environments.env_failures import EnvRestarts
 from marl_connectors.environments.env_worker import (
+    LEFT_TO_PARENT,
     Reply,
     WorkerError,
     WorkerTask,
@@ -61,10 +62,17 @@ def _without_main_script() -> Iterator[None]:
 
 
 def _start_forkserver() -> None:
-    """Starts the process that workers are forked from, if there is none yet."""
+    """Starts the process that workers are forked from, if there is none yet.
+
+    It blocks the signals that workers leave to this process: they often go to all of a group or job.
+    """
     from multiprocessing.forkserver import ensure_running  # not there on every platform
 
-    ensure_running()
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, LEFT_TO_PARENT)
+    try:
+        ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 class WorkerProcess:

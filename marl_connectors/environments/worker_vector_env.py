@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-import weakref
 from collections.abc import Callable, Collection, Iterable
+from multiprocessing.util import Finalize
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from gymnasium import Space
@@ -143,7 +143,8 @@ class WorkerVectorEnv(VectorEnv):
             for begin, end in itertools.pairwise(bounds)
         ]
         self._are_up = False
-        self._at_exit = weakref.finalize(self, _kill, self.workers)
+        # Not weakref.finalize: at exit, this comes before multiprocessing waits for its processes.
+        self._at_exit = Finalize(self, _kill, (self.workers,), exitpriority=0)
         self._start_all()
 
     @property
@@ -285,7 +286,9 @@ class WorkerVectorEnv(VectorEnv):
             except WorkerLost as loss:
                 self._failed(copy, self._loss(copy, loss))
             except MarlConnectorsError as error:
-                self._failed(copy, EnvError(f"{self._who(copy)}: {error}"))
+                failure = EnvError(f"{self._who(copy)}: {error}")
+                failure.__cause__ = error.__cause__
+                self._failed(copy, failure)
 
     # For checkpoints.
 

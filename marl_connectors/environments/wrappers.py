@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import gymnasium
+import numpy as np
 from gymnasium.vector import VectorEnv
 from pettingzoo import AECEnv, ParallelEnv
 from pettingzoo.utils.wrappers import BaseParallelWrapper, BaseWrapper
 
+from marl_connectors.environments.env_failures import errors_named
 from marl_connectors.environments.supersuit_rules import (
     REFUSED,
     parameters_from,
@@ -32,10 +34,12 @@ from marl_connectors.errors import (
     EnvError,
     MarlConnectorsError,
     MissingDependencyError,
+    describe_error,
     did_you_mean,
 )
-from marl_connectors.policy_mapping import import_attribute, qualified_name
+from marl_connectors.names import Expected, Names, brief, import_attribute, is_function, qualified_name
 from marl_connectors.spaces import describe
+from marl_connectors.validators import shown
 
 EnvWrapper: TypeAlias = str | Callable[[Any], Any]
 """A wrapper, or the text that names one."""
@@ -117,9 +121,9 @@ def checked_wrappers(wrappers: Iterable[EnvWrapper] | None) -> list[EnvWrapper]:
     """
     if wrappers is None:
         return []
-    if isinstance(wrappers, (str, Mapping)) or callable(wrappers) or not isinstance(wrappers, Iterable):
+    if isinstance(wrappers, (str, Mapping, np.ndarray)) or callable(wrappers) or not isinstance(wrappers, Iterable):
         raise ConfigError(
-            f'wrappers: expected a list of names and callables, such as ["frame_skip_v0:4"], but got {wrappers!r}.'
+            f'wrappers: expected a list of names and callables, such as ["frame_skip_v0:4"], but got {shown(wrappers)}.'
         )
     found = list(wrappers)
     for wrapper in found:
@@ -129,7 +133,7 @@ def checked_wrappers(wrappers: Iterable[EnvWrapper] | None) -> list[EnvWrapper]:
             name = supersuit_name(wrapper.func if isinstance(wrapper, functools.partial) else wrapper)
         else:
             raise ConfigError(
-                f"wrappers: expected a name or a callable that takes an environment, but got {wrapper!r}."
+                f"wrappers: expected a name or a callable that takes an environment, but got {shown(wrapper)}."
             )
         if name in REFUSED:
             raise ConfigError(f"wrappers: {name} is not applied, because {REFUSED[name]}")
@@ -216,7 +220,8 @@ def _wrapped(env: Any, call: _Call, env_name: str) -> Any:
     if reason is not None:
         raise EnvError(f"environment {env_name!r}: wrapper {call.name} is not applied, because {reason}")
     # Asked for before the wrapper may change the environment that it wraps.
-    before = _possible_agents(env)
+    with errors_named(f"environment {env_name!r}: possible_agents"):
+        before = _possible_agents(env)
     try:
         with warnings.catch_warnings():
             # PettingZoo's conversions, which SuperSuit uses, want an attribute that its API does not ask for.
@@ -225,11 +230,9 @@ def _wrapped(env: Any, call: _Call, env_name: str) -> Any:
     except MarlConnectorsError:
         raise
     except Exception as cause:
-        message = " ".join(str(cause).split())
         raise EnvError(
-            f"environment {env_name!r}: wrapper {call.name} failed: {type(cause).__name__}"
-            f"{': ' + message if message else ''}. Look at its arguments, and at the spaces that it is made for; here "
-            f"they are {_spaces_in_words(env)}."
+            f"environment {env_name!r}: wrapper {call.name} failed: {describe_error(cause)}. Look at its "
+            f"arguments, and at the spaces that it is made for; here they are {_spaces_in_words(env)}."
         ) from cause
     _check(made, env, before, f"environment {env_name!r}: wrapper {call.name}")
     return made
@@ -345,26 +348,62 @@ def _is_plain(value: Any) -> bool:
     return value is None or type(value) in (bool, int, str)
 
 
-def wrappers_from_json(data: Iterable[Mapping[str, Any]]) -> list[EnvWrapper]:
+_WRAPPER = Expected(
+    "a function or class that wraps an environment",
+    bases=(gymnasium.Wrapper, BaseWrapper, BaseParallelWrapper),
+    own=lambda found: isinstance(found, type) or is_function(found),
+    known=lambda found: supersuit_name(found) is not None,
+    packages=frozenset({"supersuit"}),
+)
+
+
+def wrappers_from_json(data: Any, names: Names | None = None) -> list[EnvWrapper]:
     """The wrappers that ``wrappers_to_json`` described.
+
+    Args:
+        data: What it gave.
+        names: Follows the names in it; the user's modules are imported if None.
 
     Raises:
         CheckpointError: If they cannot be had from the description alone.
     """
-    return [_from_json(each) for each in data]
+    if not isinstance(data, list):
+        raise CheckpointError(f"wrappers: expected the descriptions of wrappers, but got {brief(data)}.")
+    return [_from_json(each, names or Names()) for each in data]
 
 
-def _from_json(data: Mapping[str, Any]) -> EnvWrapper:
-    match data.get("type"):
-        case "name":
-            return data["name"]
-        case "object":
-            fn = import_attribute(data["name"], who="wrappers of the checkpoint", error=CheckpointError)
-            kwargs = {key: ast.literal_eval(text) for key, text in data["kwargs"]}
-            return functools.partial(fn, **kwargs) if kwargs else fn
-        case "not_importable":
+def _from_json(data: Any, names: Names) -> EnvWrapper:
+    who = "wrappers of the checkpoint"
+    match data:
+        case {"type": "name", "name": str(text)}:
+            module_name, _, attribute = _parsed(text)[0].rpartition(".")
+            if module_name not in ("", "supersuit"):
+                names.resolve(f"{module_name}:{attribute}", _WRAPPER, who=who)
+            return text
+        case {"type": "object", "name": name, "kwargs": list(kwargs)}:
+            fn = names.resolve(name, _WRAPPER, who=who)
+            given = dict(map(_keyword, kwargs))
+            return functools.partial(fn, **given) if given else fn
+        case {"type": "not_importable", "name": name}:
             raise CheckpointError(
-                f"wrappers: the checkpoint was made with {data['name']!r}, which cannot be imported by name. Build the "
+                f"wrappers: the checkpoint was made with {name!r}, which cannot be imported by name. Build the "
                 f"config as you did then and pass it: Algorithm.from_checkpoint(path, config=...)."
             )
-    raise CheckpointError(f"wrappers: expected the description of a wrapper, but got {dict(data)!r}.")
+    raise CheckpointError(f"wrappers: expected the description of a wrapper, but got {brief(data)}.")
+
+
+def _parsed(text: str) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
+    try:
+        return parse_wrapper(text)
+    except (ConfigError, RecursionError, MemoryError) as error:  # ast's ways to say that something is nested too deep
+        raise CheckpointError(f"wrappers of the checkpoint: {brief(text)} is not the name of a wrapper.") from error
+
+
+def _keyword(pair: Any) -> tuple[str, Any]:
+    try:
+        key, text = pair
+        return str(key), ast.literal_eval(text)
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
+        raise CheckpointError(
+            f"wrappers of the checkpoint: expected an argument and its value, but got {brief(pair)}."
+        ) from error

@@ -8,12 +8,16 @@ from typing import Any
 
 import numpy as np
 from gymnasium import Space
+from gymnasium import spaces as gym_spaces
 
 from marl_connectors import spaces
 from marl_connectors.episodes.lookback import count, is_branch, map_tree, part_of, row
 from marl_connectors.errors import EpisodeError
 from marl_connectors.trees import leaves, same_structure, tree_map
 from marl_connectors.typing import Tree
+
+_VALUES = frozenset((int, float, bool))
+"""Numbers, which have no parts, and which nobody can write to."""
 
 
 def batch(items: list[Any], space: Space | None = None, like: Tree | None = None, name: str = "items") -> Tree:
@@ -51,8 +55,13 @@ def batch(items: list[Any], space: Space | None = None, like: Tree | None = None
             f"Write items of one shape for all steps."
         ) from error
     if space is not None and space.dtype is not None and space.shape == array.shape[1:]:
-        return lossless(array, space.dtype)
+        is_mixed = array.dtype.kind == "f" and space.dtype.kind in "iu"  # 64-bit integers of both kinds, perhaps
+        return spaces.stack(items, space) if is_mixed and _fit(items, space) else lossless(array, space.dtype)
     return lossless(array, like.dtype) if isinstance(like, np.ndarray) else array
+
+
+def _fit(items: list[Any], space: Space) -> bool:
+    return all(spaces.fits(space, item) for item in items)
 
 
 def _keys(branch: dict | tuple) -> Any:
@@ -87,18 +96,39 @@ def head(column: Tree) -> Tree:
 
 
 def owned(item: Any, space: Space | None = None) -> Any:
-    """The item, its arrays copied: whoever gave it may write to them again.
+    """The item, its arrays and lists copied: whoever gave it may write to them again.
 
-    A tuple that is one value of, say, a MultiDiscrete ``space`` becomes an array.
+    With a ``space``, the item gets its parts: a dict with a Dict's keys in their order, a tuple for a Tuple, arrays for
+    lists and tuples that are one value of, say, a MultiDiscrete space. What has other parts stays as it is.
     """
     kind = type(item)
-    if kind is np.ndarray:
+    if kind is np.ndarray and (space is None or space.shape is not None):
         return item.copy()
-    if kind is tuple and space is not None and space.shape is not None:
-        return batch([item], space)[0]
-    if not is_branch(item):
-        return item
-    return map_tree(lambda leaf, _: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, item)
+    if space is None or kind in _VALUES:
+        if kind is list:
+            return [owned(part) for part in item]
+        return map_tree(lambda leaf, _: owned(leaf), item) if is_branch(item) else item
+    if isinstance(space, (gym_spaces.Dict, gym_spaces.Tuple)):
+        try:
+            parts = spaces.parts_in(space, item)
+        except ValueError:
+            return owned(item)
+        own = {key: owned(part, of) for (key, of), part in zip(spaces.parts_of(space), parts, strict=True)}
+        return own if isinstance(space, gym_spaces.Dict) else tuple(own.values())
+    if kind in (list, tuple) and space.shape is not None:
+        try:
+            return spaces.stack([item], space)[0]
+        except (TypeError, ValueError):  # it is not in the space, but nobody asked
+            return batch([item])[0]
+    return owned(item)
+
+
+def owned_value(item: Any, space: Space | None) -> Any:
+    """``owned``, of what somebody writes back: an array is one value, whatever parts the space has.
+
+    Connector pieces write flat vectors in the place of items with parts.
+    """
+    return owned(item, None if isinstance(item, np.ndarray) else space)
 
 
 def owned_infos(infos: Any, who: str) -> dict[str, Any]:

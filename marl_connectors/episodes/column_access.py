@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import Space
 
 from marl_connectors.columns import Columns
-from marl_connectors.episodes.batching import number, owned, unbatch
+from marl_connectors.episodes.batching import number, owned_value, unbatch
 from marl_connectors.episodes.episode_base import EpisodeBase
 from marl_connectors.episodes.lane_storage import LaneStorage
 from marl_connectors.episodes.lookback import Indices, count, gather, is_branch, map_tree, resolve
@@ -259,7 +259,7 @@ class ColumnAccess(EpisodeBase):
             storage.set_items(name, positions, self._items(new_data, len(positions), name))
 
     def _as_held(self, name: str, new_data: Any, *, is_one: bool) -> Any:
-        """Rewards as finite floats, and a tuple that is one value of a space as an array."""
+        """Rewards as finite floats, and single items with the parts of their space."""
         if name == Columns.REWARDS:
             if is_one:
                 return number(new_data, self.who)
@@ -269,11 +269,12 @@ class ColumnAccess(EpisodeBase):
                 return new_data.astype(np.float64)
             return [number(reward, self.who) for reward in new_data] if isinstance(new_data, Iterable) else new_data
         space = self._space(name)
-        if space is None or space.shape is None:
+        if space is None:
             return new_data
         if is_one:
-            return owned(new_data, space) if type(new_data) is tuple else new_data
-        return [owned(item, space) for item in new_data] if isinstance(new_data, (list, tuple)) else new_data
+            return owned_value(new_data, space)
+        is_batch = not isinstance(new_data, list) and (space.shape is None or not isinstance(new_data, tuple))
+        return new_data if is_batch else [owned_value(item, space) for item in new_data]
 
     def _set_items(self, name: str, positions: Sequence[int], items: Sequence[Any], rows: int) -> None:
         """Position ``rows`` is that of the row that waits."""

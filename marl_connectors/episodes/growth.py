@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from time import perf_counter
 from typing import Any
 
-import numpy as np
 from gymnasium import Space
 
 from marl_connectors import spaces
@@ -85,7 +84,7 @@ class GrowingEpisode(ColumnAccess):
         if outputs != storage.extras:
             storage.expect(extra_model_outputs or {}, self)
         storage.append(
-            observation.copy() if type(observation) is np.ndarray else owned(observation, self.observation_space),
+            owned(observation, self.observation_space),
             action if type(action) is int else owned(action, self.action_space),
             reward,
             owned_infos(infos, self.who) if infos else {},

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-import numpy as np
 from gymnasium.spaces import Dict
 
 from marl_connectors.episodes.agent_views import agent_episode_id
@@ -246,12 +245,7 @@ class GrowingMultiAgentEpisode(MultiAgentAccess):
         for agent_id, observation in observations.items():
             if observation is None:
                 continue
-            if type(observation) is np.ndarray:
-                item = observation.copy()
-            elif type(observation) is tuple:
-                item = owned(observation, self._space_of(self.observation_space, agent_id))
-            else:
-                item = owned(observation)
+            item = owned(observation, self._space_of(self.observation_space, agent_id))
             info = infos.get(agent_id) if infos else None
             seen.append((agent_id, item, owned_infos(info, f"{self.who}, agent {agent_id!r}") if info else {}))
             if agent_id not in self.agent_episodes:
@@ -303,6 +297,13 @@ class GrowingMultiAgentEpisode(MultiAgentAccess):
                 raise EpisodeError(f"{self.who}: agent {agent_id!r} begins a life, but has not ended the last.")
             self.past_agent_episodes.append(former)
         self.agent_episodes[agent_id] = episode
+
+    def detach(self, agent_id: AgentID) -> None:
+        """Undoes ``attach``: the agent's former life is its newest one again, if it had one."""
+        del self.agent_episodes[agent_id]
+        former = self.past_agent_episodes[-1:]
+        if former and former[0].agent_id == agent_id:
+            self.agent_episodes[agent_id] = self.past_agent_episodes.pop()
 
     def _join(self, agent_id: AgentID, id_: EpisodeID | None = None) -> SingleAgentEpisode:
         episode = SingleAgentEpisode.from_storage(

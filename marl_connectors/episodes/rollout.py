@@ -32,7 +32,7 @@ from marl_connectors import spaces
 from marl_connectors.columns import Columns
 from marl_connectors.episodes.batching import alike
 from marl_connectors.errors import EpisodeError
-from marl_connectors.trees import leaves, same_structure, tree_map
+from marl_connectors.trees import in_parts_of, leaves, same_structure, tree_map
 from marl_connectors.typing import Tree
 
 Positions = slice | np.ndarray
@@ -388,7 +388,12 @@ class Rollout:
 
 
 def _shaped(values: Tree, column: Tree) -> Tree:
-    """``values`` in the shape of a column's items: modules may give an action of a ``[2, 2]`` Box as 4 numbers."""
-    if type(values) is not np.ndarray or type(column) is not np.ndarray:
-        return tree_map(_shaped, values, column) if isinstance(column, (dict, tuple)) else values
+    """``values`` in the shape of a column's items.
+
+    Modules may give an action of a ``[2, 2]`` Box as 4 numbers, and pieces one with two numbers as a tuple of them.
+    """
+    return tree_map(_leaf_shaped, in_parts_of(column, values), column)
+
+
+def _leaf_shaped(values: np.ndarray, column: np.ndarray) -> np.ndarray:
     return values if values.shape[1:] == column.shape[1:] else values.reshape(len(values), *column.shape[1:])

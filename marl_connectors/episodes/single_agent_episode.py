@@ -12,7 +12,7 @@ from gymnasium import Space
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
 from marl_connectors.episodes.array_storage import ArrayStorage
-from marl_connectors.episodes.batching import number
+from marl_connectors.episodes.batching import number, owned
 from marl_connectors.episodes.chunks import ChunkedEpisode, check_lookback
 from marl_connectors.episodes.list_storage import ListStorage
 from marl_connectors.episodes.lookback import count
@@ -100,14 +100,14 @@ class SingleAgentEpisode(ChunkedEpisode):
         if any(
             given is not None and len(given) for given in (observations, actions, rewards, infos, extra_model_outputs)
         ):
-            seen, paid = _listed(observations), _listed(rewards)
+            seen, paid = [owned(item, observation_space) for item in _listed(observations)], _listed(rewards)
             wanted = len(paid) if len_lookback_buffer == "auto" else len_lookback_buffer
             lookback = min(wanted, len(paid))
             columns: dict[str, list] = {
                 OBS: seen,
                 INFOS: [dict(info or {}) for info in infos] if infos is not None else [{} for _ in seen],
                 T: list(range(started - lookback, started - lookback + len(seen))),
-                ACTIONS: _listed(actions),
+                ACTIONS: [owned(item, action_space) for item in _listed(actions)],
                 REWARDS: [number(reward, "SingleAgentEpisode") for reward in paid],
                 **{name: list(items) for name, items in (extra_model_outputs or {}).items()},
             }

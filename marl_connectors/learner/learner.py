@@ -202,7 +202,8 @@ class Learner(ABC):
             Means of the losses' terms and other figures, for each module that had data.
 
         Raises:
-            LearnerError: If a loss or the norm of a module's gradients is not finite. That step is not taken.
+            LearnerError: If a loss or the norm of a module's gradients is not finite; that step is not taken. Or if the
+                pipeline makes no columns.
         """
         timesteps = timesteps or {}
         self.timestep = timesteps.get("num_env_steps_sampled_lifetime", self.timestep)
@@ -212,6 +213,11 @@ class Learner(ABC):
         self.optimizers.refresh()
         began = perf_counter()
         batch = self.make_batch(episodes)
+        if not all(batch.groups):
+            raise LearnerError(
+                f"{type(self).__name__}: expected columns from the learner pipeline, but it made none. "
+                f"Where add_default_connectors_to_learner_pipeline is False, learner_connector has to make them."
+            )
         self.pipeline_seconds = perf_counter() - began
         trained: dict[ModuleID, int] = defaultdict(int)
         with self._train_mode():

@@ -13,7 +13,7 @@ from marl_connectors.errors import LearnerError, did_you_mean
 from marl_connectors.learner.default_adam import DefaultAdam
 from marl_connectors.learner.finite_check import FiniteCheck
 from marl_connectors.learner.gradient_clipping import clip_gradients, clip_stacked_gradients, global_norm
-from marl_connectors.ops.schedule import Schedule, check_schedule, value_at
+from marl_connectors.ops.schedule import Schedule, schedule, value_at
 from marl_connectors.rl_module.bucket import BucketPart, MemberRow
 from marl_connectors.typing import SHARED, ModuleID
 
@@ -128,8 +128,8 @@ class Optimizers:
             )
         self._held.setdefault(module_id, []).extend(self._checked_parameters(module_id, optimizer, name))
         if lr is not None:
-            check_schedule(f"Learner.register_optimizer: lr_or_lr_schedule of {name!r}", lr)
-            self._schedules[module_id, name] = lr
+            setting = f"lr_or_lr_schedule of {name!r}"
+            self._schedules[module_id, name] = schedule().check(lr, "Learner.register_optimizer", setting)
         self._registered.setdefault(module_id, {})[name] = optimizer
         self._arranged_for = None
 
@@ -246,9 +246,9 @@ class Optimizers:
     def set_learning_rates(self) -> None:
         """Moves all learning rates along their schedules. Optimizers registered without a schedule keep theirs."""
         self._default.set_rates({m: self._scheduled_lr(m) for m in (*self._with_default, SHARED)})
-        for (module_id, name), schedule in self._schedules.items():
+        for (module_id, name), rate in self._schedules.items():
             for group in self._registered[module_id][name].param_groups:
-                group["lr"] = value_at(schedule, self._learner.timestep)
+                group["lr"] = value_at(rate, self._learner.timestep)
 
     def get_state(self) -> dict[ModuleID, dict[str, Any]]:
         """Each module's moments and step counts."""

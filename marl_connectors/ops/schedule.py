@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from marl_connectors.errors import ConfigError
+from marl_connectors.validators import Unfit, Validator, number
 
 Schedule: TypeAlias = float | Sequence[Sequence[float]]
 """A number, or ``[[t, value], ...]``: linear between the points and constant outside, ``t`` in sampled steps."""
@@ -25,28 +26,29 @@ def value_at(schedule: Schedule, t: float) -> float:
     return float(np.interp(t, times, values))
 
 
-def check_schedule(name: str, schedule: object, *, low: float = -np.inf) -> None:
-    """Raises ConfigError unless ``schedule`` is a finite number or a list of at least one ``[t, value]`` pair.
+def schedule(min: float | None = None) -> Validator:
+    """A number, or a list of ``[t, value]`` pairs whose times start at 0 and increase.
 
-    The times must start at 0 and increase, and no value may be below ``low``.
+    Args:
+        min: The least value.
     """
-    is_number = isinstance(schedule, (int, float)) and not isinstance(schedule, bool)
-    if is_number and np.isfinite(float(schedule)) and float(schedule) >= low:  # type: ignore[arg-type]
-        return
-    try:
-        points = np.array(schedule, np.float64)
-    except (TypeError, ValueError):
-        points = np.zeros(0)
-    if (
-        points.ndim != 2
-        or points.shape[-1] != 2
-        or not np.isfinite(points).all()
-        or points[0, 0] != 0
-        or (np.diff(points[:, 0]) <= 0).any()
-        or (points[:, 1] < low).any()
-    ):
-        bound = "" if low == -np.inf else f" and values from {low:g}"
-        raise ConfigError(
-            f"{name}: expected a number or a schedule [[0, value], [t, value], ...] with increasing times{bound}, "
-            f"got {schedule!r}."
-        )
+    time, value = number(min=0), number(min)
+
+    def keep(given: Any) -> Schedule:
+        if isinstance(given, np.ndarray):
+            given = given.tolist()
+        if not isinstance(given, (list, tuple)):
+            return value.keep(given)
+        points = []
+        for pair in given:
+            if not isinstance(pair, (list, tuple)) or len(pair) != 2:
+                raise Unfit
+            points.append([time.keep(pair[0]), value.keep(pair[1])])
+        times = [t for t, _ in points]
+        if not points or times[0] != 0 or any(later <= t for t, later in itertools.pairwise(times)):
+            raise Unfit
+        return points
+
+    bound = "" if min is None else f" and values from {min:g}"
+    expected = f"a schedule [[0, value], [t, value], ...] with increasing times{bound}"
+    return Validator(f"{value.expected}, or {expected}", keep)

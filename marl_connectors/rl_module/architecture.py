@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from gymnasium import Space
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from marl_connectors.rl_module.rl_module import RLModule
+from marl_connectors.spaces import same
 from marl_connectors.typing import ModuleID
 
 _OF_ANY_MODULE = frozenset(vars(nn.Module()))
@@ -40,11 +42,16 @@ def same_architecture(a: RLModule, b: RLModule) -> bool:
     """
     if type(a) is not type(b) or not (is_stackable(a) and is_stackable(b)):
         return False
-    if a.observation_space != b.observation_space or a.action_space != b.action_space:
+    if not (_same_space(a.observation_space, b.observation_space) and _same_space(a.action_space, b.action_space)):
         return False
     if _parameters(a) != _parameters(b) or _stands_alone(a) or _stands_alone(b):
         return False
     return _Comparison(a)._same_modules(a, b)
+
+
+def _same_space(one: Space | None, other: Space | None) -> bool:
+    """With the same order of keys too: that is the order of what a module puts out."""
+    return one is other or (one is not None and other is not None and same(one, other))
 
 
 def has_hooks(part: nn.Module) -> bool:

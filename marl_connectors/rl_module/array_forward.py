@@ -8,12 +8,13 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import torch
 from gymnasium import spaces
 from torch import nn
 from torch.nn.modules import module as torch_module
 
 from marl_connectors.episodes.column_batch import ColumnGroup
-from marl_connectors.rl_module.array_layers import ArrayLayer, run_layers
+from marl_connectors.rl_module.array_layers import ArrayLayer, is_watched, run_layers
 from marl_connectors.rl_module.encoders import Encoder, FlatPart
 from marl_connectors.rl_module.layers import ACTIVATIONS, MLP, LayerNorm, Linear
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
@@ -79,7 +80,8 @@ class ArrayForwards:
     def __init__(self, rl_module: MultiRLModule):
         """Takes the modules."""
         plain = type(rl_module) is MultiRLModule and not has_own_methods(rl_module) and not has_hooks(rl_module)
-        self._rl_module = rl_module if plain else None
+        with torch.no_grad():  # as it is when acting
+            self._rl_module = rl_module if plain and not is_watched() else None
         self._known: dict[int, tuple[Sequence[MLP], Finish | None]] = {}
 
     def of_group(self, group: ColumnGroup) -> ArrayForward | SeparateForwards | None:

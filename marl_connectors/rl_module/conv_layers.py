@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from marl_connectors.errors import ConfigError
+from marl_connectors.rl_module.default_model_config import CONV_FILTERS
 from marl_connectors.rl_module.initializers import Initializers
 from marl_connectors.rl_module.layers import make_activation
 
@@ -22,11 +22,16 @@ _SMALL = 7
 class Conv2d(nn.Conv2d):
     """``torch.nn.Conv2d`` over ``[B, C, H, W]`` that also takes stacked weights with inputs ``[M, B, C, H, W]``.
 
-    Images are padded with zeros so that an output has ``ceil(size / stride)`` rows and columns.
+    Images of ``image_size``, ``(H, W)``, are padded with zeros so that an output has ``ceil(size / stride)`` rows and
+    columns.
     """
 
+    def __init__(self, channels: int, out: int, kernel: Any, stride: Any, image_size: tuple[int, int]):
+        super().__init__(channels, out, kernel, stride)
+        self._padding = [*self._pads(image_size[1], 1), *self._pads(image_size[0], 0)]
+
     def forward(self, input: Tensor) -> Tensor:
-        input = F.pad(input, [*self._pads(input.shape[-1], 1), *self._pads(input.shape[-2], 0)])
+        input = F.pad(input, self._padding)
         weight, bias = self.weight, self.bias
         assert bias is not None
         if weight.dim() == 4:
@@ -69,9 +74,9 @@ class CNN(nn.Module):
         super().__init__()
         height, width, channels = image_shape
         layers = []
-        for spec in filters:
-            out, kernel, stride = _checked(spec)
-            layers.append(Conv2d(channels, out, kernel, stride))
+        for out, *sizes in CONV_FILTERS.check(filters, "CNN", "conv_filters"):
+            kernel, stride = ((size, size) if isinstance(size, int) else size for size in sizes)
+            layers.append(Conv2d(channels, out, kernel, stride, (height, width)))
             channels, height, width = out, -(-height // stride[0]), -(-width // stride[1])
         self.layers = nn.ModuleList(layers)
         self.activation = make_activation(activation)
@@ -107,17 +112,3 @@ def default_filters(height: int, width: int) -> list[list[int]]:
         filters.append([channels, {1: 3, 2: 4 if size > 16 else 3, 4: 8}[stride], stride])
         size = -(-size // stride)
     return filters
-
-
-def _checked(spec: Any) -> tuple[int, tuple[int, int], tuple[int, int]]:
-    try:
-        channels, *sizes = spec
-        kernel, stride = [(size, size) if isinstance(size, int) else (int(size[0]), int(size[1])) for size in sizes]
-        if not isinstance(channels, int) or min(channels, *kernel, *stride) < 1:
-            raise ValueError
-    except (TypeError, ValueError, IndexError):
-        raise ConfigError(
-            f"conv_filters: expected [channels, kernel, stride] for each layer, such as [[16, 4, 2], [32, 3, 1]], but "
-            f"one is {spec!r}."
-        ) from None
-    return channels, kernel, stride

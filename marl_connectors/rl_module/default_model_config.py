@@ -3,17 +3,70 @@
 from __future__ import annotations
 
 import dataclasses
-import numbers
+import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from marl_connectors.errors import ConfigError, did_you_mean
+from marl_connectors.validators import (
+    ChecksFields,
+    Switch,
+    Unfit,
+    Validator,
+    dict_of,
+    either,
+    function,
+    integer,
+    list_of,
+    number,
+    one_of,
+    optional,
+    shown,
+    text,
+)
 
-Initializer = str | Callable[..., Any] | None
+
+def _initializer_name(name: Any) -> str:
+    from marl_connectors.rl_module.initializers import INITIALIZERS  # which needs torch
+
+    found = text().keep(name)
+    if found.removesuffix("_") + "_" not in INITIALIZERS:
+        raise Unfit(did_you_mean(found, INITIALIZERS))
+    return found
+
+
+def _conv_filter(spec: Any) -> list[Any]:
+    if not isinstance(spec, (list, tuple)) or len(spec) != 3:
+        raise Unfit
+    channels, *sizes = spec
+    return [_SIZE.keep(channels), *map(_SIZE_OR_PAIR.keep, sizes)]
+
+
+def _pair(sizes: Any) -> tuple[int, int]:
+    if not isinstance(sizes, (list, tuple)) or len(sizes) != 2:
+        raise Unfit
+    return _SIZE.keep(sizes[0]), _SIZE.keep(sizes[1])
+
+
+_SIZE = integer(min=1)
+SIZES = list_of(_SIZE, "a list of whole numbers from 1")
+_SIZE_OR_PAIR = either(_SIZE, Validator("a pair of them", _pair))
+CONV_FILTERS = list_of(
+    Validator("a filter", _conv_filter), "a list of [channels, kernel, stride], such as [[16, 4, 2], [32, 3, 1]]"
+)
+
+Size = Annotated[int, _SIZE]
+Sizes = Annotated[Sequence[int], SIZES]
+Activation = Annotated[str, one_of("tanh", "relu", "silu", "swish", "elu", "gelu", "linear")]
+Initializer = Annotated[
+    str | Callable[..., Any] | None,
+    optional(either(Validator("a name in torch.nn.init", _initializer_name), function("a function of a tensor"))),
+]
+InitializerKwargs = Annotated[Mapping[str, Any] | None, optional(dict_of(text()))]
 
 
 @dataclasses.dataclass
-class DefaultModelConfig:
+class DefaultModelConfig(ChecksFields):
     """What the default modules look like. A plain dict with the same keys works too.
 
     An initializer is the name of a function in ``torch.nn.init`` (``"xavier_uniform_"``), or a function that fills a
@@ -62,74 +115,65 @@ class DefaultModelConfig:
         max_seq_len: For stateful modules: how many steps a training sequence has at most.
     """
 
-    fcnet_hiddens: Sequence[int] = (256, 256)
-    fcnet_activation: str = "tanh"
+    fcnet_hiddens: Sizes = (256, 256)
+    fcnet_activation: Activation = "tanh"
     fcnet_kernel_initializer: Initializer = None
-    fcnet_kernel_initializer_kwargs: Mapping[str, Any] | None = None
+    fcnet_kernel_initializer_kwargs: InitializerKwargs = None
     fcnet_bias_initializer: Initializer = None
-    fcnet_bias_initializer_kwargs: Mapping[str, Any] | None = None
-    fcnet_use_layernorm: bool = False
-    conv_filters: Sequence[Any] | None = None
-    conv_activation: str = "relu"
+    fcnet_bias_initializer_kwargs: InitializerKwargs = None
+    fcnet_use_layernorm: Switch = False
+    conv_filters: Annotated[Sequence[Any] | None, optional(CONV_FILTERS)] = None
+    conv_activation: Activation = "relu"
     conv_kernel_initializer: Initializer = None
-    conv_kernel_initializer_kwargs: Mapping[str, Any] | None = None
+    conv_kernel_initializer_kwargs: InitializerKwargs = None
     conv_bias_initializer: Initializer = None
-    conv_bias_initializer_kwargs: Mapping[str, Any] | None = None
-    head_fcnet_hiddens: Sequence[int] = ()
-    head_fcnet_activation: str = "relu"
+    conv_bias_initializer_kwargs: InitializerKwargs = None
+    head_fcnet_hiddens: Sizes = ()
+    head_fcnet_activation: Activation = "relu"
     head_fcnet_kernel_initializer: Initializer = None
-    head_fcnet_kernel_initializer_kwargs: Mapping[str, Any] | None = None
+    head_fcnet_kernel_initializer_kwargs: InitializerKwargs = None
     head_fcnet_bias_initializer: Initializer = None
-    head_fcnet_bias_initializer_kwargs: Mapping[str, Any] | None = None
-    head_fcnet_use_layernorm: bool = False
-    vf_share_layers: bool = True
-    action_distribution: str = "gaussian"
-    free_log_std: bool = False
-    log_std_clip_param: float = 20.0
-    use_lstm: bool = False
-    lstm_cell_size: int = 256
+    head_fcnet_bias_initializer_kwargs: InitializerKwargs = None
+    head_fcnet_use_layernorm: Switch = False
+    vf_share_layers: Switch = True
+    action_distribution: Annotated[str, one_of("gaussian", "squashed_gaussian", "beta")] = "gaussian"
+    free_log_std: Switch = False
+    log_std_clip_param: Annotated[float, number(min=0, max=math.inf)] = 20.0
+    use_lstm: Switch = False
+    lstm_cell_size: Size = 256
     lstm_kernel_initializer: Initializer = None
-    lstm_kernel_initializer_kwargs: Mapping[str, Any] | None = None
+    lstm_kernel_initializer_kwargs: InitializerKwargs = None
     lstm_bias_initializer: Initializer = None
-    lstm_bias_initializer_kwargs: Mapping[str, Any] | None = None
-    use_gru: bool = False
-    gru_cell_size: int = 256
+    lstm_bias_initializer_kwargs: InitializerKwargs = None
+    use_gru: Switch = False
+    gru_cell_size: Size = 256
     gru_kernel_initializer: Initializer = None
-    gru_kernel_initializer_kwargs: Mapping[str, Any] | None = None
+    gru_kernel_initializer_kwargs: InitializerKwargs = None
     gru_bias_initializer: Initializer = None
-    gru_bias_initializer_kwargs: Mapping[str, Any] | None = None
-    max_seq_len: int = 20
+    gru_bias_initializer_kwargs: InitializerKwargs = None
+    max_seq_len: Size = 20
 
     def __post_init__(self) -> None:
         if self.use_lstm and self.use_gru:
             raise ConfigError("model_config: use_lstm and use_gru are both True. Set one of them.")
-        for name in (field.name for field in dataclasses.fields(self) if field.name.endswith("_hiddens")):
-            self._check_sizes(name)
-        for name in ("lstm_cell_size", "gru_cell_size", "max_seq_len"):
-            if not _is_size(getattr(self, name)):
-                raise ConfigError(f"model_config: {name} is {getattr(self, name)!r}. Give a whole number from 1.")
-        bound = self.log_std_clip_param
-        if not isinstance(bound, numbers.Real) or not bound >= 0:
-            raise ConfigError(f"model_config: log_std_clip_param is {bound!r}. Give a number from 0.")
 
-    def _check_sizes(self, name: str) -> None:
-        sizes = getattr(self, name)
-        if sizes is None and getattr(type(self), name) is None:  # then they are those of other layers
-            return
-        if isinstance(sizes, str) or not isinstance(sizes, Sequence) or not all(map(_is_size, sizes)):
-            raise ConfigError(
-                f"model_config: {name} is {sizes!r}. Give a list of whole numbers from 1, one for each hidden layer."
-            )
+    @classmethod
+    def _who(cls) -> str:
+        return "model_config"
 
     @classmethod
     def of(cls, model_config: DefaultModelConfig | Mapping[str, Any] | None) -> DefaultModelConfig:
         """The settings in a model config of any accepted kind.
 
         Raises:
-            ConfigError: For an unknown key.
+            ConfigError: For an unknown key, a bad value, or another kind of object.
         """
         if isinstance(model_config, DefaultModelConfig):
             return model_config
+        if model_config is not None and not isinstance(model_config, Mapping):
+            raise ConfigError(
+                f"model_config: the default modules expect a DefaultModelConfig or a dict, got {shown(model_config)}."
+            )
         given = dict(model_config or {})
         known = [field.name for field in dataclasses.fields(cls)]
         for key in given:
@@ -142,7 +186,3 @@ class DefaultModelConfig:
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON data, but for initializers that are functions."""
         return {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()}
-
-
-def _is_size(value: Any) -> bool:
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) > 0

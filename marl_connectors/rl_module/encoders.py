@@ -10,6 +10,7 @@ from gymnasium import Space, spaces
 from torch import Tensor, nn
 
 from marl_connectors.errors import ModuleError
+from marl_connectors.rl_module.array_layers import is_watched
 from marl_connectors.rl_module.conv_layers import CNN, default_filters
 from marl_connectors.rl_module.default_model_config import DefaultModelConfig
 from marl_connectors.rl_module.initializers import Initializers
@@ -92,15 +93,18 @@ class OneHotPart(nn.Module):
         self._rank = len(space.shape or ())
         counts, starts = (np.atleast_1d(x).ravel() for x in (_counts(space), space.start))
         numbers = np.concatenate([np.arange(n) + start for n, start in zip(counts, starts, strict=True)])
-        self._numbers = torch.from_numpy(numbers)
-        self._component = torch.from_numpy(np.repeat(np.arange(len(counts)), counts))
+        component = np.repeat(np.arange(len(counts)), counts)
+        self._table = torch.from_numpy(numbers), torch.from_numpy(component)
         self.output_dim = len(numbers)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self._numbers.device != x.device:
-            self._numbers, self._component = self._numbers.to(x.device), self._component.to(x.device)
-        spread = x.flatten(-self._rank)[..., self._component] if self._rank else x.unsqueeze(-1)
-        return (spread == self._numbers).float()
+        numbers, component = self._table
+        if numbers.device != x.device:
+            numbers, component = numbers.to(x.device), component.to(x.device)
+            if not is_watched():  # else they may be a trace's, and mean nothing outside of it
+                self._table = numbers, component
+        spread = x.flatten(-self._rank)[..., component] if self._rank else x.unsqueeze(-1)
+        return (spread == numbers).float()
 
 
 def _counts(space: spaces.Discrete | spaces.MultiDiscrete) -> Any:

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from marl_connectors.errors import ConfigError, did_you_mean
 
-_KNOWN = tuple(sorted(name for name in dir(nn.init) if name.endswith("_") and not name.startswith("_")))
+INITIALIZERS = tuple(sorted(name for name in dir(nn.init) if name.endswith("_") and not name.startswith("_")))
+"""The names that an initializer may have."""
 
 
 @dataclass(frozen=True)
@@ -40,20 +41,30 @@ class Initializers:
         if self.kernel is None:
             nn.init.orthogonal_(weight, gain)
         else:
-            _function(self.kernel)(weight, **self.kernel_kwargs)
+            _fill(weight, self.kernel, self.kernel_kwargs)
 
     def fill_bias(self, bias: Tensor) -> None:
         """Fills an ``[out]`` bias."""
         if self.bias is None:
             nn.init.zeros_(bias)
         else:
-            _function(self.bias)(bias, **self.bias_kwargs)
+            _fill(bias, self.bias, self.bias_kwargs)
 
 
-def _function(name: str | Callable[..., Any]) -> Callable[..., Any]:
-    if callable(name):
-        return name
-    found = name if name.endswith("_") else f"{name}_"
-    if found not in _KNOWN:
-        raise ConfigError(f"model_config: torch.nn.init has no initializer {name!r}. {did_you_mean(found, _KNOWN)}")
-    return getattr(nn.init, found)
+def _fill(tensor: Tensor, initializer: str | Callable[..., Any], kwargs: Mapping[str, Any]) -> None:
+    """Has an initializer fill a tensor. An error of a user's function shows as it is; one of torch's is explained."""
+    if callable(initializer):
+        initializer(tensor, **kwargs)
+        return
+    name = initializer if initializer.endswith("_") else f"{initializer}_"
+    if name not in INITIALIZERS:
+        raise ConfigError(
+            f"model_config: torch.nn.init has no initializer {initializer!r}. {did_you_mean(name, INITIALIZERS)}"
+        )
+    try:
+        getattr(nn.init, name)(tensor, **kwargs)
+    except Exception as error:
+        raise ConfigError(
+            f"model_config: the initializer {name!r} with arguments {dict(kwargs)} fails for a tensor of shape "
+            f"{list(tensor.shape)}: {error}. Choose another one, or change its arguments."
+        ) from error

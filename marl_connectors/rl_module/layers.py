@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from marl_connectors.errors import ModuleError, did_you_mean
-from marl_connectors.rl_module.array_layers import NUMPY_ACTIVATIONS, ArrayLayer, run_layers
+from marl_connectors.rl_module.array_layers import NUMPY_ACTIVATIONS, ArrayLayer, is_watched, run_layers
 from marl_connectors.rl_module.initializers import Initializers
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -65,13 +65,50 @@ class LayerNorm(nn.LayerNorm):
         return normal * self.weight.view(lead) + self.bias.view(lead)
 
 
+_PLAIN = (nn.Parameter, Tensor)
+
+
+class _Arrays(NamedTuple):
+    """An MLP's layers in numpy, and the tensors whose memory they share.
+
+    Attributes:
+        layers: One after another.
+        parameters: Weight and bias of each.
+        places: Where in memory each of them is.
+    """
+
+    layers: Sequence[ArrayLayer]
+    parameters: Sequence[Tensor]
+    places: Sequence[int]
+
+    @classmethod
+    def over(cls, mlp: MLP, parameters: Sequence[Tensor]) -> _Arrays:
+        """Those over the parameters' memory as it is now."""
+        fixed = [parameter.detach() for parameter in parameters]  # whatever else is done to the parameters meanwhile
+        count = len(fixed) // 2
+        layers = []
+        for i, (weight, bias) in enumerate(zip(fixed[::2], fixed[1::2], strict=True)):
+            activation = mlp._numpy_activation if mlp.activate_last or i + 1 < count else None
+            layers.append(ArrayLayer.over(weight.numpy(), bias.numpy(), activation))
+        return cls(layers, list(parameters), [tensor.data_ptr() for tensor in fixed])
+
+    def are_over(self, parameters: Sequence[Any]) -> bool:
+        """Whether these are the tensors, and are where they were. A hot path."""
+        if len(parameters) != len(self.parameters):
+            return False
+        for own, known, place in zip(parameters, self.parameters, self.places, strict=True):
+            if own is not known or own.data_ptr() != place:
+                return False
+        return True
+
+
 class MLP(nn.Module):
     """A stack of linear layers with an activation after each but, if asked, the last.
 
     A hot path: where that is faster, numpy computes batches without gradients, on the weights' own memory.
     """
 
-    _remembered = frozenset({"_arrays", "_places"})
+    _remembered = frozenset({"_arrays"})
 
     def __init__(
         self,
@@ -110,8 +147,7 @@ class MLP(nn.Module):
         self._numpy_activation = None if use_layernorm else NUMPY_ACTIVATIONS.get(type(self.activation))
         has_active = len(self._linear_layers) - (not activate_last) > 0
         self._numpy_rows = _NUMPY_ROWS.get(type(self.activation), 0) if has_active else math.inf
-        self._places: list[tuple[int, int]] = []  # of the parameters that the arrays are over
-        self._arrays: list[ArrayLayer] = []
+        self._arrays: list[_Arrays] = []  # one or none
         initializers = initializers or Initializers()
         for layer in self._linear_layers:
             is_last = layer is self._linear_layers[-1]
@@ -121,18 +157,20 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if (
-            not torch.is_grad_enabled()
+            not is_watched()
             and self._numpy_activation is not None
+            and type(x) is Tensor
             and x.dtype is torch.float32
             and x.shape[-2] <= self._numpy_rows
             and x.is_cpu
             and self._is_as_built()
         ):
             layers = self._array_layers()
-            if x.dim() <= 3:
+            if layers is not None and x.dim() <= 3:
                 return torch.from_numpy(run_layers(x.numpy(), layers))
-            flat = torch.from_numpy(run_layers(x.flatten(1, -2).numpy(), layers))
-            return flat.unflatten(1, x.shape[1:-1])
+            if layers is not None:
+                flat = torch.from_numpy(run_layers(x.flatten(1, -2).numpy(), layers))
+                return flat.unflatten(1, x.shape[1:-1])
         last = len(self._linear_layers) - 1
         for i, layer in enumerate(self._linear_layers):
             x = layer(x)
@@ -154,11 +192,13 @@ class MLP(nn.Module):
         for layer in parts["layers"]._modules.values():
             if type(layer) is not Linear or layer._forward_hooks or layer._forward_pre_hooks:
                 return False
+            if "forward" in vars(layer):
+                return False
         return True
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the arrays, which would be copies of the parameters in a copy."""
-        return {**vars(self), "_places": [], "_arrays": []}
+        return {**vars(self), "_arrays": []}
 
     def array_layers(self, rows: int) -> list[ArrayLayer] | None:
         """What computes batches of so many rows without gradients on the CPU; None where torch does.
@@ -168,22 +208,20 @@ class MLP(nn.Module):
         """
         if self._numpy_activation is None or rows > self._numpy_rows or not self._is_as_built():
             return None
-        parameters = [p for layer in self._linear_layers for p in (layer.weight, layer.bias)]
-        if not all(p.is_cpu and p.dtype is torch.float32 for p in parameters):
-            return None
-        return list(self._array_layers())
+        layers = self._array_layers()
+        return None if layers is None else list(layers)
 
-    def _array_layers(self) -> list[ArrayLayer]:
-        layers, linear_layers = self._arrays, self._linear_layers
-        if len(layers) != len(linear_layers):
-            layers.clear()
-        for i, layer in enumerate(linear_layers):
-            own: Any = layer._parameters  # spares torch's attribute look-up
-            weight, bias = own["weight"], own["bias"]
-            place = weight.data_ptr(), bias.data_ptr()
-            if i == len(layers) or self._places[i] != place:
-                is_active = self.activate_last or i + 1 < len(linear_layers)
-                activation = self._numpy_activation if is_active else None
-                layers[i:] = [ArrayLayer.over(weight.detach().numpy(), bias.detach().numpy(), activation)]
-                self._places[i:] = [place]
-        return layers
+    def _array_layers(self) -> Sequence[ArrayLayer] | None:
+        """The layers over the parameters that there are now; None where torch's tensors have to be left to torch.
+
+        What is remembered is put in its place as a whole, so that threads may ask at the same time.
+        """
+        held = [layer._parameters for layer in self._linear_layers]  # spares torch's attribute look-up
+        parameters: list[Any] = [own.get(name) for own in held for name in ("weight", "bias")]
+        if self._arrays and self._arrays[0].are_over(parameters):
+            return self._arrays[0].layers
+        if not all(type(p) in _PLAIN and p.is_cpu and p.dtype is torch.float32 for p in parameters):
+            return None
+        found = _Arrays.over(self, parameters)
+        self._arrays[:] = [found]
+        return found.layers

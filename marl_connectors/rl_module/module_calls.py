@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import torch
 
 from marl_connectors.episodes.column_batch import NoColumn
-from marl_connectors.errors import MarlConnectorsError, ModuleError
+from marl_connectors.errors import MarlConnectorsError, ModuleError, describe_error
 from marl_connectors.spaces import describe
 from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import ModuleID
@@ -71,9 +71,8 @@ def called_for_modules(
     except _AS_THEY_ARE:
         raise
     except Exception as error:
-        said = repr(error.args[0]) if isinstance(error, KeyError) and error.args else error
         raise ModuleError(
-            f"{_asked(module, purpose)} raised {type(error).__name__}: {said}. It was given "
+            f"{_asked(module, purpose)} raised {describe_error(error)}. It was given "
             f"{ {module_id: _shapes(columns) for module_id, columns in batch.items()} }."
         ) from error
     if not isinstance(outputs, Mapping) or not all(isinstance(own, Mapping) for own in outputs.values()):
@@ -116,9 +115,8 @@ def _fail(module: Any, method: Callable[..., Any], batch: Mapping[str, Any], err
         ) from error
     space = getattr(module, "observation_space", None)
     built = "" if space is None else f" It was built for observations of {describe(space)}."
-    said = key if isinstance(key, str) else error
     raise ModuleError(
-        f"{_who(module)}: its {method.__name__} raised {type(error).__name__}: {said}. It was given columns of the "
+        f"{_who(module)}: its {method.__name__} raised {describe_error(error)}. It was given columns of the "
         f"shapes {_shapes(batch)}.{built}{_other_precision(module, batch)}"
     ) from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import ChainMap
 from collections.abc import Callable, Collection, Hashable, ItemsView, Iterator, KeysView, Mapping, ValuesView
 from functools import cache
@@ -30,6 +31,9 @@ from marl_connectors.rl_module.rl_module import RLModule, RLModuleSpec
 from marl_connectors.rl_module.stacked_rows import StackedRows, is_whole, run_stacked
 from marl_connectors.rl_module.structure import Structure
 from marl_connectors.typing import SHARED, ModuleID
+
+_SORTING = threading.RLock()
+"""Held while parameters move into buckets, as one thread alone may do."""
 
 
 class MultiRLModule(nn.Module):
@@ -227,14 +231,20 @@ class MultiRLModule(nn.Module):
     def buckets(self) -> list[Bucket]:
         """The modules that can run stacked, by architecture. A new list after anything was added, removed or replaced.
 
-        There are none where ``_forward`` runs the modules in a way of its own.
+        There are none where ``_forward`` runs the modules in a way of its own. Threads that ask at the same time get
+        the same ones.
         """
-        if self._buckets is None:
-            self._entangled = None
-            members = {} if self.has_own_forward else dict(self.items())
-            self._structure = Structure(self, filter(is_stackable, members.values()))
-            self._buckets = sort_into_buckets(members)
-        return self._buckets
+        found = self._buckets
+        if found is not None:
+            return found
+        with _SORTING:
+            found = self._buckets
+            if found is None:
+                self._entangled = None
+                members = {} if self.has_own_forward else dict(self.items())
+                self._structure = Structure(self, filter(is_stackable, members.values()))
+                self._buckets = found = sort_into_buckets(members)
+            return found
 
     _structure: Structure
     _entangled: list[ModuleID] | None = None

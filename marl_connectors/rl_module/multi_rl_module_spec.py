@@ -3,20 +3,45 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import numpy as np
 from gymnasium import Space
 
 from marl_connectors.errors import ModuleError
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
-from marl_connectors.rl_module.rl_module import RLModuleSpec
+from marl_connectors.rl_module.rl_module import FOLDER, MODEL_CONFIG, SPACE, RLModuleSpec
 from marl_connectors.typing import SHARED, ModuleID
+from marl_connectors.validators import (
+    ChecksFields,
+    Unfit,
+    Validator,
+    boolean,
+    dict_of,
+    either,
+    instance_of,
+    optional,
+    subclass_of,
+    text,
+)
+
+
+def _module_ids(given: Any) -> Any:
+    if not isinstance(given, Collection) or isinstance(given, (str, bytes, Mapping, np.ndarray)):
+        raise Unfit(f"Write [{given!r}]." if isinstance(given, str) else "")
+    make: Any = type(given) if type(given) in (tuple, set, frozenset) else list
+    return make(map(text().keep, given))
+
+
+MODULE_IDS = Validator("a collection of module ids", _module_ids)
+_SPEC = instance_of(RLModuleSpec, expected="an RLModuleSpec")
+_SPECS = either(_SPEC, dict_of(text(), _SPEC, expected="a dict {module_id: RLModuleSpec}"))
 
 
 @dataclasses.dataclass
-class MultiRLModuleSpec:
+class MultiRLModuleSpec(ChecksFields):
     """How to build a MultiRLModule. What is None is filled in from the algorithm's config and the environment.
 
     Attributes:
@@ -30,14 +55,16 @@ class MultiRLModuleSpec:
         modules_to_load: Which modules to load from there, with the layers that are shared; None for all.
     """
 
-    multi_rl_module_class: type[MultiRLModule] | None = None
-    observation_space: Space | None = None
-    action_space: Space | None = None
-    inference_only: bool | None = None
-    model_config: Any = None
-    rl_module_specs: dict[ModuleID, RLModuleSpec] | RLModuleSpec = dataclasses.field(default_factory=dict)
-    load_state_path: str | Path | None = None
-    modules_to_load: Collection[ModuleID] | None = None
+    multi_rl_module_class: Annotated[type[MultiRLModule] | None, optional(subclass_of(MultiRLModule))] = None
+    observation_space: Annotated[Space | None, optional(SPACE)] = None
+    action_space: Annotated[Space | None, optional(SPACE)] = None
+    inference_only: Annotated[bool | None, optional(boolean())] = None
+    model_config: Annotated[Any, MODEL_CONFIG] = None
+    rl_module_specs: Annotated[dict[ModuleID, RLModuleSpec] | RLModuleSpec, _SPECS] = dataclasses.field(
+        default_factory=dict
+    )
+    load_state_path: Annotated[str | Path | None, FOLDER] = None
+    modules_to_load: Annotated[Collection[ModuleID] | None, optional(MODULE_IDS)] = None
 
     @classmethod
     def from_module(cls, module: MultiRLModule) -> MultiRLModuleSpec:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from marl_connectors.rl_module.distributions import Distribution, default_distri
 from marl_connectors.rl_module.module_calls import called_for_columns
 from marl_connectors.rl_module.target_networks import freeze_target_networks
 from marl_connectors.typing import DEFAULT_MODULE_ID, ModuleID
+from marl_connectors.validators import ChecksFields, Switch, Unfit, Validator, instance_of, optional, subclass_of
 
 if TYPE_CHECKING:
     from marl_connectors.rl_module.layers import MLP
@@ -243,8 +245,19 @@ def _masked(module: RLModule, batch: Mapping[str, Any], outputs: dict[str, Any])
     return {**outputs, Columns.ACTION_DIST_INPUTS: inputs}
 
 
+def _model_config(given: Any) -> Any:
+    if not isinstance(given, Mapping) and (isinstance(given, type) or not dataclasses.is_dataclass(given)):
+        raise Unfit
+    return given
+
+
+SPACE = instance_of(Space, expected="a gymnasium space")
+MODEL_CONFIG = optional(Validator("a dict, or an object of a dataclass such as DefaultModelConfig", _model_config))
+FOLDER = optional(instance_of(str, PathLike, expected="the path of a folder"))
+
+
 @dataclasses.dataclass
-class RLModuleSpec:
+class RLModuleSpec(ChecksFields):
     """How to build an RLModule. What is None is filled in from the algorithm's config and the environment.
 
     Attributes:
@@ -258,14 +271,14 @@ class RLModuleSpec:
         load_state_path: A folder that ``checkpoints.save_state(path, module.get_state())`` wrote, to start from.
     """
 
-    module_class: type[RLModule] | None = None
-    observation_space: Space | None = None
-    action_space: Space | None = None
-    inference_only: bool = False
-    learner_only: bool = False
-    model_config: Any = None
-    catalog_class: type | None = None
-    load_state_path: str | Path | None = None
+    module_class: Annotated[type[RLModule] | None, optional(subclass_of(RLModule))] = None
+    observation_space: Annotated[Space | None, optional(SPACE)] = None
+    action_space: Annotated[Space | None, optional(SPACE)] = None
+    inference_only: Switch = False
+    learner_only: Switch = False
+    model_config: Annotated[Any, MODEL_CONFIG] = None
+    catalog_class: Annotated[type | None, optional(instance_of(type, expected="a class"))] = None
+    load_state_path: Annotated[str | Path | None, FOLDER] = None
 
     @classmethod
     def from_module(cls, module: RLModule) -> RLModuleSpec:

@@ -149,7 +149,7 @@ class Slips(PPOLearner):
 
 
 FAILING = {
-    "an override": ({"config_overrides": {"clip_param": -1}}, ConfigError, "clip_param must be"),
+    "an override": ({"config_overrides": {"clip_param": -1}}, ConfigError, "module 'new': clip_param: expected"),
     "an override beside a bad state": (
         {"config_overrides": {"lr": 0.5}, "module_state": {"no": np.zeros(1)}},
         ModuleError,

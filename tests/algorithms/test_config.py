@@ -1,4 +1,4 @@
-"""Settings are checked where they are set, or when the algorithm is built, and errors name the closest right one."""
+"""Settings are checked when they are set, and errors name the closest right one."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import pytest
 from gymnasium import spaces
 from scripted_envs import BOX, LifeEnv, small_config
 
-from marl_connectors import PPOConfig
+from marl_connectors import Callbacks, PPOConfig
 from marl_connectors.algorithms.config_state import config_from_state, config_to_state
 from marl_connectors.errors import CheckpointError, ConfigError
+from marl_connectors.learner.learner import Learner
+from marl_connectors.rl_module.rl_module import RLModule
 
 
 def one_line(caught):
@@ -45,8 +47,8 @@ def test_sections_chain_and_store_under_their_own_names():
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda config: config.framework("tf2"), "PPOConfig.framework: there is 'torch' only, not 'tf2'"),
-        (lambda config: config.framework("torch", 1), r"only 'framework' may come without its name. Write framework\("),
+        (lambda config: config.framework("tf2"), "PPOConfig.framework: framework: expected 'torch', got 'tf2'"),
+        (lambda config: config.framework("torch", 1), "only 'framework' may come without its name"),
         (lambda config: config.framework(torch_compile_learner=True), "unknown setting 'torch_compile_learner'"),
         (lambda config: config.env_runners(double_buffering=True), "unknown setting 'double_buffering'"),
     ],
@@ -109,36 +111,54 @@ def test_the_config_of_an_algorithm_is_frozen_and_the_users_is_not():
     assert algo.config.lr == 0.01
 
 
+class Needy(Callbacks):
+    def __init__(self, x):
+        self.x = x
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"gamma": 1.5}, r"gamma must be a number in \[0, 1\], not 1.5"),
-        ({"lr": "fast"}, "lr: expected a number or a schedule .* got 'fast'"),
+        ({"gamma": 1.5}, "gamma: expected a number from 0 to 1, got 1.5"),
+        ({"lr": "fast"}, "lr: expected a number from 0, or a schedule .* got 'fast'"),
         ({"lr": -1}, "lr: expected .* values from 0, got -1"),
         ({"lr": [[0, 0.1], [10, -0.1]]}, "lr: expected .* values from 0, got"),
         ({"lr": [[5, 0.1]]}, r"lr: expected .* got \[\[5, 0.1\]\]"),
-        ({"entropy_coeff": [[0, 1], [0, 2]]}, "entropy_coeff: expected a number or a schedule"),
-        ({"num_epochs": 0}, "num_epochs must be a whole number >= 1, not 0"),
-        ({"num_epochs": True}, "num_epochs must be a whole number >= 1, not True"),
-        ({"minibatch_size": 0}, "minibatch_size must be a whole number >= 1, or None, not 0"),
-        ({"train_batch_size_per_learner": 2.5}, "train_batch_size_per_learner must be a whole number >= 1, not 2.5"),
-        ({"num_envs_per_env_runner": 0}, "num_envs_per_env_runner must be a whole number >= 1, not 0"),
-        ({"rollout_fragment_length": 0}, "rollout_fragment_length must be 'auto' or a whole number >= 1, not 0"),
-        ({"episode_lookback_horizon": -1}, "episode_lookback_horizon must be a whole number >= 0, not -1"),
-        ({"grad_clip": 0.0}, "grad_clip must be a number > 0, or None, not 0.0"),
-        ({"grad_clip_by": "globalnorm"}, "grad_clip_by='globalnorm'. Did you mean 'global_norm'"),
-        ({"batch_mode": "complete"}, "batch_mode='complete'. Did you mean 'complete_episodes'"),
-        ({"count_steps_by": "agent_step"}, "count_steps_by='agent_step'. Did you mean 'agent_steps'"),
-        ({"lambda_": -0.1}, r"lambda_ must be a number in \[0, 1\], not -0.1"),
-        ({"clip_param": "wide"}, "clip_param must be a number >= 0, not 'wide'"),
-        ({"seed": -1}, "seed must be a whole number >= 0, or None, not -1"),
-        ({"num_env_runners": 2}, "num_env_runners=2, but this version samples and learns in one process"),
-        ({"num_learners": 1}, "num_learners=1, but this version samples and learns in one process"),
+        ({"entropy_coeff": [[0, 1], [0, 2]]}, "entropy_coeff: expected a number, or a schedule"),
+        ({"num_epochs": 0}, "num_epochs: expected a whole number from 1, got 0"),
+        ({"num_epochs": True}, "num_epochs: expected a whole number from 1, got True"),
+        ({"minibatch_size": 0}, "minibatch_size: expected a whole number from 1, or None, got 0"),
+        (
+            {"train_batch_size_per_learner": 2.5},
+            "train_batch_size_per_learner: expected a whole number from 1, got 2.5",
+        ),
+        ({"rollout_fragment_length": 0}, "rollout_fragment_length: expected 'auto', or a whole number from 1, got 0"),
+        ({"episode_lookback_horizon": -1}, "episode_lookback_horizon: expected a whole number from 0, got -1"),
+        ({"grad_clip": 0.0}, "grad_clip: expected a number above 0 up to infinity, or None, got 0.0"),
+        ({"grad_clip_by": "globalnorm"}, "grad_clip_by: .* got 'globalnorm'. Did you mean 'global_norm'"),
+        ({"batch_mode": "complete"}, "batch_mode: .* got 'complete'. Did you mean 'complete_episodes'"),
+        ({"lambda_": -0.1}, "lambda_: expected a number from 0 to 1, got -0.1"),
+        ({"clip_param": "wide"}, "clip_param: expected a number from 0 to infinity, got 'wide'"),
+        ({"seed": -1}, "seed: expected a whole number from 0, or None, got -1"),
+        ({"num_env_runners": 2}, "num_env_runners: expected 0, got 2. This version samples and learns in one process"),
+        ({"num_learners": 1}, "num_learners: expected 0, got 1. This version samples and learns in one process"),
+        ({"policies": "shared"}, r"policies: expected .* got 'shared'. Write \['shared'\], or .multi_agent"),
+        (
+            {"learner_class": Learner},
+            "learner_class: .* Learner cannot be used as it is: it has to define compute_loss",
+        ),
+        ({"rl_module_spec": RLModule}, r"rl_module_spec: expected an RLModuleSpec .* Write RLModuleSpec\(RLModule\)"),
+        ({"callbacks_class": Needy}, "callbacks_class: .* Needy is made without arguments, but .*'x'"),
+        (
+            {"policy_mapping_fn": lambda agent: "a"},
+            r"policy_mapping_fn: .* takes \(agent\), but .* \(agent_id, episode\)",
+        ),
+        ({"env_to_module_connector": lambda *, a: a}, r"update_from_dict: env_to_module_connector: the function takes"),
         ({"env": None}, r"no environment. Call .environment\(env=...\)"),
         ({"model_config": {"fcnet_hidens": [4]}}, "no setting 'fcnet_hidens'. Did you mean 'fcnet_hiddens'"),
     ],
 )
-def test_a_bad_value_is_named_when_the_algorithm_is_built(settings, words):
+def test_a_bad_value_is_named_with_what_may_be(settings, words):
     with pytest.raises(ConfigError, match=words) as caught:
         small_config("CartPole-v1").update_from_dict(settings).build_algo()
     one_line(caught)
@@ -156,9 +176,10 @@ def test_a_spec_for_a_module_that_nobody_has_is_named():
 
 def test_overrides_of_a_module_are_named_with_it():
     config = small_config(LifeEnv).multi_agent(policies="independent")
-    config.rl_module(algorithm_config_overrides_per_module={"a": {"clip_param": -1.0}})
-    with pytest.raises(ConfigError, match=r"overrides of module 'a': PPOConfig.*clip_param"):
-        config.build_algo()
+    with pytest.raises(
+        ConfigError, match=r"PPOConfig.rl_module: algorithm_config_.*, module 'a': clip_param: expected"
+    ):
+        config.rl_module(algorithm_config_overrides_per_module={"a": {"clip_param": -1.0}})
 
 
 def test_bounded_distributions_need_actions_that_are_stretched():

@@ -37,8 +37,8 @@ def test_a_gpu_that_is_asked_for_has_to_be_there():
 
 @pytest.mark.parametrize("number", [2, -1, "cuda", True, None])
 def test_a_number_of_gpus_that_nothing_can_be_made_of_is_refused(number):
-    with pytest.raises(ConfigError, match="num_gpus_per_learner must be 'auto', or a number from 0 to 1"):
-        config(num_gpus_per_learner=number).validate()
+    with pytest.raises(ConfigError, match="num_gpus_per_learner: expected 'auto', or a number from 0 to 1"):
+        config(num_gpus_per_learner=number)
 
 
 def test_modules_act_where_they_learn():

@@ -380,6 +380,46 @@ def test_a_module_that_does_not_fit_the_agent_is_named(tmp_path):
         policy(np.zeros(policy._spaces["a"][0].shape, policy._spaces["a"][0].dtype), "a")
 
 
+def test_agents_that_were_not_in_training_act_by_the_module_that_is_named(saved):
+    everyone, one = load_policy(saved), load_policy(saved, "agent_1")
+    batch = seen(everyone._spaces["agent_0"][0])
+    expected = everyone(batch, "agent_1")
+    np.testing.assert_array_equal(one(batch, "newcomer"), expected)
+    found = one.actions({"newcomer": batch, 7: batch, "agent_2": batch})
+    assert list(found) == ["newcomer", 7, "agent_2"]
+    for actions in found.values():
+        np.testing.assert_array_equal(actions, expected)
+    np.testing.assert_array_equal(one.session().actions({7: batch})[7], expected)
+    np.testing.assert_array_equal(copy.deepcopy(one)(batch, 8), expected)
+    assert one.agent_ids == ["agent_0", "agent_1", "agent_2"]
+    with pytest.raises(MappingError, match=r"'newcomer' was not in .* load_policy\(checkpoint, module_id\)"):
+        everyone(batch, "newcomer")
+    with pytest.raises(EpisodeError, match="the observation of agent 'stranger' must be of its space"):
+        one(np.zeros(9, np.float32), "stranger")
+
+
+def encoded_and_filtered():
+    return [MeanStdFilter(), AgentIdEncoding(), PrevActionsPrevRewards()]
+
+
+@pytest.mark.parametrize("settings", [{}, {"model_config": {"use_gru": True, "gru_cell_size": 3}}])
+def test_agents_that_were_not_in_training_are_seen_as_the_first_that_fits_the_module(settings, tmp_path):
+    """Filters have the same statistics for them, encodings the same number; what they remember is their own."""
+    config = small_config(match_v0.parallel_env, env_config={**MATCH, "continuous_actions": True})
+    config.multi_agent(policies="shared").env_runners(env_to_module_connector=encoded_and_filtered)
+    algo = config.rl_module(**settings).build_algo()
+    algo.train()
+    saved = algo.save_to_path(tmp_path / "c")
+    known, new = (load_policy(saved, "default_policy") for _ in range(2))
+    rng = np.random.default_rng(0)
+    for t in range(6):
+        steps = rng.normal(3.0, 2.0, size=(2, *known._spaces["agent_0"][0].shape)).astype(np.float32)
+        expected = known(steps[0], "agent_0", reward=float(t))
+        np.testing.assert_array_equal(new(steps[0], "newcomer", reward=float(t)), expected)
+        assert not np.array_equal(new(steps[1], "agent_0", reward=0.5), expected)
+        assert not np.array_equal(new(steps[0], "agent_1", reward=float(t)), expected)
+
+
 def test_actions_are_sampled_if_asked_and_the_seed_decides(saved):
     policy = load_policy(saved, explore=True, seed=1)
     batch = seen(policy._spaces["agent_0"][0])

@@ -28,7 +28,7 @@ def test_a_mode_is_written_as_gymnasium_or_rllib_write_it(given):
 
 
 @pytest.mark.parametrize(
-    ("given", "said"), [("asynch", "Did you mean 'async'"), (3, "async, sync, vector_entry_point")]
+    ("given", "said"), [("asynch", "Did you mean 'async'"), (3, "'async', 'sync' or 'vector_entry_point'")]
 )
 def test_an_unknown_mode_is_an_error(given, said):
     with pytest.raises(ConfigError, match=said):
@@ -110,7 +110,7 @@ def test_no_vector_env_is_an_error(env, error, said):
         (lambda c: c.environment(render_env=True).env_runners(num_env_workers=2), "num_env_workers=2"),
         (lambda c: c.environment(render_env=True).env_runners(gym_env_vectorize_mode="async"), "'async'"),
         (lambda c: c.environment(Walk, render_env=True), "does not open windows"),
-        (lambda c: c.environment(render_env="human"), "render_env must be True or False"),
+        (lambda c: c.environment(render_env="human"), "render_env: expected True or False"),
     ],
 )
 def test_settings_that_do_not_fit_are_an_error(change, said):

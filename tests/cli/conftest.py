@@ -31,6 +31,7 @@ class CommandLine:
         self.fake = FakeAlgorithm
         self.algo = FakeAlgorithm()
         self.settings = None
+        self.trusted = None
         self.out = self.err = ""
 
     def build(self, settings):
@@ -39,7 +40,8 @@ class CommandLine:
         self.algo.config.env = settings.env
         return self.algo
 
-    def load(self, checkpoint):
+    def load(self, checkpoint, changed=None, *, trusted=True):
+        self.changed, self.trusted = changed, trusted
         self.algo = FakeAlgorithm.from_checkpoint(checkpoint)
         return self.algo
 

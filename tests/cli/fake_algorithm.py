@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -23,12 +24,22 @@ class FakeConfig:
 
 
 class FakeAlgorithm:
-    """``fail_at`` and ``interrupt_at`` name an iteration; ``interrupts`` is how often Ctrl-C comes in it."""
+    """``fail_at`` and ``interrupt_at`` name an iteration; ``interrupts`` is how often a signal comes in it."""
 
-    def __init__(self, env="fake_env", *, modules=("red", "green"), fail_at=None, interrupt_at=None, interrupts=1):
+    def __init__(
+        self,
+        env="fake_env",
+        *,
+        modules=("red", "green"),
+        fail_at=None,
+        interrupt_at=None,
+        interrupts=1,
+        number=signal.SIGINT,
+    ):
         self.config = FakeConfig(env)
         self.modules = modules
         self.agent_ids = ["a", "b"]
+        self.signal = number
         self.fail_at, self.interrupt_at, self.interrupts = fail_at, interrupt_at, interrupts
         self.iteration = 0
         self.frames = [np.full((300, 960, 3), shade, np.uint8) for shade in (0, 80, 160)]
@@ -53,7 +64,7 @@ class FakeAlgorithm:
             raise EnvError("fake_env: expected finite rewards, but agent 'a' got nan.\nFix its step().")
         if self.interrupt_at == self.iteration + 1:
             for _ in range(self.interrupts):
-                os.kill(os.getpid(), signal.SIGINT)
+                os.kill(os.getpid(), self.signal)
         self.iteration += 1
         mean = math.nan if self.iteration == 1 else float(self.iteration)
         return {
@@ -75,18 +86,25 @@ class FakeAlgorithm:
             },
         }
 
-    def evaluate(self, *, num_episodes, explore=False, seed=None):
-        self.evaluated_with.append((num_episodes, explore, seed))
-        return self.results(float(self.iteration))
+    @property
+    def env_runner(self):
+        return SimpleNamespace(num_agent_steps=self.iteration * STEPS)
 
-    def random_play(self, *, num_episodes):
-        return self.results(-7.0)
+    def evaluate(self, *, num_episodes, explore=False, seed=None, max_seconds=None, on_progress=None):
+        self.evaluated_with.append((num_episodes, explore, seed))
+        return self.results(float(self.iteration)) | {"num_episodes": num_episodes}
+
+    def random_play(self, *, num_episodes, max_seconds=None, on_progress=None):
+        return self.results(-7.0) | {"num_episodes": num_episodes}
 
     def render_episode(self, *, max_frames):
         return self.frames[:max_frames]
 
+    def get_state(self):
+        return {"iteration": self.iteration, "env": self.config.env}
+
     def save_to_path(self, path):
-        save_state(path, {"iteration": self.iteration, "env": self.config.env})
+        save_state(path, self.get_state())
 
     @classmethod
     def from_checkpoint(cls, path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,3 +34,20 @@ def test_a_video_is_written_where_asked(command, checkpoint):
     assert command("evaluate", checkpoint, "--video", "films/play.gif") == 0
     assert Path("films/play.gif").read_bytes().startswith(b"GIF89a")
     assert "Video: films/play.gif" in command.out
+
+
+@pytest.mark.parametrize(
+    "words", [["evaluate", "run"], ["train", "--resume", "run", "--steps", "400"]], ids=["evaluate", "resume"]
+)
+def test_untrusted_keeps_out_what_the_checkpoint_names_and_the_current_folder(command, words, monkeypatch):
+    command("train", "fake_env", "--steps", "200", "--out", "run")
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p not in ("", os.getcwd())])
+    assert command(*words, "--untrusted") == 0
+    assert command.trusted is False and os.getcwd() not in sys.path
+    assert command(*words[:-1], "600" if len(words) > 2 else "run") == 0
+    assert command.trusted is True and os.getcwd() in sys.path
+
+
+def test_untrusted_is_for_checkpoints(command):
+    assert command("train", "fake_env", "--untrusted") == 2
+    assert "--untrusted is for --resume RUN" in command.err

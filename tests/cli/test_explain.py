@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import re
 import sys
@@ -10,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from marl_connectors import PPOConfig
 from marl_connectors.cli.config_source import load_config, with_options
 from marl_connectors.cli.main import _build_parser, main
+from marl_connectors.errors import ConfigError
 from marl_connectors.rl_module.default_model_config import DefaultModelConfig
 
 PAGE = Path(__file__).parents[2] / "docs" / "command_line.md"
@@ -200,3 +203,13 @@ def test_a_file_that_is_missing_or_broken(explain, source):
     assert source.stem not in sys.modules
     status, _, err = explain()
     assert (status, "name an environment, or a config that has one" in err) == (2, True)
+
+
+def test_layers_of_the_default_modules_are_not_those_of_a_model_config_of_another_kind():
+    @dataclasses.dataclass
+    class Mine:
+        width: int = 3
+
+    config = PPOConfig().environment("CartPole-v1").rl_module(model_config=Mine())
+    with pytest.raises(ConfigError, match=r"they are settings of the default modules, .* model_config is a Mine"):
+        with_options(config, {"hidden": [3]})

@@ -35,6 +35,7 @@ def test_a_run_leaves_everything_in_one_folder(command):
         "checkpoints",
         "config.json",
         "curves.png",
+        "final.json",
         "metrics.jsonl",
         "tensorboard",
         "video.gif",
@@ -233,13 +234,13 @@ def test_ctrl_c_in_the_first_iteration_still_saves_it(command, build):
 def test_a_second_ctrl_c_stops_at_once(command, build):
     build(interrupt_at=2, interrupts=2)
     assert command("train", "fake_env", "--steps", "500") == 130
-    assert "Stopped at once. Nothing of it was saved." in command.out
+    assert "Stopped at once. The latest checkpoint is of iteration 1. Resume with" in command.out
     assert len(rows()) == 1
     assert command.algo.stopped
 
 
 def test_ctrl_c_before_training_writes_nothing(command):
-    def interrupted(*, num_episodes):
+    def interrupted(**kwargs):
         raise KeyboardInterrupt
 
     command.algo.random_play = interrupted

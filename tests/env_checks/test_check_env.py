@@ -99,8 +99,7 @@ def boom():
 @pytest.mark.parametrize("where", ["reset", "step"])
 def test_what_it_raises_is_told_with_the_last_line(where):
     finding = found(failing(where, boom), "raised", "error")
-    assert "raised RuntimeError: boom boom (test_check_env.py, line " in finding.what
-    assert "in boom)" in finding.what
+    assert re.search(r"raised RuntimeError: boom boom \(.*test_check_env\.py:\d+ in boom\)", finding.what)
 
 
 @pytest.mark.parametrize("where", ["reset", "step"])

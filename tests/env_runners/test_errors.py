@@ -64,7 +64,6 @@ def test_the_trial_run_finds_rewards_that_are_no_finite_number(bad):
     ("bad", "words"),
     [
         (BAD, "agent 'b', env step 23: the observation contains NaN"),
-        (np.array([2000, 0], np.float32), "agent 'b', env step 23: the observation leaves its space"),
         (np.zeros(3, np.float32), "agent 'b': the observation does not fit its space, Box(2,) float32: shape (3,)"),
         ("text", "agent 'b': the observation does not fit its space, Box(2,) float32: 'text'"),
     ],
@@ -203,8 +202,8 @@ def test_an_env_that_raises_later_is_named_with_its_seed_and_actions():
 @pytest.mark.parametrize(
     ("mapping", "policies", "words"),
     [
-        (lambda a, e, **kw: 1 / 0, None, "policy_mapping_fn raised ZeroDivisionError for agent 'a': division by zero"),
-        (lambda a: "x", None, "policy_mapping_fn raised TypeError for agent 'a'"),
+        (lambda a, e, **kw: 1 / 0, None, "policy_mapping_fn raised ZeroDivisionError: division by zero"),
+        (lambda a: "x", None, "policy_mapping_fn raised TypeError: "),
         (lambda a, e, **kw: 7, None, "returned 7 for agent 'a'. It must return a module id, a string"),
         (lambda a, e, **kw: "red", ["blue"], "agent 'a' maps to module 'red', but policies has only 'blue'"),
         ("a*=red", None, "agent 'b' matches none of the patterns 'a*'"),

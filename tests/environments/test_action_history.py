@@ -23,6 +23,9 @@ STEPS = {
         [(1, 2)],
         [{"a": 300, "b": (F32 * 2, 1)}, {"b": (F32, 0.5), "a": 1}],
     ],
+    "numbers of numpy's": [[np.int64(3), np.int64(2**40)], [{"a": np.float32(0.1), "b": (np.int8(1), np.bool_(True))}]],
+    "arrays without axes": [[np.array(3), np.array(0.5, np.float32)], [np.array(3)]],
+    "lists": [[[1, 2], [1, 2, 3]], [(1, [0.5, 2.0])]],
     "nothing": [],
 }
 
@@ -91,3 +94,11 @@ def test_a_history_that_takes_too_much_is_given_up_for_good(monkeypatch):
     assert not history.is_complete and history.num_bytes == 0
     history.extend([[1]])
     assert history.num_bytes == 0 and history.get_state() is None
+
+
+def test_what_older_versions_saved_is_read():
+    history = ActionHistory()
+    history.extend([[1, F32]])
+    state = history.get_state()
+    del state["scalars"]
+    same(list(ActionHistory.from_state(state)), [[1, F32]])

@@ -228,7 +228,7 @@ def test_the_render_mode_is_passed_only_where_it_is_accepted():
         ("simple_sprad_v3", "no such environment. Did you mean 'simple_spread_v3'"),
         ("simple_spread-v2", "Did you mean 'simple_spread_v3'"),
         ("mpe2/simple_sprad_v3", "'mpe2' has no module 'simple_sprad_v3'. Did you mean 'simple_spread_v3'"),
-        ("my_suite/zzz-v3", "neither a module 'my_suite/zzz-v3' nor a Gymnasium id"),
+        ("my_suite/zzz-v3", "no Gymnasium id of that name is registered.*its_package:my_suite/zzz-v3"),
         ("CartPol-v1", "Did you mean 'CartPole-v1'"),
         ("magent2.environments.battle_v4", "pip install magent2"),
         ("no_such_env", "neither a module 'no_such_env' nor a Gymnasium id"),
@@ -273,7 +273,9 @@ def test_an_error_of_the_maker_without_words_is_shown_with_its_place():
     def make(config):
         raise AssertionError
 
-    with pytest.raises(EnvError, match=r"could not be made: AssertionError: in test_make_env.py, line \d+. Look at"):
+    with pytest.raises(
+        EnvError, match=r"could not be made: AssertionError \(.*test_make_env.py:\d+ in make\). Look at"
+    ):
         make_env(make)
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from marl_connectors.errors import ConfigError
-from marl_connectors.ops.schedule import check_schedule, value_at
+from marl_connectors.ops.schedule import schedule, value_at
 
 POINTS = [[0, 1.0], [100, 0.5], [200, 0.5], [400, 0.1]]
 
@@ -21,9 +22,19 @@ def test_a_number_is_constant():
     assert value_at(3, 10) == 3.0
 
 
-@pytest.mark.parametrize("good", [0.1, 3, POINTS, [(0, 1)]])
-def test_numbers_and_points_pass(good):
-    check_schedule("lr", good)
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        (0.1, 0.1),
+        (3, 3.0),
+        (np.float32(0.5), 0.5),
+        (POINTS, POINTS),
+        ([(0, 1)], [[0.0, 1.0]]),
+        (np.array([[0, 1], [9, 2]]), [[0.0, 1.0], [9.0, 2.0]]),
+    ],
+)
+def test_numbers_and_points_pass_as_numbers_of_python(given, kept):
+    assert schedule().check(given, "Learner", "lr") == kept
 
 
 @pytest.mark.parametrize(
@@ -40,8 +51,16 @@ def test_numbers_and_points_pass(good):
         float("nan"),
         [[0, float("inf")]],
         [[0, 1, 2]],
+        [["0", "1"]],
+        np.array(["a", "b"]),
     ],
 )
 def test_anything_else_is_refused_with_its_value(bad):
-    with pytest.raises(ConfigError, match=r"lr: expected a number or a schedule .* got "):
-        check_schedule("lr", bad)
+    with pytest.raises(ConfigError, match=r"^Learner: lr: expected a number, or a schedule .* got "):
+        schedule().check(bad, "Learner", "lr")
+
+
+def test_no_value_may_be_below_the_least_one():
+    for bad in (-1, [[0, 0.1], [10, -0.1]]):
+        with pytest.raises(ConfigError, match="values from 0, got"):
+            schedule(min=0).check(bad, "Learner", "lr")

@@ -164,7 +164,7 @@ def test_what_counts_as_an_image(shape, dtype, expected):
 
 @pytest.mark.parametrize("spec", [[16, 3], 5, [16, 0, 1], [16, 3, "a"], ["a", 3, 1]])
 def test_filters_that_are_none_are_named(spec):
-    with pytest.raises(ConfigError, match=r"conv_filters: expected \[channels, kernel, stride\]"):
+    with pytest.raises(ConfigError, match=r"conv_filters: expected a list of \[channels, kernel, stride\]"):
         CNN((8, 8, 3), [spec])
 
 
@@ -196,8 +196,23 @@ def test_initializers_may_be_names_or_functions():
     expected = {"layers.0.weight": 2.0, "layers.0.bias": 3.0}
     expected |= {"parts.0.cnn.layers.0.weight": 1.0, "parts.0.cnn.layers.0.bias": 4.0}
     assert found == {name: {value} for name, value in expected.items()}
-    with pytest.raises(ConfigError, match=r"no initializer 'xavier_unifrom'. Did you mean 'xavier_uniform_'"):
-        Encoder(spaces.Box(0, 1, (3,)), DefaultModelConfig(fcnet_kernel_initializer="xavier_unifrom"))
+    with pytest.raises(
+        ConfigError, match=r"fcnet_kernel_initializer: .* got 'xavier_unifrom'. Did you mean 'xavier_uniform_'"
+    ):
+        DefaultModelConfig(fcnet_kernel_initializer="xavier_unifrom")
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"fcnet_bias_initializer": "xavier_uniform_"}, r"'xavier_uniform_' .* fails for a tensor of shape \[5\]"),
+        ({"fcnet_kernel_initializer": "constant_"}, "'constant_' with arguments {} fails"),
+        ({"fcnet_kernel_initializer": "ones_", "fcnet_kernel_initializer_kwargs": {"to": 1}}, "'ones_' .* fails"),
+    ],
+)
+def test_an_initializer_that_cannot_fill_a_tensor_is_named(settings, said):
+    with pytest.raises(ConfigError, match=f"model_config: the initializer {said}"):
+        Encoder(spaces.Box(0, 1, (3,)), DefaultModelConfig(fcnet_hiddens=(5,), **settings))
 
 
 def test_layer_norm_stands_before_each_activation():

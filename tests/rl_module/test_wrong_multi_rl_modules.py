@@ -31,7 +31,10 @@ def raises_shape(self, batch, **kwargs):
 @pytest.mark.parametrize(
     ("forward", "message"),
     [
-        (raises_key, r"raised KeyError: 'seen'\. It was given .*'a': {'obs': \(4, 2\)}.*'b': {'obs': \(1, 2\)}"),
+        (
+            raises_key,
+            r"raised KeyError: 'seen' \(.*modules.py:24 in .*\)\. It .*'a': {'obs': \(4, 2\)}.*'b': {'obs': \(1, 2\)}",
+        ),
         (raises_shape, r"raised RuntimeError: mat1 and mat2.*'a': {'obs': \(4, 2\)}"),
         (lambda self, batch, **kwargs: [1], r"gave list, expected columns by module"),
         (lambda self, batch, **kwargs: dict.fromkeys(batch, 3), r"gave {'a': 'int', 'b': 'int'}, expected columns"),

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from marl_connectors.algorithms.mappo.model_config import MAPPOModelConfig
 from marl_connectors.algorithms.ppo.config import PPOConfig, PPOTrainingSettings
-from marl_connectors.algorithms.section import section_of
+from marl_connectors.algorithms.settings import section_of
 from marl_connectors.connectors.learner.add_env_states_from_episodes_to_train_batch import (
     AddEnvStatesFromEpisodesToTrainBatch,
 )
 from marl_connectors.connectors.learner.add_joint_observations_from_episodes_to_train_batch import (
     AddJointObservationsFromEpisodesToTrainBatch,
 )
-from marl_connectors.errors import ConfigError, did_you_mean
+from marl_connectors.errors import ConfigError
 from marl_connectors.rl_module.default_model_config import DefaultModelConfig
+from marl_connectors.validators import one_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
     from marl_connectors.environments.env_setup import EnvSetup
     from marl_connectors.rl_module.rl_module import RLModuleSpec
-
-_CRITIC_OBS = ("joint_observations", "state")
 
 
 class MAPPOTrainingSettings(PPOTrainingSettings, total=False):
@@ -48,9 +47,7 @@ class MAPPOConfig(PPOConfig):
     is: a key of a dict, which it is unless you give another kind, or a field of a dataclass of yours.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.critic_obs = "joint_observations"
+    critic_obs: Annotated[str, one_of("joint_observations", "state")] = "joint_observations"
 
     @section_of(MAPPOTrainingSettings)
     def training(self, **settings: Unpack[MAPPOTrainingSettings]) -> None:
@@ -91,12 +88,10 @@ class MAPPOConfig(PPOConfig):
         )
 
     def validate(self) -> None:
-        """Also that there is a critic, and what it sees."""
+        """Also that there is a critic, and that all critics see the same."""
         super().validate()
-        self._require("use_critic", self.use_critic, "True, for what else would be centralised")
-        if self.critic_obs not in _CRITIC_OBS:
-            hint = did_you_mean(str(self.critic_obs), _CRITIC_OBS)
-            raise ConfigError(f"{type(self).__name__}: critic_obs={self.critic_obs!r}. {hint}")
+        if not self.use_critic:
+            raise ConfigError(f"{type(self).__name__}: use_critic must be True, for what else would be centralised?")
         for module_id, overrides in self.algorithm_config_overrides_per_module.items():
             if "critic_obs" in overrides:
                 raise ConfigError(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Annotated
 
-from marl_connectors.rl_module.default_model_config import DefaultModelConfig
+from marl_connectors.rl_module.default_model_config import SIZES, DefaultModelConfig
+from marl_connectors.validators import integer, optional
 
 
 @dataclasses.dataclass
@@ -17,5 +19,5 @@ class MAPPOModelConfig(DefaultModelConfig):
         critic_inputs: How many numbers it sees. The algorithm sets it.
     """
 
-    critic_hiddens: Sequence[int] | None = None
-    critic_inputs: int = 0
+    critic_hiddens: Annotated[Sequence[int] | None, optional(SIZES)] = None
+    critic_inputs: Annotated[int, integer(min=0)] = 0

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from gymnasium import Space, spaces
 
-from marl_connectors.algorithms.algorithm_config import AlgorithmConfig
-from marl_connectors.algorithms.learning_sections import TrainingSettings
-from marl_connectors.algorithms.section import section_of
+from marl_connectors.algorithms.algorithm_config import AlgorithmConfig, TrainingSettings
+from marl_connectors.algorithms.settings import section_of
 from marl_connectors.errors import ConfigError
-from marl_connectors.ops.schedule import Schedule, check_schedule
+from marl_connectors.ops.schedule import Schedule, schedule
 from marl_connectors.spaces import describe
+from marl_connectors.validators import Switch, number
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -53,23 +54,21 @@ class PPOTrainingSettings(TrainingSettings, total=False):
 class PPOConfig(AlgorithmConfig):
     """Settings of proximal policy optimisation."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.lr = 5e-5
-        self.train_batch_size_per_learner = 4000
-        self.num_epochs = 30
-        self.minibatch_size = 128
-        self.shuffle_batch_per_epoch = True
-        self.use_critic = True
-        self.use_gae = True
-        self.lambda_ = 1.0
-        self.use_kl_loss = True
-        self.kl_coeff = 0.2
-        self.kl_target = 0.01
-        self.vf_loss_coeff = 1.0
-        self.entropy_coeff: Schedule = 0.0
-        self.clip_param = 0.3
-        self.vf_clip_param = 10.0
+    lr = 5e-5
+    train_batch_size_per_learner = 4000
+    num_epochs = 30
+    minibatch_size = 128
+    shuffle_batch_per_epoch = True
+    use_critic: Switch = True
+    use_gae: Switch = True
+    lambda_: Annotated[float, number(min=0, max=1)] = 1.0
+    use_kl_loss: Switch = True
+    kl_coeff: Annotated[float, number(min=0)] = 0.2
+    kl_target: Annotated[float, number(min=0)] = 0.01
+    vf_loss_coeff: Annotated[float, number(min=0)] = 1.0
+    entropy_coeff: Annotated[Schedule, schedule()] = 0.0
+    clip_param: Annotated[float, number(min=0, max=math.inf)] = 0.3
+    vf_clip_param: Annotated[float, number(min=0, max=math.inf)] = 10.0
 
     @section_of(PPOTrainingSettings)
     def training(self, **settings: Unpack[PPOTrainingSettings]) -> None:
@@ -92,8 +91,10 @@ class PPOConfig(AlgorithmConfig):
         if self.normalize_actions or not issubclass(spec.module_class or object, self.get_default_rl_module_class()):
             return spec
         given, space = spec.model_config, spec.action_space
-        config = given if isinstance(given, Mapping) else {} if given is None else vars(given)
-        chosen = config.get("action_distribution", "gaussian")
+        if isinstance(given, Mapping):
+            chosen = given.get("action_distribution", "gaussian")
+        else:
+            chosen = getattr(given, "action_distribution", "gaussian")
         if chosen != "gaussian" and space is not None and _has_other_bounds(space):
             raise ConfigError(
                 f"{type(self).__name__}: action_distribution={chosen!r} draws actions in (-1, 1), which "
@@ -101,17 +102,6 @@ class PPOConfig(AlgorithmConfig):
                 f"on, or use action_distribution='gaussian'."
             )
         return spec
-
-    def validate(self) -> None:
-        """Also PPO's own settings."""
-        super().validate()
-        for name in ("kl_coeff", "kl_target", "vf_loss_coeff", "clip_param", "vf_clip_param"):
-            value = getattr(self, name)
-            self._require(name, isinstance(value, (int, float)) and value >= 0, "a number >= 0")
-        self._require(
-            "lambda_", isinstance(self.lambda_, (int, float)) and 0 <= self.lambda_ <= 1, "a number in [0, 1]"
-        )
-        check_schedule("PPOConfig: entropy_coeff", self.entropy_coeff)
 
 
 def _has_other_bounds(space: Space) -> bool:

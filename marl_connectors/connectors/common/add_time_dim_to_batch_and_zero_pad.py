@@ -72,9 +72,7 @@ class AddTimeDimToBatchAndZeroPad(InBothPipelines):
                     batch,
                     name,
                     lambda item, _eps, _agent, module_id: (
-                        tree_map(lambda leaf: np.asarray(leaf)[None], item)
-                        if is_stateful(rl_module, module_id)
-                        else item
+                        spaces.stack([item]) if is_stateful(rl_module, module_id) else item
                     ),
                 )
             return batch

@@ -23,7 +23,7 @@ from marl_connectors.episodes.column_batch import ColumnGroup
 from marl_connectors.episodes.lane_storage import LaneStorage
 from marl_connectors.episodes.rollout import take
 from marl_connectors.errors import ConfigError, ConnectorError
-from marl_connectors.spaces import describe, stack, values_per_choice, zeros
+from marl_connectors.spaces import describe, in_key_order, stack, values_per_choice, zeros
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import AgentID, Tree
 
@@ -138,7 +138,8 @@ class ActionMasking(ObservationTransform):
                 f"ActionMasking: the observation of {_name(agent_id)} is nothing but its mask, so its module would see "
                 f"nothing. Give it another part, or the mask in the info dict."
             )
-        return Plan(space, rest[self.observation_key] if self.observation_key in rest else spaces.Dict(rest), masks)
+        seen = rest[self.observation_key] if self.observation_key in rest else in_key_order(rest.items())
+        return Plan(space, seen, masks)
 
     def _is_in(self, space: Space | None) -> bool:
         return isinstance(space, spaces.Dict) and self.action_mask_key in space.spaces

@@ -44,6 +44,7 @@ class AgentIdEncoding(ObservationTransform):
                 f"AgentIdEncoding: agent_ids must be a list of agent ids, each once, and not {agent_ids!r}."
             )
         self._given = agent_ids
+        self._alias: dict[AgentID | None, AgentID] = {}
         self._number: dict[AgentID | None, int] = {} if agent_ids is None else _numbered(agent_ids)
         super().__init__(
             input_observation_space,
@@ -61,7 +62,14 @@ class AgentIdEncoding(ObservationTransform):
         for agent_id in agents:
             self._number_of(agent_id, ConfigError)
 
+    def know_agent(self, agent_id: AgentID, like: AgentID) -> None:
+        """The agent has the other one's number."""
+        super().know_agent(agent_id, like)
+        if like in self._number:
+            self._alias[agent_id] = like
+
     def _number_of(self, agent_id: AgentID | None, error: type[Exception]) -> int:
+        agent_id = self._alias.get(agent_id, agent_id)
         if agent_id not in self._number:
             raise error(
                 f"AgentIdEncoding: agent {agent_id!r} is none of the agents that are numbered. "

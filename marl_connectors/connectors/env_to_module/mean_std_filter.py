@@ -112,6 +112,15 @@ class MeanStdFilter(ObservationTransform):
         bound = np.inf if self.clip_by_value is None else self.clip_by_value
         return spaces.Box(-bound, bound, space.shape, _dtype(space).type)
 
+    def know_agent(self, agent_id: AgentID, like: AgentID) -> None:
+        """The agent begins with the other one's statistics."""
+        super().know_agent(agent_id, like)
+        known = self.get_state().get(like)  # type: ignore[call-overload]
+        if known is not None and like in self._plans:
+            features = self._plans[like].how[0]
+            self._tables[features].restore(agent_id, known["base"], known["own"])
+            self.forget()
+
     # The two forms.
 
     def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:

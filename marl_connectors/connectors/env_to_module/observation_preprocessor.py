@@ -130,6 +130,7 @@ class MultiAgentObservationPreprocessor(ConnectorV2):
     """
 
     belongs_in = (ENV_TO_MODULE,)
+    looks_at_other_agents = True
 
     def preprocess(self, observations: dict[AgentID, Any], episode: MultiAgentEpisode) -> Mapping[AgentID, Any]:
         """Override: the new observations by agent; agents that are left out keep theirs.

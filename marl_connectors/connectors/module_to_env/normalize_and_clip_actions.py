@@ -10,8 +10,9 @@ from gymnasium import Space, spaces
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import MODULE_TO_ENV, ConnectorV2, unstack
 from marl_connectors.episodes.column_batch import ColumnGroup
-from marl_connectors.spaces import from_start
-from marl_connectors.trees import tree_map
+from marl_connectors.errors import ConnectorError
+from marl_connectors.spaces import describe, from_start, stack, zeros
+from marl_connectors.trees import in_parts_of, tree_map
 
 
 class NormalizeAndClipActions(ConnectorV2):
@@ -45,6 +46,7 @@ class NormalizeAndClipActions(ConnectorV2):
         given = columns.get(Columns.ACTIONS_FOR_ENV)
         if given is not None and Columns.ACTIONS_FOR_ENV not in columns.holders:
             return
+        columns[Columns.ACTIONS] = _in_parts(columns.rows.action_space, columns[Columns.ACTIONS])
         actions = self._for_env(columns[Columns.ACTIONS], columns.rows.action_space)
         if given is not None:  # some of the modules have put them out themselves
             held = columns.held_rows(Columns.ACTIONS_FOR_ENV)
@@ -60,7 +62,8 @@ class NormalizeAndClipActions(ConnectorV2):
             return batch
         items = batch[Columns.ACTIONS]
         pairs = list(self.single_agent_episode_iterator(episodes, zip_with_batch_column=items))
-        translated = [self._for_env(_as_batch(action), episode.action_space) for episode, action in pairs]
+        given = [_in_parts(episode.action_space, stack([action])) for episode, action in pairs]
+        translated = [self._for_env(own, episode.action_space) for (episode, _), own in zip(pairs, given, strict=True)]
         if any(for_env is not None for for_env in translated):
             for (episode, action), for_env in zip(pairs, translated, strict=True):
                 item = action if for_env is None else unstack(for_env)[0]
@@ -104,10 +107,18 @@ def _beside(held: np.ndarray, column: np.ndarray) -> np.ndarray:
     return held.reshape(-1, *[1] * (column.ndim - 1))
 
 
-def _as_batch(action: Any) -> Any:
-    """A batch of this one action."""
-    return (
-        tree_map(lambda leaf: np.asarray(leaf)[None], action)
-        if isinstance(action, (dict, tuple))
-        else np.asarray(action)[None]
-    )
+def _in_parts(space: Space, actions: Any) -> Any:
+    """A batch of actions in a tree like the space's, whatever pieces and modules have made of them.
+
+    Raises:
+        ConnectorError: If they have other parts.
+    """
+    if type(actions) is np.ndarray and space.shape is not None:
+        return actions
+    try:
+        return in_parts_of(zeros(space, 0), actions)
+    except ValueError as error:
+        raise ConnectorError(
+            f"NormalizeAndClipActions: the actions do not have the parts of their space, {describe(space)}: {error} "
+            f"Let modules and pieces give one array for each part."
+        ) from error

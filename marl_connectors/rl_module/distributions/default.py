@@ -32,7 +32,7 @@ def default_distribution(action_space: Space, box: str = "gaussian") -> type[Dis
         ConfigError: If ``box`` is not one.
         ModuleError: If the space has no distribution.
     """
-    if box not in BOX_DISTRIBUTIONS:
+    if not isinstance(box, str) or box not in BOX_DISTRIBUTIONS:
         raise ConfigError(f"action_distribution: unknown {box!r}. {did_you_mean(box, BOX_DISTRIBUTIONS)}")
     if isinstance(action_space, (spaces.Dict, spaces.Tuple)) and len(action_space.spaces):
         return TorchMultiDistribution.of_parts(action_space, lambda part: default_distribution(part, box))

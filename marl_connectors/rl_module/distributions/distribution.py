@@ -71,7 +71,8 @@ class Distribution(metaclass=_DistributionKind):
         key = cls, tuple(sorted(attributes.items()))
         if key not in _PARTIAL:
             about = ", ".join(f"{name}={value}" for name, value in sorted(attributes.items()))
-            _PARTIAL[key] = type(cls)(f"{cls.__name__}({about})", (cls,), {**attributes, "made_of": key})
+            made = type(cls)(f"{cls.__name__}({about})", (cls,), {**attributes, "made_of": key})
+            _PARTIAL.setdefault(key, made)  # another thread may have been quicker
         return _PARTIAL[key]
 
     @classmethod

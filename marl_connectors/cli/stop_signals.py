@@ -1,0 +1,161 @@
+"""Signals that ask a command to end: Ctrl-C, SIGTERM (batch systems, containers) and SIGHUP (a closed terminal)."""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+GRACE_S = 20.0
+"""How long the running iteration may take after SIGTERM or SIGHUP. Who sends them often kills 30 s later."""
+
+STOP_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+
+
+class StopSignal(KeyboardInterrupt):
+    """A signal asks the command to end.
+
+    Attributes:
+        number: Of the signal.
+    """
+
+    def __init__(self, number: int):
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+def exit_status(stop: KeyboardInterrupt | int) -> int:
+    """What a program that a signal has ended reports: 128 and the signal's number.
+
+    >>> exit_status(signal.SIGTERM), exit_status(KeyboardInterrupt())
+    (143, 130)
+    """
+    return 128 + (stop if isinstance(stop, int) else getattr(stop, "number", signal.SIGINT))
+
+
+class StopSignals:
+    """While it is open, the stop signals raise ``StopSignal`` in the main thread.
+
+    A signal that is ignored, as under ``nohup``, or that somebody else handles, stays so. In a process that the
+    environment has forked, the signals do what they would do without this.
+    """
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._former: dict[int, Any] = {}
+        self._terminals = [fd for fd in (1, 2) if os.isatty(fd)]
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in STOP_SIGNALS:
+                former = signal.getsignal(number)
+                if self._replaces(former):
+                    self._former[number] = former
+                    signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        while self._former:
+            signal.signal(*self._former.popitem())
+
+    def _replaces(self, handler: Any) -> bool:
+        return handler in (signal.SIG_DFL, signal.default_int_handler)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._pid:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+            signal.raise_signal(number)
+            return
+        if number == getattr(signal, "SIGHUP", None):
+            self._leave_terminal()
+        self._answer(number)
+
+    def _answer(self, number: int) -> None:
+        raise StopSignal(number)
+
+    def _leave_terminal(self) -> None:
+        """What is printed from now on leads nowhere: the terminal is gone, and writing to it would be an error."""
+        for fd in self._terminals:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, fd)
+            os.close(nowhere)
+
+
+class InterruptGate(StopSignals):
+    """Turns a first stop signal into a request that the training loop looks at; a second one raises ``StopSignal``.
+
+    So an iteration is finished, and what is saved is the state between two iterations. After a signal of which more
+    will follow (all but Ctrl-C), an iteration that is not over in time is given up.
+
+    Attributes:
+        requested: The signal that came first; None before.
+        gave_up: Whether the iteration that went on then took too long.
+    """
+
+    def __init__(self, grace_s: float = GRACE_S) -> None:
+        super().__init__()
+        self.requested: int | None = None
+        self.gave_up = False
+        self._grace_s = grace_s
+        self._in_iteration = False
+        self._timer: threading.Timer | None = None
+        self._is_late = False
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        super().__exit__(*exc_info)
+
+    @contextlib.contextmanager
+    def iteration(self) -> Iterator[None]:
+        """What can be given up."""
+        self._in_iteration = True
+        try:
+            yield
+        finally:
+            self._in_iteration = False
+
+    def _replaces(self, handler: Any) -> bool:
+        return handler not in (signal.SIG_IGN, None)
+
+    def _answer(self, number: int) -> None:
+        if self._is_late:
+            self._is_late = False
+            if self._in_iteration:
+                self.gave_up = True
+                raise StopSignal(number)
+        elif self.requested is not None:
+            raise StopSignal(number)
+        else:
+            self.requested = number
+            self._say(number)
+            if number != signal.SIGINT:
+                self._timer = threading.Timer(self._grace_s, self._run_late, (number,))
+                self._timer.daemon = True
+                self._timer.start()
+
+    def _run_late(self, number: int) -> None:
+        """In a thread: interrupts the main one, also where it waits for a worker process."""
+        self._is_late = True
+        if hasattr(signal, "pthread_kill"):
+            signal.pthread_kill(threading.main_thread().ident or 0, number)
+        else:
+            _thread.interrupt_main(signal.Signals(number))
+
+    def _say(self, number: int) -> None:
+        if number == signal.SIGINT:
+            text = "Stopping after this iteration; Ctrl-C again stops at once."
+        else:
+            text = f"{signal.Signals(number).name}: stopping after this iteration; a second signal stops at once."
+        # Not print, and no failure: the interrupted code may be in the middle of writing there.
+        with contextlib.suppress(RuntimeError, OSError, ValueError):
+            sys.stderr.write(f"\n{text}\n")

@@ -1,0 +1,320 @@
+"""What values settings may have: checks that stand in annotations and can be put together.
+
+A class declares its settings with a type, a range and a default in one line::
+
+    gamma: Annotated[float, number(min=0, max=1)] = 0.99
+
+``checked`` holds a value against that line, and gives it back as it is to be kept: numbers of numpy become Python's,
+and what may be given in several ways becomes one of them.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import operator
+import reprlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, get_origin
+
+import numpy as np
+
+from marl_connectors.errors import ConfigError, did_you_mean
+
+
+class Unfit(Exception):
+    """A value that a validator refuses. Its text, if there is one, tells the user more."""
+
+
+class Validator:
+    """Says which values a setting may have.
+
+    Attributes:
+        alternatives: How the sentence "expected ..." may go on, each for itself.
+        keep: Gives a value as it is to be kept. It raises Unfit for one that is refused, or ConfigError where it says
+            itself what is expected.
+    """
+
+    def __init__(self, expected: str | Sequence[str], keep: Callable[[Any], Any]):
+        """Takes the words and the function behind them."""
+        self.alternatives = (expected,) if isinstance(expected, str) else tuple(expected)
+        self.keep = keep
+
+    @property
+    def expected(self) -> str:
+        """How the sentence "expected ..." goes on."""
+        return _listed(self.alternatives, ",")
+
+    def check(self, value: Any, who: str, setting: str) -> Any:
+        """The value as it is to be kept.
+
+        Args:
+            value: What came.
+            who: What the value was given to, for the message.
+            setting: The name of the setting, likewise.
+
+        Raises:
+            ConfigError: If the value is refused; says what was expected and what came.
+        """
+        try:
+            return self.keep(value)
+        except Unfit as unfit:
+            more = f" {unfit}" if str(unfit) else ""
+            raise ConfigError(f"{who}: {setting}: expected {self.expected}, got {shown(value)}.{more}") from None
+        except ConfigError as error:
+            raise ConfigError(f"{who}: {error}") from error
+
+
+def shown(value: Any) -> str:
+    """A value as messages show it: on one line, and shortened if it is long."""
+    try:
+        text = " ".join(repr(value).split())
+    except Exception as error:
+        return f"{type(value).__name__} whose repr() raises {type(error).__name__}"
+    return text if len(text) <= 200 else " ".join(reprlib.repr(value).split())[:200]
+
+
+# What a class declares ----------------------------------------------------------------------------------------------
+
+
+def checked(cls: type, setting: str, value: Any, who: str) -> Any:
+    """A setting's value as it is to be kept. A setting that ``cls`` does not declare with a range may be anything.
+
+    Raises:
+        ConfigError: If the value is refused.
+    """
+    validator = declared(cls).get(setting)
+    return value if validator is None else validator.check(value, who, setting)
+
+
+@functools.cache
+def declared(cls: type) -> Mapping[str, Validator | None]:
+    """The settings that a class and its bases declare with an annotation; None for one of any value."""
+    found: dict[str, Validator | None] = {}
+    for base in reversed(cls.__mro__):
+        for name, annotation in inspect.get_annotations(base).items():
+            kind = _evaluated(annotation, base)
+            if not name.startswith("_") and get_origin(kind) is not ClassVar:
+                is_ranged = get_origin(kind) is Annotated
+                found[name] = (
+                    next((m for m in kind.__metadata__ if isinstance(m, Validator)), None) if is_ranged else None
+                )
+    return found
+
+
+def _evaluated(annotation: Any, cls: type) -> Any:
+    """What a text annotation stands for; None if it names something that only type checkers import."""
+    if not isinstance(annotation, str):
+        return annotation
+    try:
+        return eval(annotation, dict(vars(sys.modules[cls.__module__])))
+    except NameError:
+        return None
+
+
+class ChecksFields:
+    """A base of dataclasses whose fields are held against their annotations whenever they are set."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, checked(type(self), name, value, self._who()))
+
+    @classmethod
+    def _who(cls) -> str:
+        """Who speaks in messages."""
+        return cls.__name__
+
+
+# Numbers ------------------------------------------------------------------------------------------------------------
+
+_LARGEST = 2**63 - 1
+_LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
+
+
+def integer(min: int | None = None, max: int = _LARGEST) -> Validator:
+    """A whole number, of Python or numpy. Neither a bool nor a float such as 8.0 is one."""
+
+    def keep(value: Any) -> int:
+        if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
+            raise Unfit
+        number = operator.index(value)
+        if number > max or (min is not None and number < min):
+            raise Unfit
+        return number
+
+    return Validator(f"a whole number{_range(min, None if max == _LARGEST else max)}", keep)
+
+
+def number(min: float | None = None, max: float | None = None, *, above: float | None = None) -> Validator:
+    """A number that float32 can hold, of Python or numpy. No bool and no NaN is one; infinity is if ``max`` says so.
+
+    Args:
+        min: The least one.
+        max: The greatest one; ``math.inf`` if it may be infinite.
+        above: Beyond which it must be, in the place of ``min``.
+    """
+
+    def keep(value: Any) -> float:
+        if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.integer, np.floating)):
+            raise Unfit
+        if not -_LARGEST_FLOAT32 <= value <= _LARGEST_FLOAT32 and not (max == math.inf and value == math.inf):
+            raise Unfit
+        if (min is not None and value < min) or (above is not None and value <= above):
+            raise Unfit
+        if max is not None and value > max:
+            raise Unfit
+        return float(value)
+
+    return Validator(f"a number{_range(min, max, above)}", keep)
+
+
+def _range(min: float | None, max: float | None, above: float | None = None) -> str:
+    low = f" above {above:.15g}" if above is not None else f" from {min:.15g}" if min is not None else ""
+    if max is None:
+        return low
+    high = "infinity" if max == math.inf else f"{max:.15g}"
+    return f"{low} {'up to' if above is not None or not low else 'to'} {high}"
+
+
+# Words and switches -------------------------------------------------------------------------------------------------
+
+
+def boolean() -> Validator:
+    """True or False, of Python or numpy. Neither 0 nor 1 is one."""
+
+    def keep(value: Any) -> bool:
+        if not isinstance(value, (bool, np.bool_)):
+            raise Unfit
+        return bool(value)
+
+    return Validator("True or False", keep)
+
+
+Switch = Annotated[bool, boolean()]
+"""The type of settings that are on or off."""
+
+
+def text(expected: str = "a text") -> Validator:
+    """A text that is not empty."""
+
+    def keep(value: Any) -> str:
+        if not isinstance(value, str) or not value.strip():
+            raise Unfit
+        return str(value)
+
+    return Validator(expected, keep)
+
+
+def one_of(*choices: Any, hint: str = "") -> Validator:
+    """One of a few values, which must be of the same type too.
+
+    Args:
+        *choices: The values.
+        hint: What else a message says to who gives another one; the closest choice if it is empty.
+    """
+
+    def keep(value: Any) -> Any:
+        plain = value.item() if isinstance(value, np.generic) else value
+        for choice in choices:
+            if type(plain) is type(choice) and plain == choice:
+                return choice
+        close = did_you_mean(value, choices) if isinstance(value, str) else ""
+        raise Unfit(hint or (close if close.startswith("Did you mean") else ""))
+
+    return Validator(_listed([repr(choice) for choice in choices], ""), keep)
+
+
+# Objects ------------------------------------------------------------------------------------------------------------
+
+
+def instance_of(*classes: type, expected: str, hint: str = "") -> Validator:
+    """An object of one of the classes."""
+
+    def keep(value: Any) -> Any:
+        if not isinstance(value, classes):
+            raise Unfit(hint)
+        return value
+
+    return Validator(expected, keep)
+
+
+def subclass_of(cls: type) -> Validator:
+    """A subclass from which objects can be made, as the class itself or not."""
+
+    def keep(value: Any) -> type:
+        if not isinstance(value, type) or not issubclass(value, cls):
+            raise Unfit(f"Derive your class from {cls.__name__}." if isinstance(value, type) else "")
+        if inspect.isabstract(value):
+            missing = ", ".join(sorted(value.__abstractmethods__))
+            raise Unfit(f"{value.__name__} cannot be used as it is: it has to define {missing}.")
+        return value
+
+    return Validator(f"a subclass of {cls.__name__}", keep)
+
+
+def function(expected: str = "a function", *, hint: str = "") -> Validator:
+    """Whatever can be called."""
+
+    def keep(value: Any) -> Any:
+        if not callable(value):
+            raise Unfit(hint)
+        return value
+
+    return Validator(expected, keep)
+
+
+# Several ------------------------------------------------------------------------------------------------------------
+
+
+def list_of(each: Validator, expected: str) -> Validator:
+    """A sequence of such values: a tuple stays one, everything else becomes a list."""
+
+    def keep(value: Any) -> Any:
+        if not isinstance(value, Sequence) or isinstance(value, (str, bytes, bytearray)):
+            raise Unfit
+        return (tuple if type(value) is tuple else list)(map(each.keep, value))
+
+    return Validator(expected, keep)
+
+
+def dict_of(keys: Validator | None = None, values: Validator | None = None, *, expected: str = "a dict") -> Validator:
+    """A mapping, which becomes a dict of its own.
+
+    Args:
+        keys: What they must be; None for anything.
+        values: Likewise.
+        expected: How the sentence "expected ..." goes on.
+    """
+
+    def keep(value: Any) -> dict[Any, Any]:
+        if not isinstance(value, Mapping):
+            raise Unfit
+        return {keys.keep(k) if keys else k: values.keep(v) if values else v for k, v in value.items()}
+
+    return Validator(expected, keep)
+
+
+def either(*validators: Validator) -> Validator:
+    """What one of several validators takes; the first one that does says how it is kept."""
+
+    def keep(value: Any) -> Any:
+        hints = []
+        for validator in validators:
+            try:
+                return validator.keep(value)
+            except Unfit as unfit:
+                hints.append(str(unfit))
+        raise Unfit(next(filter(None, hints), ""))
+
+    return Validator([each for validator in validators for each in validator.alternatives], keep)
+
+
+def optional(validator: Validator) -> Validator:
+    """None, or what another validator takes."""
+    return Validator((*validator.alternatives, "None"), lambda value: None if value is None else validator.keep(value))
+
+
+def _listed(names: Sequence[str], before_or: str) -> str:
+    """``a, b or c``."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])}{before_or} or {names[-1]}"
