@@ -19,8 +19,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, get_origin
 
-import numpy as np
-
 from marl_connectors.errors import ConfigError, did_you_mean
 
 
@@ -129,19 +127,25 @@ class ChecksFields:
 # Numbers ------------------------------------------------------------------------------------------------------------
 
 _LARGEST = 2**63 - 1
-_LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
+_LARGEST_FLOAT32 = (2 - 2.0**-23) * 2.0**127
+
+
+def _plain(value: Any) -> Any:
+    """A scalar of numpy as one of Python, and everything else as it is. The command line needs this without numpy."""
+    numpy = sys.modules.get("numpy")  # which has been imported where such a value can come from
+    return value.item() if numpy is not None and isinstance(value, numpy.generic) else value
 
 
 def integer(min: int | None = None, max: int = _LARGEST) -> Validator:
     """A whole number, of Python or numpy. Neither a bool nor a float such as 8.0 is one."""
 
     def keep(value: Any) -> int:
-        if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
+        number = _plain(value)
+        if isinstance(number, bool) or not isinstance(number, int):
             raise Unfit
-        number = operator.index(value)
         if number > max or (min is not None and number < min):
             raise Unfit
-        return number
+        return operator.index(number)
 
     return Validator(f"a whole number{_range(min, None if max == _LARGEST else max)}", keep)
 
@@ -156,7 +160,8 @@ def number(min: float | None = None, max: float | None = None, *, above: float |
     """
 
     def keep(value: Any) -> float:
-        if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.integer, np.floating)):
+        value = _plain(value)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise Unfit
         if not -_LARGEST_FLOAT32 <= value <= _LARGEST_FLOAT32 and not (max == math.inf and value == math.inf):
             raise Unfit
@@ -184,7 +189,7 @@ def boolean() -> Validator:
     """True or False, of Python or numpy. Neither 0 nor 1 is one."""
 
     def keep(value: Any) -> bool:
-        if not isinstance(value, (bool, np.bool_)):
+        if not isinstance(_plain(value), bool):
             raise Unfit
         return bool(value)
 
@@ -215,7 +220,7 @@ def one_of(*choices: Any, hint: str = "") -> Validator:
     """
 
     def keep(value: Any) -> Any:
-        plain = value.item() if isinstance(value, np.generic) else value
+        plain = _plain(value)
         for choice in choices:
             if type(plain) is type(choice) and plain == choice:
                 return choice

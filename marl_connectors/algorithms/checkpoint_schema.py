@@ -439,7 +439,9 @@ _ENV_RUNNER = _Record(
 
 
 def _agents(value: Any, where: str) -> None:
-    _Record({"single_agent": _BOOL, "spaces": _LIST, "agents": _list_of(_row(_ID, _INDEX, _INDEX))})(value, where)
+    _Record(
+        {"single_agent": _BOOL, "spaces": _LIST, "agents": _list_of(_row(_ID, _INDEX, _INDEX))}, {"takes_turns": _BOOL}
+    )(value, where)
     agent_ids = [agent_id for agent_id, *_ in value["agents"]]
     if not agent_ids or (value["single_agent"] and agent_ids != [DEFAULT_AGENT_ID]):
         raise _fault(f"{where}/agents", "the environment's agents", agent_ids)

@@ -27,7 +27,7 @@ from marl_connectors.connectors.common.add_states_from_episodes_to_batch import 
 from marl_connectors.connectors.defaults import add_state_pieces
 from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
 from marl_connectors.errors import CheckpointError, ModuleError, did_you_mean
-from marl_connectors.names import Names
+from marl_connectors.names import Names, brief
 from marl_connectors.policy_mapping import PolicyMappingFn, SharedPolicy
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.rl_module.multi_rl_module_spec import MultiRLModuleSpec
@@ -50,6 +50,9 @@ _NOT_NEEDED = (
     "rl_module_spec",
 )
 """Settings that have no part in acting, so that it does not matter whether they can be found again by name."""
+
+_MOST_LOOKBACK = 2**20
+"""Steps that no run keeps, and no memory holds for many agents."""
 
 
 def load_policy(
@@ -106,18 +109,22 @@ def load_policy(
         used = restored_config(state, config, given, names, skip=_NOT_NEEDED)
         agents = _Agents(state["agents"], env)
         spec, parameters = _saved_modules(state, used, module_id, names)
-        lookback = max(int(used.episode_lookback_horizon), 0)
+        lookback = used.episode_lookback_horizon
+        if type(lookback) is not int or not 0 <= lookback < _MOST_LOOKBACK:
+            raise CheckpointError(
+                f"checkpoint: its episode_lookback_horizon is {brief(lookback)}. Give the config anew."
+            )
     pieces = state["env_runner"]["env_to_module"], state["env_runner"]["module_to_env"]
     stateful = AddStatesFromEpisodesToBatch.__name__ in pieces[0]
-    # An error in a builder that the user has passed shows as it is.
+    # Errors in builders and modules that the user has passed show as they are.
     with taking_over("connector pieces") if config is None else nullcontext():
         env_to_module = building.build_env_to_module(used, agents, device=torch.device(device))
         if stateful:
             add_state_pieces(env_to_module)
         module_to_env = building.build_module_to_env(used, agents, stateful=stateful)
+    with taking_over("modules") if config is None else nullcontext(), torch_stream(0, "policy"):
+        modules = spec.build()
     with taking_over("modules"):
-        with torch_stream(0, "policy"):
-            modules = spec.build()
         modules.set_state(parameters)
     with taking_over("connector pieces"):
         env_to_module.set_state(pieces[0])

@@ -8,6 +8,7 @@ from pathlib import Path
 from marl_connectors.checkpoints import find_checkpoint
 from marl_connectors.cli.progress import PlayProgress
 from marl_connectors.cli.results import fewer_episodes, module_returns, number, spread, table
+from marl_connectors.cli.run_folder import reading
 from marl_connectors.cli.settings import use_threads
 from marl_connectors.cli.train import load_algorithm
 from marl_connectors.cli.values import require_extras
@@ -20,7 +21,8 @@ def run(args: argparse.Namespace) -> int:
         require_extras("PIL")
         check_video_can_be_made(Path(args.video))
     use_threads(args.threads)
-    checkpoint = find_checkpoint(args.checkpoint)
+    with reading(Path(args.checkpoint)):
+        checkpoint = find_checkpoint(args.checkpoint)
     algo = load_algorithm(checkpoint, trusted=args.trusted)
     try:
         wanted, limit = args.episodes, float(args.baseline_seconds)

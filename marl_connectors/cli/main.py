@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 import warnings
@@ -68,6 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
     plain = warnings.formatwarning
     warnings.formatwarning = _formatted
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # what the terminal cannot show costs no run
     try:
         with StopSignals():
             args = _parse(argv)
@@ -85,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         return EXIT_NOBODY_READS
     except KeyboardInterrupt as stop:
-        print("\nStopped before training began; nothing was written.", file=sys.stderr)
+        print("\nStopped before anything was written.", file=sys.stderr)
         return exit_status(stop)
     finally:
         warnings.formatwarning = plain

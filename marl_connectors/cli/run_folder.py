@@ -26,6 +26,7 @@ import os
 import re
 import shutil
 import tempfile
+import threading
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -318,7 +319,8 @@ def reading(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}. Check the path.") from error
+        name = str(path) if len(str(path)) < 300 else f"{str(path)[:300]}..."
+        raise CheckpointError(f"{name} cannot be read: {error.strerror or error}. Check the path.") from error
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -439,6 +441,23 @@ def writing(path: Path) -> Iterator[None]:
             f"{place} could not be written: {why}. What was saved before is whole: make room, or see to that it can be "
             f"written, and go on with: marl-connectors train --resume RUN"
         ) from error
+
+
+@contextlib.contextmanager
+def quiet_event_writers() -> Iterator[None]:
+    """Keeps TensorBoard's threads from printing that a disk is full: the next event, or the next flush, raises it."""
+    former = threading.excepthook
+
+    def hook(args: threading.ExceptHookArgs) -> None:
+        is_writer = type(args.thread).__module__.startswith("tensorboard.")
+        if not (is_writer and isinstance(args.exc_value, OSError)):
+            former(args)
+
+    threading.excepthook = hook
+    try:
+        yield
+    finally:
+        threading.excepthook = former
 
 
 def replace_file(path: Path, data: bytes) -> None:

@@ -18,7 +18,7 @@ from marl_connectors.checkpoints import save_state, snapshot
 from marl_connectors.cli import run_folder
 from marl_connectors.cli.progress import PlayProgress, open_progress
 from marl_connectors.cli.results import agent_steps, fewer_episodes, module_returns, spread, table, time_shares
-from marl_connectors.cli.run_folder import RunFolder
+from marl_connectors.cli.run_folder import RunFolder, quiet_event_writers
 from marl_connectors.cli.settings import RunSettings, check_changeable, set_by_name, settings_from_json, use_threads
 from marl_connectors.cli.stop_signals import InterruptGate, exit_status
 from marl_connectors.cli.values import jsonable, merged, require_extras
@@ -68,7 +68,8 @@ def run(args: argparse.Namespace) -> int:
     given = vars(args)
     require_extras("matplotlib", "tensorboard", "PIL", *(["rich"] if sys.stdout.isatty() else []))
     training = _resumed(given) if "resume" in given else _new(given)
-    return training.run()
+    with quiet_event_writers():
+        return training.run()
 
 
 class LastState:
@@ -97,7 +98,7 @@ class _Training:
         steps_done: Agent steps so far.
         iteration: Iterations so far.
         saved_iteration: The iteration of the latest checkpoint.
-        last: The state at the end of the newest iteration; None if that is in the latest checkpoint.
+        last: The state at the end of ``iteration``; None if that is in the latest checkpoint, or cannot be written.
         saved_at: The time of that, or of the start.
         saving_s: How long that took.
         timers: Sums of the iterations' timers, as long as this process trains.
@@ -207,13 +208,13 @@ class _Training:
             while self.steps_done < self.settings.steps and (gate.requested is None or self.iteration == 0):
                 with gate.iteration():
                     result = self.algo.train()
+                self.last = None  # it is of the iteration before
                 if self.folder is None:
                     self.folder = self._make_folder()
                     progress.say(f"Everything of this run goes to {self.folder.path}")
                 self.folder.log(result)
                 self.steps_done, self.iteration = agent_steps(result), int(result["training_iteration"])
                 self.timers.update(result["timers"])
-                progress.update(result)
                 age = time.monotonic() - self.saved_at
                 if self.iteration % self.settings.checkpoint_every == 0:
                     self._save(self.folder)
@@ -224,6 +225,7 @@ class _Training:
                     self._save(self.folder, in_between=True)
                 else:
                     self.last = LastState(self.algo)
+                progress.update(result)
         finally:
             progress.close()
 

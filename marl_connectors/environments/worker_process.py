@@ -66,8 +66,10 @@ def _start_forkserver() -> None:
 
     It blocks the signals that workers leave to this process: they often go to all of a group or job.
     """
+    from multiprocessing import resource_tracker
     from multiprocessing.forkserver import ensure_running  # not there on every platform
 
+    resource_tracker.ensure_running()  # now, as that one unblocks SIGTERM when it has started
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, LEFT_TO_PARENT)
     try:
         ensure_running()

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import nn
+from torch._C import _functorch  # type: ignore[attr-defined]
 from torch.autograd import forward_ad
-from torch.jit import is_tracing  # type: ignore[attr-defined]
 from torch.nn.modules import module as torch_module
 
 BLOCK = 2048
@@ -40,12 +40,13 @@ def is_watched() -> bool:
     as ``FakeTensorMode``, and for hooks on the calls of all modules. Tensors of subclasses are another matter: whoever
     asks looks at the types of the tensors, too.
     """
-    if torch.compiler.is_compiling() or torch.is_grad_enabled() or is_tracing():
+    if torch.compiler.is_compiling() or torch.is_grad_enabled():
         return True
     return bool(
-        torch._C._len_torch_dispatch_stack()
+        torch._C._is_tracing()
+        or torch._C._len_torch_dispatch_stack()
         or torch._C._len_torch_function_stack()
-        or torch._C._functorch.peek_interpreter_stack() is not None  # type: ignore[attr-defined]
+        or _functorch.peek_interpreter_stack() is not None
         or forward_ad._current_level >= 0
         or torch_module._global_forward_hooks
         or torch_module._global_forward_pre_hooks

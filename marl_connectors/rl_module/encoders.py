@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from gymnasium import Space, spaces
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import is_fake
 
 from marl_connectors.errors import ModuleError
-from marl_connectors.rl_module.array_layers import is_watched
 from marl_connectors.rl_module.conv_layers import CNN, default_filters
 from marl_connectors.rl_module.default_model_config import DefaultModelConfig
 from marl_connectors.rl_module.initializers import Initializers
@@ -101,7 +101,8 @@ class OneHotPart(nn.Module):
         numbers, component = self._table
         if numbers.device != x.device:
             numbers, component = numbers.to(x.device), component.to(x.device)
-            if not is_watched():  # else they may be a trace's, and mean nothing outside of it
+            is_traced = torch.compiler.is_compiling() or torch._C._is_tracing() or is_fake(numbers)
+            if not is_traced:  # else they mean nothing outside of the trace
                 self._table = numbers, component
         spread = x.flatten(-self._rank)[..., component] if self._rank else x.unsqueeze(-1)
         return (spread == numbers).float()

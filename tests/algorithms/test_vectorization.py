@@ -63,7 +63,8 @@ def test_a_gymnasium_id_with_a_vector_entry_point(tmp_path):
     assert max(lengths) <= 9
     assert len(algo.render_episode(max_frames=2)) == 2
     algo.train()
-    algo.save_to_path(tmp_path / "checkpoint")
+    with pytest.warns(UserWarning, match="begins new episodes"):
+        algo.save_to_path(tmp_path / "checkpoint")
     algo.stop()
     with pytest.warns(UserWarning, match="new episodes"):
         restored = Algorithm.from_checkpoint(tmp_path / "checkpoint")

@@ -16,6 +16,8 @@ STEPS = 100
 
 
 class FakeConfig:
+    num_envs_per_env_runner = 8
+
     def __init__(self, env):
         self.env = env
 

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import secrets
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,8 @@ def run(command):
     """A run of three iterations, the last of which is not in a checkpoint."""
     command.algo = command.fake(fail_at=4)
     command("train", "fake_env", "--steps", "400", "--checkpoint-every", "2", "--out", "run")
+    shutil.rmtree(RUN / "checkpoints/000003")  # as if it had been killed
+    (RUN / "checkpoints/latest").write_text("000002\n")
     assert sorted(path.name for path in (RUN / "checkpoints").iterdir()) == ["000002", "latest"]
     return command
 
@@ -298,13 +301,13 @@ def survive_words(number, seed, command, monkeypatch):
         rng = np.random.default_rng([seed, trial])
         first = ["train", "evaluate", "explain"][rng.integers(3)]
         words = [first, *(WORDS[rng.integers(4, len(WORDS))] for _ in range(rng.integers(1, 5)))]
-        command.algo = command.fake()
+        command.algo = command.fake(fail_at=1)
         try:
             statuses.append(command(*words))
         except SystemExit:  # argparse's way to end after --help
             continue
         except BaseException as error:
-            raise AssertionError(f"seed {seed}, trial {trial}, {words!r}: {error!r}") from error
+            raise AssertionError(f"seed {seed}, trial {trial}, {str(words)[:1000]}: {error!r:.1000}") from error
     assert set(statuses) <= {0, 2} and statuses.count(2) > number // 2
 
 
@@ -464,13 +467,26 @@ def test_events_that_cannot_be_written_get_one_line(command, monkeypatch):
     assert "could not be written: No space left on device." in command.err and command.err.count("\n") == 1
 
 
+def test_a_disk_that_is_full_for_the_thread_that_writes_events_gets_one_line(command, monkeypatch):
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    def full(self, data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(RecordWriter, "write", full)
+    assert command("train", "fake_env", "--steps", "5000", "--out", "run") == 2
+    assert "could not be written: No space left on device." in command.err and command.err.count("\n") == 1
+
+
 def test_a_video_that_fails_costs_the_video_only(command, monkeypatch):
     def no_space(self, data):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_bytes", no_space)
-        assert record_video(command.algo, Path("v.gif")) == "No video: OSError: [Errno 28] No space left on device"
+        assert record_video(command.algo, Path("v.gif")).startswith(
+            "No video: OSError: [Errno 28] No space left on device ("
+        )
 
     def fail(*, max_frames):
         raise ZeroDivisionError("division by zero")
@@ -486,7 +502,8 @@ def test_a_video_that_fails_costs_the_video_only(command, monkeypatch):
 def test_a_run_that_ended_before_its_first_checkpoint_begins_anew(command):
     command.algo = command.fake(fail_at=3)
     assert command("train", "fake_env", "--steps", "400", "--out", "run") == 2
-    assert not (RUN / "checkpoints/latest").exists()
+    for entry in (RUN / "checkpoints").iterdir():  # as if it had been killed
+        entry.unlink() if entry.name == "latest" else shutil.rmtree(entry)
     command.algo = command.fake()
     assert command("train", "--resume", "run") == 0
     assert [json.loads(line)["training_iteration"] for line in lines()] == [1, 2, 3, 4]

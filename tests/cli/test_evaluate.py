@@ -51,3 +51,15 @@ def test_untrusted_keeps_out_what_the_checkpoint_names_and_the_current_folder(co
 def test_untrusted_is_for_checkpoints(command):
     assert command("train", "fake_env", "--untrusted") == 2
     assert "--untrusted is for --resume RUN" in command.err
+
+
+def test_random_play_that_is_cut_short_says_so(command, checkpoint, monkeypatch):
+    play = command.fake.random_play
+
+    def cut(self, *, num_episodes, max_seconds, on_progress):
+        assert max_seconds == 3.0
+        return play(self, num_episodes=8)
+
+    monkeypatch.setattr(command.fake, "random_play", cut)
+    assert command("evaluate", checkpoint, "--baseline-seconds", "3") == 0
+    assert "Of random play only 8 of 20 episodes ended in time: its figures are of these.\n" in command.out

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from marl_connectors.cli.progress import LiveProgress, Pace, PlainProgress, duration, open_progress
+from marl_connectors.cli.progress import LiveProgress, Pace, PlainProgress, PlayProgress, duration, open_progress
 
 
 class Clock:
@@ -89,3 +89,16 @@ def test_a_terminal_gets_the_live_display_and_anything_else_plain_lines(monkeypa
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0:00"), (59.6, "1:00"), (3600, "1:00:00")])
 def test_durations_read_as_on_a_clock(seconds, text):
     assert duration(seconds) == text
+
+
+def test_measuring_says_now_and_then_how_far_it_is():
+    clock, stream = Clock(), io.StringIO()
+    progress = PlayProgress(20, stream, clock=clock)
+    for i in range(1, 301):
+        clock.now = 0.1 * i
+        progress(i // 15)
+    assert stream.getvalue().splitlines() == [
+        "  1 of 20 episodes after 0:02",
+        "  4 of 20 episodes after 0:06",
+        "  9 of 20 episodes after 0:14",
+    ]

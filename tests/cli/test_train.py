@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
 import sys
 from pathlib import Path
 
 import pytest
 
+from marl_connectors.cli.main import main
 from marl_connectors.cli.train import TRAINING_DEFAULTS
 
 RUN = Path("runs/fake_env-shared-seed0")
@@ -212,6 +214,42 @@ def test_a_missing_extra_is_named_before_anything_starts(command, monkeypatch):
         'needs tensorboard, which is not installed. Install it with: pip install "marl-connectors[cli]"' in command.err
     )
     assert command.settings is None
+
+
+def test_baselines_are_bounded_by_time_and_say_of_how_many_episodes_they_are(command, build):
+    limits, number = [], {"random_play": 8, "evaluate": 0}
+
+    def bounded(name):
+        play = getattr(command.fake, name)
+
+        def found(self, *, max_seconds=None, num_episodes, **kwargs):
+            limits.append((name, max_seconds))
+            results = play(self, num_episodes=num_episodes, **kwargs)
+            if max_seconds is None:
+                return results
+            returns = results["module_episode_returns"] if number[name] else {}
+            return {**results, "num_episodes": number[name], "module_episode_returns": returns}
+
+        return found
+
+    algo = type("Bounded", (command.fake,), {name: bounded(name) for name in number})()
+    command.algo = algo
+    assert command("train", "fake_env", "--steps", "200", "--baseline-seconds", "7") == 0
+    assert limits == [("random_play", 7.0), ("evaluate", 7.0), ("evaluate", None)]
+    assert "Measuring random play: 20 episodes, or those that end within 7 s ..." in command.out
+    few = "Of random play only 8 of 20 episodes ended in time: its figures are of these.\n"
+    none = "Of the untrained policies not one episode of each copy ended in time: it has no figures."
+    assert command.out.count(few) == command.out.count(none) == 2  # when it was measured, and beside the figures
+    assert "red      –          2.00 ± 0.5   -7.00 ± 0.5" in command.out
+    assert (RUN / "curves.png").exists()
+
+
+def test_a_name_that_the_terminal_cannot_show_costs_nothing(command, monkeypatch):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", stream)
+    assert main(["train", "fake_env", "--steps", "100"]) == 0
+    stream.flush()
+    assert b"0 \\xb1 0.5" in stream.buffer.getvalue()
 
 
 # Interrupting and resuming ------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from failing_envs import start_workers_fast
 from gymnasium import spaces
 from spaces_env import SpacesEnv
 
@@ -104,6 +105,7 @@ def test_what_a_copy_draws_does_not_depend_on_the_others(name, settings):
 
 
 def test_actions_with_parts_reach_worker_processes():
+    start_workers_fast()
     config = config_of(ACTIONS["nested"], {})
     _, here = chunks_of(config)
     _, there = chunks_of(config.copy().env_runners(num_env_workers=2))

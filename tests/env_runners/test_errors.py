@@ -203,7 +203,6 @@ def test_an_env_that_raises_later_is_named_with_its_seed_and_actions():
     ("mapping", "policies", "words"),
     [
         (lambda a, e, **kw: 1 / 0, None, "policy_mapping_fn raised ZeroDivisionError: division by zero"),
-        (lambda a: "x", None, "policy_mapping_fn raised TypeError: "),
         (lambda a, e, **kw: 7, None, "returned 7 for agent 'a'. It must return a module id, a string"),
         (lambda a, e, **kw: "red", ["blue"], "agent 'a' maps to module 'red', but policies has only 'blue'"),
         ("a*=red", None, "agent 'b' matches none of the patterns 'a*'"),

@@ -259,7 +259,7 @@ def test_an_environment_that_is_broken_for_good_stops_the_run(workers, monkeypat
     monkeypatch.setattr(Broken, "steps_left", 30)
     runner = runner_of(Broken, workers=workers, num_envs=2, tolerance=7)
     with pytest.raises(
-        EnvError, match=r"ValueError: for good\. This copy has failed 8 times .*tolerance is 7"
+        EnvError, match=r"ValueError: for good \(.* in step\)\. This copy has failed 8 times .*tolerance is 7"
     ) as caught:
         runner.sample(num_timesteps=2000)
     assert caught.type is EnvError

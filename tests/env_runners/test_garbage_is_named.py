@@ -299,7 +299,7 @@ def test_an_agent_without_a_space_is_named_where_environments_are_replaced():
     with pytest.raises(
         EnvError,
         match=r"episode 1, step 5, agent 'innocent': the observation has no space: observation_space\('innocent'\) "
-        r"raised KeyError: 'innocent'\..* seed is \d+",
+        r"raised KeyError: 'innocent' \(.* in observation_space\)\..* seed is \d+",
     ):
         runner.sample(num_timesteps=20)
 

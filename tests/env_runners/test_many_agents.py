@@ -127,7 +127,7 @@ def test_memory_is_bounded(endless):
     assert after[longest] <= 5_000, longest
     assert {where: size for where, size in after.items() if size > 1.05 * before.get(where, 0) + 10} == {}
     names = {where.rpartition(".")[2] for where in after}
-    assert {"_ended_before", "_module_of", "agents", "infos", "_slots", "_places", "by_copy"} <= names
+    assert {"_ended_before", "_module_of", "agents", "infos", "by_copy"} <= names
 
 
 def test_checkpoints_stay_small(endless):

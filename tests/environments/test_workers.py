@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import gc
+import multiprocessing.forkserver
 import os
 import pickle
 import signal
@@ -312,15 +313,55 @@ def test_close_ends_the_workers_and_new_episodes_start_them_anew():
     assert all(map(is_gone, pids))
 
 
-def test_ctrl_c_is_left_to_the_process_that_started_the_workers():
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_stop_signals_are_left_to_the_process_that_started_the_workers(number):
+    """They often go to all processes of a group or job."""
     runner = runner_of(LifeEnv, 2)
     runner.sample(num_timesteps=3)
     pids = workers_of(runner)
-    for pid in pids:
-        os.kill(pid, signal.SIGINT)
+    for pid in [*pids, multiprocessing.forkserver._forkserver._forkserver_pid]:
+        os.kill(pid, number)
     runner.sample(num_timesteps=9)
     assert workers_of(runner) == pids
     runner.close()
+    assert all(map(is_gone, pids))
+
+
+class StartsProcesses(LifeEnv):
+    """Has a program, and a forked process, that run until they are terminated."""
+
+    def reset(self, seed=None, options=None):
+        statuses = []
+        process = subprocess.Popen(["sleep", "60"])
+        process.terminate()
+        statuses.append(process.wait())
+        reader, writer = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.write(writer, b"x")
+            time.sleep(60)
+            os._exit(0)
+        os.read(reader, 1)
+        os.close(reader), os.close(writer)
+        os.kill(pid, signal.SIGTERM)
+        statuses.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        if statuses != [-signal.SIGTERM] * 2:
+            raise RuntimeError(str(statuses))
+        return super().reset(seed, options)
+
+
+def test_what_an_environment_starts_in_a_worker_can_be_terminated():
+    runner = runner_of(StartsProcesses, 2)
+    runner.sample(num_timesteps=3)
+    runner.close()
+
+
+def test_a_process_that_forgets_its_workers_ends_though_they_do_not_heed_sigterm(tmp_path):
+    """Also where multiprocessing's own end, which sends that and waits, is not the last thing."""
+    forgetful = SHORT.replace("import sys\n", "import sys, weakref\nclass C: pass\nc = C(); weakref.finalize(c, int)\n")
+    forgetful = forgetful.replace("algo.stop()\n", "")
+    found = run_script(tmp_path / "run.py", forgetful.format(helpers=HELPERS, own_env=""))
+    assert found.returncode == 0, found.stderr
 
 
 def test_workers_end_with_the_last_reference_to_their_copies():

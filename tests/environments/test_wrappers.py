@@ -131,9 +131,8 @@ def test_what_is_no_list_of_wrappers_is_refused(wrappers):
     with pytest.raises(ConfigError, match="wrappers: expected a"):
         PPOConfig().environment(CountingEnv, wrappers=wrappers)
     changed = PPOConfig().environment(CountingEnv)
-    changed.wrappers = wrappers
     with pytest.raises(ConfigError, match="wrappers: expected a"):
-        changed.validate()
+        changed.wrappers = wrappers
 
 
 def test_a_refused_wrapper_is_an_error_before_anything_is_built():

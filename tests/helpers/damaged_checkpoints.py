@@ -187,7 +187,7 @@ def _change_tensor(rng: random.Random, tensors: dict[str, np.ndarray]) -> None:
         case 4:
             tensors[key] = array[None]
         case 5:
-            tensors[key] = np.full_like(array, rng.choice([0, 1, 255 if array.dtype != bool else 1]))
+            tensors[key] = np.full_like(array, rng.choice([0, 1, 255 if array.dtype.itemsize > 1 else 1]))
         case 6:
             tensors[rng.choice([f"{key}'", "x"])] = array
         case 7 if array.dtype.kind == "f":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing.forkserver
+import multiprocessing
 import os
 import re
 import signal
@@ -16,11 +16,13 @@ from pettingzoo import ParallelEnv
 from random_aec import RandomAEC
 from scripted_envs import BOX, LifeEnv
 
+from marl_connectors.environments.worker_process import _start_forkserver
+
 
 def start_workers_fast():
     """Lets the process that worker processes are forked from import what they need, once for all of them."""
     multiprocessing.get_context("forkserver").set_forkserver_preload(["marl_connectors.algorithms.ppo"])
-    multiprocessing.forkserver.ensure_running()
+    _start_forkserver()
 
 
 DICT = spaces.Dict({"mask": spaces.MultiBinary(3), "seen": spaces.Tuple((BOX, spaces.Discrete(9)))})

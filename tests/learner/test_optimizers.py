@@ -234,5 +234,5 @@ def test_half_precision_forward_passes_give_nearly_the_same_update(policies):
             assert here.dtype == torch.float32
             differences.append(float((here - value).abs().max()))
     assert 0 < max(differences) < 0.05
-    with pytest.raises(ConfigError, match="autocast_dtype must be 'bfloat16' or None, not 'float8'"):
-        full.config.copy().learners(autocast_dtype="float8").build_algo()
+    with pytest.raises(ConfigError, match="autocast_dtype: expected 'bfloat16', or None, got 'float8'"):
+        full.config.copy().learners(autocast_dtype="float8")

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.jit import is_tracing  # type: ignore[attr-defined]
 
 from marl_connectors.errors import ModuleError
 
@@ -41,7 +40,7 @@ def fitting_mask(inputs: Tensor, mask: Any, numbers_per_input: int = 1) -> Tenso
     """
     mask = torch.as_tensor(mask, dtype=torch.bool, device=inputs.device)
     wanted = (*inputs.shape[:-1], inputs.shape[-1] * numbers_per_input)
-    if not is_tracing() and mask.shape != wanted:  # a trace's shapes are tensors, not to be asked
+    if not torch._C._is_tracing() and mask.shape != wanted:  # a trace's shapes are tensors, not to be asked
         each = "one number" if numbers_per_input == 1 else f"{numbers_per_input} numbers"
         raise ModuleError(
             f"action mask: its shape is {tuple(mask.shape)}, but that of 'action_dist_inputs' is "

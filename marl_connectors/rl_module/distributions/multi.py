@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from gymnasium import Space, spaces
 from torch import Tensor
-from torch.jit import is_tracing  # type: ignore[attr-defined]
 
 from marl_connectors.errors import ModuleError
 from marl_connectors.rl_module.distributions.distribution import Distribution
@@ -98,7 +97,7 @@ class TorchMultiDistribution(Distribution):
         lens = [part.num_mask for part in cls.parts]
         mask = torch.as_tensor(mask, dtype=torch.bool, device=inputs.device)
         wanted = (*inputs.shape[:-1], sum(lens))
-        if not is_tracing() and mask.shape != wanted:
+        if not torch._C._is_tracing() and mask.shape != wanted:
             raise ModuleError(
                 f"action mask: its shape is {tuple(mask.shape)}, but should be {wanted}: for the parts "
                 f"{ {part.key: part.num_mask for part in cls.parts} }. A module that works otherwise sets "
