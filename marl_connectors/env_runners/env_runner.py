@@ -202,6 +202,7 @@ class EnvRunner(Stepper):
         self._look_at_pieces()
         self.rl_module.bind_buckets()
         self.rl_module.act()
+        self._plan.begin_sample(explore, self._shared_data, self.metrics)
         copies = len(self.vector_env.copies)
         told = self._episodes.told
         if told is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -64,13 +64,24 @@ class SamplingPlan:
         self._forwards: ArrayForwards | None = None
         self._bound: dict[Rows, _BoundGroup | None] = {}
         self._explore = False
+        self._before: Callable[[Sequence[ColumnGroup]], None] = _nothing
+        self._after: Callable[[Sequence[ColumnGroup]], None] = _nothing
 
-    def begin_sample(self) -> None:
-        """Looks at pieces and modules, which may be others than in the sample before."""
-        self._bound = {}
-        self._forwards = None
-        if _fit(self._env_to_module, self._module_to_env):
-            self._forwards = ArrayForwards(self._rl_module)
+    def begin_sample(self, explore: bool, shared_data: dict[str, Any], metrics: Mapping[str, Any]) -> None:
+        """Looks at pieces and modules, which may be others than in the sample before.
+
+        Args:
+            explore: Whether actions are sampled.
+            shared_data: What pieces leave for one another.
+            metrics: Where the pieces of each pipeline log.
+        """
+        self._bound, self._forwards, self._explore = {}, None, explore
+        if not _fit(self._env_to_module, self._module_to_env):
+            return
+        self._forwards = ArrayForwards(self._rl_module)
+        common = {"rl_module": self._rl_module, "explore": explore, "shared_data": shared_data}
+        self._before = self._env_to_module.bound(slice(None, -1), metrics=metrics["env_to_module"], **common)
+        self._after = self._module_to_env.bound(slice(2, None), metrics=metrics["module_to_env"], **common)
 
     def begin_layout(self) -> None:
         """Lanes were opened or closed, or act for other modules."""
@@ -81,17 +92,16 @@ class SamplingPlan:
         """Whether batches should stay arrays until somebody needs tensors."""
         return self._forwards is not None
 
-    def forward(self, batch: ColumnBatch, explore: bool) -> list[np.ndarray] | None:
-        """``[B, n]`` float32, what the modules of each group put out; None where they need tensors.
+    def make_batch(self, rows: Iterable[Rows]) -> ColumnBatch:
+        """What all env-to-module pieces but NumpyToTensor make of the newest rows."""
+        batch = ColumnBatch([ColumnGroup(own) for own in rows], Phase.ARRAYS)
+        self._before(batch.groups)
+        return batch
 
-        Args:
-            batch: The forward batch, in arrays.
-            explore: Whether actions are sampled.
-        """
+    def forward(self, batch: ColumnBatch) -> list[np.ndarray] | None:
+        """``[B, n]`` float32, what the modules of each group put out; None where they need tensors."""
         if batch.phase is not Phase.ARRAYS or self._forwards is None:
             return None
-        if explore != self._explore:
-            self._explore, self._bound = explore, {}
         outputs = []
         for columns in batch.groups:
             observations = columns.get(Columns.OBS)
@@ -108,8 +118,8 @@ class SamplingPlan:
         return outputs
 
     def choose(self, batch: ColumnBatch, outputs: Sequence[np.ndarray]) -> ColumnBatch:
-        """Actions, in columns like those that GetActions and TensorToNumpy make of what modules put out."""
-        chosen = []
+        """Actions, as all module-to-env pieces make them of what modules put out."""
+        chosen: list[ColumnGroup] = []
         for given, inputs in zip(batch.groups, outputs, strict=True):
             bound = self._bound[given.rows]
             assert bound is not None
@@ -121,7 +131,8 @@ class SamplingPlan:
             if columns.action_dist_cls is None:
                 columns[Columns.ACTION_LOGP] = bound.dist_cls.logp_of_rows(inputs, columns[Columns.ACTIONS])
             chosen.append(columns)
-        return ColumnBatch(chosen, Phase.ARRAYS)
+        self._after(chosen)
+        return ColumnBatch(chosen, Phase.ITEMS)
 
     def _bind(self, columns: ColumnGroup, observations: np.ndarray) -> _BoundGroup | None:
         assert self._forwards is not None
@@ -136,6 +147,10 @@ class SamplingPlan:
             return None
         own.action_dist_cls = dist_cls if get_actions.defers_logp else None
         return _BoundGroup(forward, dist_cls, own)
+
+
+def _nothing(groups: Sequence[ColumnGroup]) -> None:
+    pass
 
 
 def _fit(env_to_module: EnvToModulePipeline, module_to_env: ModuleToEnvPipeline) -> bool:

@@ -48,10 +48,8 @@ from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.typing import AgentID, ModuleID
 
 _LOG = logging.getLogger(__name__)
-_TO_TENSORS, _ALL_BUT_TENSORS = NumpyToTensor(), slice(None, -1)
-"""What stands last among the env-to-module pieces where the plan applies, and all others."""
-_AFTER_ARRAYS = slice(2, None)
-"""Of the module-to-env pieces, those behind GetActions and TensorToNumpy."""
+_TO_TENSORS = NumpyToTensor()
+"""What stands last among the env-to-module pieces where the plan applies."""
 PolicyMappingFn = Callable[..., ModuleID]
 
 
@@ -129,7 +127,6 @@ class Stepper:
         pieces = [*self.env_to_module, *self.module_to_env]
         self._pieces_read_episodes = not all(works_on_columns(piece) for piece in pieces)
         self._pieces_write_episodes = any(type(piece) not in DEFAULT_PIECES for piece in self.env_to_module)
-        self._plan.begin_sample()
 
     # One step.
 
@@ -196,7 +193,7 @@ class Stepper:
         self._note_failures()
         episodes.follow_turns(turns)
         if self._pieces_write_episodes and episodes.ended_agents:
-            self._run_env_to_module(ColumnBatch(episodes.ended_rows()), episodes.ended)
+            self._run_env_to_module(episodes.ended_rows(), episodes.ended)
         episodes.observe()
         if episodes.told is not None:
             episodes.told.went_on(turns)
@@ -214,23 +211,23 @@ class Stepper:
     def _choose(self, explore: bool) -> ColumnBatch:
         """What the module-to-env pipeline makes of what the modules put out."""
         assert self._batch is not None
-        began, pieces = perf_counter(), _AFTER_ARRAYS
-        arrays = self._plan.forward(self._batch, explore)
+        began = perf_counter()
+        arrays = self._plan.forward(self._batch)
         if arrays is None:
-            module, batch, pieces = self.rl_module, self._waiting_batch(), slice(None)
+            module, batch = self.rl_module, self._waiting_batch()
             outputs = module.forward_exploration(batch) if explore else module.forward_inference(batch)
         self._note_inference(perf_counter() - began)
         if arrays is not None:
-            outputs = self._plan.choose(self._batch, arrays)
-        actions = self.module_to_env.run(
-            outputs,
-            rl_module=self.rl_module,
-            episodes=self._episodes.acting(),
-            explore=explore,
-            shared_data=self._shared_data,
-            metrics=self.metrics["module_to_env"],
-            pieces=pieces,
-        )
+            actions = self._plan.choose(self._batch, arrays)
+        else:
+            actions = self.module_to_env.run(
+                outputs,
+                rl_module=self.rl_module,
+                episodes=self._episodes.acting(),
+                explore=explore,
+                shared_data=self._shared_data,
+                metrics=self.metrics["module_to_env"],
+            )
         if self._check_actions:
             check_actions(actions)
             self._check_actions = False
@@ -252,7 +249,7 @@ class Stepper:
     def _follow(self, step: VectorStep) -> None:
         rearranged = self._episodes.follow(step.transitions, reset=lambda: self._reset_over(step))
         if self._pieces_write_episodes and self._episodes.ended_agents:
-            self._run_env_to_module(ColumnBatch(self._episodes.ended_rows()), self._episodes.ended)
+            self._run_env_to_module(self._episodes.ended_rows(), self._episodes.ended)
         if rearranged:
             self._arrange()
         else:
@@ -301,9 +298,13 @@ class Stepper:
                 "pieces": self.env_to_module.get_state(),
                 "metrics": self.metrics["env_to_module"].get_state(),
             }
-        batch = ColumnBatch([ColumnGroup(group.rows) for group, _ in self._live])
-        pieces = _ALL_BUT_TENSORS if self._plan.is_possible else slice(None)
-        self._batch = self._run_env_to_module(batch, self._episodes.acting(), pieces)
+        if self._plan.is_possible:
+            began = perf_counter()
+            self._batch = self._plan.make_batch(group.rows for group, _ in self._live)
+            self.times.env_to_module += perf_counter() - began
+        else:
+            groups = [ColumnGroup(group.rows) for group, _ in self._live]
+            self._batch = self._run_env_to_module(groups, self._episodes.acting())
         if self._check_batch:
             check_forward_batch(self._batch, self.rl_module)
             self._check_batch = False
@@ -318,18 +319,17 @@ class Stepper:
             self._episodes.restore_observations()
             self._make_batch()
 
-    def _run_env_to_module(self, batch: ColumnBatch, episodes: list[Any], pieces: slice = slice(None)) -> ColumnBatch:
+    def _run_env_to_module(self, groups: list[ColumnGroup], episodes: list[Any]) -> ColumnBatch:
         if self._pieces_read_episodes:
             self._episodes.sync()
         began = perf_counter()
         batch = self.env_to_module.run(
-            batch,
+            ColumnBatch(groups),
             rl_module=self.rl_module,
             episodes=episodes,
             explore=self._exploring,
             shared_data=self._shared_data,
             metrics=self.metrics["env_to_module"],
-            pieces=pieces,
         )
         self.times.env_to_module += perf_counter() - began
         return batch

@@ -33,27 +33,42 @@ class ArrayForward:
     A network of 2x64 does 64 rows in 15 us. As much again goes by until torch, the modules and the dicts between them
     have all been called, and all that comes of it is always the same: which matrices are multiplied.
 
-    The matrices are the parameters' own memory. So updates in place are seen. Whatever else may change (hooks, layers,
-    parameters that are replaced) is not, so a forward pass is bound anew for each sample.
+    The matrices of stacked modules are the parameters' own memory. Those of a module alone are copies that lie in the
+    order in which they are multiplied, made anew when a parameter was changed in place. Whatever else may change
+    (hooks, layers, parameters that are replaced) is not seen, so a forward pass is bound anew for each sample.
     """
 
-    __slots__ = ("_finish", "_layers", "_lead")
+    __slots__ = ("_finish", "_layers", "_lead", "_own", "_parameters", "_versions")
 
-    def __init__(self, layers: Sequence[ArrayLayer], finish: Finish | None, lead: tuple[int, ...]):
+    def __init__(
+        self,
+        layers: Sequence[ArrayLayer],
+        finish: Finish | None,
+        lead: tuple[int, ...],
+        parameters: Sequence[nn.Parameter],
+    ):
         """Takes the layers.
 
         Args:
             layers: One after another.
             finish: What is done with the last one's outputs.
             lead: ``(B,)``, or ``(M, B)`` for ``M`` stacked modules of ``B`` rows each.
+            parameters: What the layers are over.
         """
-        self._layers = layers
+        self._own = layers
         self._finish = finish
         self._lead = lead
+        self._parameters = parameters if len(lead) == 1 else ()
+        self._versions: list[int] = []
+        self._layers = layers
 
     def __call__(self, observations: np.ndarray) -> np.ndarray:
         """``[rows, n]`` float32 of ``[rows, k]`` float32."""
         is_stacked = len(self._lead) > 1
+        versions = [parameter._version for parameter in self._parameters]
+        if versions != self._versions:
+            self._versions = versions
+            self._layers = [layer._replace(weight=np.ascontiguousarray(layer.weight)) for layer in self._own]
         outputs = run_layers(observations.reshape(*self._lead, -1) if is_stacked else observations, self._layers)
         if self._finish is not None:
             outputs = self._finish(outputs)
@@ -113,7 +128,8 @@ class ArrayForwards:
         layers = [mlp.array_layers(lead[-1]) for mlp in parts]
         if not layers or any(own is None for own in layers):
             return None
-        return ArrayForward([layer for own in layers for layer in own or ()], finish, lead)
+        parameters = [parameter for mlp in parts for parameter in mlp.layers.parameters()]
+        return ArrayForward([layer for own in layers for layer in own or ()], finish, lead, parameters)
 
 
 def _acting_layers(module: RLModule) -> Sequence[MLP]:
