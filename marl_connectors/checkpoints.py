@@ -166,7 +166,7 @@ def find_checkpoint(path: str | os.PathLike[str]) -> Path:
     if is_checkpoint(folder) or not (folder / RUN_CHECKPOINTS).is_dir():
         return folder
     if not latest.exists():
-        raise CheckpointError(f"the run {folder} has no checkpoint yet. Start it again with: marl-connectors train")
+        raise CheckpointError(f"the run {folder} has no checkpoint yet. Start another: marl-connectors train ENV")
     hint = f"Write the name of a folder of {latest.parent} into it."
     try:
         name = latest.read_text(encoding="utf-8").strip()

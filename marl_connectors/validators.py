@@ -89,16 +89,18 @@ def checked(cls: type, setting: str, value: Any, who: str) -> Any:
 
 @functools.cache
 def declared(cls: type) -> Mapping[str, Validator | None]:
-    """The settings that a class and its bases declare with an annotation; None for one of any value."""
+    """The settings that a class and its bases declare with an annotation; None for one of any value.
+
+    An annotation without a validator leaves that of a base as it is.
+    """
     found: dict[str, Validator | None] = {}
     for base in reversed(cls.__mro__):
         for name, annotation in inspect.get_annotations(base).items():
             kind = _evaluated(annotation, base)
-            if not name.startswith("_") and get_origin(kind) is not ClassVar:
-                is_ranged = get_origin(kind) is Annotated
-                found[name] = (
-                    next((m for m in kind.__metadata__ if isinstance(m, Validator)), None) if is_ranged else None
-                )
+            if name.startswith("_") or get_origin(kind) is ClassVar:
+                continue
+            notes = kind.__metadata__ if get_origin(kind) is Annotated else ()
+            found[name] = next((note for note in notes if isinstance(note, Validator)), found.get(name))
     return found
 
 
@@ -108,7 +110,7 @@ def _evaluated(annotation: Any, cls: type) -> Any:
         return annotation
     try:
         return eval(annotation, dict(vars(sys.modules[cls.__module__])))
-    except NameError:
+    except Exception:  # a user's own annotation, which nothing else evaluates
         return None
 
 

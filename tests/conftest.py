@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import sys
+from pathlib import Path
 
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
@@ -15,6 +16,10 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import hypothesis
 import numpy as np
 import pytest
+
+_HELPERS = str(Path(__file__).parent / "helpers")
+if _HELPERS not in sys.path:
+    sys.path.append(_HELPERS)
 
 # The same examples in every run, and no limit on the time of one: the machine may be busy.
 hypothesis.settings.register_profile(

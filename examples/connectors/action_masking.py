@@ -1,10 +1,12 @@
 """How does an agent learn a game in which not every action is always allowed?
 
-With ``ActionMasking``, one line in the config, and any module: this one is the default MLP, which knows nothing of
-masks. The game is Nim, as PettingZoo's classic games are written: the observation comes with an ``action_mask``, and
-that of the player who waits is all zeros. Two players take 1 to 3 of 10 stones in turns, and who takes the last one
-wins; taking more than there are raises an error. Prints in how many positions a policy that plays against itself finds
-the winning move, before and after training. Takes some 10 seconds.
+With ``ActionMasking`` and any module: this one is the default MLP, which knows nothing of masks. Where masks have the
+key ``action_mask``, as here, that piece is there by default, and the line that asks for it can be left out.
+
+The game is Nim, as PettingZoo's classic games are written: the observation comes with an ``action_mask``, and that of
+the player who waits is all zeros. Two players take 1 to 3 of 10 stones in turns, and who takes the last one wins;
+taking more than there are raises an error. Prints in how many positions a policy that plays against itself finds the
+winning move, before and after training. Takes some 10 seconds.
 """
 
 from __future__ import annotations

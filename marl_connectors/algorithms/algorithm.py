@@ -13,6 +13,7 @@ from typing import Any
 from marl_connectors.algorithms import building
 from marl_connectors.algorithms.algorithm_config import AlgorithmConfig
 from marl_connectors.algorithms.env_workers import are_worth_workers
+from marl_connectors.algorithms.masking import AUTO, Masking, warn_of_late_masks
 from marl_connectors.algorithms.restoring import RestorableAlgorithm
 from marl_connectors.algorithms.results import iteration_results
 from marl_connectors.algorithms.vectorization import human_render_mode
@@ -32,14 +33,24 @@ class Algorithm(RestorableAlgorithm):
     """A run: environments, modules and a learner, built from a config.
 
     ``train()`` is one iteration: collect a batch of episodes, update the modules.
+
+    Attributes:
+        masking: The action masks that are honoured; ``str`` says which.
     """
 
-    def __init__(self, config: AlgorithmConfig, *, rl_module_specs: Mapping[ModuleID, RLModuleSpec] | None = None):
+    def __init__(
+        self,
+        config: AlgorithmConfig,
+        *,
+        rl_module_specs: Mapping[ModuleID, RLModuleSpec] | None = None,
+        masking: Masking | None = None,
+    ):
         """Builds everything, and tries the environment out.
 
         Args:
             config: The settings.
             rl_module_specs: All modules, complete with classes and spaces; None for those that the config asks for.
+            masking: The action masks that a checkpoint's run honours; None for what the config says.
 
         Raises:
             MarlConnectorsError: If a setting, the environment or the mapping function does not work.
@@ -53,7 +64,7 @@ class Algorithm(RestorableAlgorithm):
         self._setup = building.build_setup(config)
         if not config.disable_env_checking:
             self._setup.check(self.seed)
-        self._env_to_module = building.build_env_to_module(self.config, self._setup)
+        self._env_to_module, self.masking = building.build_env_to_module(self.config, self._setup, masking=masking)
         self.rl_module = building.build_modules(
             self.config, self._setup, self._env_to_module, self.seed, rl_module_specs
         )
@@ -124,6 +135,8 @@ class Algorithm(RestorableAlgorithm):
         """
         began = time.perf_counter()
         episodes = self._sample()
+        if self.iteration == 0 and self.config.action_mask_key == AUTO and not self.masking.sentence:
+            warn_of_late_masks(episodes)
         sampled = time.perf_counter()
         runner = self.env_runner
         learned = self.learner.update(

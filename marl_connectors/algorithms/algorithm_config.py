@@ -17,6 +17,7 @@ from marl_connectors.algorithms.settings import (
     FUNCTIONS,
     IN_THIS_PROCESS,
     LONGEST_WAIT_S,
+    MASK_KEY,
     MODULE_SPEC,
     POLICIES,
     POLICIES_TO_TRAIN,
@@ -112,7 +113,7 @@ class AlgorithmConfig:
     normalize_actions: Switch = True
     clip_actions: Switch = False
     disable_env_checking: Switch = False
-    action_mask_key: Annotated[str | None, optional(text())] = None
+    action_mask_key: Annotated[str | None, MASK_KEY] = "auto"
     # multi_agent
     policies: Annotated[Any, POLICIES] = None
     policy_mapping_fn: Annotated[Callable[..., ModuleID], POLICY_MAPPING] = SharedPolicy()
@@ -205,7 +206,7 @@ class AlgorithmConfig:
         normalize_actions: bool = UNSET,
         clip_actions: bool = UNSET,
         disable_env_checking: bool = UNSET,
-        action_mask_key: str | None = UNSET,
+        action_mask_key: str | bool | None = UNSET,
     ) -> None:
         """Which environment, and how its observations and actions are treated.
 
@@ -224,6 +225,8 @@ class AlgorithmConfig:
             clip_actions: Clip Box actions to the space's range.
             disable_env_checking: Skip the trial run of the environment, and let observations leave their space.
             action_mask_key: Under which key of observations or infos action masks are; puts ActionMasking first.
+                ``"auto"`` for ``"action_mask"``, of those agents that have one by PettingZoo's convention; None (or
+                False) to ignore masks.
         """
 
     @section

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -12,7 +13,9 @@ from gymnasium import Space
 from marl_connectors import spaces
 from marl_connectors.algorithms.algorithm_config import AlgorithmConfig
 from marl_connectors.algorithms.config_checks import check_policies_to_train, check_uses, warn_of_overrides
+from marl_connectors.algorithms.masking import AUTO, MaskedAgents, Masking, find_masking
 from marl_connectors.algorithms.vectorization import VECTOR_ENTRY_POINT, num_env_workers
+from marl_connectors.connectors.action_masks import ACTION_MASK
 from marl_connectors.connectors.common.add_states_from_episodes_to_batch import AddStatesFromEpisodesToBatch
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from marl_connectors.connectors.defaults import (
@@ -22,7 +25,6 @@ from marl_connectors.connectors.defaults import (
     learner_pipeline,
     module_to_env_pipeline,
 )
-from marl_connectors.connectors.env_to_module.action_masking import ActionMasking
 from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
 from marl_connectors.connectors.env_to_module.mean_std_filter import MeanStdFilter
 from marl_connectors.connectors.learner.learner_connector_pipeline import LearnerConnectorPipeline
@@ -43,15 +45,12 @@ from marl_connectors.seeding import torch_stream
 from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID, ModuleID
 
 
-class Agents(Protocol):
+class Agents(MaskedAgents, Protocol):
     """What pipelines need to know of an environment; an EnvSetup does.
 
     Attributes:
-        single_agent: Whether it is a Gymnasium environment.
         user_env: What the user's builders get.
     """
-
-    single_agent: bool
 
     @property
     def user_env(self) -> Any: ...
@@ -70,15 +69,26 @@ def build_setup(config: AlgorithmConfig) -> EnvSetup:
         action_space=config.action_space,
         wrappers=config.wrappers,
         vector_entry_point=config.gym_env_vectorize_mode == VECTOR_ENTRY_POINT,
-        action_mask_key=config.action_mask_key,
+        action_mask_key=ACTION_MASK if config.action_mask_key == AUTO else config.action_mask_key,
         reset_options=config.reset_options,
     )
 
 
 def build_env_to_module(
-    config: AlgorithmConfig, setup: Agents, *, device: torch.device | None = None
-) -> EnvToModulePipeline:
-    """The env-to-module pipeline, with the user's pieces first, for the config's device unless another is named."""
+    config: AlgorithmConfig,
+    setup: Agents,
+    *,
+    device: torch.device | None = None,
+    masking: Masking | None = None,
+) -> tuple[EnvToModulePipeline, Masking]:
+    """The env-to-module pipeline, with the user's pieces first, and the action masks that it honours.
+
+    Args:
+        config: The settings.
+        setup: The environment, or what is known of it.
+        device: Where batches go; the config's device if None.
+        masking: That of a checkpoint; None for what the config says.
+    """
     input_spaces = setup.space_of_all(0), setup.space_of_all(1)
     device = config.device if device is None else device
     custom = call_builder(
@@ -88,15 +98,38 @@ def build_env_to_module(
         {"__env__": input_spaces, "__env_single__": input_spaces},
         device,
     )
-    masking = [] if config.action_mask_key is None else [ActionMasking(action_mask_key=config.action_mask_key)]
-    return env_to_module_pipeline(
-        [*masking, *custom],
+    with_defaults = config.add_default_connectors_to_env_to_module_pipeline
+    if masking is None:
+        masking = find_masking(
+            config.action_mask_key,
+            setup,
+            pieces=custom,
+            classes=_module_classes(config),
+            with_defaults=with_defaults,
+        )
+    pipeline = env_to_module_pipeline(
+        [*masking.pieces(), *custom],
         multi_agent=not setup.single_agent,
         observation_space=input_spaces[0],
         action_space=input_spaces[1],
         device=device,
-        add_defaults=config.add_default_connectors_to_env_to_module_pipeline,
+        add_defaults=with_defaults,
     )
+    return pipeline, masking
+
+
+def _module_classes(config: AlgorithmConfig) -> list[type]:
+    """The classes of all modules that the config asks for, and of the MultiRLModule if it names one."""
+    multi = multi_spec_of(config)
+    given = multi.rl_module_specs
+    specs = [given] if isinstance(given, RLModuleSpec) else list(given.values())
+    if isinstance(config.policies, dict):
+        specs += [spec for spec in config.policies.values() if spec is not None]
+    named = [multi.multi_rl_module_class, *(spec.module_class for spec in specs)]
+    if not (isinstance(given, RLModuleSpec) and given.module_class is not None):
+        with contextlib.suppress(ConfigError):  # there need not be a default, which is said where one is missing
+            named.append(config.get_default_rl_module_class())
+    return [cls for cls in named if cls is not None]
 
 
 def build_module_to_env(config: AlgorithmConfig, setup: Agents, *, stateful: bool) -> ModuleToEnvPipeline:

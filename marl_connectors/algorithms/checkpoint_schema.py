@@ -433,6 +433,7 @@ _ENV_RUNNER = _Record(
     {
         "metrics": _map_of(_METRICS),
         "callback_metrics": _METRICS,
+        "observations_out_of_bounds": _COUNT,
         "lost": _Record(dict.fromkeys((field.name for field in dataclasses.fields(FailureCounts)), _COUNT)),
     },
 )
@@ -450,6 +451,7 @@ def _agents(value: Any, where: str) -> None:
             raise _fault(f"{where}/agents", f"numbers of the {len(value['spaces'])} spaces", [agent_id, *indices])
 
 
+_MASKING = _Record({"key": _maybe(_TEXT), "by_convention": _BOOL, "keeps_observations": _BOOL, "sentence": _TEXT})
 _STATE = _Record(
     {
         "config": _Record({"class": _maybe(_TEXT), "settings": _map_of(_description)}),
@@ -466,7 +468,7 @@ _STATE = _Record(
         "learner": _LEARNER,
         "env_runner": _ENV_RUNNER,
     },
-    {"metrics": _METRICS},
+    {"metrics": _METRICS, "masking": _MASKING},
 )
 
 

@@ -77,6 +77,7 @@ def config_from_state(
     if state["class"] is None:
         raise CheckpointError(f"checkpoint: the class of its config cannot be imported by name. {_PASS_CONFIG}")
     config: AlgorithmConfig = names.resolve(state["class"], _CONFIG_CLASS, who="checkpoint, config class")()
+    config.action_mask_key = None  # as before there was such a setting
     known = config.to_dict()
     for name, value in state["settings"].items():
         if name in _FORMER_SETTINGS:

@@ -21,6 +21,7 @@ from marl_connectors.algorithms.restoring import (
     algorithm_state,
     given_settings,
     restored_config,
+    restored_masking,
     restored_specs,
 )
 from marl_connectors.connectors.common.add_states_from_episodes_to_batch import AddStatesFromEpisodesToBatch
@@ -107,6 +108,7 @@ def load_policy(
     given = given_settings(policy_mapping_fn=policy_mapping_fn)
     with taking_over("config"):
         used = restored_config(state, config, given, names, skip=_NOT_NEEDED)
+        masking = restored_masking(state, used)
         agents = _Agents(state["agents"], env)
         spec, parameters = _saved_modules(state, used, module_id, names)
         lookback = used.episode_lookback_horizon
@@ -118,7 +120,7 @@ def load_policy(
     stateful = AddStatesFromEpisodesToBatch.__name__ in pieces[0]
     # Errors in builders and modules that the user has passed show as they are.
     with taking_over("connector pieces") if config is None else nullcontext():
-        env_to_module = building.build_env_to_module(used, agents, device=torch.device(device))
+        env_to_module, _ = building.build_env_to_module(used, agents, device=torch.device(device), masking=masking)
         if stateful:
             add_state_pieces(env_to_module)
         module_to_env = building.build_module_to_env(used, agents, stateful=stateful)
@@ -177,7 +179,13 @@ class _Agents:
     def __init__(self, state: Mapping[str, Any], env: Any):
         self.spaces: dict[AgentID, tuple[Space, Space]] = agents_from_state(state)
         self.single_agent: bool = state["single_agent"]
+        self.agent_ids: list[AgentID] = list(self.spaces)
+        self.info_masks: Mapping[AgentID, Any] | None = None
         self.user_env = _EnvOfCheckpoint(self) if env is None else env
+
+    def agent_spaces(self, agent_id: AgentID) -> tuple[Space, Space]:
+        """As in EnvSetup."""
+        return self.spaces[agent_id]
 
     def space_of_all(self, kind: int) -> Space:
         """As in EnvSetup."""

@@ -23,6 +23,7 @@ from marl_connectors.algorithms.config_state import (
     spec_fields,
     to_state,
 )
+from marl_connectors.algorithms.masking import AUTO, Masking, masking_from_state
 from marl_connectors.callbacks import CallbackCalls
 from marl_connectors.checkpoints import find_checkpoint, load_state, save_state
 from marl_connectors.columns import Columns
@@ -48,12 +49,14 @@ class RestorableAlgorithm(ChangingModules):
 
     Attributes:
         callbacks: Told of what happens.
+        masking: The action masks that are honoured.
         metrics: What callbacks have logged.
         iteration: How many ``train()`` have been.
         time_total_s: How long they took.
     """
 
     callbacks: CallbackCalls
+    masking: Masking
     metrics: MetricsLogger
     iteration: int
     time_total_s: float
@@ -76,6 +79,7 @@ class RestorableAlgorithm(ChangingModules):
             "recent_tallies": [tally.get_state() for tally in self._recent],
             "spaces": self._described_spaces(),
             "agents": agents_to_state(self._setup),
+            "masking": self.masking.get_state(),
             "multi_rl_module": to_state(multi),
             "rl_modules": [[module_id, to_state(spec)] for module_id, spec in specs.items()],
             "learner": self.learner.get_state(),
@@ -264,13 +268,13 @@ class RestorableAlgorithm(ChangingModules):
         with taking_over("config"):
             _check_copies(state, config)
             restored = restored_config(state, config, given, names)
-            specs = restored_specs(state, restored, names)
+            specs, masking = restored_specs(state, restored, names), restored_masking(state, restored)
         # What is wrong in a config that the user has passed is not the checkpoint's fault.
         with taking_over("config") if config is None else nullcontext():
             trained = restored.policies_to_train
             if not (trained is None or callable(trained) or isinstance(trained, (list, tuple, set, frozenset))):
                 raise CheckpointError(f"checkpoint: its policies_to_train is {brief(trained)}, not a list of modules.")
-            algorithm = cls(restored, rl_module_specs=specs)  # type: ignore[call-arg]
+            algorithm = cls(restored, rl_module_specs=specs, masking=masking)  # type: ignore[call-arg]
         try:
             with taking_over("setup"):
                 algorithm._check_fits(state)
@@ -337,8 +341,18 @@ def restored_config(
             if name not in given and name not in skip:
                 restored.change(**{name: _changed(state, name, names)})
         restored.change(**given)
+        if restored.action_mask_key == AUTO:  # a run from before masks were honoured by default ignores them
+            restored.action_mask_key = state["config"]["settings"].get("action_mask_key")
     restored.seed = state["seed"]
     return restored
+
+
+def restored_masking(state: Mapping[str, Any], config: AlgorithmConfig) -> Masking | None:
+    """The action masks that the run of a checkpoint honours; None if that is for the config to say."""
+    saved = state.get("masking")
+    if saved is None or state["config"]["settings"].get("action_mask_key") != config.action_mask_key:
+        return None
+    return masking_from_state(saved)
 
 
 def _changed(state: Mapping[str, Any], name: str, names: Names) -> Any:

@@ -55,6 +55,13 @@ LONGEST_WAIT_S = 2e6
 """About what an operating system can wait in one call: 23 days."""
 
 
+_OFF = one_of(False)
+MASK_KEY = optional(
+    either(one_of("auto"), text("a key"), Validator(_OFF.alternatives, lambda given: _OFF.keep(given) or None))
+)
+"""``"auto"``, a key of observations or infos, or None; False stands for None."""
+
+
 def or_empty(validator: Validator) -> Validator:
     """What a validator of dicts takes, or None, which stands for an empty one."""
     return Validator(validator.alternatives, lambda given: {} if given is None else validator.keep(given))

@@ -12,7 +12,7 @@ from marl_connectors.cli.values import jsonable, merged
 from marl_connectors.env_checks.check_env import check_env
 
 EXIT_ERRORS = 1
-_OPTIONS = ("episodes", "seed", "max_steps", "max_seconds", "call_timeout", "conformance")
+_OPTIONS = ("episodes", "seed", "max_steps", "max_seconds", "call_timeout", "conformance", "action_mask_key")
 
 
 def run(args: argparse.Namespace) -> int:

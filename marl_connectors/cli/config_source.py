@@ -71,6 +71,8 @@ def with_options(config: Any, given: Mapping[str, Any]) -> Any:
         config.environment(env_config={**config.env_config, **given["env_config"]})
     if "wrappers" in given:
         config.environment(wrappers=given["wrappers"])
+    if "action_mask_key" in given:
+        config.environment(action_mask_key=given["action_mask_key"])
     if "env_check" in given:
         config.environment(disable_env_checking=not given["env_check"])
     if config.env is None:

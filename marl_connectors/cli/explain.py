@@ -8,8 +8,7 @@ import json
 from typing import Any
 
 from marl_connectors.cli.config_source import load_config, with_options
-from marl_connectors.cli.settings import RunSettings, use_threads
-from marl_connectors.cli.train import TRAINING_DEFAULTS
+from marl_connectors.cli.settings import TRAINING_DEFAULTS, RunSettings, training_settings, use_threads
 from marl_connectors.cli.values import jsonable, merged
 from marl_connectors.environments.make_env import env_name
 from marl_connectors.errors import ConfigError
@@ -34,17 +33,17 @@ def run(args: argparse.Namespace) -> int:
         return 0
     copies = algo.config.num_envs_per_env_runner
     env = algo.config.env if isinstance(algo.config.env, str) else env_name(algo.config.env)
-    print(f"{env}: what each piece does to one batch. {copies} environment copies.\n{LEGEND}\n")
+    print(f"{env}: what each piece does to one batch. {copies} environment copies.\n{LEGEND}")
+    print(f"Action masks: {algo.masking}\n" if str(algo.masking) else "")
     print("\n\n".join(str(each) for each in explanations.values()))
     return 0
 
 
 def _algorithm(given: dict[str, Any]) -> Any:
     """Of a config of the user's, with the options that were given; or of the options and defaults alone."""
-    options: dict[str, Any] = {
-        key: merged(value) if key in ("env_config", "set") else value for key, value in given.items()
-    }
-    training = options.pop("set", {})
+    options: dict[str, Any] = {key: merged(value) if key == "env_config" else value for key, value in given.items()}
+    training, own_settings = training_settings(options.pop("set", []))
+    options = {**own_settings, **options}
     if "config" in given:
         use_threads(given.get("threads", 1))
         return with_options(load_config(given["config"]), {**options, "training": training}).build_algo()

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from marl_connectors.cli.stop_signals import StopSignals, exit_status
-from marl_connectors.cli.values import count, key_value, layer_sizes, names, number_or_auto, whole_number
+from marl_connectors.cli.values import count, key_value, layer_sizes, mask_key, names, number_or_auto, whole_number
 from marl_connectors.environments.worker_threads import one_thread_unless_set
 from marl_connectors.errors import ConfigError, EnvWarning, MarlConnectorsError, did_you_mean
 from marl_connectors.version import library_version
@@ -69,8 +69,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
     plain = warnings.formatwarning
     warnings.formatwarning = _formatted
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="backslashreplace")  # what the terminal cannot show costs no run
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")  # what the terminal cannot show costs no run
     try:
         with StopSignals():
             args = _parse(argv)
@@ -202,6 +203,7 @@ def _add_train_options(parser: _Parser) -> None:
     add("env", nargs="?", metavar="ENV", help="PettingZoo module, package.module:function, or Gymnasium id")
     add("--resume", metavar="RUN", help="go on with the run in this folder, from its latest checkpoint")
     _add_untrusted_option(parser)
+    add("--new-episodes", action="store_true", help="with --resume: begin new episodes, and replay none")
     _add_building_options(parser)
     add("--steps", type=count, metavar="N", help="agent steps to train for (default 1000000)")
     add(
@@ -266,10 +268,20 @@ def _add_building_options(parser: _Parser) -> None:
         metavar="KEY=VALUE",
         help="a setting of PPO, such as lr, gamma, num_epochs, or of the run, such as sample_timeout_s; repeatable",
     )
+    _add_mask_option(parser)
     add("--hidden", type=layer_sizes, metavar="N,N", help="widths of the hidden layers (default 64,64)")
     add("--share-value-layers", action="store_true", help="one body for policy and value function")
     add("--threads", type=count, metavar="N", help="of torch (default 1, which is fastest for small networks)")
     add("--no-env-check", dest="env_check", action="store_false", help="let observations leave their space")
+
+
+def _add_mask_option(parser: _Parser) -> None:
+    parser.add_argument(
+        "--action-mask-key",
+        type=mask_key,
+        metavar="KEY",
+        help="where action masks are, in observations or infos (default auto: action_mask, if there is one), or none",
+    )
 
 
 def _add_evaluate_options(parser: _Parser) -> None:
@@ -300,6 +312,7 @@ def _add_check_options(parser: _Parser) -> None:
     add("--max-steps", type=count, metavar="N", help="where to stop an episode that does not end (default 1000)")
     add("--max-seconds", type=count, metavar="N", help="after that, leave the rest of the checks out (default 60)")
     add("--call-timeout", type=count, metavar="N", help="seconds after which a call counts as hanging (default 30)")
+    _add_mask_option(parser)
     add("--no-conformance", dest="conformance", action="store_false", help="leave PettingZoo's and Gymnasium's out")
     add("--json", action="store_true", help="print JSON instead of a table")
 

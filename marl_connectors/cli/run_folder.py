@@ -24,6 +24,7 @@ import json
 import math
 import os
 import re
+import shlex
 import shutil
 import tempfile
 import threading
@@ -222,9 +223,10 @@ def check_can_be_made(path: Path, *, numbered: bool) -> None:
             parent = parent.parent
         if parent == path.absolute():
             if not numbered and not _is_unused(path):
+                go_on = f", or go on with: marl-connectors train --resume {shlex.quote(str(path))}"
                 raise ConfigError(
-                    f"--out: expected a new or empty folder, but {path} exists. Choose another, or go on with: "
-                    f"marl-connectors train --resume {path}"
+                    f"--out: expected a new or empty folder, but {path} exists. Choose another"
+                    + (go_on if _is_run(path) else ".")
                 )
             parent = parent.parent if numbered else parent
         if not parent.is_dir():
@@ -242,6 +244,11 @@ def check_can_be_made(path: Path, *, numbered: bool) -> None:
         raise ConfigError(
             f"--out: expected a place that can be written, but {path} cannot: {why}. Choose another folder."
         ) from error
+
+
+def _is_run(path: Path) -> bool:
+    """Whether there is a run to go on with, be it from its beginning."""
+    return (path / CONFIG).is_file() and (path / CHECKPOINTS).is_dir()
 
 
 def _is_unused(path: Path) -> bool:
@@ -347,7 +354,7 @@ def read_baselines(path: Path) -> dict[str, Any]:
         wrong = _wrong_results(data.get(name), name)
         if wrong:
             raise CheckpointError(f"{path / BASELINES} is damaged: {wrong}. Correct it there, or take a copy of it.")
-    return data
+    return {name: data[name] for name in ("random_play", "at_start")}
 
 
 def read_metrics(path: Path, up_to: int | None = None) -> tuple[list[dict[str, Any]], bytes]:
@@ -416,12 +423,14 @@ def _wrong_results(results: Any, where: str) -> str:
         if not isinstance(results.get(name, {}), dict):
             return f"expected {where}/{name} to be a JSON object, but got {brief(results[name])}"
     for module_id, stats in results.get("module_episode_returns", {}).items():
+        place = f"{where}/module_episode_returns/{brief(module_id)[1:-1]}"
+        if not isinstance(stats, dict):
+            return f"expected {place} to be a JSON object, but got {brief(stats)}"
         for key in ("mean", "std"):
-            value = stats.get(key, "nothing") if isinstance(stats, dict) else stats
+            value = stats.get(key, "nothing")
             is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 2.0**1023
-            if not (is_number or (value is None and isinstance(stats, dict))):
-                place = f"{where}/module_episode_returns/{module_id}/{key}"
-                return f"expected {place} to be a number or null, but got {brief(value)}"
+            if not (is_number or value is None):
+                return f"expected {place}/{key} to be a number or null, but got {brief(value)}"
     number = results.get("num_episodes", 0)
     return "" if is_whole(number) else f"expected {where}/num_episodes to be a whole number, but got {brief(number)}"
 
@@ -513,6 +522,11 @@ def from_json(env_runner_results: Mapping[str, Any]) -> dict[str, Any]:
             for module_id, stats in returns.items()
         }
     }
+
+
+def agents_seen(baselines: Mapping[str, Any]) -> set[str]:
+    """The agents that were in the episodes of any baseline."""
+    return {agent_id for results in baselines.values() for agent_id in results.get(AGENT_RETURNS, {})}
 
 
 def _agents_of(baselines: Mapping[str, Any]) -> frozenset[str]:

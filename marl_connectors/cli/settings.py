@@ -8,11 +8,31 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from marl_connectors.cli.values import brief, is_whole
+from marl_connectors.cli.values import brief, is_whole, merged
 from marl_connectors.environments.make_env import agent_ids, env_name, make_env
 from marl_connectors.errors import CheckpointError, ConfigError, did_you_mean
 from marl_connectors.names import import_function
 from marl_connectors.policy_mapping import PatternPolicies, PolicyMappingFn, check_patterns, policy_mapping
+
+TRAINING_DEFAULTS: dict[str, Any] = {
+    "lr": 3e-4,
+    "gamma": 0.99,
+    "lambda_": 0.95,
+    "train_batch_size_per_learner": 4096,
+    "minibatch_size": 512,
+    "num_epochs": 8,
+    "clip_param": 0.2,
+    "vf_clip_param": 1e6,
+    "entropy_coeff": 0.01,
+    "vf_loss_coeff": 0.5,
+    "grad_clip": 0.5,
+    "use_kl_loss": False,
+}
+"""What the command line trains with unless ``--set`` says otherwise. Batches count agent steps.
+
+These differ from the defaults of ``PPOConfig``, which are RLlib's: they are chosen so that PPO learns well on small
+multi-agent tasks without tuning.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +59,7 @@ class RunSettings:
         eval_episodes: Episodes of each evaluation.
         baseline_seconds: How long random play, and then the untrained policies, may be measured.
         video: Whether to write a GIF at the end.
+        action_mask_key: Under which key action masks are; ``"auto"`` by PettingZoo's convention, None to ignore them.
         env_check: Whether the environment is tried out first, and its observations held against their space.
         threads: Of torch. With networks as small as these, more than one costs more than it saves.
     """
@@ -64,6 +85,7 @@ class RunSettings:
     video: bool = True
     threads: int = 1
     env_check: bool = True
+    action_mask_key: str | None = "auto"
 
     def default_folder_name(self) -> str:
         """``<env>-<policies>-seed<seed>``, such as ``simple_spread_v3-shared-seed0``; other algorithms are named."""
@@ -117,6 +139,7 @@ class RunSettings:
                 env_config=self.env_config,
                 wrappers=self.wrappers,
                 disable_env_checking=not self.env_check,
+                action_mask_key=self.action_mask_key,
             )
             .multi_agent(policies=self.modules, policy_mapping_fn=mapping, count_steps_by="agent_steps")
             .env_runners(num_envs_per_env_runner=self.num_envs, num_env_workers=self.num_env_workers)
@@ -132,7 +155,6 @@ _SECTIONS = (
     "environment",
     "env_runners",
     "fault_tolerance",
-    "framework",
     "learners",
     "evaluation",
     "reporting",
@@ -142,15 +164,11 @@ _FOR_GOOD = ("critic_obs", "use_critic", "learner_class", "learner_connector")
 _CHANGEABLE = (
     "disable_env_checking",
     "sample_timeout_s",
-    "double_buffering",
     "rollout_fragment_length",
     "batch_mode",
     "explore",
     "restart_failed_sub_environments",
     "num_consecutive_env_failures_tolerance",
-    "torch_compile_learner",
-    "torch_compile_learner_dynamo_backend",
-    "torch_compile_learner_dynamo_mode",
     "stack_modules",
     "autocast_dtype",
     "evaluation_interval",
@@ -200,6 +218,13 @@ def check_changeable(config: Any, settings: Iterable[str]) -> None:
             )
 
 
+def training_settings(pairs: Iterable[tuple[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The values of ``--set``: those of PPO's ``training``, and those of the run, of which there is one."""
+    training = merged(pairs)
+    name = "action_mask_key"
+    return training, {name: training.pop(name) or None} if name in training else {}
+
+
 def use_threads(number: int) -> None:
     """Has torch compute with so many threads from now on."""
     import torch
@@ -245,6 +270,7 @@ _EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "video": _FLAG,
     "threads": _COUNT,
     "env_check": _FLAG,
+    "action_mask_key": ("text or null", lambda value: value is None or isinstance(value, str)),
 }
 """What each setting must be in a ``config.json``."""
 
@@ -265,7 +291,7 @@ def settings_from_json(data: Any, source: str = "config.json of the run") -> Run
         )
     for key, value in data.items():
         if key not in _EXPECTED:
-            raise CheckpointError(f"{source}: unknown setting {key!r}. {did_you_mean(key, _EXPECTED)}")
+            raise CheckpointError(f"{source}: unknown setting {brief(key)}. {did_you_mean(key, _EXPECTED)}")
         kind, fits = _EXPECTED[key]
         if not fits(value):
             raise CheckpointError(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import platform
-import shlex
 import sys
 import time
 from collections import Counter
@@ -15,36 +14,24 @@ from pathlib import Path
 from typing import Any
 
 from marl_connectors.checkpoints import save_state, snapshot
-from marl_connectors.cli import run_folder
+from marl_connectors.cli import run_folder, suggestions
 from marl_connectors.cli.progress import PlayProgress, open_progress
 from marl_connectors.cli.results import agent_steps, fewer_episodes, module_returns, spread, table, time_shares
 from marl_connectors.cli.run_folder import RunFolder, quiet_event_writers
-from marl_connectors.cli.settings import RunSettings, check_changeable, set_by_name, settings_from_json, use_threads
+from marl_connectors.cli.settings import (
+    TRAINING_DEFAULTS,
+    RunSettings,
+    check_changeable,
+    set_by_name,
+    settings_from_json,
+    training_settings,
+    use_threads,
+)
 from marl_connectors.cli.stop_signals import InterruptGate, exit_status
 from marl_connectors.cli.values import jsonable, merged, require_extras
 from marl_connectors.cli.video import record_video
 from marl_connectors.errors import CheckpointError, ConfigError, MarlConnectorsError, describe_error
 from marl_connectors.version import library_version
-
-TRAINING_DEFAULTS: dict[str, Any] = {
-    "lr": 3e-4,
-    "gamma": 0.99,
-    "lambda_": 0.95,
-    "train_batch_size_per_learner": 4096,
-    "minibatch_size": 512,
-    "num_epochs": 8,
-    "clip_param": 0.2,
-    "vf_clip_param": 1e6,
-    "entropy_coeff": 0.01,
-    "vf_loss_coeff": 0.5,
-    "grad_clip": 0.5,
-    "use_kl_loss": False,
-}
-"""What the command line trains with unless ``--set`` says otherwise. Batches count agent steps.
-
-These differ from the defaults of ``PPOConfig``, which are RLlib's: they are chosen so that PPO learns well on small
-multi-agent tasks without tuning.
-"""
 
 BASELINES = {"random_play": "random play", "at_start": "the untrained policies"}
 CHANGEABLE_ON_RESUME = ("threads", "steps", "checkpoint_every", "eval_episodes", "baseline_seconds", "video")
@@ -102,6 +89,7 @@ class _Training:
         saved_at: The time of that, or of the start.
         saving_s: How long that took.
         timers: Sums of the iterations' timers, as long as this process trains.
+        trusted: As in ``Algorithm.from_checkpoint``.
     """
 
     settings: RunSettings
@@ -117,9 +105,12 @@ class _Training:
     saved_at: float = dataclasses.field(default_factory=lambda: time.monotonic())
     saving_s: float = 0.0
     timers: Counter[str] = dataclasses.field(default_factory=Counter)
+    trusted: bool = True
 
     def run(self) -> int:
         try:
+            if str(self.algo.masking):
+                print(f"Action masks: {self.algo.masking}", flush=True)
             if not self.baselines:
                 self.baselines = self._measure_baselines()
             with InterruptGate() as gate:
@@ -251,7 +242,8 @@ class _Training:
 
     def _resume_hint(self) -> str:
         path = self.folder.path if self.folder is not None else self.out
-        return f"Resume with: marl-connectors train --resume {shlex.quote(str(path))}"
+        began_with = None if self.folder is None else self.folder.config["command"].get("steps")
+        return f"Resume with: {suggestions.resume(path, self.settings, began_with, trusted=self.trusted)}"
 
     def _finish(self, folder: RunFolder) -> None:
         """Evaluates, films, and says what there is now and what to do next."""
@@ -280,26 +272,18 @@ class _Training:
         folder.write_final(jsonable(results))
 
     def _next_commands(self, path: Path) -> str:
-        settings, quoted = self.settings, shlex.quote(str(path))
-        words = ["marl-connectors", "train", settings.env]
-        if len(self.algo.agent_ids) == 1:
-            words += ["--seed", str(settings.seed + 1)]
-        else:
-            independent = settings.mapping is None and settings.policies == "independent"
-            words += ["--policies", "shared" if independent else "independent"]
-        for key, value in settings.env_config.items():
-            words += ["--env-config", f"{key}={value}"]
-        for wrapper in settings.wrappers:
-            words += ["--wrap", wrapper]
-        return "\n".join(
-            [
-                "Next:",
-                f"  marl-connectors evaluate {quoted} --episodes 100",
-                f"  tensorboard --logdir {shlex.quote(str(path / run_folder.EVENTS))}",
-                f"  {shlex.join(words)}",
-                f"  marl-connectors train --resume {quoted} --steps {2 * settings.steps}",
-            ]
+        events = path / run_folder.EVENTS
+        commands = suggestions.after_a_run(
+            path,
+            self.settings,
+            self.algo,
+            events=events,
+            seen=run_folder.agents_seen(self.baselines),
+            steps_done=self.steps_done,
+            numbered=self.numbered,
+            trusted=self.trusted,
         )
+        return "\n".join(["Next:", *(f"  {command}" for command in commands)])
 
 
 def _say(sentence: str) -> None:
@@ -322,16 +306,17 @@ def _places(path: Path, no_video: str) -> str:
 def _new(given: Mapping[str, Any]) -> _Training:
     """A run from nothing. Builds everything and writes nothing."""
     if "env" not in given:
-        raise ConfigError(
-            "train: expected an environment or --resume RUN. Try: marl-connectors train mpe2.simple_spread_v3"
-        )
+        raise ConfigError(f"train: expected an environment or --resume RUN. Try: {suggestions.first_run()}")
+    if "new_episodes" in given:
+        raise ConfigError("train: --new-episodes is for --resume RUN, as a new run has no episodes yet. Leave it out.")
     if "trusted" in given:
         raise ConfigError("train: --untrusted is for --resume RUN, as a new run reads no checkpoint. Leave it out.")
+    training, own = training_settings(given.get("set", []))
     fields = {f.name for f in dataclasses.fields(RunSettings)} - {"training", "env_config"}
     settings = RunSettings(
-        **{key: value for key, value in given.items() if key in fields},
+        **{**own, **{key: value for key, value in given.items() if key in fields}},
         env_config=merged(given.get("env_config", [])),
-        training={**TRAINING_DEFAULTS, **merged(given.get("set", []))},
+        training={**TRAINING_DEFAULTS, **training},
     )
     numbered = "out" not in given
     out = Path("runs") / settings.default_folder_name() if numbered else Path(given["out"])
@@ -354,14 +339,15 @@ def _resumed(given: Mapping[str, Any]) -> _Training:
         return _Training(settings, settings.build_algorithm(), path, False, folder=None, baselines={})
     use_threads(settings.threads)
     changed = _changed_settings(path, config, given)
-    algo = load_algorithm(checkpoint, changed, trusted=given.get("trusted", True))
+    trusted = given.get("trusted", True)
+    algo = load_algorithm(checkpoint, changed, trusted=trusted, new_episodes=given.get("new_episodes", False))
     try:
         _check_same_env(algo, settings, checkpoint)
         steps_done = algo.env_runner.num_agent_steps
         if steps_done >= settings.steps and (path / run_folder.FINAL).exists():
             raise ConfigError(
                 f"train --resume: the run {path} has its {steps_done:,} agent steps of {settings.steps:,} done. "
-                f"To train it further, give more: --steps {2 * settings.steps}"
+                f"To train it further, give more: --steps {suggestions.more_steps(settings.steps, steps_done)}"
             )
         folder = RunFolder.reopen(path, checkpoint)
         if changed != config.get(CHANGED, {}):
@@ -375,12 +361,13 @@ def _resumed(given: Mapping[str, Any]) -> _Training:
     print(f"Going on from iteration {iteration} at {steps_done:,} agent steps.", flush=True)
     for name, value in changed.items():
         print(f"  {name} is {value!r} from now on.", flush=True)
-    return _Training(settings, algo, path, False, folder, folder.baselines, steps_done, iteration, iteration)
+    done: dict[str, Any] = {"steps_done": steps_done, "iteration": iteration, "saved_iteration": iteration}
+    return _Training(settings, algo, path, False, folder, folder.baselines, **done, trusted=trusted)
 
 
 def _check_changeable(given: Mapping[str, Any]) -> None:
     """Refuses what would make another run of it: the environment, its copies, the modules and the seed."""
-    known = {"resume", "run", "command", "trusted", *CHANGEABLE_ON_RESUME, *SETTINGS_OF_CONFIG}
+    known = {"resume", "run", "command", "trusted", "new_episodes", *CHANGEABLE_ON_RESUME, *SETTINGS_OF_CONFIG}
     for option in sorted(set(given) - known):
         raise ConfigError(
             f"train --resume: {option!r} cannot be given, because the checkpoint's modules and episodes are of the "
@@ -402,13 +389,20 @@ def _changed_settings(path: Path, config: Mapping[str, Any], given: Mapping[str,
     return {**changed, **now, **merged(given.get("set", []))}
 
 
-def load_algorithm(checkpoint: Path, changed: Mapping[str, Any] | None = None, *, trusted: bool = True) -> Any:
+def load_algorithm(
+    checkpoint: Path,
+    changed: Mapping[str, Any] | None = None,
+    *,
+    trusted: bool = True,
+    new_episodes: bool = False,
+) -> Any:
     """The ``Algorithm`` of a checkpoint.
 
     Args:
         checkpoint: Its folder.
         changed: Settings of its config that are to be others from now on.
         trusted: As in ``Algorithm.from_checkpoint``.
+        new_episodes: Likewise.
     """
     from marl_connectors.algorithms.algorithm import Algorithm
     from marl_connectors.algorithms.checkpoint_schema import check_state
@@ -416,7 +410,7 @@ def load_algorithm(checkpoint: Path, changed: Mapping[str, Any] | None = None, *
     from marl_connectors.names import Names
 
     if not changed:
-        return Algorithm.from_checkpoint(checkpoint, trusted=trusted)
+        return Algorithm.from_checkpoint(checkpoint, trusted=trusted, new_episodes=new_episodes)
     state = algorithm_state(checkpoint)
     check_state(state)
     config = restored_config(state, None, {}, Names(trusted))
@@ -426,7 +420,7 @@ def load_algorithm(checkpoint: Path, changed: Mapping[str, Any] | None = None, *
             config.update_from_dict({name: value})
         else:
             set_by_name(config, {name: value})
-    return Algorithm.from_checkpoint(checkpoint, config=config, trusted=trusted)
+    return Algorithm.from_checkpoint(checkpoint, config=config, trusted=trusted, new_episodes=new_episodes)
 
 
 def _check_same_env(algo: Any, settings: RunSettings, checkpoint: Path) -> None:

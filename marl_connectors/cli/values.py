@@ -41,7 +41,7 @@ def literal(text: str) -> Any:
     for parse in (json.loads, ast.literal_eval):
         try:
             return parse(text)
-        except (ValueError, SyntaxError):
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
             continue
     return text
 
@@ -56,6 +56,28 @@ def key_value(text: str) -> tuple[str, Any]:
     if not equals or not key.strip():
         raise argparse.ArgumentTypeError(f"expected KEY=VALUE, but got {text!r}")
     return key.strip(), literal(value.strip())
+
+
+def literal_text(value: Any) -> str:
+    """Text that ``literal`` makes the value of.
+
+    >>> literal_text(True), literal_text("tanh"), literal_text("5"), literal_text((1, None))
+    ('True', 'tanh', "'5'", '(1, None)')
+    """
+    for text in (str(value), repr(value), json.dumps(value)):
+        found = literal(text.strip())
+        if type(found) is type(value) and found == value:
+            return text
+    return repr(value)
+
+
+def mask_key(text: str) -> str | None:
+    """The key of action masks; ``none`` for no masks.
+
+    >>> mask_key("legal"), mask_key("none")
+    ('legal', None)
+    """
+    return None if text.lower() in ("none", "null", "false", "off") else text
 
 
 def whole_number(text: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,9 @@ from marl_connectors.seeding import StreamGenerator
 from marl_connectors.spaces import parts_of, stack, values_per_choice
 from marl_connectors.trees import leaves
 from marl_connectors.typing import Tree
+
+ACTION_MASK = "action_mask"
+"""The key under which PettingZoo's environments give masks, in observations or infos."""
 
 
 def wanted_mask(space: Space | None) -> str:
@@ -65,6 +69,33 @@ def flat_masks(space: Space | None, masks: Tree) -> np.ndarray | None:
     if masks.ndim != 2 or (lens is not None and masks.shape[1] != sum(lens)):
         return None
     return np.not_equal(masks, 0)
+
+
+def is_binary(space: Space, action_space: Space | None) -> bool:
+    """Whether all values of a mask's space are 0 and 1, or 2 for a bit of MultiBinary actions that is free."""
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        of_actions: dict[Any, Space] = {}
+        if isinstance(action_space, (spaces.Dict, spaces.Tuple)):
+            of_actions = dict(parts_of(action_space))
+        return all(is_binary(part, of_actions.get(key, action_space)) for key, part in parts_of(space))
+    high = 2 if isinstance(action_space, spaces.MultiBinary) else 1
+    if isinstance(space, spaces.Box):
+        return bool(np.all(space.low >= 0) and np.all(space.high <= high))
+    if isinstance(space, spaces.MultiDiscrete):
+        return bool(np.all(space.start >= 0) and np.all(space.start + space.nvec <= high + 1))
+    return isinstance(space, spaces.MultiBinary)
+
+
+def mask_of(observation: Any, info: Mapping[str, Any] | None, key: Any = ACTION_MASK) -> Any:
+    """The actions that PettingZoo's ``action_mask``, in an observation or an info, allows: ``[n]``, or None.
+
+    That of a MultiDiscrete space may be a tuple of arrays, that of a Dict or Tuple a dict or tuple.
+    """
+    for holder in (observation, info):
+        if isinstance(holder, Mapping) and key in holder:
+            mask = holder[key]
+            return mask if isinstance(mask, (dict, tuple)) else np.asarray(mask)
+    return None
 
 
 def mask_of_one_row(mask: Any) -> Any:

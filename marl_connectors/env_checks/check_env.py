@@ -9,6 +9,7 @@ from typing import Any
 import gymnasium as gym
 from pettingzoo import AECEnv, ParallelEnv
 
+from marl_connectors.connectors.action_masks import ACTION_MASK
 from marl_connectors.env_checks import extras
 from marl_connectors.env_checks.calls import (
     CallFailed,
@@ -44,6 +45,7 @@ def check_env(
     max_seconds: float = 60.0,
     call_timeout: float = 30.0,
     conformance: bool = True,
+    action_mask_key: str | None = "auto",
 ) -> EnvReport:
     """Plays an environment with random actions, and tells what is wrong or surprising about it.
 
@@ -64,6 +66,8 @@ def check_env(
         call_timeout: Seconds after which a single call counts as hanging. Only known in the main thread of Linux and
             macOS; elsewhere it is waited for.
         conformance: Whether to run PettingZoo's and Gymnasium's tests.
+        action_mask_key: Under which key of observations or infos action masks are, as the setting of that name says;
+            ``"auto"`` for ``"action_mask"``, None to ignore masks.
 
     Returns:
         All findings, and some figures. ``print`` shows it as a table.
@@ -84,7 +88,8 @@ def check_env(
             raise ConfigError(f"check_env: {name} must be a number of seconds above 0, but is {value!r}.")
     findings = Findings()
     with collected_warnings(findings), global_random_state(0):
-        trial = _Trial(env, env_config, findings, Calls(findings, call_timeout=call_timeout, max_seconds=max_seconds))
+        calls = Calls(findings, call_timeout=call_timeout, max_seconds=max_seconds)
+        trial = _Trial(env, env_config, findings, calls, action_mask_key)
         with contextlib.suppress(OutOfTime):
             trial.run(episodes, seed, max_steps, conformance)
         trial.close()
@@ -97,7 +102,14 @@ _COPIES_STEPS = 100
 class _Trial:
     """One environment, and the checks in their order."""
 
-    def __init__(self, env: Any, env_config: Mapping[str, Any] | None, findings: Findings, calls: Calls):
+    def __init__(
+        self,
+        env: Any,
+        env_config: Mapping[str, Any] | None,
+        findings: Findings,
+        calls: Calls,
+        action_mask_key: str | None,
+    ):
         self._given = env
         self._config = env_config
         self.can_make = not isinstance(env, (ParallelEnv, AECEnv, gym.Env))
@@ -120,7 +132,9 @@ class _Trial:
             )
         self.single_agent = isinstance(self.env, gym.Env)
         book = SpaceBook(self._ask, findings, calls)
-        self.checks = Checks(self._name(), findings, calls, DataChecks(findings, book))
+        self._by_convention = action_mask_key == "auto"
+        key = ACTION_MASK if self._by_convention else action_mask_key
+        self.checks = Checks(self._name(), findings, calls, DataChecks(findings, book, key))
         self.player = self._player(self.env)
         self._begun = 0
         self._figures: EnvFigures | None = None
@@ -199,6 +213,7 @@ class _Trial:
         for agent in self._possible():
             self.checks.data.spaces.observation_space(agent)
             self.checks.data.spaces.action_space(agent)
+            self.checks.data.mask_space(agent, by_convention=self._by_convention)
 
     def _play(self, episodes: int, seed: int, max_steps: int) -> list[Played]:
         played: list[Played] = []
@@ -284,4 +299,7 @@ class _Trial:
         agents = self._possible() or list(self.checks.seen)
         kind = "single agent" if self.single_agent else "turn-based" if self.player.takes_turns else "parallel"
         figures = self._figures or self.checks.tally.figures(self._begun)
-        return EnvReport(self.checks.name, kind, tuple(agents), tuple(self.findings.in_order()), figures)
+        data = self.checks.data
+        places = {"observations": data.masks_in_observations, "infos": data.masks_in_infos}
+        masks = tuple(place for place, found in places.items() if found)
+        return EnvReport(self.checks.name, kind, tuple(agents), tuple(self.findings.in_order()), figures, masks)

@@ -10,8 +10,10 @@ from gymnasium import Space, spaces
 
 from marl_connectors import spaces as space_tools
 from marl_connectors.connectors.action_masks import (
+    ACTION_MASK,
     flat_masks,
     free_where_nothing_is_left,
+    is_binary,
     mask_of_one_row,
     wanted_mask,
 )
@@ -22,8 +24,6 @@ from marl_connectors.environments.step_faults import advice_on_reward
 from marl_connectors.spaces import values_per_choice
 from marl_connectors.trees import leaves
 from marl_connectors.typing import AgentID
-
-MASK_KEY = "action_mask"
 
 _FIX_SPACE = "Correct the observation, or the observation space."
 
@@ -37,8 +37,9 @@ class DataChecks:
         masks_in_observations: Whether an observation held one.
     """
 
-    def __init__(self, findings: Findings, space_book: SpaceBook):
+    def __init__(self, findings: Findings, space_book: SpaceBook, mask_key: str | None = ACTION_MASK):
         self._findings = findings
+        self._mask_key = mask_key
         self.spaces = space_book
         self.masks_in_infos = False
         self.masks_in_observations = False
@@ -192,6 +193,33 @@ class DataChecks:
 
     # Masks.
 
+    def mask_space(self, agent: AgentID, *, by_convention: bool) -> None:
+        """Whether the space of an agent's mask fits its actions, as training asks for it.
+
+        Args:
+            agent: Whose observation may have a mask.
+            by_convention: Whether a part is a mask because of its key alone, so that its values must be 0 and 1.
+        """
+        seen, actions = self.spaces.observation_space(agent), self.spaces.action_space(agent)
+        if not isinstance(seen, spaces.Dict) or self._mask_key not in seen.spaces or actions is None:
+            return
+        own = seen.spaces[self._mask_key]
+        if values_per_choice(actions) is None:
+            why = f"are {space_tools.describe(actions)}, of which none can be masked"
+        elif flat_masks(actions, space_tools.zeros(own, 1)) is None:
+            why = f"need a mask of {wanted_mask(actions)}"
+        elif by_convention and not is_binary(own, actions):
+            why = "need a mask of 0 and 1"
+        else:
+            return
+        self._findings.add(
+            "error",
+            "mask-space",
+            f"The space of {self._mask_key!r} in the observation is {own}, but the actions {why}.",
+            "Correct the space; if it is no mask, train with action_mask_key=None (--action-mask-key none).",
+            agent=agent,
+        )
+
     def mask(self, agent: AgentID, observation: Any, info: Any, step: int, *, takes_turns: bool) -> np.ndarray | None:
         """The mask of the actions that are allowed now, as bools; None if there is none, or none that can be used.
 
@@ -202,11 +230,14 @@ class DataChecks:
             step: When.
             takes_turns: Whether only this agent acts, so that it must be allowed something.
         """
-        mask = observation.get(MASK_KEY) if isinstance(observation, Mapping) else None
+        key = self._mask_key
+        if key is None:
+            return None
+        mask = observation.get(key) if isinstance(observation, Mapping) else None
         if mask is not None:
             self.masks_in_observations = True
-        elif isinstance(info, Mapping) and info.get(MASK_KEY) is not None:
-            mask = info[MASK_KEY]
+        elif isinstance(info, Mapping) and info.get(key) is not None:
+            mask = info[key]
             self.masks_in_infos = True
         space = self.spaces.action_space(agent)
         if mask is None or values_per_choice(space) is None:

@@ -90,6 +90,7 @@ class EnvReport:
         agents: The possible agents, or those that were seen where the environment does not say.
         findings: All, errors first.
         figures: None if not a single step could be played.
+        masks_in: Where action masks were found, and obeyed: ``"observations"``, ``"infos"``, both or neither.
     """
 
     name: str
@@ -97,6 +98,7 @@ class EnvReport:
     agents: tuple[AgentID, ...]
     findings: tuple[EnvFinding, ...]
     figures: EnvFigures | None = None
+    masks_in: tuple[str, ...] = ()
 
     @property
     def errors(self) -> list[EnvFinding]:
@@ -135,6 +137,7 @@ class EnvReport:
             "ok": self.ok,
             "findings": findings,
             "figures": figures,
+            "masks_in": list(self.masks_in),
         }
 
     def __str__(self) -> str:
@@ -142,6 +145,8 @@ class EnvReport:
         lines = [f"{self.name}: {self.kind}, {_counted(len(self.agents), 'agent')}. {counts}."]
         if self.figures is not None:
             lines.append(f"  {_describe(self.figures)}")
+        if self.masks_in:
+            lines.append(f"  Action masks: in the {' and '.join(self.masks_in)}; they were obeyed.")
         for level in LEVELS:
             findings = self._of(level)
             lines += ["", f"{level}s"] if findings else []

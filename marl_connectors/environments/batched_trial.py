@@ -9,6 +9,7 @@ import numpy as np
 from gymnasium import Space
 
 from marl_connectors import spaces
+from marl_connectors.connectors.action_masks import ACTION_MASK
 from marl_connectors.environments.batched_calls import BatchedCalls
 from marl_connectors.environments.batched_env import BatchedEnv
 from marl_connectors.errors import EnvError
@@ -70,7 +71,7 @@ def try_out(
         if t == _RESET_AFTER:
             over[1] = True
         if over.any():
-            observations, infos = _reset(calls, name, observations, over), {}
+            observations, infos = _reset(calls, name, observations, over), _infos_after(infos, over)
 
 
 def seed_fault(env: BatchedEnv, name: str, choose: Callable[[AgentID, np.ndarray | None], Any], *, seed: int) -> str:
@@ -100,7 +101,7 @@ def seed_fault(env: BatchedEnv, name: str, choose: Callable[[AgentID, np.ndarray
         if over[0]:
             break
         if over[1]:
-            observations = _reset(calls, name, observations, over)
+            observations, infos = _reset(calls, name, observations, over), _infos_after(infos, over)
     return ""
 
 
@@ -121,15 +122,24 @@ def _reset(calls: BatchedCalls, name: str, observations: Tree, mask: np.ndarray)
     return fresh
 
 
+def _infos_after(infos: dict[str, np.ndarray], reset: np.ndarray) -> dict[str, np.ndarray]:
+    """The masks in infos after some copies were reset, which have none then: all is allowed there."""
+    if ACTION_MASK not in infos:
+        return {}
+    masks = np.array(infos[ACTION_MASK])
+    masks[reset] = 1
+    return {ACTION_MASK: masks}
+
+
 def _masks(calls: BatchedCalls, observations: Tree, infos: dict[str, np.ndarray]) -> dict[AgentID, np.ndarray | None]:
     """For each agent ``[num_envs, n]``, if it has masks."""
     masks: dict[AgentID, np.ndarray | None] = dict.fromkeys(calls.agents)
     for i, agent in enumerate(calls.agents):
         own = calls.of_agent(observations, agent)
-        if isinstance(own, dict) and "action_mask" in own:
-            masks[agent] = tree_map(np.asarray, own["action_mask"])
-        elif "action_mask" in infos:
-            masks[agent] = np.asarray(infos["action_mask"])[:, i]
+        if isinstance(own, dict) and ACTION_MASK in own:
+            masks[agent] = tree_map(np.asarray, own[ACTION_MASK])
+        elif ACTION_MASK in infos:
+            masks[agent] = np.asarray(infos[ACTION_MASK])[:, i]
     return masks
 
 

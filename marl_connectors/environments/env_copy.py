@@ -212,8 +212,8 @@ def not_repeatable(copy: EnvCopy, agent_id: AgentID | None = None) -> Checkpoint
     return CheckpointError(
         f"{copy}: replaying the episode from its seed leads {whom}elsewhere than before the checkpoint, so the "
         f"environment does not follow from reset(seed=...), or was changed from outside, and the run cannot be "
-        f"continued exactly. Pass new_episodes=True to begin new episodes with all else that is in the checkpoint, and "
-        f"see docs/checkpoints.md for environments with a curriculum."
+        f"continued exactly. Pass new_episodes=True (--new-episodes on the command line) to begin new episodes with "
+        f"all else that is in the checkpoint, and see docs/checkpoints.md for environments with a curriculum."
     )
 
 

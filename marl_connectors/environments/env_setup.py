@@ -15,9 +15,11 @@ from pettingzoo import AECEnv
 
 from marl_connectors import spaces
 from marl_connectors.connectors.action_masks import (
+    ACTION_MASK,
     draw,
     flat_masks,
     free_where_nothing_is_left,
+    mask_of,
     mask_of_one_row,
 )
 from marl_connectors.environments.batched_env import is_batched
@@ -56,6 +58,7 @@ class EnvSetup:
         name: For messages.
         single_agent: Whether it is a Gymnasium environment.
         agent_ids: The possible agents, or those of the first reset where the environment does not say.
+        info_masks: Of agents in whose infos ``check`` saw an action mask, the first one; None before.
     """
 
     def __init__(
@@ -67,7 +70,7 @@ class EnvSetup:
         action_space: Any = None,
         wrappers: Iterable[EnvWrapper] = (),
         vector_entry_point: bool = False,
-        action_mask_key: str | None = None,
+        action_mask_key: str | None = ACTION_MASK,
         reset_options: Mapping[str, Any] | None = None,
     ):
         """Makes one copy to ask.
@@ -79,7 +82,8 @@ class EnvSetup:
             action_space: Likewise.
             wrappers: As for ``make_env``.
             vector_entry_point: As for ``make_env``.
-            action_mask_key: Under which key of observations or infos action masks are, if not ``"action_mask"``.
+            action_mask_key: Under which key of observations or infos action masks are. None if they are ignored: the
+                trial run obeys those under ``"action_mask"`` all the same.
             reset_options: What the environment gets as ``options`` with every reset.
 
         Raises:
@@ -94,7 +98,8 @@ class EnvSetup:
         self._wrappers = tuple(wrappers)
         self._vector_entry_point = vector_entry_point
         self._given = (observation_space, action_space)
-        self._action_mask_key = action_mask_key or "action_mask"
+        self.info_masks: dict[AgentID, Any] | None = None
+        self._action_mask_key = action_mask_key
         self._reset_options = None if reset_options is None else dict(reset_options)
         self.probe = self.make()
         self.single_agent = isinstance(self.probe, (SingleAgentEnv, GymnasiumCopies))
@@ -122,7 +127,7 @@ class EnvSetup:
             env = with_reset_options(env, self._reset_options, self.name)
         if isinstance(env, gym.Env):
             return SingleAgentEnv(env)
-        return TurnBasedEnv(env) if isinstance(env, AECEnv) else env
+        return TurnBasedEnv(env, action_mask_key=self._action_mask_key) if isinstance(env, AECEnv) else env
 
     @property
     def is_batched(self) -> bool:
@@ -210,6 +215,7 @@ class EnvSetup:
             EnvError: If an observation is not in its space, or a reward is no finite number; names agent and step.
         """
         rng = stream(seed, "trial run")
+        self.info_masks = {}
         if self.is_batched:
             self._check_batched(rng)
             return
@@ -230,12 +236,13 @@ class EnvSetup:
         seen = dict.fromkeys(self.probe.agents)
         self._check_observations(observations, seen, 0)
         self._complain(fault_in_infos(seen, infos), 0)
+        self._note_masks(infos)
         for t in range(1, _TRIAL_STEPS + 1):
             actions = {
                 agent_id: self._random_action(
                     agent_id,
                     rng,
-                    mask_of(observations.get(agent_id), (infos or {}).get(agent_id), self._action_mask_key),
+                    mask_of(observations.get(agent_id), (infos or {}).get(agent_id), self._mask_key),
                 )
                 for agent_id in self._acting()
             }
@@ -245,6 +252,7 @@ class EnvSetup:
             seen.update(dict.fromkeys(self.probe.agents))
             self._check_observations(observations, seen, t)
             self._complain(fault_in_step(seen, terminations, truncations, infos), t)
+            self._note_masks(infos)
             for agent_id, reward in rewards.items():
                 if not _is_finite_number(reward):
                     raise EnvError(
@@ -254,6 +262,9 @@ class EnvSetup:
 
     def _check_batched(self, rng: np.random.Generator) -> None:
         def choose(agent_id: AgentID, mask: np.ndarray | None) -> Any:
+            seen = self.agent_spaces(agent_id)[0]
+            if mask is not None and not (isinstance(seen, gym.spaces.Dict) and self._mask_key in seen.spaces):
+                self._note_masks({agent_id: {self._mask_key: mask}})
             return self._random_action(agent_id, rng, mask)
 
         env = self.make(num_envs=TRIAL_COPIES)
@@ -265,6 +276,16 @@ class EnvSetup:
                 try_out(env, self.name, self.agent_spaces, choose, num_steps=_TRIAL_STEPS)
         finally:
             env.close()
+
+    @property
+    def _mask_key(self) -> str:
+        return self._action_mask_key or ACTION_MASK
+
+    def _note_masks(self, infos: Mapping[AgentID, Any] | None) -> None:
+        assert self.info_masks is not None
+        for agent_id, info in (infos or {}).items():
+            if isinstance(info, Mapping) and info.get(self._mask_key) is not None:
+                self.info_masks.setdefault(agent_id, info[self._mask_key])
 
     @property
     def step_s(self) -> float | None:
@@ -323,18 +344,6 @@ class EnvSetup:
                     f"{spaces.describe(space)}: {why}. Fix the environment, or set "
                     f"disable_env_checking=True (--no-env-check) if the space's bounds are wrong on purpose."
                 )
-
-
-def mask_of(observation: Any, info: Mapping[str, Any] | None, key: str = "action_mask") -> Any:
-    """The actions that PettingZoo's ``action_mask``, in an observation or an info, allows: ``[n]``, or None.
-
-    That of a MultiDiscrete space may be a tuple of arrays, that of a Dict or Tuple a dict or tuple.
-    """
-    for holder in (observation, info):
-        if isinstance(holder, Mapping) and key in holder:
-            mask = holder[key]
-            return mask if isinstance(mask, (dict, tuple)) else np.asarray(mask)
-    return None
 
 
 def _is_finite_number(reward: Any) -> bool:

@@ -6,11 +6,12 @@ from typing import Any, TypeAlias
 
 import gymnasium as gym
 import numpy as np
-from pettingzoo import AECEnv
+from pettingzoo import AECEnv, ParallelEnv
 
+from marl_connectors.connectors.action_masks import flat_masks, mask_of, mask_of_one_row
 from marl_connectors.environments.step_faults import is_flag
 from marl_connectors.errors import EnvError
-from marl_connectors.trees import tree_map
+from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import AgentID
 
 EnvStep: TypeAlias = tuple[
@@ -39,10 +40,15 @@ class TurnBasedEnv:
         agent_selection: Who acts next; None if nobody does.
     """
 
-    __slots__ = ("_turn", "_untold", "agent_selection", "agents", "env")
+    __slots__ = ("_action_mask_key", "_turn", "_untold", "agent_selection", "agents", "env")
 
-    def __init__(self, env: AECEnv):
+    def __init__(self, env: AECEnv, *, action_mask_key: str | None = None):
         """Wraps an environment, which need not have been reset.
+
+        Args:
+            env: The environment.
+            action_mask_key: Under which key of observations or infos action masks are. One that forbids everything to
+                the agent that acts next is an error then; None does not look at masks.
 
         Raises:
             EnvError: If it is not an ``AECEnv``.
@@ -53,6 +59,7 @@ class TurnBasedEnv:
                 f"or a gymnasium.Env needs no wrapping."
             )
         self.env = env
+        self._action_mask_key = action_mask_key
         self.agents: list[AgentID] = []
         self.agent_selection: AgentID | None = None
         self._turn = 0
@@ -197,6 +204,8 @@ class TurnBasedEnv:
             if not (terminated or truncated):
                 if observation is None:
                     raise self._error(f"agent {agent!r} acts next, but observes None. Look at env.observe().")
+                if self._action_mask_key is not None:
+                    self._check_mask(agent, observation, info)
                 self.agent_selection = agent
                 observations[agent], infos[agent] = observation, info
                 terminations[agent] = truncations[agent] = False
@@ -208,6 +217,19 @@ class TurnBasedEnv:
                     f"agent {agent!r} has ended, but step(None) did not remove it from env.agents. An AEC environment "
                     f"must do so, as AECEnv._was_dead_step() does."
                 )
+
+    def _check_mask(self, agent: AgentID, observation: Any, info: Any) -> None:
+        """A hot path: an agent whose turn it is must be allowed something."""
+        mask = mask_of(observation, info, self._action_mask_key)
+        if mask is None or any(np.any(leaf) for leaf in leaves(mask)) or isinstance(self.unwrapped, ParallelEnv):
+            return  # agents of a parallel environment may wait, although they have turns here
+        allowed = flat_masks(self.action_space(agent), mask_of_one_row(mask))
+        if allowed is None or allowed.any():  # the zeros of a MultiBinary mask allow zeros
+            return
+        raise self._error(
+            f"it is the turn of agent {agent!r}, but its {self._action_mask_key!r} forbids all actions. Allow at least "
+            f"one (one that does nothing), or end the agent; .environment(action_mask_key=None) ignores masks."
+        )
 
     def _update_agents(self, agents: list[AgentID], told: EnvStep) -> None:
         """Takes note of those that came, and tells those that left without a turn of their own."""

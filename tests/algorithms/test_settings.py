@@ -326,9 +326,11 @@ def test_a_subclass_declares_settings_of_its_own_or_simply_has_them():
         config.bonus = -1
     config.rl_module(algorithm_config_overrides_per_module={"a": {"bonus": 2, "note": "x"}})
     assert config.get_config_for_module("a").bonus == 2.0
-    assert Curious().lr == 0.5, "the default is another one, the range is PPO's"
+    assert (Curious().lr, Curious().gamma) == (0.5, 0.9), "the defaults are others, the ranges are PPO's"
     with pytest.raises(ConfigError, match="lr: expected a number from 0, or a schedule"):
         Curious().training(lr=-1)
+    with pytest.raises(ConfigError, match="gamma: expected a number from 0 to 1"):
+        Curious().training(gamma=2)
 
 
 # From elsewhere.

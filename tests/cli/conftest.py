@@ -40,8 +40,8 @@ class CommandLine:
         self.algo.config.env = settings.env
         return self.algo
 
-    def load(self, checkpoint, changed=None, *, trusted=True):
-        self.changed, self.trusted = changed, trusted
+    def load(self, checkpoint, changed=None, *, trusted=True, new_episodes=False):
+        self.changed, self.trusted, self.new_episodes = changed, trusted, new_episodes
         self.algo = FakeAlgorithm.from_checkpoint(checkpoint)
         return self.algo
 

@@ -8,9 +8,11 @@ import signal
 from types import SimpleNamespace
 
 import numpy as np
+from gymnasium import spaces
 
 from marl_connectors.checkpoints import load_state, save_state
 from marl_connectors.errors import EnvError
+from marl_connectors.rl_module.rl_module import RLModule
 
 STEPS = 100
 
@@ -40,7 +42,10 @@ class FakeAlgorithm:
     ):
         self.config = FakeConfig(env)
         self.modules = modules
-        self.agent_ids = ["a", "b"]
+        self.agent_ids = ["agent_0", "agent_1"]
+        self.masking = ""
+        space = spaces.Discrete(2)
+        self.rl_module = dict.fromkeys(modules, RLModule(space, space))
         self.signal = number
         self.fail_at, self.interrupt_at, self.interrupts = fail_at, interrupt_at, interrupts
         self.iteration = 0

@@ -109,3 +109,47 @@ def test_the_page_has_every_option():
     assert section is not None
     table = section[1].partition("| option |")[2].partition("\n\n")[0]
     assert set(re.findall(r"^\| `(\S+?)[ `]", table, re.MULTILINE)) == options
+
+
+MASKS = """
+import numpy as np
+from gymnasium import Env, spaces
+
+class Masked(Env):
+    action_space = spaces.Discrete(3)
+
+    def __init__(self, size=3, high=1):
+        masks = spaces.Box(0, high, (size,), np.int8)
+        self.observation_space = spaces.Dict({"observation": spaces.Box(0, 1, (2,)), "action_mask": masks})
+
+    def _see(self):
+        mask = np.ones(self.observation_space["action_mask"].shape, np.int8)
+        return {"observation": np.zeros(2, np.float32), "action_mask": mask}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self._see(), {}
+
+    def step(self, action):
+        self.t += 1
+        return self._see(), 1.0, self.t == 5, False, {}
+"""
+
+
+def test_masks_are_told_and_their_spaces_checked(check, tmp_path):
+    (tmp_path / "odd_env.py").write_text(MASKS)
+    words = ["odd_env:Masked", "--no-conformance"]
+    status, out, _ = check(*words)
+    assert status == 0 and "Action masks: in the observations; they were obeyed." in out
+    _, out, _ = check(*words, "--json")
+    assert json.loads(out)["masks_in"] == ["observations"]
+    status, out, _ = check(*words, "--action-mask-key", "none")
+    assert status == 0 and "Action masks" not in out
+    for wrong in ("size=4", "high=3"):
+        status, out, _ = check(*words, "--env-config", wrong)
+        assert status == 1 and "mask-space" in out and "action_mask_key=None" in out
+        status, out, _ = check(*words, "--env-config", wrong, "--action-mask-key", "none")
+        assert status == 0
+    status, out, _ = check(*words, "--env-config", "high=3", "--action-mask-key", "action_mask")
+    assert status == 0

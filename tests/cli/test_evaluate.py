@@ -53,6 +53,16 @@ def test_untrusted_is_for_checkpoints(command):
     assert "--untrusted is for --resume RUN" in command.err
 
 
+def test_new_episodes_are_for_runs_that_go_on(command):
+    assert command("train", "fake_env", "--new-episodes") == 2
+    assert "--new-episodes is for --resume RUN" in command.err
+    command("train", "fake_env", "--steps", "200", "--out", "run")
+    assert command("train", "--resume", "run", "--steps", "400", "--new-episodes") == 0
+    assert command.new_episodes is True
+    assert command("train", "--resume", "run", "--steps", "600") == 0
+    assert command.new_episodes is False
+
+
 def test_random_play_that_is_cut_short_says_so(command, checkpoint, monkeypatch):
     play = command.fake.random_play
 

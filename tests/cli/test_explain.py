@@ -213,3 +213,27 @@ def test_layers_of_the_default_modules_are_not_those_of_a_model_config_of_anothe
     config = PPOConfig().environment("CartPole-v1").rl_module(model_config=Mine())
     with pytest.raises(ConfigError, match=r"they are settings of the default modules, .* model_config is a Mine"):
         with_options(config, {"hidden": [3]})
+
+
+# Action masks.
+
+
+def test_explain_says_what_becomes_of_masks(explain):
+    words = ["marl_envs.masked_v0", "--num-envs", "1", "--hidden", "4"]
+    _, out, _ = explain(*words)
+    line = "Action masks: 'action_mask' in the observations of agent_0, agent_1 are honoured."
+    assert line in out.splitlines() and "ActionMasking" in out
+    for none in (["--action-mask-key", "none"], ["--set", "action_mask_key=None"], ["--set", "action_mask_key=false"]):
+        _, out, _ = explain(*words, *none)
+        assert "are ignored, as action_mask_key=None says." in out and "ActionMasking" not in out
+    _, out, _ = explain("marl_envs.null_v0", "--num-envs", "1")
+    assert "Action masks" not in out
+
+
+def test_an_option_comes_before_the_configs_own_masks(tmp_path):
+    path = tmp_path / "masked_settings.py"
+    path.write_text("from marl_connectors import PPOConfig\nconfig = PPOConfig().environment('marl_envs.masked_v0')\n")
+    config = load_config(str(path))
+    assert config.action_mask_key == "auto"
+    assert with_options(config, {"action_mask_key": None}).action_mask_key is None
+    sys.modules.pop("masked_settings", None)

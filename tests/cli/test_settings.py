@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from marl_connectors.cli.main import main
-from marl_connectors.cli.settings import RunSettings, settings_from_json
+from marl_connectors.cli.settings import RunSettings, settings_from_json, training_settings
 from marl_connectors.errors import CheckpointError, ConfigError, EnvError, MappingError
 
 TAG = "mpe2.simple_tag_v3"
@@ -73,7 +73,7 @@ def test_a_refused_wrapper_is_an_error_before_the_environment_is_looked_for():
 def test_train_keeps_its_wrappers(command):
     assert command("train", "fake_env", "--steps", "100", *WORDS) == 0
     assert command.settings.wrappers == WRAPPERS
-    assert f"marl-connectors train fake_env --policies independent {' '.join(WORDS)}" in command.out
+    assert f"marl-connectors train fake_env --policies independent --steps 100 {' '.join(WORDS)}" in command.out
     run = Path("runs/fake_env-shared-seed0")
     config = json.loads((run / "config.json").read_text(encoding="utf-8"))
     assert settings_from_json(config["command"]).wrappers == WRAPPERS
@@ -95,3 +95,26 @@ def test_check_checks_the_wrapped_environment(capsys):
     assert main(["check", "CartPole-v1", "--wrap", "concat_vec_envs_v1:2"]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "num_envs_per_env_runner" in error
+
+
+def test_the_first_lines_of_a_run_say_what_becomes_of_masks(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ["marl_envs.masked_v0", "--steps", "10", "--num-envs", "1", "--hidden", "4", "--eval-episodes", "1"]
+    words += ["--set", "train_batch_size_per_learner=10", "--set", "num_epochs=1", "--no-video", "--env-config"]
+    said = "Action masks: 'action_mask' in the observations of agent_0, agent_1 are honoured."
+    assert main(["train", *words, "illegal=raise", "--out", "run"]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == said
+    assert main(["train", "--resume", "run", "--steps", "30"]) == 0
+    assert capsys.readouterr().out.splitlines()[1] == said
+    assert main(["evaluate", "run", "--episodes", "2", "--explore"]) == 0
+    capsys.readouterr()
+    assert main(["train", *words, "illegal=lose", "--out", "without", "--action-mask-key", "none"]) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.startswith("Action masks: ") and "are ignored" in first
+
+
+def test_the_key_of_masks_can_be_set_as_a_training_setting():
+    assert training_settings([("lr", 0.1), ("action_mask_key", "legal")]) == ({"lr": 0.1}, {"action_mask_key": "legal"})
+    for off in (None, False):
+        assert training_settings([("action_mask_key", off)]) == ({}, {"action_mask_key": None})
+    assert training_settings([]) == ({}, {})

@@ -74,7 +74,7 @@ def test_a_signal_before_training_writes_nothing(command, number, status):
 
 def test_other_commands_end_with_the_status_of_the_signal(command, monkeypatch):
     command.algo.save_to_path("ckpt")
-    monkeypatch.setattr(evaluate, "load_algorithm", lambda path: raised(signal.SIGTERM))
+    monkeypatch.setattr(evaluate, "load_algorithm", lambda path, **options: raised(signal.SIGTERM))
     assert command("evaluate", "ckpt") == 143
 
 

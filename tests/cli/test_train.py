@@ -186,7 +186,7 @@ def test_an_error_later_keeps_what_there_is(command, build):
         (["train", "fake_env", "--policies", "shared", "--mapping", "a:b"], "not allowed with argument"),
         (["train", "fake_env", "--mapping", "no_such_module:fn"], "there is no module 'no_such_module'"),
         (["train", "fake_env", "--mapping", "math:pi"], "expected 'math:pi' to be a function"),
-        (["train", "fake_env", "--out", "taken"], "--resume taken"),
+        (["train", "fake_env", "--out", "taken"], "but taken exists. Choose another."),
         (["train", "fake_env", "--out", "taken/file/deeper"], "cannot"),
         (["train", "--resume", "nowhere"], "run folder: expected one at nowhere"),
         (["train", "--resume", "taken"], "taken is not the folder of a run, because it has no config.json"),

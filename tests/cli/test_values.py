@@ -63,3 +63,8 @@ def test_json_tells_keys_apart_that_are_written_alike():
 def test_json_has_no_infinite_numbers_and_names_objects():
     data = {1: math.nan, "a": np.float32(0.5), "b": (np.arange(2), {3}), "c": argparse.Namespace, "d": math.inf}
     assert jsonable(data) == {"1": None, "a": 0.5, "b": [[0, 1], [3]], "c": "argparse:Namespace", "d": None}
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "(" * 100_000, "-" * 100_000 + "1", "9" * 10_000])
+def test_what_is_too_much_for_a_parser_is_text(text):
+    assert literal(text) == text

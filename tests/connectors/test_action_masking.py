@@ -274,7 +274,9 @@ class FreeFlattening(FlattenObservations):
 
 def test_errors_name_the_agent_and_the_sizes():
     both = spaces.Dict({"a": WITH_MASK, "b": BOX}), spaces.Dict({"a": spaces.Discrete(4), "b": BOX})
-    with pytest.raises(ConfigError, match="the mask of agent 'a' must have 3 numbers"):
+    with pytest.raises(
+        ConfigError, match="the mask of agent 'a', 'action_mask' in its observation, must have 3 numbers"
+    ):
         ActionMasking(both[0], spaces.Dict({"a": spaces.Discrete(3), "b": BOX}))
 
     def of(agent, observation, info):
@@ -307,3 +309,23 @@ def test_errors_name_the_agent_and_the_sizes():
         late(rl_module=None, batch={}, episodes=[episode])
     with pytest.raises(ConfigError, match="belongs into the env-to-module pipeline"):
         LearnerConnectorPipeline(WITH_MASK, ACTIONS, connectors=[ActionMasking()])
+
+
+def test_observations_can_keep_their_masks():
+    piece = ActionMasking(WITH_MASK, ACTIONS, keep_in_observations=True)
+    assert piece.observation_space == WITH_MASK
+    seen = {"observation": np.ones(2, np.float32), "action_mask": np.array([0, 1, 0, 0], np.int8)}
+    episode = SingleAgentEpisode(observations=[seen], observation_space=WITH_MASK, action_space=ACTIONS)
+    batch = piece(rl_module=None, batch={}, episodes=[episode])
+    assert batch[MASK][(episode.id_,)][0].tolist() == [False, True, False, False]
+    assert_same(episode.get_observations(-1), seen)
+
+
+def test_a_single_other_part_goes_on_alone_only_if_it_is_the_observation():
+    auto = {"observation_key": "auto"}
+    assert ActionMasking(WITH_MASK, ACTIONS, **auto).observation_space == BOX
+    rest = spaces.Dict({key: WITH_MORE[key] for key in ("see", "hear")})
+    assert ActionMasking(WITH_MORE, ACTIONS, **auto).observation_space == rest
+    both = spaces.Dict({**WITH_MASK.spaces, "hear": BOX})
+    assert set(ActionMasking(both, ACTIONS, **auto).observation_space) == {"observation", "hear"}
+    assert ActionMasking(both, ACTIONS).observation_space == BOX

@@ -271,7 +271,8 @@ def masked(mask, where="observation", action_space=None):
         def __init__(self, render_mode=None):
             super().__init__(render_mode)
             if where == "observation":
-                inner = spaces.Box(-100, 100, np.shape(mask), np.asarray(mask).dtype.type)
+                low, high = (0, 1) if np.isin(mask, (0, 1)).all() else (-100, 100)
+                inner = spaces.Box(low, high, np.shape(mask), np.asarray(mask).dtype.type)
                 self.observation_spaces["b"] = spaces.Dict({"observation": BOX, "action_mask": inner})
             if action_space is not None:
                 self.action_spaces["b"] = action_space

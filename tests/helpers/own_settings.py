@@ -12,6 +12,7 @@ class Curious(PPOConfig):
     """One setting with a range, one without, one that is not declared, and another default."""
 
     lr = 0.5
+    gamma: float = 0.9
     bonus: Annotated[float, number(min=0)] = 0.0
     note: str = ""
 

@@ -37,11 +37,13 @@ class _Masks(NamedTuple):
         action_space: Theirs, where known.
         in_observation: Whether the mask is a part of the observation.
         in_info: Whether it may be in the info dict.
+        goes_on: The part of the observation that goes on alone; None for all parts but the mask.
     """
 
     action_space: Space | None
     in_observation: bool
     in_info: bool
+    goes_on: str | None = None
 
 
 class ActionMasking(ObservationTransform):
@@ -58,7 +60,7 @@ class ActionMasking(ObservationTransform):
     The masks go to the batch as ``Columns.ACTION_MASK`` (``[B, n]`` bool, a number for each value of each choice).
     ``RLModule`` applies them to what a module puts out, and hands them on, so that they come back in the train batch
     and are applied there too. Where they were part of the observation, the rest is written back to the episodes: later
-    pieces and the module never see a mask.
+    pieces and the module never see a mask, unless ``keep_in_observations`` leaves observations as they are.
     So this piece stands before all others that change observations.
 
     Reads ``obs`` and ``infos``; writes ``action_mask`` to the batch, and ``obs`` back to the episodes. Keeps no state.
@@ -74,6 +76,7 @@ class ActionMasking(ObservationTransform):
         action_mask_key: str = "action_mask",
         observation_key: str | None = "observation",
         source: Literal["auto", "observations", "infos"] = "auto",
+        keep_in_observations: bool = False,
         multi_agent: bool | None = None,
     ):
         """Builds the piece.
@@ -82,10 +85,12 @@ class ActionMasking(ObservationTransform):
             input_observation_space: As for every piece.
             input_action_space: As for every piece.
             action_mask_key: Under which key of a Dict observation, or of an info dict, the mask is.
-            observation_key: The part of a Dict observation that goes on as the observation. None, or a key that the
-                observation lacks, for all parts but the mask, as a Dict.
+            observation_key: The part of a Dict observation that goes on as the observation, and alone. None, or a key
+                that the observation lacks, for all parts but the mask, as a Dict. ``"auto"`` for ``"observation"``
+                where it is the only part beside the mask, and for all parts where there are others.
             source: Where masks are: ``"observations"``, ``"infos"``, or ``"auto"`` for an agent's observation, if its
                 space has the key, else its info.
+            keep_in_observations: Whether observations stay as they are, so that later pieces and modules see the masks.
             multi_agent: Whether the spaces are Dicts by agent id; None finds out.
         """
         if source not in _SOURCES:
@@ -95,6 +100,7 @@ class ActionMasking(ObservationTransform):
         self.action_mask_key = action_mask_key
         self.observation_key = observation_key
         self.source = source
+        self.keep_in_observations = keep_in_observations
         super().__init__(input_observation_space, input_action_space, multi_agent=multi_agent)
 
     # Spaces.
@@ -129,17 +135,29 @@ class ActionMasking(ObservationTransform):
         mask_space = space.spaces[self.action_mask_key]
         if flat_masks(action_space, zeros(mask_space, 1)) is None:
             raise ConfigError(
-                f"ActionMasking: the mask of {_name(agent_id)} must have {wanted_mask(action_space)}, but is "
-                f"{describe(mask_space)}. Fix the environment's spaces."
+                f"ActionMasking: the mask of {_name(agent_id)}, {self.action_mask_key!r} in its observation, must have "
+                f"{wanted_mask(action_space)}, but is {describe(mask_space)}. {self._remedy('Fix the spaces')}"
             )
+        if self.keep_in_observations:
+            return Plan(space, space, masks)
         rest = {key: part for key, part in space.spaces.items() if key != self.action_mask_key}
         if not rest:
             raise ConfigError(
                 f"ActionMasking: the observation of {_name(agent_id)} is nothing but its mask, so its module would see "
-                f"nothing. Give it another part, or the mask in the info dict."
+                f"nothing. {self._remedy('Give it another part, or the mask in the info dict')}"
             )
-        seen = rest[self.observation_key] if self.observation_key in rest else in_key_order(rest.items())
-        return Plan(space, seen, masks)
+        goes_on = self.observation_key
+        if goes_on == "auto":
+            goes_on = "observation" if set(rest) == {"observation"} else None
+        if goes_on not in rest:
+            return Plan(space, in_key_order(rest.items()), masks)
+        return Plan(space, rest[goes_on], masks._replace(goes_on=goes_on))
+
+    def _remedy(self, fix: str) -> str:
+        return (
+            f"{fix} in the environment, or leave {self.action_mask_key!r} alone as an ordinary observation: "
+            f".environment(action_mask_key=None) (--action-mask-key none)."
+        )
 
     def _is_in(self, space: Space | None) -> bool:
         return isinstance(space, spaces.Dict) and self.action_mask_key in space.spaces
@@ -147,18 +165,18 @@ class ActionMasking(ObservationTransform):
     def _without_choices(self, agent_id: AgentID | None, space: Space) -> ConfigError:
         return ConfigError(
             f"ActionMasking: masks are for Discrete, MultiDiscrete and MultiBinary actions, and for Dicts and Tuples "
-            f"with such parts, but those of {_name(agent_id)} are {describe(space)}. Leave the piece out, or change "
-            f"the action space."
+            f"with such parts, but those of {_name(agent_id)} are {describe(space)}. Leave the piece out "
+            f"(action_mask_key=None), or change the action space."
         )
 
     # The two forms.
 
     def transform(self, observations: Tree, plan: Plan, steps: Steps) -> Tree:
         """The observations without their masks."""
-        if not plan.how.in_observation:
+        if not plan.how.in_observation or self.keep_in_observations:
             return observations
-        if self.observation_key in observations:
-            return observations[self.observation_key]
+        if plan.how.goes_on is not None:
+            return observations[plan.how.goes_on]
         return {key: part for key, part in observations.items() if key != self.action_mask_key}
 
     def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
@@ -174,7 +192,8 @@ class ActionMasking(ObservationTransform):
                 mask = self._from_infos(_infos(steps) if plan.how.in_info else (), len(rows), plan, steps)
             if mask is not None:
                 columns[Columns.ACTION_MASK] = mask
-        super().on_columns(columns=columns, **kwargs)
+        if not self.keep_in_observations:
+            super().on_columns(columns=columns, **kwargs)
 
     def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any) -> dict[str, Any]:
         """Works on one episode after another."""
@@ -189,7 +208,7 @@ class ActionMasking(ObservationTransform):
                 if mask is not None:
                     self.add_batch_item(masks, Columns.ACTION_MASK, mask[0], episode)
         batch.update(masks)
-        return super().__call__(batch=batch, episodes=episodes, **kwargs)
+        return batch if self.keep_in_observations else super().__call__(batch=batch, episodes=episodes, **kwargs)
 
     def _from_observations(self, observations: Tree, plan: Plan, steps: ColumnSteps | ItemSteps) -> np.ndarray:
         """``[B, n]`` bool, from the observations as the environment gave them."""

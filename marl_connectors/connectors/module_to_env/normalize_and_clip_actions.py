@@ -107,13 +107,13 @@ def _beside(held: np.ndarray, column: np.ndarray) -> np.ndarray:
     return held.reshape(-1, *[1] * (column.ndim - 1))
 
 
-def _in_parts(space: Space, actions: Any) -> Any:
-    """A batch of actions in a tree like the space's, whatever pieces and modules have made of them.
+def _in_parts(space: Space | None, actions: Any) -> Any:
+    """A batch of actions in a tree like the space's (if that is known), whatever pieces and modules have made of them.
 
     Raises:
         ConnectorError: If they have other parts.
     """
-    if type(actions) is np.ndarray and space.shape is not None:
+    if space is None or (type(actions) is np.ndarray and space.shape is not None):
         return actions
     try:
         return in_parts_of(zeros(space, 0), actions)

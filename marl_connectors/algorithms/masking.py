@@ -1,0 +1,270 @@
+"""Which action masks a run honours: what the setting ``action_mask_key`` comes to in an environment."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from gymnasium import Space, spaces
+
+from marl_connectors.connectors.action_masks import ACTION_MASK, flat_masks, is_binary, mask_of_one_row, wanted_mask
+from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
+from marl_connectors.connectors.connector_v2 import ConnectorV2
+from marl_connectors.connectors.env_to_module.action_masking import ActionMasking
+from marl_connectors.errors import ConfigError, did_you_mean
+from marl_connectors.spaces import describe, values_per_choice
+from marl_connectors.typing import AgentID
+
+AUTO = "auto"
+"""The value of ``action_mask_key`` with which masks are honoured where PettingZoo's convention says they are."""
+
+_DISTRIBUTIONS = (
+    "get_inference_action_dist_cls",
+    "get_exploration_action_dist_cls",
+    "get_train_action_dist_cls",
+    "_default_action_dist_cls",
+    "_dist_cls_for",
+)
+"""Methods of an RLModule that say what its outputs are the parameters of."""
+
+
+class MaskedAgents(Protocol):
+    """What is known of an environment's agents.
+
+    Attributes:
+        single_agent: Whether there is one without an id.
+        agent_ids: All of them.
+    """
+
+    single_agent: bool
+    agent_ids: list[AgentID]
+
+    @property
+    def info_masks(self) -> Mapping[AgentID, Any] | None:
+        """Of agents in whose infos the trial run saw a mask, the first one; None if there was no trial run."""
+        ...
+
+    def agent_spaces(self, agent_id: AgentID) -> tuple[Space, Space]:
+        """An agent's observation and action space."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Masking:
+    """The action masks of a run. ``str`` says in a sentence what becomes of them; it is empty if there are none.
+
+    Attributes:
+        key: Under which key ActionMasking, as the first piece, looks for masks; None if it is not put there.
+        by_convention: Whether that is so by default, and no key was named.
+        keeps_observations: Whether pieces and modules still see the masks in the observations.
+        sentence: What becomes of the masks, for people.
+    """
+
+    key: str | None = None
+    by_convention: bool = False
+    keeps_observations: bool = False
+    sentence: str = ""
+
+    def pieces(self) -> list[ConnectorV2]:
+        """The piece that takes the masks out of observations and infos, if there is one."""
+        if self.key is None:
+            return []
+        if not self.by_convention:
+            return [ActionMasking(action_mask_key=self.key)]
+        return [
+            ActionMasking(
+                action_mask_key=self.key, observation_key="auto", keep_in_observations=self.keeps_observations
+            )
+        ]
+
+    def get_state(self) -> dict[str, Any]:
+        """As JSON data, for a checkpoint."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    def __str__(self) -> str:
+        return self.sentence
+
+
+def find_masking(
+    action_mask_key: str | None,
+    env: MaskedAgents,
+    *,
+    pieces: Sequence[ConnectorV2],
+    classes: Collection[type],
+    with_defaults: bool = True,
+) -> Masking:
+    """What a setting of ``action_mask_key`` comes to.
+
+    With ``"auto"``, the masks of all agents are honoured that have a Dict observation with the part ``"action_mask"``
+    or, in the trial run, had one in an info. What the user's own code sees does not change by that: where a connector
+    piece or a module class is not the library's, observations keep their masks, and an own action distribution is left
+    alone.
+
+    Args:
+        action_mask_key: The setting.
+        env: The environment.
+        pieces: The user's env-to-module pieces.
+        classes: Of the modules, and of the MultiRLModule if the user names one.
+        with_defaults: Whether the pipeline has default pieces at all.
+
+    Raises:
+        ConfigError: If masks do not fit the actions that they are for.
+    """
+    key = ACTION_MASK if action_mask_key in (AUTO, None) else str(action_mask_key)
+    masked = _masked_agents(key, env)
+    if action_mask_key is None:
+        return Masking(
+            sentence=f"{_whose(masked, key, env)} are ignored, as action_mask_key=None says." if masked else ""
+        )
+    own_piece = next((piece for piece in _flat(pieces) if isinstance(piece, ActionMasking)), None)
+    if action_mask_key != AUTO:
+        _check_infos(key, env)
+        if not masked and env.info_masks is not None:
+            warnings.warn(
+                f"action_mask_key={key!r}: no observation space has such a part, and no info of the trial run did, so "
+                f"nothing is masked unless a later info does. {did_you_mean(key, _names_in(env))}",
+                stacklevel=2,
+            )
+        said = f"{_whose(masked, key, env)} are honoured." if masked else f"{key!r} is looked for in all infos."
+        return Masking(key, sentence=said)
+    if own_piece is not None:
+        return Masking(sentence=f"the {type(own_piece).__name__} among your pieces sees to them.")
+    if not masked:
+        return Masking()
+    if not with_defaults:
+        return Masking(sentence=f"{_whose(masked, key, env)} are left to your pieces, as there are no default ones.")
+    for agent_id in masked:
+        _check_observation(agent_id, key, env.agent_spaces(agent_id))
+    _check_infos(key, env)
+    stranger = next((cls for cls in classes if _has_own_distribution(cls)), None)
+    if stranger is not None:
+        return Masking(
+            sentence=f"{_whose(masked, key, env)} are left to {stranger.__name__}, "
+            f"whose action distribution is your own."
+        )
+    own = [type(piece) for piece in _flat(pieces) if _is_own(type(piece))] + [cls for cls in classes if _is_own(cls)]
+    said = f"{_whose(masked, key, env)} are honoured."
+    if not own or "observation" not in masked.values():
+        return Masking(key, True, False, said)
+    stay = f" They stay in the observations too, for your own {own[0].__name__}."
+    return Masking(key, True, True, said + stay)
+
+
+def _names_in(env: MaskedAgents) -> list[str]:
+    """The parts of all Dict observations."""
+    seen = [env.agent_spaces(agent_id)[0] for agent_id in env.agent_ids]
+    return list(dict.fromkeys(str(key) for space in seen if isinstance(space, spaces.Dict) for key in space.spaces))
+
+
+def warn_of_late_masks(episodes: Iterable[Any]) -> None:
+    """Warns of masks in infos that the trial run had not seen, so that nothing obeys them.
+
+    Args:
+        episodes: SingleAgentEpisodes, or MultiAgentEpisodes.
+    """
+    for episode in episodes:
+        for own in getattr(episode, "agent_episodes", {None: episode}).values():
+            if any(isinstance(info, Mapping) and info.get(ACTION_MASK) is not None for info in own.get_infos()):
+                whose = "the agent" if own.agent_id is None else f"agent {own.agent_id!r}"
+                warnings.warn(
+                    f"action_mask_key='auto': there is an {ACTION_MASK!r} in the info of {whose}, but none was in the "
+                    f"infos of the trial run, so masks are ignored. To honour them, set "
+                    f".environment(action_mask_key={ACTION_MASK!r}).",
+                    stacklevel=3,
+                )
+                return
+
+
+def masking_from_state(state: Mapping[str, Any]) -> Masking:
+    """What ``Masking.get_state`` gave."""
+    return Masking(**{name: state[name] for name in Masking.__slots__})
+
+
+def _masked_agents(key: str, env: MaskedAgents) -> dict[AgentID, str]:
+    """Agent to where its masks are: ``"observation"`` or ``"info"``."""
+    masked: dict[AgentID, str] = {}
+    for agent_id in env.agent_ids:
+        space = env.agent_spaces(agent_id)[0]
+        if isinstance(space, spaces.Dict) and key in space.spaces:
+            masked[agent_id] = "observation"
+    return {**dict.fromkeys(env.info_masks or (), "info"), **masked}
+
+
+def _check_observation(agent_id: AgentID, key: str, pair: tuple[Space, Space]) -> None:
+    """What ActionMasking does not check, because it is told by the user that a part is a mask."""
+    seen, action_space = pair
+    if not isinstance(seen, spaces.Dict) or key not in seen.spaces or values_per_choice(action_space) is None:
+        return
+    if not is_binary(seen.spaces[key], action_space):
+        raise ConfigError(
+            f"action_mask_key='auto': {key!r} in the observation of agent {agent_id!r} should be an action mask, so of "
+            f"0 and 1, but its space is {seen.spaces[key]}. Correct the space, e.g. Box(0, 1, ...); or set "
+            f".environment(action_mask_key={key!r}) to use it as it is, or action_mask_key=None (--action-mask-key "
+            f"none) if it is no mask."
+        )
+
+
+def _check_infos(key: str, env: MaskedAgents) -> None:
+    for agent_id, mask in (env.info_masks or {}).items():
+        seen, action_space = env.agent_spaces(agent_id)
+        if isinstance(seen, spaces.Dict) and key in seen.spaces:
+            continue
+        remedy = "Correct it, or set .environment(action_mask_key=None) (--action-mask-key none) if it is no mask."
+        if values_per_choice(action_space) is None:
+            raise ConfigError(
+                f"action_mask_key: the info of agent {agent_id!r} has a mask, {key!r}, but its actions are "
+                f"{describe(action_space)}, of which none can be masked. {remedy}"
+            )
+        if _fits(mask, action_space):
+            continue
+        raise ConfigError(
+            f"action_mask_key: the mask of agent {agent_id!r}, {key!r} in its info, must have "
+            f"{wanted_mask(action_space)}, but is {_shape(mask)}. {remedy}"
+        )
+
+
+def _fits(mask: Any, action_space: Space) -> bool:
+    try:
+        return flat_masks(action_space, mask_of_one_row(mask)) is not None
+    except (ValueError, TypeError):
+        return False
+
+
+def _shape(mask: Any) -> str:
+    if isinstance(mask, (dict, tuple)):
+        return f"a {type(mask).__name__} of {len(mask)} parts"
+    return f"an array of shape {np.shape(mask)}"
+
+
+def _flat(pieces: Sequence[ConnectorV2]) -> Iterator[ConnectorV2]:
+    for piece in pieces:
+        if isinstance(piece, ConnectorPipelineV2):
+            yield from _flat(list(piece))
+        else:
+            yield piece
+
+
+def _is_own(cls: Any) -> bool:
+    """Whether a class, or what a method belongs to, is the user's and not the library's."""
+    return str(cls.__module__).partition(".")[0] != __name__.partition(".")[0]
+
+
+def _has_own_distribution(cls: Any) -> bool:
+    if getattr(cls, "handles_action_masks", False):
+        return False
+    return any(_is_own(method) for name in _DISTRIBUTIONS if (method := getattr(cls, name, None)) is not None)
+
+
+def _whose(masked: Mapping[AgentID, str], key: str, env: MaskedAgents) -> str:
+    """Which masks these are: ``"'action_mask' in the observations of player_1, player_2"``."""
+    parts = []
+    for place, word in (("observation", "observations"), ("info", "infos")):
+        agents = [agent_id for agent_id, own in masked.items() if own == place]
+        if agents:
+            more = f" and {len(agents) - 3} more" if len(agents) > 3 else ""
+            names = ", ".join(map(str, agents[:3]))
+            parts.append(f"in the {word}" if env.single_agent else f"in the {word} of {names}{more}")
+    return f"{key!r} " + " and ".join(parts)

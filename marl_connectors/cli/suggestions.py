@@ -1,0 +1,150 @@
+"""The commands that the command line suggests: each of them works as it stands."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import shlex
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+from marl_connectors.cli.settings import TRAINING_DEFAULTS, RunSettings
+from marl_connectors.cli.values import literal_text
+from marl_connectors.spaces import describe
+
+PROGRAM = "marl-connectors"
+
+
+def first_run() -> str:
+    """A run on an environment that is installed."""
+    env = "CartPole-v1" if importlib.util.find_spec("mpe2") is None else "mpe2.simple_spread_v3"
+    return f"{PROGRAM} train {env}"
+
+
+def more_steps(steps: int, steps_done: int) -> int:
+    """For how many agent steps to train a run that has done its ``steps``: iterations may have gone beyond them."""
+    return 2 * (steps if 2 * steps > steps_done else steps_done)
+
+
+def resume(
+    path: Path, settings: RunSettings, began_with: int | None, *, done: int | None = None, trusted: bool = True
+) -> str:
+    """How to go on with a run. Changed settings are in its folder; for how many steps it was to go on is not.
+
+    Args:
+        path: Its folder.
+        settings: As they are now.
+        began_with: The steps that the folder's config says, which hold unless others are given.
+        done: The agent steps of a run that has come to its end; None for one that was stopped before.
+        trusted: Whether its checkpoints are read with ``--untrusted`` left out.
+    """
+    words = [PROGRAM, "train", "--resume", str(path)]
+    if done is not None:
+        words += ["--steps", str(more_steps(settings.steps, done))]
+    elif settings.steps != began_with:
+        words += ["--steps", str(settings.steps)]
+    return shlex.join([*words, *_untrusted(trusted)])
+
+
+def after_a_run(
+    path: Path,
+    settings: RunSettings,
+    algo: Any,
+    *,
+    events: Path,
+    seen: Collection[str],
+    steps_done: int,
+    numbered: bool,
+    trusted: bool = True,
+) -> list[str]:
+    """What to do with a run that is done.
+
+    Args:
+        path: Its folder.
+        settings: What it was made of.
+        algo: The ``Algorithm``.
+        events: The folder of its TensorBoard events.
+        seen: The agents that were in any episode.
+        steps_done: Its agent steps.
+        numbered: Whether it is in the folder that is taken by default, where another run gets a number.
+        trusted: Whether its checkpoints are read with ``--untrusted`` left out.
+    """
+    evaluate = [PROGRAM, "evaluate", str(path), "--episodes", "100"]
+    if settings.baseline_seconds != RunSettings(settings.env).baseline_seconds:
+        evaluate += ["--baseline-seconds", str(settings.baseline_seconds)]
+    other = another_run(settings, algo, seen)
+    words = train_words(other)
+    if not numbered:
+        what = f"seed{other.seed}" if other.seed != settings.seed else other.policies
+        words += ["--out", str(_free(path.with_name(f"{path.name}-{what}")))]
+    return [
+        shlex.join([*evaluate, *_untrusted(trusted)]),
+        shlex.join(["tensorboard", "--logdir", str(events)]),
+        shlex.join(words),
+        resume(path, settings, settings.steps, done=max(steps_done, settings.steps), trusted=trusted),
+    ]
+
+
+def another_run(settings: RunSettings, algo: Any, seen: Collection[str]) -> RunSettings:
+    """The same with other policies, if all agents can have them; else with another seed."""
+    agents = {str(agent_id) for agent_id in algo.agent_ids}
+    if len(agents) > 1 and len(agents) == len(algo.agent_ids):
+        if settings.mapping is not None or settings.policies.strip() != "independent":
+            if agents >= set(seen):  # there is no module for those that nobody has announced
+                return dataclasses.replace(settings, policies="independent", mapping=None, modules=None)
+        elif len({_spaces(module) for module in algo.rl_module.values()}) == 1:
+            return dataclasses.replace(settings, policies="shared", modules=None)
+    return dataclasses.replace(settings, seed=settings.seed + 1)
+
+
+def train_words(settings: RunSettings) -> list[str]:
+    """The words that make a run of these settings, without those that are defaults."""
+    return [PROGRAM, "train", settings.env, *(word for pair in _options(settings) for word in pair)]
+
+
+def _options(settings: RunSettings) -> Iterator[tuple[str, ...]]:
+    default = RunSettings(settings.env)
+    if settings.mapping is not None:
+        yield "--mapping", settings.mapping
+    else:
+        yield "--policies", settings.policies
+    if settings.modules is not None:
+        yield "--modules", ",".join(settings.modules)
+    for name in ("algo", "steps", "seed", "num_envs", "num_env_workers", "num_gpus_per_learner"):
+        if getattr(settings, name) != getattr(default, name):
+            yield f"--{name.replace('_', '-')}", str(getattr(settings, name))
+    for key, value in settings.env_config.items():
+        yield "--env-config", f"{key}={literal_text(value)}"
+    for wrapper in settings.wrappers:
+        yield "--wrap", wrapper
+    for key, value in settings.training.items():
+        if key not in TRAINING_DEFAULTS or TRAINING_DEFAULTS[key] != value:
+            yield "--set", f"{key}={literal_text(value)}"
+    if settings.hidden != default.hidden:
+        yield "--hidden", ",".join(map(str, settings.hidden))
+    if settings.action_mask_key != default.action_mask_key:
+        yield "--action-mask-key", settings.action_mask_key or "none"
+    for name in ("threads", "checkpoint_every", "eval_episodes", "baseline_seconds"):
+        if getattr(settings, name) != getattr(default, name):
+            yield f"--{name.replace('_', '-')}", str(getattr(settings, name))
+    flags = {"--share-value-layers": settings.share_value_layers, "--no-video": not settings.video}
+    for flag, is_set in {**flags, "--no-env-check": not settings.env_check}.items():
+        if is_set:
+            yield (flag,)
+
+
+def _untrusted(trusted: bool) -> list[str]:
+    return [] if trusted else ["--untrusted"]
+
+
+def _spaces(module: Any) -> tuple[str, str]:
+    return describe(module.observation_space), describe(module.action_space)
+
+
+def _free(path: Path) -> Path:
+    """The path itself, or one with a number, where nothing is yet."""
+    candidate, number = path, 2
+    while candidate.exists():
+        candidate, number = path.with_name(f"{path.name}-{number}"), number + 1
+    return candidate

@@ -1,0 +1,368 @@
+"""What the command line suggests works: each command is carried out as it stands."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from marl_connectors.cli import suggestions
+from marl_connectors.cli.main import _parse, main
+from marl_connectors.cli.settings import TRAINING_DEFAULTS, RunSettings, training_settings
+from marl_connectors.cli.values import literal, literal_text, merged
+from marl_connectors.rl_module.rl_module import RLModule
+
+ENVS = '''
+"""Environments of a user's, in the current folder."""
+
+import numpy as np
+from gymnasium import spaces
+from pettingzoo import ParallelEnv
+
+
+class Crowd(ParallelEnv):
+    """Agents without an end of new names, of whom only the first is announced."""
+
+    metadata = {"name": "crowd", "render_modes": []}
+    render_mode = None
+
+    def __init__(self, names="x", sizes=(2, 2), known=1):
+        self.names, self.sizes = names, sizes
+        self.possible_agents = [f"{names}_{i}" for i in range(known)]
+        self.episode = 0
+
+    def observation_space(self, agent):
+        size = self.sizes[int(agent.rpartition("_")[2]) % 2]
+        return spaces.Box(-1.0, 1.0, (size,), np.float32)
+
+    def action_space(self, agent):
+        return spaces.Discrete(2)
+
+    def _see(self):
+        seen = {a: np.zeros(self.observation_space(a).shape, np.float32) for a in self.agents}
+        return seen, {a: {} for a in self.agents}
+
+    def reset(self, seed=None, options=None):
+        self.t, self.episode = 0, self.episode + 1
+        self.agents = list(self.possible_agents)
+        return self._see()
+
+    def step(self, actions):
+        self.t += 1
+        over = self.t == 4
+        seen, infos = self._see()
+        rewards, ends = dict.fromkeys(self.agents, 1.0), dict.fromkeys(self.agents, over)
+        cuts = dict.fromkeys(self.agents, False)
+        self.agents = [] if over else self.agents
+        return seen, rewards, ends, cuts, infos
+
+
+class Newcomers(Crowd):
+    def reset(self, seed=None, options=None):
+        super().reset()
+        self.agents = [*self.possible_agents, f"{self.names}_{seed % 100 + 5}"]
+        return self._see()
+
+
+class Whimsical(Crowd):
+    """Does something else each time: what it gives does not follow from the seed."""
+
+    number = 0
+
+    def _see(self):
+        Whimsical.number += 1
+        seen, infos = super()._see()
+        return {a: np.full_like(v, np.sin(Whimsical.number)) for a, v in seen.items()}, infos
+
+
+def one_for_all(agent_id, episode, **kwargs):
+    return "all"
+'''
+TINY = [
+    *["--steps", "30", "--num-envs", "2", "--num-env-workers", "0", "--hidden", "4", "--eval-episodes", "1"],
+    *["--set", "train_batch_size_per_learner=20", "--set", "minibatch_size=10", "--set", "num_epochs=1", "--no-video"],
+]
+KINDS = {
+    "several, shared": ["own_envs:Crowd", "--env-config", "known=3", "--env-config", "names='7'"],
+    "unlike spaces": [
+        *["own_envs:Crowd", "--env-config", "known=2", "--env-config", "sizes=(2, 3)", "--policies", "independent"]
+    ],
+    "a named folder": ["own_envs:Crowd", "--env-config", "known=2", "--out", "a folder/run"],
+}
+SLOW_KINDS = {
+    "one agent": ["own_envs:Crowd", "--env-config", "names=5"],
+    "several, independent": ["own_envs:Crowd", "--env-config", "known=2", "--policies", "independent"],
+    "new names": ["own_envs:Newcomers"],
+    "masks ignored": ["marl_envs.masked_v0", "--action-mask-key", "none", "--env-config", "ep_len=4"],
+    "gymnasium": ["CartPole-v1", "--seed", "3"],
+    "in turns": ["marl_envs.last_stone_v0", "--policies", "independent"],
+    "masks": ["marl_envs.masked_v0", "--env-config", "illegal=raise"],
+    "central critics": ["marl_envs.masked_v0", "--algo", "mappo", "--set", "critic_obs=joint_observations"],
+    "a mapping function": ["own_envs:Crowd", "--env-config", "known=2", "--mapping", "own_envs:one_for_all"],
+    "modules": [
+        *["own_envs:Crowd", "--env-config", "known=2", "--mapping", "own_envs:one_for_all", "--modules", "all,more"]
+    ],
+    "patterns": ["marl_envs.masked_v0", "--policies", "agent_0=x y,agent*=z"],
+    "no check": ["own_envs:Crowd", "--no-env-check", "--env-config", "known=2"],
+    "wrapped": ["own_envs:Crowd", "--env-config", "known=2", "--wrap", "own_envs.wrapped:1"],
+    "many steps at once": ["own_envs:Crowd", "--steps", "3", "--env-config", "known=2"],
+}
+WRAPPER = """
+
+def wrapped(env, number):
+    return env
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    import sys
+
+    (tmp_path / "own_envs.py").write_text(ENVS + WRAPPER)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    yield tmp_path
+    sys.modules.pop("own_envs", None)
+
+
+def suggested(text):
+    lines = text.partition("Next:\n")[2].splitlines()
+    return [shlex.split(line) for line in lines if line.startswith("  ")]
+
+
+def all_of_it_works(words, capsys):
+    given = [*TINY, *words] if "--steps" not in words else [*TINY[2:], *words]
+    assert main(["train", *given]) == 0
+    commands = suggested(capsys.readouterr().out)
+    assert [command[0] for command in commands].count("marl-connectors") == 3 and len(commands) == 4
+    for command in commands:
+        if command[0] == "tensorboard":
+            assert list(Path(command[2]).glob("events.out.*"))
+            continue
+        status = main(command[1:])
+        out, err = capsys.readouterr()
+        assert (status, err) == (0, ""), command
+        assert out
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_command_that_a_run_suggests_works(kind, folder, capsys):
+    all_of_it_works(KINDS[kind], capsys)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", SLOW_KINDS)
+def test_every_command_that_other_runs_suggest_works(kind, folder, capsys):
+    all_of_it_works(SLOW_KINDS[kind], capsys)
+
+
+def test_what_was_changed_when_a_run_went_on_is_suggested_too(folder, capsys):
+    assert main(["train", "CartPole-v1", *TINY, "--out", "run"]) == 0
+    changed = ["--set", "sample_timeout_s=7.5", "--set", "lr=0.1", "--baseline-seconds", "3", "--no-env-check"]
+    capsys.readouterr()
+    assert main(["train", "--resume", "run", "--untrusted", "--steps", "60", *changed, "--eval-episodes", "1"]) == 0
+    evaluate, _, another, resume = suggested(capsys.readouterr().out)
+    assert evaluate[-3:] == ["--baseline-seconds", "3", "--untrusted"] and resume[-1] == "--untrusted"
+    settings = settings_of(another[1:])
+    assert settings.training | {"sample_timeout_s": 7.5, "lr": 0.1} == settings.training
+    assert (settings.baseline_seconds, settings.env_check) == (3, False)
+    for command in (evaluate, another, resume):
+        assert main(command[1:]) == 0, command
+
+
+class Agents:
+    """An algorithm, as far as agents and modules matter."""
+
+    def __init__(self, agent_ids, sizes=(2,)):
+        self.agent_ids = agent_ids
+        space = spaces.Discrete(2)
+        self.rl_module = {str(i): RLModule(spaces.Box(0, 1, (size,)), space) for i, size in enumerate(sizes)}
+
+
+@pytest.mark.parametrize(
+    ("settings", "agent_ids", "sizes", "seen", "other"),
+    [
+        ({}, ["a", "b"], (2,), ["a"], {"policies": "independent"}),
+        ({"mapping": "m:f", "modules": ["x"]}, ["a", "b"], (2,), ["a"], {"policies": "independent"}),
+        ({"policies": "a*=x"}, ["a", 2], (2,), ["2"], {"policies": "independent"}),
+        ({}, ["a"], (2,), ["a"], {"seed": 1}),
+        ({}, ["a", "b"], (2,), ["a", "late"], {"seed": 1}),
+        ({}, [1, "1"], (2,), ["1"], {"seed": 1}),
+        ({"policies": "independent"}, ["a", "b"], (2, 2), ["a"], {"policies": "shared"}),
+        ({"policies": "independent", "seed": 4}, ["a", "b"], (2, 3), ["a"], {"seed": 5}),
+    ],
+)
+def test_other_policies_are_suggested_only_where_all_agents_can_have_them(settings, agent_ids, sizes, seen, other):
+    settings = RunSettings("x", **settings)
+    expected = {"mapping": None, "modules": None, **other} if "policies" in other else other
+    assert suggestions.another_run(settings, Agents(agent_ids, sizes), seen) == dataclasses.replace(
+        settings, **expected
+    )
+
+
+def test_an_environment_that_does_not_repeat_itself_can_be_evaluated(folder, capsys):
+    assert main(["train", *TINY, "own_envs:Whimsical"]) == 0
+    commands = suggested(capsys.readouterr().out)
+    assert main(commands[0][1:]) == 0
+    assert capsys.readouterr().err == ""
+
+
+# Words and settings are the same thing.
+
+
+def settings_of(words):
+    """As the command line makes them of its words."""
+    given = vars(_parse(words))
+    training, own = training_settings(given.get("set", []))
+    fields = {field.name for field in dataclasses.fields(RunSettings)} - {"training", "env_config"}
+    return RunSettings(
+        **{**own, **{key: value for key, value in given.items() if key in fields}},
+        env_config=merged(given.get("env_config", [])),
+        training={**TRAINING_DEFAULTS, **training},
+    )
+
+
+VALUES = [1, 0, -2, 0.5, 1e-9, float("inf"), True, False, None, "a", "5", "True", "none", "a b", "it's", '"', "", "x=y"]
+VALUES += [
+    [1, 2],
+    (1, "a"),
+    {"a": [None, 1.5]},
+    [[0, 1e-3], [1000, 1e-4]],
+    " led by a blank",
+    "null",
+    "ünï",
+    "-3",
+    "--x",
+]
+
+
+def random_settings(rng):
+    def maybe(value, default):
+        return value if rng.random() < 0.4 else default
+
+    def pick(*values):
+        return values[rng.integers(len(values))]
+
+    default = RunSettings("x")
+    mapping = maybe("module:function", None)
+    training = {f"k{i}": pick(*VALUES) for i in range(rng.integers(3))}
+    return RunSettings(
+        pick("simple_spread_v3", "my.module:make", "ALE/Pong-v5"),
+        env_config={f"k{i}": pick(*VALUES) for i in range(rng.integers(3))},
+        wrappers=[pick("frame_skip_v0:4", "a:b:x='1 2',y=3") for _ in range(rng.integers(3))],
+        algo=pick("ppo", "mappo"),
+        policies=default.policies if mapping else pick("shared", "independent", "a*=x y,b=z"),
+        mapping=mapping,
+        modules=maybe(["a", "b c"], None),
+        steps=maybe(int(rng.integers(1, 10**7)), default.steps),
+        seed=maybe(int(rng.integers(100)), 0),
+        num_envs=maybe(3, default.num_envs),
+        num_env_workers=maybe(2, "auto"),
+        num_gpus_per_learner=maybe(0, "auto"),
+        training={**TRAINING_DEFAULTS, **training, "lr": pick(3e-4, 0.1)},
+        hidden=maybe([32, 16], default.hidden),
+        share_value_layers=pick(True, False),
+        checkpoint_every=maybe(5, default.checkpoint_every),
+        eval_episodes=maybe(5, default.eval_episodes),
+        baseline_seconds=maybe(5, default.baseline_seconds),
+        video=pick(True, False),
+        threads=maybe(2, default.threads),
+        env_check=pick(True, False),
+        action_mask_key=pick("auto", None, "legal"),
+    )
+
+
+def words_mean_what_they_were_made_of(seed):
+    settings = random_settings(np.random.default_rng(seed))
+    line = shlex.join(suggestions.train_words(settings))
+    assert settings_of(shlex.split(line)[1:]) == settings, line
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_run_in_words_is_the_same_run(seed):
+    words_mean_what_they_were_made_of(seed)
+
+
+@pytest.mark.slow
+def test_thousands_of_runs_in_words_are_the_same_runs():
+    for _ in range(3000):
+        seed = secrets.randbits(31)
+        print(f"seed {seed}")
+        words_mean_what_they_were_made_of(seed)
+
+
+@pytest.mark.parametrize("value", VALUES, ids=repr)
+def test_any_value_can_be_written_on_the_command_line(value):
+    found = literal(literal_text(value).strip())
+    assert found == value and type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("steps", "done", "more"), [(100, 100, 200), (100, 120, 200), (10, 4104, 8208), (100, 200, 400), (100, 199, 200)]
+)
+def test_a_run_is_given_more_steps_than_it_has_done(steps, done, more):
+    assert suggestions.more_steps(steps, done) == more > done
+
+
+@pytest.mark.parametrize(
+    ("steps", "began_with", "options", "end"),
+    [
+        (500, 500, {}, "runs/a"),
+        (900, 500, {}, "runs/a --steps 900"),
+        (500, 500, {"done": 500}, "runs/a --steps 1000"),
+        (500, 500, {"trusted": False}, "runs/a --untrusted"),
+    ],
+)
+def test_a_run_that_was_given_more_steps_is_resumed_with_them(steps, began_with, options, end):
+    settings = RunSettings("x", steps=steps)
+    assert suggestions.resume(Path("runs/a"), settings, began_with, **options).endswith(f"--resume {end}")
+
+
+def test_a_first_run_is_suggested_on_an_environment_that_is_there(folder, capsys, monkeypatch):
+    import importlib.util
+
+    assert main(["train"]) == 2
+    words = shlex.split(capsys.readouterr().err.partition("Try: ")[2])
+    from marl_connectors.environments.make_env import make_env
+
+    make_env(words[2]).close()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert suggestions.first_run() == "marl-connectors train CartPole-v1"
+
+
+def test_a_folder_that_is_no_run_is_not_to_be_resumed(folder, capsys):
+    (folder / "out").mkdir()
+    (folder / "out" / "file").touch()
+    assert main(["train", "own_envs:Crowd", "--out", "out"]) == 2
+    assert capsys.readouterr().err.endswith("exists. Choose another.\n")
+    words = ["own_envs:Crowd", *TINY, "--out", "run"]
+    assert main(["train", *words]) == 0
+    capsys.readouterr()
+    assert main(["train", *words]) == 2
+    command = shlex.split(capsys.readouterr().err.partition("go on with: ")[2])
+    assert main([*command[1:], "--steps", "60"]) == 0
+
+
+def test_a_stopped_run_that_was_given_more_steps_goes_on_with_them(command):
+    command("train", "fake_env", "--steps", "200", "--out", "a")
+    load = command.load
+
+    def interrupted(checkpoint, changed=None, **options):
+        algo = load(checkpoint, changed, **options)
+        algo.interrupt_at = algo.iteration + 1
+        return algo
+
+    from marl_connectors.cli import train
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "load_algorithm", interrupted)
+        assert command("train", "--resume", "a", "--steps", "600") == 130
+    words = shlex.split(command.out.partition("Resume with: ")[2])
+    assert words == ["marl-connectors", "train", "--resume", "a", "--steps", "600"]
+    assert command(*words[1:]) == 0
+    assert "Going on from iteration 3" in command.out
