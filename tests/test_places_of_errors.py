@@ -17,7 +17,6 @@ from pettingzoo import ParallelEnv
 from marl_connectors import ConnectorV2, DefaultModelConfig, PPOConfig, make_env
 from marl_connectors.cli.main import main
 from marl_connectors.errors import (
-    ConfigError,
     ConnectorError,
     EnvError,
     MappingError,
@@ -203,10 +202,6 @@ def train(config):
         algo.stop()
 
 
-def fails_as_builder(*arguments):
-    return fails()
-
-
 def fails_as_mapping(agent_id, episode, **kwargs):
     return fails()
 
@@ -225,11 +220,6 @@ PLACES = {
     "possible_agents": (EnvError, lambda: train(config_of(FailsInAgents))),
     "render": (EnvError, lambda: config_of(FailsInRender).build_algo().render_episode(max_frames=2)),
     "wrapper": (EnvError, lambda: make_env(Sound, wrappers=[failing_wrapper])),
-    "builder": (
-        ConfigError,
-        lambda: train(config_of(Sound).env_runners(env_to_module_connector=fails_as_builder)),
-    ),
-    "learner builder": (ConfigError, lambda: train(config_of(Sound).learners(learner_connector=fails_as_builder))),
     "mapping": (MappingError, lambda: train(config_of(Team).multi_agent(policy_mapping_fn=fails_as_mapping))),
     "piece": (
         ConnectorError,

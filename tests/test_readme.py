@@ -20,7 +20,7 @@ PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob
 SETUP = "python3 -m venv .venv && .venv/bin/pip install -q -c constraints.txt -e "
 COMMANDS = {
     "train": SETUP + '".[cli,mpe]" && .venv/bin/marl-connectors train mpe2.simple_spread_v3',
-    "test": SETUP + '".[dev]" && .venv/bin/python -m pytest',
+    "test": SETUP + '".[dev]" && .venv/bin/python -m pytest -n auto',
 }
 SMALLER = (
     (r"range\(40\)", "range(1)"),

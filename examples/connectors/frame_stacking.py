@@ -46,7 +46,7 @@ def main(iterations: int = 3, train_batch_size: int = 512) -> tuple[tuple[int, .
     print(f"The module's observation space has the shape {shape}.")
     distances = [algo.train()["learners"]["default_policy"]["mean_kl_loss"] for _ in range(iterations)]
     algo.stop()
-    print(f"Distance of the learner's policy from the one that acted: {max(distances):.6f}")
+    print(f"Distance of the learner's policy from the one that acted: {max(0.0, *distances):.6f}")
     return shape, max(distances)
 
 

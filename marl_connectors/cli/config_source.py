@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from marl_connectors.cli.settings import RunSettings, set_by_name
-from marl_connectors.environments.make_env import agent_ids, make_env
+from marl_connectors.environments.env_failures import close_env
+from marl_connectors.environments.make_env import agent_ids, env_name, make_env
 from marl_connectors.errors import ConfigError, describe_error, did_you_mean
 from marl_connectors.names import import_module
 from marl_connectors.policy_mapping import PatternPolicies, check_patterns
@@ -82,7 +83,7 @@ def with_options(config: Any, given: Mapping[str, Any]) -> Any:
         if isinstance(mapping, PatternPolicies):
             env = make_env(config.env, config.env_config, wrappers=config.wrappers)
             check_patterns(mapping, agent_ids(env))
-            env.close()
+            close_env(env, env_name(config.env))
         config.multi_agent(policies=None, policy_mapping_fn=mapping)
     if "modules" in given:
         config.multi_agent(policies=given["modules"])

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from marl_connectors.cli.values import brief, is_whole, merged
+from marl_connectors.environments.env_failures import close_env
 from marl_connectors.environments.make_env import agent_ids, env_name, make_env
 from marl_connectors.errors import CheckpointError, ConfigError, did_you_mean
 from marl_connectors.names import import_function
@@ -123,7 +124,7 @@ class RunSettings:
         if isinstance(mapping, PatternPolicies):
             env = make_env(self.env, self.env_config, wrappers=self.wrappers)
             check_patterns(mapping, agent_ids(env))
-            env.close()
+            close_env(env, env_name(self.env))
 
         from marl_connectors.algorithms.mappo import MAPPOConfig
         from marl_connectors.algorithms.ppo import PPOConfig

@@ -8,7 +8,6 @@ import os
 import random
 import signal
 import sys
-import threading
 import time
 import traceback
 import warnings
@@ -19,6 +18,8 @@ from typing import Any
 import numpy as np
 
 from marl_connectors.env_checks.report import Findings, Level
+from marl_connectors.environments import time_limits
+from marl_connectors.environments.time_limits import Hang, alarm
 from marl_connectors.errors import describe_error
 
 
@@ -28,10 +29,6 @@ class CallFailed(Exception):
 
 class OutOfTime(Exception):
     """The time for all checks is used up."""
-
-
-class _Hang(BaseException):
-    """Raised inside a call that takes too long; no ``except Exception`` of the environment stops it."""
 
 
 class Calls:
@@ -98,12 +95,12 @@ class Calls:
         """
         limit = max(self._call_timeout, at_least)
         try:
-            with _alarm(limit):
+            with alarm(limit):
                 begin = time.perf_counter()
                 result = fn()
                 self.seconds = time.perf_counter() - begin
                 return result
-        except _Hang as hang:
+        except Hang as hang:
             self.findings.add(
                 level,
                 "hangs",
@@ -120,33 +117,11 @@ class Calls:
 def _place(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     # What the alarm itself did, and what hands calls on, is not where the environment stands.
-    kept = [frame for frame in frames if frame.filename != __file__] or list(frames)
+    own = (__file__, time_limits.__file__)
+    kept = [frame for frame in frames if frame.filename not in own] or list(frames)
     frame = kept[-1]
     line = f": {frame.line}" if frame.line and not frame.line.startswith("raise ") else ""
     return f"{Path(frame.filename).name}, line {frame.lineno}, in {frame.name}{line}"
-
-
-@contextlib.contextmanager
-def _alarm(seconds: float) -> Iterator[None]:
-    """Raises ``_Hang`` in the block after so many seconds, in the main thread of a POSIX system; elsewhere it waits."""
-    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handler = signal.signal(signal.SIGALRM, _ring)
-    begin = time.monotonic()
-    remaining, interval = signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        # Somebody else's alarm, for example that of a test runner, goes on.
-        left = max(remaining - (time.monotonic() - begin), 1e-3) if remaining else 0.0
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, handler)
-        signal.setitimer(signal.ITIMER_REAL, left, interval)
-
-
-def _ring(number: int, frame: Any) -> None:
-    raise _Hang
 
 
 def outcome_in_child(fn: Callable[[], Any], seconds: float = 5.0) -> str:

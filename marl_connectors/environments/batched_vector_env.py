@@ -13,6 +13,7 @@ from marl_connectors.environments.batched_env import BatchedEnv
 from marl_connectors.environments.env_copy import EnvCopy, VectorStep, not_repeatable
 from marl_connectors.environments.env_failures import close_env, sentence
 from marl_connectors.environments.garbage_pauses import without_collections
+from marl_connectors.environments.time_limits import Watched
 from marl_connectors.environments.vector_env import VectorEnv
 from marl_connectors.errors import EnvError
 from marl_connectors.seeding import derived_seeds
@@ -67,7 +68,8 @@ class BatchedVectorEnv(VectorEnv):
         ):
             seeds[index] = seed  # as reset_seed gives it
         try:
-            return self._calls.reset(seeds, mask)
+            with Watched(lambda: f"{next(iter(copies))} and others: reset()"):
+                return self._calls.reset(seeds, mask)
         except EnvError as error:
             raise self._placed(error, next(iter(copies))) from error.__cause__
 

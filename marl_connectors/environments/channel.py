@@ -8,7 +8,7 @@ import os
 import select
 from collections.abc import Callable
 from multiprocessing import reduction
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 _BELL, _LETTER = 1, 2  # what the number in an eventfd says: that is all, or there is a message
@@ -30,12 +30,21 @@ class Channel:
         """Takes over file descriptors; see ``channel``."""
         self._connection = connection
         self._own_bell, self._other_bell = own_bell, other_bell
+        self._sentinel: int | None = None
         self._poll = select.poll()
         if own_bell is None:
             self._poll.register(connection.fileno(), select.POLLIN)
         else:
             self._poll.register(own_bell, select.POLLIN)
             self._poll.register(connection.fileno(), 0)  # tells when the other end is gone
+
+    def watch(self, sentinel: int) -> None:
+        """Takes a file descriptor that tells of the end of the other process.
+
+        Its end of the channel may outlive it: processes that it has forked have it, too.
+        """
+        self._sentinel = sentinel
+        self._poll.register(sentinel, select.POLLIN)
 
     def send(self, message: bytes) -> None:
         """Sends a message.
@@ -61,14 +70,19 @@ class Channel:
         ready = self._poll.poll(None if timeout_s is None else math.ceil(timeout_s * 1000))
         if not ready:
             raise TimeoutError
+        speaks = self._connection.fileno() if self._own_bell is None else self._own_bell
+        if all(fd != speaks for fd, _ in ready):
+            raise EOFError
         if self._own_bell is None:
             return self._connection.recv_bytes()
-        if all(fd != self._own_bell for fd, _ in ready):
-            raise EOFError
         if os.eventfd_read(self._own_bell) == _BELL:
             return self.STEP
-        if not self._connection.poll(timeout_s):
+        sources: list[Any] = [self._connection] if self._sentinel is None else [self._connection, self._sentinel]
+        found = wait(sources, timeout_s)
+        if not found:
             raise TimeoutError
+        if self._connection not in found:
+            raise EOFError
         return self._connection.recv_bytes()
 
     def close(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,6 +16,15 @@ from marl_connectors.errors import CheckpointError, EnvError
 from marl_connectors.typing import AgentID, Tree
 
 _Kind = TypeVar("_Kind", bound="Transition")
+
+
+class Doing(IntEnum):
+    """Which of its calls an environment copy is in, or was in last; a number that processes can share."""
+
+    STEP = 0
+    RESET = 1
+    CLOSE = 2
+    MAKE = 3
 
 
 @dataclass(slots=True)

@@ -15,6 +15,7 @@ from gymnasium import Space
 from marl_connectors import spaces
 from marl_connectors.environments.env_copy import EnvCopy
 from marl_connectors.environments.step_faults import advice_on_reward
+from marl_connectors.environments.time_limits import Hang, Watched, alarm
 from marl_connectors.errors import EnvError, MarlConnectorsError, describe_error
 from marl_connectors.typing import AgentID
 
@@ -40,10 +41,20 @@ def errors_named(what: str) -> Iterator[None]:
         raise EnvError(f"{what} raised {describe_error(error)}.") from error
 
 
-def close_env(env: Any, name: str) -> None:
-    """Closes an environment. If it raises, that is a warning: whatever else there is must be closed too."""
+CLOSE_TIMEOUT_S = 10.0
+"""What closing may take at most: an environment of this process, or all those of a worker process."""
+
+
+def close_env(env: Any, name: str, timeout_s: float | None = CLOSE_TIMEOUT_S) -> None:
+    """Closes an environment. If it raises or hangs, that is a warning: whatever else there is must be closed too.
+
+    What hangs is interrupted after ``timeout_s`` where ``alarm`` can do that; None for never.
+    """
     try:
-        env.close()
+        with Watched(lambda: f"{name}: close()"), alarm(timeout_s):
+            env.close()
+    except Hang:
+        _LOG.warning("%s: close() did not return within %g s and was given up.", name, timeout_s)
     except ENV_ERRORS as error:
         _LOG.warning("%s: close() raised %s.", name, describe_error(error))
 

@@ -24,7 +24,7 @@ from marl_connectors.connectors.action_masks import (
 )
 from marl_connectors.environments.batched_env import is_batched
 from marl_connectors.environments.batched_trial import TRIAL_COPIES, try_out
-from marl_connectors.environments.env_failures import ENV_ERRORS, errors_named
+from marl_connectors.environments.env_failures import ENV_ERRORS, close_env, errors_named
 from marl_connectors.environments.env_states import state_space_of
 from marl_connectors.environments.find_env import is_importable
 from marl_connectors.environments.gymnasium_copies import GymnasiumCopies
@@ -41,6 +41,7 @@ from marl_connectors.environments.step_faults import (
     fault_in_step,
     hint_at_several_agents,
 )
+from marl_connectors.environments.time_limits import Watched
 from marl_connectors.environments.turn_based_env import TurnBasedEnv
 from marl_connectors.environments.wrappers import EnvWrapper
 from marl_connectors.errors import ConfigError, EnvError, MarlConnectorsError, describe_error
@@ -101,12 +102,14 @@ class EnvSetup:
         self.info_masks: dict[AgentID, Any] | None = None
         self._action_mask_key = action_mask_key
         self._reset_options = None if reset_options is None else dict(reset_options)
-        self.probe = self.make()
+        with Watched(lambda: f"{self.name}: making it"):
+            self.probe = self.make()
         self.single_agent = isinstance(self.probe, (SingleAgentEnv, GymnasiumCopies))
         with errors_named(f"{self.name}: possible_agents, or without it reset() and agents,"):
             agent_ids = getattr(self.probe, "possible_agents", None)
             if not agent_ids:
-                self.probe.reset(seed=0)
+                with Watched(lambda: f"{self.name}: reset(seed=0)"):
+                    self.probe.reset(seed=0)
                 agent_ids = self.probe.agents
             self.agent_ids: list[AgentID] = list(agent_ids)
         self._spaces = {agent_id: self._ask(agent_id) for agent_id in self.agent_ids}
@@ -220,7 +223,8 @@ class EnvSetup:
             self._check_batched(rng)
             return
         try:
-            self._play_trial(rng)
+            with Watched(lambda: f"{self.name}: the trial run with random actions"):
+                self._play_trial(rng)
         except MarlConnectorsError as error:
             raise self._hinted(error) from error.__cause__
         except ENV_ERRORS as error:
@@ -275,7 +279,7 @@ class EnvSetup:
             else:
                 try_out(env, self.name, self.agent_spaces, choose, num_steps=_TRIAL_STEPS)
         finally:
-            env.close()
+            close_env(env, self.name)
 
     @property
     def _mask_key(self) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 from gymnasium import Space
 
 from marl_connectors.environments.channel import Channel
-from marl_connectors.environments.env_copy import EnvCopy, Transition
+from marl_connectors.environments.env_copy import Doing, EnvCopy, Transition
 from marl_connectors.environments.env_failures import EnvFailure, EnvRestarts
 from marl_connectors.environments.env_setup import EnvSetup
 from marl_connectors.environments.find_env import REGISTERED
@@ -220,6 +220,9 @@ def run_worker(channel: Channel, task: WorkerTask) -> None:
         name = type(error).__name__ if isinstance(error, MarlConnectorsError) else "EnvError"
         text = str(error) if isinstance(error, MarlConnectorsError) else describe_error(error)
         channel.send(pickle.dumps(WorkerError(name, text, traceback.format_exc())))
+    except BaseException:  # such as a KeyboardInterrupt that the environment raises
+        channel.close()  # nobody is to wait for what closing may take
+        raise
     finally:
         if server is not None:
             server.vector_env.close()
@@ -293,7 +296,13 @@ class EnvServer:
                 f"num_env_workers: a worker process cannot load the environment's maker: "
                 f"{describe_error(error)}. Define it in a module that can be imported, or set num_env_workers=0."
             ) from error
-        envs = [make_env() for _ in range(task.num_copies)]
+        at = task.observations.header[:4]
+        at[3] = Doing.MAKE
+        envs = []
+        for index in range(task.first_index, task.first_index + task.num_copies):
+            at[0] = index
+            envs.append(make_env())
+        at[0], at[3] = task.first_index, Doing.STEP
         self.turn_based = isinstance(envs[0], TurnBasedEnv)
         restarts = None
         if task.tolerance is not None:
@@ -302,7 +311,8 @@ class EnvServer:
         self.vector_env = kind(
             envs, seed=0, first_index=task.first_index, restarts=restarts, state_space=task.state_space
         )
-        self.vector_env.at = task.observations.header[:3]
+        self.vector_env.at = at
+        self.vector_env.close_timeout_s = None  # the other process ends this one where close() hangs
         self._first_index = task.first_index
         self._actions = ColumnReader(task.actions, copy=True)
         self._rewards = ColumnWriter(task.rewards)

@@ -251,17 +251,17 @@ def _could_make(found: Any) -> bool:
     return callable(found)
 
 
-def _is_pettingzoos(found: Any) -> bool:
-    """Whether a function has the name that the makers in PettingZoo's environments have."""
+def _is_known_maker(found: Any) -> bool:
+    """Whether a function has the name that makers have in PettingZoo's environments and in ``marl_envs``."""
     name = getattr(found, "__qualname__", "")
-    return is_function(found) and (name in _PARTS or name.startswith("parallel_wrapper_fn.<locals>."))
+    return is_function(found) and (name in (*_PARTS, "batched_env") or name.startswith("parallel_wrapper_fn.<locals>."))
 
 
 _MAKER = Expected(
     "an environment's class, or a function that makes one",
     bases=(gymnasium.Env, VectorEnv, ParallelEnv, AECEnv),
     own=_could_make,
-    known=_is_pettingzoos,
+    known=_is_known_maker,
     packages=_SUITE_PACKAGES | {"gymnasium", *GYMNASIUM_NAMESPACES.values()},
 )
 

@@ -12,6 +12,7 @@ from gymnasium import Space
 
 from marl_connectors.environments.action_history import ActionHistory
 from marl_connectors.environments.env_copy import (
+    Doing,
     EnvCopy,
     Transition,
     VectorStep,
@@ -22,6 +23,7 @@ from marl_connectors.environments.env_copy import (
     task_of,
 )
 from marl_connectors.environments.env_failures import (
+    CLOSE_TIMEOUT_S,
     ENV_ERRORS,
     EnvFailure,
     EnvRestarts,
@@ -32,6 +34,7 @@ from marl_connectors.environments.env_failures import (
 from marl_connectors.environments.env_states import EnvStates, joined_states
 from marl_connectors.environments.single_agent_env import SingleAgentEnv
 from marl_connectors.environments.step_faults import fault_in_reset, fault_in_result, fault_in_step
+from marl_connectors.environments.time_limits import Hang, Watched, alarm
 from marl_connectors.environments.turn_based_env import TurnBasedEnv
 from marl_connectors.errors import EnvError, MarlConnectorsError, describe_error
 from marl_connectors.seeding import derived_seed
@@ -48,11 +51,13 @@ class VectorEnv:
     Attributes:
         copies: The copies.
         seed: The run's seed.
-        at: ``[3]`` int64: the index of the copy that is at work, that of the one reset last, and its episode's number.
+        at: ``[4]`` int64: the index of the copy that is at work, that of the one reset last, its episode's number, and
+            what the copy at work does, see ``Doing``. The first one is -1 once all copies are closed.
         failures: Of copies that went on with another episode; whoever reads them clears them.
         turn_based: Whether the copies take turns.
         is_batched: Whether actions, rewards and observations are arrays for all copies.
         has_rests: Whether there are steps in which some copies do not act.
+        close_timeout_s: How long closing a copy may take, see ``close_env``.
         resets_late: Whether copies whose episode ended wait for ``reset_over``, where that is possible.
     """
 
@@ -60,6 +65,7 @@ class VectorEnv:
     is_batched = False
     has_rests = False
     resets_late = False
+    close_timeout_s: float | None = CLOSE_TIMEOUT_S
 
     def __init__(
         self,
@@ -81,7 +87,7 @@ class VectorEnv:
         """
         self.copies = [EnvCopy(env, index) for index, env in enumerate(envs, first_index)]
         self.seed = seed
-        self.at = np.full(3, -1, np.int64)
+        self.at = np.array([-1, -1, -1, Doing.STEP])
         self.failures: list[EnvFailure] = []
         self._restarts = restarts
         self._final: EnvError | None = None  # the failure that was one too many
@@ -137,15 +143,17 @@ class VectorEnv:
     def _reset(self, copy: EnvCopy) -> tuple[dict[AgentID, Any], dict[AgentID, dict]]:
         copy.episode_number += 1
         copy.task = task_of(copy.env)
-        self.at[:] = copy.index, copy.index, copy.episode_number
+        self.at[:] = copy.index, copy.index, copy.episode_number, Doing.RESET
         copy.t = 0
         copy.newest_actions, copy.history = [], ActionHistory()
         try:
-            given = copy.env.reset(seed=self.reset_seed(copy))
+            with Watched(lambda: f"{copy}: reset(seed={self.reset_seed(copy)})"):
+                given = copy.env.reset(seed=self.reset_seed(copy))
         except MarlConnectorsError:
             raise
         except ENV_ERRORS as error:
             raise EnvError(f"{copy}: reset(seed={self.reset_seed(copy)}) raised {describe_error(error)}") from error
+        self.at[3] = Doing.STEP
         why = fault_in_reset(given)
         if not why and not copy.env.agents:
             why = "reset() left no live agents in env.agents, so nobody can act. Fix the environment."
@@ -194,9 +202,12 @@ class VectorEnv:
         assert self._restarts is not None
         while True:
             try:
-                with contextlib.suppress(*ENV_ERRORS):  # it is broken already
+                self.at[3] = Doing.CLOSE
+                with contextlib.suppress(*ENV_ERRORS, Hang), alarm(CLOSE_TIMEOUT_S):  # it is broken already
                     copy.env.close()
-                copy.use(self._restarts.make_env())
+                self.at[3] = Doing.MAKE
+                with Watched(lambda: f"{copy}: making its new environment"):
+                    copy.use(self._restarts.make_env())
                 return self._begin(copy)
             except ENV_ERRORS as error:
                 self._failed(copy, error)
@@ -387,7 +398,9 @@ class VectorEnv:
     def close(self) -> None:
         """Closes all copies."""
         for copy in self.copies:
-            close_env(copy.env, f"environment copy {copy.index}")
+            self.at[0], self.at[3] = copy.index, Doing.CLOSE
+            close_env(copy.env, f"environment copy {copy.index}", timeout_s=self.close_timeout_s)
+        self.at[0] = -1
 
 
 def _copied(observation: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import multiprocessing
 import os
 import pickle
@@ -11,14 +12,15 @@ import sys
 import types
 from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 from gymnasium import Space
 
 from marl_connectors import errors
 from marl_connectors.environments.channel import Channel, channel
-from marl_connectors.environments.env_copy import EnvCopy
-from marl_connectors.environments.env_failures import EnvRestarts
+from marl_connectors.environments.env_copy import Doing, EnvCopy
+from marl_connectors.environments.env_failures import CLOSE_TIMEOUT_S, EnvRestarts
 from marl_connectors.environments.env_worker import (
     LEFT_TO_PARENT,
     Reply,
@@ -30,6 +32,8 @@ from marl_connectors.environments.env_worker import (
 from marl_connectors.environments.shared_columns import ColumnReader, ColumnWriter, SharedBlock
 from marl_connectors.environments.worker_threads import one_thread_for_children
 from marl_connectors.errors import ConfigError, EnvError
+
+_LOG = logging.getLogger(__name__)
 
 _START_TIMEOUT_S = 300.0  # at least: importing an environment's packages may take long on a busy machine
 _STOP_TIMEOUT_S = 5.0
@@ -75,6 +79,18 @@ def _start_forkserver() -> None:
         ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
+def _started_by(pid: int) -> list[int]:
+    """The processes that a process has started, and those that these have, as far as the system tells: Linux does."""
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has just ended
+            parents[int(stat.parent.name)] = int(stat.read_text(errors="replace").rpartition(")")[2].split()[1])
+    found = [pid]
+    for parent in found:
+        found += [child for child, other in parents.items() if other == parent]
+    return found[1:]
 
 
 class WorkerProcess:
@@ -123,8 +139,8 @@ class WorkerProcess:
         restarts, first = self._restarts, self.copies[0].index
         self._blocks = [SharedBlock() for _ in range(4)]
         actions, rewards, observations, env_states = self._blocks
-        self._at = observations.header[:3]
-        self._at[:] = first, -1, -1
+        self._at = observations.header[:4]
+        self._at[:] = first, -1, -1, Doing.STEP
         self._actions = ColumnWriter(actions)
         self.rewards = ColumnReader(rewards, copy=False)
         self.observations = ColumnReader(observations, copy=False)
@@ -148,6 +164,7 @@ class WorkerProcess:
             self._process = process
             with contextlib.nullcontext() if self._needs_main else _without_main_script():
                 process.start()
+            self._channel.watch(process.sentinel)
         finally:
             other.close()
 
@@ -195,10 +212,13 @@ class WorkerProcess:
         try:
             message = self._channel.receive(timeout_s)
         except TimeoutError:
+            index, _, _, doing = self.at
+            where = f" in {Doing(doing).name.lower()}()" if doing != Doing.MAKE and not during else during
+            making = f" It was making environment copy {index}." if doing == Doing.MAKE else ""
             self.kill()
             raise WorkerLost(
-                f"did not answer for {timeout_s:g} s{during} and was ended. If the environment may take that long, "
-                f"set sample_timeout_s above {timeout_s:g}"
+                f"did not answer for {timeout_s:g} s{where} and was ended.{making} If the environment may take that "
+                f"long, set sample_timeout_s above {timeout_s:g}"
             ) from None
         except (EOFError, OSError):
             raise WorkerLost(f"{self._how_it_ended()}{during}") from None
@@ -221,24 +241,52 @@ class WorkerProcess:
                 name = f"signal {-code}"
             hint = ", perhaps because memory ran out" if name == "SIGKILL" else ""
             return f"was ended by {name}{hint}"
+        if code is None:
+            return f"stopped talking, did not end for {_STOP_TIMEOUT_S:g} s, and was ended"
         return f"ended with exit code {code}"
 
-    def stop(self) -> None:
-        """Lets it close its copies and end."""
-        if self._process is not None:
+    @property
+    def stop_timeout_s(self) -> float:
+        """How long it may take to close its copies and end."""
+        return CLOSE_TIMEOUT_S if self._timeout_s is None else min(self._timeout_s, CLOSE_TIMEOUT_S)
+
+    def send_stop(self) -> None:
+        """Tells it to close its copies and end."""
+        if self._process is not None and os.getpid() == self._owner:
             self._send(b"")
-            self._process.join(_STOP_TIMEOUT_S)
+
+    def finish_stop(self, timeout_s: float) -> None:
+        """Waits until it has ended, or ends it; the log hears of a copy whose ``close()`` does not return."""
+        if self._process is None or os.getpid() != self._owner:
+            return
+        self._process.join(timeout_s)
+        index, _, _, doing = self.at
+        in_close = index >= 0 and doing == Doing.CLOSE
+        others = [copy.index for copy in self.copies if copy.index > index]
+        rest = f" Nobody closed copies {others} of that process." if in_close and others else ""
+        limit = f"within {self.stop_timeout_s:g} s, so its worker process was ended."
+        if not self._process.is_alive():
+            if in_close:
+                _LOG.warning("environment copy %d: close() ended its worker process.%s", index, rest)
+        elif in_close:
+            _LOG.warning("environment copy %d: close() did not return %s%s", index, limit, rest)
+        else:
+            _LOG.warning("environment copy %d: what it has started did not end %s", self.copies[-1].index, limit)
         self.kill()
 
     def kill(self) -> None:
-        """Ends it at once, if it is there."""
+        """Ends it at once, if it is there, and what its environments have started."""
         process, self._process = self._process, None
         if process is None or os.getpid() != self._owner:
             return
         self._channel.close()
         if process.pid is not None:
             if process.is_alive():
+                started = _started_by(process.pid)
                 process.kill()
+                for pid in started:
+                    with contextlib.suppress(OSError):
+                        os.kill(pid, signal.SIGKILL)
             process.join(_STOP_TIMEOUT_S)
         for block in self._blocks:
             block.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import time
 from collections.abc import Callable, Collection, Iterable
 from multiprocessing.util import Finalize
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -14,7 +15,7 @@ from marl_connectors.environments.action_history import ActionHistory
 from marl_connectors.environments.batched_env import is_batched
 from marl_connectors.environments.batched_vector_env import BatchedVectorEnv
 from marl_connectors.environments.env_copy import EnvCopy, Transition, VectorStep, another_episode
-from marl_connectors.environments.env_failures import EnvRestarts
+from marl_connectors.environments.env_failures import EnvRestarts, close_env
 from marl_connectors.environments.env_worker import Reply, packed_maker
 from marl_connectors.environments.gymnasium_copies import GymnasiumCopies
 from marl_connectors.environments.gymnasium_vector_env import gymnasium_vector_env
@@ -69,7 +70,7 @@ def make_vector_env(
     first = make_env()
     if is_batched(first):
         _check_possible(num_workers, restarts)
-        first.close()
+        close_env(first, "the environment that was asked whether it is natively batched")
         env = make_env(num_envs)
         return (gymnasium_vector_env if isinstance(env, GymnasiumCopies) else BatchedVectorEnv)(env, seed=seed)
     kind = TurnBasedVectorEnv if isinstance(first, TurnBasedEnv) else VectorEnv
@@ -261,7 +262,7 @@ class WorkerVectorEnv(VectorEnv):
     def _restart(self, worker: WorkerProcess, loss: WorkerLost) -> _First:
         """Starts a worker and new episodes in all of its copies, if the run may go on after a loss."""
         while True:
-            index, last_reset, episode_number = worker.at
+            index, last_reset, episode_number, _ = worker.at
             copy = self.copies[index]
             if last_reset == index:
                 _begin_episode(copy, episode_number)
@@ -274,7 +275,10 @@ class WorkerVectorEnv(VectorEnv):
                 loss = another
 
     def _loss(self, copy: EnvCopy, loss: WorkerLost) -> EnvError:
-        return EnvError(f"{self._who(copy)}: its worker process {loss}.")
+        advice = ""
+        if self._restarts is None:
+            advice = " With restart_failed_sub_environments=True the run would go on with a new environment."
+        return EnvError(f"{self._who(copy)}: its worker process {loss}.{advice}")
 
     def _start_anew(self, worker: WorkerProcess, copy: EnvCopy) -> None:
         """Starts a worker until its environments are made; what fails meanwhile is counted as failures of ``copy``."""
@@ -304,7 +308,10 @@ class WorkerVectorEnv(VectorEnv):
         try:
             reply = worker.receive()
         except WorkerLost as loss:
-            raise EnvError(f"{copy}: its worker process {loss} while its episode was replayed.") from None
+            raise EnvError(
+                f"{self._who(copy)}: while its episode was replayed, its worker process {loss}. Pass new_episodes=True "
+                f"(--new-episodes on the command line) to begin new episodes with all else that is in the checkpoint."
+            ) from None
         self._take(worker, reply)
         copy.history, copy.newest_actions = ActionHistory(), [list(actions) for actions in steps]
         return reply.result
@@ -312,11 +319,16 @@ class WorkerVectorEnv(VectorEnv):
     # The end.
 
     def close(self) -> None:
-        """Closes all copies, and ends the workers."""
-        if self._are_up:
-            for worker in self.workers:
-                worker.stop()
-        self._end_all()
+        """Closes all copies, and ends the workers, those too whose copies do not close within some seconds."""
+        try:
+            if self._are_up:
+                for worker in self.workers:
+                    worker.send_stop()
+                began = time.monotonic()
+                for worker in self.workers:
+                    worker.finish_stop(max(worker.stop_timeout_s - (time.monotonic() - began), 0.0))
+        finally:
+            self._end_all()
 
     def _end_all(self) -> None:
         self._are_up = False

@@ -7,6 +7,7 @@ agents, modules, copies, steps) makes an action, a reward or a recorded item tha
 
 from __future__ import annotations
 
+import functools
 import itertools
 import zlib
 from collections import defaultdict
@@ -29,6 +30,7 @@ from marl_connectors.episodes.rollout import Rollout
 from marl_connectors.episodes.rows import RowPart, Rows
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
+from marl_connectors.seeding import derived_seed
 from marl_connectors.trees import tree_map
 
 N, START = 1009, 7
@@ -117,13 +119,20 @@ class Rules:
     ordered: bool = False
 
 
+@functools.cache
+def episode_numbers(run_seed: int) -> dict[int, int]:
+    """The number of the episode that begins with each seed of a run."""
+    places = itertools.product(range(4), range(1000))
+    return {derived_seed(run_seed, "env", copy, number): number for copy, number in places}
+
+
 class EchoGame(ParallelEnv):
     """Hands out numbers, and writes down whoever answers another one's."""
 
     metadata = {"name": "echo", "render_modes": []}
 
-    def __init__(self, rules: Rules, numbers: Any, wrong: list[str]):
-        self.rules, self.numbers, self.wrong = rules, numbers, wrong
+    def __init__(self, rules: Rules, numbers: Any, wrong: list[str], run_seed: int = 0):
+        self.rules, self.numbers, self.wrong, self.run_seed = rules, numbers, wrong, run_seed
         self.possible_agents = list(rules.agents)
         self.agents: list[Any] = []
         self.episode = -1
@@ -148,7 +157,7 @@ class EchoGame(ParallelEnv):
 
     def reset(self, seed=None, options=None):
         self.rng = np.random.default_rng(seed)
-        self.episode += 1
+        self.episode = episode_numbers(self.run_seed).get(seed, self.episode + 1)
         self.t, self.length = 0, int(self.rng.integers(*self.rules.lengths, endpoint=True))
         self.open = {}
         few = self.rules.join > 0 and self.rng.random() < 0.5
@@ -247,7 +256,7 @@ def echo_run(rules: Rules, *, num_envs: int = 2, items: bool = False, lookback: 
     }
     config = (
         PPOConfig()
-        .environment(lambda config: EchoGame(rules, numbers, wrong), disable_env_checking=True)
+        .environment(lambda config: EchoGame(rules, numbers, wrong, seed), disable_env_checking=True)
         .multi_agent(
             policies=specs,
             policy_mapping_fn=lambda agent, episode, **kwargs: module_id(

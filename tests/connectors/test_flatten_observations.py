@@ -105,7 +105,8 @@ def test_as_a_learner_piece_it_fills_the_batch_and_leaves_the_episodes():
     piece = FlattenObservations(SPACE, spaces.Discrete(2), as_learner_connector=True, keys_to_remove=["a"])
     batch = piece(rl_module=None, batch={}, episodes=[episode])
     assert [item.tolist() for item in batch["obs"][(episode.id_,)]] == [FLAT[1:]]
-    assert episode.get_observations(0) == ITEM or episode.get_observations(0)["a"] == -10.0
+    kept = episode.get_observations(0)
+    assert list(kept) == list(ITEM) and kept["a"] == -10.0 and kept["c"].tolist() == [0, 2]
 
 
 def rows_of(agents):

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -174,6 +175,80 @@ class FailingResets(LifeEnv):
                     time.sleep(1000)
                 case "raise":
                     raise ValueError("no reset today")
+        return super().reset(seed, options)
+
+
+def hang(way):
+    """Never returns: asleep, at a lock that nobody opens, or busy with a number, which keeps Python's lock."""
+    match way:
+        case "sleep":
+            while True:
+                time.sleep(10**6)
+        case "lock":
+            threading.Lock().acquire() and threading.Barrier(2).wait()
+        case "busy":
+            7 ** (10**10)
+
+
+class HangingEnv(LifeEnv):
+    """Hangs in one of its methods, but not in the process that the test runs in.
+
+    Args:
+        where: ``"make"``, ``"reset"``, ``"step"`` or ``"close"``.
+        way: See ``hang``; or ``"exit"`` to end the process, ``"fork"`` to leave a child behind and hang.
+        here: The process that is spared; None for none.
+        file: Hangs only if there is a file of this name, which it removes. A child that is left behind is named there.
+        settings: Of the LifeEnv.
+    """
+
+    def __init__(self, *, where, way="sleep", here=None, file=None, **settings):
+        super().__init__(**settings)
+        self.where, self.way, self.here, self.file = where, way, here, file
+        self._come_to("make")
+
+    def _come_to(self, where):
+        if where != self.where or os.getpid() == self.here:
+            return
+        match self.way:
+            case "exit":
+                os._exit(3)
+            case "fork":
+                child = os.fork()
+                if child:
+                    Path(self.file).write_text(str(child))
+                hang("sleep")
+        if self.file is not None:
+            try:
+                os.unlink(self.file)
+            except FileNotFoundError:
+                return
+        hang(self.way)
+
+    def reset(self, seed=None, options=None):
+        self._come_to("reset")
+        return super().reset(seed, options)
+
+    def step(self, actions):
+        self._come_to("step")
+        return super().step(actions)
+
+    def close(self):
+        self._come_to("close")
+
+
+class LeavesChild(LifeEnv):
+    """Forks a process in the first reset, which waits; its id is in a file."""
+
+    def __init__(self, file):
+        super().__init__()
+        self.file = Path(file)
+
+    def reset(self, seed=None, options=None):
+        if not self.file.exists():
+            child = os.fork()
+            if not child:
+                hang("sleep")
+            self.file.write_text(str(child))
         return super().reset(seed, options)
 
 
