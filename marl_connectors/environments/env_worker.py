@@ -23,6 +23,7 @@ from marl_connectors.environments.env_failures import EnvFailure, EnvRestarts
 from marl_connectors.environments.env_setup import EnvSetup
 from marl_connectors.environments.find_env import REGISTERED
 from marl_connectors.environments.shared_columns import ColumnReader, ColumnWriter, Note, SharedBlock
+from marl_connectors.environments.time_limits import stop_watching
 from marl_connectors.environments.turn_based_env import TurnBasedEnv
 from marl_connectors.environments.turn_based_vector_env import TurnBasedVectorEnv
 from marl_connectors.environments.vector_env import VectorEnv
@@ -203,6 +204,7 @@ class WorkerTask:
 def run_worker(channel: Channel, task: WorkerTask) -> None:
     """Does what it is told over the channel, until it is told to stop or the other process is gone."""
     _leave_signals_to_parent()
+    stop_watching()
     np.random.seed()  # the global state is the same in all forks, and an environment may draw from it
     threading.Thread(target=_end_with_parent, daemon=True).start()
     server = None
