@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from gymnasium import spaces
 
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.common.batch_individual_items import BatchIndividualItems
@@ -15,6 +16,7 @@ from marl_connectors.connectors.connector_v2 import works_on_columns
 from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
 from marl_connectors.connectors.module_to_env.get_actions import GetActions
 from marl_connectors.connectors.module_to_env.module_to_env_pipeline import ModuleToEnvPipeline
+from marl_connectors.connectors.module_to_env.normalize_and_clip_actions import NormalizeAndClipActions
 from marl_connectors.env_runners.action_noise import ActionNoise
 from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup, Phase
 from marl_connectors.episodes.rows import Rows
@@ -30,11 +32,13 @@ class _BoundGroup(NamedTuple):
         forward: The forward pass of its modules.
         dist_cls: The distribution of their actions.
         columns: What the module-to-env pieces get, the same object in each step.
+        is_done: Whether the actions are what the environments get, and no later piece has anything to do.
     """
 
     forward: ArrayForward | SeparateForwards
     dist_cls: type[Distribution]
     columns: ColumnGroup
+    is_done: bool
 
 
 class SamplingPlan:
@@ -120,6 +124,7 @@ class SamplingPlan:
     def choose(self, batch: ColumnBatch, outputs: Sequence[np.ndarray]) -> ColumnBatch:
         """Actions, as all module-to-env pieces make them of what modules put out."""
         chosen: list[ColumnGroup] = []
+        are_done = True
         for given, inputs in zip(batch.groups, outputs, strict=True):
             bound = self._bound[given.rows]
             assert bound is not None
@@ -131,7 +136,9 @@ class SamplingPlan:
             if columns.action_dist_cls is None:
                 columns[Columns.ACTION_LOGP] = bound.dist_cls.logp_of_rows(inputs, columns[Columns.ACTIONS])
             chosen.append(columns)
-        self._after(chosen)
+            are_done &= bound.is_done
+        if not are_done:
+            self._after(chosen)
         return ColumnBatch(chosen, Phase.ITEMS)
 
     def _bind(self, columns: ColumnGroup, observations: np.ndarray) -> _BoundGroup | None:
@@ -146,7 +153,10 @@ class SamplingPlan:
         if dist_cls is None or (self._explore and not dist_cls.draws_from_noise(inputs.shape[-1])):
             return None
         own.action_dist_cls = dist_cls if get_actions.defers_logp else None
-        return _BoundGroup(forward, dist_cls, own)
+        later = [type(piece) for piece in list(self._module_to_env)[2:] if not piece.nothing_on_columns]
+        space = columns.rows.action_space
+        is_done = later == [NormalizeAndClipActions] and isinstance(space, spaces.Discrete) and not space.start
+        return _BoundGroup(forward, dist_cls, own, is_done)
 
 
 def _nothing(groups: Sequence[ColumnGroup]) -> None:
