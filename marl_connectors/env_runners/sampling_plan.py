@@ -153,10 +153,13 @@ class SamplingPlan:
         if dist_cls is None or (self._explore and not dist_cls.draws_from_noise(inputs.shape[-1])):
             return None
         own.action_dist_cls = dist_cls if get_actions.defers_logp else None
-        later = [type(piece) for piece in list(self._module_to_env)[2:] if not piece.nothing_on_columns]
-        space = columns.rows.action_space
-        is_done = later == [NormalizeAndClipActions] and isinstance(space, spaces.Discrete) and not space.start
-        return _BoundGroup(forward, dist_cls, own, is_done)
+        return _BoundGroup(forward, dist_cls, own, self._leaves_actions(columns.rows.action_space))
+
+    def _leaves_actions(self, space: Any) -> bool:
+        """Whether the pieces behind TensorToNumpy leave actions of a space as they are."""
+        later = [piece for piece in list(self._module_to_env)[2:] if not piece.nothing_on_columns]
+        are_plain = [type(piece) for piece in later] == [NormalizeAndClipActions] and not has_own_methods(later[0])
+        return are_plain and isinstance(space, spaces.Discrete) and not space.start
 
 
 def _nothing(groups: Sequence[ColumnGroup]) -> None:
