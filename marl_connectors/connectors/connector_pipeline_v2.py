@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -227,7 +227,7 @@ class ConnectorPipelineV2(ConnectorV2):
     ) -> ColumnBatch:
         """Runs all pieces, on columns where they can, and on items (with a conversion before and after) where not.
 
-        A hot path: with column pieces only, the cost is one call for each piece and group.
+        With column pieces only, the cost is one call for each piece and group.
 
         Raises:
             ConnectorError: If a piece fails; names the pipeline and the piece, with the piece's own error as cause.
@@ -260,6 +260,41 @@ class ConnectorPipelineV2(ConnectorV2):
             cause = error.__cause__ if isinstance(error, ConnectorError) and error.__cause__ else error
             raise self._failure(piece, error, group) from cause
         return batch
+
+    def bound(self, pieces: slice, rl_module: Any, **common: Any) -> Callable[[Sequence[ColumnGroup]], None]:
+        """The work of some pieces, all of which work on columns, as one call for the groups of a batch.
+
+        It is for whoever runs the same pieces many times, and holds until pieces come or go.
+
+        Args:
+            pieces: Which.
+            rl_module: As in ``__call__``.
+            **common: Whatever else the pieces are given in each call.
+        """
+        calls = [
+            (piece, on_columns, before_columns)
+            for piece, on_columns, _, before_columns in self._steps[pieces]
+            if on_columns is not None or before_columns is not None
+        ]
+
+        def run(groups: Sequence[ColumnGroup]) -> None:
+            at: ConnectorV2 = self
+            group: ColumnGroup | None = None
+            progress.module_id = None
+            try:
+                for piece, on_columns, before_columns in calls:
+                    at = piece
+                    if before_columns is not None:
+                        group = None
+                        before_columns(groups, rl_module)
+                    if on_columns is not None:
+                        for group in groups:
+                            on_columns(columns=group, rl_module=rl_module, **common)
+            except Exception as error:
+                cause = error.__cause__ if isinstance(error, ConnectorError) and error.__cause__ else error
+                raise self._failure(at, error, group) from cause
+
+        return run
 
     def explain(
         self,

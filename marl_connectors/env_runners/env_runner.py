@@ -14,7 +14,6 @@ from marl_connectors.callbacks import CallbackCalls
 from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
 from marl_connectors.connectors.module_to_env.get_actions import ACTION_NOISE
 from marl_connectors.connectors.module_to_env.module_to_env_pipeline import ModuleToEnvPipeline
-from marl_connectors.env_runners.action_noise import ActionNoise
 from marl_connectors.env_runners.data_checks import check_forward_batch
 from marl_connectors.env_runners.done_episodes import (
     DoneEpisode,
@@ -203,6 +202,7 @@ class EnvRunner(Stepper):
         self._look_at_pieces()
         self.rl_module.bind_buckets()
         self.rl_module.act()
+        self._plan.begin_sample(explore, self._shared_data, self.metrics)
         copies = len(self.vector_env.copies)
         told = self._episodes.told
         if told is not None:
@@ -347,7 +347,7 @@ class EnvRunner(Stepper):
     def get_state(self) -> dict[str, Any]:
         """Counts, connector states, and how to get the ongoing episodes back, as JSON data and arrays."""
         self._settle_counts()
-        batch = self._waiting_batch()
+        batch = self._batch
         episodes = None if batch is None else self._episodes.get_state()
         shared_data = {key: value for key, value in self._shared_data.items() if key != ACTION_NOISE}
         return {
@@ -398,9 +398,9 @@ class EnvRunner(Stepper):
                 f"{len(self.vector_env.copies)}. Use the same num_envs_per_env_runner."
             )
         self._seed = self.vector_env.seed = state["seed"]
-        self._noise = ActionNoise(self._seed)
-        self._shared_data = {ACTION_NOISE: self._noise}
-        self._noise.step = state["noise_step"]
+        self._noise.restart(self._seed, state["noise_step"])
+        self._shared_data.clear()
+        self._shared_data[ACTION_NOISE] = self._noise
         self.num_env_steps, self.num_agent_steps = state["num_env_steps"], state["num_agent_steps"]
         self.env_to_module.set_state(state["env_to_module"])
         self.module_to_env.set_state(state["module_to_env"])

@@ -12,6 +12,7 @@ from gymnasium import Space
 
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
+from marl_connectors.connectors.common.numpy_to_tensor import NumpyToTensor
 from marl_connectors.connectors.connector_v2 import works_on_columns
 from marl_connectors.connectors.defaults import DEFAULT_PIECES
 from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
@@ -31,15 +32,15 @@ from marl_connectors.env_runners.data_checks import (
 from marl_connectors.env_runners.deferred_logp import record_logp
 from marl_connectors.env_runners.lanes import LaneGroup
 from marl_connectors.env_runners.live_rows import orders
-from marl_connectors.env_runners.prepared_actions import PreparedActions
 from marl_connectors.env_runners.random_actions import random_batch
 from marl_connectors.env_runners.replayable_episodes import ReplayableEpisodes
+from marl_connectors.env_runners.sampling_plan import SamplingPlan
 from marl_connectors.env_runners.sampling_times import SamplingTimes
 from marl_connectors.env_runners.step_counts import StepCounts
 from marl_connectors.env_runners.turn_based_episodes import TurnBasedEpisodes
 from marl_connectors.environments.env_failures import EnvFailure
 from marl_connectors.environments.vector_env import VectorEnv, VectorStep
-from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup
+from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup, Phase
 from marl_connectors.episodes.rollout import take
 from marl_connectors.metrics import MetricsLogger
 from marl_connectors.rl_module.distributions import Distribution
@@ -47,8 +48,8 @@ from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.typing import AgentID, ModuleID
 
 _LOG = logging.getLogger(__name__)
-_DUE = ColumnBatch([])
-"""Stands for the next forward batch where nobody needs it, unless somebody asks."""
+_TO_TENSORS = NumpyToTensor()
+"""What stands last among the env-to-module pieces where the plan applies."""
 PolicyMappingFn = Callable[..., ModuleID]
 
 
@@ -110,7 +111,7 @@ class Stepper:
             action_spaces=env_to_module.action_space,
         )
         self._shared_data: dict[str, Any] = {ACTION_NOISE: self._noise}
-        self._prepared = PreparedActions()
+        self._plan = SamplingPlan(env_to_module, module_to_env, rl_module, self._noise)
         self._batch: ColumnBatch | None = None
         self._pick_actions: Callable[[list], Any] | None = None
         self._live: list[tuple[LaneGroup, Callable[[list], Any] | None]] = []  # groups that act, picking their items
@@ -126,7 +127,6 @@ class Stepper:
         pieces = [*self.env_to_module, *self.module_to_env]
         self._pieces_read_episodes = not all(works_on_columns(piece) for piece in pieces)
         self._pieces_write_episodes = any(type(piece) not in DEFAULT_PIECES for piece in self.env_to_module)
-        self._prepared.begin_sample(self.env_to_module, self.module_to_env)
 
     # One step.
 
@@ -135,7 +135,7 @@ class Stepper:
         began = perf_counter()
         if at_random:
             groups = [group for group, _ in self._live]
-            batch = random_batch(self._noise, groups, self._waiting_batch())
+            batch = random_batch(self._noise, groups, self._batch)
         else:
             batch = self._choose(explore)
         actions = self._record(batch)
@@ -209,28 +209,28 @@ class Stepper:
         return failures
 
     def _choose(self, explore: bool) -> ColumnBatch:
-        """What the module-to-env pipeline makes of the modules' outputs, by the short way if that is open."""
+        """What the module-to-env pipeline makes of what the modules put out."""
+        assert self._batch is not None
         began = perf_counter()
-        if self._prepared.is_open:
-            inputs = self._prepared.forward()
-            self._note_inference(perf_counter() - began)
-            return self._prepared.choose(inputs, self._noise)
-        module, batch = self.rl_module, self._waiting_batch()
-        began = perf_counter()
-        outputs = module.forward_exploration(batch) if explore else module.forward_inference(batch)
+        arrays = self._plan.forward(self._batch)
+        if arrays is None:
+            module, batch = self.rl_module, self._waiting_batch()
+            outputs = module.forward_exploration(batch) if explore else module.forward_inference(batch)
         self._note_inference(perf_counter() - began)
-        actions = self.module_to_env.run(
-            outputs,
-            rl_module=module,
-            episodes=self._episodes.acting(),
-            explore=explore,
-            shared_data=self._shared_data,
-            metrics=self.metrics["module_to_env"],
-        )
+        if arrays is not None:
+            actions = self._plan.choose(self._batch, arrays)
+        else:
+            actions = self.module_to_env.run(
+                outputs,
+                rl_module=self.rl_module,
+                episodes=self._episodes.acting(),
+                explore=explore,
+                shared_data=self._shared_data,
+                metrics=self.metrics["module_to_env"],
+            )
         if self._check_actions:
             check_actions(actions)
             self._check_actions = False
-        self._prepared.try_beside(actions, self._live, module, explore, self._noise)
         return actions
 
     def _note_inference(self, seconds: float) -> None:
@@ -278,24 +278,33 @@ class Stepper:
                 raise bad_observations(group, self.vector_env, own) from error
 
     def _waiting_batch(self) -> ColumnBatch | None:
-        """The next forward pass is of this."""
-        if self._batch is _DUE:
-            self._make_batch(is_needed=True)
-        return self._batch
+        """The next forward pass is of this: of tensors."""
+        batch = self._batch
+        if batch is not None and batch.phase is Phase.ARRAYS:
+            for columns in batch.groups:
+                _TO_TENSORS.on_columns(columns=columns)
+            batch.phase = Phase.TENSORS
+        return batch
 
-    def _make_batch(self, is_needed: bool = False) -> None:
-        """Runs the env-to-module pipeline on the newest observations, for the next forward pass, if that needs it."""
+    def _make_batch(self) -> None:
+        """Runs the env-to-module pipeline on the newest observations, for the next forward pass.
+
+        Where the plan may do without tensors, the batch stays in arrays.
+        """
         self._before_batch = None
-        if self._prepared.is_open and not is_needed:
-            self._batch = _DUE
-            return
-        if self._pieces_write_episodes:
+        if self._pieces_write_episodes and self._is_last_step:
             self._episodes.note_observations()
-            if self._is_last_step:
-                pieces, logger = self.env_to_module, self.metrics["env_to_module"]
-                self._before_batch = {"pieces": pieces.get_state(), "metrics": logger.get_state()}
-        groups = [ColumnGroup(group.rows) for group, _ in self._live]
-        self._batch = self._run_env_to_module(groups, self._episodes.acting())
+            self._before_batch = {
+                "pieces": self.env_to_module.get_state(),
+                "metrics": self.metrics["env_to_module"].get_state(),
+            }
+        if self._plan.is_possible:
+            began = perf_counter()
+            self._batch = self._plan.make_batch(group.rows for group, _ in self._live)
+            self.times.env_to_module += perf_counter() - began
+        else:
+            groups = [ColumnGroup(group.rows) for group, _ in self._live]
+            self._batch = self._run_env_to_module(groups, self._episodes.acting())
         if self._check_batch:
             check_forward_batch(self._batch, self.rl_module)
             self._check_batch = False
@@ -341,7 +350,7 @@ class Stepper:
 
     def _arrange(self) -> None:
         """Works out all orders anew, after agents came or went."""
-        self._prepared.begin_arrangement()
+        self._plan.begin_layout()
         self._settle_counts()
         module_order = {module_id: i for i, module_id in enumerate(self.rl_module.keys())}
         by_copy = self._episodes.lanes.acting()

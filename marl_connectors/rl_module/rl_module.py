@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 import torch
 from gymnasium import Space
 from torch import nn
@@ -115,6 +116,13 @@ class RLModule(nn.Module):
     def get_initial_state(self) -> dict[str, Any]:
         """The state before an episode's first step; ``{}`` for a stateless module."""
         return {}
+
+    def acting_outputs(self) -> Callable[[np.ndarray], np.ndarray] | None:
+        """What makes ``action_dist_inputs`` of the outputs of ``acting_layers``, in arrays; None if they are the same.
+
+        The function may change its argument in place, ``[B, k]``, or ``[M, B, k]`` of stacked modules.
+        """
+        return None
 
     def acting_layers(self) -> Sequence[MLP]:
         """The MLPs that lead from ``obs`` to ``action_dist_inputs`` when acting, one after another; none if more does.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from gymnasium import Space
 from torch import Tensor, nn
@@ -85,8 +86,12 @@ class DefaultPPORLModule(RLModule, ValueFunctionAPI, InferenceOnlyAPI):
         return own if self.vf_rnn is None else {"actor": own, "critic": self.vf_rnn.initial_state()}
 
     def acting_layers(self) -> Sequence[MLP]:
-        """The encoder of a vector and the policy head, where neither a recurrent layer nor log-stds stand between."""
-        return (self.encoder, self.pi) if self.rnn is None and self._log_stds.leave_outputs else ()
+        """The encoder of a vector and the policy head, where no recurrent layer stands between."""
+        return (self.encoder, self.pi) if self.rnn is None else ()
+
+    def acting_outputs(self) -> Callable[[np.ndarray], np.ndarray] | None:
+        """Where there are log standard deviations, puts them in their place and keeps them within bounds."""
+        return self._log_stds.array_inputs(None if self.log_std is None else self.log_std.detach().numpy())
 
     def _forward(self, batch: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
         embeddings, state = self._embed(batch)

@@ -71,7 +71,7 @@ class GetActions(ConnectorV2):
         """A hot path: one distribution for all modules of a group, if they agree on its class."""
         if Columns.ACTIONS in columns and Columns.ACTIONS not in columns.holders:
             return
-        dist_cls = self._common_dist_cls(rl_module, columns, explore)
+        dist_cls = self.common_dist_cls(rl_module, columns, explore)
         source = shared_data.get(ACTION_NOISE) if shared_data and explore else None
         noise = None if source is None or dist_cls is None else source.for_rows(columns, dist_cls)
         if noise is not None and columns[Columns.ACTION_DIST_INPUTS].ndim > noise.ndim:
@@ -87,7 +87,12 @@ class GetActions(ConnectorV2):
         else:
             columns[Columns.ACTION_LOGP] = distribution.logp(columns[Columns.ACTIONS])
 
-    def _common_dist_cls(self, rl_module: Any, columns: ColumnGroup, explore: bool | None) -> type[Distribution] | None:
+    @property
+    def defers_logp(self) -> bool:
+        """Whether log-probabilities are left for later, for the rows that ``common_dist_cls`` was asked for last."""
+        return self._defers_now
+
+    def common_dist_cls(self, rl_module: Any, columns: ColumnGroup, explore: bool | None) -> type[Distribution] | None:
         """The distribution class of all modules of a group that choose by one, asked for once; None if they differ."""
         asked = (columns.rows, explore, columns.holders)
         if self._asked is None or self._asked[0] is not asked[0] or self._asked[1:] != asked[1:]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -74,6 +75,12 @@ class TorchCategorical(Distribution):
 
     def logp(self, value: Tensor) -> Tensor:
         return self.log_probs.gather(-1, value.long().unsqueeze(-1)).squeeze(-1)
+
+    @classmethod
+    def actions_of_rows(cls, inputs: np.ndarray, noise: np.ndarray | None) -> Tree:
+        if not cls._computes_as(TorchCategorical, "from_logits", "sample", "to_deterministic"):
+            return super().actions_of_rows(inputs, noise)
+        return (inputs if noise is None else inputs + noise).argmax(-1)
 
     @classmethod
     def logp_of_rows(cls, inputs: np.ndarray, actions: Tree) -> np.ndarray:
@@ -167,6 +174,14 @@ class TorchMultiCategorical(Distribution):
 
     def logp(self, value: Tensor) -> Tensor:
         return self._choices.logp(value.reshape(self._choices.logits.shape[:-1])).sum(-1)
+
+    @classmethod
+    def actions_of_rows(cls, inputs: np.ndarray, noise: np.ndarray | None) -> Tree:
+        if not cls._computes_as(TorchMultiCategorical, "from_logits", "sample", "to_deterministic"):
+            return super().actions_of_rows(inputs, noise)
+        scores = inputs if noise is None else inputs + noise
+        bounds = [0, *accumulate(cls.input_lens)]
+        return np.stack([scores[:, begin:end].argmax(-1) for begin, end in pairwise(bounds)], axis=-1)
 
     @classmethod
     def logp_of_rows(cls, inputs: np.ndarray, actions: Tree) -> np.ndarray:

@@ -13,6 +13,7 @@ from marl_connectors.errors import ModuleError
 from marl_connectors.rl_module.distributions.distribution import Distribution
 from marl_connectors.seeding import StreamGenerator
 from marl_connectors.spaces import describe
+from marl_connectors.typing import Tree
 
 _EDGE = 1e-6
 """Squashed actions stay this far inside their range, where float32 can still tell where they came from."""
@@ -52,6 +53,18 @@ class TorchDiagGaussian(Distribution):
 
     def to_deterministic(self) -> Tensor:
         return self.mean
+
+    @classmethod
+    def actions_of_rows(cls, inputs: np.ndarray, noise: np.ndarray | None) -> Tree:
+        if not cls._computes_as(TorchDiagGaussian, "from_logits", "sample", "to_deterministic"):
+            return super().actions_of_rows(inputs, noise)
+        size = inputs.shape[-1] // 2
+        if noise is None:
+            return inputs[:, :size].copy()
+        actions = np.exp(inputs[:, size:])
+        actions *= noise
+        actions += inputs[:, :size]
+        return actions
 
     def logp(self, value: Tensor) -> Tensor:
         standardised = (value.reshape(self.mean.shape) - self.mean) * (-self.log_std).exp()
