@@ -139,10 +139,10 @@ class ActionNoise:
         noise = block.tensor[self.step - block.first]
         return noise if streams.pick is None else noise[torch.from_numpy(streams.pick).to(device)]
 
-    def array_for_rows(self, columns: ColumnGroup, dist_cls: type[Distribution]) -> np.ndarray | None:
+    def array_for_rows(self, rows: Rows, dist_cls: type[Distribution], num_inputs: int) -> np.ndarray | None:
         """The same noise in an array, for modules on the CPU, without a call of torch."""
-        streams = self._streams[self._group_of[columns.rows]]
-        block = self._block(streams, dist_cls, columns["action_dist_inputs"].shape[-1], _CPU)
+        streams = self._streams[self._group_of[rows]]
+        block = self._block(streams, dist_cls, num_inputs, _CPU)
         if block is None:
             return None
         noise = block.array[self.step - block.first]

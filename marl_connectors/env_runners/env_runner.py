@@ -14,7 +14,6 @@ from marl_connectors.callbacks import CallbackCalls
 from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
 from marl_connectors.connectors.module_to_env.get_actions import ACTION_NOISE
 from marl_connectors.connectors.module_to_env.module_to_env_pipeline import ModuleToEnvPipeline
-from marl_connectors.env_runners.data_checks import check_forward_batch
 from marl_connectors.env_runners.done_episodes import (
     DoneEpisode,
     check_sample_size,
@@ -26,7 +25,6 @@ from marl_connectors.env_runners.done_episodes import (
 from marl_connectors.env_runners.episode_callbacks import EPISODE_CALLBACKS, EpisodeCallbacks
 from marl_connectors.env_runners.episode_metrics import Tally, summarize, tally_from_state
 from marl_connectors.env_runners.sampling_times import SamplingTimes
-from marl_connectors.env_runners.saved_batch import batch_from_state, batch_to_state
 from marl_connectors.env_runners.stepper import PolicyMappingFn, Stepper
 from marl_connectors.environments.action_history import HISTORY_BYTES
 from marl_connectors.environments.env_failures import EnvFailure, EnvRestarts, FailureCounts
@@ -183,7 +181,7 @@ class EnvRunner(Stepper):
         try:
             episodes = self._sample(num_timesteps, num_episodes, explore, random_actions, force_reset, is_enough)
         except BaseException as error:
-            self._batch = None  # nobody knows what the copies, or the episodes, are in the middle of
+            self.restart_episodes()  # nobody knows what the copies, or the episodes, are in the middle of
             if isinstance(error, EnvError):
                 self._check_outputs()  # for which an environment could do nothing
             raise
@@ -199,21 +197,14 @@ class EnvRunner(Stepper):
         force_reset: bool,
         is_enough: Callable[[int], bool] | None,
     ) -> list[Any]:
-        self._look_at_pieces()
-        self.rl_module.bind_buckets()
-        self.rl_module.act()
-        self._plan.begin_sample(explore, self._shared_data, self.metrics)
+        self._begin(explore)
         copies = len(self.vector_env.copies)
         told = self._episodes.told
         if told is not None:
             told.begin_sample(None if num_episodes is None else shares(copies, num_episodes))
-        self._is_last_step = num_timesteps == 0
         numbers = [copy.episode_number for copy in self.vector_env.copies]
-        if self._batch is None or force_reset or num_episodes is not None:
-            self._exploring = explore
+        if not self._goes_on or force_reset or num_episodes is not None:
             self._reset()
-        else:
-            self._set_exploring(explore)
         if num_episodes is not None:
             wanted = num_episodes
 
@@ -224,13 +215,13 @@ class EnvRunner(Stepper):
                 if must_stop():
                     done = first_rounds(self._episodes.done, copies)
                     break
-                self._take_step(explore, random_actions)
+                self._take_step(random_actions)
         else:
             enough = self.num_env_steps + (num_timesteps or 0)
             while self.num_env_steps < enough:
-                self._is_last_step = self.num_env_steps + copies >= enough
-                self._take_step(explore, random_actions)
+                self._take_step(random_actions)
             done = self._episodes.done
+        self._look_ahead()
         self._complete_fragment()
         self._episodes.take_done()
         self._finished += [entry.tally for entry in done]
@@ -241,7 +232,7 @@ class EnvRunner(Stepper):
                 told.cut(chunks)
             episodes += chunks
         else:
-            self._batch = None  # the next sample starts afresh
+            self.restart_episodes()
             self._forget_unfinished(done, numbers)
         self._uncredited_reward += sum(episode.uncredited_reward for episode in episodes)
         self.callbacks.tell("on_sample_end", env_runner=self, metrics_logger=self.callback_metrics, samples=episodes)
@@ -336,7 +327,8 @@ class EnvRunner(Stepper):
 
     def restart_episodes(self) -> None:
         """Drops ongoing episodes; the next sample begins new ones."""
-        self._batch = None
+        self._goes_on = False
+        self._plan.forget()
 
     def close(self) -> None:
         """Closes the environment copies."""
@@ -347,9 +339,7 @@ class EnvRunner(Stepper):
     def get_state(self) -> dict[str, Any]:
         """Counts, connector states, and how to get the ongoing episodes back, as JSON data and arrays."""
         self._settle_counts()
-        batch = self._batch
-        episodes = None if batch is None else self._episodes.get_state()
-        shared_data = {key: value for key, value in self._shared_data.items() if key != ACTION_NOISE}
+        episodes = self._episodes.get_state() if self._goes_on else None
         return {
             "seed": self._seed,
             "num_env_steps": self.num_env_steps,
@@ -358,10 +348,8 @@ class EnvRunner(Stepper):
             "env_to_module": self.env_to_module.get_state(),
             "module_to_env": self.module_to_env.get_state(),
             "episodes": episodes,
-            "episodes_too_long": batch is not None and episodes is None,
-            "batch": None if episodes is None or batch is None else batch_to_state(batch, shared_data),
-            "exploring": self._exploring,
-            "before_batch": self._before_batch,
+            "episodes_too_long": self._goes_on and episodes is None,
+            **self._plan.get_state(with_batch=episodes is not None),
             "metrics": {name: logger.get_state() for name, logger in self.metrics.items()},
             "callback_metrics": self.callback_metrics.get_state(),
             "counts": self._counts.get_state(),
@@ -374,7 +362,7 @@ class EnvRunner(Stepper):
 
     def why_episodes_are_not_kept(self) -> str:
         """Why a checkpoint of now could not bring the ongoing episodes back; ``""`` if it can, or there are none."""
-        return "" if self._batch is None or self._episodes.can_be_replayed else self._why_not_replayed
+        return "" if not self._goes_on or self._episodes.can_be_replayed else self._why_not_replayed
 
     @property
     def _why_not_replayed(self) -> str:
@@ -415,31 +403,21 @@ class EnvRunner(Stepper):
             logger.set_state(state.get("metrics", {}).get(name, []))
         self.callback_metrics.set_state(state.get("callback_metrics", []))
         self._episodes.lost = FailureCounts(**state.get("lost", {}))
-        self._batch = None
-        self._exploring = state["exploring"]
+        self.restart_episodes()
         if new_episodes:
             return
         if state["episodes"] is not None:
             self._episodes.set_state(state["episodes"])
             self._arrange()
-            self._restore_batch(state["batch"])
-            self._before_batch = state["before_batch"]
+            self._goes_on = True
+            device = next((parameter.device for parameter in self.rl_module.parameters()), torch.device("cpu"))
+            self._plan.set_state(state, device)
         elif state["episodes_too_long"]:
             warnings.warn(
                 f"EnvRunner: {self._why_not_replayed}, so the run goes on with new episodes, and not step for step as "
                 f"if it had never stopped.",
                 stacklevel=2,
             )
-
-    def _restore_batch(self, state: dict[str, Any] | None) -> None:
-        """The forward batch of a checkpoint; made anew if pieces put something in that no file can hold."""
-        if state is None:
-            self._make_batch()
-            return
-        device = next((parameter.device for parameter in self.rl_module.parameters()), torch.device("cpu"))
-        self._batch, shared_data = batch_from_state(state, [group.rows for group, _ in self._live], device)
-        check_forward_batch(self._batch, self.rl_module)
-        self._shared_data.update(shared_data)
 
 
 MultiAgentEnvRunner = EnvRunner

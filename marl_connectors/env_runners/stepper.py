@@ -12,12 +12,8 @@ from gymnasium import Space
 
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
-from marl_connectors.connectors.common.numpy_to_tensor import NumpyToTensor
-from marl_connectors.connectors.connector_v2 import works_on_columns
-from marl_connectors.connectors.defaults import DEFAULT_PIECES
 from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
 from marl_connectors.connectors.module_to_env.get_actions import ACTION_NOISE
-from marl_connectors.connectors.module_to_env.listify_data_for_vector_env import env_action_array, env_actions
 from marl_connectors.connectors.module_to_env.module_to_env_pipeline import ModuleToEnvPipeline
 from marl_connectors.env_runners.acting_check import check_outputs
 from marl_connectors.env_runners.action_noise import ActionNoise
@@ -25,14 +21,10 @@ from marl_connectors.env_runners.data_checks import (
     OutOfBounds,
     bad_observations,
     bad_rewards,
-    check_actions,
     check_columns,
-    check_forward_batch,
 )
-from marl_connectors.env_runners.deferred_logp import record_logp
 from marl_connectors.env_runners.lanes import LaneGroup
 from marl_connectors.env_runners.live_rows import orders
-from marl_connectors.env_runners.random_actions import random_batch
 from marl_connectors.env_runners.replayable_episodes import ReplayableEpisodes
 from marl_connectors.env_runners.sampling_plan import SamplingPlan
 from marl_connectors.env_runners.sampling_times import SamplingTimes
@@ -40,16 +32,12 @@ from marl_connectors.env_runners.step_counts import StepCounts
 from marl_connectors.env_runners.turn_based_episodes import TurnBasedEpisodes
 from marl_connectors.environments.env_failures import EnvFailure
 from marl_connectors.environments.vector_env import VectorEnv, VectorStep
-from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup, Phase
 from marl_connectors.episodes.rollout import take
 from marl_connectors.metrics import MetricsLogger
-from marl_connectors.rl_module.distributions import Distribution
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.typing import AgentID, ModuleID
 
 _LOG = logging.getLogger(__name__)
-_TO_TENSORS = NumpyToTensor()
-"""What stands last among the env-to-module pieces where the plan applies."""
 PolicyMappingFn = Callable[..., ModuleID]
 
 
@@ -111,62 +99,46 @@ class Stepper:
             action_spaces=env_to_module.action_space,
         )
         self._shared_data: dict[str, Any] = {ACTION_NOISE: self._noise}
-        self._plan = SamplingPlan(env_to_module, module_to_env, rl_module, self._noise)
-        self._batch: ColumnBatch | None = None
+        self._plan = SamplingPlan(
+            self._noise, self._shared_data, self._acting_episodes, gives_arrays=vector_env.is_batched
+        )
+        self._goes_on = False  # whether the next sample continues the episodes of this one
         self._pick_actions: Callable[[list], Any] | None = None
         self._live: list[tuple[LaneGroup, Callable[[list], Any] | None]] = []  # groups that act, picking their items
-        self._check_batch = self._check_actions = True
-        self._exploring = explore
-        self._is_last_step = False  # of a sample
-        self._before_batch: dict[str, Any] | None = None
-        self._deferred_logp: dict[int, type[Distribution]] = {}
-        self._look_at_pieces()
+        self._begin(explore)
 
-    def _look_at_pieces(self) -> None:
-        """What the pieces need of the episodes; they may come and go between samples."""
-        pieces = [*self.env_to_module, *self.module_to_env]
-        self._pieces_read_episodes = not all(works_on_columns(piece) for piece in pieces)
-        self._pieces_write_episodes = any(type(piece) not in DEFAULT_PIECES for piece in self.env_to_module)
+    def _begin(self, explore: bool) -> None:
+        """Looks at pieces and modules, which may be others than in the sample before."""
+        self.rl_module.bind_buckets()
+        self.rl_module.act()
+        sees_anew = self._plan.begin(
+            self.env_to_module, self.module_to_env, self.rl_module, explore=explore, metrics=self.metrics
+        )
+        if sees_anew:
+            self._episodes.restore_observations()
+
+    def _acting_episodes(self) -> list[Any]:
+        """For pieces that look at episodes."""
+        self._episodes.sync()
+        return self._episodes.acting()
 
     # One step.
 
-    def _take_step(self, explore: bool, at_random: bool) -> None:
+    def _take_step(self, at_random: bool) -> None:
         """A hot path: everything here is per vector step and group, nothing is per agent."""
-        began = perf_counter()
-        if at_random:
-            groups = [group for group, _ in self._live]
-            batch = random_batch(self._noise, groups, self._batch)
-        else:
-            batch = self._choose(explore)
-        actions = self._record(batch)
+        actions = self._plan.act(self.times, at_random=at_random)
         chosen = actions if self._pick_actions is None else self._pick_actions(actions)
         self._noise.step += 1
         self.num_env_steps += len(actions) if self.vector_env.has_rests else len(self.vector_env.copies)
         self.num_agent_steps += len(actions)
         self._counts.vector_steps += 1
-        acted = perf_counter()
-        self.times.module_to_env += acted - began
         if self._turn_based:
             self._take_turns(list(chosen))
             return
+        acted = perf_counter()
         step = self.vector_env.step(chosen)
         self.times.env_step += perf_counter() - acted
         self._take_in(step)
-
-    def _record(self, batch: ColumnBatch) -> Any:
-        """Writes down what the modules put out; the actions, group by group."""
-        actions: Any = []
-        for (group, _), columns in zip(self._live, batch.groups, strict=True):
-            columns.record_in(group.rollout, group.positions)
-            if self.vector_env.is_batched:
-                actions.append(env_action_array(columns))
-            else:
-                actions += env_actions(columns)
-            if columns.action_dist_cls is not None:
-                self._deferred_logp[group.index] = columns.action_dist_cls
-        if self.vector_env.is_batched:
-            return actions[0] if len(actions) == 1 else np.concatenate(actions)
-        return actions
 
     def _take_in(self, step: VectorStep) -> None:
         """Writes down what a step of all copies led to, and prepares the next one."""
@@ -181,7 +153,6 @@ class Stepper:
             self._episodes.lanes.write_infos(env_index, infos)
         if self._episodes.told is not None:
             self._episodes.told.went_on(step.transitions)
-        self._make_batch()
 
     def _take_turns(self, actions: list[Any]) -> None:
         """The rest of a step of turn-based copies, in each of which another agent acts next."""
@@ -192,13 +163,11 @@ class Stepper:
         self.times.env_step += perf_counter() - began
         self._note_failures()
         episodes.follow_turns(turns)
-        if self._pieces_write_episodes and episodes.ended_agents:
-            self._run_env_to_module(episodes.ended_rows(), episodes.ended)
+        self._show_ended()
         episodes.observe()
         if episodes.told is not None:
             episodes.told.went_on(turns)
         self._arrange()
-        self._make_batch()
 
     def _note_failures(self) -> list[EnvFailure]:
         """Tells the log of copies that go on with another episode, and counts."""
@@ -207,35 +176,6 @@ class Stepper:
             _LOG.warning("%s The copy goes on with another episode.", failure.message)
         self._episodes.lost.num_env_failures += len(failures)
         return failures
-
-    def _choose(self, explore: bool) -> ColumnBatch:
-        """What the module-to-env pipeline makes of what the modules put out."""
-        assert self._batch is not None
-        began = perf_counter()
-        arrays = self._plan.forward(self._batch)
-        if arrays is None:
-            module, batch = self.rl_module, self._waiting_batch()
-            outputs = module.forward_exploration(batch) if explore else module.forward_inference(batch)
-        self._note_inference(perf_counter() - began)
-        if arrays is not None:
-            actions = self._plan.choose(self._batch, arrays)
-        else:
-            actions = self.module_to_env.run(
-                outputs,
-                rl_module=self.rl_module,
-                episodes=self._episodes.acting(),
-                explore=explore,
-                shared_data=self._shared_data,
-                metrics=self.metrics["module_to_env"],
-            )
-        if self._check_actions:
-            check_actions(actions)
-            self._check_actions = False
-        return actions
-
-    def _note_inference(self, seconds: float) -> None:
-        self.times.rlmodule_inference += seconds
-        self.times.module_to_env -= seconds  # which is what a step's beginning takes beside it
 
     def _credit(self, group: LaneGroup, rewards: Any, step: VectorStep) -> None:
         try:
@@ -248,8 +188,7 @@ class Stepper:
 
     def _follow(self, step: VectorStep) -> None:
         rearranged = self._episodes.follow(step.transitions, reset=lambda: self._reset_over(step))
-        if self._pieces_write_episodes and self._episodes.ended_agents:
-            self._run_env_to_module(self._episodes.ended_rows(), self._episodes.ended)
+        self._show_ended()
         if rearranged:
             self._arrange()
         else:
@@ -277,68 +216,27 @@ class Stepper:
             except (TypeError, ValueError) as error:
                 raise bad_observations(group, self.vector_env, own) from error
 
-    def _waiting_batch(self) -> ColumnBatch | None:
-        """The next forward pass is of this: of tensors."""
-        batch = self._batch
-        if batch is not None and batch.phase is Phase.ARRAYS:
-            for columns in batch.groups:
-                _TO_TENSORS.on_columns(columns=columns)
-            batch.phase = Phase.TENSORS
-        return batch
-
-    def _make_batch(self) -> None:
-        """Runs the env-to-module pipeline on the newest observations, for the next forward pass.
-
-        Where the plan may do without tensors, the batch stays in arrays.
-        """
-        self._before_batch = None
-        if self._pieces_write_episodes and self._is_last_step:
-            self._episodes.note_observations()
-            self._before_batch = {
-                "pieces": self.env_to_module.get_state(),
-                "metrics": self.metrics["env_to_module"].get_state(),
-            }
-        if self._plan.is_possible:
-            began = perf_counter()
-            self._batch = self._plan.make_batch(group.rows for group, _ in self._live)
-            self.times.env_to_module += perf_counter() - began
-        else:
-            groups = [ColumnGroup(group.rows) for group, _ in self._live]
-            self._batch = self._run_env_to_module(groups, self._episodes.acting())
-        if self._check_batch:
-            check_forward_batch(self._batch, self.rl_module)
-            self._check_batch = False
-
-    def _set_exploring(self, explore: bool) -> None:
-        """For the next steps. Pieces of the user's see the batch that waits anew, as it was made under another flag."""
-        changed, before = explore != self._exploring, self._before_batch
-        self._exploring = explore
-        if changed and before is not None:
-            self.env_to_module.set_state(before["pieces"])
-            self.metrics["env_to_module"].set_state(before["metrics"])
-            self._episodes.restore_observations()
-            self._make_batch()
-
-    def _run_env_to_module(self, groups: list[ColumnGroup], episodes: list[Any]) -> ColumnBatch:
-        if self._pieces_read_episodes:
+    def _show_ended(self) -> None:
+        """Last observations pass the pieces that may write to episodes, as others do in the step that acts on them."""
+        if self._episodes.ended_agents and self._plan.looks_ahead:
             self._episodes.sync()
-        began = perf_counter()
-        batch = self.env_to_module.run(
-            ColumnBatch(groups),
-            rl_module=self.rl_module,
-            episodes=episodes,
-            explore=self._exploring,
-            shared_data=self._shared_data,
-            metrics=self.metrics["env_to_module"],
-        )
-        self.times.env_to_module += perf_counter() - began
-        return batch
+            began = perf_counter()
+            self._plan.show(self._episodes.ended_rows(), self._episodes.ended)
+            self.times.env_to_module += perf_counter() - began
+
+    def _look_ahead(self) -> None:
+        """At the end of a sample, so do those that the next one acts on, before the chunks are handed out."""
+        if self._plan.looks_ahead:
+            self._episodes.note_observations()
+            began = perf_counter()
+            self._plan.prepare()
+            self.times.env_to_module += perf_counter() - began
 
     # Beginnings and ends.
 
     def _reset(self) -> None:
         began = perf_counter()
-        self._deferred_logp.clear()
+        self._plan.forget()
         items = self._episodes.reset()
         self.times.env_reset += perf_counter() - began
         self._note_failures()
@@ -346,21 +244,18 @@ class Stepper:
         self._observe(items)
         if self._episodes.told is not None:
             self._episodes.told.started()
-        self._make_batch()
+        self._goes_on = True
 
     def _arrange(self) -> None:
         """Works out all orders anew, after agents came or went."""
-        self._plan.begin_layout()
         self._settle_counts()
         module_order = {module_id: i for i, module_id in enumerate(self.rl_module.keys())}
         by_copy = self._episodes.lanes.acting()
-        served = [(group, group.rows.module_ids) for group, _ in self._live]
         self._episodes.lanes.arrange(module_order)
         groups = [group for group in self._episodes.lanes.groups if group.acting]
         picks, self._pick_actions = orders(by_copy, [group.acting for group in groups])
         self._live = list(zip(groups, picks, strict=True))
-        if not self._turn_based or served != [(group, group.rows.module_ids) for group, _ in self._live]:
-            self._check_batch = self._check_actions = True
+        self._plan.bind([group.rows for group in groups])
         self._place_in_time()
 
     def _place_in_time(self) -> None:
@@ -395,6 +290,4 @@ class Stepper:
         for group in self._episodes.lanes.groups:
             out_of_bounds = self._out_of_bounds if self._check_spaces else None
             check_columns(group, self.vector_env, self._episodes.in_rollouts, out_of_bounds)
-            dist_cls = self._deferred_logp.pop(group.index, None)
-            if dist_cls is not None:
-                record_logp(group, dist_cls)
+        self._plan.complete()

@@ -89,6 +89,12 @@ class ColumnGroup(dict[str, Any]):
         group.sequences = self.sequences
         return group
 
+    def take_from(self, other: ColumnGroup) -> None:
+        """Takes the columns of another group for the same rows in place of its own."""
+        self.clear()
+        self.update(other)
+        self.holders, self.action_dist_cls = other.holders, other.action_dist_cls
+
     def module_columns(self) -> Iterator[tuple[ModuleID, Mapping[str, Any]]]:
         """Each module's own part of all columns, as the module gets it: sequences are filled up."""
         if self.sequences is not None:

@@ -1,11 +1,11 @@
-"""Forward passes of plain modules as a handful of array operations that are bound beforehand."""
+"""Forward passes for acting, bound to a number of rows: array operations on weights that lie as they are multiplied."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,137 +13,514 @@ from gymnasium import spaces
 from torch import nn
 from torch.nn.modules import module as torch_module
 
-from marl_connectors.episodes.column_batch import ColumnGroup
-from marl_connectors.rl_module.array_layers import ArrayLayer, is_watched, run_layers
+from marl_connectors.rl_module.array_layers import BLOCK, Activation, is_watched, row_tile
 from marl_connectors.rl_module.encoders import Encoder, FlatPart
 from marl_connectors.rl_module.layers import ACTIVATIONS, MLP, LayerNorm, Linear
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
+from marl_connectors.rl_module.recurrent_layers import GRU, LSTM, RecurrentLayer
 from marl_connectors.rl_module.rl_module import RLModule
+from marl_connectors.typing import ModuleID, Tree
 
-_KNOWN = {MLP, Encoder, FlatPart, Linear, LayerNorm, nn.ModuleList, *ACTIVATIONS.values()}
+_KNOWN = {MLP, Encoder, FlatPart, Linear, LayerNorm, LSTM, GRU, nn.ModuleList, *ACTIVATIONS.values()}
 """Layers whose forward passes are known here; somebody may have put others in their place."""
-Finish = Callable[[np.ndarray], np.ndarray]
+_UNRELATED = {
+    "__init__",
+    "setup",
+    "compute_values",
+    "_forward_train",
+    "get_initial_state",
+    "get_inference_action_dist_cls",
+    "get_exploration_action_dist_cls",
+    "get_train_action_dist_cls",
+    "get_non_inference_attributes",
+    "make_target_networks",
+    "get_target_network_pairs",
+    "get_state",
+    "set_state",
+    "extra_repr",
+    "__repr__",
+}
+"""Methods that a forward pass for acting does not go through, or that are called all the same."""
+_WIDTH = 16
+"""Weights are filled up to a multiple of so many outputs: matrix products treat narrower ones in other ways."""
 _FEW = 8
-"""Up to how many modules with unlike numbers of rows are run one after another; more of them pay when stacked."""
+"""Up to how many modules of unlike architectures are bound one after another."""
+_SPARE_ROWS = 1024
+"""So many rows of padding cost about as much as running a module by itself."""
+
+Finish = Callable[[np.ndarray], np.ndarray]
+Chain = Sequence[MLP | RecurrentLayer]
+
+
+class ActingLayers(NamedTuple):
+    """What a module computes when acting; see ``RLModule.acting_layers``.
+
+    Attributes:
+        chain: The layers from ``obs`` to the outputs of the policy head.
+        beside: By the name of a part of the state, the chain of layers that carries it on.
+        part: The name of the part of the state that ``chain`` carries on; None for all of it.
+        kind: Equal for modules whose layers have like shapes and activations.
+    """
+
+    chain: Chain
+    beside: Mapping[str, Chain]
+    part: str | None
+    kind: Any
+
+
+class _Place(NamedTuple):
+    """Where the rows of ``M`` modules stand among ``[M, P]`` rows with padding.
+
+    Attributes:
+        lead: ``(P,)`` for a module alone, else ``(M, P)``.
+        rows: How many rows each module has; None if they differ.
+        index: ``[B]`` the module, and the place among its rows, of each row where they differ.
+        num_rows: ``B``.
+    """
+
+    lead: tuple[int, ...]
+    rows: int | None
+    index: tuple[np.ndarray, np.ndarray] | None
+    num_rows: int
+
+    @classmethod
+    def of(cls, counts: Sequence[int]) -> _Place:
+        """For modules with so many rows each."""
+        longest = -(-max(counts) // row_tile()) * row_tile()
+        total = sum(counts)
+        if len(counts) == 1:
+            return cls((longest,), total, None, total)
+        if len(set(counts)) == 1:
+            return cls((len(counts), longest), counts[0], None, total)
+        within = np.concatenate([np.arange(count) for count in counts])
+        return cls((len(counts), longest), None, (np.repeat(np.arange(len(counts)), counts), within), total)
+
+    def put(self, buffer: np.ndarray, values: np.ndarray) -> None:
+        """Writes ``[B, n]`` to ``[*lead, n]``. A hot path."""
+        if self.index is not None:
+            buffer[self.index] = values
+        elif len(self.lead) == 1:
+            buffer[: self.num_rows] = values
+        else:
+            buffer[:, : self.rows] = values.reshape(self.lead[0], self.rows, -1)
+
+    def take(self, padded: np.ndarray, width: int) -> np.ndarray:
+        """``[B, width]`` of ``[*lead, n]``. A hot path."""
+        if self.index is not None:
+            return padded[self.index][:, :width]
+        if len(self.lead) == 1:
+            return padded[: self.num_rows, :width]
+        return padded[:, : self.rows, :width].reshape(self.num_rows, width)
+
+
+class _Dense:
+    """Linear layers with activations, one after another, of one module or stacked."""
+
+    def __init__(self, stacks: Sequence[Sequence[MLP]], lead: tuple[int, ...], in_width: int, fresh: bool):
+        """Binds.
+
+        Args:
+            stacks: One MLP after another, each of all modules.
+            lead: ``(P,)`` or ``(M, P)`` rows.
+            in_width: How wide the inputs are, with padding.
+            fresh: Whether each call gives an array of its own, instead of one that the next call writes to.
+        """
+        self._sources: list[tuple[list[Linear], np.ndarray, np.ndarray]] = []
+        self._steps: list[tuple[np.ndarray, np.ndarray, Activation | None, np.ndarray | None]] = []
+        self._product = np.dot if len(lead) == 1 else np.matmul
+        width = in_width
+        for own in stacks:
+            for i, layer in enumerate(own[0]._linear_layers):
+                activation = own[0].activation_after(i)
+                self.width = layer.out_features
+                shape = (width, _filled_up(layer.out_features))
+                weight = np.zeros((*lead[:-1], *shape), np.float32)
+                bias = np.zeros((*lead, shape[1]), np.float32)
+                self._sources.append(([mlp._linear_layers[i] for mlp in own], weight, bias))
+                self._steps.append((weight, bias, activation, np.empty(bias.shape, np.float32)))
+                width = shape[1]
+        if fresh:
+            self._steps[-1] = (*self._steps[-1][:-1], None)
+
+    def load(self) -> None:
+        """Copies the parameters as they are now."""
+        for layers, weight, bias in self._sources:
+            alone = weight.ndim == 2
+            for i, layer in enumerate(layers):
+                own, own_bias = (weight, bias) if alone else (weight[i], bias[i])
+                own[: layer.in_features, : layer.out_features] = layer.weight.detach().numpy().T
+                own_bias[:, : layer.out_features] = layer.bias.detach().numpy()
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        """``[*lead, out]``, filled up, of ``[*lead, in]``. A hot path."""
+        product = self._product
+        for weight, bias, activation, out in self._steps:
+            x = product(x, weight) if out is None else product(x, weight, out)
+            x += bias
+            if activation is not None:
+                activation(x, x)
+        return x
+
+
+class _Cell:
+    """One step of an LSTM or a GRU, of one module or stacked."""
+
+    def __init__(self, layers: Sequence[RecurrentLayer], lead: tuple[int, ...], in_width: int):
+        """Binds.
+
+        Args:
+            layers: Of all modules.
+            lead: ``(P,)`` or ``(M, P)`` rows.
+            in_width: How wide the inputs are, with padding.
+        """
+        first = layers[0]
+        self._layers = layers
+        self._is_lstm = isinstance(first, LSTM)
+        self._product = np.dot if len(lead) == 1 else np.matmul
+        self.size = first.size
+        self.width = _filled_up(first.size)  # of the gates and states, each
+        gates = first._num_gates * self.width
+        self._of_input = np.zeros((*lead[:-1], in_width, gates), np.float32)
+        self._of_memory = np.zeros((*lead[:-1], self.width, gates), np.float32)
+        self._bias = np.zeros((*lead, gates), np.float32)
+        self._memory_bias = np.zeros((*lead, gates), np.float32)
+        self._gates, self._remembered = np.empty_like(self._bias), np.empty_like(self._bias)
+        self._before = {name: np.zeros((*lead, self.width), np.float32) for name in first.initial_state()}
+
+    def load(self) -> None:
+        """Copies the parameters as they are now."""
+        alone = self._of_input.ndim == 2
+        for i, layer in enumerate(self._layers):
+            for target, source in (
+                (self._of_input, layer.weight_ih_l0.detach().numpy().T),
+                (self._of_memory, layer.weight_hh_l0.detach().numpy().T),
+                (self._bias, layer.bias_ih_l0.detach().numpy()),
+                (self._memory_bias, layer.bias_hh_l0.detach().numpy()),
+            ):
+                own = target if alone else target[i]
+                rows = len(source) if source.ndim == 2 else len(own)
+                by_gate = own.reshape(len(own), layer._num_gates, self.width)
+                by_gate[:rows, :, : self.size] = source.reshape(-1, layer._num_gates, self.size)
+
+    def __call__(self, x: np.ndarray, place: _Place, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The next state, ``[*lead, width]`` each; ``h`` is what is put out. A hot path."""
+        before, width = self._before, self.width
+        for name, leaf in before.items():
+            place.put(leaf[..., : self.size], state[name])
+        gates = self._product(x, self._of_input, self._gates)
+        gates += self._bias
+        remembered = self._product(before["h"], self._of_memory, self._remembered)
+        remembered += self._memory_bias
+        if not self._is_lstm:
+            return self._gru(gates, remembered, before["h"])
+        gates += remembered
+        new = np.tanh(gates[..., 2 * width : 3 * width])
+        _sigmoid(gates)
+        write, keep, read = gates[..., :width], gates[..., width : 2 * width], gates[..., 3 * width :]
+        new *= write
+        c = keep * before["c"]
+        c += new
+        h = np.tanh(c)
+        h *= read
+        return {"h": h, "c": c}
+
+    def _gru(self, gates: np.ndarray, remembered: np.ndarray, before: np.ndarray) -> dict[str, np.ndarray]:
+        width = self.width
+        both = gates[..., : 2 * width] + remembered[..., : 2 * width]
+        _sigmoid(both)
+        reset, keep = both[..., :width], both[..., width:]
+        new = reset * remembered[..., 2 * width :]
+        new += gates[..., 2 * width :]
+        np.tanh(new, new)
+        h = before - new
+        h *= keep
+        h += new
+        return {"h": h}
+
+
+def _sigmoid(x: np.ndarray) -> None:
+    """In place. A hot path: numpy's tanh is several times faster than its exp."""
+    x *= np.float32(0.5)
+    np.tanh(x, x)
+    x *= np.float32(0.5)
+    x += np.float32(0.5)
+
+
+class _Network:
+    """A chain of layers with at most one recurrent one."""
+
+    def __init__(self, chains: Sequence[Chain], lead: tuple[int, ...], in_width: int):
+        """Binds the chains of all modules for rows of so many numbers."""
+        at = next((i for i, layer in enumerate(chains[0]) if isinstance(layer, RecurrentLayer)), None)
+        columns: list[list[Any]] = [list(layers) for layers in zip(*chains, strict=True)]
+        before, after = (columns, []) if at is None else (columns[:at], columns[at + 1 :])
+        self._before = self._cell = self._after = None
+        width = in_width
+        if _has_layers(before):
+            self._before = _Dense(before, lead, width, fresh=at is None)
+            width = _filled_up(self._before.width)
+        if at is not None:
+            self._cell = _Cell(columns[at], lead, width)
+            width = self._cell.width
+        if _has_layers(after):
+            self._after = _Dense(after, lead, width, fresh=True)
+        last = self._after or self._cell or self._before
+        self.width = last.size if isinstance(last, _Cell) else last.width if last is not None else None
+
+    def load(self) -> None:
+        """Copies the parameters as they are now."""
+        for part in (self._before, self._cell, self._after):
+            if part is not None:
+                part.load()
+
+    def __call__(self, x: np.ndarray, place: _Place, state: Any) -> tuple[np.ndarray, Any]:
+        """The outputs, with padding, and the next state, ``[B, size]`` each. A hot path."""
+        if self._before is not None:
+            x = self._before(x)
+        cell = self._cell
+        if cell is None:
+            return x, None
+        after = cell(x, place, state)
+        x = after["h"]
+        if self._after is not None:
+            x = self._after(x)
+        return x, {name: place.take(leaf, cell.size) for name, leaf in after.items()}
+
+
+def _has_layers(columns: Sequence[Sequence[MLP]]) -> bool:
+    return any(own[0]._linear_layers for own in columns)
 
 
 class ArrayForward:
-    """What the modules of a group put out as ``action_dist_inputs``, without a call of torch or of a module.
+    """What the modules of a group put out when acting, without a call of torch or of a module.
 
-    A network of 2x64 does 64 rows in 15 us. As much again goes by until torch, the modules and the dicts between them
-    have all been called, and all that comes of it is always the same: which matrices are multiplied.
+    A network of 2x64 does 64 rows in 11 us. Twice as much again goes by until torch, the modules and the dicts between
+    them have all been called, and what comes of it is always the same: which matrices are multiplied.
 
-    The matrices of stacked modules are the parameters' own memory. Those of a module alone are copies that lie in the
-    order in which they are multiplied, made anew when a parameter was changed in place. Whatever else may change
-    (hooks, layers, parameters that are replaced) is not seen, so a forward pass is bound anew for each sample.
+    The weights are copies, which ``load`` takes, and which each call renews if a parameter was changed in place. What
+    comes of a row depends on nothing but the row, to the last bit: rows are filled up to whole tiles of the matrix
+    product (``row_tile``), and outputs to a width that all products treat in the same way.
+
+    Attributes:
+        in_width: How many numbers an observation has.
+        num_inputs: How many ``action_dist_inputs`` each row gets.
+        is_stateful: Whether there is a state that goes on.
     """
 
-    __slots__ = ("_finish", "_layers", "_lead", "_own", "_parameters", "_versions")
-
-    def __init__(
-        self,
-        layers: Sequence[ArrayLayer],
-        finish: Finish | None,
-        lead: tuple[int, ...],
-        parameters: Sequence[nn.Parameter],
-    ):
-        """Takes the layers.
+    def __init__(self, modules: Sequence[RLModule], layers: Sequence[ActingLayers], counts: Sequence[int]):
+        """Binds.
 
         Args:
-            layers: One after another.
-            finish: What is done with the last one's outputs.
-            lead: ``(B,)``, or ``(M, B)`` for ``M`` stacked modules of ``B`` rows each.
-            parameters: What the layers are over.
+            modules: All of one kind.
+            layers: What each of them computes.
+            counts: How many rows each of them has.
         """
-        self._own = layers
-        self._finish = finish
-        self._lead = lead
-        self._parameters = parameters if len(lead) == 1 else ()
+        first = layers[0]
+        self._place = place = _Place.of(counts)
+        self._part = first.part
+        self._modules, self._counts = modules, counts
+        self._finish: Finish | None = None
+        space = modules[0].observation_space
+        assert space is not None and space.shape is not None
+        self.in_width = space.shape[0]
+        self._network = _Network([own.chain for own in layers], place.lead, self.in_width)
+        beside = {name: [own.beside[name] for own in layers] for name in first.beside}
+        self._beside = {name: _Network(chains, place.lead, self.in_width) for name, chains in beside.items()}
+        self._shapes = ((place.num_rows, self.in_width), (place.num_rows, 1, self.in_width))
+        self._room = np.zeros((*place.lead, self.in_width), np.float32)
+        chains = [chain for own in layers for chain in (own.chain, *own.beside.values())]
+        used = [p for chain in chains for layer in chain for p in _used(layer)]
+        used += [p for module in modules for p in module._parameters.values() if p is not None]
+        self._parameters = list(dict.fromkeys(used))
         self._versions: list[int] = []
-        self._layers = layers
+        self.load()
+        self.is_stateful = any(isinstance(layer, RecurrentLayer) for layer in first.chain)
+        outputs = np.zeros((place.num_rows, self._network.width or self.in_width), np.float32)
+        self.num_inputs = (outputs if self._finish is None else self._finish(outputs)).shape[-1]
 
-    def __call__(self, observations: np.ndarray) -> np.ndarray:
-        """``[rows, n]`` float32 of ``[rows, k]`` float32."""
-        is_stacked = len(self._lead) > 1
-        versions = [parameter._version for parameter in self._parameters]
-        if versions != self._versions:
-            self._versions = versions
-            self._layers = [layer._replace(weight=np.ascontiguousarray(layer.weight)) for layer in self._own]
-        outputs = run_layers(observations.reshape(*self._lead, -1) if is_stacked else observations, self._layers)
-        if self._finish is not None:
-            outputs = self._finish(outputs)
-        return outputs.reshape(len(observations), -1) if is_stacked else outputs
+    def load(self) -> None:
+        """Takes the parameters as they are now."""
+        self._versions = [parameter._version for parameter in self._parameters]
+        self._network.load()
+        for network in self._beside.values():
+            network.load()
+        self._finish = self._modules[0].acting_outputs(self._modules, self._counts)
+
+    def takes(self, observations: Any) -> bool:
+        """Whether observations are such as the modules were built for. A hot path."""
+        return (
+            type(observations) is np.ndarray and observations.dtype.char in "fd" and observations.shape in self._shapes
+        )
+
+    def __call__(self, observations: np.ndarray, state: Any = None) -> tuple[np.ndarray, Any]:
+        """``[B, n]`` float32 ``action_dist_inputs``, and the next state or None. A hot path.
+
+        Args:
+            observations: ``[B, k]``, or with a time axis of length 1.
+            state: Before this step, of stateful modules: ``[B, size]`` each.
+        """
+        place, room = self._place, self._room
+        if [parameter._version for parameter in self._parameters] != self._versions:
+            self.load()
+        if observations.ndim == 3:
+            observations = observations[:, 0]
+        if len(room) == place.num_rows and observations.dtype.char == "f" and len(place.lead) == 1:
+            x = observations
+        else:
+            place.put(room, observations)
+            x = room
+        part = self._part
+        x_out, after = self._network(x, place, state if part is None else state[part])
+        inputs = place.take(x_out, self._network.width or self.in_width)
+        if part is not None:
+            after = {part: after}
+            for name, network in self._beside.items():
+                after[name] = network(x, place, state[name])[1]
+        return (inputs if self._finish is None else self._finish(inputs)), after
 
 
 class SeparateForwards:
-    """The same for a few modules with unlike numbers of rows: one after another."""
-
-    __slots__ = ("_parts",)
+    """The same for rows that are computed one part after another."""
 
     def __init__(self, parts: Sequence[tuple[slice, ArrayForward]]):
-        """Takes the rows of each module, and its forward pass."""
+        """Takes the rows of each part, and its forward pass."""
         self._parts = parts
+        first = parts[0][1]
+        self.in_width, self.num_inputs, self.is_stateful = first.in_width, first.num_inputs, first.is_stateful
+        self._rows = parts[-1][0].stop
 
-    def __call__(self, observations: np.ndarray) -> np.ndarray:
+    def load(self) -> None:
         """As ArrayForward."""
-        return np.concatenate([forward(observations[rows]) for rows, forward in self._parts])
+        for forward in {id(forward): forward for _, forward in self._parts}.values():
+            forward.load()
+
+    def takes(self, observations: Any) -> bool:
+        """As ArrayForward."""
+        return (
+            type(observations) is np.ndarray
+            and len(observations) == self._rows
+            and all(forward.takes(observations[rows]) for rows, forward in self._parts)
+        )
+
+    def __call__(self, observations: np.ndarray, state: Any = None) -> tuple[np.ndarray, Any]:
+        """As ArrayForward."""
+        found = [forward(observations[rows], _sliced(state, rows)) for rows, forward in self._parts]
+        inputs = np.concatenate([inputs for inputs, _ in found])
+        return inputs, None if state is None else _joined([after for _, after in found])
 
 
-class ArrayForwards:
-    """Finds the array operations of groups of rows, for as long as nobody changes the modules."""
+def _sliced(state: Any, rows: slice) -> Any:
+    if isinstance(state, Mapping):
+        return {name: _sliced(part, rows) for name, part in state.items()}
+    return None if state is None else state[rows]
 
-    def __init__(self, rl_module: MultiRLModule):
-        """Takes the modules."""
-        plain = type(rl_module) is MultiRLModule and not has_own_methods(rl_module) and not has_hooks(rl_module)
-        with torch.no_grad():  # as it is when acting
-            self._rl_module = rl_module if plain and not is_watched() else None
-        self._known: dict[int, tuple[Sequence[MLP], Finish | None]] = {}
 
-    def of_group(self, group: ColumnGroup) -> ArrayForward | SeparateForwards | None:
-        """The forward pass for acting on a group's rows; None if it takes more than plain layers over vectors."""
-        if self._rl_module is None:
+def _joined(states: Sequence[Tree]) -> Tree:
+    first = states[0]
+    if isinstance(first, Mapping):
+        return {name: _joined([state[name] for state in states]) for name in first}  # type: ignore[index,call-overload]
+    return np.concatenate(states)  # type: ignore[arg-type]
+
+
+def bind_forward(
+    rl_module: MultiRLModule, module_ids: Sequence[ModuleID], splits: Sequence[int]
+) -> ArrayForward | SeparateForwards | None:
+    """The forward pass for acting on a group's rows; None if it takes more than is known here.
+
+    It holds until somebody changes layers or hooks, or puts a parameter in the place of another one.
+
+    Args:
+        rl_module: The modules.
+        module_ids: Those that have rows, in order.
+        splits: Module ``i`` has rows ``splits[i]:splits[i + 1]``.
+    """
+    if _has_own_methods_of(rl_module, MultiRLModule) or has_hooks(rl_module):
+        return None
+    with torch.no_grad():  # as it is when acting
+        if is_watched():
             return None
-        ids = group.module_ids
-        if len(ids) == 1:
-            return self._of_module(self._rl_module[ids[0]], (len(group.rows),))
-        bucket = self._rl_module.bucket_of(ids)
-        if bucket is not None and group.rows_per_module is not None and ids == bucket.module_ids:
-            return self._of_module(bucket.twin, (len(ids), group.rows_per_module))
-        if len(ids) > _FEW:
-            return None
-        rows = [slice(begin, end) for begin, end in pairwise(group.splits)]
-        parts = []
-        for module_id, own in zip(ids, rows, strict=True):
-            forward = self._of_module(self._rl_module[module_id], (own.stop - own.start,))
-            if forward is None:
-                return None
-            parts.append((own, forward))
-        return SeparateForwards(parts)
-
-    def _of_module(self, module: RLModule, lead: tuple[int, ...]) -> ArrayForward | None:
-        if id(module) not in self._known:
-            parts = _acting_layers(module)
-            self._known[id(module)] = parts, module.acting_outputs() if parts else None
-        parts, finish = self._known[id(module)]
-        layers = [mlp.array_layers(lead[-1]) for mlp in parts]
-        if not layers or any(own is None for own in layers):
-            return None
-        parameters = [parameter for mlp in parts for parameter in mlp.layers.parameters()]
-        return ArrayForward([layer for own in layers for layer in own or ()], finish, lead, parameters)
+    modules, counts = [rl_module[m] for m in module_ids], [end - begin for begin, end in pairwise(splits)]
+    layers: list[Any] = [_acting_layers(module, count) for module, count in zip(modules, counts, strict=True)]
+    if not layers or any(own is None for own in layers):
+        return None
+    if len({own.kind for own in layers}) == 1 and max(counts) * len(counts) <= min(splits[-1] + _SPARE_ROWS, BLOCK):
+        return ArrayForward(modules, layers, counts)
+    if len(modules) > _FEW:
+        return None
+    parts: list[tuple[slice, ArrayForward]] = []
+    for module, own, begin, count in zip(modules, layers, splits, counts, strict=False):
+        sizes = [BLOCK] * (count // BLOCK) + ([count % BLOCK] if count % BLOCK else [])
+        bound = {size: ArrayForward([module], [own], [size]) for size in set(sizes)}
+        at = begin
+        for size in sizes:
+            parts.append((slice(at, at + size), bound[size]))
+            at += size
+    return SeparateForwards(parts) if len(parts) > 1 else parts[0][1]
 
 
-def _acting_layers(module: RLModule) -> Sequence[MLP]:
-    """Those that the module's own class names, unless somebody has changed how any of them is called."""
+def _acting_layers(module: RLModule, rows: int) -> ActingLayers | None:
+    """What the module's class says, unless somebody has changed how any of it is called, or torch is faster."""
     space = module.observation_space
-    if "acting_layers" not in vars(type(module)) or not isinstance(space, spaces.Box):
-        return ()
-    if len(space.shape) != 1 or space.dtype not in (np.float32, np.float64) or has_own_methods(module):
-        return ()
-    layers = module.acting_layers()
-    for part in (part for mlp in layers for part in mlp.modules()):
-        if type(part) not in _KNOWN or has_own_methods(part) or has_hooks(part):
-            return ()
-    return layers if all(isinstance(mlp, MLP) for mlp in layers) else ()
+    if not isinstance(space, spaces.Box) or len(space.shape) != 1 or space.dtype not in (np.float32, np.float64):
+        return None
+    says = next(cls for cls in type(module).__mro__ if "acting_layers" in vars(cls))
+    if _has_own_methods_of(module, says):
+        return None
+    chain = module.acting_layers()
+    states = module.acting_states()
+    beside = {name: own for name, own in states.items() if own}
+    part = next((name for name, own in states.items() if not own), None)
+    described = tuple(_described(own, rows) for own in (chain, *beside.values()))
+    if not chain or None in described or bool(beside) != (part is not None):
+        return None
+    if module.is_stateful() != any(isinstance(layer, RecurrentLayer) for layer in chain):
+        return None
+    return ActingLayers(chain, beside, part, (type(module).acting_outputs, described, tuple(beside)))
+
+
+def _described(chain: Chain, rows: int) -> tuple[Any, ...] | None:
+    """The kind of a chain; None if it cannot be bound for so many rows."""
+    found: list[Any] = []
+    num_cells = 0
+    for layer in chain:
+        if not isinstance(layer, (MLP, LSTM, GRU)):
+            return None
+        for part in layer.modules():
+            if type(part) not in _KNOWN or has_own_methods(part) or has_hooks(part):
+                return None
+        if not all(
+            type(p) in (nn.Parameter, torch.Tensor) and p.is_cpu and p.dtype is torch.float32 for p in _used(layer)
+        ):
+            return None
+        if isinstance(layer, MLP):
+            if not layer.can_be_bound(rows):
+                return None
+            shapes = [(own.in_features, own.out_features) for own in layer._linear_layers]
+            found.append((type(layer.activation), layer.activate_last, *shapes))
+        else:
+            num_cells += 1
+            found.append((type(layer), *layer.weight_ih_l0.shape))
+    return tuple(found) if num_cells <= 1 else None
+
+
+def _used(layer: MLP | RecurrentLayer) -> list[nn.Parameter]:
+    """The parameters that are read."""
+    return list(layer.layers.parameters()) if isinstance(layer, MLP) else list(layer.parameters())
+
+
+def _filled_up(width: int) -> int:
+    return -(-width // _WIDTH) * _WIDTH
+
+
+def _has_own_methods_of(module: nn.Module, base: type) -> bool:
+    """Whether a class before ``base`` in the order of resolution, or the object, overrides how the module acts."""
+    known = _methods(base) - _UNRELATED
+    for cls in type(module).__mro__:
+        if cls is base:
+            return has_own_methods(module)
+        if not known.isdisjoint(vars(cls)):
+            return True
+    return True
 
 
 def has_own_methods(thing: Any) -> bool:
@@ -153,7 +530,7 @@ def has_own_methods(thing: Any) -> bool:
 
 @lru_cache(256)
 def _methods(cls: type) -> frozenset[str]:
-    return frozenset(name for name in dir(cls) if callable(getattr(cls, name, None)))
+    return frozenset(name for name in dir(cls) if callable(getattr(cls, name, None))) - {"__class__", "__doc__"}
 
 
 def has_hooks(module: nn.Module) -> bool:

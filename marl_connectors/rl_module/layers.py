@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from marl_connectors.errors import ModuleError, did_you_mean
-from marl_connectors.rl_module.array_layers import NUMPY_ACTIVATIONS, ArrayLayer, is_watched, run_layers
+from marl_connectors.rl_module.array_layers import NUMPY_ACTIVATIONS, Activation, ArrayLayer, is_watched, run_layers
 from marl_connectors.rl_module.initializers import Initializers
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -200,16 +200,13 @@ class MLP(nn.Module):
         """Without the arrays, which would be copies of the parameters in a copy."""
         return {**vars(self), "_arrays": []}
 
-    def array_layers(self, rows: int) -> list[ArrayLayer] | None:
-        """What computes batches of so many rows without gradients on the CPU; None where torch does.
+    def can_be_bound(self, rows: int) -> bool:
+        """Whether numpy is to compute batches of so many rows without gradients on the CPU, and not torch."""
+        return self._numpy_activation is not None and rows <= self._numpy_rows and self._is_as_built()
 
-        The arrays are over the parameters' own memory, as it is now: they see updates, but not that a parameter is
-        replaced by another one.
-        """
-        if self._numpy_activation is None or rows > self._numpy_rows or not self._is_as_built():
-            return None
-        layers = self._array_layers()
-        return None if layers is None else list(layers)
+    def activation_after(self, layer: int) -> Activation | None:
+        """What follows a linear layer, in arrays."""
+        return self._numpy_activation if self.activate_last or layer + 1 < len(self._linear_layers) else None
 
     def _array_layers(self) -> Sequence[ArrayLayer] | None:
         """The layers over the parameters that there are now; None where torch's tensors have to be left to torch.

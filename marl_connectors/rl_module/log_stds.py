@@ -62,10 +62,10 @@ class LogStds:
         self.leave_outputs = not num_log_stds
 
     def array_inputs(self, parameter: np.ndarray | None) -> Callable[[np.ndarray], np.ndarray] | None:
-        """What makes ``[..., n]`` inputs of a head's outputs, in arrays without gradients; None if they are the same.
+        """What makes ``[B, n]`` inputs of a head's outputs, in arrays without gradients; None if they are the same.
 
         Args:
-            parameter: ``[num_free]``, or ``[M, num_free]`` of stacked modules; its memory is read in each call.
+            parameter: ``[B, num_free]``, that of each row.
         """
         if self.leave_outputs:
             return None
@@ -88,7 +88,7 @@ class LogStds:
             for is_log_std, place in places:
                 own = slice(begin[is_log_std], begin[is_log_std] + place.stop - place.start)
                 begin[is_log_std] = own.stop
-                inputs[..., place] = parameter[..., None, own] if is_log_std else outputs[..., own]
+                inputs[..., place] = parameter[:, own] if is_log_std else outputs[..., own]
             return clipped(inputs)
 
         return put_together

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
@@ -77,10 +77,10 @@ class TorchCategorical(Distribution):
         return self.log_probs.gather(-1, value.long().unsqueeze(-1)).squeeze(-1)
 
     @classmethod
-    def actions_of_rows(cls, inputs: np.ndarray, noise: np.ndarray | None) -> Tree:
+    def bind_choice(cls) -> Callable[[np.ndarray, np.ndarray | None], Tree]:
         if not cls._computes_as(TorchCategorical, "from_logits", "sample", "to_deterministic"):
-            return super().actions_of_rows(inputs, noise)
-        return (inputs if noise is None else inputs + noise).argmax(-1)
+            return super().bind_choice()
+        return _largest
 
     @classmethod
     def logp_of_rows(cls, inputs: np.ndarray, actions: Tree) -> np.ndarray:
@@ -99,6 +99,11 @@ class TorchCategorical(Distribution):
     def kl(self, other: TorchCategorical) -> Tensor:
         log_probs = self._finite_log_probs
         return (log_probs.exp() * (log_probs - other._finite_log_probs)).sum(-1)
+
+
+def _largest(inputs: np.ndarray, noise: np.ndarray | None) -> np.ndarray:
+    """``[B]`` the number with the largest score. A hot path."""
+    return (inputs if noise is None else inputs + noise).argmax(-1)
 
 
 class TorchMultiCategorical(Distribution):
@@ -176,12 +181,19 @@ class TorchMultiCategorical(Distribution):
         return self._choices.logp(value.reshape(self._choices.logits.shape[:-1])).sum(-1)
 
     @classmethod
-    def actions_of_rows(cls, inputs: np.ndarray, noise: np.ndarray | None) -> Tree:
+    def bind_choice(cls) -> Callable[[np.ndarray, np.ndarray | None], Tree]:
         if not cls._computes_as(TorchMultiCategorical, "from_logits", "sample", "to_deterministic"):
-            return super().actions_of_rows(inputs, noise)
-        scores = inputs if noise is None else inputs + noise
-        bounds = [0, *accumulate(cls.input_lens)]
-        return np.stack([scores[:, begin:end].argmax(-1) for begin, end in pairwise(bounds)], axis=-1)
+            return super().bind_choice()
+        bounds = list(pairwise([0, *accumulate(cls.input_lens)]))
+
+        def choose(inputs: np.ndarray, noise: np.ndarray | None) -> np.ndarray:
+            scores = inputs if noise is None else inputs + noise
+            actions = np.empty((len(scores), len(bounds)), np.int64)
+            for i, (begin, end) in enumerate(bounds):
+                scores[:, begin:end].argmax(-1, out=actions[:, i])
+            return actions
+
+        return choose
 
     @classmethod
     def logp_of_rows(cls, inputs: np.ndarray, actions: Tree) -> np.ndarray:
@@ -230,6 +242,12 @@ class TorchBernoulli(Distribution):
         largest = torch.finfo(inputs.dtype).max
         inputs = inputs.masked_fill(may_be_0 & ~may_be_1, -largest)
         return inputs.masked_fill(may_be_1 & ~may_be_0, largest)
+
+    @classmethod
+    def bind_choice(cls) -> Callable[[np.ndarray, np.ndarray | None], Tree]:
+        if not cls._computes_as(TorchBernoulli, "from_logits", "sample", "to_deterministic"):
+            return super().bind_choice()
+        return lambda inputs, noise: ((inputs if noise is None else inputs + noise) > 0).astype(np.int64)
 
     @cached_property
     def _log_probs(self) -> tuple[Tensor, Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copyreg
 from abc import ABCMeta, abstractmethod
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from functools import cache
 from inspect import getattr_static
 from typing import TYPE_CHECKING, Any
@@ -124,11 +124,18 @@ class Distribution(metaclass=_DistributionKind):
         return cls.from_logits(torch.from_numpy(inputs)).logp(tree_map(torch.from_numpy, actions)).numpy()
 
     @classmethod
-    def actions_of_rows(cls, inputs: np.ndarray, noise: np.ndarray | None) -> Tree:
-        """What ``sample`` gives, or ``to_deterministic`` without noise: ``[B, ...]`` arrays for ``[B, n]`` inputs."""
-        distribution = cls.from_logits(torch.from_numpy(inputs))
-        chosen = distribution.to_deterministic() if noise is None else distribution.sample(torch.from_numpy(noise))
-        return tree_map(lambda leaf: leaf.numpy(), chosen)
+    def bind_choice(cls) -> Callable[[np.ndarray, np.ndarray | None], Tree]:
+        """A function of ``[B, n]`` inputs and noise that gives ``[B, ...]`` actions, in arrays on the CPU.
+
+        It gives what ``sample`` gives, or what ``to_deterministic`` gives where the noise is None.
+        """
+
+        def choose(inputs: np.ndarray, noise: np.ndarray | None) -> Tree:
+            distribution = cls.from_logits(torch.from_numpy(inputs))
+            chosen = distribution.to_deterministic() if noise is None else distribution.sample(torch.from_numpy(noise))
+            return tree_map(lambda leaf: leaf.numpy(), chosen)
+
+        return choose
 
     @classmethod
     def draws_from_noise(cls, num_inputs: int) -> bool:
