@@ -85,12 +85,12 @@ class _Prepared(NamedTuple):
     """What env-to-module pieces made of observations before the step that needs it.
 
     Attributes:
-        groups: The columns.
+        batch: The columns: in arrays if NumpyToTensor is still to come.
         explore: The flag that the pieces were given.
         before: What the pieces had learned and logged before, to take it back.
     """
 
-    groups: list[ColumnGroup]
+    batch: ColumnBatch
     explore: bool
     before: Mapping[str, Any] | None
 
@@ -372,8 +372,10 @@ class SamplingPlan:
                 columns.clear()
             self._run(layout.before)
         else:
-            for columns, kept in zip(layout.given, prepared.groups, strict=True):
+            for columns, kept in zip(layout.given, prepared.batch.groups, strict=True):
                 columns.take_from(kept)
+                if prepared.batch.phase is Phase.ARRAYS and not self._joins_in:
+                    list(self._env_to_module)[-1].on_columns(columns=columns, rl_module=self._rl_module)
             self._prepared = None
         if not layout.is_checked:
             check_forward_batch(ColumnBatch(layout.given), self._rl_module)
@@ -444,7 +446,8 @@ class SamplingPlan:
         kept = [columns.like() for columns in layout.given]
         for own, columns in zip(kept, layout.given, strict=True):
             own.take_from(columns)
-        self._prepared = _Prepared(kept, self._explore, before)
+        phase = Phase.ARRAYS if self._joins_in else Phase.TENSORS
+        self._prepared = _Prepared(ColumnBatch(kept, phase), self._explore, before)
 
     def forget(self) -> None:
         """The newest rows are no longer those that ``prepare`` was called for, or that were acted on."""
@@ -456,9 +459,9 @@ class SamplingPlan:
     def get_state(self, *, with_batch: bool) -> dict[str, Any]:
         """What the next ``act`` depends on beside the rows, as plain data and arrays; nothing without their batch."""
         prepared, own = self._prepared, {k: v for k, v in self._shared_data.items() if k != ACTION_NOISE}
-        groups = [] if prepared is None else prepared.groups
+        batch = ColumnBatch([]) if prepared is None else prepared.batch
         return {
-            "batch": batch_to_state(ColumnBatch(groups), own) if with_batch else None,
+            "batch": batch_to_state(batch, own) if with_batch else None,
             "exploring": self._explore if prepared is None else prepared.explore,
             "before_batch": None if prepared is None else prepared.before,
         }
@@ -472,7 +475,7 @@ class SamplingPlan:
         batch, shared_data = batch_from_state(saved, self._rows if saved["groups"] else (), device)
         self._shared_data.update(shared_data)
         if state["before_batch"] is not None:
-            self._prepared = _Prepared(batch.groups, state["exploring"], state["before_batch"])
+            self._prepared = _Prepared(batch, state["exploring"], state["before_batch"])
 
 
 def _piece_of(call: _Call) -> ConnectorV2 | None:

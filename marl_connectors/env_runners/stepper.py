@@ -218,7 +218,7 @@ class Stepper:
 
     def _show_ended(self) -> None:
         """Last observations pass the pieces that may write to episodes, as others do in the step that acts on them."""
-        if self._episodes.ended_agents and self._plan.looks_ahead:
+        if self._plan.looks_ahead and self._episodes.ended_agents:
             self._episodes.sync()
             began = perf_counter()
             self._plan.show(self._episodes.ended_rows(), self._episodes.ended)

@@ -148,8 +148,12 @@ class _Dense:
             alone = weight.ndim == 2
             for i, layer in enumerate(layers):
                 own, own_bias = (weight, bias) if alone else (weight[i], bias[i])
-                own[: layer.in_features, : layer.out_features] = layer.weight.detach().numpy().T
-                own_bias[:, : layer.out_features] = layer.bias.detach().numpy()
+                number, width = layer.out_features, own.shape[1]
+                own[: layer.in_features, :number] = layer.weight.detach().numpy().T
+                own_bias[:, :number] = layer.bias.detach().numpy()
+                if number < width:  # real outputs again, as 0 times infinity would be NaN
+                    again = np.arange(width - number) % number
+                    own[:, number:], own_bias[:, number:] = own[:, again], own_bias[:, again]
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """``[*lead, out]``, filled up, of ``[*lead, in]``. A hot path."""
