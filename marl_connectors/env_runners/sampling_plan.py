@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import is_
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -34,9 +35,17 @@ from marl_connectors.env_runners.random_actions import random_columns
 from marl_connectors.env_runners.sampling_times import SamplingTimes
 from marl_connectors.env_runners.saved_batch import batch_from_state, batch_to_state
 from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup, Phase
-from marl_connectors.rl_module.array_forward import ArrayForward, SeparateForwards, bind_forward, has_own_methods
+from marl_connectors.rl_module.architecture import is_stackable
+from marl_connectors.rl_module.array_forward import (
+    ArrayForward,
+    SeparateForwards,
+    bind_forward,
+    can_be_bound,
+    has_own_methods,
+)
 from marl_connectors.rl_module.distributions import Distribution
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
+from marl_connectors.rl_module.structure import Structure
 from marl_connectors.trees import tree_map
 
 _REMEMBERED = 64
@@ -69,6 +78,8 @@ class _Layout:
         tensors: Makes tensors of the groups whose modules need them.
         forward: The modules.
         after: The choice of actions and the module-to-env pieces.
+        forwards: What holds copies of parameters.
+        begun: The ``begin`` after which these were taken.
         is_checked: Whether a batch and actions have been looked at.
     """
 
@@ -78,6 +89,8 @@ class _Layout:
     tensors: list[_Call]
     forward: list[_Call]
     after: list[_Call]
+    forwards: list[ArrayForward | SeparateForwards]
+    begun: int
     is_checked: bool = False
 
 
@@ -137,6 +150,9 @@ class SamplingPlan:
         self._episodes = episodes
         self._gives_arrays = gives_arrays
         self._explore = False
+        self._begun = 0
+        self._known_to: tuple[Any, ...] = ()
+        self._structures: list[Structure] = []
         self._rows: Sequence[LiveRows] = ()
         self._layouts: dict[Any, _Layout] = {}
         self._layout: _Layout | None = None
@@ -168,17 +184,37 @@ class SamplingPlan:
             then puts back the observations that the pieces may have written over.
         """
         self._env_to_module, self._module_to_env, self._rl_module = env_to_module, module_to_env, rl_module
-        self._explore, self._metrics = explore, metrics
-        self._layouts, self._layout = {}, None
+        self._explore, self._metrics = bool(explore), metrics
         self._joins_in = _ends_plain(env_to_module, [NumpyToTensor])
         self._joins_out = _begins_plain(module_to_env, [GetActions, TensorToNumpy])
+        self._begun += 1
+        self._layout = None
+        self._keep_bound()
         prepared = self._prepared
-        if prepared is None or prepared.explore == explore or prepared.before is None:
+        if prepared is None or prepared.explore == self._explore or prepared.before is None:
             return False
         env_to_module.set_state(prepared.before["pieces"])
         metrics["env_to_module"].set_state(prepared.before["metrics"])
         self._prepared = None
         return True
+
+    def _keep_bound(self) -> None:
+        """Forgets what is bound, unless pieces and modules are what they were."""
+        pipelines, rl_module = (self._env_to_module, self._module_to_env), self._rl_module
+        known_to = (
+            *pipelines,
+            *(pipeline._steps for pipeline in pipelines),
+            *(self._metrics[name] for name in ("env_to_module", "module_to_env")),
+            *(_is_plain(pipeline) for pipeline in pipelines),
+            *(self._explore, self._joins_in, self._joins_out),
+            rl_module,
+            rl_module.buckets,  # another list whenever a module that can be stacked has changed
+            can_be_bound(rl_module),
+        )
+        is_same = len(known_to) == len(self._known_to) and all(map(is_, known_to, self._known_to))
+        if not is_same or not all(structure.is_current for structure in self._structures):
+            self._layouts, self._known_to = {}, known_to
+            self._structures = [Structure(own, [own]) for own in rl_module.values() if not is_stackable(own)]
 
     @property
     def looks_ahead(self) -> bool:
@@ -200,6 +236,10 @@ class SamplingPlan:
         else:
             for rows, given, made in zip(self._rows, layout.given, layout.made, strict=True):
                 given.rows = made.rows = rows
+            if layout.begun != self._begun:
+                for forward in layout.forwards:
+                    forward.load()
+                layout.begun = self._begun
         self._layout = layout
         return layout
 
@@ -243,7 +283,8 @@ class SamplingPlan:
         if not in_torch:
             later = [call for call in later if not self._is_idle(call)]
         calls = [call for call in calls if call not in once]
-        return _Layout(given, made, calls, tensors, forward, [*chosen, *later])
+        bound = [own for own in forwards if own is not None]
+        return _Layout(given, made, calls, tensors, forward, [*chosen, *later], bound, self._begun)
 
     def _forward_of(self, rows: LiveRows) -> ArrayForward | SeparateForwards | None:
         if not self._joins_in:

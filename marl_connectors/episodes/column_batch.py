@@ -115,7 +115,10 @@ class ColumnGroup(dict[str, Any]):
 
     def record_in(self, rollout: Rollout, positions: Positions) -> None:
         """Writes all columns to the rows of a rollout that they were computed for. A hot path."""
-        held_before = rollout.columns.keys() if self.holders else ()
+        if not self.holders:
+            rollout.record(positions, self)
+            return
+        held_before = rollout.columns.keys()
         for name in [name for name in self.holders if name not in rollout.given]:
             rollout.given[name] = np.full(rollout.num_rows * rollout.num_lanes, name in held_before)
             rollout.given[name][rollout.cursor[~rollout.pending]] = False

@@ -145,15 +145,14 @@ class _Dense:
     def load(self) -> None:
         """Copies the parameters as they are now."""
         for layers, weight, bias in self._sources:
-            alone = weight.ndim == 2
             for i, layer in enumerate(layers):
-                own, own_bias = (weight, bias) if alone else (weight[i], bias[i])
-                number, width = layer.out_features, own.shape[1]
-                own[: layer.in_features, :number] = layer.weight.detach().numpy().T
-                own_bias[:, :number] = layer.bias.detach().numpy()
+                own, own_bias = (weight, bias) if len(layers) == 1 else (weight[i], bias[i])
+                number, width = layer.out_features, own.shape[-1]
+                own[..., : layer.in_features, :number] = layer.weight.detach().numpy().swapaxes(-1, -2)
+                own_bias[..., :number] = layer.bias.detach().numpy()[..., None, :]
                 if number < width:  # real outputs again, as 0 times infinity would be NaN
                     again = np.arange(width - number) % number
-                    own[:, number:], own_bias[:, number:] = own[:, again], own_bias[:, again]
+                    own[..., number:], own_bias[..., number:] = own[..., again], own_bias[..., again]
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """``[*lead, out]``, filled up, of ``[*lead, in]``. A hot path."""
@@ -167,7 +166,11 @@ class _Dense:
 
 
 class _Cell:
-    """One step of an LSTM or a GRU, of one module or stacked."""
+    """One step of an LSTM or a GRU, of one module or stacked.
+
+    What opens and closes goes through ``0.5 * tanh(0.5 * x) + 0.5``, which is the logistic function: numpy's tanh is
+    several times faster than its exp. Those gates stand first, and the inner 0.5 is in the weights.
+    """
 
     def __init__(self, layers: Sequence[RecurrentLayer], lead: tuple[int, ...], in_width: int):
         """Binds.
@@ -180,74 +183,75 @@ class _Cell:
         first = layers[0]
         self._layers = layers
         self._is_lstm = isinstance(first, LSTM)
-        self._product = np.dot if len(lead) == 1 else np.matmul
+        self._in_width = in_width
         self.size = first.size
         self.width = _filled_up(first.size)  # of the gates and states, each
-        gates = first._num_gates * self.width
-        self._of_input = np.zeros((*lead[:-1], in_width, gates), np.float32)
-        self._of_memory = np.zeros((*lead[:-1], self.width, gates), np.float32)
-        self._bias = np.zeros((*lead, gates), np.float32)
-        self._memory_bias = np.zeros((*lead, gates), np.float32)
-        self._gates, self._remembered = np.empty_like(self._bias), np.empty_like(self._bias)
-        self._before = {name: np.zeros((*lead, self.width), np.float32) for name in first.initial_state()}
+        # An LSTM's gates in torch's order are input, forget, cell, output; a GRU's are reset, update, new. A GRU's new
+        # one has two columns here: what comes of the input, and what comes of the memory.
+        self._order = [0, 1, 3, 2] if self._is_lstm else [0, 1, 2]
+        self._num_open = 3 if self._is_lstm else 2
+        self._weight = np.zeros((4, *lead[:-1], in_width + self.width, self.width), np.float32)  # gate by gate
+        self._bias = np.zeros((4, *lead, self.width), np.float32)
+        self._both = np.zeros((*lead, in_width + self.width), np.float32)
+        self._gates = np.empty_like(self._bias)
+        self._c = np.zeros((*lead, self.width), np.float32)
 
     def load(self) -> None:
         """Copies the parameters as they are now."""
-        alone = self._of_input.ndim == 2
         for i, layer in enumerate(self._layers):
-            for target, source in (
-                (self._of_input, layer.weight_ih_l0.detach().numpy().T),
-                (self._of_memory, layer.weight_hh_l0.detach().numpy().T),
-                (self._bias, layer.bias_ih_l0.detach().numpy()),
-                (self._memory_bias, layer.bias_hh_l0.detach().numpy()),
-            ):
-                own = target if alone else target[i]
-                rows = len(source) if source.ndim == 2 else len(own)
-                by_gate = own.reshape(len(own), layer._num_gates, self.width)
-                by_gate[:rows, :, : self.size] = source.reshape(-1, layer._num_gates, self.size)
+            of_input, of_memory = self._by_gate(layer.weight_ih_l0), self._by_gate(layer.weight_hh_l0)
+            added, memory_added = (self._by_gate(b.unsqueeze(-1)) for b in (layer.bias_ih_l0, layer.bias_hh_l0))
+            weight, bias = (part[..., : self.size] for part in (self._weight, self._bias))
+            if len(self._layers) > 1:
+                weight, bias = weight[:, i], bias[:, i]
+            for place, gate in enumerate(self._order):
+                factor = np.float32(0.5 if place < self._num_open else 1.0)
+                own = 3 if not self._is_lstm and gate == 2 else place
+                weight[place, ..., : of_input.shape[-2], :] = factor * of_input[..., gate, :, :]
+                memory = slice(self._in_width, self._in_width + self.size)
+                weight[own, ..., memory, :] = factor * of_memory[..., gate, :, :]
+                if own == place:
+                    bias[place] = factor * (added[..., gate, :, :] + memory_added[..., gate, :, :])
+                else:
+                    bias[place], bias[own] = added[..., gate, :, :], memory_added[..., gate, :, :]
+
+    def _by_gate(self, source: torch.Tensor) -> np.ndarray:
+        """``[..., gates, in, size]`` of ``[..., gates * size, in]`` weights."""
+        values = source.detach().numpy()
+        return values.reshape(*values.shape[:-2], -1, self.size, values.shape[-1]).swapaxes(-1, -2)
 
     def __call__(self, x: np.ndarray, place: _Place, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The next state, ``[*lead, width]`` each; ``h`` is what is put out. A hot path."""
-        before, width = self._before, self.width
-        for name, leaf in before.items():
-            place.put(leaf[..., : self.size], state[name])
-        gates = self._product(x, self._of_input, self._gates)
+        both, at = self._both, self._in_width
+        both[..., :at] = x
+        place.put(both[..., at : at + self.size], state["h"])
+        gates = np.matmul(both, self._weight, out=self._gates)
         gates += self._bias
-        remembered = self._product(before["h"], self._of_memory, self._remembered)
-        remembered += self._memory_bias
-        if not self._is_lstm:
-            return self._gru(gates, remembered, before["h"])
-        gates += remembered
-        new = np.tanh(gates[..., 2 * width : 3 * width])
-        _sigmoid(gates)
-        write, keep, read = gates[..., :width], gates[..., width : 2 * width], gates[..., 3 * width :]
-        new *= write
-        c = keep * before["c"]
-        c += new
-        h = np.tanh(c)
-        h *= read
-        return {"h": h, "c": c}
-
-    def _gru(self, gates: np.ndarray, remembered: np.ndarray, before: np.ndarray) -> dict[str, np.ndarray]:
-        width = self.width
-        both = gates[..., : 2 * width] + remembered[..., : 2 * width]
-        _sigmoid(both)
-        reset, keep = both[..., :width], both[..., width:]
-        new = reset * remembered[..., 2 * width :]
-        new += gates[..., 2 * width :]
+        half = np.float32(0.5)
+        if self._is_lstm:
+            np.tanh(gates, gates)
+            opened = gates[:3]
+            opened *= half
+            opened += half
+            place.put(self._c[..., : self.size], state["c"])
+            c = opened[1] * self._c
+            new = gates[3]
+            new *= opened[0]
+            c += new
+            h = np.tanh(c)
+            h *= opened[2]
+            return {"h": h, "c": c}
+        opened = gates[:2]
+        np.tanh(opened, opened)
+        opened *= half
+        opened += half
+        new = opened[0] * gates[3]
+        new += gates[2]
         np.tanh(new, new)
-        h = before - new
-        h *= keep
+        h = both[..., at:] - new
+        h *= opened[1]
         h += new
         return {"h": h}
-
-
-def _sigmoid(x: np.ndarray) -> None:
-    """In place. A hot path: numpy's tanh is several times faster than its exp."""
-    x *= np.float32(0.5)
-    np.tanh(x, x)
-    x *= np.float32(0.5)
-    x += np.float32(0.5)
 
 
 class _Network:
@@ -311,15 +315,23 @@ class ArrayForward:
         is_stateful: Whether there is a state that goes on.
     """
 
-    def __init__(self, modules: Sequence[RLModule], layers: Sequence[ActingLayers], counts: Sequence[int]):
+    def __init__(
+        self,
+        modules: Sequence[RLModule],
+        layers: Sequence[ActingLayers],
+        counts: Sequence[int],
+        twin: ActingLayers | None = None,
+    ):
         """Binds.
 
         Args:
             modules: All of one kind.
             layers: What each of them computes.
             counts: How many rows each of them has.
+            twin: The same layers with the parameters of all modules stacked, if there are such.
         """
         first = layers[0]
+        sources = layers if twin is None else [twin]
         self._place = place = _Place.of(counts)
         self._part = first.part
         self._modules, self._counts = modules, counts
@@ -327,8 +339,8 @@ class ArrayForward:
         space = modules[0].observation_space
         assert space is not None and space.shape is not None
         self.in_width = space.shape[0]
-        self._network = _Network([own.chain for own in layers], place.lead, self.in_width)
-        beside = {name: [own.beside[name] for own in layers] for name in first.beside}
+        self._network = _Network([own.chain for own in sources], place.lead, self.in_width)
+        beside = {name: [own.beside[name] for own in sources] for name in first.beside}
         self._beside = {name: _Network(chains, place.lead, self.in_width) for name, chains in beside.items()}
         self._shapes = ((place.num_rows, self.in_width), (place.num_rows, 1, self.in_width))
         self._room = np.zeros((*place.lead, self.in_width), np.float32)
@@ -426,6 +438,14 @@ def _joined(states: Sequence[Tree]) -> Tree:
     return np.concatenate(states)  # type: ignore[arg-type]
 
 
+def can_be_bound(rl_module: MultiRLModule) -> bool:
+    """Whether nobody has changed how modules are called, or watches what torch is called with."""
+    if _has_own_methods_of(rl_module, MultiRLModule) or has_hooks(rl_module):
+        return False
+    with torch.no_grad():  # as it is when acting
+        return not is_watched()
+
+
 def bind_forward(
     rl_module: MultiRLModule, module_ids: Sequence[ModuleID], splits: Sequence[int]
 ) -> ArrayForward | SeparateForwards | None:
@@ -438,17 +458,17 @@ def bind_forward(
         module_ids: Those that have rows, in order.
         splits: Module ``i`` has rows ``splits[i]:splits[i + 1]``.
     """
-    if _has_own_methods_of(rl_module, MultiRLModule) or has_hooks(rl_module):
+    if not can_be_bound(rl_module):
         return None
-    with torch.no_grad():  # as it is when acting
-        if is_watched():
-            return None
     modules, counts = [rl_module[m] for m in module_ids], [end - begin for begin, end in pairwise(splits)]
     layers: list[Any] = [_acting_layers(module, count) for module, count in zip(modules, counts, strict=True)]
     if not layers or any(own is None for own in layers):
         return None
     if len({own.kind for own in layers}) == 1 and max(counts) * len(counts) <= min(splits[-1] + _SPARE_ROWS, BLOCK):
-        return ArrayForward(modules, layers, counts)
+        bucket = rl_module.bucket_of(module_ids) if len(modules) > 1 else None
+        is_whole = bucket is not None and bucket.module_ids == tuple(module_ids)
+        twin = _acting_layers(bucket.twin, counts[0]) if bucket is not None and is_whole else None
+        return ArrayForward(modules, layers, counts, twin)
     if len(modules) > _FEW:
         return None
     parts: list[tuple[slice, ArrayForward]] = []
