@@ -142,9 +142,11 @@ class ActionNoise:
     def array_for_rows(self, rows: Rows, dist_cls: type[Distribution], num_inputs: int) -> np.ndarray | None:
         """The same noise in an array, for modules on the CPU, without a call of torch."""
         streams = self._streams[self._group_of[rows]]
-        block = self._block(streams, dist_cls, num_inputs, _CPU)
-        if block is None:
-            return None
+        block, asked = streams.block, (dist_cls, num_inputs, _CPU)
+        if block is None or block.asked != asked or not 0 <= self.step - block.first < len(block.array):
+            block = self._block(streams, *asked)
+            if block is None:
+                return None
         noise = block.array[self.step - block.first]
         return noise if streams.pick is None else noise[streams.pick]
 

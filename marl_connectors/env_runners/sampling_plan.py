@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from operator import is_
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -383,55 +383,61 @@ class SamplingPlan:
         Returns:
             The actions as environments take them, group by group.
         """
-        layout = self._layout or self._bound()
+        layout, call = self._layout or self._bound(), None
         began = perf_counter()
-        self._make(layout)
-        if at_random:
-            made = [random_columns(self._noise, columns) for columns in layout.given]
-            given = forwarded = perf_counter()
-        else:
-            self._run(layout.tensors)
-            given = perf_counter()
-            self._run(layout.forward)
-            forwarded = perf_counter()
-            self._run(layout.after)
-            made = layout.made
+        progress.module_id = None
+        try:
+            if self._prepared is None:
+                for columns in layout.given:
+                    columns.clear()
+                for call in layout.before:
+                    call.run()
+                call = None
+            else:
+                self._take_prepared(layout)
             if not layout.is_checked:
-                check_actions(ColumnBatch(made))
-                layout.is_checked = True
-        actions = self._recorded(made)
+                check_forward_batch(ColumnBatch(layout.given), self._rl_module)
+            if at_random:
+                given = forwarded = perf_counter()
+                made = [random_columns(self._noise, columns) for columns in layout.given]
+            else:
+                for call in layout.tensors:
+                    call.run()
+                given = perf_counter()
+                for call in layout.forward:
+                    call.run()
+                forwarded = perf_counter()
+                for call in layout.after:
+                    call.run()
+                made, call = layout.made, None
+                if not layout.is_checked:
+                    check_actions(ColumnBatch(made))
+                    layout.is_checked = True
+            actions = self._recorded(made)
+        except Exception as error:
+            _raise_as_of(call, error)
         times.env_to_module += given - began
         times.rlmodule_inference += forwarded - given
         times.module_to_env += perf_counter() - forwarded
         return actions
 
-    def _make(self, layout: _Layout) -> None:
-        """Fills the groups of the forward batch."""
+    def _take_prepared(self, layout: _Layout) -> None:
         prepared = self._prepared
-        if prepared is None:
-            for columns in layout.given:
-                columns.clear()
-            self._run(layout.before)
-        else:
-            for columns, kept in zip(layout.given, prepared.batch.groups, strict=True):
-                columns.take_from(kept)
-                if prepared.batch.phase is Phase.ARRAYS and not self._joins_in:
-                    list(self._env_to_module)[-1].on_columns(columns=columns, rl_module=self._rl_module)
-            self._prepared = None
-        if not layout.is_checked:
-            check_forward_batch(ColumnBatch(layout.given), self._rl_module)
+        assert prepared is not None
+        for columns, kept in zip(layout.given, prepared.batch.groups, strict=True):
+            columns.take_from(kept)
+            if prepared.batch.phase is Phase.ARRAYS and not self._joins_in:
+                list(self._env_to_module)[-1].on_columns(columns=columns, rl_module=self._rl_module)
+        self._prepared = None
 
-    def _run(self, calls: Sequence[Any]) -> None:
-        """Runs bound calls. A hot path."""
+    def _run(self, calls: Sequence[_Call]) -> None:
         call: Any = None
         progress.module_id = None
         try:
             for call in calls:
                 call.run()
         except Exception as error:
-            if call.pipeline is None:
-                raise
-            raise call.failure(error) from cause_of(error)
+            _raise_as_of(call, error)
 
     def _recorded(self, made: Sequence[ColumnGroup]) -> Any:
         """Writes down what was put out; the actions. A hot path."""
@@ -483,7 +489,11 @@ class SamplingPlan:
             "metrics": self._metrics["env_to_module"].get_state(),
         }
         layout = self._layout or self._bound()
-        self._make(layout)
+        for columns in layout.given:
+            columns.clear()
+        self._run(layout.before)
+        if not layout.is_checked:
+            check_forward_batch(ColumnBatch(layout.given), self._rl_module)
         kept = [columns.like() for columns in layout.given]
         for own, columns in zip(kept, layout.given, strict=True):
             own.take_from(columns)
@@ -517,6 +527,13 @@ class SamplingPlan:
         self._shared_data.update(shared_data)
         if state["before_batch"] is not None:
             self._prepared = _Prepared(batch, state["exploring"], state["before_batch"])
+
+
+def _raise_as_of(call: Any, error: Exception) -> NoReturn:
+    """Raises an error as that of the piece whose call has failed, or as it is."""
+    if call is None or call.pipeline is None:
+        raise error
+    raise call.failure(error) from cause_of(error)
 
 
 def _piece_of(call: _Call) -> ConnectorV2 | None:

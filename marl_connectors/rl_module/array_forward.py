@@ -255,36 +255,41 @@ class _Cell:
 
 
 class _Network:
-    """A chain of layers with at most one recurrent one."""
+    """A chain of layers with at most one recurrent one.
+
+    Attributes:
+        before: The layers before the recurrent one, or all of them; None if there are none.
+        width: How many numbers are put out, without padding; None if there are no layers.
+    """
 
     def __init__(self, chains: Sequence[Chain], lead: tuple[int, ...], in_width: int):
         """Binds the chains of all modules for rows of so many numbers."""
         at = next((i for i, layer in enumerate(chains[0]) if isinstance(layer, RecurrentLayer)), None)
         columns: list[list[Any]] = [list(layers) for layers in zip(*chains, strict=True)]
         before, after = (columns, []) if at is None else (columns[:at], columns[at + 1 :])
-        self._before = self._cell = self._after = None
+        self.before = self._cell = self._after = None
         width = in_width
         if _has_layers(before):
-            self._before = _Dense(before, lead, width, fresh=at is None)
-            width = _filled_up(self._before.width)
+            self.before = _Dense(before, lead, width, fresh=at is None)
+            width = _filled_up(self.before.width)
         if at is not None:
             self._cell = _Cell(columns[at], lead, width)
             width = self._cell.width
         if _has_layers(after):
             self._after = _Dense(after, lead, width, fresh=True)
-        last = self._after or self._cell or self._before
+        last = self._after or self._cell or self.before
         self.width = last.size if isinstance(last, _Cell) else last.width if last is not None else None
 
     def load(self) -> None:
         """Copies the parameters as they are now."""
-        for part in (self._before, self._cell, self._after):
+        for part in (self.before, self._cell, self._after):
             if part is not None:
                 part.load()
 
     def __call__(self, x: np.ndarray, place: _Place, state: Any) -> tuple[np.ndarray, Any]:
         """The outputs, with padding, and the next state, ``[B, size]`` each. A hot path."""
-        if self._before is not None:
-            x = self._before(x)
+        if self.before is not None:
+            x = self.before(x)
         cell = self._cell
         if cell is None:
             return x, None
@@ -349,9 +354,11 @@ class ArrayForward:
         used += [p for module in modules for p in module._parameters.values() if p is not None]
         self._parameters = list(dict.fromkeys(used))
         self._versions: list[int] = []
+        self._is_exact = place.lead == (place.num_rows,)
+        self._width = self._network.width or self.in_width
         self.load()
         self.is_stateful = any(isinstance(layer, RecurrentLayer) for layer in first.chain)
-        outputs = np.zeros((place.num_rows, self._network.width or self.in_width), np.float32)
+        outputs = np.zeros((place.num_rows, self._width), np.float32)
         self.num_inputs = (outputs if self._finish is None else self._finish(outputs)).shape[-1]
 
     def load(self) -> None:
@@ -380,19 +387,28 @@ class ArrayForward:
             self.load()
         if observations.ndim == 3:
             observations = observations[:, 0]
-        if len(room) == place.num_rows and observations.dtype.char == "f" and len(place.lead) == 1:
+        if self._is_exact and observations.dtype.char == "f":
             x = observations
         else:
             place.put(room, observations)
             x = room
+        if state is None:
+            after, before = None, self._network.before
+            x = x if before is None else before(x)
+        else:
+            x, after = self._stateful(x, state)
+        inputs = x[:, : self._width] if self._is_exact else place.take(x, self._width)
+        return (inputs if self._finish is None else self._finish(inputs)), after
+
+    def _stateful(self, x: np.ndarray, state: Any) -> tuple[np.ndarray, Any]:
+        """The outputs, with padding, and the next state."""
         part = self._part
-        x_out, after = self._network(x, place, state if part is None else state[part])
-        inputs = place.take(x_out, self._network.width or self.in_width)
+        outputs, after = self._network(x, self._place, state if part is None else state[part])
         if part is not None:
             after = {part: after}
             for name, network in self._beside.items():
-                after[name] = network(x, place, state[name])[1]
-        return (inputs if self._finish is None else self._finish(inputs)), after
+                after[name] = network(x, self._place, state[name])[1]
+        return outputs, after
 
 
 class SeparateForwards:

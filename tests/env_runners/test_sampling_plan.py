@@ -1,8 +1,9 @@
-"""Steps are bound to array operations where that can be. These give what tensors give, and pass nothing over."""
+"""A step is a list of bound calls: what they give is what modules give, and everything of the user's is called."""
 
 from __future__ import annotations
 
 import copy
+import sys
 
 import numpy as np
 import pytest
@@ -14,8 +15,9 @@ from scripted_envs import LifeEnv, small_config
 from marl_connectors import Columns, ConnectorV2, RLModuleSpec
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
 from marl_connectors.connectors.module_to_env.get_actions import GetActions
-from marl_connectors.env_runners.sampling_plan import SamplingPlan
-from marl_connectors.rl_module import array_layers, layers
+from marl_connectors.env_runners import sampling_plan
+from marl_connectors.rl_module import array_forward, array_layers, layers
+from marl_connectors.rl_module.array_forward import bind_forward
 from marl_connectors.rl_module.layers import MLP
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_envs import match_v0
@@ -83,6 +85,60 @@ def two_by_turns(config):
     return config.multi_agent(policies={"a", "b"}, policy_mapping_fn=by_episode)
 
 
+class OnItems(ConnectorV2):
+    """Changes nothing, item by item."""
+
+    def __call__(self, *, batch, episodes, **kwargs):
+        return batch
+
+
+class ShiftedItems(ConnectorV2):
+    """Writes other observations to the episodes, item by item."""
+
+    def __call__(self, *, batch, episodes, **kwargs):
+        for episode in self.single_agent_episode_iterator(episodes):
+            episode.set_observations(new_data=episode.get_observations(-1) + np.float32(0.25), at_indices=-1)
+        return batch
+
+
+class AddsColumn(ConnectorV2):
+    """Gives modules more than observations."""
+
+    def on_columns(self, *, columns, **kwargs):
+        columns["more"] = columns.rows.get(Columns.OBS)
+
+
+class ActionsAgain(ConnectorV2):
+    """Puts other actions in the place of those that were chosen."""
+
+    def on_columns(self, *, columns, **kwargs):
+        columns[Columns.ACTIONS] = np.zeros_like(columns[Columns.ACTIONS])
+
+
+class Unchanged(DefaultPPORLModule):
+    """Overrides nothing that acting goes through."""
+
+    def compute_values(self, batch, embeddings=None):
+        return super().compute_values(batch, embeddings)
+
+
+def of_class(cls):
+    return lambda config: config.rl_module(rl_module_spec=RLModuleSpec(cls))
+
+
+def model(**settings):
+    return lambda config: config.rl_module(model_config={"fcnet_hiddens": (8,), **settings})
+
+
+def both(*changes):
+    def change(config):
+        for one in changes:
+            config = one(config)
+        return config
+
+    return change
+
+
 def acting_in(space):
     return {**LIVES, "spaces_of": dict.fromkeys("abc", (BOX, space))}
 
@@ -108,6 +164,19 @@ OPEN = {
     "an idle piece to the environment": (LifeEnv, LIVES, to_env(Same)),
     "a piece that writes the batch": (LifeEnv, LIVES, to_module(Shifted)),
     "pieces that write episodes": (LifeEnv, DEATHS, to_module(Written, Same, Written)),
+    "an item piece": (LifeEnv, LIVES, to_module(OnItems)),
+    "item pieces that write episodes": (LifeEnv, DEATHS, to_module(ShiftedItems, Same, ShiftedItems)),
+    "an item piece to the environment": (LifeEnv, LIVES, to_env(OnItems)),
+    "a piece that changes actions": (LifeEnv, LIVES, to_env(ActionsAgain)),
+    "a column beside the observations": (LifeEnv, LIVES, to_module(AddsColumn)),
+    "masks": (match_v0.parallel_env, {"n_agents": 3}, None),
+    "a subclass of a module": (LifeEnv, LIVES, of_class(Unchanged)),
+    "an LSTM": (LifeEnv, DEATHS, model(use_lstm=True, lstm_cell_size=5)),
+    "an LSTM of values, too": (LifeEnv, DEATHS, model(use_lstm=True, lstm_cell_size=5, vf_share_layers=False)),
+    "a GRU": (LifeEnv, LIVES, model(use_gru=True, gru_cell_size=16)),
+    "LSTMs as a stack": (LifeEnv, LIVES, both(independent, model(use_lstm=True, lstm_cell_size=5))),
+    "LSTMs of unlike numbers of rows": (LifeEnv, LIVES, both(two_by_turns, model(use_lstm=True, lstm_cell_size=5))),
+    "continuous and independent": (LifeEnv, CONTINUOUS, independent),
     "turns": (RandomAEC, {"agents": "abcd", "die": 0.1, "join": 0.2, "max_steps": 20}, None),
 }
 """Environment, its settings, and what is done to the config."""
@@ -121,16 +190,16 @@ def runner_of(env, env_config, change=None, **settings):
 
 
 def sampled(runner, samples=4, **kwargs):
-    """All that came of some samples, and how many steps were taken in arrays."""
+    """All that came of some samples, and how many forward passes were the modules' own."""
     found, counts = [], []
-    choose = SamplingPlan.choose
+    dispatch = MultiRLModule._dispatch
 
-    def counting(self, batch, outputs):
+    def counting(self, *args, **kwargs):
         counts.append(1)
-        return choose(self, batch, outputs)
+        return dispatch(self, *args, **kwargs)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SamplingPlan, "choose", counting)
+        patch.setattr(MultiRLModule, "_dispatch", counting)
         for _ in range(samples):
             for chunk in runner.sample(**kwargs):
                 parts = chunk.all_agent_episodes() if hasattr(chunk, "agent_episodes") else [chunk]
@@ -159,7 +228,7 @@ def is_used(runner):
     """Whether steps are taken in arrays: all of them, or none."""
     _, count = sampled(runner, samples=2)
     assert count in (0, 16)
-    return count == 16
+    return count == 0
 
 
 @pytest.fixture
@@ -167,29 +236,104 @@ def in_tensors(monkeypatch):
     """Makes runners take all steps by tensors and the modules' own methods."""
 
     def switch():
-        monkeypatch.setattr(SamplingPlan, "forward", lambda *args: None)
+        monkeypatch.setattr(sampling_plan, "bind_forward", lambda *args: None)
 
     return switch
 
 
 @pytest.mark.parametrize("explore", [True, False])
 @pytest.mark.parametrize("case", OPEN)
-def test_arrays_give_what_tensors_give(case, explore, in_tensors):
+def test_bound_modules_give_what_their_own_methods_give(case, explore, in_tensors):
     arrays, count = sampled(runner_of(*OPEN[case]), explore=explore)
-    assert count >= 4 * 8
+    assert not count
     in_tensors()
     tensors, count = sampled(runner_of(*OPEN[case]), explore=explore)
-    assert count == 0
+    assert count >= 4 * 8
     assert_alike(arrays, tensors)
 
 
-@pytest.mark.parametrize("case", ["shared", "independent, as a stack"])
+@pytest.mark.parametrize("case", ["shared", "independent, as a stack", "an LSTM"])
 def test_many_rows_are_computed_in_blocks(case, monkeypatch, in_tensors):
-    monkeypatch.setattr(array_layers, "BLOCK", 2)
+    monkeypatch.setattr(array_forward, "BLOCK", 2)
     arrays, count = sampled(runner_of(*OPEN[case]))
-    assert count == 4 * 8
+    assert not count
     in_tensors()
     assert_alike(sampled(runner_of(*OPEN[case]))[0], arrays)
+
+
+@pytest.mark.parametrize("case", ["shared", "independent, as a stack", "LSTMs as a stack", "an LSTM of values, too"])
+def test_what_comes_of_a_row_does_not_depend_on_how_many_there_are(case):
+    """To the last bit."""
+    module = runner_of(*OPEN[case]).rl_module
+    ids = tuple(module)
+    rng = np.random.default_rng(0)
+    for most in (3, 8, 61):
+        whole = bind_forward(module, ids, [most * i for i in range(len(ids) + 1)])
+        observations = rng.standard_normal((len(ids), most, whole.in_width), np.float32)
+        initial = module[ids[0]].get_initial_state()
+
+        def states(number, initial=initial):
+            return _repeated(initial, number * len(ids)) if initial else None
+
+        inputs, after = whole(observations.reshape(-1, whole.in_width), states(most))
+        for number in (1, 2, most - 1):
+            part = bind_forward(module, ids, [number * i for i in range(len(ids) + 1)])
+            found, _ = part(observations[:, :number].reshape(-1, whole.in_width), states(number))
+            expected = inputs.reshape(len(ids), most, -1)[:, :number].reshape(found.shape)
+            np.testing.assert_array_equal(found, expected)
+        assert (after is None) is (not initial)
+
+
+def _repeated(state, number):
+    if isinstance(state, dict):
+        return {name: _repeated(part, number) for name, part in state.items()}
+    return np.repeat(state[None], number, 0)
+
+
+def test_a_step_calls_few_functions_of_ours():
+    """Whatever is worked out once must not come back into every step."""
+    runner, files, calls = runner_of(LifeEnv, LIVES), set(), []
+    runner.sample()
+    runner._begin(True)
+    runner._plan.act(runner.times)
+
+    def note(frame, event, argument):
+        if event == "call" and "marl_connectors" in frame.f_code.co_filename:
+            files.add(frame.f_code.co_filename)
+            calls.append(frame.f_code.co_qualname if hasattr(frame.f_code, "co_qualname") else frame.f_code.co_name)
+
+    sys.setprofile(note)
+    try:
+        runner._plan.act(runner.times)
+    finally:
+        sys.setprofile(None)
+    assert len(calls) <= 18 and len(files) <= 10, calls
+
+
+def test_what_is_bound_stays_bound_while_nothing_changes(monkeypatch):
+    runner, built = runner_of(LifeEnv, LIVES), []
+    build = sampling_plan.SamplingPlan._build
+    monkeypatch.setattr(sampling_plan.SamplingPlan, "_build", lambda plan: built.append(1) or build(plan))
+    for _ in range(3):
+        runner.sample()
+    assert len(built) == 1
+    runner.sample(explore=False)
+    runner.env_to_module.prepend(Same())
+    runner.sample(explore=False)
+    assert len(built) == 3
+
+
+def test_updates_between_samples_count_whoever_writes_to_the_memory():
+    """An optimizer may write to the memory of all modules at once, which no parameter's own count shows."""
+    runner = runner_of(match_v0.parallel_env, {"n_agents": 3}, independent)
+    runner.sample()
+    for bucket in runner.rl_module.buckets:
+        with torch.no_grad():
+            bucket.parameters.zero_()
+    for chunk in runner.sample(num_timesteps=24, force_reset=True):
+        for agent in chunk.agent_episodes.values():
+            inputs = agent.get_extra_model_outputs(Columns.ACTION_DIST_INPUTS)
+            assert set(np.unique(inputs)) <= {0.0, np.finfo(np.float32).min}
 
 
 @pytest.mark.parametrize("lead", [(), (2,)])
@@ -237,7 +381,7 @@ def test_a_runner_goes_on_from_a_checkpoint_as_if_it_had_not_stopped():
     sampled(runner)
     state = copy.deepcopy(runner.get_state())
     expected, count = sampled(runner)
-    assert count == 4 * 8
+    assert not count
     other = runner_of(LifeEnv, LIVES)
     sampled(other, samples=1)
     other.set_state(state)
@@ -251,21 +395,7 @@ def test_after_a_dropped_sample_a_checkpoint_has_no_batch():
     assert runner.get_state()["batch"] is None
 
 
-# Whose step it is not.
-
-
-class OnItems(ConnectorV2):
-    """Changes nothing, item by item."""
-
-    def __call__(self, *, batch, episodes, **kwargs):
-        return batch
-
-
-class AddsColumn(ConnectorV2):
-    """Gives modules more than observations."""
-
-    def on_columns(self, *, columns, **kwargs):
-        columns["more"] = columns.rows.get(Columns.OBS)
+# Whose forward pass is called.
 
 
 class Moody(DefaultPPORLModule):
@@ -287,18 +417,22 @@ class OwnModules(MultiRLModule):
         return super()._forward(batch, **kwargs)
 
 
-def of_class(cls):
-    return lambda config: config.rl_module(rl_module_spec=RLModuleSpec(cls))
+class Squares(ConnectorV2):
+    """Makes images of observations."""
+
+    def recompute_output_observation_space(self, input_observation_space, input_action_space):
+        box = spaces.Box(-1.0, 1.0, (3, 3, 3), np.float32)
+        return spaces.Dict(dict.fromkeys(input_observation_space.spaces, box))
+
+    def on_columns(self, *, columns, **kwargs):
+        columns[Columns.OBS] = np.zeros((len(columns.rows), 3, 3, 3), np.float32)
 
 
 CLOSED = {
-    "a piece on items": to_module(OnItems),
-    "a piece on items to the environment": to_env(OnItems),
-    "a column beside the observations": to_module(AddsColumn),
     "a module of another class": of_class(Moody),
     "layer norm": lambda c: c.rl_module(model_config={"fcnet_use_layernorm": True}),
     "another activation": lambda c: c.rl_module(model_config={"fcnet_activation": "silu"}),
-    "an LSTM": lambda c: c.rl_module(model_config={"use_lstm": True}),
+    "no encoder of a vector": lambda c: c.env_runners(env_to_module_connector=lambda env: Squares()),
 }
 
 
