@@ -29,7 +29,33 @@ def _relu(x: np.ndarray, out: np.ndarray) -> None:
     np.maximum(x, 0, out=out)
 
 
+def _silu(x: np.ndarray, out: np.ndarray) -> None:
+    gate = np.tanh(x * np.float32(0.5))  # the logistic function, by way of numpy's fast tanh
+    gate *= np.float32(0.5)
+    gate += np.float32(0.5)
+    np.multiply(x, gate, out=out)
+
+
+def _elu(x: np.ndarray, out: np.ndarray) -> None:
+    below = np.expm1(np.minimum(x, 0))
+    np.maximum(x, 0, out=out)
+    out += below
+
+
+def _identity(x: np.ndarray, out: np.ndarray) -> None:
+    if out is not x:
+        out[...] = x
+
+
 NUMPY_ACTIVATIONS: dict[type[nn.Module], Activation] = {nn.Tanh: np.tanh, nn.ReLU: _relu}
+"""Those that numpy computes in a module's own forward pass."""
+BOUND_ACTIVATIONS: dict[type[nn.Module], Activation] = {
+    **NUMPY_ACTIVATIONS,
+    nn.SiLU: _silu,
+    nn.ELU: _elu,
+    nn.Identity: _identity,
+}
+"""Those that can be bound for acting, where a call of torch would cost more than the arithmetic."""
 
 
 def is_watched() -> bool:

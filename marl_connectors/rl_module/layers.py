@@ -15,7 +15,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from marl_connectors.errors import ModuleError, did_you_mean
-from marl_connectors.rl_module.array_layers import NUMPY_ACTIVATIONS, Activation, ArrayLayer, is_watched, run_layers
+from marl_connectors.rl_module.array_layers import (
+    BOUND_ACTIVATIONS,
+    NUMPY_ACTIVATIONS,
+    Activation,
+    ArrayLayer,
+    is_watched,
+    run_layers,
+)
 from marl_connectors.rl_module.initializers import Initializers
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -202,11 +209,15 @@ class MLP(nn.Module):
 
     def can_be_bound(self, rows: int) -> bool:
         """Whether numpy is to compute batches of so many rows without gradients on the CPU, and not torch."""
-        return self._numpy_activation is not None and rows <= self._numpy_rows and self._is_as_built()
+        activation, limit = self.activation, _NUMPY_ROWS.get(type(self.activation), math.inf)
+        if len(self.norms) or type(activation) not in BOUND_ACTIVATIONS or getattr(activation, "alpha", 1.0) != 1.0:
+            return False
+        return rows <= limit and self._is_as_built()
 
     def activation_after(self, layer: int) -> Activation | None:
         """What follows a linear layer, in arrays."""
-        return self._numpy_activation if self.activate_last or layer + 1 < len(self._linear_layers) else None
+        is_active = self.activate_last or layer + 1 < len(self._linear_layers)
+        return BOUND_ACTIVATIONS[type(self.activation)] if is_active else None
 
     def _array_layers(self) -> Sequence[ArrayLayer] | None:
         """The layers over the parameters that there are now; None where torch's tensors have to be left to torch.

@@ -171,6 +171,9 @@ OPEN = {
     "a column beside the observations": (LifeEnv, LIVES, to_module(AddsColumn)),
     "masks": (match_v0.parallel_env, {"n_agents": 3}, None),
     "a subclass of a module": (LifeEnv, LIVES, of_class(Unchanged)),
+    "silu": (LifeEnv, LIVES, model(fcnet_activation="silu")),
+    "elu": (LifeEnv, LIVES, model(fcnet_activation="elu")),
+    "linear": (LifeEnv, LIVES, model(fcnet_activation="linear")),
     "an LSTM": (LifeEnv, DEATHS, model(use_lstm=True, lstm_cell_size=5)),
     "an LSTM of values, too": (LifeEnv, DEATHS, model(use_lstm=True, lstm_cell_size=5, vf_share_layers=False)),
     "a GRU": (LifeEnv, LIVES, model(use_gru=True, gru_cell_size=16)),
@@ -431,7 +434,7 @@ class Squares(ConnectorV2):
 CLOSED = {
     "a module of another class": of_class(Moody),
     "layer norm": lambda c: c.rl_module(model_config={"fcnet_use_layernorm": True}),
-    "another activation": lambda c: c.rl_module(model_config={"fcnet_activation": "silu"}),
+    "another activation": lambda c: c.rl_module(model_config={"fcnet_activation": "gelu"}),
     "no encoder of a vector": lambda c: c.env_runners(env_to_module_connector=lambda env: Squares()),
 }
 
