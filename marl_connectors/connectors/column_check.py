@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import ConnectorV2
@@ -29,18 +30,33 @@ def checked_on_columns(piece: ConnectorV2) -> Callable[..., None]:
 def _run_checked(piece: ConnectorV2, *, columns: ColumnGroup, **common: Any) -> None:
     progress.begin(piece.in_learner_pipeline)
     rows = columns.splits[-1]
-    before = {name: _leaves(column) for name, column in columns.items()}
-    lengths = [len(leaf) for known in before.values() for leaf in known if isinstance(leaf, InfoColumn)]
+    before = {
+        name: column if type(column) in _SOLID else (len(column), *_leaves(column)) for name, column in columns.items()
+    }
     piece.on_columns(columns=columns, **common)
-    same_rows = rows == columns.splits[-1] and lengths == [
-        len(leaf) for known in before.values() for leaf in known if isinstance(leaf, InfoColumn)
-    ]
     if type(columns.get(Columns.INFOS)) is list:
         columns[Columns.INFOS] = InfoColumn(columns[Columns.INFOS])
+    if rows != columns.splits[-1]:
+        before, rows = {}, columns.splits[-1]
     for name, column in columns.items():
-        found = _leaves(column)
-        if not same_rows or name not in before or list(map(id, found)) != list(map(id, before[name])):
-            _check(name, found, columns.splits[-1])
+        if type(column) is np.ndarray:
+            if column is before.get(name) or (column.ndim and len(column) == rows):
+                continue
+        elif type(column) is not Tensor:
+            known, now = before.get(name, ()), (len(column) if hasattr(column, "__len__") else 0, *_leaves(column))
+            if type(known) is tuple and len(known) == len(now) and all(map(_same, known, now)):
+                continue
+        elif column is before.get(name):
+            continue
+        _check(name, _leaves(column), rows)
+
+
+_SOLID = (np.ndarray, Tensor)
+"""Columns that cannot get another number of rows without becoming others."""
+
+
+def _same(one: Any, other: Any) -> bool:
+    return one is other or (type(one) is int and one == other)
 
 
 def _leaves(column: Any) -> list[Any]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakSet
 
 from gymnasium import Space
@@ -14,7 +15,7 @@ from marl_connectors.connectors.conversion import to_columns, to_items
 from marl_connectors.connectors.episodes_of_run import without_taken_out
 from marl_connectors.connectors.failures import progress
 from marl_connectors.connectors.requirements import check_pieces
-from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup
+from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup, Phase
 from marl_connectors.errors import ConfigError, ConnectorError, did_you_mean, place_of_error
 from marl_connectors.typing import AgentID
 
@@ -196,8 +197,7 @@ class ConnectorPipelineV2(ConnectorV2):
                 progress.begin(self.in_learner_pipeline)
                 batch = _checked_batch(piece(rl_module=rl_module, batch=batch, episodes=episodes, **common))
         except Exception as error:
-            cause = error.__cause__ if isinstance(error, ConnectorError) and error.__cause__ else error
-            raise self._failure(piece, error) from cause
+            raise self._failure(piece, error) from cause_of(error)
         return batch
 
     def _failure(self, piece: ConnectorV2, error: Exception, group: ColumnGroup | None = None) -> ConnectorError:
@@ -227,7 +227,7 @@ class ConnectorPipelineV2(ConnectorV2):
     ) -> ColumnBatch:
         """Runs all pieces, on columns where they can, and on items (with a conversion before and after) where not.
 
-        A hot path: with column pieces only, the cost is one call for each piece and group.
+        With column pieces only, the cost is one call for each piece and group.
 
         Raises:
             ConnectorError: If a piece fails; names the pipeline and the piece, with the piece's own error as cause.
@@ -248,18 +248,72 @@ class ConnectorPipelineV2(ConnectorV2):
                     batch.phase = piece.phase_after or batch.phase
                     continue
                 group = None
-                if isinstance(piece, ConnectorPipelineV2):
-                    batch = piece.run(batch, episodes=episodes, **common)
-                else:
-                    progress.begin(self.in_learner_pipeline)
-                    items = _checked_batch(piece(batch=to_items(batch), episodes=episodes, **common))
-                    batch.phase = piece.phase_after or batch.phase
-                    progress.converting = items
-                    batch = to_columns(items, without_taken_out(batch, episodes))
+                batch = self._run_piece(piece, batch, episodes, common)
         except Exception as error:
-            cause = error.__cause__ if isinstance(error, ConnectorError) and error.__cause__ else error
-            raise self._failure(piece, error, group) from cause
+            raise self._failure(piece, error, group) from cause_of(error)
         return batch
+
+    def bind(
+        self,
+        batch: ColumnBatch,
+        *,
+        episodes: Callable[[], Sequence[Any]],
+        pieces: slice = slice(None),
+        **common: Any,
+    ) -> list[BoundCall]:
+        """The work of some pieces on the groups of a batch, as calls without arguments.
+
+        It is for whoever runs the same pieces many times on groups that stay the same objects while their rows and
+        columns are others. It holds until pieces come or go, or somebody replaces a method of one.
+
+        Args:
+            batch: What the calls work on. Its phase is set by those that look at it.
+            episodes: Gives the episodes to pieces that work on items.
+            pieces: Which.
+            **common: Whatever else the pieces are given in each call: ``rl_module``, ``explore``, ``shared_data`` and
+                ``metrics``.
+        """
+        calls: list[BoundCall] = []
+        phase = batch.phase
+        for i, (piece, on_columns, on_items, before_columns) in enumerate(self._steps):
+            if i in range(*pieces.indices(len(self._steps))):
+                if on_items:
+                    run = partial(self._work_on_items, piece, batch, phase, episodes, common)
+                    calls.append(BoundCall(run, self, piece, None))
+                if before_columns is not None:
+                    run = partial(before_columns, batch.groups, common["rl_module"])
+                    calls.append(BoundCall(run, self, piece, None))
+                for group in batch.groups if on_columns is not None else ():
+                    calls.append(BoundCall(partial(on_columns, columns=group, **common), self, piece, group))
+            phase = _phase_after(piece) or phase
+        return calls
+
+    def _work_on_items(
+        self,
+        piece: ConnectorV2,
+        batch: ColumnBatch,
+        phase: Phase,
+        episodes: Callable[[], Sequence[Any]],
+        common: dict[str, Any],
+    ) -> None:
+        """Runs a piece on items, or a pipeline, and puts what comes of it into the groups of the batch."""
+        batch.phase = phase
+        found = self._run_piece(piece, batch, episodes(), common)
+        for group, made in zip(batch.groups, found.groups, strict=True):
+            if made is not group:
+                group.take_from(made)
+
+    def _run_piece(
+        self, piece: ConnectorV2, batch: ColumnBatch, episodes: Sequence[Any], common: dict[str, Any]
+    ) -> ColumnBatch:
+        """Runs a piece that works on items, or a pipeline."""
+        if isinstance(piece, ConnectorPipelineV2):
+            return piece.run(batch, episodes=episodes, **common)
+        progress.begin(self.in_learner_pipeline)
+        items = _checked_batch(piece(batch=to_items(batch), episodes=episodes, **common))
+        batch.phase = piece.phase_after or batch.phase
+        progress.converting = items
+        return to_columns(items, without_taken_out(batch, episodes))
 
     def explain(
         self,
@@ -368,6 +422,38 @@ class ConnectorPipelineV2(ConnectorV2):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(self.names())})"
+
+
+class BoundCall(NamedTuple):
+    """A piece's work on a group, or on a whole batch, with everything that it is given.
+
+    Attributes:
+        run: Does it.
+        pipeline: Where the piece stands.
+        piece: Whose work it is.
+        group: The group; None for all groups at once.
+    """
+
+    run: Callable[[], Any]
+    pipeline: ConnectorPipelineV2
+    piece: ConnectorV2
+    group: ColumnGroup | None
+
+    def failure(self, error: Exception) -> ConnectorError:
+        """The error to raise, from ``cause_of(error)``, when ``run`` has failed."""
+        return self.pipeline._failure(self.piece, error, self.group)
+
+
+def cause_of(error: Exception) -> BaseException:
+    """The piece's own error behind one that a pipeline has raised."""
+    return error.__cause__ if isinstance(error, ConnectorError) and error.__cause__ else error
+
+
+def _phase_after(piece: ConnectorV2) -> Phase | None:
+    """What a batch looks like after a piece; None if that is as before."""
+    if not isinstance(piece, ConnectorPipelineV2):
+        return piece.phase_after
+    return next((phase for inner in reversed(piece.connectors) if (phase := _phase_after(inner)) is not None), None)
 
 
 def _checked(piece: Any) -> ConnectorV2:

@@ -15,6 +15,7 @@ from marl_connectors.episodes.rows import Rows
 from marl_connectors.rl_module.distributions import Distribution
 from marl_connectors.seeding import StreamGenerator, name_word, stream_words, substream_words, torch_stream
 
+_CPU = torch.device("cpu")
 _MOST_STEPS = 128
 _MOST_NUMBERS = 2**18
 """Numbers that are drawn at once, so that they are still in the cache when they are needed."""
@@ -71,9 +72,13 @@ class ActionNoise:
     """
 
     def __init__(self, seed: int):
+        self.restart(seed)
+
+    def restart(self, seed: int, step: int = 0) -> None:
+        """Goes on as that of a run with another seed, at another step."""
         self._seed = seed
         self._root = stream_words(seed, "actions")
-        self.step = 0
+        self.step = step
         self._streams: dict[int, _Streams] = {}
         self._group_of: dict[Rows, int] = {}
 
@@ -134,12 +139,14 @@ class ActionNoise:
         noise = block.tensor[self.step - block.first]
         return noise if streams.pick is None else noise[torch.from_numpy(streams.pick).to(device)]
 
-    def array_for_rows(self, columns: ColumnGroup, dist_cls: type[Distribution]) -> np.ndarray | None:
+    def array_for_rows(self, rows: Rows, dist_cls: type[Distribution], num_inputs: int) -> np.ndarray | None:
         """The same noise in an array, for modules on the CPU, without a call of torch."""
-        streams = self._streams[self._group_of[columns.rows]]
-        block = self._block(streams, dist_cls, columns["action_dist_inputs"].shape[-1], torch.device("cpu"))
-        if block is None:
-            return None
+        streams = self._streams[self._group_of[rows]]
+        block, asked = streams.block, (dist_cls, num_inputs, _CPU)
+        if block is None or block.asked != asked or not 0 <= self.step - block.first < len(block.array):
+            block = self._block(streams, *asked)
+            if block is None:
+                return None
         noise = block.array[self.step - block.first]
         return noise if streams.pick is None else noise[streams.pick]
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
 from gymnasium import Space
 
@@ -14,8 +16,9 @@ from marl_connectors.callbacks import CallbackCalls
 from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
 from marl_connectors.connectors.module_to_env.get_actions import ACTION_NOISE
 from marl_connectors.connectors.module_to_env.module_to_env_pipeline import ModuleToEnvPipeline
+from marl_connectors.env_runners.acting_check import check_outputs
 from marl_connectors.env_runners.action_noise import ActionNoise
-from marl_connectors.env_runners.data_checks import check_forward_batch
+from marl_connectors.env_runners.data_checks import OutOfBounds, check_columns
 from marl_connectors.env_runners.done_episodes import (
     DoneEpisode,
     check_sample_size,
@@ -26,22 +29,40 @@ from marl_connectors.env_runners.done_episodes import (
 )
 from marl_connectors.env_runners.episode_callbacks import EPISODE_CALLBACKS, EpisodeCallbacks
 from marl_connectors.env_runners.episode_metrics import Tally, summarize, tally_from_state
+from marl_connectors.env_runners.episode_tracker import EpisodeTracker
+from marl_connectors.env_runners.sampling_plan import SamplingPlan
 from marl_connectors.env_runners.sampling_times import SamplingTimes
-from marl_connectors.env_runners.saved_batch import batch_from_state, batch_to_state
-from marl_connectors.env_runners.stepper import PolicyMappingFn, Stepper
 from marl_connectors.environments.action_history import HISTORY_BYTES
-from marl_connectors.environments.env_failures import EnvFailure, EnvRestarts, FailureCounts
+from marl_connectors.environments.env_failures import EnvRestarts, FailureCounts
+from marl_connectors.environments.step_result import StepResult
 from marl_connectors.environments.worker_vector_env import make_vector_env
 from marl_connectors.errors import CheckpointError, EnvError
 from marl_connectors.metrics import MetricsLogger, by_pipeline, with_logged
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
-from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID
+from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID, ModuleID
+
+_LOG = logging.getLogger(__name__)
+PolicyMappingFn = Callable[..., ModuleID]
 
 
-class EnvRunner(Stepper):
+class EnvRunner:
     """Collects episodes: env-to-module pipeline, module, module-to-env pipeline, environment, again and again.
 
     The same class runs PettingZoo environments (MultiAgentEpisodes) and Gymnasium ones (SingleAgentEpisodes).
+
+    Attributes:
+        vector_env: The environment copies.
+        rl_module: The modules.
+        env_to_module: From observations to a forward batch.
+        module_to_env: From the modules' outputs to actions.
+        explore: Whether ``sample`` explores unless told otherwise.
+        lookback: Steps that a chunk of an episode keeps from before it.
+        callbacks: Who is informed of what happens here.
+        metrics: Where the pieces of ``env_to_module`` and ``module_to_env`` log.
+        callback_metrics: Where callbacks log.
+        times: Where the time of samples goes.
+        num_env_steps: Steps of all copies so far.
+        num_agent_steps: Actions of all agents so far.
     """
 
     def __init__(
@@ -98,7 +119,7 @@ class EnvRunner(Stepper):
             restarts: How to go on after failures of environments and worker processes; None to raise an EnvError.
             state_space: That of the environments' ``state()``, to record it with each observation; else None.
         """
-        vector_env = make_vector_env(
+        self.vector_env = make_vector_env(
             make_env,
             num_envs=num_envs,
             seed=seed,
@@ -107,20 +128,34 @@ class EnvRunner(Stepper):
             restarts=restarts,
             state_space=state_space,
         )
-        super().__init__(
-            vector_env,
-            seed=seed,
+        self._turn_based = self.vector_env.turn_based
+        self.rl_module = rl_module
+        self.env_to_module = env_to_module
+        self.module_to_env = module_to_env
+        self.lookback = lookback
+        self.metrics = {name: MetricsLogger() for name in ("env_to_module", "module_to_env")}
+        self.times = SamplingTimes()
+        self.num_env_steps = 0
+        self.num_agent_steps = 0
+        self._seed = seed
+        self._check_spaces = check_spaces
+        self._out_of_bounds = OutOfBounds(told_of_bounds)
+        self._noise = ActionNoise(seed)
+        self._episodes = EpisodeTracker(
+            self.vector_env,
+            agent_spaces,
+            policy_mapping_fn,
+            rl_module,
             single_agent=single_agent,
-            agent_spaces=agent_spaces,
-            policy_mapping_fn=policy_mapping_fn,
-            rl_module=rl_module,
-            env_to_module=env_to_module,
-            module_to_env=module_to_env,
-            explore=explore,
             lookback=lookback,
-            check_spaces=check_spaces,
-            told_of_bounds=told_of_bounds,
+            action_spaces=env_to_module.action_space,
         )
+        self._shared_data: dict[str, Any] = {ACTION_NOISE: self._noise}
+        self._plan = SamplingPlan(
+            self._noise, self._shared_data, self._acting_episodes, gives_arrays=self.vector_env.is_batched
+        )
+        self._goes_on = False  # whether the next sample continues the episodes of this one
+        self._begin(explore)
         self.explore = explore
         self.rollout_fragment_length = rollout_fragment_length
         self.complete_episodes = complete_episodes
@@ -184,7 +219,7 @@ class EnvRunner(Stepper):
         try:
             episodes = self._sample(num_timesteps, num_episodes, explore, random_actions, force_reset, is_enough)
         except BaseException as error:
-            self._batch = None  # nobody knows what the copies, or the episodes, are in the middle of
+            self.restart_episodes()  # nobody knows what the copies, or the episodes, are in the middle of
             if isinstance(error, EnvError):
                 self._check_outputs()  # for which an environment could do nothing
             raise
@@ -200,20 +235,14 @@ class EnvRunner(Stepper):
         force_reset: bool,
         is_enough: Callable[[int], bool] | None,
     ) -> list[Any]:
-        self._look_at_pieces()
-        self.rl_module.bind_buckets()
-        self.rl_module.act()
+        self._begin(explore)
         copies = len(self.vector_env.copies)
         callbacks = self._episodes.callbacks
         if callbacks is not None:
             callbacks.begin_sample(None if num_episodes is None else shares(copies, num_episodes))
-        self._is_last_step = num_timesteps == 0
         numbers = [copy.episode_number for copy in self.vector_env.copies]
-        if self._batch is None or force_reset or num_episodes is not None:
-            self._exploring = explore
+        if not self._goes_on or force_reset or num_episodes is not None:
             self._reset()
-        else:
-            self._set_exploring(explore)
         if num_episodes is not None:
             wanted = num_episodes
 
@@ -224,13 +253,13 @@ class EnvRunner(Stepper):
                 if must_stop():
                     done = first_rounds(self._episodes.done, copies)
                     break
-                self._take_step(explore, random_actions)
+                self._take_step(random_actions)
         else:
             enough = self.num_env_steps + (num_timesteps or 0)
             while self.num_env_steps < enough:
-                self._is_last_step = self.num_env_steps + copies >= enough
-                self._take_step(explore, random_actions)
+                self._take_step(random_actions)
             done = self._episodes.done
+        self._look_ahead()
         self._complete_fragment()
         self._episodes.take_done()
         self._finished += [entry.tally for entry in done]
@@ -241,7 +270,7 @@ class EnvRunner(Stepper):
                 callbacks.cut(chunks)
             episodes += chunks
         else:
-            self._batch = None  # the next sample starts afresh
+            self.restart_episodes()
             self._forget_unfinished(done, numbers)
         self._uncredited_reward += sum(episode.uncredited_reward for episode in episodes)
         self.callbacks.tell("on_sample_end", env_runner=self, metrics_logger=self.callback_metrics, samples=episodes)
@@ -279,11 +308,149 @@ class EnvRunner(Stepper):
             env_index=env_index,
         )
 
-    def _note_failures(self) -> list[EnvFailure]:
-        failures = super()._note_failures()
+    # One step.
+
+    def _begin(self, explore: bool) -> None:
+        """Looks at pieces and modules, which may be others than in the sample before."""
+        self.rl_module.bind_buckets()
+        self.rl_module.act()
+        sees_anew = self._plan.begin(
+            self.env_to_module, self.module_to_env, self.rl_module, explore=explore, metrics=self.metrics
+        )
+        if sees_anew:
+            self._episodes.restore_observations()
+
+    def _acting_episodes(self) -> list[Any]:
+        """For pieces that look at episodes."""
+        self._episodes.sync()
+        return self._episodes.acting()
+
+    def _take_step(self, at_random: bool) -> None:
+        """A hot path: everything here is per vector step and group, nothing is per agent."""
+        episodes, vector_env = self._episodes, self.vector_env
+        actions, pick = self._plan.act(self.times, at_random=at_random), episodes.lanes.pick_actions
+        chosen = actions if pick is None else pick(actions)
+        self._noise.step += 1
+        self.num_env_steps += len(actions) if vector_env.has_rests else len(vector_env.copies)
+        self.num_agent_steps += len(actions)
+        episodes.lanes.counts.vector_steps += 1
+        if self._turn_based:
+            episodes.acted()
+        acted = perf_counter()
+        result = vector_env.step(chosen if vector_env.is_batched else list(chosen))
+        self.times.env_step += perf_counter() - acted
+        if vector_env.failures:
+            self._note_failures()
+        is_plain = result.is_plain
+        if not is_plain or self._turn_based:
+            self._end_layout()
+        is_rearranged = episodes.apply(result, reset_over=lambda: self._reset_over(result))
+        if not is_plain:
+            self._show_ended()
+        if is_rearranged:
+            self._arrange()
+        elif not is_plain:
+            self._place_in_time()
+        episodes.observe(result)
+        if episodes.callbacks is not None:
+            episodes.callbacks.went_on(result)
+
+    def _reset_over(self, result: StepResult) -> None:
+        if not result.late:
+            return
+        began = perf_counter()
+        self.vector_env.reset_over(result)
+        self.times.env_reset += perf_counter() - began
+        self._note_failures()
+
+    def _note_failures(self) -> None:
+        """Tells the log of copies that go on with another episode, and counts."""
+        failures = self.vector_env.take_failures()
+        for failure in failures:
+            _LOG.warning("%s The copy goes on with another episode.", failure.message)
+        self._episodes.lost.num_env_failures += len(failures)
         for index in dict.fromkeys(failure.index for failure in failures):
             self._tell_of_environment(index)
-        return failures
+
+    def _show_ended(self) -> None:
+        """Last observations pass the pieces that may write to episodes, as others do in the step that acts on them."""
+        if self._plan.looks_ahead and self._episodes.ended_agents:
+            self._episodes.sync()
+            began = perf_counter()
+            self._plan.show(self._episodes.ended_rows(), self._episodes.ended)
+            self.times.env_to_module += perf_counter() - began
+
+    def _look_ahead(self) -> None:
+        """At the end of a sample, so do those that the next one acts on, before the chunks are handed out."""
+        if self._plan.looks_ahead:
+            self._episodes.note_observations()
+            began = perf_counter()
+            self._plan.prepare()
+            self.times.env_to_module += perf_counter() - began
+
+    # Beginnings and ends.
+
+    def _reset(self) -> None:
+        began = perf_counter()
+        self._end_layout()
+        self._plan.forget()
+        self._episodes.reset()
+        self.times.env_reset += perf_counter() - began
+        self._note_failures()
+        self._begin_layout()
+        if self._episodes.callbacks is not None:
+            self._episodes.callbacks.started()
+        self._goes_on = True
+
+    def _arrange(self) -> None:
+        """Works out which lanes act next, after some came or went, or others wait."""
+        self._episodes.arrange()
+        self._begin_layout()
+
+    def _begin_layout(self) -> None:
+        """Takes note of other lanes that act next."""
+        self._plan.bind([group.rows for group, _ in self._episodes.lanes.live])
+        self._place_noise()
+
+    def _end_layout(self) -> None:
+        """Counts the steps of those who act, before others do or before the counts are read."""
+        groups = [group for group, _ in self._episodes.lanes.live]
+        resting = self.vector_env.has_rests  # then each that acts is a sub-environment
+        num_envs = sum(group.num_acting for group in groups) if resting else len(self.vector_env.copies)
+        self._episodes.lanes.counts.end_layout(groups, num_envs)
+
+    def _place_in_time(self) -> None:
+        """Tells all lanes, and the noise, at which step of which episode they are."""
+        self._episodes.set_clocks()
+        self._place_noise()
+
+    def _place_noise(self) -> None:
+        copies = self.vector_env.copies
+        numbers = np.array([copy.episode_number for copy in copies])
+        if self._turn_based:  # one agent acts in a copy at a time: a stream for each copy will do
+            words, t = self._noise.words_of(np.arange(len(copies))), np.array([copy.t for copy in copies])
+            for group, _ in self._episodes.lanes.live:
+                self._noise.place(group.index, group.rows, words, numbers, t, group.env_indices)
+            return
+        for group, _ in self._episodes.lanes.live:
+            own = group.env_indices
+            if group.words is None:
+                group.words = self._noise.words_of(own, group.agent_words)
+            self._noise.place(group.index, group.rows, group.words, numbers[own], group.t)
+
+    def _check_outputs(self) -> None:
+        for group in self._episodes.lanes.groups:
+            check_outputs(group, self.rl_module, self._episodes.in_rollouts)
+
+    def _complete_fragment(self) -> None:
+        """Checks what the environments gave and computes what was left to be computed for all steps at once."""
+        self._check_outputs()
+        for group in self._episodes.lanes.groups:
+            out_of_bounds = self._out_of_bounds if self._check_spaces else None
+            check_columns(group, self.vector_env, self._episodes.in_rollouts, out_of_bounds)
+        self._plan.complete()
+
+    # What was sampled since the last call.
 
     def take_finished(self) -> list[Tally]:
         """Returns and lengths of the episodes that ended since the last call."""
@@ -337,7 +504,8 @@ class EnvRunner(Stepper):
 
     def restart_episodes(self) -> None:
         """Drops ongoing episodes; the next sample begins new ones."""
-        self._batch = None
+        self._goes_on = False
+        self._plan.forget()
 
     def close(self) -> None:
         """Closes the environment copies."""
@@ -349,9 +517,7 @@ class EnvRunner(Stepper):
         """Counts, connector states, and how to get the ongoing episodes back, as JSON data and arrays."""
         self._end_layout()
         self._episodes.lanes.settle_counts()
-        batch = self._waiting_batch()
-        episodes = None if batch is None else self._episodes.get_state()
-        shared_data = {key: value for key, value in self._shared_data.items() if key != ACTION_NOISE}
+        episodes = self._episodes.get_state() if self._goes_on else None
         return {
             "seed": self._seed,
             "num_env_steps": self.num_env_steps,
@@ -360,10 +526,8 @@ class EnvRunner(Stepper):
             "env_to_module": self.env_to_module.get_state(),
             "module_to_env": self.module_to_env.get_state(),
             "episodes": episodes,
-            "episodes_too_long": batch is not None and episodes is None,
-            "batch": None if episodes is None or batch is None else batch_to_state(batch, shared_data),
-            "exploring": self._exploring,
-            "before_batch": self._before_batch,
+            "episodes_too_long": self._goes_on and episodes is None,
+            **self._plan.get_state(with_batch=episodes is not None),
             "metrics": {name: logger.get_state() for name, logger in self.metrics.items()},
             "callback_metrics": self.callback_metrics.get_state(),
             "counts": self._episodes.lanes.counts.get_state(),
@@ -376,7 +540,7 @@ class EnvRunner(Stepper):
 
     def why_episodes_are_not_kept(self) -> str:
         """Why a checkpoint of now could not bring the ongoing episodes back; ``""`` if it can, or there are none."""
-        return "" if self._batch is None or self._episodes.can_be_replayed else self._why_not_replayed
+        return "" if not self._goes_on or self._episodes.can_be_replayed else self._why_not_replayed
 
     @property
     def _why_not_replayed(self) -> str:
@@ -400,9 +564,9 @@ class EnvRunner(Stepper):
                 f"{len(self.vector_env.copies)}. Use the same num_envs_per_env_runner."
             )
         self._seed = self.vector_env.seed = state["seed"]
-        self._noise = ActionNoise(self._seed)
-        self._shared_data = {ACTION_NOISE: self._noise}
-        self._noise.step = state["noise_step"]
+        self._noise.restart(self._seed, state["noise_step"])
+        self._shared_data.clear()
+        self._shared_data[ACTION_NOISE] = self._noise
         self.num_env_steps, self.num_agent_steps = state["num_env_steps"], state["num_agent_steps"]
         self.env_to_module.set_state(state["env_to_module"])
         self.module_to_env.set_state(state["module_to_env"])
@@ -418,31 +582,21 @@ class EnvRunner(Stepper):
             logger.set_state(state.get("metrics", {}).get(name, []))
         self.callback_metrics.set_state(state.get("callback_metrics", []))
         self._episodes.lost = FailureCounts(**state.get("lost", {}))
-        self._batch = None
-        self._exploring = state["exploring"]
+        self.restart_episodes()
         if new_episodes:
             return
         if state["episodes"] is not None:
             self._episodes.set_state(state["episodes"])
             self._arrange()
-            self._restore_batch(state["batch"])
-            self._before_batch = state["before_batch"]
+            self._goes_on = True
+            device = next((parameter.device for parameter in self.rl_module.parameters()), torch.device("cpu"))
+            self._plan.set_state(state, device)
         elif state["episodes_too_long"]:
             warnings.warn(
                 f"EnvRunner: {self._why_not_replayed}, so the run goes on with new episodes, and not step for step as "
                 f"if it had never stopped.",
                 stacklevel=2,
             )
-
-    def _restore_batch(self, state: dict[str, Any] | None) -> None:
-        """The forward batch of a checkpoint; made anew if pieces put something in that no file can hold."""
-        if state is None:
-            self._make_batch()
-            return
-        device = next((parameter.device for parameter in self.rl_module.parameters()), torch.device("cpu"))
-        self._batch, shared_data = batch_from_state(state, [group.rows for group, _ in self._live], device)
-        check_forward_batch(self._batch, self.rl_module)
-        self._shared_data.update(shared_data)
 
 
 MultiAgentEnvRunner = EnvRunner

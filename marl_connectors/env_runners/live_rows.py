@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from gymnasium import Space
 
+from marl_connectors.episodes.rollout import take
 from marl_connectors.episodes.rows import RowPart, Rows
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.trees import tree_map
@@ -60,9 +61,30 @@ class LiveRows(Rows):
 
     def get(self, column: str, offset: int = 0, fill: float | None = None) -> Any:
         """A hot path for the newest observations: no index arithmetic."""
-        if offset == 0 and column in self.group.rollout.columns:
-            return self.group.rollout.read(column, self.group.positions)
+        rollout = self.group.rollout
+        if offset == 0 and column in rollout.columns:
+            positions, values = self.group.positions, rollout.columns[column]
+            if column not in rollout.layered and type(positions) is slice and type(values) is np.ndarray:
+                return values[positions]
+            return rollout.read(column, positions)
         return super().get(column, offset, fill)
+
+    def has(self, column: str) -> bool:
+        """A hot path: most columns are of all agents."""
+        rollout = self.group.rollout
+        return column in rollout.columns if column not in rollout.given else super().has(column)
+
+    def reach(self, column: str, offset: int) -> tuple[Any, np.ndarray]:
+        """A hot path for the step before, where all lanes have one: no index arithmetic."""
+        group = self.group
+        rollout, positions = group.rollout, group.positions
+        begin = positions.start - rollout.num_lanes if type(positions) is slice else -1
+        if offset == -1 and begin >= 0 and column not in rollout.layered and column in rollout.columns:
+            end = positions.stop - rollout.num_lanes
+            reached = group.first_positions() <= np.arange(begin, end)
+            if reached.all():
+                return tree_map(np.copy, take(rollout.columns[column], slice(begin, end))), reached
+        return super().reach(column, offset)
 
     def set(self, column: str, values: Any) -> None:
         """Writes to the newest rows."""

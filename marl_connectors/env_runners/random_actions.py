@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,7 @@ from gymnasium import Space
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.action_masks import draw
 from marl_connectors.env_runners.action_noise import ActionNoise
-from marl_connectors.env_runners.lane_table import LaneGroup
-from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup
+from marl_connectors.episodes.column_batch import ColumnGroup
 from marl_connectors.seeding import StreamGenerator
 from marl_connectors.spaces import counted_from_0, from_start, values_per_choice
 from marl_connectors.trees import tree_map
@@ -41,31 +39,28 @@ def random_actions(
     return columns if for_env is actions else {**columns, Columns.ACTIONS_FOR_ENV: for_env}
 
 
-def random_batch(noise: ActionNoise, groups: Sequence[LaneGroup], waiting: ColumnBatch | None) -> ColumnBatch:
+def random_columns(noise: ActionNoise, given: ColumnGroup) -> ColumnGroup:
     """What the modules would have put out, drawn at random. A stateful module that is not asked keeps its state.
 
     Args:
         noise: Has a stream for each row.
-        groups: The groups with live lanes.
-        waiting: The forward batch that the modules do not get.
+        given: The part of the forward batch that the modules do not get.
     """
-    batch = ColumnBatch([ColumnGroup(group.rows) for group in groups])
-    for i, (group, columns) in enumerate(zip(groups, batch.groups, strict=True)):
-        rng = noise.generator("random actions", columns.rows)
-        known = {} if waiting is None else waiting.groups[i]
-        mask = known.get(Columns.ACTION_MASK)
-        if mask is not None:
-            mask = _array(mask).reshape(len(columns.rows), -1)
-            columns[Columns.ACTION_MASK] = mask
-        drawn = random_actions(group.env_action_space, len(columns.rows), rng, mask)
-        if group.rollout.action_space != group.env_action_space:  # modules have another one, and a piece translates
-            for_env = drawn.get(Columns.ACTIONS_FOR_ENV, drawn[Columns.ACTIONS])
-            own = random_actions(group.rollout.action_space, len(columns.rows), rng)
-            drawn = {Columns.ACTIONS: own[Columns.ACTIONS], Columns.ACTIONS_FOR_ENV: for_env}
-        columns.update(drawn)
-        if Columns.STATE_IN in known:
-            columns[Columns.STATE_OUT] = tree_map(_array, known[Columns.STATE_IN])
-    return batch
+    columns, rows = given.like(), given.rows
+    group = rows.group
+    rng = noise.generator("random actions", rows)
+    mask = given.get(Columns.ACTION_MASK)
+    if mask is not None:
+        mask = columns[Columns.ACTION_MASK] = _array(mask).reshape(len(rows), -1)
+    drawn = random_actions(group.env_action_space, len(rows), rng, mask)
+    if group.rollout.action_space != group.env_action_space:  # modules have another one, and a piece translates
+        for_env = drawn.get(Columns.ACTIONS_FOR_ENV, drawn[Columns.ACTIONS])
+        own = random_actions(group.rollout.action_space, len(rows), rng)
+        drawn = {Columns.ACTIONS: own[Columns.ACTIONS], Columns.ACTIONS_FOR_ENV: for_env}
+    columns.update(drawn)
+    if Columns.STATE_IN in given:
+        columns[Columns.STATE_OUT] = tree_map(_array, given[Columns.STATE_IN])
+    return columns
 
 
 def _array(leaf: Any) -> np.ndarray:

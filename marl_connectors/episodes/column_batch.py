@@ -89,6 +89,12 @@ class ColumnGroup(dict[str, Any]):
         group.sequences = self.sequences
         return group
 
+    def take_from(self, other: ColumnGroup) -> None:
+        """Takes the columns of another group for the same rows in place of its own."""
+        self.clear()
+        self.update(other)
+        self.holders, self.action_dist_cls = other.holders, other.action_dist_cls
+
     def module_columns(self) -> Iterator[tuple[ModuleID, Mapping[str, Any]]]:
         """Each module's own part of all columns, as the module gets it: sequences are filled up."""
         if self.sequences is not None:
@@ -109,7 +115,10 @@ class ColumnGroup(dict[str, Any]):
 
     def record_in(self, rollout: Rollout, positions: Positions) -> None:
         """Writes all columns to the rows of a rollout that they were computed for. A hot path."""
-        held_before = rollout.columns.keys() if self.holders else ()
+        if not self.holders:
+            rollout.record(positions, self)
+            return
+        held_before = rollout.columns.keys()
         for name in [name for name in self.holders if name not in rollout.given]:
             rollout.given[name] = np.full(rollout.num_rows * rollout.num_lanes, name in held_before)
             rollout.given[name][rollout.cursor[~rollout.pending]] = False

@@ -45,6 +45,8 @@ def take(column: Tree, positions: Positions) -> Tree:
         return tree_map(lambda leaf: leaf.take(positions, axis=0), column)
     if type(column) is np.ndarray:
         return column[positions]
+    if type(column) is dict:
+        return {key: take(part, positions) for key, part in column.items()}
     return tree_map(lambda leaf: leaf[positions], column)
 
 
@@ -54,6 +56,18 @@ def put(column: Tree, positions: Positions, values: Tree) -> None:
         column[positions] = values
     else:
         tree_map(lambda leaf, value: leaf.__setitem__(positions, value), column, values)
+
+
+def _put_dict(column: Tree, positions: Positions, values: Tree) -> bool:
+    """Writes ``values`` as ``put`` does if both are dicts of like arrays, such as states; whether they are."""
+    if type(column) is np.ndarray:
+        if type(values) is not np.ndarray or column.shape[1:] != values.shape[1:]:
+            return False
+        column[positions] = values
+        return True
+    if type(column) is not dict or type(values) is not dict or column.keys() != values.keys():
+        return False
+    return all(_put_dict(part, positions, values[key]) for key, part in column.items())
 
 
 def fits(column: Tree, values: Tree) -> bool:
@@ -178,7 +192,8 @@ class Rollout:
                 column[positions] = values
                 continue
             column = self.source(name)
-            put(column, positions, _shaped(values, column))
+            if not (is_plain and _put_dict(column, positions, values)):
+                put(column, positions, _shaped(values, column))
             if name in self.layered:
                 self.layered[name][positions] = 0
             if name in self.given:

@@ -15,7 +15,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from marl_connectors.errors import ModuleError, did_you_mean
-from marl_connectors.rl_module.array_layers import NUMPY_ACTIVATIONS, ArrayLayer, is_watched, run_layers
+from marl_connectors.rl_module.array_layers import (
+    BOUND_ACTIVATIONS,
+    NUMPY_ACTIVATIONS,
+    Activation,
+    ArrayLayer,
+    is_watched,
+    run_layers,
+)
 from marl_connectors.rl_module.initializers import Initializers
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -200,16 +207,17 @@ class MLP(nn.Module):
         """Without the arrays, which would be copies of the parameters in a copy."""
         return {**vars(self), "_arrays": []}
 
-    def array_layers(self, rows: int) -> list[ArrayLayer] | None:
-        """What computes batches of so many rows without gradients on the CPU; None where torch does.
+    def can_be_bound(self, rows: int) -> bool:
+        """Whether numpy is to compute batches of so many rows without gradients on the CPU, and not torch."""
+        activation, limit = self.activation, _NUMPY_ROWS.get(type(self.activation), math.inf)
+        if len(self.norms) or type(activation) not in BOUND_ACTIVATIONS or getattr(activation, "alpha", 1.0) != 1.0:
+            return False
+        return rows <= limit and self._is_as_built()
 
-        The arrays are over the parameters' own memory, as it is now: they see updates, but not that a parameter is
-        replaced by another one.
-        """
-        if self._numpy_activation is None or rows > self._numpy_rows or not self._is_as_built():
-            return None
-        layers = self._array_layers()
-        return None if layers is None else list(layers)
+    def activation_after(self, layer: int) -> Activation | None:
+        """What follows a linear layer, in arrays."""
+        is_active = self.activate_last or layer + 1 < len(self._linear_layers)
+        return BOUND_ACTIVATIONS[type(self.activation)] if is_active else None
 
     def _array_layers(self) -> Sequence[ArrayLayer] | None:
         """The layers over the parameters that there are now; None where torch's tensors have to be left to torch.

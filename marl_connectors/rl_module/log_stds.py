@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import accumulate
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from gymnasium import Space
 from torch import Tensor
@@ -57,6 +60,38 @@ class LogStds:
         self.num_free = num_log_stds if free else 0
         self.num_outputs = num_inputs - self.num_free
         self.leave_outputs = not num_log_stds
+
+    def array_inputs(self, parameter: np.ndarray | None) -> Callable[[np.ndarray], np.ndarray] | None:
+        """What makes ``[B, n]`` inputs of a head's outputs, in arrays without gradients; None if they are the same.
+
+        Args:
+            parameter: ``[B, num_free]``, that of each row.
+        """
+        if self.leave_outputs:
+            return None
+        ends = list(accumulate(stretch.length for stretch in self._stretches))
+        places = [(s.is_log_std, slice(end - s.length, end)) for s, end in zip(self._stretches, ends, strict=True)]
+        bound = self._bound
+
+        def clipped(outputs: np.ndarray) -> np.ndarray:
+            for is_log_std, place in places:
+                if is_log_std:
+                    np.clip(outputs[..., place], -bound, bound, out=outputs[..., place])
+            return outputs
+
+        if parameter is None:
+            return clipped
+
+        def put_together(outputs: np.ndarray) -> np.ndarray:
+            inputs = np.empty((*outputs.shape[:-1], ends[-1]), outputs.dtype)
+            begin = {False: 0, True: 0}
+            for is_log_std, place in places:
+                own = slice(begin[is_log_std], begin[is_log_std] + place.stop - place.start)
+                begin[is_log_std] = own.stop
+                inputs[..., place] = parameter[:, own] if is_log_std else outputs[..., own]
+            return clipped(inputs)
+
+        return put_together
 
     def inputs(self, outputs: Tensor, parameter: Tensor | None) -> Tensor:
         """``[..., n]`` inputs of a head's ``[..., num_outputs]`` and the parameter, which may be stacked."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import ChainMap
-from collections.abc import Callable, Collection, Hashable, ItemsView, Iterator, KeysView, Mapping, ValuesView
+from collections.abc import Callable, Collection, Hashable, ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
 from functools import cache
+from operator import attrgetter
 from typing import Any, overload
 
 import torch
@@ -32,6 +33,7 @@ from marl_connectors.rl_module.stacked_rows import StackedRows, is_whole, run_st
 from marl_connectors.rl_module.structure import Structure
 from marl_connectors.typing import SHARED, ModuleID
 
+_TRAINS = attrgetter("training")
 _SORTING = threading.RLock()
 """Held while parameters move into buckets, as one thread alone may do."""
 
@@ -243,10 +245,12 @@ class MultiRLModule(nn.Module):
                 self._entangled = None
                 members = {} if self.has_own_forward else dict(self.items())
                 self._structure = Structure(self, filter(is_stackable, members.values()))
+                self._parts = list(self.modules())
                 self._buckets = found = sort_into_buckets(members)
             return found
 
     _structure: Structure
+    _parts: Sequence[nn.Module] = ()
     _entangled: list[ModuleID] | None = None
 
     def bucket_of(self, module_ids: Collection[ModuleID]) -> Bucket | None:
@@ -269,9 +273,10 @@ class MultiRLModule(nn.Module):
 
     def act(self) -> None:
         """Sees to it that all modules are in eval mode, whatever was done to them since."""
-        if any(part.training for part in self.modules()):
+        buckets = self.buckets  # whose structure knows all parts
+        if True in map(_TRAINS, self._parts):
             self.eval()
-            for bucket in self.buckets:
+            for bucket in buckets:
                 bucket.twin.eval()
 
     def unbind_buckets(self) -> None:
@@ -298,7 +303,7 @@ class MultiRLModule(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """Buckets are no part of a copy, whose parameters have memory of their own."""
-        return {**self.__dict__, "_buckets": None, "_structure": None}
+        return {**self.__dict__, "_buckets": None, "_structure": None, "_parts": ()}
 
     # State.
 

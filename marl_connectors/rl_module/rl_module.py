@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 import torch
 from gymnasium import Space
 from torch import nn
@@ -25,6 +26,7 @@ from marl_connectors.validators import ChecksFields, Switch, Unfit, Validator, i
 if TYPE_CHECKING:
     from marl_connectors.rl_module.layers import MLP
     from marl_connectors.rl_module.multi_rl_module import MultiRLModule
+    from marl_connectors.rl_module.recurrent_layers import RecurrentLayer
 
 
 _NOTHING = nullcontext()
@@ -116,13 +118,36 @@ class RLModule(nn.Module):
         """The state before an episode's first step; ``{}`` for a stateless module."""
         return {}
 
-    def acting_layers(self) -> Sequence[MLP]:
-        """The MLPs that lead from ``obs`` to ``action_dist_inputs`` when acting, one after another; none if more does.
+    def acting_layers(self) -> Sequence[MLP | RecurrentLayer]:
+        """The layers that lead from ``obs`` to ``action_dist_inputs`` when acting, in order; none if more does.
 
-        A runner may compute them without calling the module, for observations that are float32 vectors. It holds for
-        the class that defines it; a subclass says it anew.
+        At most one of them is an LSTM or GRU, whose state is the module's. A runner may compute them without calling
+        the module, for observations that are vectors of floating point numbers. It holds for the class that defines it
+        and for subclasses that override no method on the way of a forward pass; any other subclass says it anew.
         """
         return ()
+
+    def acting_states(self) -> Mapping[str, Sequence[MLP | RecurrentLayer]]:
+        """By the name of each part of the state, the layers from ``obs`` to the one that carries it on.
+
+        It is for modules whose state has parts: ``{"actor": (), "critic": (encoder, lstm)}``. No layers stand for
+        ``acting_layers``.
+        """
+        return {}
+
+    def acting_outputs(
+        self, modules: Sequence[Any], counts: Sequence[int]
+    ) -> Callable[[np.ndarray], np.ndarray] | None:
+        """What makes ``action_dist_inputs`` of the outputs of ``acting_layers``, in arrays; None if they are the same.
+
+        Args:
+            modules: This one and others of its kind, whose rows stand one after another.
+            counts: How many rows each of them has.
+
+        Returns:
+            A function of ``[B, k]`` arrays, which it may change in place. It is asked for anew after each update.
+        """
+        return None
 
     def get_inference_action_dist_cls(self) -> type[Distribution]:
         """What ``_forward_inference``'s ``action_dist_inputs`` are the parameters of."""

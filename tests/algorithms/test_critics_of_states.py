@@ -153,7 +153,7 @@ def test_critics_learn_and_nothing_of_the_state_is_needed_for_acting(kind):
     algo.train()
     changed = {name for name, values in algo.get_module().get_state().items() if not torch.equal(values, before[name])}
     assert changed == set(before)
-    assert Columns.CRITIC_OBS not in algo.env_runner._batch.groups[0]
+    assert Columns.CRITIC_OBS not in algo.env_runner._plan._bound().given[0]
     algo.evaluate(num_episodes=2)
 
 

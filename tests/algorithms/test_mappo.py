@@ -60,7 +60,7 @@ def test_a_critic_sees_the_other_agent_and_the_policy_does_not():
     out, out_other = module.forward_train(batch), module.forward_train(other)
     torch.testing.assert_close(out[Columns.ACTION_DIST_INPUTS], out_other[Columns.ACTION_DIST_INPUTS], rtol=0, atol=0)
     algo.env_runner.sample(num_timesteps=2)
-    assert Columns.CRITIC_OBS not in algo.env_runner._batch.groups[0]
+    assert Columns.CRITIC_OBS not in algo.env_runner._plan._bound().given[0]
 
 
 def test_agents_stand_in_the_order_of_possible_agents():

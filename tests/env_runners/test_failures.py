@@ -25,7 +25,7 @@ from marl_connectors.errors import ConfigError, EnvError
 from marl_connectors.seeding import derived_seed
 
 WAYS = ("raise", "shape", "text", "nan", "reward", "none", "four", "no rewards", "exit", "missing", "reset")
-LOG = "marl_connectors.env_runners.stepper"
+LOG = "marl_connectors.env_runners.env_runner"
 
 
 @pytest.fixture(autouse=True, scope="module")

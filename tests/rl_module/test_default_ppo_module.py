@@ -199,13 +199,13 @@ def test_wrong_settings_are_errors_that_name_them():
         DefaultPPORLModule(spaces.Text(3), spaces.Discrete(2))
 
 
-def test_arrays_are_given_only_for_layers_as_they_were_built():
+def test_only_layers_as_they_were_built_can_be_bound():
     for change in (
         lambda mlp: setattr(mlp, "activation", torch.nn.ReLU()),
         lambda mlp: mlp.layers[0].register_forward_hook(lambda *_: None),
         lambda mlp: mlp.layers.__setitem__(1, torch.nn.Linear(5, 2)),
     ):
         mlp = MLP(3, (5, 2), "tanh")
-        assert len(mlp.array_layers(4)) == 2
+        assert mlp.can_be_bound(4)
         change(mlp)
-        assert mlp.array_layers(4) is None
+        assert not mlp.can_be_bound(4)

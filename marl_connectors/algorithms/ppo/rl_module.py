@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from gymnasium import Space
 from torch import Tensor, nn
@@ -84,9 +85,23 @@ class DefaultPPORLModule(RLModule, ValueFunctionAPI, InferenceOnlyAPI):
         own = self.rnn.initial_state()
         return own if self.vf_rnn is None else {"actor": own, "critic": self.vf_rnn.initial_state()}
 
-    def acting_layers(self) -> Sequence[MLP]:
-        """The encoder of a vector and the policy head, where neither a recurrent layer nor log-stds stand between."""
-        return (self.encoder, self.pi) if self.rnn is None and self._log_stds.leave_outputs else ()
+    def acting_layers(self) -> Sequence[MLP | RecurrentLayer]:
+        """The encoder of a vector, the recurrent layer, and the policy head."""
+        return (self.encoder, self.pi) if self.rnn is None else (self.encoder, self.rnn, self.pi)
+
+    def acting_states(self) -> Mapping[str, Sequence[MLP | RecurrentLayer]]:
+        """The value function's recurrent layer goes on beside the policy's."""
+        return {} if self.vf_rnn is None else {"actor": (), "critic": (self.vf_encoder, self.vf_rnn)}
+
+    def acting_outputs(
+        self, modules: Sequence[Any], counts: Sequence[int]
+    ) -> Callable[[np.ndarray], np.ndarray] | None:
+        """Where there are log standard deviations, puts them in their place and keeps them within bounds."""
+        if self.log_std is None:
+            return self._log_stds.array_inputs(None)
+        return self._log_stds.array_inputs(
+            np.repeat([module.log_std.detach().numpy() for module in modules], counts, axis=0)
+        )
 
     def _forward(self, batch: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
         embeddings, state = self._embed(batch)

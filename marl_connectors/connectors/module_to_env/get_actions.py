@@ -87,6 +87,33 @@ class GetActions(ConnectorV2):
         else:
             columns[Columns.ACTION_LOGP] = distribution.logp(columns[Columns.ACTIONS])
 
+    def bound_dist_cls(
+        self, rl_module: Any, module_ids: Sequence[ModuleID], action_space: Any, explore: bool, num_inputs: int
+    ) -> tuple[type[Distribution], bool] | None:
+        """The distribution class of modules that put out ``[B, num_inputs]``, and whether logp is left for later.
+
+        None if they have several, or one that draws without noise, or that takes another number of inputs.
+        """
+        classes = {_dist_cls(m, rl_module[m], explore) for m in module_ids}
+        if len(classes) > 1:
+            return None
+        (dist_cls,) = classes
+        space = rl_module[module_ids[0]].action_space
+        if not issubclass(dist_cls, Distribution) or space is None:
+            return None
+        if dist_cls.required_input_dim(space) != num_inputs:
+            return None
+        if explore and not dist_cls.draws_from_noise(num_inputs):
+            return None
+        return dist_cls, self._defer_logp and self._is_common(dist_cls, rl_module, action_space, explore)
+
+    def _is_common(self, dist_cls: Any, rl_module: Any, action_space: Any, explore: bool | None) -> bool:
+        """Whether all modules for an action space choose by one distribution class, whoever acts later."""
+        peers = {
+            _dist_cls(m, module, explore) for m, module in rl_module.items() if module.action_space == action_space
+        }
+        return len(peers | {dist_cls}) == 1
+
     def _common_dist_cls(self, rl_module: Any, columns: ColumnGroup, explore: bool | None) -> type[Distribution] | None:
         """The distribution class of all modules of a group that choose by one, asked for once; None if they differ."""
         asked = (columns.rows, explore, columns.holders)
@@ -97,11 +124,10 @@ class GetActions(ConnectorV2):
                 if not columns.is_of(module_id, Columns.ACTION_DIST_INPUTS):
                     raise _no_actions(module_id, [name for name in columns if columns.is_of(module_id, name)])
             _check_inputs(choosing[0], rl_module[choosing[0]], explore, columns)
-            space = columns.rows.action_space
-            peers = {_dist_cls(m, module, explore) for m, module in rl_module.items() if module.action_space == space}
             self._asked = asked
             self._common = classes.pop() if len(classes) == 1 else None
-            self._defers_now = self._defer_logp and len(peers | {self._common}) == 1
+            space = columns.rows.action_space
+            self._defers_now = self._defer_logp and self._is_common(self._common, rl_module, space, explore)
         return self._common
 
     def _module_by_module(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import Space, spaces
@@ -13,6 +13,9 @@ from marl_connectors.episodes.column_batch import ColumnGroup
 from marl_connectors.errors import ConnectorError
 from marl_connectors.spaces import describe, from_start, stack, zeros
 from marl_connectors.trees import in_parts_of, tree_map
+
+_REMEMBERED = 100
+"""So many spaces' ranges are remembered."""
 
 
 class NormalizeAndClipActions(ConnectorV2):
@@ -40,6 +43,7 @@ class NormalizeAndClipActions(ConnectorV2):
         super().__init__(input_observation_space, input_action_space)
         self.normalize_actions = normalize_actions
         self.clip_actions = clip_actions
+        self._ranges: dict[int, _Range] = {}
 
     def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
         """Works on all rows of a group at once."""
@@ -90,16 +94,51 @@ class NormalizeAndClipActions(ConnectorV2):
             return None if for_env is actions else for_env
         if not isinstance(space, spaces.Box) or not np.issubdtype(space.dtype, np.floating):
             return None
-        low, high = space.low.astype(np.float64), space.high.astype(np.float64)  # wide bounds would overflow in float32
         actions = actions.reshape(len(actions), *space.shape)
+        if not (self.normalize_actions or self.clip_actions):
+            return actions.astype(space.dtype)
+        known = self._ranges.get(id(space))
+        if known is None or known.space is not space:
+            if len(self._ranges) >= _REMEMBERED:
+                self._ranges.clear()
+            known = self._ranges[id(space)] = _Range.of(space)
         if self.normalize_actions:
-            bounded = np.isfinite(low) & np.isfinite(high)
-            below, above = np.where(bounded, low, -1.0), np.where(bounded, high, 1.0)
-            middle, half = (below + above) / 2, (above - below) / 2
-            actions = middle + half * np.where(bounded, np.clip(actions, -1.0, 1.0), actions)
-        if self.normalize_actions or self.clip_actions:
-            actions = np.clip(actions, low, high)
-        return actions.astype(space.dtype)
+            inside = np.minimum(np.maximum(actions, -1.0), 1.0)
+            if not known.all_bounded:
+                inside = np.where(known.bounded, inside, actions)
+            actions = inside * known.half
+            actions += known.middle
+        return np.minimum(np.maximum(actions, known.low), known.high).astype(space.dtype)
+
+
+class _Range(NamedTuple):
+    """The range of a Box, in float64: wide bounds would overflow in float32.
+
+    Attributes:
+        space: Whose it is.
+        low: The lower bounds.
+        high: The upper bounds.
+        bounded: Where both are finite.
+        all_bounded: Whether they are everywhere.
+        middle: Between the bounds; 0 where there are none.
+        half: From there to the bounds; 1 where there are none.
+    """
+
+    space: spaces.Box
+    low: np.ndarray
+    high: np.ndarray
+    bounded: np.ndarray
+    all_bounded: bool
+    middle: np.ndarray
+    half: np.ndarray
+
+    @classmethod
+    def of(cls, space: spaces.Box) -> _Range:
+        """Looks at a space."""
+        low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+        bounded = np.isfinite(low) & np.isfinite(high)
+        below, above = np.where(bounded, low, -1.0), np.where(bounded, high, 1.0)
+        return cls(space, low, high, bounded, bool(bounded.all()), (below + above) / 2, (above - below) / 2)
 
 
 def _beside(held: np.ndarray, column: np.ndarray) -> np.ndarray:

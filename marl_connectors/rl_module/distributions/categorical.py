@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -76,6 +77,12 @@ class TorchCategorical(Distribution):
         return self.log_probs.gather(-1, value.long().unsqueeze(-1)).squeeze(-1)
 
     @classmethod
+    def bind_choice(cls) -> Callable[[np.ndarray, np.ndarray | None], Tree]:
+        if not cls._computes_as(TorchCategorical, "from_logits", "sample", "to_deterministic"):
+            return super().bind_choice()
+        return _largest
+
+    @classmethod
     def logp_of_rows(cls, inputs: np.ndarray, actions: Tree) -> np.ndarray:
         if not cls._computes_as(TorchCategorical, "from_logits", "logp", "log_probs"):
             return super().logp_of_rows(inputs, actions)
@@ -92,6 +99,11 @@ class TorchCategorical(Distribution):
     def kl(self, other: TorchCategorical) -> Tensor:
         log_probs = self._finite_log_probs
         return (log_probs.exp() * (log_probs - other._finite_log_probs)).sum(-1)
+
+
+def _largest(inputs: np.ndarray, noise: np.ndarray | None) -> np.ndarray:
+    """``[B]`` the number with the largest score. A hot path."""
+    return (inputs if noise is None else inputs + noise).argmax(-1)
 
 
 class TorchMultiCategorical(Distribution):
@@ -169,6 +181,21 @@ class TorchMultiCategorical(Distribution):
         return self._choices.logp(value.reshape(self._choices.logits.shape[:-1])).sum(-1)
 
     @classmethod
+    def bind_choice(cls) -> Callable[[np.ndarray, np.ndarray | None], Tree]:
+        if not cls._computes_as(TorchMultiCategorical, "from_logits", "sample", "to_deterministic"):
+            return super().bind_choice()
+        bounds = list(pairwise([0, *accumulate(cls.input_lens)]))
+
+        def choose(inputs: np.ndarray, noise: np.ndarray | None) -> np.ndarray:
+            scores = inputs if noise is None else inputs + noise
+            actions = np.empty((len(scores), len(bounds)), np.int64)
+            for i, (begin, end) in enumerate(bounds):
+                scores[:, begin:end].argmax(-1, out=actions[:, i])
+            return actions
+
+        return choose
+
+    @classmethod
     def logp_of_rows(cls, inputs: np.ndarray, actions: Tree) -> np.ndarray:
         if not cls._computes_as(TorchMultiCategorical, "from_logits", "logp"):
             return super().logp_of_rows(inputs, actions)
@@ -215,6 +242,12 @@ class TorchBernoulli(Distribution):
         largest = torch.finfo(inputs.dtype).max
         inputs = inputs.masked_fill(may_be_0 & ~may_be_1, -largest)
         return inputs.masked_fill(may_be_1 & ~may_be_0, largest)
+
+    @classmethod
+    def bind_choice(cls) -> Callable[[np.ndarray, np.ndarray | None], Tree]:
+        if not cls._computes_as(TorchBernoulli, "from_logits", "sample", "to_deterministic"):
+            return super().bind_choice()
+        return lambda inputs, noise: ((inputs if noise is None else inputs + noise) > 0).astype(np.int64)
 
     @cached_property
     def _log_probs(self) -> tuple[Tensor, Tensor]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copyreg
 from abc import ABCMeta, abstractmethod
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
+from functools import cache
 from inspect import getattr_static
 from typing import TYPE_CHECKING, Any
 
@@ -123,9 +124,28 @@ class Distribution(metaclass=_DistributionKind):
         return cls.from_logits(torch.from_numpy(inputs)).logp(tree_map(torch.from_numpy, actions)).numpy()
 
     @classmethod
+    def bind_choice(cls) -> Callable[[np.ndarray, np.ndarray | None], Tree]:
+        """A function of ``[B, n]`` inputs and noise that gives ``[B, ...]`` actions, in arrays on the CPU.
+
+        It gives what ``sample`` gives, or what ``to_deterministic`` gives where the noise is None.
+        """
+
+        def choose(inputs: np.ndarray, noise: np.ndarray | None) -> Tree:
+            distribution = cls.from_logits(torch.from_numpy(inputs))
+            chosen = distribution.to_deterministic() if noise is None else distribution.sample(torch.from_numpy(noise))
+            return tree_map(lambda leaf: leaf.numpy(), chosen)
+
+        return choose
+
+    @classmethod
+    def draws_from_noise(cls, num_inputs: int) -> bool:
+        """Whether ``sample`` makes its actions of ``noise``, and not of torch's own random numbers."""
+        return cls.noise(StreamGenerator(np.zeros(0, np.uint64)), (0,), num_inputs) is not None
+
+    @classmethod
     def _computes_as(cls, base: type[Distribution], *names: str) -> bool:
         """Whether the class has these methods from ``base``, so that no subclass has overridden one."""
-        return all(getattr_static(cls, name) is getattr_static(base, name) for name in names)
+        return _has_methods_of(cls, base, names)
 
     @abstractmethod
     def entropy(self) -> Tensor:
@@ -134,3 +154,8 @@ class Distribution(metaclass=_DistributionKind):
     @abstractmethod
     def kl(self, other: Any) -> Tensor:
         """``[...]`` KL divergence from this distribution to ``other``, in nats."""
+
+
+@cache
+def _has_methods_of(cls: type, base: type, names: tuple[str, ...]) -> bool:
+    return all(getattr_static(cls, name) is getattr_static(base, name) for name in names)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from marl_connectors.errors import ModuleError
 from marl_connectors.rl_module.distributions.distribution import Distribution
 from marl_connectors.seeding import StreamGenerator
 from marl_connectors.spaces import describe
+from marl_connectors.typing import Tree
 
 _EDGE = 1e-6
 """Squashed actions stay this far inside their range, where float32 can still tell where they came from."""
@@ -53,6 +55,12 @@ class TorchDiagGaussian(Distribution):
     def to_deterministic(self) -> Tensor:
         return self.mean
 
+    @classmethod
+    def bind_choice(cls) -> Callable[[np.ndarray, np.ndarray | None], Tree]:
+        if not cls._computes_as(TorchDiagGaussian, "from_logits", "sample", "to_deterministic"):
+            return super().bind_choice()
+        return _normal
+
     def logp(self, value: Tensor) -> Tensor:
         standardised = (value.reshape(self.mean.shape) - self.mean) * (-self.log_std).exp()
         return (-0.5 * standardised.square() - self.log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
@@ -64,6 +72,17 @@ class TorchDiagGaussian(Distribution):
         variance_ratio = (2 * (self.log_std - other.log_std)).exp()
         distance = ((self.mean - other.mean) * (-other.log_std).exp()).square()
         return 0.5 * (variance_ratio + distance - 1.0 - variance_ratio.log()).sum(-1)
+
+
+def _normal(inputs: np.ndarray, noise: np.ndarray | None) -> np.ndarray:
+    """``[B, n]`` of means and log standard deviations side by side. A hot path."""
+    size = inputs.shape[-1] // 2
+    if noise is None:
+        return inputs[:, :size].copy()
+    actions = np.exp(inputs[:, size:])
+    actions *= noise
+    actions += inputs[:, :size]
+    return actions
 
 
 class TorchSquashedGaussian(TorchDiagGaussian):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -120,6 +122,23 @@ class TorchMultiDistribution(Distribution):
             return self._together([child.sample() for child in self._children])
         parts = noise.split([part.num_noise or 0 for part in self.parts], -1)
         return self._together([child.sample(own) for child, own in zip(self._children, parts, strict=True)])
+
+    @classmethod
+    def bind_choice(cls) -> Callable[[np.ndarray, np.ndarray | None], Tree]:
+        if not cls._computes_as(TorchMultiDistribution, "from_logits", "sample", "to_deterministic"):
+            return super().bind_choice()
+        choices = [part.dist_cls.bind_choice() for part in cls.parts]
+        inputs_at = list(accumulate(part.num_inputs for part in cls.parts))[:-1]
+        noise_at = list(accumulate(part.num_noise or 0 for part in cls.parts))[:-1]
+        keys = [part.key for part in cls.parts]
+
+        def choose(inputs: np.ndarray, noise: np.ndarray | None) -> Tree:
+            own = np.split(inputs, inputs_at, axis=1)
+            drawn = [None] * len(own) if noise is None else np.split(noise, noise_at, axis=1)
+            values = [make(x, numbers) for make, x, numbers in zip(choices, own, drawn, strict=True)]
+            return dict(zip(keys, values, strict=True)) if cls.is_dict else tuple(values)
+
+        return choose
 
     def to_deterministic(self) -> Any:
         return self._together([child.to_deterministic() for child in self._children])
