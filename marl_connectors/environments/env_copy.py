@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from marl_connectors.environments.action_history import ActionHistory
-from marl_connectors.environments.step_faults import advice_on_reward, fault_in_infos
-from marl_connectors.errors import CheckpointError, EnvError
+from marl_connectors.environments.validation.checks import fault_in_infos, raise_first, reward_violation
+from marl_connectors.errors import CheckpointError
 from marl_connectors.typing import AgentID, Tree
 
 _Kind = TypeVar("_Kind", bound="Transition")
@@ -185,9 +185,7 @@ def copied_infos(copy: EnvCopy, agents: Iterable[AgentID], infos: Any) -> dict[A
     Raises:
         EnvError: If an info is no dict.
     """
-    why = fault_in_infos(agents, infos)
-    if why:
-        raise EnvError(f"{copy}: {why}")
+    raise_first(copy, [fault_in_infos(agents, infos)])
     return {agent: copied(info) for agent in agents if (info := infos.get(agent))} if infos else {}
 
 
@@ -212,7 +210,7 @@ def finite_reward(copy: EnvCopy, agent: AgentID, reward: Any) -> float:
     except (TypeError, ValueError):
         number = math.nan
     if not math.isfinite(number):
-        raise EnvError(f"{copy}, agent {agent!r}: the reward is {reward!r}. {advice_on_reward(reward)}")
+        raise_first(copy, [reward_violation(agent, reward)])
     return number
 
 

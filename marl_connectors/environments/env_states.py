@@ -11,6 +11,7 @@ from gymnasium import Space
 from marl_connectors import spaces
 from marl_connectors.environments.env_copy import EnvCopy
 from marl_connectors.environments.env_failures import errors_named
+from marl_connectors.environments.validation.checks import misfit_of_state
 from marl_connectors.errors import ConfigError, EnvError, describe_error
 from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import Tree
@@ -46,11 +47,7 @@ class EnvStates:
         except (TypeError, ValueError):
             fine = False
         if not fine:
-            why = spaces.misfit(self.space, given) or "it is not like the space"
-            raise EnvError(
-                f"{copy}: the state does not fit state_space, {spaces.describe(self.space)}: {why}. Let state() give "
-                f"finite numbers of the space's shape, whichever agents are left."
-            )
+            raise EnvError(f"{copy}: {misfit_of_state(self.space, given)}")
         copy.state = state
 
 

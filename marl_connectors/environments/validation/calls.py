@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from marl_connectors.env_checks.report import Findings, Level
 from marl_connectors.environments import time_limits
 from marl_connectors.environments.time_limits import Hang, alarm
+from marl_connectors.environments.validation.report import Findings
+from marl_connectors.environments.validation.rules import RULES, Level
 from marl_connectors.errors import describe_error
 
 
@@ -60,11 +61,8 @@ class Calls:
     def check_time(self) -> None:
         """Raises OutOfTime if there is no time left; a note says so."""
         if self.time_left <= 0:
-            self.findings.add(
-                "note",
-                "out-of-time",
-                f"After {self._max_seconds:g} seconds, the rest of the checks was left out.",
-                "Give more time (max_seconds=, --max-seconds), or fewer episodes and steps.",
+            self.findings.note(
+                "out-of-time", f"After {self._max_seconds:g} seconds, the rest of the checks was left out"
             )
             raise OutOfTime
 
@@ -73,9 +71,9 @@ class Calls:
         doing: str,
         fn: Callable[[], Any],
         *,
-        level: Level = "error",
+        level: Level | None = None,
         kind: str = "raised",
-        advice: str = "Fix the environment.",
+        advice: str | None = None,
         step: int | None = None,
         at_least: float = 0.0,
     ) -> Any:
@@ -84,9 +82,9 @@ class Calls:
         Args:
             doing: What is being done, for the finding.
             fn: Calls the environment.
-            level: Of the finding if it raises.
-            kind: Likewise.
-            advice: Likewise.
+            level: Of the finding if it raises or hangs, if not that of its kind.
+            kind: Of the finding if it raises.
+            advice: Likewise, if not that of its kind.
             step: Likewise.
             at_least: Seconds that it may take, if that is more than others may.
 
@@ -101,16 +99,12 @@ class Calls:
                 self.seconds = time.perf_counter() - begin
                 return result
         except Hang as hang:
-            self.findings.add(
-                level,
-                "hangs",
-                f"{doing} did not return within {limit:g} seconds: it was at {_place(hang)}.",
-                "Look for what it waits for. If it is only slow, give it longer (call_timeout=, --call-timeout).",
-                step=step,
-            )
+            what = f"{doing} did not return within {limit:g} seconds: it was at {_place(hang)}"
+            self.findings.note("hangs", what, level=level or RULES[kind].level, step=step)
             raise CallFailed from hang
         except (Exception, SystemExit) as error:
-            self.findings.add(level, kind, f"{doing} raised {describe_error(error)}.", advice, step=step)
+            what = f"{doing} raised {describe_error(error)}"
+            self.findings.note(kind, what, level=level, advice=advice, step=step)
             raise CallFailed from error
 
 
@@ -203,13 +197,7 @@ def collected_warnings(findings: Findings) -> Iterator[None]:
                 if not issubclass(each.category, (DeprecationWarning, ImportWarning, ResourceWarning)):
                     text = warning_text(each)
                     place = f"{Path(each.filename).name}, line {each.lineno}"
-                    findings.add(
-                        "note",
-                        "warns",
-                        f"{each.category.__name__}: {text} ({place})",
-                        "See what the environment means by it.",
-                        part=text,
-                    )
+                    findings.note("warns", f"{each.category.__name__}: {text} ({place})", part=text)
 
 
 def warning_text(caught: warnings.WarningMessage) -> str:
