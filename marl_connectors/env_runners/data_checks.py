@@ -19,7 +19,7 @@ from marl_connectors.columns import Columns
 from marl_connectors.env_runners.done_episodes import Episode
 from marl_connectors.env_runners.lanes import Lane, LaneGroup
 from marl_connectors.environments.env_copy import Transition
-from marl_connectors.environments.validation.checks import observation_violations, reward_violation
+from marl_connectors.environments.validation.checks import no_observation, observation_violations, reward_violation
 from marl_connectors.environments.validation.rules import Violation
 from marl_connectors.environments.vector_env import VectorEnv
 from marl_connectors.episodes.column_batch import ColumnBatch
@@ -127,32 +127,35 @@ def check_columns(
         where, seed = _where(group, begin + row, vector_env, episodes)
         return EnvError(f"{where}: {found.what}. {found.advice}{seed}")
 
+    failed = []
     rewards = rollout.columns[Columns.REWARDS][begin:]
     if not np.isfinite(rewards).all():
-        row = int(np.flatnonzero(~np.isfinite(rewards))[0])
-        raise error(row, reward_violation(None, rewards[row].item()))
+        failed.append((int(np.flatnonzero(~np.isfinite(rewards))[0]), "reward"))
     space, observations = rollout.observation_space, tree_map(lambda leaf: leaf[begin:], rollout.source(Columns.OBS))
-    if out_of_bounds is not None and spaces.all_within(space, observations):
+    if not failed and out_of_bounds is not None and spaces.all_within(space, observations):
         return  # the usual case: finite too
 
-    def of_row(row: int, kind: str, path: tuple[Any, ...] | None = None) -> Violation | None:
-        own = tree_map(lambda leaf: leaf[row], observations)
-        found = observation_violations(None, space, own)
+    def judged(row: int, kind: str, path: tuple[Any, ...] | None = None) -> Violation | None:
+        if kind == "reward":
+            return reward_violation(None, rewards[row].item())
+        found = observation_violations(None, space, tree_map(lambda leaf: leaf[row], observations))
         return next((each for each in found if each.kind == kind and path in (None, each.part)), None)
 
     for leaf in leaves(observations):
         if np.issubdtype(leaf.dtype, np.floating) and not (
             np.isfinite(leaf.min(initial=0.0)) and np.isfinite(leaf.max(initial=0.0))
         ):
-            row = int(np.argwhere(~np.isfinite(leaf))[0][0])
-            raise error(row, of_row(row, "observation-not-finite"))
+            failed.append((int(np.argwhere(~np.isfinite(leaf))[0][0]), "observation-not-finite"))
+    if failed:  # the first one, as others may follow from it: a reward from the observation that was acted on
+        row, kind = min(failed, key=lambda each: (each[0] // rollout.num_lanes, each[1]))
+        raise error(row, judged(row, kind))
     if out_of_bounds is None:
         return
     for path, part, values in spaces.parts_with_values(space, observations):
         bad = used & spaces.outside(part, values)[0] if not isinstance(part, Box) else ()
         if np.any(bad):
             row = int(np.flatnonzero(bad)[0])
-            raise error(row, of_row(row, "observation-outside-space", path))
+            raise error(row, judged(row, "observation-outside-space", path))
     new = used
     new[: rollout.num_lanes] &= ~group.carried
     out_of_bounds.note(space, observations, new, lambda row: _where(group, begin + row, vector_env, episodes)[0])
@@ -268,6 +271,8 @@ def bad_observation(
     """
     space = lane.group.rollout.observation_space
     found = next(observation_violations(lane.agent_id, space, observation), None)
+    if observation is None and not transitions:
+        found = no_observation(lane.agent_id, True)
     what = f"the observation leaves its space, {spaces.describe(space)}: {observation!r}"
     text = (
         f"{what}. Fix the environment, or its observation_space." if found is None else f"{found.what}. {found.advice}"

@@ -304,7 +304,8 @@ class VectorEnv:
         infos: dict,
     ) -> None:
         before = copy.agents
-        raise_first(copy, [fault_in_step(before, terminations, truncations, infos)])
+        form = None if type(obs) is dict is type(reward) else fault_in_result((obs, reward, {}, {}, {}))
+        raise_first(copy, [form or fault_in_step(before, terminations, truncations, infos)])
         result.rewards.extend([reward.get(agent, 0.0) for agent in before])
         alive = [agent for agent in before if not (terminations.get(agent) or truncations.get(agent))]
         raise_first(copy, [left_without_flag(alive, copy.env.agents)])

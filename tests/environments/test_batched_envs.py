@@ -576,7 +576,7 @@ class OneStream(Worlds):
     ("env", "kind", "message"),
     [
         (AllOver, "copies", "with the mask"),
-        (OneStream, "copies", "Two copies that were reset with the same seed differ from the start"),
+        (OneStream, "copies", "the first and the last copy, with the same seed and the same actions, differ"),
         (broken(step=lambda o, *rest: (o + 2000, *rest)), "observation-outside-space", "component 0"),
         (broken(step=lambda o, *rest: (o[:, :1], *rest)), "raised", "expected"),
     ],

@@ -10,7 +10,7 @@ import gymnasium as gym
 from gymnasium import spaces
 from pettingzoo import AECEnv, ParallelEnv
 
-from marl_connectors.connectors.action_masks import ACTION_MASK, flat_masks, is_binary, mask_of, wanted_mask
+from marl_connectors.connectors.action_masks import ACTION_MASK, flat_masks, is_binary, wanted_mask
 from marl_connectors.environments.batched_copy import BatchedCopy
 from marl_connectors.environments.batched_env import is_batched
 from marl_connectors.environments.make_env import env_name, make_env
@@ -25,12 +25,11 @@ from marl_connectors.environments.validation.calls import (
     collected_warnings,
     global_random_state,
 )
-from marl_connectors.environments.validation.checks import allowed_actions
 from marl_connectors.environments.validation.conformance import run_conformance_tests
 from marl_connectors.environments.validation.players import ParallelPlayer, Played, Player, Session, TurnPlayer
 from marl_connectors.environments.validation.report import EnvFigures, EnvReport, Findings
 from marl_connectors.environments.validation.seeds import SeedChecks, is_nondeterministic, play_and_watch
-from marl_connectors.environments.validation.smoke_test import NUM_COPIES, SmokeTest, copies_violation
+from marl_connectors.environments.validation.smoke_test import NUM_COPIES, SmokeTest
 from marl_connectors.environments.validation.spaces import SpaceBook
 from marl_connectors.errors import ConfigError, EnvError, describe_error
 from marl_connectors.seeding import stream
@@ -242,42 +241,27 @@ class _Check:
                 break
         return played
 
+    def _agent_spaces(self, agent: Any) -> Any:
+        book = self.session.spaces
+        return book.observation_space(agent), book.action_space(agent)
+
     def _play_by_turns(self, seed: int, max_steps: int) -> None:
         """An AEC environment as a runner will play it."""
         if not isinstance(self.env, AECEnv) or self.findings.has_errors:
             return
-        env, rng = TurnBasedEnv(self.env), stream(seed, "check", "turns")
-        book, call = self.session.spaces, self.session.calls
-        observations, infos = call("TurnBasedEnv.reset()", lambda: env.reset(seed=seed), step=0)
-        for t in range(1, max_steps + 1):
-            agent = env.agent_selection
-            if not env.agents:
-                return
-            actions = {}
-            if agent is not None:
-                key = self.session.mask_key
-                mask = None if key is None else mask_of(observations[agent], infos[agent], key)
-                actions[agent] = book.sample(agent, allowed_actions(book.action_space(agent), mask), rng)
-            observations, _, _, _, infos = call("TurnBasedEnv.step()", lambda sent=actions: env.step(sent), step=t)
+        rng = stream(seed, "check", "turns")
+        test = SmokeTest(self._name(), self._agent_spaces, rng, mask_key=self.session.mask_key, num_steps=max_steps)
+        calls = self.session.calls
+        calls("A run's way to take turns", lambda: test.play(TurnBasedEnv(self.env)), at_least=calls.time_left)
 
     def _check_copies(self, seed: int) -> None:
         """Several copies of a natively batched environment; one of it has been played like any other environment."""
         if not isinstance(self.env, BatchedCopy) or self.findings.has_errors:
             return
         env: Any = make_env(self._given, self._config, num_envs=NUM_COPIES)
-        rng, book, name = stream(seed, "check", "copies"), self.session.spaces, self._name()
-
-        def agent_spaces(agent: Any) -> Any:
-            return book.observation_space(agent), book.action_space(agent)
-
-        def choose(agent: Any, mask: Any) -> Any:
-            return book.sample(agent, allowed_actions(book.action_space(agent), mask), rng)
-
+        rng = stream(seed, "check", "copies")
         try:
-            SmokeTest(name, agent_spaces, rng, num_steps=_COPIES_STEPS).play_batched(env)
-            found = copies_violation(env, name, choose, seed=seed)
-            if found is not None:
-                self.findings.add(found)
+            SmokeTest(self._name(), self._agent_spaces, rng, num_steps=_COPIES_STEPS).play_batched(env, twins=True)
         except EnvError as error:
             advice = "The runner steps all copies together: correct it before training."
             self.findings.note("copies", str(error).rstrip("."), advice=advice)

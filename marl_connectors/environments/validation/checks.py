@@ -49,6 +49,7 @@ _VALUES = {
 }
 _INVALID = {"observation-shape", "observation-structure", "observation-not-finite"}
 """What no column can hold, or no network can read, whatever the bounds of a space."""
+_BOOL, _DICT = {bool}, {dict}
 _MANY_AGENTS = 1000
 
 
@@ -96,22 +97,28 @@ def fault_in_result(given: Any) -> Violation | None:
 
 
 def fault_in_step(agents: Iterable[AgentID], terminations: Any, truncations: Any, infos: Any) -> Violation | None:
-    """The first flag or info of one of these agents that is none. Flags and infos may be missing."""
+    """The first flag or info of one of these agents that is none. Flags and infos may be missing.
+
+    A hot path: where flags are bools and infos are dicts, agents are not looped over.
+    """
     for word, flags in (("termination", terminations), ("truncation", truncations)):
         if found := _not_by_agent(word, flags):
             return found
-        for agent in agents:
-            if agent in flags and not is_flag(flags[agent]):
-                return flag_violation(agent, word, flags[agent])
+        if not set(map(type, flags.values())) <= _BOOL:
+            for agent in agents:
+                if agent in flags and not is_flag(flags[agent]):
+                    return flag_violation(agent, word, flags[agent])
     return fault_in_infos(agents, infos)
 
 
 def fault_in_infos(agents: Iterable[AgentID], infos: Any) -> Violation | None:
     """As ``fault_in_step``, of infos alone."""
-    if found := _infos_not_by_agent(infos):
+    if not infos or (type(infos) is dict and set(map(type, infos.values())) <= _DICT):
+        return None if infos is None or isinstance(infos, Mapping) else _not_by_agent("info", infos)
+    if found := _not_by_agent("info", infos):
         return found
     for agent in agents:
-        info = (infos or {}).get(agent)
+        info = infos.get(agent)
         if info is not None and not isinstance(info, Mapping):
             return info_violation(agent, info)
     return None
@@ -418,6 +425,8 @@ class GarbageCheck:
             space = copy.expected.get(agent)
             if space is None:
                 space = self._learn(copy, agent)
+            if observations[agent] is None and agent in copy.agents:
+                raise_first(copy, [no_observation(agent, True)])
             raise_first(copy, invalid_data(agent, space, observations[agent]))
         for agent, reward in rewards.items():
             if type(reward) is not float or not math.isfinite(reward):

@@ -15,7 +15,7 @@ from marl_connectors.environments.batched_calls import BatchedCalls
 from marl_connectors.environments.batched_env import BatchedEnv
 from marl_connectors.environments.turn_based_env import TurnBasedEnv
 from marl_connectors.environments.validation import checks
-from marl_connectors.environments.validation.rules import Violation, violation
+from marl_connectors.environments.validation.rules import violation
 from marl_connectors.environments.validation.spaces import random_action
 from marl_connectors.errors import EnvError
 from marl_connectors.trees import leaves, tree_map
@@ -121,30 +121,38 @@ class SmokeTest:
 
     # Several copies in one call.
 
-    def play_batched(self, env: BatchedEnv) -> None:
+    def play_batched(self, env: BatchedEnv, *, twins: bool = False) -> None:
         """Plays a natively batched environment; after two steps, one copy is reset while the others go on.
 
         Args:
-            env: Two copies at least.
+            env: Three copies.
+            twins: Whether the first and the last copy get the same seed and actions, and must give the same until their
+                episode ends.
 
         Raises:
             EnvError: For the first violation; also if some agents of a copy end before the others, or if resetting a
                 copy changes another one.
         """
         calls = BatchedCalls(env, self.name)
-        observations = calls.reset(list(range(env.num_envs)), None)
+        observations = calls.reset([0, *range(1, env.num_envs - 1), 0 if twins else env.num_envs - 1], None)
         self._judge_arrays(calls, observations, None, 0)
+        if twins:
+            self._compare(0, observations)
         infos: dict[str, np.ndarray] = {}
         for t in range(1, self._num_steps + 1):
             masks = _masks(calls, observations, infos, self._key)
             chosen = [
-                np.asarray(self._choose_noting(agent, _at(masks[agent], index)))
+                [self._choose_noting(agent, _at(masks[agent], index)) for agent in calls.agents]
                 for index in range(env.num_envs)
-                for agent in calls.agents
             ]
-            step = calls.step(chosen)
+            if twins:
+                chosen[-1] = chosen[0]
+            step = calls.step([np.asarray(action) for actions in chosen for action in actions])
             observations, infos, over = step.observations, step.infos, step.over
             self._judge_arrays(calls, observations, step.rewards, t)
+            if twins:
+                self._compare(t, (observations, step.rewards, step.terminations, step.truncations))
+                twins = not over[0]
             for index in np.flatnonzero(step.ended.any(1) & ~over)[:1]:
                 gone = [agent for agent, flag in zip(calls.agents, step.ended[index], strict=True) if flag]
                 checks.raise_first(f"{self.name}, copy {index}, step {t}", [checks.ended_alone(gone)])
@@ -152,6 +160,12 @@ class SmokeTest:
                 over[1] = True
             if over.any():
                 observations, infos = _reset(calls, self.name, observations, over), _infos_after(infos, over, self._key)
+
+    def _compare(self, t: int, given: Tree) -> None:
+        if any(not np.array_equal(leaf[0], leaf[-1]) for leaf in leaves(given)):
+            advice = "Keep all that an episode follows from, its random generator too, apart for each copy."
+            what = "the first and the last copy, with the same seed and the same actions, differ"
+            checks.raise_first(f"{self.name}, step {t}", [violation("copies", what, advice=advice)])
 
     def _judge_arrays(self, calls: BatchedCalls, observations: Tree, rewards: np.ndarray | None, t: int) -> None:
         copies = list(range(calls.env.num_envs))
@@ -211,47 +225,9 @@ class SmokeTest:
             infos |= {tr.index: tr.first_infos[agent] for tr in step.transitions if tr.first_infos}
 
 
-def copies_violation(
-    env: BatchedEnv, name: str, choose: Callable[[AgentID, Any], Any], *, seed: int, num_steps: int = 50
-) -> Violation | None:
-    """What tells copies apart that have the same seed and the same actions, while another goes its own way.
-
-    Args:
-        env: Three copies.
-        name: For messages.
-        choose: An action for an agent, who may have a mask.
-        seed: Of the copies.
-        num_steps: How many to play at most.
-    """
-    advice = "Keep all that an episode follows from, its random generator too, apart for each copy."
-    calls = BatchedCalls(env, name)
-    observations, infos = calls.reset([seed, seed + 1, seed], None), {}
-    if _differ(observations):
-        what = "Two copies that were reset with the same seed differ from the start"
-        return violation("copies", what, advice=advice)
-    for t in range(1, num_steps + 1):
-        masks = _masks(calls, observations, infos, ACTION_MASK)
-        own = [[choose(agent, _at(masks[agent], index)) for agent in calls.agents] for index in range(2)]
-        step = calls.step([np.asarray(action) for actions in (*own, own[0]) for action in actions])
-        observations, infos = step.observations, step.infos
-        if any(map(_differ, (observations, step.rewards, step.terminations, step.truncations))):
-            what = f"Two copies that were reset with the same seed and got the same actions differ at step {t}"
-            return violation("copies", what, advice=advice)
-        over = step.over
-        if over[0]:
-            break
-        if over[1]:
-            observations, infos = _reset(calls, name, observations, over), _infos_after(infos, over, ACTION_MASK)
-    return None
-
-
 def _at(tree: Any, index: int) -> Any:
     """One row of arrays; None of None."""
     return None if tree is None else tree_map(lambda leaf: leaf[index], tree)
-
-
-def _differ(tree: Tree) -> bool:
-    return any(not np.array_equal(leaf[0], leaf[2]) for leaf in leaves(tree))
 
 
 def _reset(calls: BatchedCalls, name: str, observations: Tree, mask: np.ndarray) -> Tree:
