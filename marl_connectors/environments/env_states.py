@@ -11,7 +11,7 @@ from gymnasium import Space
 from marl_connectors import spaces
 from marl_connectors.environments.env_copy import EnvCopy
 from marl_connectors.environments.env_failures import errors_named
-from marl_connectors.environments.validation.checks import misfit_of_state
+from marl_connectors.environments.validation.checks import state_violation
 from marl_connectors.errors import ConfigError, EnvError, describe_error
 from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import Tree
@@ -47,7 +47,8 @@ class EnvStates:
         except (TypeError, ValueError):
             fine = False
         if not fine:
-            raise EnvError(f"{copy}: {misfit_of_state(self.space, given)}")
+            why = state_violation(self.space, given) or f"the state is not like state_space: {given!r}"
+            raise EnvError(f"{copy}: {why}")
         copy.state = state
 
 

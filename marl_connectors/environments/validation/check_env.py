@@ -251,8 +251,8 @@ class _Check:
             return
         rng = stream(seed, "check", "turns")
         test = SmokeTest(self._name(), self._agent_spaces, rng, mask_key=self.session.mask_key, num_steps=max_steps)
-        calls = self.session.calls
-        calls("A run's way to take turns", lambda: test.play(TurnBasedEnv(self.env)), at_least=calls.time_left)
+        env, calls = TurnBasedEnv(self.env), self.session.calls
+        calls("A run's way to take turns", lambda: test.play(env), at_least=calls.time_left)
 
     def _check_copies(self, seed: int) -> None:
         """Several copies of a natively batched environment; one of it has been played like any other environment."""

@@ -224,17 +224,21 @@ def advice_on_reward(reward: Any) -> str | None:
 
 def observation_violations(agent: AgentID | None, space: Space, item: Any) -> Iterator[Violation]:
     """Everything that is wrong with an observation, one for each part of a nested one."""
+    for kind, path, why in _misfits(space, item):
+        if kind != "observation-not-finite":
+            why = f"leaves its space, {space_tools.describe(space)}: {why}"
+        yield violation(kind, f"the observation {why}", agent, part=path)
+
+
+def _misfits(space: Space, item: Any) -> Iterator[tuple[str, tuple[Any, ...], str]]:
+    """The kind, the path and a few words about each part that is not in its space."""
     for path, part, own in _parts(space, item, ()):
         found = _leaf_violation(part, own)
         if found is None:
             continue
         kind, why = found
-        place = "".join(f"in part {key!r}, " for key in path)
-        if kind == "observation-not-finite":
-            what = f"the observation contains {', '.join([why, *(f'in part {key!r}' for key in path)])}"
-        else:
-            what = f"the observation leaves its space, {space_tools.describe(space)}: {place}{why}"
-        yield violation(kind, what, agent, part=path)
+        place = [f"in part {key!r}" for key in path]
+        yield kind, path, ", ".join([why, *place] if kind == "observation-not-finite" else [*place, why])
 
 
 def _parts(space: Space, item: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Space, Any]]:
@@ -261,7 +265,7 @@ def _leaf_violation(space: Space, item: Any) -> tuple[str, str] | None:
     if are_numbers and values.shape == space.shape and not np.isfinite(values).all():
         place = ", ".join(map(str, np.argwhere(~np.isfinite(values))[0].tolist()))
         word = "NaN" if np.isnan(values).any() else "infinity"
-        return "observation-not-finite", f"{word}{f' at component {place}' if place else ''}"
+        return "observation-not-finite", f"contains {word}{f' at component {place}' if place else ''}"
     why = space_tools.misfit(space, item)
     if not why:
         return None
@@ -295,14 +299,10 @@ def conversions(agent: AgentID, space: Space, item: Any) -> Iterator[Violation]:
 
 def state_violation(space: Space, state: Any) -> Violation | None:
     """What is wrong with the environment's ``state()``, of which ``space`` is the ``state_space``."""
-    return misfit_of_state(space, state) if any(observation_violations(None, space, state)) else None
-
-
-def misfit_of_state(space: Space, state: Any) -> Violation:
-    """The violation of a state that is known not to fit."""
-    found = next(observation_violations(None, space, state), None)
-    why = found.what.partition(": ")[2] or found.what.partition("contains ")[2] if found else "it is not like the space"
-    return violation("state-outside-space", f"the state does not fit state_space, {space_tools.describe(space)}: {why}")
+    for _, _, why in _misfits(space, state):
+        what = f"the state does not fit state_space, {space_tools.describe(space)}: {why}"
+        return violation("state-outside-space", what)
+    return None
 
 
 # Agents and turns.

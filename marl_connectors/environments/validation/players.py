@@ -379,12 +379,12 @@ class TurnPlayer(Player):
         super().__init__(env, session)
         self._agents: list[AgentID] = []
         self._owed: dict[AgentID, float] = {}
-        self._told: dict[AgentID, float] = {}
+        self._said: dict[AgentID, float] = {}
         self._had_last_turn: set[AgentID] = set()
 
     def reset(self, seed: int | None) -> Outcome:
         self.call_reset(seed)
-        self._agents, self._owed, self._told, self._had_last_turn = [], {}, {}, set()
+        self._agents, self._owed, self._said, self._had_last_turn = [], {}, {}, set()
         self._update_agents()
         if not self._agents:
             self.give_up(checks.nobody_there())
@@ -445,8 +445,8 @@ class TurnPlayer(Player):
                 self.note("reward-to-the-dead", clause, agent)
 
     def _compare_credit(self, agent: AgentID, reward: float) -> None:
-        owed, before = self._owed.get(agent, 0.0), self._told.get(agent, 0.0)
-        self._told[agent] = reward
+        owed, before = self._owed.get(agent, 0.0), self._said.get(agent, 0.0)
+        self._said[agent] = reward
         if np.isclose(reward, owed, rtol=1e-5, atol=1e-6):
             return
         why = "so something is lost or counted twice"
