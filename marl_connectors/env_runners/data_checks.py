@@ -17,8 +17,8 @@ from gymnasium.spaces import Box
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
 from marl_connectors.env_runners.done_episodes import Episode
-from marl_connectors.env_runners.lanes import Lane, LaneGroup
-from marl_connectors.environments.env_copy import Transition
+from marl_connectors.env_runners.lane_table import Lane, LaneGroup
+from marl_connectors.environments.step_result import StepResult
 from marl_connectors.environments.validation.checks import no_observation, observation_violations, reward_violation
 from marl_connectors.environments.validation.rules import Violation
 from marl_connectors.environments.vector_env import VectorEnv
@@ -238,14 +238,12 @@ def _seed_of(vector_env: VectorEnv, env_index: int, episode_number: int) -> str:
     return f" The episode's seed is {derived_seed(vector_env.seed, 'env', env_index, episode_number)}."
 
 
-def bad_rewards(
-    group: LaneGroup, vector_env: VectorEnv, rewards: Sequence[Any], transitions: Sequence[Transition]
-) -> EnvError:
+def bad_rewards(group: LaneGroup, vector_env: VectorEnv, rewards: Sequence[Any], result: StepResult) -> EnvError:
     """The error for rewards of a step that do not fit into a column of numbers."""
     for lane, reward in zip(group.acting, rewards, strict=False):
         found = reward_violation(lane.agent_id, reward)
         if found is not None and (np.ndim(reward) or not np.issubdtype(np.asarray(reward).dtype, np.number)):
-            return _error_of(lane, vector_env, f"{found.what}. {found.advice}", transitions)
+            return _error_of(lane, vector_env, f"{found.what}. {found.advice}", result)
     return EnvError(f"EnvRunner: rewards that do not fit: {list(rewards)!r}.")
 
 
@@ -258,34 +256,32 @@ def bad_observations(group: LaneGroup, vector_env: VectorEnv, observations: Sequ
     return EnvError(f"EnvRunner: observations that do not fit {spaces.describe(space)}.")
 
 
-def bad_observation(
-    lane: Lane, vector_env: VectorEnv, observation: Any, transitions: Sequence[Transition] = ()
-) -> EnvError:
+def bad_observation(lane: Lane, vector_env: VectorEnv, observation: Any, result: StepResult | None = None) -> EnvError:
     """The error for one agent's observation that does not fit into its space's columns.
 
     Args:
         lane: Whose.
         vector_env: Where.
         observation: What it got.
-        transitions: Those of the step, if it is an observation of before any reset in it.
+        result: Of the step, if it is an observation of before any reset in it.
     """
     space = lane.group.rollout.observation_space
     found = next(observation_violations(lane.agent_id, space, observation), None)
-    if observation is None and not transitions:
+    if observation is None and result is None:
         found = no_observation(lane.agent_id, True)
     what = f"the observation leaves its space, {spaces.describe(space)}: {observation!r}"
     text = (
         f"{what}. Fix the environment, or its observation_space." if found is None else f"{found.what}. {found.advice}"
     )
-    return _error_of(lane, vector_env, text, transitions)
+    return _error_of(lane, vector_env, text, result)
 
 
-def _error_of(lane: Lane, vector_env: VectorEnv, text: str, transitions: Sequence[Transition]) -> EnvError:
+def _error_of(lane: Lane, vector_env: VectorEnv, text: str, result: StepResult | None) -> EnvError:
     """Names the copy's episode and step; those before the reset if a copy was reset in the same step."""
     copy = vector_env.copies[lane.env_index]
     episode_number, t = copy.episode_number, copy.t
-    for transition in transitions:
-        if transition.index == lane.env_index and transition.is_over and not transition.awaits_reset:
-            episode_number, t = episode_number - 1, transition.t
+    over = {} if result is None else result.over
+    if result is not None and copy.index in over and copy.index not in dict(result.late):
+        episode_number, t = episode_number - 1, over[copy.index]
     where = f"environment copy {copy.index}, episode {episode_number}, step {t}, agent {lane.agent_id!r}"
     return EnvError(f"{where}: {text}{_seed_of(vector_env, copy.index, episode_number)}")

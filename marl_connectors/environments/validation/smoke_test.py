@@ -215,14 +215,12 @@ class SmokeTest:
             masks = [mask_of(row, infos.get(index), self._key) for row, index in zip(rows, acting, strict=True)]
             step = vector_env.step(np.stack([np.asarray(self._choose_noting(agent, mask)) for mask in masks]))
             self._judge_rewards(acting, agent, np.asarray(step.rewards), t)
-            if ends := [transition for transition in step.transitions if transition.is_over]:
-                last = space_tools.stack([end.observations[agent] for end in ends], space)
-                self._judge_observations([end.index for end in ends], agent, last, t)
+            if step.ends is not None:
+                self._judge_observations(step.ends.indices, agent, step.ends.observations, t)
             acting = [copy.index for copy in vector_env.copies if not copy.rests]
             observations = step.observations
             self._judge_observations(acting, agent, observations, t)
             infos = {index: own[agent] for index, own in step.infos}
-            infos |= {tr.index: tr.first_infos[agent] for tr in step.transitions if tr.first_infos}
 
 
 def _at(tree: Any, index: int) -> Any:
