@@ -186,6 +186,29 @@ def test_the_form_of_results_of_parallel_environments(name, caplog):
         assert_replaced(env, clause, caplog)
 
 
+class StaysForAStep(Sound):
+    """Agent b has ended in step 3, and is in ``agents`` until the next step, in which it does not act."""
+
+    length = 9
+
+    def flags(self, acting):
+        terminations, truncations = super().flags(acting)
+        return {agent: agent == "b" and self.t == AT for agent in terminations}, truncations
+
+    def survivors(self, acting, terminations, truncations):
+        return list(self.possible_agents) if self.t == AT else super().survivors(acting, terminations, truncations)
+
+    def step(self, actions):
+        self.agents = list(actions)
+        return super().step(actions)
+
+
+def test_an_agent_that_has_ended_may_stay_for_a_step():
+    assert check_env(StaysForAStep, episodes=1, conformance=False).ok
+    for check in (True, False):
+        config_of(StaysForAStep, check=check).build_algo().env_runner.sample(num_timesteps=30)
+
+
 # Turn-based environments.
 
 

@@ -261,7 +261,9 @@ class _Check:
         env: Any = make_env(self._given, self._config, num_envs=NUM_COPIES)
         rng = stream(seed, "check", "copies")
         try:
-            SmokeTest(self._name(), self._agent_spaces, rng, num_steps=_COPIES_STEPS).play_batched(env, twins=True)
+            key = self.session.mask_key
+            test = SmokeTest(self._name(), self._agent_spaces, rng, mask_key=key, num_steps=_COPIES_STEPS)
+            test.play_batched(env, twins=True)
         except EnvError as error:
             advice = "The runner steps all copies together: correct it before training."
             self.findings.note("copies", str(error).rstrip("."), advice=advice)

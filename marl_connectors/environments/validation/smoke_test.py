@@ -81,7 +81,7 @@ class SmokeTest:
         given = (given[0], {}, {}, {}, given[1])
         acting = self._judged(env, [], given, 0)
         for t in range(1, self._num_steps + 1):
-            if not env.agents:
+            if not acting and not (isinstance(env, TurnBasedEnv) and env.agents):
                 return
             observations, infos = given[0], given[4] or {}
             actions = {
@@ -95,18 +95,18 @@ class SmokeTest:
             acting = self._judged(env, acting, given, t)
 
     def _judged(self, env: Any, acted: list[AgentID], given: tuple[Any, ...], t: int) -> list[AgentID]:
-        """Raises for what is wrong in a reset or step; who acts next if nothing is."""
+        """Raises for what is wrong in a reset or step; who acts next if nothing is, as a run has it."""
         who = f"{self.name}, step {t}"
         terminations, truncations, infos = given[2:]
         if isinstance(env, TurnBasedEnv):  # which sees itself to who leaves
+            acted, alive = [agent for agent in terminations if agent != "__all__"], []
             acting = [] if env.agent_selection is None else [env.agent_selection]
-            acted = [agent for agent in terminations if agent != "__all__"]
         else:
-            acting = list(env.agents)
+            ended = {agent for flags in (terminations, truncations) for agent, flag in flags.items() if np.any(flag)}
+            alive = [agent for agent in acted if agent not in ended]
+            acting = alive + [agent for agent in env.agents if agent not in acted and agent not in ended]
         checks.raise_first(who, checks.contents(acted, acting, given, lambda agent: self._agent_spaces(agent)[0]))
-        if not isinstance(env, TurnBasedEnv):
-            alive = [agent for agent in acted if not (terminations.get(agent) or truncations.get(agent))]
-            checks.raise_first(who, [checks.left_without_flag(alive, acting)])
+        checks.raise_first(who, [checks.left_without_flag(alive, env.agents)])
         for agent, info in (infos or {}).items():
             if isinstance(info, Mapping) and info.get(self._key) is not None:
                 self.info_masks.setdefault(agent, info[self._key])
