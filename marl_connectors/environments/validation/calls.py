@@ -20,7 +20,7 @@ import numpy as np
 from marl_connectors.environments import time_limits
 from marl_connectors.environments.time_limits import Hang, alarm
 from marl_connectors.environments.validation.report import Findings
-from marl_connectors.environments.validation.rules import RULES, Level
+from marl_connectors.environments.validation.rules import RULES
 from marl_connectors.errors import describe_error
 
 
@@ -71,9 +71,7 @@ class Calls:
         doing: str,
         fn: Callable[[], Any],
         *,
-        level: Level | None = None,
         kind: str = "raised",
-        advice: str | None = None,
         step: int | None = None,
         at_least: float = 0.0,
     ) -> Any:
@@ -82,10 +80,8 @@ class Calls:
         Args:
             doing: What is being done, for the finding.
             fn: Calls the environment.
-            level: Of the finding if it raises or hangs, if not that of its kind.
             kind: Of the finding if it raises.
-            advice: Likewise, if not that of its kind.
-            step: Likewise.
+            step: Of the finding.
             at_least: Seconds that it may take, if that is more than others may.
 
         Raises:
@@ -100,11 +96,11 @@ class Calls:
                 return result
         except Hang as hang:
             what = f"{doing} did not return within {limit:g} seconds: it was at {_place(hang)}"
-            self.findings.note("hangs", what, level=level or RULES[kind].level, step=step)
+            self.findings.note("hangs", what, level=RULES[kind].level, step=step)
             raise CallFailed from hang
         except (Exception, SystemExit) as error:
             what = f"{doing} raised {describe_error(error)}"
-            self.findings.note(kind, what, level=level, advice=advice, step=step)
+            self.findings.note(kind, what, step=step)
             raise CallFailed from error
 
 
