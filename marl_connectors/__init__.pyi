@@ -83,10 +83,6 @@ from .connectors.module_to_env.remove_single_ts_time_rank_from_batch import (
     RemoveSingleTsTimeRankFromBatch as RemoveSingleTsTimeRankFromBatch,
 )
 from .connectors.module_to_env.unbatch_to_individual_items import UnBatchToIndividualItems as UnBatchToIndividualItems
-from .env_checks.check_env import check_env as check_env
-from .env_checks.report import EnvFigures as EnvFigures
-from .env_checks.report import EnvFinding as EnvFinding
-from .env_checks.report import EnvReport as EnvReport
 from .env_runners.env_runner import EnvRunner as EnvRunner
 from .env_runners.env_runner import MultiAgentEnvRunner as MultiAgentEnvRunner
 from .env_runners.env_runner import SingleAgentEnvRunner as SingleAgentEnvRunner
@@ -94,6 +90,10 @@ from .environments.batched_env import BatchedEnv as BatchedEnv
 from .environments.make_env import make_env as make_env
 from .environments.make_env import register_env as register_env
 from .environments.turn_based_env import TurnBasedEnv as TurnBasedEnv
+from .environments.validation.check_env import check_env as check_env
+from .environments.validation.report import EnvFigures as EnvFigures
+from .environments.validation.report import EnvFinding as EnvFinding
+from .environments.validation.report import EnvReport as EnvReport
 from .environments.vmas_env import VmasEnv as VmasEnv
 from .episodes.multi_agent_episode import MultiAgentEpisode as MultiAgentEpisode
 from .episodes.single_agent_episode import SingleAgentEpisode as SingleAgentEpisode

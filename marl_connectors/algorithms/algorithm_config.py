@@ -223,7 +223,7 @@ class AlgorithmConfig:
             clip_rewards: For the loss only: True for the sign of rewards, a number x to keep them in [-x, x].
             normalize_actions: Stretch Box actions from [-1, 1] to the space's range.
             clip_actions: Clip Box actions to the space's range.
-            disable_env_checking: Skip the trial run of the environment, and let observations leave their space.
+            disable_env_checking: Skip the smoke test of the environment, and let observations leave their space.
             action_mask_key: Under which key of observations or infos action masks are; puts ActionMasking first.
                 ``"auto"`` for ``"action_mask"``, of those agents that have one by PettingZoo's convention; None (or
                 False) to ignore masks.

@@ -44,7 +44,7 @@ class MaskedAgents(Protocol):
 
     @property
     def info_masks(self) -> Mapping[AgentID, Any] | None:
-        """Maps agents to the first mask in their infos in the trial run; None if there was no trial run."""
+        """Maps agents to the first mask in their infos in the smoke test; None if there was no smoke test."""
         ...
 
     def agent_spaces(self, agent_id: AgentID) -> tuple[Space, Space]:
@@ -99,7 +99,7 @@ def find_masking(
     """Decides which masks are honoured, given ``action_mask_key``.
 
     With ``"auto"``, an agent's masks are honoured if its observation is a Dict with the part ``"action_mask"``, or if
-    one of its infos in the trial run had an ``"action_mask"``. The user's own code sees the same as without this
+    one of its infos in the smoke test had an ``"action_mask"``. The user's own code sees the same as without this
     default: if a connector piece or a module class is the user's, observations keep their masks, and masks are not
     applied to the user's own action distribution.
 
@@ -124,7 +124,7 @@ def find_masking(
         _check_infos(key, env)
         if not masked and env.info_masks is not None:
             warnings.warn(
-                f"action_mask_key={key!r}: no observation space has such a part, and no info of the trial run did, so "
+                f"action_mask_key={key!r}: no observation space has such a part, and no info of the smoke test did, so "
                 f"nothing is masked unless a later info does. {did_you_mean(key, _names_in(env))}",
                 stacklevel=2,
             )
@@ -160,7 +160,7 @@ def _names_in(env: MaskedAgents) -> list[str]:
 
 
 def warn_of_late_masks(episodes: Iterable[Any]) -> None:
-    """Warns of masks in infos that the trial run did not see, so that they are not honoured.
+    """Warns of masks in infos that the smoke test did not see, so that they are not honoured.
 
     Args:
         episodes: SingleAgentEpisodes, or MultiAgentEpisodes.
@@ -171,7 +171,7 @@ def warn_of_late_masks(episodes: Iterable[Any]) -> None:
                 whose = "the agent" if own.agent_id is None else f"agent {own.agent_id!r}"
                 warnings.warn(
                     f"action_mask_key='auto': there is an {ACTION_MASK!r} in the info of {whose}, but none was in the "
-                    f"infos of the trial run, so masks are ignored. To honour them, set "
+                    f"infos of the smoke test, so masks are ignored. To honour them, set "
                     f".environment(action_mask_key={ACTION_MASK!r}).",
                     stacklevel=3,
                 )

@@ -18,8 +18,9 @@ from marl_connectors import spaces
 from marl_connectors.columns import Columns
 from marl_connectors.env_runners.done_episodes import Episode
 from marl_connectors.env_runners.lane_table import Lane, LaneGroup
-from marl_connectors.environments.step_faults import advice_on_reward
 from marl_connectors.environments.step_result import StepResult
+from marl_connectors.environments.validation.checks import no_observation, observation_violations, reward_violation
+from marl_connectors.environments.validation.rules import Violation
 from marl_connectors.environments.vector_env import VectorEnv
 from marl_connectors.episodes.column_batch import ColumnBatch
 from marl_connectors.episodes.lane_storage import LaneStorage
@@ -121,37 +122,40 @@ def check_columns(
     begin = group.lookback * rollout.num_lanes
     used = rollout.columns[Columns.T][begin:] >= 0
 
-    def error(row: int, text: str) -> EnvError:
+    def error(row: int, found: Violation | None) -> EnvError:
+        assert found is not None
         where, seed = _where(group, begin + row, vector_env, episodes)
-        return EnvError(f"{where}: {text}{seed}")
+        return EnvError(f"{where}: {found.what}. {found.advice}{seed}")
 
+    failed = []
     rewards = rollout.columns[Columns.REWARDS][begin:]
     if not np.isfinite(rewards).all():
-        row = int(np.flatnonzero(~np.isfinite(rewards))[0])
-        raise error(row, f"the reward is {rewards[row]}. Rewards must be finite numbers.")
+        failed.append((int(np.flatnonzero(~np.isfinite(rewards))[0]), "reward"))
     space, observations = rollout.observation_space, tree_map(lambda leaf: leaf[begin:], rollout.source(Columns.OBS))
-    if out_of_bounds is not None and spaces.all_within(space, observations):
+    if not failed and out_of_bounds is not None and spaces.all_within(space, observations):
         return  # the usual case: finite too
+
+    def judged(row: int, kind: str, path: tuple[Any, ...] | None = None) -> Violation | None:
+        if kind == "reward":
+            return reward_violation(None, rewards[row].item())
+        found = observation_violations(None, space, tree_map(lambda leaf: leaf[row], observations))
+        return next((each for each in found if each.kind == kind and path in (None, each.part)), None)
+
     for leaf in leaves(observations):
         if np.issubdtype(leaf.dtype, np.floating) and not (
             np.isfinite(leaf.min(initial=0.0)) and np.isfinite(leaf.max(initial=0.0))
         ):
-            row = int(np.argwhere(~np.isfinite(leaf))[0][0])
-            word = "NaN" if np.isnan(leaf[row]).any() else "infinity"
-            raise error(row, f"the observation contains {word}. Fix the environment.")
+            failed.append((int(np.argwhere(~np.isfinite(leaf))[0][0]), "observation-not-finite"))
+    if failed:  # the first one, as others may follow from it: a reward from the observation that was acted on
+        row, kind = min(failed, key=lambda each: (each[0] // rollout.num_lanes, each[1]))
+        raise error(row, judged(row, kind))
     if out_of_bounds is None:
         return
     for path, part, values in spaces.parts_with_values(space, observations):
         bad = used & spaces.outside(part, values)[0] if not isinstance(part, Box) else ()
         if np.any(bad):
             row = int(np.flatnonzero(bad)[0])
-            why = spaces.outside(part, values[row : row + 1])[1]
-            raise error(
-                row,
-                f"the observation leaves its space, {spaces.describe(space)}: "
-                f"{f'in part {path[-1]!r}, ' if path else ''}{why}. Fix the environment's observation_space, or set "
-                f"disable_env_checking=True (--no-env-check on the command line).",
-            )
+            raise error(row, judged(row, "observation-outside-space", path))
     new = used
     new[: rollout.num_lanes] &= ~group.carried
     out_of_bounds.note(space, observations, new, lambda row: _where(group, begin + row, vector_env, episodes)[0])
@@ -237,9 +241,9 @@ def _seed_of(vector_env: VectorEnv, env_index: int, episode_number: int) -> str:
 def bad_rewards(group: LaneGroup, vector_env: VectorEnv, rewards: Sequence[Any], result: StepResult) -> EnvError:
     """The error for rewards of a step that do not fit into a column of numbers."""
     for lane, reward in zip(group.acting, rewards, strict=False):
-        if np.ndim(reward) != 0 or not np.issubdtype(np.asarray(reward).dtype, np.number):
-            text = f"the reward is {reward!r}, not a number. {advice_on_reward(reward)}"
-            return _error_of(lane, vector_env, text, result)
+        found = reward_violation(lane.agent_id, reward)
+        if found is not None and (np.ndim(reward) or not np.issubdtype(np.asarray(reward).dtype, np.number)):
+            return _error_of(lane, vector_env, f"{found.what}. {found.advice}", result)
     return EnvError(f"EnvRunner: rewards that do not fit: {list(rewards)!r}.")
 
 
@@ -261,17 +265,15 @@ def bad_observation(lane: Lane, vector_env: VectorEnv, observation: Any, result:
         observation: What it got.
         result: Of the step, if it is an observation of before any reset in it.
     """
-    shape, wanted = getattr(observation, "shape", None), lane.group.rollout.observation_space
-    came = repr(observation) if shape is None or not _is_numbers(observation) else f"shape {shape}"
-    if shape is not None and shape == wanted.shape:
-        came = spaces.misfit(wanted, observation) or came
-    space = spaces.describe(wanted)
-    text = f"the observation does not fit its space, {space}: {came}. Fix the environment, or its observation_space."
+    space = lane.group.rollout.observation_space
+    found = next(observation_violations(lane.agent_id, space, observation), None)
+    if observation is None and result is None:
+        found = no_observation(lane.agent_id, True)
+    what = f"the observation leaves its space, {spaces.describe(space)}: {observation!r}"
+    text = (
+        f"{what}. Fix the environment, or its observation_space." if found is None else f"{found.what}. {found.advice}"
+    )
     return _error_of(lane, vector_env, text, result)
-
-
-def _is_numbers(values: Any) -> bool:
-    return np.asarray(values).dtype.kind in "biuf"
 
 
 def _error_of(lane: Lane, vector_env: VectorEnv, text: str, result: StepResult | None) -> EnvError:

@@ -10,6 +10,7 @@ from pettingzoo import ParallelEnv
 
 from marl_connectors.environments.batched_calls import BatchedCalls
 from marl_connectors.environments.batched_env import BatchedEnv
+from marl_connectors.environments.validation.checks import ended_alone, raise_first
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import AgentID, Tree
 
@@ -32,6 +33,7 @@ class BatchedCopy(ParallelEnv):
         self.agents: list[AgentID] = []
         self.metadata = getattr(env, "metadata", None) or {"name": name, "render_modes": []}
         self.render_mode = getattr(env, "render_mode", None)
+        self._name = name
         self._calls = BatchedCalls(env, name)
         self._seed = -1
 
@@ -62,6 +64,8 @@ class BatchedCopy(ParallelEnv):
         )
         infos = {agent: {name: v[0, i] for name, v in step.infos.items()} for i, agent in enumerate(agents)}
         self.agents = [agent for agent in agents if not (terminations[agent] or truncations[agent])]
+        if self.agents and len(self.agents) < len(agents):
+            raise_first(self._name, [ended_alone([agent for agent in agents if agent not in self.agents])])
         return self._by_agent(step.observations), rewards, terminations, truncations, infos
 
     def _by_agent(self, observations: Tree) -> dict[AgentID, Any]:

@@ -14,6 +14,7 @@ from marl_connectors.environments.env_failures import close_env, sentence
 from marl_connectors.environments.garbage_pauses import without_collections
 from marl_connectors.environments.step_result import EpisodeEnds, StepResult
 from marl_connectors.environments.time_limits import Watched
+from marl_connectors.environments.validation.checks import ended_alone, raise_first
 from marl_connectors.environments.vector_env import VectorEnv
 from marl_connectors.errors import EnvError
 from marl_connectors.seeding import derived_seeds
@@ -112,10 +113,7 @@ class BatchedVectorEnv(VectorEnv):
         if len(partly):
             copy = self.copies[partly[0]]
             gone = [agent for agent, flag in zip(self._agents, ended[copy.index].tolist(), strict=True) if flag]
-            raise EnvError(
-                f"{copy}: agents {gone} ended before the others. In a natively batched environment all agents of a "
-                f"copy end in one step; make it a PettingZoo environment if they do not."
-            )
+            raise_first(copy, [ended_alone(gone)])
         which = np.flatnonzero(over)
         terminated = given.terminations[which].ravel()
         last = tree_map(lambda leaf: leaf[which], given.observations)  # copies, as a reset may use the arrays again

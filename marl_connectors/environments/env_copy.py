@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from marl_connectors.environments.action_history import ActionHistory
-from marl_connectors.environments.step_faults import advice_on_reward, fault_in_infos
+from marl_connectors.environments.validation.checks import fault_in_infos, raise_first, reward_violation
 from marl_connectors.errors import CheckpointError, EnvError
 from marl_connectors.typing import AgentID, Tree
 
@@ -126,9 +126,8 @@ def copied_infos(copy: EnvCopy, agents: Iterable[AgentID], infos: Any) -> dict[A
     Raises:
         EnvError: If an info is no dict.
     """
-    why = fault_in_infos(agents, infos)
-    if why:
-        raise EnvError(f"{copy}: {why}")
+    if found := fault_in_infos(agents, infos):
+        raise EnvError(f"{copy}: {found}")
     return {agent: copied(info) for agent in agents if (info := infos.get(agent))} if infos else {}
 
 
@@ -155,7 +154,7 @@ def finite_reward(copy: EnvCopy, agent: AgentID, reward: Any) -> float:
     except (TypeError, ValueError):
         number = math.nan
     if not math.isfinite(number):
-        raise EnvError(f"{copy}, agent {agent!r}: the reward is {reward!r}. {advice_on_reward(reward)}")
+        raise_first(copy, [reward_violation(agent, reward)])
     return number
 
 

@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 from weakref import WeakSet
 
-import numpy as np
-from gymnasium import Space
-
-from marl_connectors import spaces
-from marl_connectors.environments.env_copy import EnvCopy
-from marl_connectors.environments.step_faults import advice_on_reward
 from marl_connectors.environments.time_limits import Hang, Watched, alarm
 from marl_connectors.errors import EnvError, MarlConnectorsError, describe_error
-from marl_connectors.typing import AgentID
 
 _LOG = logging.getLogger(__name__)
 
-_MANY_AGENTS = 1000
 ENV_ERRORS: tuple[type[BaseException], ...] = (Exception, SystemExit)
 """What an environment that fails may raise. Anything else is meant for the program, such as a KeyboardInterrupt."""
 
@@ -114,7 +105,7 @@ class FailureCounts:
     """What failures have cost.
 
     Attributes:
-        num_env_failures: Environments that raised, gave garbage or hung, and worker processes that ended.
+        num_env_failures: Environments that raised, gave invalid data or hung, and worker processes that ended.
         num_dropped_episodes: Unfinished episodes that these failures ended.
         num_dropped_env_steps: Sampled env steps of those episodes that are in no sample.
     """
@@ -126,67 +117,3 @@ class FailureCounts:
     def as_dict(self) -> dict[str, int]:
         """By name."""
         return asdict(self)
-
-
-class GarbageCheck:
-    """Finds what no column can hold, and what is not a finite number, before it gets among good data."""
-
-    def __init__(self, observation_space: Any):
-        """Takes a space, ``{agent_id: space}``, or None for what the environments say."""
-        self._given = observation_space
-
-    def observation(self, copy: EnvCopy, agent_id: AgentID, observation: Any) -> str:
-        """Why an agent's observation is garbage; ``""`` if it is not. Its bounds do not matter."""
-        expected = copy.expected.get(agent_id)
-        if expected is None:
-            try:
-                expected = self._expected(copy.env, agent_id)
-            except ENV_ERRORS as error:
-                return f"has no space: observation_space({agent_id!r}) raised {describe_error(error)}"
-            if len(copy.expected) >= max(_MANY_AGENTS, 2 * len(copy.agents)):  # names that may never come again
-                copy.expected.clear()
-            copy.expected[agent_id] = expected
-        if type(observation) is np.ndarray and observation.shape == expected.shape:
-            return _not_numbers(observation)
-        try:
-            parts = [(part, np.asarray(own)) for part, own in spaces.leaves_in(expected, observation)]
-        except ValueError:
-            parts = None
-        if parts is None or any(own.shape != part.shape for part, own in parts):
-            came = f"shape {observation.shape}" if isinstance(observation, np.ndarray) else repr(observation)
-            return f"does not fit its space, {spaces.describe(expected)}: {came}"
-        return next(filter(None, (_not_numbers(own) for _, own in parts)), "")
-
-    def check(
-        self, copy: EnvCopy, agents: Iterable[AgentID], observations: Mapping[AgentID, Any], rewards: Mapping
-    ) -> None:
-        """Raises for what a copy gave: where environments are replaced, that must be before it is among good data."""
-        for agent in agents:
-            why = self.observation(copy, agent, observations[agent]) if agent in observations else ""
-            if why:
-                raise EnvError(f"{copy}, agent {agent!r}: the observation {why}. Fix the environment.")
-        why = self.rewards(rewards)
-        if why:
-            raise EnvError(f"{copy}, {why}")
-
-    def _expected(self, env: Any, agent_id: AgentID) -> Space:
-        given = self._given.get(agent_id) if isinstance(self._given, Mapping) else self._given
-        space = env.observation_space(agent_id) if given is None else given
-        spaces.zeros(space)  # raises if its values have no fixed shape
-        return space
-
-    def rewards(self, rewards: Mapping[AgentID, Any]) -> str:
-        """Which reward is not a finite number, and what it is; ``""`` if all are."""
-        for agent_id, reward in rewards.items():
-            is_number = np.ndim(reward) == 0 and np.asarray(reward).dtype.kind in "biuf"
-            if not (is_number and math.isfinite(reward)):
-                return f"agent {agent_id!r}: the reward is {reward!r}. {advice_on_reward(reward)}"
-        return ""
-
-
-def _not_numbers(values: np.ndarray) -> str:
-    if values.dtype.kind not in "biuf":
-        return f"is not numbers but {values.tolist()!r}"
-    if values.dtype.kind != "f" or np.isfinite(values).all():
-        return ""
-    return "contains NaN" if np.isnan(values).any() else "contains infinity"

@@ -3,53 +3,33 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 from gymnasium import Space
 from gymnasium.vector import VectorEnv
 from pettingzoo import AECEnv
 
-from marl_connectors import spaces
-from marl_connectors.connectors.action_masks import (
-    ACTION_MASK,
-    draw,
-    flat_masks,
-    free_where_nothing_is_left,
-    mask_of,
-    mask_of_one_row,
-)
+from marl_connectors.connectors.action_masks import ACTION_MASK
 from marl_connectors.environments.batched_env import is_batched
-from marl_connectors.environments.batched_trial import TRIAL_COPIES, try_out
 from marl_connectors.environments.env_failures import ENV_ERRORS, close_env, errors_named
 from marl_connectors.environments.env_states import state_space_of
 from marl_connectors.environments.find_env import is_importable
 from marl_connectors.environments.gymnasium_copies import GymnasiumCopies
-from marl_connectors.environments.gymnasium_trial import try_out_vector_env
+from marl_connectors.environments.gymnasium_vector_env import gymnasium_vector_env
 from marl_connectors.environments.make_env import env_name, make_env
 from marl_connectors.environments.reset_options import with_reset_options
 from marl_connectors.environments.single_agent_env import SingleAgentEnv
-from marl_connectors.environments.step_faults import (
-    ADVICE_ON_OLD_GYM,
-    advice_on_reward,
-    fault_in_infos,
-    fault_in_reset,
-    fault_in_result,
-    fault_in_step,
-    hint_at_several_agents,
-)
 from marl_connectors.environments.time_limits import Watched
 from marl_connectors.environments.turn_based_env import TurnBasedEnv
+from marl_connectors.environments.validation.checks import ADVICE_ON_OLD_GYM
+from marl_connectors.environments.validation.smoke_test import NUM_COPIES, SmokeTest
+from marl_connectors.environments.validation.spaces import not_a_space
 from marl_connectors.environments.wrappers import EnvWrapper
 from marl_connectors.errors import ConfigError, EnvError, MarlConnectorsError, describe_error
 from marl_connectors.seeding import stream
-from marl_connectors.trees import tree_map
 from marl_connectors.typing import DEFAULT_AGENT_ID, AgentID
-
-_TRIAL_STEPS = 20
 
 
 class EnvSetup:
@@ -84,7 +64,7 @@ class EnvSetup:
             wrappers: As for ``make_env``.
             vector_entry_point: As for ``make_env``.
             action_mask_key: Under which key of observations or infos action masks are. None if they are ignored: the
-                trial run obeys those under ``"action_mask"`` all the same.
+                smoke test obeys those under ``"action_mask"`` all the same.
             reset_options: What the environment gets as ``options`` with every reset.
 
         Raises:
@@ -191,19 +171,16 @@ class EnvSetup:
                         f"{self.name}: {kind}({agent_id!r}) raised {describe_error(error)}. Every agent that "
                         f"can appear needs one."
                     ) from error
-            if not isinstance(given, Space):
-                raise EnvError(
-                    f"{self.name}: {kind}({agent_id!r}) is {given!r}, not a gymnasium space.{self._why(given)}"
-                )
+            if found_wrong := not_a_space(kind, agent_id, given, self._advice_on(given)):
+                raise EnvError(f"{self.name}: {found_wrong}")
             found.append(given)
         return found[0], found[1]
 
-    def _why(self, given: Any) -> str:
-        """A sentence about what stands where a space belongs, if it is known from other APIs."""
+    def _advice_on(self, given: Any) -> str:
+        """What to do about what stands where a space belongs, if it is known from other APIs."""
         if type(given).__module__.partition(".")[0] == "gym":
-            return f" It is a space of the old package gym. {ADVICE_ON_OLD_GYM}"
-        hint = hint_at_several_agents(self.user_env) if self.single_agent else ""
-        return f" {hint}" if hint else ""
+            return f"It is a space of the old package gym. {ADVICE_ON_OLD_GYM}"
+        return self._hint_at_several_agents()
 
     def space_of_all(self, kind: int) -> Space:
         """The observation (0) or action (1) space: of the one agent, or a Dict of all agents'."""
@@ -212,84 +189,40 @@ class EnvSetup:
         return gym.spaces.Dict({agent_id: pair[kind] for agent_id, pair in self._spaces.items()})  # type: ignore[arg-type]
 
     def check(self, seed: int) -> None:
-        """A short trial run with random actions.
+        """A smoke test: a few steps with random actions.
 
         Raises:
-            EnvError: If an observation is not in its space, or a reward is no finite number; names agent and step.
+            EnvError: For the first violation of what environments may give; names agent and step.
         """
         rng = stream(seed, "trial run")
-        self.info_masks = {}
+        test = SmokeTest(self.name, self.agent_spaces, rng, mask_key=self._action_mask_key)
+        self.info_masks = test.info_masks
         if self.is_batched:
-            self._check_batched(rng)
+            self._check_batched(test)
             return
         try:
-            with Watched(lambda: f"{self.name}: the trial run with random actions"):
-                self._play_trial(rng)
+            with Watched(lambda: f"{self.name}: the smoke test with random actions"):
+                test.play(self.probe)
         except MarlConnectorsError as error:
             raise self._hinted(error) from error.__cause__
         except ENV_ERRORS as error:
-            said = f"{self.name}: a trial run with random actions raised {describe_error(error)}."
+            said = f"{self.name}: a smoke test with random actions raised {describe_error(error)}."
             raise self._hinted(EnvError(said)) from error
+        self._step_times, self._reset_s = test.step_times, test.reset_s
 
     def _hinted(self, error: MarlConnectorsError) -> MarlConnectorsError:
-        hint = hint_at_several_agents(self.user_env) if self.single_agent else ""
+        hint = self._hint_at_several_agents()
         return EnvError(f"{error} {hint}") if hint else error
 
-    def _play_trial(self, rng: np.random.Generator) -> None:
-        observations, infos = self._timed_reset()
-        seen = dict.fromkeys(self.probe.agents)
-        self._check_observations(observations, seen, 0)
-        self._complain(fault_in_infos(seen, infos), 0)
-        self._note_masks(infos)
-        for t in range(1, _TRIAL_STEPS + 1):
-            actions = {
-                agent_id: self._random_action(
-                    agent_id,
-                    rng,
-                    mask_of(observations.get(agent_id), (infos or {}).get(agent_id), self._mask_key),
-                )
-                for agent_id in self._acting()
-            }
-            if not self.probe.agents:
-                break
-            observations, rewards, terminations, truncations, infos = self._timed_step(actions)
-            seen.update(dict.fromkeys(self.probe.agents))
-            self._check_observations(observations, seen, t)
-            self._complain(fault_in_step(seen, terminations, truncations, infos), t)
-            self._note_masks(infos)
-            for agent_id, reward in rewards.items():
-                if not _is_finite_number(reward):
-                    raise EnvError(
-                        f"{self.name}: the reward of agent {agent_id!r} at step {t} is {reward!r}, not a finite "
-                        f"number. {advice_on_reward(reward)}"
-                    )
-
-    def _check_batched(self, rng: np.random.Generator) -> None:
-        def choose(agent_id: AgentID, mask: np.ndarray | None) -> Any:
-            seen = self.agent_spaces(agent_id)[0]
-            if mask is not None and not (isinstance(seen, gym.spaces.Dict) and self._mask_key in seen.spaces):
-                self._note_masks({agent_id: {self._mask_key: mask}})
-            return self._random_action(agent_id, rng, mask)
-
-        env = self.make(num_envs=TRIAL_COPIES)
+    def _check_batched(self, test: SmokeTest) -> None:
+        env = self.make(num_envs=NUM_COPIES)
         try:
             if isinstance(env, GymnasiumCopies):
-                agent_id = env.possible_agents[0]
-                try_out_vector_env(env, self.name, lambda mask: choose(agent_id, mask), num_steps=_TRIAL_STEPS, seed=0)
+                test.play_vector(gymnasium_vector_env(env, seed=0))
             else:
-                try_out(env, self.name, self.agent_spaces, choose, num_steps=_TRIAL_STEPS)
+                test.play_batched(env)
         finally:
             close_env(env, self.name)
-
-    @property
-    def _mask_key(self) -> str:
-        return self._action_mask_key or ACTION_MASK
-
-    def _note_masks(self, infos: Mapping[AgentID, Any] | None) -> None:
-        assert self.info_masks is not None
-        for agent_id, info in (infos or {}).items():
-            if isinstance(info, Mapping) and info.get(self._mask_key) is not None:
-                self.info_masks.setdefault(agent_id, info[self._mask_key])
 
     @property
     def step_s(self) -> float | None:
@@ -301,55 +234,21 @@ class EnvSetup:
         """What the slowest call took in ``check``, in seconds, the reset included."""
         return max([self._reset_s, *self._step_times])
 
-    def _timed_reset(self) -> tuple[Any, ...]:
-        began = time.perf_counter()
-        result = self.probe.reset(seed=0)
-        self._reset_s = time.perf_counter() - began
-        self._complain(fault_in_reset(result), 0)
-        return result
-
-    def _timed_step(self, actions: dict[AgentID, Any]) -> tuple[Any, ...]:
-        began = time.perf_counter()
-        result = self.probe.step(actions)
-        self._step_times.append(time.perf_counter() - began)
-        self._complain(fault_in_result(result), len(self._step_times))
-        return result
-
-    def _acting(self) -> list[AgentID]:
-        """Who acts next."""
-        if not isinstance(self.probe, TurnBasedEnv):
-            return list(self.probe.agents)
-        return [] if self.probe.agent_selection is None else [self.probe.agent_selection]
-
-    def _random_action(self, agent_id: AgentID, rng: np.random.Generator, mask: Any) -> Any:
-        space = self.agent_spaces(agent_id)[1]
-        if mask is not None and isinstance(space, gym.spaces.Discrete) and mask.any():
-            return int(space.start + rng.choice(np.flatnonzero(mask)))
-        allowed = None if mask is None else flat_masks(space, mask_of_one_row(mask))
-        if allowed is not None and spaces.values_per_choice(space) is not None:
-            drawn = spaces.from_start(space, draw(space, free_where_nothing_is_left(space, allowed), rng))
-            return tree_map(lambda leaf: leaf[0], drawn)
-        space.seed(int(rng.integers(2**31)))
-        return space.sample()
-
-    def _complain(self, why: str, t: int) -> None:
-        if why:
-            raise EnvError(f"{self.name}, step {t}: {why}")
-
-    def _check_observations(self, observations: Mapping[AgentID, Any], agent_ids: Iterable[AgentID], t: int) -> None:
-        for agent_id in agent_ids:
-            if agent_id not in observations:
-                continue
-            space = self.agent_spaces(agent_id)[0]
-            why = spaces.misfit(space, observations[agent_id])
-            if why:
-                raise EnvError(
-                    f"{self.name}: the observation of agent {agent_id!r} at step {t} is not in its space, "
-                    f"{spaces.describe(space)}: {why}. Fix the environment, or set "
-                    f"disable_env_checking=True (--no-env-check) if the space's bounds are wrong on purpose."
-                )
+    def _hint_at_several_agents(self) -> str:
+        """A sentence about a Gymnasium environment that seems to hold several agents; ``""`` if it does not."""
+        if not self.single_agent:
+            return ""
+        env = self.user_env
+        numbers = {_number_of_parts(getattr(env, kind, None)) for kind in ("observation_space", "action_space")}
+        if len(numbers) != 1 or max(numbers) < 2:
+            return ""
+        number = numbers.pop()
+        return (
+            f"With a list or Tuple of {number} observation spaces and as many action spaces it looks like {number} "
+            f"agents in one Gymnasium environment: make it a PettingZoo ParallelEnv. docs/errors.md has a wrapper."
+        )
 
 
-def _is_finite_number(reward: Any) -> bool:
-    kind = np.asarray(reward).dtype.kind
-    return np.ndim(reward) == 0 and kind in "biuf" and bool(np.isfinite(reward))
+def _number_of_parts(space: Any) -> int:
+    parts = space.spaces if isinstance(space, gym.spaces.Tuple) else space
+    return len(parts) if isinstance(parts, (list, tuple)) else 0

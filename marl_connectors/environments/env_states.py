@@ -11,6 +11,7 @@ from gymnasium import Space
 from marl_connectors import spaces
 from marl_connectors.environments.env_copy import EnvCopy
 from marl_connectors.environments.env_failures import errors_named
+from marl_connectors.environments.validation.checks import state_violation
 from marl_connectors.errors import ConfigError, EnvError, describe_error
 from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import Tree
@@ -46,11 +47,8 @@ class EnvStates:
         except (TypeError, ValueError):
             fine = False
         if not fine:
-            why = spaces.misfit(self.space, given) or "it is not like the space"
-            raise EnvError(
-                f"{copy}: the state does not fit state_space, {spaces.describe(self.space)}: {why}. Let state() give "
-                f"finite numbers of the space's shape, whichever agents are left."
-            )
+            why = state_violation(self.space, given) or f"the state is not like state_space: {given!r}"
+            raise EnvError(f"{copy}: {why}")
         copy.state = state
 
 

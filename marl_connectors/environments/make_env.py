@@ -18,8 +18,8 @@ from marl_connectors.environments.batched_env import is_batched, missing_parts
 from marl_connectors.environments.env_failures import errors_named
 from marl_connectors.environments.env_maker import call_maker, check_keys
 from marl_connectors.environments.find_env import REGISTERED, VMAS, find_env
-from marl_connectors.environments.step_faults import ADVICE_ON_OLD_GYM
 from marl_connectors.environments.suites import GYMNASIUM_NAMESPACES, SUITES, importable_name
+from marl_connectors.environments.validation.checks import ADVICE_ON_OLD_GYM
 from marl_connectors.environments.wrappers import EnvWrapper, wrap_env
 from marl_connectors.errors import CheckpointError, ConfigError, EnvError
 from marl_connectors.names import Expected, Names, brief, is_function, qualified_name

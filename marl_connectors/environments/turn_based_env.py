@@ -9,7 +9,7 @@ import numpy as np
 from pettingzoo import AECEnv, ParallelEnv
 
 from marl_connectors.connectors.action_masks import flat_masks, mask_of, mask_of_one_row
-from marl_connectors.environments.step_faults import is_flag
+from marl_connectors.environments.validation import checks
 from marl_connectors.errors import EnvError
 from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import AgentID
@@ -194,16 +194,13 @@ class TurnBasedEnv:
                 return told
             agent = env.agent_selection
             if agent not in agents:
-                raise self._error(
-                    f"env.agent_selection is {agent!r}, which is not in env.agents, {list(agents)}. An AEC environment "
-                    f"must select a live agent until there is none."
-                )
+                checks.raise_first(self.where, [checks.selected_absent(agent, agents)])
             if agent in terminations:
                 return told
             observation, rewards[agent], terminated, truncated, info = env.last()
             if not (terminated or truncated):
                 if observation is None:
-                    raise self._error(f"agent {agent!r} acts next, but observes None. Look at env.observe().")
+                    checks.raise_first(self.where, [checks.no_observation(agent, True)])
                 if self._action_mask_key is not None:
                     self._check_mask(agent, observation, info)
                 self.agent_selection = agent
@@ -213,10 +210,7 @@ class TurnBasedEnv:
             self._tell_end(agent, observation, terminated, truncated, info, told)
             env.step(None)
             if agent in env.agents and (env.terminations[agent] or env.truncations[agent]):
-                raise self._error(
-                    f"agent {agent!r} has ended, but step(None) did not remove it from env.agents. An AEC environment "
-                    f"must do so, as AECEnv._was_dead_step() does."
-                )
+                checks.raise_first(self.where, [checks.not_removed(agent)])
 
     def _check_mask(self, agent: AgentID, observation: Any, info: Any) -> None:
         """A hot path: an agent whose turn it is must be allowed something."""
@@ -226,10 +220,7 @@ class TurnBasedEnv:
         allowed = flat_masks(self.action_space(agent), mask_of_one_row(mask))
         if allowed is None or allowed.any():  # the zeros of a MultiBinary mask allow zeros
             return
-        raise self._error(
-            f"it is the turn of agent {agent!r}, but its {self._action_mask_key!r} forbids all actions. Allow at least "
-            f"one (one that does nothing), or end the agent; .environment(action_mask_key=None) ignores masks."
-        )
+        checks.raise_first(self.where, [checks.forbids_all(agent, str(self._action_mask_key), takes_turns=True)])
 
     def _update_agents(self, agents: list[AgentID], told: EnvStep) -> None:
         """Takes note of those that came, and tells those that left without a turn of their own."""
@@ -240,10 +231,7 @@ class TurnBasedEnv:
                 continue
             terminated, truncated = env.terminations.get(agent), env.truncations.get(agent)
             if not (terminated or truncated):
-                raise self._error(
-                    f"agent {agent!r} left env.agents without being terminated or truncated. An agent must be flagged "
-                    f"in the step in which it leaves."
-                )
+                checks.raise_first(self.where, [checks.left_without_flag([agent], agents)])
             try:
                 observation = env.observe(agent)
             except Exception:  # AECEnv does not promise that it works for an agent that has left
@@ -258,8 +246,7 @@ class TurnBasedEnv:
         """Copies what is told about an agent that has ended: the environment goes on within the same step."""
         observations, rewards, terminations, truncations, infos = told
         for word, flag in (("termination", terminated), ("truncation", truncated)):
-            if not is_flag(flag):
-                raise self._error(f"the {word} of agent {agent!r} is {flag!r}. Return True or False for each agent.")
+            checks.raise_first(self.where, [checks.flag_violation(agent, word, flag)])
         if observation is not None:
             observations[agent] = tree_map(_copied, observation)
         rewards[agent] = _copied(rewards[agent])

@@ -26,16 +26,24 @@ from marl_connectors.environments.env_failures import (
     MOMENT_S,
     EnvFailure,
     EnvRestarts,
-    GarbageCheck,
     close_env,
     sentence,
 )
 from marl_connectors.environments.env_states import EnvStates, joined_states
 from marl_connectors.environments.single_agent_env import SingleAgentEnv
-from marl_connectors.environments.step_faults import fault_in_reset, fault_in_result, fault_in_step
 from marl_connectors.environments.step_result import EndsBuilder, Event, StepResult
 from marl_connectors.environments.time_limits import Hang, Watched, alarm
 from marl_connectors.environments.turn_based_env import TurnBasedEnv
+from marl_connectors.environments.validation.checks import (
+    GarbageCheck,
+    fault_in_reset,
+    fault_in_result,
+    fault_in_step,
+    left_without_flag,
+    nobody_there,
+    not_observed,
+    raise_first,
+)
 from marl_connectors.errors import EnvError, MarlConnectorsError, describe_error
 from marl_connectors.seeding import derived_seed
 from marl_connectors.typing import AgentID, Tree
@@ -157,11 +165,9 @@ class VectorEnv:
         except ENV_ERRORS as error:
             raise EnvError(f"{copy}: reset(seed={self.reset_seed(copy)}) raised {describe_error(error)}") from error
         self.at[3] = Doing.STEP
-        why = fault_in_reset(given)
-        if not why and not copy.env.agents:
-            why = "reset() left no live agents in env.agents, so nobody can act. Fix the environment."
-        if why:
-            raise EnvError(f"{copy}: {why}")
+        raise_first(copy, [fault_in_reset(given)])
+        if not copy.env.agents:
+            raise_first(copy, [nobody_there()])
         return given[0], given[1] or {}
 
     # Failures.
@@ -294,17 +300,11 @@ class VectorEnv:
         infos: dict,
     ) -> None:
         before = copy.agents
-        why = fault_in_step(before, terminations, truncations, infos)
-        if why:
-            raise EnvError(f"{copy}: {why}")
+        form = None if type(obs) is dict is type(reward) else fault_in_result((obs, reward, {}, {}, {}))
+        raise_first(copy, [form or fault_in_step(before, terminations, truncations, infos)])
         result.rewards.extend([reward.get(agent, 0.0) for agent in before])
         alive = [agent for agent in before if not (terminations.get(agent) or truncations.get(agent))]
-        lost = [agent for agent in alive if agent not in copy.env.agents]
-        if lost:
-            raise EnvError(
-                f"{copy}: agents {lost} left env.agents without being terminated or truncated. An agent must be "
-                f"flagged in the step in which it leaves."
-            )
+        raise_first(copy, [left_without_flag(alive, copy.env.agents)])
         ended = {agent for flags in (terminations, truncations) for agent, flag in flags.items() if flag}
         copy.agents = alive + [agent for agent in copy.env.agents if agent not in before and agent not in ended]
         uncredited = uncredited_rewards(copy, reward, set(before))
@@ -349,12 +349,7 @@ class VectorEnv:
         result.observations += given[begin:]
 
     def _check_all_observed(self, copy: EnvCopy, observations: dict) -> None:
-        missing = [agent for agent in copy.agents if agent not in observations]
-        if missing:
-            raise EnvError(
-                f"{copy}: no observation for the live agents {missing}. A parallel environment must give one to every "
-                f"agent in env.agents."
-            )
+        raise_first(copy, [not_observed(copy.agents, observations)])
 
     def _step_failed(self, copy: EnvCopy, chosen: list[Any], error: BaseException) -> EnvError:
         acted = dict(zip(copy.agents, chosen, strict=False))

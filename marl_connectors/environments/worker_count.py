@@ -20,7 +20,7 @@ LEAST_STEP_S = 1e-4
 LEAST_WORK_S = 5e-4
 """What each worker must have to do in a vector step: several times what it costs to wake it and to hear from it."""
 MOST_OF_TIMEOUT = 0.25
-"""The part of a worker's time limit that the slowest calls of all of its copies may take in the trial run."""
+"""The part of a worker's time limit that the slowest calls of all of its copies may take in the smoke test."""
 
 
 def auto_num_workers(
@@ -28,7 +28,7 @@ def auto_num_workers(
 ) -> int:
     """As many worker processes as there are cores that this process may use and work for them; 0 if that is one.
 
-    It is a rule by the step time that was measured in the trial run, for environments that were given by an importable
+    It is a rule by the step time that was measured in the smoke test, for environments that were given by an importable
     name. It is 0 for
 
     * environments given as a class or a function, or by a name that was registered here: what they are made of may be

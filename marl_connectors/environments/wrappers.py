@@ -25,7 +25,6 @@ from marl_connectors.environments.supersuit_rules import (
     REFUSED,
     parameters_from,
     supersuit_name,
-    why_not,
     wrapper_names,
 )
 from marl_connectors.errors import (
@@ -57,7 +56,6 @@ class _Call:
         args: Positional arguments after the environment.
         kwargs: Keyword arguments.
         before: Positional arguments before the environment, which only a ``functools.partial`` has.
-        supersuit: Its name in SuperSuit, or None.
     """
 
     name: str
@@ -65,7 +63,6 @@ class _Call:
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] | None = None
     before: tuple[Any, ...] = ()
-    supersuit: str | None = None
 
     def all_args(self, env: Any) -> tuple[Any, ...]:
         return (*self.before, env, *self.args)
@@ -165,13 +162,12 @@ def _call(wrapper: EnvWrapper) -> _Call:
     if isinstance(wrapper, str):
         name, args, kwargs = parse_wrapper(wrapper)
         fn = _import(name, wrapper)
-        return _Call(name, fn, args, kwargs, supersuit=supersuit_name(fn))
+        return _Call(name, fn, args, kwargs)
     fn, before, kwargs = wrapper, (), {}
     if isinstance(wrapper, functools.partial):
         fn, before, kwargs = wrapper.func, wrapper.args, wrapper.keywords
-    known = supersuit_name(fn)
-    name = known or getattr(fn, "__qualname__", type(fn).__qualname__)
-    return _Call(name, fn, (), kwargs, before, known)
+    name = supersuit_name(fn) or getattr(fn, "__qualname__", type(fn).__qualname__)
+    return _Call(name, fn, (), kwargs, before)
 
 
 def _import(name: str, text: str) -> Callable[..., Any]:
@@ -215,10 +211,7 @@ def _incomplete(cause: ModuleNotFoundError) -> MissingDependencyError:
 
 
 def _wrapped(env: Any, call: _Call, env_name: str) -> Any:
-    arguments = _arguments(call, env)
-    reason = None if call.supersuit is None else why_not(call.supersuit, env, arguments)
-    if reason is not None:
-        raise EnvError(f"environment {env_name!r}: wrapper {call.name} is not applied, because {reason}")
+    _check_arguments(call, env)
     # Asked for before the wrapper may change the environment that it wraps.
     with errors_named(f"environment {env_name!r}: possible_agents"):
         before = _possible_agents(env)
@@ -238,18 +231,14 @@ def _wrapped(env: Any, call: _Call, env_name: str) -> Any:
     return made
 
 
-def _arguments(call: _Call, env: Any) -> dict[str, Any]:
-    """The arguments by name, with defaults.
-
-    Raises:
-        ConfigError: If they do not fit.
-    """
+def _check_arguments(call: _Call, env: Any) -> None:
+    """Raises ConfigError if a wrapper's arguments do not fit."""
     try:
         signature = inspect.signature(parameters_from(call.fn, env))
     except (TypeError, ValueError):  # some builtins have none: calling it will tell
-        return {}
+        return
     try:
-        bound = signature.bind(*call.all_args(env), **(call.kwargs or {}))
+        signature.bind(*call.all_args(env), **(call.kwargs or {}))
     except TypeError as cause:
         own = [parameter.name for parameter in list(signature.parameters.values())[1:]]
         unknown = next((key for key in call.kwargs or {} if key not in own), None)
@@ -258,8 +247,6 @@ def _arguments(call: _Call, env: Any) -> dict[str, Any]:
         if unknown is not None and own:
             what, hint = f"there is no argument {unknown!r}", did_you_mean(unknown, own)
         raise ConfigError(f"wrappers: {call.name}: {what}. {hint}") from cause
-    bound.apply_defaults()
-    return dict(bound.arguments)
 
 
 def _spaces_in_words(env: Any) -> str:

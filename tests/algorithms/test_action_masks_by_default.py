@@ -271,7 +271,7 @@ def test_agents_without_masks_may_do_anything():
     algo.stop()
 
 
-def test_masks_in_infos_are_honoured_where_the_trial_run_saw_one():
+def test_masks_in_infos_are_honoured_where_the_smoke_test_saw_one():
     algo = small_config(Parts, env_config={"in_info": True}).build_algo()
     assert str(algo.masking) == "'action_mask' in the infos are honoured."
     algo.train()
@@ -539,7 +539,7 @@ def test_a_key_that_nothing_has_is_a_warning():
         small_config(MASKED, action_mask_key="action_masks").build_algo().stop()
 
 
-def test_masks_that_come_later_than_the_trial_run_are_a_warning():
+def test_masks_that_come_later_than_the_smoke_test_are_a_warning():
     env_config = {"in_info": True, "first": 30, "strict": False}
     algo = small_config(Parts, env_config=env_config).training(train_batch_size_per_learner=40).build_algo()
     with pytest.warns(UserWarning, match=r"'action_mask' in the info of the agent, .*action_mask_key='action_mask'"):
@@ -561,10 +561,10 @@ def test_a_key_that_is_not_a_name_is_an_error():
 @pytest.mark.parametrize("in_info", [False, True])
 def test_an_agent_whose_turn_it_is_must_be_allowed_something(in_info):
     config = small_config(Turns, env_config={"mask": (0, 0, 0), "in_info": in_info})
-    with pytest.raises(EnvError, match=r"step 3: it is the turn of agent 'b', but its 'action_mask' forbids all"):
+    with pytest.raises(EnvError, match=r"step 3: agent 'b' acts next, but its 'action_mask' forbids all"):
         config.build_algo()
     algo = config.environment(disable_env_checking=True, action_mask_key="action_mask").build_algo()
-    with pytest.raises(EnvError, match=r"copy 0, .* the turn of agent 'b', but its 'action_mask' forbids all actions"):
+    with pytest.raises(EnvError, match=r"copy 0, .* agent 'b' acts next, but its 'action_mask' forbids all actions"):
         algo.train()
     algo.stop()
     algo = config.environment(action_mask_key=None).build_algo()
@@ -629,7 +629,7 @@ def test_a_checkpoint_from_before_masks_were_honoured_stays_as_it_was(way, given
     assert set(actions) == {"agent_0", "agent_1"}
 
 
-def test_what_the_trial_run_saw_is_in_the_checkpoint(tmp_path):
+def test_what_the_smoke_test_saw_is_in_the_checkpoint(tmp_path):
     config = small_config(Parts, env_config={"in_info": True})
     algo = config.build_algo()
     algo.train()

@@ -253,7 +253,7 @@ def check_error(env, why, **runners):
     [
         (lambda env: 1 / 0, r"state\(\) raised ZeroDivisionError"),
         (lambda env: np.zeros((2, len(env.agents))), r"the state does not fit state_space, Box\(2, 3\).*shape \(2, "),
-        (lambda env: np.full((2, 3), np.nan if env.t else 0.0), "nan"),
+        (lambda env: np.full((2, 3), np.nan if env.t else 0.0), "contains NaN"),
         (lambda env: "no numbers", "not numbers"),
     ],
 )
@@ -266,7 +266,7 @@ def test_wrong_states_name_copy_and_step(state, why):
 
 
 def test_wrong_states_in_a_worker_process_do_too():
-    check_error(NanState, "nan", num_env_workers=1)
+    check_error(NanState, "contains NaN", num_env_workers=1)
 
 
 class NanState(LifeEnv):

@@ -74,7 +74,7 @@ def assert_all_steps_are_accounted_for(runner, samples, **expected):
         ("four", r"step\(\) gave 4 values. Return 5"),
         ("no observations", r"the observations are None, not a dict. Return a dict with the observation of each agent"),
         ("no rewards", r"the rewards are None, not a dict"),
-        ("missing", r"no observation for the live agents"),
+        ("missing", r"acts next, but has no observation"),
     ],
 )
 def test_a_failure_stops_the_run_and_is_named(workers, way, words):

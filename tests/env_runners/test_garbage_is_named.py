@@ -14,7 +14,7 @@ from pettingzoo import AECEnv, ParallelEnv
 from scripted_envs import small_config
 
 from marl_connectors.environments.env_copy import EnvCopy
-from marl_connectors.environments.env_failures import GarbageCheck
+from marl_connectors.environments.validation.checks import GarbageCheck
 from marl_connectors.errors import EnvError
 from marl_connectors.seeding import derived_seed
 
@@ -298,7 +298,7 @@ def test_an_agent_without_a_space_is_named_where_environments_are_replaced():
     runner = config.build_algo().env_runner
     with pytest.raises(
         EnvError,
-        match=r"episode 1, step 5, agent 'innocent': the observation has no space: observation_space\('innocent'\) "
+        match=r"episode 1, step 5: the observation of agent 'innocent' has no space: observation_space\('innocent'\) "
         r"raised KeyError: 'innocent' \(.* in observation_space\)\..* seed is \d+",
     ):
         runner.sample(num_timesteps=20)

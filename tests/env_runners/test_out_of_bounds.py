@@ -66,7 +66,7 @@ def test_without_checks_nothing_is_looked_at():
         ((0, np.nan), None, "the observation contains NaN"),
         ((0, np.inf), None, "the observation contains infinity"),
         ((0, -np.inf), spaces.Box(-np.inf, np.inf, (2,), np.float32), "the observation contains infinity"),
-        ((0, 7), spaces.Discrete(3), r"leaves its space, Discrete\(3\): is 7, not in \[0, 2\]"),
+        ((0, 7), spaces.Discrete(3), r"leaves its space, Discrete\(3\): it is 7, not in \[0, 2\]"),
         ((0, 3), spaces.MultiDiscrete([9, 3]), r"component 1 is 3, not in \[0, 2\]"),
         ((0, 2), spaces.MultiBinary(2), r"component 1 is 2, not in \[0, 1\]"),
     ],
@@ -86,16 +86,18 @@ def test_a_part_of_a_nested_space_that_holds_no_choice_is_named():
         def _observation(self):
             return {"x": 0 if self.is_tried_out else 5, "y": np.zeros(1, np.float32)}
 
-    with pytest.raises(EnvError, match="in part 'x', is 5, not in"):
+    with pytest.raises(EnvError, match="in part 'x', it is 5, not in"):
         small_config(Nested).build_algo().train()
 
 
-def test_the_trial_run_still_stops_as_nothing_is_lost_by_then():
+def test_the_smoke_test_still_stops_as_nothing_is_lost_by_then():
     class AtOnce(OversteppingEnv):
         def reset(self, *, seed=None, options=None):
             return super().reset(seed=1)
 
-    with pytest.raises(EnvError, match=r"step 2 is not in its space.*disable_env_checking=True \(--no-env-check\)"):
+    with pytest.raises(
+        EnvError, match=r"step 2: the observation .* leaves its space.*disable_env_checking=True \(--no-env-check"
+    ):
         small_config(AtOnce).build_algo()
 
 
@@ -226,7 +228,7 @@ def test_the_count_does_not_depend_on_where_fragments_are_cut(kind):
         config.env_runners(num_envs_per_env_runner=2, gym_env_vectorize_mode=mode)
         algo = config.build_algo()
         runner = algo.env_runner
-        runner._check_spaces = True  # but not in a trial run
+        runner._check_spaces = True  # but not in a smoke test
         found = 0
         for size in sizes:
             collected(lambda size=size: runner.sample(num_timesteps=size))

@@ -319,7 +319,7 @@ def test_what_breaks_the_rules_is_named_with_copy_episode_step_and_seed():
     message = raised_by([Beat("a", terminated="ab")], 1)
     assert re.match(r"environment copy 0, episode 0, step 0: reset\(\) left no live agents", message)
     message = raised_by([Beat("a"), Beat("b", {"b": np.inf})], 1)
-    assert re.match(r"environment copy 0, episode 0, step 1, agent 'b': the reward is inf", message)
+    assert re.match(r"environment copy 0, episode 0, step 1: the reward of agent 'b' is inf", message)
     message = raised_by([Beat("a")], 1)  # the script has come to its end
     assert re.match(
         r"environment copy 0, episode 0, step 0 \(seed \d+\): step\(\{'a': \d\}\) raised IndexError", message
@@ -332,13 +332,13 @@ def test_an_observation_that_does_not_fit_is_named():
             return np.zeros(2 + (self.t == 2), np.int64)
 
     runner = runner_of(lambda: Grows([Beat("a"), Beat("b"), Beat("a")]), num_envs=1, disable_env_checking=True)
-    with pytest.raises(EnvError, match=r"copy 0, episode 0, step 2, agent 'a': the observation does not fit its space"):
+    with pytest.raises(EnvError, match=r"copy 0, episode 0, step 2, agent 'a': the observation leaves its space"):
         runner.sample(num_timesteps=2)
 
 
-def test_a_trial_run_finds_what_is_wrong_before_training():
-    with pytest.raises(EnvError, match="trial run with random actions raised IndexError"):
+def test_a_smoke_test_finds_what_is_wrong_before_training():
+    with pytest.raises(EnvError, match="smoke test with random actions raised IndexError"):
         runner_of(lambda: ScriptedAEC([Beat("a"), Beat("b")]))
     beats = [Beat("a", {"a": 1}), Beat("b", {"b": np.nan}), Beat("a")]
-    with pytest.raises(EnvError, match="the reward of agent 'b' at step 1 is nan, not a finite number"):
+    with pytest.raises(EnvError, match="step 1: the reward of agent 'b' is nan, not a finite number"):
         runner_of(lambda: ScriptedAEC(beats))

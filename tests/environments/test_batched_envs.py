@@ -480,18 +480,18 @@ class AllOver(Worlds):
 
 
 TRIALS = {
-    "no number": (broken(step=nan_at((2, 0))), "the reward of agent 'a' in copy 2 at step 1 is nan"),
+    "no number": (broken(step=nan_at((2, 0))), "copy 2, step 1: the reward of agent 'a' is nan"),
     "outside": (
         broken(step=lambda o, *rest: (o + 2000, *rest)),
-        r"the observation of agent 'a' in copy 0 at step 1 is not in its space, Box.*component",
+        r"copy 0, step 1: the observation of agent 'a' leaves its space, Box.*component",
     ),
     "mask": (AllOver, r"with the mask \[.*True.*\] gave copies other observations that are not in the mask"),
-    "alone": (WRONG["agents that end alone"], "some agents of copy 0 ended before the others, at step 1"),
+    "alone": (WRONG["agents that end alone"], r"copy 0, step 1: agents \[.*\] ended before the others"),
 }
 
 
 @pytest.mark.parametrize("case", TRIALS)
-def test_a_trial_run_comes_first(case):
+def test_a_smoke_test_comes_first(case):
     env, message = TRIALS[case]
     env = broken(**env[0]) if isinstance(env, tuple) else env
     config = configured(env, copies=2, max_len=50)
@@ -576,7 +576,7 @@ class OneStream(Worlds):
     ("env", "kind", "message"),
     [
         (AllOver, "copies", "with the mask"),
-        (OneStream, "copies", "Two copies that were reset with the same seed differ from the start"),
+        (OneStream, "copies", "the first and the last copy, with the same seed and the same actions, differ"),
         (broken(step=lambda o, *rest: (o + 2000, *rest)), "observation-outside-space", "component 0"),
         (broken(step=lambda o, *rest: (o[:, :1], *rest)), "raised", "expected"),
     ],

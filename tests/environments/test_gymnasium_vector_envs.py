@@ -317,7 +317,7 @@ class ManyActions(Counting):
         (Relapsing, "copy 0, episode 1, step 0: it is terminated or truncated again by the step that was to reset it"),
         (Forgetful, "final_obs"),
         (Narrow, r"expected \(3, 1, 3\)"),
-        (Outside, "not in its space"),
+        (Outside, "the observation .* leaves its space"),
         (lambda: Counting(4), "num_envs=4, but it was to be made with num_envs=1"),
     ],
 )

@@ -12,7 +12,7 @@ import gymnasium
 import numpy as np
 import pytest
 from counting_envs import GREY, IMAGE, LEVELS, MOVES, NUMBERS, CountingEnv, CountingGym, CountingTurns
-from gymnasium.spaces import Box, Dict, Discrete
+from gymnasium.spaces import Box, Discrete
 from scripted_envs import LifeEnv
 
 from marl_connectors.environments.make_env import make_env
@@ -21,7 +21,6 @@ from marl_connectors.environments.turn_based_env import TurnBasedEnv
 from marl_connectors.errors import ConfigError, EnvError
 
 supersuit = pytest.importorskip("supersuit")
-MASKED = Dict({"observation": NUMBERS, "action_mask": Box(0, 1, (3,), np.int8)})
 HALF = np.array([0.5, -0.5], np.float32)
 TALL = np.tile([10, 20, 30], (4, 3, 1))
 INDICATED = Box(np.float32([-10, -10, 0, 0]), np.float32(10))
@@ -339,28 +338,8 @@ def test_what_does_not_work_here_is_refused_by_name(name):
             make_env(CountingEnv, wrappers=[wrapper])
 
 
-@pytest.mark.parametrize(
-    ("wrapper", "env", "reason"),
-    [
-        ("clip_reward_v0:1,2", CountingEnv, "makes 1 of a reward of 0"),
-        (of("reward_lambda_v0", change_reward_fn=lambda r: r - 1), CountingTurns, "makes -1.0 of a reward of 0"),
-        ("frame_skip_v0:2", functools.partial(CountingEnv, has_rng=False), "np_random, which CountingEnv has not"),
-        ("frame_skip_v0:2", functools.partial(CountingTurns, obs=MASKED), "may forbid"),
-        ("sticky_actions_v0:0.1", functools.partial(CountingEnv, obs=MASKED), "may forbid"),
-        ("delay_observations_v0:1", functools.partial(CountingEnv, obs=MASKED), "illegal actions"),
-        ("delay_observations_v0:1", functools.partial(CountingEnv, obs=Discrete(3)), "arrays only"),
-        ("color_reduction_v0", functools.partial(CountingGym, obs=box(0, 1, (2, 2, 3))), "uint8"),
-        ("frame_stack_v1:3,stack_dim=0", functools.partial(CountingEnv, obs=GREY), "FrameStacking"),
-        ("pad_observations_v0", functools.partial(CountingEnv, obs=Discrete(3)), "OneHotObservations"),
-    ],
-)
-def test_what_does_not_work_around_an_environment_is_refused_with_the_reason(wrapper, env, reason):
-    with pytest.raises(EnvError, match=f"is not applied, because .*{reason}"):
-        make_env(env, wrappers=[wrapper])
-
-
-def test_what_is_refused_would_really_go_wrong():
-    """The reasons, one by one, on SuperSuit itself. One that fails here may be refused no longer."""
+def test_what_is_refused_or_warned_of_would_really_go_wrong():
+    """Reasons and warnings of ``docs/wrappers.md``, on SuperSuit itself. One that fails here can be taken back."""
     plus_one = supersuit.reward_lambda_v0(silent(CountingEnv()), lambda reward: reward + 1)
     assert play(plus_one)[1][1]["a_1"] == 4 + 1 + 1
     scaled = supersuit.scale_actions_v0(silent(CountingEnv()), 2)

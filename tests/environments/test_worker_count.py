@@ -20,9 +20,10 @@ from marl_connectors.algorithms.env_workers import auto_env_workers, looks_at_en
 from marl_connectors.cli.explain import _algorithm
 from marl_connectors.cli.settings import RunSettings
 from marl_connectors.cli.values import number_or_auto
-from marl_connectors.environments import env_setup, worker_count
+from marl_connectors.environments import worker_count
 from marl_connectors.environments.env_setup import EnvSetup
 from marl_connectors.environments.env_worker import EnvFactory
+from marl_connectors.environments.validation import smoke_test
 from marl_connectors.environments.worker_count import auto_num_workers, num_worth_it
 from marl_connectors.environments.worker_process import WorkerProcess
 from marl_connectors.environments.worker_vector_env import WorkerVectorEnv
@@ -59,9 +60,9 @@ def test_a_container_may_have_time_for_fewer_cores_than_it_sees(monkeypatch, tmp
 
 @pytest.fixture
 def slow_steps(monkeypatch):
-    """A clock by which each step of a trial run takes 10 ms."""
+    """A clock by which each step of a smoke test takes 10 ms."""
     ticks = itertools.count()
-    monkeypatch.setattr(env_setup.time, "perf_counter", lambda: next(ticks) * 0.01)
+    monkeypatch.setattr(smoke_test.time, "perf_counter", lambda: next(ticks) * 0.01)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +82,7 @@ def test_workers_are_worth_it_where_each_has_half_a_millisecond_of_work(step_us,
     assert num_worth_it(step_us * 1e-6, num_envs, cores) == expected
 
 
-def test_the_median_step_of_the_trial_run_is_measured(monkeypatch):
+def test_the_median_step_of_the_smoke_test_is_measured(monkeypatch):
     now = [0.0]
 
     class Clocked(LifeEnv):
@@ -89,7 +90,7 @@ def test_the_median_step_of_the_trial_run_is_measured(monkeypatch):
             now[0] += 5.0 if self.t == 0 else 0.003  # a first step that imports something, say
             return super().step(actions)
 
-    monkeypatch.setattr(env_setup.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(smoke_test.time, "perf_counter", lambda: now[0])
     setup = EnvSetup(Clocked, {})
     assert setup.step_s is None
     setup.check(0)

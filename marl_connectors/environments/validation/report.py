@@ -6,12 +6,10 @@ import dataclasses
 import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
+from marl_connectors.environments.validation.rules import LEVELS, Level, Violation, violation
 from marl_connectors.typing import AgentID
-
-Level = Literal["error", "warning", "note"]
-LEVELS: tuple[Level, ...] = ("error", "warning", "note")
 
 _WIDTH = 116
 
@@ -206,38 +204,32 @@ class Findings:
         self._first: dict[tuple[Any, ...], EnvFinding] = {}
         self._agents: dict[tuple[Any, ...], set[AgentID]] = {}
 
-    def add(
-        self,
-        level: Level,
-        kind: str,
-        what: str,
-        advice: str,
-        *,
-        agent: AgentID | None = None,
-        step: int | None = None,
-        part: Any = None,
+    def note(
+        self, kind: str, what: str, agent: AgentID | None = None, *, step: int | None = None, **other: Any
     ) -> None:
-        """Takes note of something.
+        """Takes note of what ``violation`` makes of these arguments."""
+        self.add(violation(kind, what, agent, **other), step)
+
+    def add(self, found: Violation, step: int | None = None) -> None:
+        """Takes note of a violation.
 
         Args:
-            level: How bad it is.
-            kind: Its short name.
-            what: What was seen.
-            advice: What to do.
-            agent: Whose.
+            found: The violation.
             step: When.
-            part: What else sets findings of one kind apart, for example the place within an observation.
         """
-        key = (level, kind, part)
+        key = (found.level, found.kind, found.part)
         known = self._first.get(key)
         agents = self._agents.setdefault(key, set())
-        if agent is not None:
-            agents.add(agent)
-        if known is None:
-            here = self.episode if step is not None else None
-            self._first[key] = EnvFinding(level, kind, what, advice, agent, step, here, 1, len(agents))
-        else:
+        if found.agent is not None:
+            agents.add(found.agent)
+        if known is not None:
             self._first[key] = dataclasses.replace(known, count=known.count + 1, num_agents=len(agents))
+            return
+        what = found.what.replace("the ", "The ", 1) if found.what.startswith("the ") else found.what
+        here = self.episode if step is not None else None
+        self._first[key] = EnvFinding(
+            found.level, found.kind, f"{what}.", found.advice, found.agent, step, here, 1, len(agents)
+        )
 
     @property
     def has_errors(self) -> bool:

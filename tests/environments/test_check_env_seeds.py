@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from sound_envs import SMALL, Sound, SoundAEC, SoundGym, found, kinds
 
-from marl_connectors.env_checks.calls import digest
-from marl_connectors.env_checks.check_env import check_env
+from marl_connectors.environments.validation.calls import digest
+from marl_connectors.environments.validation.check_env import check_env
 
 # Seeds.
 

@@ -11,33 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from marl_connectors.env_checks.calls import CallFailed, digest, global_draws, global_random_state
-from marl_connectors.env_checks.play import Mismatch, Played, Player, play, replay, replay_by_steps
-from marl_connectors.env_checks.report import Findings, Level
+from marl_connectors.environments.validation.calls import CallFailed, digest, global_draws, global_random_state
+from marl_connectors.environments.validation.players import Mismatch, Played, Player, play, replay, replay_by_steps
+from marl_connectors.environments.validation.report import Findings
+from marl_connectors.environments.validation.rules import Level
 
 _ATTEMPTS = 3
 _REPEATED_STEPS = 60
 """An episode that is always the same is played three times more, and a short one until that many steps were alike."""
-_SEED_ADVICE = (
-    "Draw everything random from one generator that reset(seed=...) makes, and forget all else at a reset. Runs cannot "
-    "be repeated, and a checkpoint cannot be resumed in the middle of an episode."
-)
-_LEAK_ADVICE = (
-    "Forget everything at a reset: what is left over, and objects such as physics worlds and sets of sprites. Runs "
-    "learn as well, but a checkpoint cannot be resumed exactly in the middle of an episode."
-)
-_SLIGHT_ADVICE = (
-    "Physics engines do so that are not made anew at each reset. Runs learn as well, but they are not repeatable to "
-    "the last digit, nor exactly resumed in the middle of an episode."
-)
-_COPIES_ADVICE = (
-    "Keep what changes in attributes that __init__ or reset() sets, not in class attributes, globals or default "
-    "arguments: the copies of a run step in turn."
-)
-_GLOBAL_ADVICE = (
-    "Use a generator of the environment's own (gymnasium.utils.seeding.np_random). Copies that are stepped in turn "
-    "disturb one another's draws, so that a run is not repeatable."
-)
 
 
 def play_and_watch(player: Player, seed: int, rng: np.random.Generator, max_steps: int, findings: Findings) -> Played:
@@ -47,13 +28,8 @@ def play_and_watch(player: Player, seed: int, rng: np.random.Generator, max_step
     after = global_draws()
     for name, state in before.items():
         if after[name] != state:
-            findings.add(
-                "warning",
-                "global-random-state",
-                f"The environment draws from {name}'s global generator, or seeds it.",
-                _GLOBAL_ADVICE,
-                part=name,
-            )
+            what = f"the environment draws from {name}'s global generator, or seeds it"
+            findings.note("global-random-state", what, part=name)
     return episode
 
 
@@ -142,14 +118,8 @@ class SeedChecks:
         with global_random_state(global_seed):
             mismatch, in_infos = replay(player, episode.seed, episode)
         if mismatch is None and in_infos is not None:
-            self._findings.add(
-                "warning",
-                "seed-infos",
-                f"reset(seed={episode.seed}) and the same actions give other infos at step {in_infos.step}.",
-                "If that is a time measured by a clock, nothing is wrong. Masks or rewards in infos must repeat.",
-                agent=in_infos.agent,
-                step=in_infos.step,
-            )
+            what = f"reset(seed={episode.seed}) and the same actions give other infos at step {in_infos.step}"
+            self._findings.note("seed-infos", what, in_infos.agent, step=in_infos.step)
         return mismatch
 
     def _after_half_an_episode(self, player: Player, episode: Played) -> None:
@@ -173,45 +143,27 @@ class SeedChecks:
         finally:
             other.env.close()
         if seen:
-            self._findings.add(
-                "error", "copies", f"Two copies that step in turn are not apart: {seen}.", _COPIES_ADVICE
-            )
+            self._findings.note("copies", f"Two copies that step in turn are not apart: {seen}")
 
     def _report(self, mismatch: Mismatch, when: str, follows: str, *, leaks: bool = False) -> None:
-        level, kind, advice = self._level, "seed", _SEED_ADVICE
-        if mismatch.apart is not None:
-            level, kind, advice = "warning", "seed-slightly-off", _SLIGHT_ADVICE
-        elif leaks:
-            level, kind, advice = "warning", "seed-leak", _LEAK_ADVICE
-        because = f" It follows {follows}." if follows else ""
+        level: Level | None = self._level
+        kind = "seed"
+        if mismatch.apart is not None or leaks:
+            level, kind = None, "seed-leak" if mismatch.apart is None else "seed-slightly-off"
+        because = f". It follows {follows}" if follows else ""
         by = f", {mismatch.apart:.1g} off," if mismatch.apart is not None else ""
-        self._findings.add(
-            level,
-            kind,
-            f"The same seed and the same actions give {_different(mismatch, by)}, when played {when}.{because}",
-            advice,
-            agent=mismatch.agent,
-            step=mismatch.step,
-        )
+        what = f"the same seed and the same actions give {_different(mismatch, by)}, when played {when}{because}"
+        self._findings.note(kind, what, mismatch.agent, level=level, step=mismatch.step)
 
     def _depends_on_seed(self, player: Player, episode: Played, rng: np.random.Generator, max_steps: int) -> None:
         if self._always_same(player, (self._seed + 101 + i for i in itertools.count()), episode):
-            self._findings.add(
-                "note",
-                "seed-without-effect",
-                "Different seeds give the same episode, for the same actions.",
-                "Right for a game without chance. Otherwise reset() ignores its seed, and all copies play the same.",
-            )
+            what = "Different seeds give the same episode, for the same actions"
+            self._findings.note("seed-without-effect", what)
             return
         with global_random_state(0):
             unseeded = play(player, None, rng, max_steps)
         if self._always_same(player, itertools.repeat(None), unseeded):
-            self._findings.add(
-                "warning",
-                "reset-repeats",
-                "Each reset() without a seed begins the same episode again.",
-                "Without a seed, go on with the generator as it is. Runs of this library always give a seed.",
-            )
+            self._findings.note("reset-repeats", "Each reset() without a seed begins the same episode again")
 
     def _always_same(self, player: Player, seeds: Iterator[int | None], episode: Played) -> bool:
         """Whether resets give this episode again and again: so often that short episodes are not alike by chance."""
@@ -232,7 +184,7 @@ def _clash(player: Player, other: Player, episode: Played) -> str:
     """What goes wrong where two copies play the same episode, one a step behind the other; ``""`` if nothing does."""
     behind = itertools.chain([None], replay_by_steps(other, episode.seed, episode))
     for mismatch in replay_by_steps(player, episode.seed, episode):
-        given = player.checks.data.given()
+        given = player.session.given.newest()
         for name, found in (("first", mismatch), ("second", next(behind, None))):
             if found is not None and found.what != "info" and found.apart is None:
                 return f"the {name} one gives {_different(found)} than alone"

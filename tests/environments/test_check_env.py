@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import functools
-import inspect
 import json
 import re
 import signal
@@ -19,8 +17,9 @@ from gymnasium import spaces
 from scripted_envs import LifeEnv
 from sound_envs import SMALL, Returning, Sound, SoundAEC, SoundGym, found, kinds
 
-from marl_connectors.env_checks.check_env import check_env
-from marl_connectors.env_checks.report import EnvFigures, EnvFinding, EnvReport, Findings
+from marl_connectors.environments.validation.check_env import check_env
+from marl_connectors.environments.validation.report import EnvFigures, EnvFinding, EnvReport, Findings
+from marl_connectors.environments.validation.rules import RULES, Violation
 from marl_connectors.errors import ConfigError, EnvError
 
 ROOT = Path(__file__).parents[2]
@@ -136,9 +135,9 @@ def test_exit_is_told_too():
 @pytest.mark.parametrize(
     ("where", "result", "words"),
     [
-        ("reset", {"a": 1}, "reset() gives a dict, not (observations, infos)"),
-        ("step", (1, 2, 3, 4), "step() gives 4 values, not (observations, rewards, terminations"),
-        ("step", ({}, 1.0, {}, {}, {}), "The rewards of step() are 1.0"),
+        ("reset", {"a": 1}, "reset() gave {'a': 1}."),
+        ("step", (1, 2, 3, 4), "step() gave 4 values."),
+        ("step", ({}, 1.0, {}, {}, {}), "The rewards are 1.0, not a dict."),
     ],
 )
 def test_results_of_another_form(where, result, words):
@@ -154,8 +153,11 @@ def test_the_old_gym_api_is_told_for_one_agent():
         def step(self, action):
             return super().step(action)[:4]
 
-    what = found(Old, "wrong-result", "error").what
-    assert "step() gives 4 values, not (observation, reward, termination, truncation, info)" in what
+    finding = found(Old, "wrong-result", "error")
+    assert finding.what == "step() gave 4 values."
+    assert finding.advice.startswith(
+        "Return 5: observations, rewards, terminations, truncations and infos. Four values"
+    )
 
 
 def test_data_that_even_the_checks_stumble_over_is_an_error():
@@ -244,10 +246,10 @@ def test_wrong_calls(call, error, words):
 
 def test_the_report_as_text_and_as_data():
     findings = Findings()
-    findings.add("note", "later", "A note.", "")
+    findings.add(Violation("later", "A note", None, "note", ""))
     findings.episode = 1
     for agent in (("x", 1), ("x", 2), ("x", 1)):
-        findings.add("error", "bad", "It is bad.", "Mend it.", agent=agent, step=4)
+        findings.add(Violation("bad", "It is bad", agent, "error", "Mend it."), step=4)
     figures = EnvFigures(2, (5, 7), 12, 24, 2.0, 0.0015, 2.5e-6)
     report = EnvReport("name", "parallel", (("x", 1), ("x", 2)), tuple(findings.in_order()), figures)
     assert str(report).splitlines() == [
@@ -289,30 +291,11 @@ def test_no_line_of_the_table_is_too_long():
     assert max(map(len, str(report).splitlines())) <= 120
 
 
-COMPOSED = {
-    *(f"observation-{how}" for how in ("structure", "shape", "outside-space", "reused")),
-    *("info-reused", "seed", "seed-slightly-off", "seed-leak", "raised"),
-}
-
-
-def kinds_in_the_code():
-    """Second arguments of ``add``, and ``kind=``; ``COMPOSED`` are put together."""
-    folder = Path(inspect.getfile(check_env)).parent
-    for path in folder.glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if not isinstance(node, ast.Call):
-                continue
-            named = [keyword.value for keyword in node.keywords if keyword.arg == "kind"]
-            if getattr(node.func, "attr", getattr(node.func, "id", "")) == "add":
-                named += node.args[1:2]
-            yield from (value.value for value in named if isinstance(value, ast.Constant))
-
-
 def test_the_page_has_every_kind():
     page = (ROOT / "docs" / "checking_environments.md").read_text(encoding="utf-8")
     cells = re.findall(r"^\| (`[^|]*) \| (?:error|warning|note)", page, re.MULTILINE)
     rows = re.findall(r"`([^`]+)`", " ".join(cells))
-    assert sorted(rows) == sorted({*kinds_in_the_code(), "render-raises", *COMPOSED})
+    assert sorted(rows) == sorted(RULES)
 
 
 def test_the_report_in_the_page_is_that_of_its_code():

@@ -7,7 +7,7 @@ import pytest
 from gymnasium import spaces
 from sound_envs import SMALL, Sound, found
 
-from marl_connectors.env_checks.check_env import check_env
+from marl_connectors.environments.validation.check_env import check_env
 
 
 def with_space(kind, space):

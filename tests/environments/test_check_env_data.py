@@ -7,7 +7,7 @@ import pytest
 from gymnasium import spaces
 from sound_envs import BOX, SMALL, Sound, found, kinds
 
-from marl_connectors.env_checks.check_env import check_env
+from marl_connectors.environments.validation.check_env import check_env
 
 # Observations.
 
@@ -36,11 +36,11 @@ NESTED = spaces.Dict({"x": spaces.Tuple((spaces.Discrete(3), BOX))})
     [
         (lambda x, t: x + np.float32([0, 0, 5]), "observation-outside-space", "component 2 is "),
         (lambda x, t: x[:2], "observation-shape", "has the shape (2,), not (3,)"),
-        (lambda x, t: np.float32([0, np.nan, 0]), "observation-not-finite", "holds NaN, at component 1"),
-        (lambda x, t: np.float32([0, 0, np.inf]), "observation-not-finite", "holds infinity, at component 2"),
-        (lambda x, t: "text", "observation-structure", "is 'text', which is no array of numbers"),
-        (lambda x, t: [[1.0], [1.0, 2.0], [3.0]], "observation-structure", "which is no array of numbers"),
-        (lambda x, t: {"x": x}, "observation-structure", "which is no array of numbers"),
+        (lambda x, t: np.float32([0, np.nan, 0]), "observation-not-finite", "contains NaN at component 1"),
+        (lambda x, t: np.float32([0, 0, np.inf]), "observation-not-finite", "contains infinity at component 2"),
+        (lambda x, t: "text", "observation-structure", "it is 'text', which is not numbers"),
+        (lambda x, t: [[1.0], [1.0, 2.0], [3.0]], "observation-structure", "which is not numbers"),
+        (lambda x, t: {"x": x}, "observation-structure", "which is not numbers"),
     ],
 )
 def test_an_observation_unlike_its_space_is_an_error(make, kind, words):
@@ -53,12 +53,24 @@ def test_an_observation_unlike_its_space_is_an_error(make, kind, words):
 @pytest.mark.parametrize(
     ("make", "kind", "words"),
     [
-        (lambda x, t: {"x": (np.int64(3), x)}, "observation-outside-space", "['x'][0] is 3, not in [0, 2]"),
-        (lambda x, t: {"x": (np.int64(2), x + 2)}, "observation-outside-space", "['x'][1]: component 0 is"),
-        (lambda x, t: {"x": (0.5, x)}, "observation-outside-space", "['x'][0] is array(0.5), not whole numbers"),
-        (lambda x, t: {"x": 1.0}, "observation-structure", "['x'] is a float, not a tuple"),
+        (
+            lambda x, t: {"x": (np.int64(3), x)},
+            "observation-outside-space",
+            "'x', in part 0, it is 3, not in [0, 2]",
+        ),
+        (
+            lambda x, t: {"x": (np.int64(2), x + 2)},
+            "observation-outside-space",
+            "'x', in part 1, component 0 is",
+        ),
+        (
+            lambda x, t: {"x": (0.5, x)},
+            "observation-outside-space",
+            "'x', in part 0, it is 0.5, not whole numbers",
+        ),
+        (lambda x, t: {"x": 1.0}, "observation-structure", "in part 'x', it is a float, not a tuple"),
         (lambda x, t: {"x": (1, x), "y": 0}, "observation-structure", "has the parts ['x', 'y'], not ['x']"),
-        (lambda x, t: {"x": (1,)}, "observation-structure", "['x'] has the parts [0], not [0, 1]"),
+        (lambda x, t: {"x": (1,)}, "observation-structure", "in part 'x', it has the parts [0], not [0, 1]"),
     ],
 )
 def test_the_place_in_a_nested_observation_is_named(make, kind, words):
@@ -91,7 +103,7 @@ def test_other_spaces_are_held_against_too():
     assert check_env(observing(lambda x, t: good, space), **SMALL).ok
     for key, bad in {"m": np.array([1, 3]), "b": np.array([0, 2]), "d": 0}.items():
         finding = found(observing(lambda x, t, key=key, bad=bad: good | {key: bad}, space), "observation-outside-space")
-        assert finding.what.startswith(f"The observation[{key!r}]")
+        assert f": in part {key!r}, " in finding.what
 
 
 class ForgetsB(Sound):
@@ -114,7 +126,7 @@ def test_a_live_agent_needs_an_observation():
     finding = found(ForgetsB, "no-observation", "error")
     assert (finding.agent, finding.step) == ("b", 2)
     finding = found(observing(lambda x, t: None), "no-observation", "error")
-    assert "sees None" in finding.what
+    assert "observes None" in finding.what
 
 
 def test_a_truncated_agent_should_have_a_last_observation():

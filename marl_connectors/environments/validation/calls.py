@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from marl_connectors.env_checks.report import Findings, Level
 from marl_connectors.environments import time_limits
 from marl_connectors.environments.time_limits import Hang, alarm
+from marl_connectors.environments.validation.report import Findings
+from marl_connectors.environments.validation.rules import RULES
 from marl_connectors.errors import describe_error
 
 
@@ -60,11 +61,8 @@ class Calls:
     def check_time(self) -> None:
         """Raises OutOfTime if there is no time left; a note says so."""
         if self.time_left <= 0:
-            self.findings.add(
-                "note",
-                "out-of-time",
-                f"After {self._max_seconds:g} seconds, the rest of the checks was left out.",
-                "Give more time (max_seconds=, --max-seconds), or fewer episodes and steps.",
+            self.findings.note(
+                "out-of-time", f"After {self._max_seconds:g} seconds, the rest of the checks was left out"
             )
             raise OutOfTime
 
@@ -73,9 +71,7 @@ class Calls:
         doing: str,
         fn: Callable[[], Any],
         *,
-        level: Level = "error",
         kind: str = "raised",
-        advice: str = "Fix the environment.",
         step: int | None = None,
         at_least: float = 0.0,
     ) -> Any:
@@ -84,10 +80,8 @@ class Calls:
         Args:
             doing: What is being done, for the finding.
             fn: Calls the environment.
-            level: Of the finding if it raises.
-            kind: Likewise.
-            advice: Likewise.
-            step: Likewise.
+            kind: Of the finding if it raises.
+            step: Of the finding.
             at_least: Seconds that it may take, if that is more than others may.
 
         Raises:
@@ -101,16 +95,12 @@ class Calls:
                 self.seconds = time.perf_counter() - begin
                 return result
         except Hang as hang:
-            self.findings.add(
-                level,
-                "hangs",
-                f"{doing} did not return within {limit:g} seconds: it was at {_place(hang)}.",
-                "Look for what it waits for. If it is only slow, give it longer (call_timeout=, --call-timeout).",
-                step=step,
-            )
+            what = f"{doing} did not return within {limit:g} seconds: it was at {_place(hang)}"
+            self.findings.note("hangs", what, level=RULES[kind].level, step=step)
             raise CallFailed from hang
         except (Exception, SystemExit) as error:
-            self.findings.add(level, kind, f"{doing} raised {describe_error(error)}.", advice, step=step)
+            what = f"{doing} raised {describe_error(error)}"
+            self.findings.note(kind, what, step=step)
             raise CallFailed from error
 
 
@@ -203,13 +193,7 @@ def collected_warnings(findings: Findings) -> Iterator[None]:
                 if not issubclass(each.category, (DeprecationWarning, ImportWarning, ResourceWarning)):
                     text = warning_text(each)
                     place = f"{Path(each.filename).name}, line {each.lineno}"
-                    findings.add(
-                        "note",
-                        "warns",
-                        f"{each.category.__name__}: {text} ({place})",
-                        "See what the environment means by it.",
-                        part=text,
-                    )
+                    findings.note("warns", f"{each.category.__name__}: {text} ({place})", part=text)
 
 
 def warning_text(caught: warnings.WarningMessage) -> str:

@@ -7,7 +7,7 @@ import pytest
 from pettingzoo import ParallelEnv
 from sound_envs import SMALL, Returning, Sound, SoundAEC, found, kinds
 
-from marl_connectors.env_checks.check_env import check_env
+from marl_connectors.environments.validation.check_env import check_env
 
 # Flags and agents.
 
@@ -234,10 +234,10 @@ def _stay_dead(self, action):
         (turning(after=_drop_b), "left-without-flag", "left env.agents without"),
         (turning(after=_drop_b_flagged), "reward-credit", "but never told of"),
         (turning(after=_select_stranger), "selected-stranger", "env.agent_selection is 'z_0'"),
-        (turning(_was_dead_step=_stay_dead), "dead-not-removed", "step(None) did not take"),
-        (turning(observe=lambda self, agent: None), "no-observation", "sees None"),
+        (turning(_was_dead_step=_stay_dead), "dead-not-removed", "step(None) did not remove it"),
+        (turning(observe=lambda self, agent: None), "no-observation", "observes None"),
         (turning(observe=lambda self, agent: np.full(3, 2.0)), "observation-outside-space", "component 0 is 2.0"),
-        (turning(last=lambda self, observe=True: (None, 0.0)), "wrong-result", "last() gives (None, 0.0)"),
+        (turning(last=lambda self, observe=True: (None, 0.0)), "wrong-result", "last() gave 2 values"),
     ],
 )
 def test_turns(env, kind, words):

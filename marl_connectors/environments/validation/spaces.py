@@ -10,14 +10,60 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from marl_connectors.connectors.action_masks import draw
-from marl_connectors.env_checks.calls import CallFailed, Calls
-from marl_connectors.env_checks.report import Findings
-from marl_connectors.spaces import describe, from_start
+from marl_connectors.environments.validation.calls import CallFailed, Calls
+from marl_connectors.environments.validation.checks import leaf_name
+from marl_connectors.environments.validation.report import Findings
+from marl_connectors.environments.validation.rules import Violation, violation
+from marl_connectors.spaces import describe, from_start, parts_of
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import AgentID
 
 _KINDS = ("observation_space", "action_space")
 _NUMBERS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+
+
+def not_a_space(kind: str, agent: AgentID, space: Any, advice: str = "") -> Violation | None:
+    """The violation of what stands where an agent's ``"observation_space"`` or ``"action_space"`` belongs.
+
+    Args:
+        kind: Which of them.
+        agent: Whose.
+        space: What the environment gave.
+        advice: What to do, if more is known about it.
+    """
+    if isinstance(space, Space):
+        return None
+    advice = advice or "Give it a space of gymnasium.spaces; those of the old gym package are others."
+    what = f"{kind}({agent!r}) is {space!r}, not a gymnasium space"
+    return violation("space-missing", what, agent, advice=advice, part=kind)
+
+
+def space_violation(kind: str, agent: AgentID, space: Space) -> Violation | None:
+    """What is wrong with an agent's space: kinds of values that do not fit into arrays, bounds that nothing is in."""
+    for path, leaf in _leaves(space):
+        where = f"{kind}({agent!r}){leaf_name(path)}"
+        if not isinstance(leaf, _NUMBERS):
+            what = f"{where} is {leaf}, whose values have no fixed shape and do not fit into arrays"
+            return violation("space-unsupported", what, agent, part=kind)
+        if isinstance(leaf, spaces.Box) and (np.isnan(leaf.low).any() or np.isnan(leaf.high).any()):
+            return violation("space-bounds", f"{where} has bounds that are NaN", agent, part=kind)
+        if isinstance(leaf, spaces.Box) and (leaf.low > leaf.high).any():
+            what = f"{where} has a lower bound above its upper bound, so that nothing is in it"
+            return violation("space-bounds", what, agent, part=kind)
+    return None
+
+
+def random_action(space: Space, allowed: np.ndarray | None, rng: np.random.Generator) -> Any:
+    """An action that is drawn from what is allowed.
+
+    Args:
+        space: Of the actions.
+        allowed: ``[n]`` bool, as ``allowed_actions`` gives it; None if everything is, and the space draws then.
+        rng: Draws the action.
+    """
+    if allowed is None:
+        return space.sample()
+    return tree_map(lambda leaf: leaf[0], from_start(space, draw(space, allowed[None], rng)))
 
 
 class SpaceBook:
@@ -54,15 +100,8 @@ class SpaceBook:
         space = self.action_space(agent)
         if space is None:
             raise CallFailed
-        if mask is not None and isinstance(space, spaces.Discrete):
-            return np.int64(space.start + rng.choice(np.flatnonzero(mask)))
-        if mask is not None and isinstance(space, spaces.MultiDiscrete):
-            ends = np.cumsum(space.nvec.ravel())[:-1]
-            parts = [np.flatnonzero(part) for part in np.split(mask, ends)]
-            picks = [rng.choice(part) if len(part) else 0 for part in parts]
-            return (np.reshape(picks, space.shape) + space.start).astype(space.dtype)
         if mask is not None:
-            return tree_map(lambda leaf: leaf[0], from_start(space, draw(space, mask[None], rng)))
+            return random_action(space, mask, rng)
         sampler = self._samplers.get(agent)
         if sampler is None:
             sampler = self._samplers[agent] = space
@@ -81,57 +120,12 @@ class SpaceBook:
 
     def _first(self, kind: str, agent: AgentID) -> Space | None:
         try:
-            space = self._calls(
-                f"{kind}({agent!r})",
-                lambda: self._ask(kind, agent),
-                kind="space-missing",
-                advice="Every agent that can appear needs one.",
-            )
+            space = self._calls(f"{kind}({agent!r})", lambda: self._ask(kind, agent), kind="space-missing")
         except CallFailed:
             return None
-        if not isinstance(space, Space):
-            self._findings.add(
-                "error",
-                "space-missing",
-                f"{kind}({agent!r}) is {space!r}, not a gymnasium space.",
-                "Give it a space of gymnasium.spaces; those of the old gym package are others.",
-                agent=agent,
-                part=kind,
-            )
-            return None
-        for path, leaf in _leaves(space):
-            self._look_at(kind, agent, path, leaf)
-        return copy.deepcopy(space)
-
-    def _look_at(self, kind: str, agent: AgentID, path: tuple[Any, ...], leaf: Space) -> None:
-        where = f"{kind}({agent!r}){leaf_name(path)}"
-        if not isinstance(leaf, _NUMBERS):
-            self._findings.add(
-                "error",
-                "space-unsupported",
-                f"{where} is {leaf}, whose values have no fixed shape and do not fit into arrays.",
-                "Use Box, Discrete, MultiDiscrete, MultiBinary, or Dict and Tuple spaces of them.",
-                agent=agent,
-                part=kind,
-            )
-        elif isinstance(leaf, spaces.Box) and (np.isnan(leaf.low).any() or np.isnan(leaf.high).any()):
-            self._findings.add(
-                "error",
-                "space-bounds",
-                f"{where} has bounds that are NaN.",
-                "Give bounds, or -inf and inf.",
-                agent=agent,
-                part=kind,
-            )
-        elif isinstance(leaf, spaces.Box) and (leaf.low > leaf.high).any():
-            self._findings.add(
-                "error",
-                "space-bounds",
-                f"{where} has a lower bound above its upper bound, so that nothing is in it.",
-                "Correct the bounds.",
-                agent=agent,
-                part=kind,
-            )
+        if found := not_a_space(kind, agent, space) or space_violation(kind, agent, space):
+            self._findings.add(found)
+        return copy.deepcopy(space) if isinstance(space, Space) else None
 
     def compare(self, agents: list[AgentID], step: int) -> None:
         """Whether the environment says the same of these agents as before."""
@@ -145,13 +139,8 @@ class SpaceBook:
                 except CallFailed:
                     continue
                 if first is not second:
-                    self._findings.add(
-                        "note",
-                        "space-rebuilt",
-                        f"{kind}({agent!r}) is a new object each time.",
-                        "Keep the spaces in a dict: seeding such a space does nothing, and building it takes time.",
-                        agent=agent,
-                        part=kind,
+                    self._findings.note(
+                        "space-rebuilt", f"{kind}({agent!r}) is a new object each time", agent, part=kind
                     )
                 if first != before:
                     self._changed(kind, agent, before, first, step)
@@ -167,21 +156,14 @@ class SpaceBook:
             self._spaces[kind, agent] = copy.deepcopy(now)
             self._samplers.pop(agent, None)
         same_form = isinstance(now, Space) and _form(now) == _form(before)
-        self._findings.add(
-            "warning" if same_form else "error",
-            "space-changed",
-            f"{kind}({agent!r}) was {_words(before, same_form)} and is {_words(now, same_form)} now.",
-            "Networks are built once: let the space hold everything that can come, the same in all episodes.",
-            agent=agent,
-            step=step,
-            part=kind,
-        )
+        what = f"{kind}({agent!r}) was {_words(before, same_form)} and is {_words(now, same_form)} now"
+        level = "warning" if same_form else "error"
+        self._findings.note("space-changed", what, agent, level=level, step=step, part=kind)
 
 
 def _leaves(space: Space, path: tuple[Any, ...] = ()) -> list[tuple[tuple[Any, ...], Space]]:
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        parts = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
-        return [leaf for key, part in parts for leaf in _leaves(part, (*path, key))]
+        return [leaf for key, part in parts_of(space) for leaf in _leaves(part, (*path, key))]
     return [(path, space)]
 
 
@@ -195,8 +177,3 @@ def _form(space: Space) -> list[Any]:
 
 def _words(space: Any, with_bounds: bool) -> str:
     return describe(space) if isinstance(space, Space) and not with_bounds else str(space)
-
-
-def leaf_name(path: tuple[Any, ...]) -> str:
-    """The place of a leaf in a nested observation, for messages: ``"['mask'][0]"``."""
-    return "".join(f"[{key!r}]" for key in path)

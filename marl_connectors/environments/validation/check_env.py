@@ -7,31 +7,33 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import gymnasium as gym
+from gymnasium import spaces
 from pettingzoo import AECEnv, ParallelEnv
 
-from marl_connectors.connectors.action_masks import ACTION_MASK
-from marl_connectors.env_checks import extras
-from marl_connectors.env_checks.calls import (
+from marl_connectors.connectors.action_masks import ACTION_MASK, flat_masks, is_binary, wanted_mask
+from marl_connectors.environments.batched_copy import BatchedCopy
+from marl_connectors.environments.batched_env import is_batched
+from marl_connectors.environments.make_env import env_name, make_env
+from marl_connectors.environments.single_agent_env import SingleAgentEnv
+from marl_connectors.environments.turn_based_env import TurnBasedEnv
+from marl_connectors.environments.validation import extras
+from marl_connectors.environments.validation.aliasing import GivenData
+from marl_connectors.environments.validation.calls import (
     CallFailed,
     Calls,
     OutOfTime,
     collected_warnings,
     global_random_state,
 )
-from marl_connectors.env_checks.conformance import run_conformance_tests
-from marl_connectors.env_checks.data import DataChecks
-from marl_connectors.env_checks.parallel import ParallelPlayer
-from marl_connectors.env_checks.play import Checks, Played, Player
-from marl_connectors.env_checks.report import EnvFigures, EnvReport, Findings
-from marl_connectors.env_checks.seeds import SeedChecks, is_nondeterministic, play_and_watch
-from marl_connectors.env_checks.spaces import SpaceBook
-from marl_connectors.env_checks.turns import TurnPlayer
-from marl_connectors.environments.batched_copy import BatchedCopy
-from marl_connectors.environments.batched_env import is_batched
-from marl_connectors.environments.batched_trial import TRIAL_COPIES, seed_fault, try_out
-from marl_connectors.environments.make_env import env_name, make_env
+from marl_connectors.environments.validation.conformance import run_conformance_tests
+from marl_connectors.environments.validation.players import ParallelPlayer, Played, Player, Session, TurnPlayer
+from marl_connectors.environments.validation.report import EnvFigures, EnvReport, Findings
+from marl_connectors.environments.validation.seeds import SeedChecks, is_nondeterministic, play_and_watch
+from marl_connectors.environments.validation.smoke_test import NUM_COPIES, SmokeTest
+from marl_connectors.environments.validation.spaces import SpaceBook
 from marl_connectors.errors import ConfigError, EnvError, describe_error
 from marl_connectors.seeding import stream
+from marl_connectors.spaces import describe, values_per_choice, zeros
 from marl_connectors.typing import DEFAULT_AGENT_ID
 
 
@@ -89,17 +91,17 @@ def check_env(
     findings = Findings()
     with collected_warnings(findings), global_random_state(0):
         calls = Calls(findings, call_timeout=call_timeout, max_seconds=max_seconds)
-        trial = _Trial(env, env_config, findings, calls, action_mask_key)
+        check = _Check(env, env_config, findings, calls, action_mask_key)
         with contextlib.suppress(OutOfTime):
-            trial.run(episodes, seed, max_steps, conformance)
-        trial.close()
-    return trial.report()
+            check.run(episodes, seed, max_steps, conformance)
+        check.close()
+    return check.report()
 
 
 _COPIES_STEPS = 100
 
 
-class _Trial:
+class _Check:
     """One environment, and the checks in their order."""
 
     def __init__(
@@ -131,10 +133,11 @@ class _Trial:
                 f"single environment; whether the VectorEnv keeps to its autoreset mode, a run tries out."
             )
         self.single_agent = isinstance(self.env, gym.Env)
-        book = SpaceBook(self._ask, findings, calls)
+        self._adapted = SingleAgentEnv(self.env) if self.single_agent else self.env
+        book = SpaceBook(lambda kind, agent: getattr(self._adapted, kind)(agent), findings, calls)
         self._by_convention = action_mask_key == "auto"
         key = ACTION_MASK if self._by_convention else action_mask_key
-        self.checks = Checks(self._name(), findings, calls, DataChecks(findings, book, key))
+        self.session = Session(self._name(), findings, calls, book, key, GivenData(findings))
         self.player = self._player(self.env)
         self._begun = 0
         self._figures: EnvFigures | None = None
@@ -149,16 +152,14 @@ class _Trial:
         return BatchedCopy(env, self._name()) if is_batched(env) else env
 
     def _player(self, env: Any) -> Player:
-        return TurnPlayer(env, self.checks) if isinstance(env, AECEnv) else ParallelPlayer(env, self.checks)
-
-    def _ask(self, kind: str, agent: Any) -> Any:
-        found = getattr(self.env, kind)
-        return found if self.single_agent else found(agent)
+        if isinstance(env, AECEnv):
+            return TurnPlayer(env, self.session)
+        return ParallelPlayer(SingleAgentEnv(env) if isinstance(env, gym.Env) else env, self.session)
 
     @contextlib.contextmanager
     def _part(self, what: str) -> Iterator[None]:
         """A part of the checks; what goes wrong in it does not stop the others."""
-        self.checks.calls.check_time()
+        self.session.calls.check_time()
         try:
             yield
         except CallFailed:
@@ -166,36 +167,32 @@ class _Trial:
         except OutOfTime:
             raise
         except Exception as error:
-            self.findings.add(
-                "error",
-                "unexpected",
-                f"While {what} was checked, what the environment gave led to {describe_error(error)}.",
-                "Look at the kinds of data that reset() and step() return.",
-            )
+            said = f"While {what} was checked, what the environment gave led to {describe_error(error)}"
+            self.findings.note("unexpected", said)
         finally:
             self.findings.episode = None
 
     def run(self, episodes: int, seed: int, max_steps: int, conformance: bool) -> None:
         """All checks."""
         with self._part("metadata"):
-            extras.check_metadata(self.env, self.checks)
+            extras.check_metadata(self.env, self.session)
         with self._part("spaces"):
             self._check_spaces()
         if self.player.takes_turns:
             max_steps *= max(len(self._possible()), 1)
         played = self._play(episodes, seed, max_steps)
-        self._figures = self.checks.tally.figures(self._begun)
-        extras.check_ends(played, max_steps, self.checks)
-        extras.check_last_observations(played, self.checks)
+        self._figures = self.session.tally.figures(self._begun)
+        extras.check_ends(played, max_steps, self.session)
+        extras.check_last_observations(played, self.session)
         if played:
-            extras.check_agents_seen(self.env, self._possible(), self.checks)
+            extras.check_agents_seen(self.env, self._possible(), self.session)
             with self._part("seeds"):
                 fresh = (lambda: self._player(self._make())) if self.can_make else None
                 seeds = SeedChecks(self.findings, fresh, seed=seed, nondeterministic=is_nondeterministic(self.env))
                 seeds.run(self.player, played[0], stream(seed, "check", "seeds"), max_steps)
             with self._part("state()"):
-                self.checks.calls("reset()", lambda: self.env.reset(seed=seed))
-                extras.check_state(self.env, self.checks)
+                self.session.calls("reset()", lambda: self.env.reset(seed=seed))
+                extras.check_state(self.env, self.session)
             with self._part("copies"):
                 self._check_copies(seed)
             with self._part("turns"):
@@ -204,16 +201,30 @@ class _Trial:
             self._check_rendering(seed)
         if conformance and played:
             with self._part("conformance"):
-                run_conformance_tests(self._make, self.checks, can_make=self.can_make, seed=seed)
+                run_conformance_tests(self._make, self.session, can_make=self.can_make, seed=seed)
 
     def _possible(self) -> list[Any]:
         return [DEFAULT_AGENT_ID] if self.single_agent else list(getattr(self.env, "possible_agents", None) or [])
 
     def _check_spaces(self) -> None:
         for agent in self._possible():
-            self.checks.data.spaces.observation_space(agent)
-            self.checks.data.spaces.action_space(agent)
-            self.checks.data.mask_space(agent, by_convention=self._by_convention)
+            seen = self.session.spaces.observation_space(agent)
+            actions = self.session.spaces.action_space(agent)
+            if isinstance(seen, spaces.Dict) and self.session.mask_key in seen.spaces and actions is not None:
+                self._check_mask_space(agent, seen.spaces[self.session.mask_key], actions)
+
+    def _check_mask_space(self, agent: Any, own: spaces.Space, actions: spaces.Space) -> None:
+        """Whether the space of an agent's mask fits its actions, as training asks for it."""
+        if values_per_choice(actions) is None:
+            why = f"are {describe(actions)}, of which none can be masked"
+        elif flat_masks(actions, zeros(own, 1)) is None:
+            why = f"need a mask of {wanted_mask(actions)}"
+        elif self._by_convention and not is_binary(own, actions):
+            why = "need a mask of 0 and 1"
+        else:
+            return
+        what = f"the space of {self.session.mask_key!r} in the observation is {own}, but the actions {why}"
+        self.findings.note("mask-space", what, agent)
 
     def _play(self, episodes: int, seed: int, max_steps: int) -> list[Played]:
         played: list[Played] = []
@@ -230,76 +241,59 @@ class _Trial:
                 break
         return played
 
+    def _agent_spaces(self, agent: Any) -> Any:
+        book = self.session.spaces
+        return book.observation_space(agent), book.action_space(agent)
+
     def _play_by_turns(self, seed: int, max_steps: int) -> None:
         """An AEC environment as a runner will play it."""
         if not isinstance(self.env, AECEnv) or self.findings.has_errors:
             return
-        from marl_connectors.environments.turn_based_env import TurnBasedEnv
-
-        env, rng = TurnBasedEnv(self.env), stream(seed, "check", "turns")
-        data, call = self.checks.data, self.checks.calls
-        observations, infos = call("TurnBasedEnv.reset()", lambda: env.reset(seed=seed), step=0)
-        for t in range(1, max_steps + 1):
-            agent = env.agent_selection
-            if not env.agents:
-                return
-            actions = {}
-            if agent is not None:
-                mask = data.mask(agent, observations[agent], infos[agent], t, takes_turns=True)
-                actions[agent] = data.spaces.sample(agent, mask, rng)
-            observations, _, _, _, infos = call("TurnBasedEnv.step()", lambda sent=actions: env.step(sent), step=t)
+        rng = stream(seed, "check", "turns")
+        test = SmokeTest(self._name(), self._agent_spaces, rng, mask_key=self.session.mask_key, num_steps=max_steps)
+        env, calls = TurnBasedEnv(self.env), self.session.calls
+        calls("A run's way to take turns", lambda: test.play(env), at_least=calls.time_left)
 
     def _check_copies(self, seed: int) -> None:
         """Several copies of a natively batched environment; one of it has been played like any other environment."""
         if not isinstance(self.env, BatchedCopy) or self.findings.has_errors:
             return
-        env: Any = make_env(self._given, self._config, num_envs=TRIAL_COPIES)
-        rng, book = stream(seed, "check", "copies"), self.checks.data.spaces
-
-        def choose(agent: Any, mask: Any) -> Any:
-            return book.sample(agent, mask, rng)
-
-        def agent_spaces(agent: Any) -> Any:
-            return book.observation_space(agent), book.action_space(agent)
-
-        advice = "Keep all that an episode follows from, its random generator too, apart for each copy."
+        env: Any = make_env(self._given, self._config, num_envs=NUM_COPIES)
+        rng = stream(seed, "check", "copies")
         try:
-            try_out(env, self._name(), agent_spaces, choose, num_steps=_COPIES_STEPS)
-            fault = seed_fault(env, self._name(), choose, seed=seed)
+            key = self.session.mask_key
+            test = SmokeTest(self._name(), self._agent_spaces, rng, mask_key=key, num_steps=_COPIES_STEPS)
+            test.play_batched(env, twins=True)
         except EnvError as error:
-            fault, advice = str(error), "The runner steps all copies together: correct it before training."
+            advice = "The runner steps all copies together: correct it before training."
+            self.findings.note("copies", str(error).rstrip("."), advice=advice)
         finally:
             env.close()
-        if fault:
-            self.findings.add("error", "copies", fault, advice)
 
     def _check_rendering(self, seed: int) -> None:
         modes = (getattr(self.env, "metadata", None) or {}).get("render_modes") or []
         for mode in ("rgb_array", "ansi"):
             if self.can_make and mode in modes:
-                env = self.checks.calls(
+                env = self.session.calls(
                     f"making it with render_mode={mode!r}",
                     lambda mode=mode: self._make(mode),
-                    level="warning",
                     kind="render-raises",
                 )
                 if getattr(env, "render_mode", None) == mode:
-                    extras.check_rendering(env, mode, self.checks, seed)
+                    extras.check_rendering(env, mode, self.session, seed)
                 env.close()
             elif getattr(self.env, "render_mode", None) == mode and not self.can_make:
-                extras.check_rendering(self.env, mode, self.checks, seed)
+                extras.check_rendering(self.env, mode, self.session, seed)
 
     def close(self) -> None:
         """Closes what was made here."""
         if self.can_make:
-            extras.check_close(self.env, self.checks)
+            extras.check_close(self.env, self.session)
 
     def report(self) -> EnvReport:
         """What was found so far."""
-        agents = self._possible() or list(self.checks.seen)
+        agents = self._possible() or list(self.session.seen)
         kind = "single agent" if self.single_agent else "turn-based" if self.player.takes_turns else "parallel"
-        figures = self._figures or self.checks.tally.figures(self._begun)
-        data = self.checks.data
-        places = {"observations": data.masks_in_observations, "infos": data.masks_in_infos}
-        masks = tuple(place for place, found in places.items() if found)
-        return EnvReport(self.checks.name, kind, tuple(agents), tuple(self.findings.in_order()), figures, masks)
+        figures = self._figures or self.session.tally.figures(self._begun)
+        masks = tuple(place for place in ("observations", "infos") if place in self.session.masks_in)
+        return EnvReport(self.session.name, kind, tuple(agents), tuple(self.findings.in_order()), figures, masks)

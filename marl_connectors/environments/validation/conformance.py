@@ -13,20 +13,19 @@ import gymnasium as gym
 from gymnasium.utils.env_checker import check_env as gymnasium_check_env
 from pettingzoo import AECEnv
 
-from marl_connectors.env_checks.calls import CallFailed, warning_text
-from marl_connectors.env_checks.play import Checks
+from marl_connectors.environments.validation.calls import CallFailed, warning_text
+from marl_connectors.environments.validation.players import Session
 
-_ADVICE = "See what the test asks for. What training depends on is checked here too, and would be an error."
 _SECONDS = 5.0
 """About as long as one of these tests may play."""
 
 
-def run_conformance_tests(make: Callable[[], Any], checks: Checks, *, can_make: bool, seed: int) -> None:
+def run_conformance_tests(make: Callable[[], Any], session: Session, *, can_make: bool, seed: int) -> None:
     """Runs the tests that apply.
 
     Args:
         make: A copy to test.
-        checks: Where findings go.
+        session: Where findings go.
         can_make: Whether ``make`` gives a new copy each time, which may be closed.
         seed: Of the spaces that the tests draw actions from.
     """
@@ -35,48 +34,48 @@ def run_conformance_tests(make: Callable[[], Any], checks: Checks, *, can_make: 
         _run(
             "gymnasium's check_env",
             lambda: gymnasium_check_env(env, skip_render_check=True, skip_close_check=True),
-            checks,
+            session,
         )
-        _close(env, can_make)
-        return
+    else:
+        _run_pettingzoos(env, make, session, can_make=can_make, seed=seed)
+    if can_make:
+        with contextlib.suppress(Exception):
+            env.close()
+
+
+def _run_pettingzoos(env: Any, make: Callable[[], Any], session: Session, *, can_make: bool, seed: int) -> None:
     try:
         from pettingzoo.test import api_test, parallel_api_test, parallel_seed_test, seed_test
     except ImportError as error:
-        text = f"PettingZoo's tests cannot be imported: {error}."
-        checks.findings.add("note", "conformance-not-run", text, "Install what they need to run them too.")
+        text = f"PettingZoo's tests cannot be imported: {error}"
+        session.findings.note("conformance-not-run", text, advice="Install what they need to run them too.")
         return
     turns = isinstance(env, AECEnv)
-    cycles = _cycles(checks, turns)
-    if not turns and checks.data.masks_in_infos:
-        checks.findings.add(
-            "note",
-            "conformance-not-run",
-            "PettingZoo's tests for parallel environments were left out: they ignore action masks in infos.",
-            "Nothing to do.",
-        )
-        _close(env, can_make)
+    cycles = _cycles(session, turns)
+    if not turns and "infos" in session.masks_in:
+        text = "PettingZoo's tests for parallel environments were left out: they ignore action masks in infos"
+        session.findings.note("conformance-not-run", text)
         return
     seed_spaces(env, seed)
     with _kept_max_cycles(env):
         if turns:
-            _run("pettingzoo's api_test", lambda: api_test(env, num_cycles=cycles), checks)
+            _run("pettingzoo's api_test", lambda: api_test(env, num_cycles=cycles), session)
         else:
-            _run("pettingzoo's parallel_api_test", lambda: parallel_api_test(cast(Any, env), num_cycles=cycles), checks)
-    _close(env, can_make)
-    has_masks = checks.data.masks_in_infos or checks.data.masks_in_observations
-    if can_make and not checks.findings.has("seed"):
-        if turns:
-            _run("pettingzoo's seed_test", lambda: seed_test(make, num_cycles=min(cycles, 50)), checks)
-        elif not has_masks:  # it chooses forbidden actions
-            _run(
-                "pettingzoo's parallel_seed_test", lambda: parallel_seed_test(make, num_cycles=min(cycles, 50)), checks
-            )
+            test = parallel_api_test
+            _run("pettingzoo's parallel_api_test", lambda: test(cast(Any, env), num_cycles=cycles), session)
+    if not can_make or session.findings.has("seed"):
+        return
+    cycles = min(cycles, 50)
+    if turns:
+        _run("pettingzoo's seed_test", lambda: seed_test(make, num_cycles=cycles), session)
+    elif not session.masks_in:  # it chooses forbidden actions
+        _run("pettingzoo's parallel_seed_test", lambda: parallel_seed_test(make, num_cycles=cycles), session)
 
 
-def _cycles(checks: Checks, turn_based: bool) -> int:
-    tally = checks.tally
+def _cycles(session: Session, turn_based: bool) -> int:
+    tally = session.tally
     seconds = tally.step_seconds / max(tally.steps, 1)
-    turns = len(checks.seen) if turn_based else 1
+    turns = len(session.seen) if turn_based else 1
     return max(5, min(1000, int(_SECONDS / (2 * turns * max(seconds, 1e-7)))))
 
 
@@ -87,17 +86,18 @@ def seed_spaces(env: Any, seed: int) -> None:
             env.action_space(agent).seed(seed + number)
 
 
-def _run(name: str, test: Callable[[], Any], checks: Checks) -> None:
-    checks.calls.check_time()
+def _run(name: str, test: Callable[[], Any], session: Session) -> None:
+    session.calls.check_time()
     with warnings.catch_warnings(record=True) as caught, _silence():
         warnings.simplefilter("always")
         with contextlib.suppress(CallFailed):
-            checks.calls(name, test, level="warning", kind="conformance", advice=_ADVICE, at_least=12 * _SECONDS)
+            session.calls(name, test, kind="conformance", at_least=12 * _SECONDS)
     for each in caught:
         text = warning_text(each)
         if issubclass(each.category, (DeprecationWarning, ResourceWarning)) or "unwrapped version" in text:
             continue
-        checks.findings.add("note", "conformance", f"{name} warns: {text}", "", part=(name, text))
+        what = f"{name} warns: {text.rstrip('.')}"
+        session.findings.note("conformance", what, level="note", advice="", part=(name, text))
 
 
 @contextlib.contextmanager
@@ -124,9 +124,3 @@ def _kept_max_cycles(env: Any) -> Iterator[None]:
             env.max_cycles = before
         elif hasattr(env, "__dict__"):
             vars(env).pop("max_cycles", None)
-
-
-def _close(env: Any, can_make: bool) -> None:
-    if can_make:
-        with contextlib.suppress(Exception):
-            env.close()

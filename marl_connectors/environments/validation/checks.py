@@ -1,0 +1,465 @@
+"""Judges what an environment gave: resets, steps, observations, rewards, flags, infos, masks and states.
+
+Everything here is a pure function from data to violations. Who calls it decides what becomes of them: ``check_env``
+reports all, the smoke test before a run and the run itself raise the first error, and where environments that fail are
+replaced, that error costs an episode.
+"""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gymnasium import Space, spaces
+
+from marl_connectors import spaces as space_tools
+from marl_connectors.connectors.action_masks import (
+    flat_masks,
+    free_where_nothing_is_left,
+    mask_of_one_row,
+    wanted_mask,
+)
+from marl_connectors.environments.env_failures import ENV_ERRORS
+from marl_connectors.environments.validation.rules import Violation, violation
+from marl_connectors.errors import EnvError, describe_error
+from marl_connectors.trees import leaves
+from marl_connectors.typing import AgentID
+
+if TYPE_CHECKING:
+    from marl_connectors.environments.env_copy import EnvCopy
+
+ADVICE_ON_OLD_GYM = (
+    "Wrap it where it is made (pip install shimmy): shimmy.openai_gym_compatibility.GymV26CompatibilityV0(env=env), or "
+    "GymV21CompatibilityV0(env=env) if its step() returns four values."
+)
+_OLD_STEP = (
+    " Four values are those of gym before 0.26 and PettingZoo before 1.22: return terminated and truncated apart, or "
+    "wrap an environment of the old gym in shimmy.openai_gym_compatibility.GymV21CompatibilityV0(env=env)."
+)
+_OLD_RESET = (
+    " The observation alone is what reset() gave in gym before 0.26: return an info too, {} if there is nothing to say."
+)
+_VALUES = {
+    "reset": ("observations", "infos"),
+    "step": ("observations", "rewards", "terminations", "truncations", "infos"),
+    "last": ("observation", "reward", "termination", "truncation", "info"),
+}
+_INVALID = {"observation-shape", "observation-structure", "observation-not-finite"}
+"""What no column can hold, or no network can read, whatever the bounds of a space."""
+_BOOL, _DICT = {bool}, {dict}
+_MANY_AGENTS = 1000
+
+
+# The form of what reset() and step() give.
+
+
+def wrong_values(method: str, given: Any) -> Violation | None:
+    """What is wrong with the number of values that ``reset``, ``step`` or ``last`` gave."""
+    names = _VALUES[method]
+    if isinstance(given, (tuple, list)) and len(given) == len(names):
+        return None
+    came, hint = reprlib.repr(given), ""
+    if isinstance(given, (tuple, list)):
+        came = f"{len(given)} value{'' if len(given) == 1 else 's'}"
+        hint = _OLD_STEP if (method, len(given)) == ("step", 4) else ""
+    elif method == "reset" and given is not None:
+        hint = _OLD_RESET
+    advice = f"Return {len(names)}: {', '.join(names[:-1])} and {names[-1]}.{hint}"
+    return violation("wrong-result", f"{method}() gave {came}", advice=advice)
+
+
+def _not_by_agent(word: str, given: Any) -> Violation | None:
+    if isinstance(given, Mapping):
+        return None
+    advice = f"Return a dict with the {word} of each agent."
+    return violation("wrong-result", f"the {word}s are {reprlib.repr(given)}, not a dict", advice=advice)
+
+
+def _infos_not_by_agent(infos: Any) -> Violation | None:
+    return None if infos is None else _not_by_agent("info", infos)
+
+
+def fault_in_reset(given: Any) -> Violation | None:
+    """What is wrong with the form of what ``reset`` gave, if it is not two values by agent."""
+    return wrong_values("reset", given) or _not_by_agent("observation", given[0]) or _infos_not_by_agent(given[1])
+
+
+def fault_in_result(given: Any) -> Violation | None:
+    """What is wrong with the form of what ``step`` gave, if it is not five values by agent."""
+    if found := wrong_values("step", given):
+        return found
+    words = ("observation", "reward", "termination", "truncation")
+    by_agent = (_not_by_agent(word, part) for word, part in zip(words, given, strict=False))
+    return next(filter(None, by_agent), None) or _infos_not_by_agent(given[4])
+
+
+def fault_in_step(agents: Iterable[AgentID], terminations: Any, truncations: Any, infos: Any) -> Violation | None:
+    """The first flag or info of one of these agents that is none. Flags and infos may be missing.
+
+    A hot path: where flags are bools and infos are dicts, agents are not looped over.
+    """
+    for word, flags in (("termination", terminations), ("truncation", truncations)):
+        if found := _not_by_agent(word, flags):
+            return found
+        if not set(map(type, flags.values())) <= _BOOL:
+            for agent in agents:
+                if agent in flags and not is_flag(flags[agent]):
+                    return flag_violation(agent, word, flags[agent])
+    return fault_in_infos(agents, infos)
+
+
+def fault_in_infos(agents: Iterable[AgentID], infos: Any) -> Violation | None:
+    """As ``fault_in_step``, of infos alone."""
+    if not infos or (type(infos) is dict and set(map(type, infos.values())) <= _DICT):
+        return None if infos is None or isinstance(infos, Mapping) else _not_by_agent("info", infos)
+    if found := _not_by_agent("info", infos):
+        return found
+    for agent in agents:
+        info = infos.get(agent)
+        if info is not None and not isinstance(info, Mapping):
+            return info_violation(agent, info)
+    return None
+
+
+def contents(
+    acted: Iterable[AgentID], to_act: Collection[AgentID], given: tuple[Any, ...], space_of: Callable[[AgentID], Any]
+) -> Iterator[Violation]:
+    """Everything that is wrong with what single agents are given in a reset or step.
+
+    Args:
+        acted: Who acted; nobody in a reset.
+        to_act: Who acts next.
+        given: Observations, rewards, terminations, truncations and infos, each by agent.
+        space_of: Agent to observation space; None where there is none to hold against.
+    """
+    observations, rewards, terminations, truncations, infos = given
+    acted = list(acted)
+    for agent in acted:
+        for word, flags in (("termination", terminations), ("truncation", truncations)):
+            if agent in flags and (found := flag_violation(agent, word, flags[agent])):
+                yield found
+    for agent, reward in rewards.items():
+        if found := reward_violation(agent, reward):
+            yield found
+    for agent in dict.fromkeys([*acted, *to_act]):
+        observation = observations.get(agent)
+        if observation is None:
+            yield from [no_observation(agent, agent in observations)] if agent in to_act else []
+        elif (space := space_of(agent)) is not None:
+            yield from observation_violations(agent, space, observation)
+        if found := info_violation(agent, (infos or {}).get(agent, {})):
+            yield found
+
+
+def raise_first(who: Any, violations: Iterable[Violation | None]) -> None:
+    """Raises the first error.
+
+    Raises:
+        EnvError: If there is one; names who gave it, and the agent.
+    """
+    for found in violations:
+        if found is not None and found.level == "error":
+            raise EnvError(f"{who}: {found}")
+
+
+# What one agent is given.
+
+
+def is_flag(flag: Any) -> bool:
+    """Whether something is True or False: a bool, or one number or array of one number that is 0 or 1.
+
+    >>> is_flag(np.True_), is_flag(1), is_flag("yes"), is_flag(None)
+    (True, True, False, False)
+    """
+    if isinstance(flag, (bool, np.bool_)):
+        return True
+    if not isinstance(flag, (int, float, np.number, np.ndarray)) or np.size(flag) != 1:
+        return False
+    value = np.asarray(flag)
+    return value.dtype.kind in "biuf" and value.item() in (0, 1)
+
+
+def flag_violation(agent: AgentID, word: str, flag: Any) -> Violation | None:
+    """What is wrong with a termination or truncation; a note for 0 and 1."""
+    if isinstance(flag, (bool, np.bool_)):
+        return None
+    is_number = is_flag(flag)
+    what = f"the {word} is {_short(flag)}{', not a bool' if is_number else ''}"
+    return violation("flag", what, agent, level="note" if is_number else "error", part=word)
+
+
+def info_violation(agent: AgentID, info: Any) -> Violation | None:
+    """What is wrong with an agent's info; a note for None."""
+    if isinstance(info, Mapping):
+        return None
+    level = "note" if info is None else "error"
+    return violation("info", f"the info is {_short(info)}, not a dict", agent, level=level, part=level)
+
+
+def reward_violation(agent: AgentID | None, reward: Any) -> Violation | None:
+    """What is wrong with a reward that is not one finite number."""
+    try:
+        array = np.asarray(reward)
+        if not array.ndim and array.dtype.kind in "biuf" and np.isfinite(array):
+            return None
+    except ValueError:  # a ragged list
+        pass
+    what = f"the reward is {_short(reward)}, not a finite number"
+    return violation("reward", what, agent, advice=advice_on_reward(reward))
+
+
+def advice_on_reward(reward: Any) -> str | None:
+    """What to do about a reward that is no finite number, if that is more than the rule says."""
+    size = reward.size if isinstance(reward, np.ndarray) else len(reward) if isinstance(reward, (list, tuple)) else 1
+    if size <= 1:
+        return None
+    return (
+        f"A reward is one number, not {size}. Those of several agents belong in a PettingZoo environment, by "
+        f"agent; several objectives have to be weighed into one number in a wrapper. docs/errors.md shows both."
+    )
+
+
+def observation_violations(agent: AgentID | None, space: Space, item: Any) -> Iterator[Violation]:
+    """Everything that is wrong with an observation, one for each part of a nested one."""
+    for kind, path, why in _misfits(space, item):
+        if kind != "observation-not-finite":
+            why = f"leaves its space, {space_tools.describe(space)}: {why}"
+        yield violation(kind, f"the observation {why}", agent, part=path)
+
+
+def _misfits(space: Space, item: Any) -> Iterator[tuple[str, tuple[Any, ...], str]]:
+    """The kind, the path and a few words about each part that is not in its space."""
+    for path, part, own in _parts(space, item, ()):
+        found = _leaf_violation(part, own)
+        if found is None:
+            continue
+        kind, why = found
+        place = [f"in part {key!r}" for key in path]
+        yield kind, path, ", ".join([why, *place] if kind == "observation-not-finite" else [*place, why])
+
+
+def _parts(space: Space, item: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Space, Any]]:
+    """The parts that have none of their own, and those that lack parts, as they are."""
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        try:
+            found = space_tools.parts_in(space, item)
+        except ValueError:
+            pass
+        else:
+            for (key, part), own in zip(space_tools.parts_of(space), found, strict=True):
+                yield from _parts(part, own, (*path, key))
+            return
+    yield path, space, item
+
+
+def _leaf_violation(space: Space, item: Any) -> tuple[str, str] | None:
+    """The kind, and why in a few words; None if the item is in the space."""
+    try:
+        values = np.asarray(item)
+    except ValueError:
+        values = np.array(None)
+    are_numbers = values.dtype.kind in "biuf" and not isinstance(space, (spaces.Dict, spaces.Tuple))
+    if are_numbers and values.shape == space.shape and not np.isfinite(values).all():
+        place = ", ".join(map(str, np.argwhere(~np.isfinite(values))[0].tolist()))
+        word = "NaN" if np.isnan(values).any() else "infinity"
+        return "observation-not-finite", f"contains {word}{f' at component {place}' if place else ''}"
+    why = space_tools.misfit(space, item)
+    if not why:
+        return None
+    if not are_numbers:
+        return "observation-structure", f"it is {_short(item)}, which is not numbers" if "not numbers" in why else why
+    if values.shape != space.shape:
+        return "observation-shape", why
+    return ("observation-dtype" if "cannot hold" in why else "observation-outside-space"), why
+
+
+def conversions(agent: AgentID, space: Space, item: Any) -> Iterator[Violation]:
+    """What is converted where an observation is stored, if it is in its space."""
+    for path, part, own in _parts(space, item, ()):
+        if not isinstance(part, spaces.Box) or space_tools.misfit(part, own):
+            continue
+        values, wanted = np.asarray(own), np.dtype(part.dtype)
+        name = leaf_name(path)
+        if wanted.kind in "iub" and values.dtype.kind == "f":
+            what = f"the observation{name} is {values.dtype}, but the space {wanted}"
+            yield violation("observation-dtype", what, agent, level="warning", part=path)
+        elif not isinstance(own, (np.ndarray, np.generic)):
+            what = f"the observation{name} is a Python {type(own).__name__}, not a numpy array"
+            yield violation("python-data", what, agent, part=path)
+        elif values.dtype not in (wanted, np.float64):
+            what = f"the observation{name} is {values.dtype}, but the space {wanted}, to which it is converted"
+            yield violation("observation-dtype", what, agent, level="note", part=path)
+        if values.dtype == np.float64 and isinstance(own, np.ndarray):
+            what = f"the observation{name} is float64, but networks compute in float32"
+            yield violation("float64", what, agent, part=path)
+
+
+def state_violation(space: Space, state: Any) -> Violation | None:
+    """What is wrong with the environment's ``state()``, of which ``space`` is the ``state_space``."""
+    for _, _, why in _misfits(space, state):
+        what = f"the state does not fit state_space, {space_tools.describe(space)}: {why}"
+        return violation("state-outside-space", what)
+    return None
+
+
+# Agents and turns.
+
+
+def no_observation(agent: AgentID, is_none: bool) -> Violation:
+    """An agent that is to act sees nothing."""
+    what = f"the agent acts next, but {'observes None' if is_none else 'has no observation'}"
+    return violation("no-observation", what, agent)
+
+
+def not_observed(agents: Iterable[AgentID], observations: Mapping[AgentID, Any]) -> Violation | None:
+    """The first of these agents, who act next, without an observation."""
+    return next((no_observation(agent, False) for agent in agents if agent not in observations), None)
+
+
+def left_without_flag(alive: Iterable[AgentID], now: Collection[AgentID]) -> Violation | None:
+    """The first of those who have not ended that is not there any more."""
+    what = "the agent left env.agents without being terminated or truncated"
+    return next((violation("left-without-flag", what, agent) for agent in alive if agent not in now), None)
+
+
+def nobody_there() -> Violation:
+    """A reset after which nobody can act."""
+    return violation("no-agents", "reset() left no live agents in env.agents, so nobody can act")
+
+
+def selected_absent(agent: AgentID, agents: Iterable[AgentID]) -> Violation:
+    """An AEC environment selects who is not there."""
+    return violation(
+        "selected-stranger", f"env.agent_selection is {agent!r}, which is not in env.agents, {list(agents)}"
+    )
+
+
+def not_removed(agent: AgentID) -> Violation:
+    """An AEC environment keeps who has ended and had a last turn."""
+    what = "the agent has ended, but step(None) did not remove it from env.agents"
+    return violation("dead-not-removed", what, agent)
+
+
+def ended_alone(gone: list[AgentID]) -> Violation:
+    """In a natively batched environment, all agents of a copy must end in one step."""
+    return violation(
+        "copies",
+        f"agents {gone} ended before the others",
+        advice="In a natively batched environment all agents of a copy end in one step; make it a PettingZoo "
+        "environment if they do not.",
+    )
+
+
+# Masks.
+
+
+def allowed_actions(space: Space, mask: Any) -> np.ndarray | None:
+    """``[n]`` bool, what a mask allows; choices that allow nothing are free. None if it does not fit the actions."""
+    flat = None if mask is None else flat_masks(space, mask_of_one_row(mask))
+    usable = flat is not None and space_tools.values_per_choice(space) is not None
+    return free_where_nothing_is_left(space, flat)[0] if usable else None  # type: ignore[arg-type]
+
+
+def mask_violation(agent: AgentID, space: Space, mask: Any, key: str, *, takes_turns: bool) -> Violation | None:
+    """What is wrong with the mask of an agent that acts next.
+
+    Args:
+        agent: Who.
+        space: Its actions, of which some are chosen among several values.
+        mask: What the environment gave.
+        key: Under which key.
+        takes_turns: Whether only this agent acts, so that it must be allowed something.
+    """
+    if isinstance(space, (spaces.MultiBinary, spaces.Dict, spaces.Tuple)):
+        if allowed_actions(space, mask) is None or not all(np.isin(part, (0, 1, 2)).all() for part in leaves(mask)):
+            return violation("mask-values", _mask_is(mask), agent, advice=f"Let it be {wanted_mask(space)}.")
+        return None
+    try:
+        flat = np.concatenate([np.ravel(part) for part in mask]) if isinstance(mask, tuple) else np.asarray(mask)
+    except ValueError:
+        flat = np.array(None)
+    length = sum(space_tools.values_per_choice(space) or ())
+    if flat.dtype.kind not in "biuf" or not np.isin(flat, (0, 1)).all():
+        return violation("mask-values", _mask_is(mask), agent)
+    if flat.shape != (length,):
+        what = f"the action mask has the shape {flat.shape}, but {space} has {length} choices"
+        return violation("mask-length", what, agent)
+    if not flat.any():
+        return forbids_all(agent, key, takes_turns=takes_turns)
+    return violation("mask-dtype", f"the action mask is {flat.dtype}", agent) if flat.dtype.kind == "f" else None
+
+
+def forbids_all(agent: AgentID, key: str, *, takes_turns: bool) -> Violation:
+    """A mask that allows nothing to an agent that acts next."""
+    what = f"the agent acts next, but its {key!r} forbids all actions"
+    if takes_turns:
+        return violation("mask-forbids-all", what, agent)
+    advice = "That is read as a player who waits: any action may come. Allow one that does nothing instead."
+    return violation("mask-forbids-all", what, agent, level="warning", advice=advice)
+
+
+def _mask_is(mask: Any) -> str:
+    return f"the action mask is {_short(mask)}"
+
+
+# In a run where environments that fail are replaced.
+
+
+class GarbageCheck:
+    """Finds what no column can hold, and what is not a finite number, before it gets among good data."""
+
+    def __init__(self, observation_space: Any):
+        """Takes a space, ``{agent_id: space}``, or None for what the environments say."""
+        self._given = observation_space
+
+    def check(
+        self, copy: EnvCopy, agents: Iterable[AgentID], observations: Mapping[AgentID, Any], rewards: Mapping
+    ) -> None:
+        """Raises for what a copy gave: where environments are replaced, that must be before it is among good data."""
+        for agent in agents:
+            if agent not in observations:
+                continue
+            space = copy.expected.get(agent)
+            if space is None:
+                space = self._learn(copy, agent)
+            if observations[agent] is None and agent in copy.agents:
+                raise_first(copy, [no_observation(agent, True)])
+            raise_first(copy, invalid_data(agent, space, observations[agent]))
+        for agent, reward in rewards.items():
+            if type(reward) is not float or not math.isfinite(reward):
+                raise_first(copy, [reward_violation(agent, reward)])
+
+    def _learn(self, copy: EnvCopy, agent: AgentID) -> Space:
+        try:
+            given = self._given.get(agent) if isinstance(self._given, Mapping) else self._given
+            space = copy.env.observation_space(agent) if given is None else given
+            space_tools.zeros(space)  # raises if its values have no fixed shape
+        except ENV_ERRORS as error:
+            what = f"the observation has no space: observation_space({agent!r}) raised {describe_error(error)}"
+            raise EnvError(f"{copy}: {violation('space-missing', what, agent)}") from error
+        if len(copy.expected) >= max(_MANY_AGENTS, 2 * len(copy.agents)):  # names that may never come again
+            copy.expected.clear()
+        copy.expected[agent] = space
+        return space
+
+
+def invalid_data(agent: AgentID | None, space: Space, observation: Any) -> list[Violation]:
+    """Of an observation what no column can hold or no network can read; the bounds of its space do not matter."""
+    if type(observation) is np.ndarray and observation.shape == space.shape:
+        kind = observation.dtype.kind
+        if kind in "biu" or (kind == "f" and np.isfinite(observation).all()):
+            return []
+    return [found for found in observation_violations(agent, space, observation) if found.kind in _INVALID]
+
+
+def leaf_name(path: tuple[Any, ...]) -> str:
+    """The place of a leaf in a nested observation: ``"['mask'][0]"``."""
+    return "".join(f"[{key!r}]" for key in path)
+
+
+def _short(value: Any) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,590 @@
+"""Plays whole episodes with random actions, judges all that comes back, and plays them again."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from pettingzoo import AECEnv
+
+from marl_connectors.environments.single_agent_env import SingleAgentEnv
+from marl_connectors.environments.validation import checks
+from marl_connectors.environments.validation.aliasing import GivenData
+from marl_connectors.environments.validation.calls import CallFailed, Calls, digest, outcome_in_child
+from marl_connectors.environments.validation.report import EnvFigures, Findings
+from marl_connectors.environments.validation.rules import Violation
+from marl_connectors.environments.validation.spaces import SpaceBook
+from marl_connectors.spaces import values_per_choice
+from marl_connectors.typing import AgentID
+
+_MANY = 1000
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What one call of ``reset`` or ``step`` led to.
+
+    Attributes:
+        to_act: Who acts next. False for one who has ended and is to be stepped with None, as turn-taking has it.
+        masks: By agent, ``[n]`` bool, where there is one.
+        tokens: By what (``"observation"``, ``"reward"``, ...) and agent, digests of everything, to be compared.
+        numbers: Likewise, observations and rewards that can be compared by how far they are apart.
+    """
+
+    to_act: dict[AgentID, bool] = field(default_factory=dict)
+    masks: dict[AgentID, np.ndarray] = field(default_factory=dict)
+    tokens: dict[tuple[str, Any], bytes] = field(default_factory=dict)
+    numbers: dict[tuple[str, Any], np.ndarray] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Played:
+    """An episode, or its beginning.
+
+    Attributes:
+        seed: Of the reset; None if it was given none.
+        first: What the reset led to.
+        steps: The actions of each step, and what it led to.
+        is_over: Whether it came to its end.
+        flags: How the agents of the last step ended: ``"terminated"``, ``"truncated"``.
+    """
+
+    seed: int | None
+    first: Outcome
+    steps: list[tuple[dict[AgentID, Any], Outcome]] = field(default_factory=list)
+    is_over: bool = False
+    flags: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class Tally:
+    """What was measured, over all episodes and copies."""
+
+    resets: int = 0
+    reset_seconds: float = 0.0
+    steps: int = 0
+    step_seconds: float = 0.0
+    agent_steps: int = 0
+    lengths: list[int] = field(default_factory=list)
+
+    def figures(self, episodes: int) -> EnvFigures | None:
+        """None if there were no steps."""
+        if not self.steps:
+            return None
+        return EnvFigures(
+            episodes=episodes,
+            episode_lengths=tuple(self.lengths),
+            steps=self.steps,
+            agent_steps=self.agent_steps,
+            agents_per_step=self.agent_steps / self.steps,
+            seconds_per_step=self.step_seconds / self.steps,
+            seconds_per_reset=self.reset_seconds / max(self.resets, 1),
+        )
+
+
+@dataclass(slots=True)
+class Session:
+    """What all players of one environment share.
+
+    Attributes:
+        name: The environment's.
+        findings: What was found so far.
+        calls: Makes the calls.
+        spaces: The agents' spaces.
+        mask_key: Under which key of observations or infos action masks are; None to ignore them.
+        tally: What was measured.
+        seen: All agents that ever took part.
+        masks_in: Where masks were found: ``"observations"``, ``"infos"``.
+    """
+
+    name: str
+    findings: Findings
+    calls: Calls
+    spaces: SpaceBook
+    mask_key: str | None
+    given: GivenData
+    tally: Tally = field(default_factory=Tally)
+    seen: dict[AgentID, None] = field(default_factory=dict)
+    masks_in: set[str] = field(default_factory=set)
+
+
+class Player(ABC):
+    """One copy of an environment, behind the same two methods whether all act at once or one after another.
+
+    Attributes:
+        env: The environment.
+        session: Where it takes note of what it sees.
+        t: Steps since the reset.
+        ended_as: How the agents that ended in the last step ended.
+    """
+
+    takes_turns = False
+
+    def __init__(self, env: Any, session: Session):
+        self.env = env
+        self.session = session
+        self.t = 0
+        self.ended_as: set[str] = set()
+        self._gone: set[AgentID] = set()
+
+    @abstractmethod
+    def reset(self, seed: int | None) -> Outcome:
+        """Starts an episode.
+
+        Raises:
+            CallFailed: If it cannot be played.
+        """
+
+    @abstractmethod
+    def step(self, actions: dict[AgentID, Any]) -> Outcome:
+        """Plays a step.
+
+        Args:
+            actions: For all of ``Outcome.to_act``.
+
+        Raises:
+            CallFailed: If it cannot be played on.
+        """
+
+    def call_reset(self, seed: int | None) -> Any:
+        """What the environment's ``reset`` gives."""
+        self.t, self.ended_as, self._gone = 0, set(), set()
+        session = self.session
+        if seed is None:
+            given = session.calls("reset()", self.env.reset, step=0)
+        else:
+            given = session.calls(f"reset(seed={seed})", lambda: self.env.reset(seed=seed), step=0)
+        session.tally.resets += 1
+        session.tally.reset_seconds += session.calls.seconds
+        session.given.look_again(0)
+        return given
+
+    def call_step(self, whose: str, action: Any, num_agents: int) -> Any:
+        """What the environment's ``step`` gives."""
+        self.t += 1
+        session, tally = self.session, self.session.tally
+        allowed_by = "that the masks allow" if session.masks_in else "from the action space"
+        what = whose if action is None else f"step() with {whose} {allowed_by}"
+        given = session.calls(what, lambda: self.env.step(action), step=self.t)
+        tally.steps += 1
+        tally.step_seconds += session.calls.seconds
+        tally.agent_steps += num_agents
+        session.given.look_again(self.t)
+        return given
+
+    def agents(self) -> list[AgentID]:
+        """Who is in ``env.agents``, each once."""
+        agents = self.session.calls("env.agents", lambda: list(self.env.agents), step=self.t)
+        if len(set(agents)) != len(agents):
+            self.note("agents-twice", f"env.agents is {agents}")
+        return list(dict.fromkeys(agents))
+
+    def welcome(self, agents: list[AgentID]) -> None:
+        """Takes note of agents that take part from now on."""
+        self.session.spaces.compare(agents, self.t)
+        possible = getattr(self.env, "possible_agents", None)
+        for agent in agents:
+            self.session.seen.setdefault(agent)
+            if possible and agent not in possible:
+                self.note("agent-not-possible", f"the agent is not in possible_agents, {_some(list(possible))}", agent)
+            if agent in self._gone:
+                self.note("agent-returns", "the agent ended and comes back in the same episode", agent)
+
+    def ends(self, agent: AgentID, terminated: Any, truncated: Any) -> tuple[bool, bool]:
+        """Two flags as bools."""
+        both = bool(np.all(terminated)), bool(np.all(truncated))
+        if all(both):
+            clause = "the agent is both terminated and truncated, which counts as terminated: nothing comes after it"
+            self.note("both-flags", clause, agent)
+        if any(both):
+            self.ended_as.add("terminated" if both[0] else "truncated")
+        return both
+
+    def judge(self, acted: list[AgentID], outcome: Outcome, given: tuple[Any, ...], flags: dict[AgentID, Any]) -> None:
+        """Judges what agents are given, and keeps what a replay is compared with.
+
+        Args:
+            acted: Who acted; nobody in a reset.
+            outcome: Says who is to act; what is kept goes there.
+            given: Observations, rewards, terminations, truncations and infos by agent.
+            flags: The two flags as bools, of agents that have some.
+        """
+        session, observations, rewards, infos = self.session, given[0], given[1], given[4]
+        live = [agent for agent, lives in outcome.to_act.items() if lives]
+        for found in checks.contents(acted, live, given, session.spaces.observation_space):
+            self.add(found)
+        for agent in dict.fromkeys([*acted, *outcome.to_act]):
+            observation, reward, info = observations.get(agent), rewards.get(agent), infos.get(agent, {})
+            space = session.spaces.observation_space(agent)
+            if observation is not None and space is not None:
+                for found in checks.conversions(agent, space, observation):
+                    self.add(found)
+            terminated, truncated = flags.get(agent, (False, False))
+            if observation is None and truncated and not terminated:
+                clause = "the agent is truncated without a last observation, which its value is estimated from"
+                self.note("no-final-observation", clause, agent)
+            if agent in live:
+                self._keep_mask(agent, observation, info, outcome)
+            for what, value in (("observation", observation), ("info", info)):
+                outcome.tokens[what, agent] = session.given.remember(what, agent, value)
+            for what, value in (("reward", reward), ("flags", flags.get(agent))):
+                outcome.tokens[what, agent] = digest(value)
+            for what, value in (("observation", observation), ("reward", reward)):
+                array = np.asarray(value) if isinstance(value, (np.ndarray, np.generic, float)) else np.zeros(0)
+                if array.dtype.kind == "f" and 0 < array.size <= _MANY:
+                    outcome.numbers[what, agent] = array.copy()
+
+    def _keep_mask(self, agent: AgentID, observation: Any, info: Any, outcome: Outcome) -> None:
+        """Judges the mask of an agent that acts next, and keeps what it allows."""
+        key, space = self.session.mask_key, self.session.spaces.action_space(agent)
+        holders = {"observations": observation, "infos": info}
+        found = [place for place, given in holders.items() if isinstance(given, Mapping) and given.get(key) is not None]
+        if key is None or not found:
+            return
+        self.session.masks_in.add(found[0])
+        if space is None or values_per_choice(space) is None:
+            return
+        mask = holders[found[0]][key]
+        wrong = checks.mask_violation(agent, space, mask, key, takes_turns=self.takes_turns)
+        if wrong is not None:
+            self.add(wrong)
+        if wrong is None or wrong.level == "note":
+            allowed = checks.allowed_actions(space, mask)
+            if allowed is not None:
+                outcome.masks[agent] = allowed
+
+    def add(self, found: Violation) -> None:
+        """Takes note of a violation in this step."""
+        self.session.findings.add(found, self.t)
+
+    def note(self, kind: str, what: str, agent: AgentID | None = None, **other: Any) -> None:
+        """Takes note of something in this step."""
+        self.session.findings.note(kind, what, agent, step=self.t, **other)
+
+    def give_up(self, found: Violation | None) -> None:
+        """Ends the episode if there is a violation after which it cannot be played on.
+
+        Raises:
+            CallFailed: If so.
+        """
+        if found is not None:
+            self.add(found)
+            raise CallFailed
+
+
+class ParallelPlayer(Player):
+    """Plays a parallel environment."""
+
+    def __init__(self, env: Any, session: Session):
+        super().__init__(env, session)
+        self._acted: set[AgentID] = set()
+
+    def reset(self, seed: int | None) -> Outcome:
+        given = self.call_reset(seed)
+        self._acted = set()
+        self.give_up(checks.fault_in_reset(given))
+        agents = self.agents()
+        if not agents:
+            self.give_up(checks.nobody_there())
+        self.welcome(agents)
+        return self._outcome([], agents, (given[0], {}, {}, {}, self._infos(given[1])), {})
+
+    def step(self, actions: dict[AgentID, Any]) -> Outcome:
+        before = {agent: digest(action) for agent, action in actions.items() if isinstance(action, np.ndarray)}
+        acted = list(actions)
+        given = self.call_step("actions", dict(actions), len(actions))
+        for agent, token in before.items():
+            if digest(actions[agent]) != token:
+                self.note("action-changed", "step() writes to the action array that it was given", agent)
+        self.give_up(checks.fault_in_result(given))
+        observations, rewards, terminations, truncations, infos = given
+        flags = self._flags(acted, terminations, truncations)
+        ended = {agent for agent, both in flags.items() if any(both)}
+        now = self.agents()
+        for agent in acted:
+            if found := checks.left_without_flag([] if agent in ended else [agent], now):
+                self.add(found)
+            if agent in ended and agent in now:
+                self.note(
+                    "ended-but-stays", "the agent has ended, but is still in env.agents; it gets no more actions", agent
+                )
+        self._check_payments(acted, rewards)
+        newcomers = [agent for agent in now if agent not in actions and agent not in ended]
+        self.welcome(newcomers)
+        self._acted.update(acted)
+        self._gone |= ended
+        to_act = [agent for agent in acted if agent not in ended and agent in now] + newcomers
+        given = (observations, rewards, terminations, truncations, self._infos(infos))
+        return self._outcome(acted, to_act, given, flags)
+
+    def _outcome(self, acted: list[AgentID], to_act: list[AgentID], given: tuple[Any, ...], flags: Any) -> Outcome:
+        outcome = Outcome(dict.fromkeys(to_act, True))
+        outcome.tokens["agents", None] = digest(sorted(map(repr, to_act)))
+        self.judge(acted, outcome, given, flags)
+        return outcome
+
+    def _infos(self, infos: Any) -> Any:
+        if infos is None:
+            self.note("info", "the infos are None, not a dict", level="note", part="all")
+        return infos or {}
+
+    def _flags(self, acted: list[AgentID], terminations: Any, truncations: Any) -> dict[AgentID, tuple[bool, bool]]:
+        """By agent, of those that acted, and of others where a flag is up."""
+        flags = {}
+        for agent in dict.fromkeys([*acted, *terminations, *truncations]):
+            raw = terminations.get(agent, False), truncations.get(agent, False)
+            if agent in acted:
+                flags[agent] = self.ends(agent, *raw)
+                if agent not in terminations or agent not in truncations:
+                    clause = "the agent acted, but has no flag in terminations or truncations"
+                    self.note("flag-missing", clause, agent)
+            elif agent != "__all__" and any(np.any(flag) for flag in raw):
+                flags[agent] = bool(np.any(raw[0])), bool(np.any(raw[1]))
+                if agent not in self._acted and agent not in self._gone:
+                    self.note("flag-of-stranger", "the agent is flagged as ended, but has never acted", agent)
+        return flags
+
+    def _check_payments(self, acted: list[AgentID], rewards: Any) -> None:
+        for agent in acted:
+            if agent not in rewards:
+                self.note("reward-missing", "the agent acted, but got no reward, which counts as 0", agent)
+        for agent, reward in rewards.items():
+            if agent in acted or checks.reward_violation(agent, reward) or not reward:
+                continue
+            if agent in self._acted:
+                clause = f"the agent is paid {float(reward):g} in a step in which it did not act"
+                self.note("reward-without-action", clause, agent)
+            else:
+                clause = f"the agent is paid {float(reward):g} before it ever acted, so no action can be credited"
+                self.note("reward-uncredited", clause, agent)
+
+    def step_after_the_end(self) -> None:
+        """What ``step({})`` does once the episode is over, tried in another process."""
+        if isinstance(self.env, SingleAgentEnv):
+            return
+        if came := outcome_in_child(lambda: self.env.step({})):
+            level = "warning" if came.startswith("killed") else "note"
+            self.session.findings.note("step-after-end", f"step({{}}) after the end of an episode {came}", level=level)
+
+
+class TurnPlayer(Player):
+    """Plays an AEC environment, and keeps its own account of what every agent was paid."""
+
+    takes_turns = True
+
+    def __init__(self, env: AECEnv, session: Session):
+        super().__init__(env, session)
+        self._agents: list[AgentID] = []
+        self._owed: dict[AgentID, float] = {}
+        self._said: dict[AgentID, float] = {}
+        self._had_last_turn: set[AgentID] = set()
+
+    def reset(self, seed: int | None) -> Outcome:
+        self.call_reset(seed)
+        self._agents, self._owed, self._said, self._had_last_turn = [], {}, {}, set()
+        self._update_agents()
+        if not self._agents:
+            self.give_up(checks.nobody_there())
+        self._book_rewards()
+        return self._next_turn()
+
+    def step(self, actions: dict[AgentID, Any]) -> Outcome:
+        ((agent, action),) = actions.items()
+        whose = f"step(None) of an agent that has ended ({agent!r})" if action is None else f"an action of {agent!r}"
+        self.call_step(whose, action, int(action is not None))
+        self._owed[agent] = 0.0
+        if action is None and agent in self._read("agents"):
+            if any(self._flags_of(agent)):
+                self.give_up(checks.not_removed(agent))
+            self._gone.add(agent)  # it is there again: a new life, whose first turn is still to come
+            self._agents = [other for other in self._agents if other != agent]
+        self._book_rewards()
+        self._update_agents()
+        return self._next_turn()
+
+    def _read(self, what: str, default: Any = None) -> Any:
+        return self.session.calls(f"env.{what}", lambda: getattr(self.env, what, default), step=self.t)
+
+    def _flags_of(self, agent: AgentID) -> list[bool]:
+        return [bool(self._read(kind, {}).get(agent)) for kind in ("terminations", "truncations")]
+
+    def _next_turn(self) -> Outcome:
+        """What the agent that is next gets from ``last()``."""
+        outcome = Outcome(tokens={("agents", None): digest(list(map(repr, self._agents)))})
+        if not self._agents:
+            return outcome
+        agent = self._read("agent_selection")
+        if agent not in self._agents:
+            self.give_up(checks.selected_absent(agent, self._agents))
+        result = self.session.calls("last()", self.env.last, step=self.t)
+        self.session.tally.step_seconds += self.session.calls.seconds
+        self.give_up(checks.wrong_values("last", result))
+        flags = self.ends(agent, result[2], result[3])
+        outcome.to_act[agent] = not any(flags)
+        if any(flags):
+            self._had_last_turn.add(agent)
+        if checks.reward_violation(agent, result[1]) is None:
+            self._compare_credit(agent, float(result[1]))
+        self.judge([agent], outcome, tuple({agent: part} for part in result), {agent: flags})
+        return outcome
+
+    # Credit.
+
+    def _book_rewards(self) -> None:
+        rewards, agents = self._read("rewards", {}), self._read("agents")
+        for agent, reward in dict(rewards).items():
+            if found := checks.reward_violation(agent, reward):
+                self.add(found)
+            elif agent in agents:
+                self._owed[agent] = self._owed.get(agent, 0.0) + float(reward)
+            elif reward:
+                clause = f"env.rewards pays {float(reward):g} to an agent that has left, so it is lost"
+                self.note("reward-to-the-dead", clause, agent)
+
+    def _compare_credit(self, agent: AgentID, reward: float) -> None:
+        owed, before = self._owed.get(agent, 0.0), self._said.get(agent, 0.0)
+        self._said[agent] = reward
+        if np.isclose(reward, owed, rtol=1e-5, atol=1e-6):
+            return
+        why = "so something is lost or counted twice"
+        if np.isclose(reward, 2 * owed):
+            why = "so it is added twice"
+        elif before and np.isclose(reward, owed + before):
+            why = f"so what it was told before, {before:g}, is counted again"
+        clause = f"env.rewards paid the agent {owed:g} since its last turn, but last() says {reward:g}, {why}"
+        self.note("reward-credit", clause, agent)
+
+    # Who comes and leaves.
+
+    def _update_agents(self) -> None:
+        agents = self.agents()
+        newcomers = [agent for agent in agents if agent not in self._agents]
+        self._had_last_turn.difference_update(newcomers)
+        self.welcome(newcomers)
+        for agent in self._agents:
+            if agent not in agents:
+                self._check_leaver(agent)
+        self._agents = agents
+
+    def _check_leaver(self, agent: AgentID) -> None:
+        self._gone.add(agent)
+        if agent in self._had_last_turn:
+            return
+        if not any(self._flags_of(agent)):
+            self.add(checks.left_without_flag([agent], ()))  # type: ignore[arg-type]
+            return
+        clause = "the agent was removed without its last turn, step(None), in which it is told how it ended"
+        self.note("no-last-turn", clause, agent)
+        kept = (getattr(self.env, "_cumulative_rewards", None) or {}).get(agent, 0.0)
+        owed = self._owed.pop(agent, 0.0)
+        if not np.isclose(owed, kept, rtol=1e-5, atol=1e-6):
+            self.note("reward-credit", f"the agent left with {owed:g} that it was paid, but never told of", agent)
+
+
+def _some(agents: list[AgentID]) -> str:
+    return f"[{', '.join(map(repr, agents[:5]))}, ...]" if len(agents) > 5 else str(agents)
+
+
+def play(player: Player, seed: int | None, rng: np.random.Generator, max_steps: int) -> Played:
+    """Plays an episode with random actions that the masks allow.
+
+    Args:
+        player: Whose environment.
+        seed: Of the reset; None for a reset without one.
+        rng: Draws the actions.
+        max_steps: Where to stop at the latest.
+
+    Raises:
+        CallFailed: If the environment fails.
+        OutOfTime: If there is no time left.
+    """
+    session = player.session
+    session.spaces.forget_samplers()
+    outcome = player.reset(seed)
+    episode = Played(seed, outcome)
+    while outcome.to_act and len(episode.steps) < max_steps:
+        session.calls.check_time()
+        actions = {
+            agent: session.spaces.sample(agent, outcome.masks.get(agent), rng) if lives else None
+            for agent, lives in outcome.to_act.items()
+        }
+        player.ended_as = set()
+        outcome = player.step(actions)
+        episode.steps.append((actions, outcome))
+        episode.flags = player.ended_as or episode.flags
+    episode.is_over = not outcome.to_act
+    if episode.is_over:
+        session.tally.lengths.append(player.t)
+    return episode
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """Where a replay first led elsewhere.
+
+    Attributes:
+        step: 0 for the reset.
+        what: ``"observation"``, ``"reward"``, ``"flags"``, ``"info"`` or ``"agents"``.
+        agent: Whose; None for ``"agents"``.
+        apart: By how much, if that is as little as the rounding of a physics engine; else None.
+    """
+
+    step: int
+    what: str
+    agent: AgentID | None
+    apart: float | None = None
+
+
+def replay(player: Player, seed: int | None, episode: Played) -> tuple[Mismatch | None, Mismatch | None]:
+    """Plays the actions of an episode again, and compares.
+
+    Args:
+        player: Whose environment.
+        seed: Of the reset.
+        episode: The episode.
+
+    Returns:
+        Where anything but infos differs first, and where infos do, if that comes before; None if nowhere.
+    """
+    in_infos = None
+    for mismatch in replay_by_steps(player, seed, episode):
+        if mismatch is not None and mismatch.what != "info":
+            return mismatch, in_infos
+        in_infos = in_infos or mismatch
+    return None, in_infos
+
+
+def replay_by_steps(player: Player, seed: int | None, episode: Played) -> Iterator[Mismatch | None]:
+    """As ``replay``, a reset or step at a time, which gives what differs there, or None."""
+    expected, outcome = episode.first, player.reset(seed)
+    for number, (actions, after) in enumerate(episode.steps):
+        player.session.calls.check_time()
+        yield _first_mismatch(number, expected, outcome)
+        if list(outcome.to_act) != list(actions):
+            yield Mismatch(number, "agents", None)
+            return
+        expected, outcome = after, player.step(actions)
+    yield _first_mismatch(len(episode.steps), expected, outcome)
+
+
+def _first_mismatch(step: int, expected: Outcome, found: Outcome) -> Mismatch | None:
+    """Infos come last: what follows from them, or they from, counts more."""
+    if expected.tokens == found.tokens:
+        return None
+    keys = {**expected.tokens, **found.tokens}
+    different = [key for key in keys if expected.tokens.get(key) != found.tokens.get(key)]
+    mismatches = [
+        Mismatch(step, *key, _slightly_apart(expected.numbers.get(key), found.numbers.get(key))) for key in different
+    ]
+    return min(mismatches, key=lambda mismatch: 2 * (mismatch.what == "info") + (mismatch.apart is not None))
+
+
+def _slightly_apart(before: np.ndarray | None, now: np.ndarray | None) -> float | None:
+    if before is None or now is None or before.shape != now.shape:
+        return None
+    if not np.allclose(before, now, rtol=1e-3, atol=1e-3):
+        return None
+    return float(np.abs(before.astype(np.float64) - now).max())

@@ -1,0 +1,262 @@
+"""Tries an environment for a few steps with random actions, and raises the first thing that training would stop at."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gymnasium import Space, spaces
+
+from marl_connectors import spaces as space_tools
+from marl_connectors.connectors.action_masks import ACTION_MASK, mask_of
+from marl_connectors.environments.batched_calls import BatchedCalls
+from marl_connectors.environments.batched_env import BatchedEnv
+from marl_connectors.environments.turn_based_env import TurnBasedEnv
+from marl_connectors.environments.validation import checks
+from marl_connectors.environments.validation.rules import violation
+from marl_connectors.environments.validation.spaces import random_action
+from marl_connectors.errors import EnvError
+from marl_connectors.trees import leaves, tree_map
+from marl_connectors.typing import DEFAULT_AGENT_ID, AgentID, Tree
+
+if TYPE_CHECKING:
+    from marl_connectors.environments.gymnasium_vector_env import GymnasiumVectorEnv
+
+NUM_COPIES = 3
+"""Of an environment that steps several in one call."""
+_NUM_STEPS = 20
+_RESET_AFTER = 2
+"""Steps after which one running copy is reset alone."""
+
+
+class SmokeTest:
+    """The reset and the first steps of an environment.
+
+    Attributes:
+        info_masks: Of agents in whose infos there was an action mask, the first one.
+        step_times: Seconds that each step took. None are measured where several copies step in one call.
+        reset_s: Seconds that the reset took.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        agent_spaces: Callable[[AgentID], tuple[Space, Space]],
+        rng: np.random.Generator,
+        *,
+        mask_key: str | None = ACTION_MASK,
+        num_steps: int = _NUM_STEPS,
+    ):
+        """Prepares.
+
+        Args:
+            name: For messages.
+            agent_spaces: An agent's observation and action space.
+            rng: Draws the actions.
+            mask_key: Under which key of observations or infos action masks are. None if a run ignores them: those under
+                ``"action_mask"`` are obeyed here all the same.
+            num_steps: How many to play.
+        """
+        self.name = name
+        self.info_masks: dict[AgentID, Any] = {}
+        self.step_times: list[float] = []
+        self.reset_s = 0.0
+        self._agent_spaces = agent_spaces
+        self._rng = rng
+        self._key = mask_key or ACTION_MASK
+        self._num_steps = num_steps
+
+    def play(self, env: Any) -> None:
+        """Plays a parallel environment, or a turn-based one behind the same methods.
+
+        Raises:
+            EnvError: For the first violation; names agent and step.
+        """
+        began = time.perf_counter()
+        given = env.reset(seed=0)
+        self.reset_s = time.perf_counter() - began
+        checks.raise_first(f"{self.name}, step 0", [checks.fault_in_reset(given)])
+        given = (given[0], {}, {}, {}, given[1])
+        acting = self._judged(env, [], given, 0)
+        for t in range(1, self._num_steps + 1):
+            if not acting and not (isinstance(env, TurnBasedEnv) and env.agents):
+                return
+            observations, infos = given[0], given[4] or {}
+            actions = {
+                agent: self._choose(agent, mask_of(observations.get(agent), infos.get(agent), self._key))
+                for agent in acting
+            }
+            began = time.perf_counter()
+            given = env.step(actions)
+            self.step_times.append(time.perf_counter() - began)
+            checks.raise_first(f"{self.name}, step {t}", [checks.fault_in_result(given)])
+            acting = self._judged(env, acting, given, t)
+
+    def _judged(self, env: Any, acted: list[AgentID], given: tuple[Any, ...], t: int) -> list[AgentID]:
+        """Raises for what is wrong in a reset or step; who acts next if nothing is, as a run has it."""
+        who = f"{self.name}, step {t}"
+        terminations, truncations, infos = given[2:]
+        if isinstance(env, TurnBasedEnv):  # which sees itself to who leaves
+            acted, alive = [agent for agent in terminations if agent != "__all__"], []
+            acting = [] if env.agent_selection is None else [env.agent_selection]
+        else:
+            ended = {agent for flags in (terminations, truncations) for agent, flag in flags.items() if np.any(flag)}
+            alive = [agent for agent in acted if agent not in ended]
+            acting = alive + [agent for agent in env.agents if agent not in acted and agent not in ended]
+        checks.raise_first(who, checks.contents(acted, acting, given, lambda agent: self._agent_spaces(agent)[0]))
+        checks.raise_first(who, [checks.left_without_flag(alive, env.agents)])
+        for agent, info in (infos or {}).items():
+            if isinstance(info, Mapping) and info.get(self._key) is not None:
+                self.info_masks.setdefault(agent, info[self._key])
+        return acting
+
+    def _choose(self, agent: AgentID, mask: Any) -> Any:
+        space = self._agent_spaces(agent)[1]
+        allowed = checks.allowed_actions(space, mask)
+        if allowed is None:
+            space.seed(int(self._rng.integers(2**31)))
+        return random_action(space, allowed, self._rng)
+
+    # Several copies in one call.
+
+    def play_batched(self, env: BatchedEnv, *, twins: bool = False) -> None:
+        """Plays a natively batched environment; after two steps, one copy is reset while the others go on.
+
+        Args:
+            env: Three copies.
+            twins: Whether the first and the last copy get the same seed and actions, and must give the same until their
+                episode ends.
+
+        Raises:
+            EnvError: For the first violation; also if some agents of a copy end before the others, or if resetting a
+                copy changes another one.
+        """
+        calls = BatchedCalls(env, self.name)
+        observations = calls.reset([0, *range(1, env.num_envs - 1), 0 if twins else env.num_envs - 1], None)
+        self._judge_arrays(calls, observations, None, 0)
+        if twins:
+            self._compare(0, observations)
+        infos: dict[str, np.ndarray] = {}
+        for t in range(1, self._num_steps + 1):
+            masks = _masks(calls, observations, infos, self._key)
+            chosen = [
+                [self._choose_noting(agent, _at(masks[agent], index)) for agent in calls.agents]
+                for index in range(env.num_envs)
+            ]
+            if twins:
+                chosen[-1] = chosen[0]
+            step = calls.step([np.asarray(action) for actions in chosen for action in actions])
+            observations, infos, over = step.observations, step.infos, step.over
+            self._judge_arrays(calls, observations, step.rewards, t)
+            if twins:
+                self._compare(t, (observations, step.rewards, step.terminations, step.truncations))
+                twins = not over[0]
+            for index in np.flatnonzero(step.ended.any(1) & ~over)[:1]:
+                gone = [agent for agent, flag in zip(calls.agents, step.ended[index], strict=True) if flag]
+                checks.raise_first(f"{self.name}, copy {index}, step {t}", [checks.ended_alone(gone)])
+            if t == _RESET_AFTER:
+                over[1] = True
+            if over.any():
+                observations, infos = _reset(calls, self.name, observations, over), _infos_after(infos, over, self._key)
+
+    def _compare(self, t: int, given: Tree) -> None:
+        if any(not np.array_equal(leaf[0], leaf[-1]) for leaf in leaves(given)):
+            advice = "Keep all that an episode follows from, its random generator too, apart for each copy."
+            what = "the first and the last copy, with the same seed and the same actions, differ"
+            checks.raise_first(f"{self.name}, step {t}", [violation("copies", what, advice=advice)])
+
+    def _judge_arrays(self, calls: BatchedCalls, observations: Tree, rewards: np.ndarray | None, t: int) -> None:
+        copies = list(range(calls.env.num_envs))
+        for i, agent in enumerate(calls.agents):
+            self._judge_observations(copies, agent, calls.of_agent(observations, agent), t)
+            if rewards is not None:
+                self._judge_rewards(copies, agent, rewards[:, i], t)
+
+    def _judge_observations(self, copies: list[int], agent: AgentID, observations: Tree, t: int) -> None:
+        """Raises for an agent's observations, ``[B, ...]`` of some copies."""
+        if not copies:
+            return
+        space = self._agent_spaces(agent)[0]
+        bad = space_tools.outside(space, observations)[0]
+        for leaf in leaves(observations):
+            bad = bad | ~np.isfinite(leaf).reshape(len(leaf), -1).all(1)
+        for place in np.flatnonzero(bad).tolist():
+            who = f"{self.name}, copy {copies[place]}, step {t}"
+            checks.raise_first(who, checks.observation_violations(agent, space, _at(observations, place)))
+
+    def _judge_rewards(self, copies: list[int], agent: AgentID, rewards: np.ndarray, t: int) -> None:
+        for place in np.flatnonzero(~np.isfinite(rewards)).tolist():
+            who = f"{self.name}, copy {copies[place]}, step {t}"
+            checks.raise_first(who, [checks.reward_violation(agent, rewards[place].item())])
+
+    def _choose_noting(self, agent: AgentID, mask: Any) -> Any:
+        seen = self._agent_spaces(agent)[0]
+        if mask is not None and not (isinstance(seen, spaces.Dict) and self._key in seen.spaces):
+            self.info_masks.setdefault(agent, mask)
+        return self._choose(agent, mask)
+
+    def play_vector(self, vector_env: GymnasiumVectorEnv) -> None:
+        """Plays a Gymnasium VectorEnv as a runner does.
+
+        Raises:
+            EnvError: For the first violation; also if what ends and begins does not fit the autoreset mode.
+        """
+        agent = DEFAULT_AGENT_ID
+        space = self._agent_spaces(agent)[0]
+        first = vector_env.reset_all()
+        acting = list(range(len(first)))
+        observations: Tree = space_tools.stack([own[agent] for own, _ in first], space)
+        self._judge_observations(acting, agent, observations, 0)
+        infos = {index: own[agent] for index, (_, own) in enumerate(first) if own}
+        for t in range(1, self._num_steps + 1):
+            rows = [_at(observations, place) for place in range(len(acting))]
+            masks = [mask_of(row, infos.get(index), self._key) for row, index in zip(rows, acting, strict=True)]
+            step = vector_env.step(np.stack([np.asarray(self._choose_noting(agent, mask)) for mask in masks]))
+            self._judge_rewards(acting, agent, np.asarray(step.rewards), t)
+            if step.ends is not None:
+                self._judge_observations(step.ends.indices, agent, step.ends.observations, t)
+            acting = [copy.index for copy in vector_env.copies if not copy.rests]
+            observations = step.observations
+            self._judge_observations(acting, agent, observations, t)
+            infos = {index: own[agent] for index, own in step.infos}
+
+
+def _at(tree: Any, index: int) -> Any:
+    """One row of arrays; None of None."""
+    return None if tree is None else tree_map(lambda leaf: leaf[index], tree)
+
+
+def _reset(calls: BatchedCalls, name: str, observations: Tree, mask: np.ndarray) -> Tree:
+    before = tree_map(lambda leaf: leaf[~mask].copy(), observations)
+    seeds = [index if own else None for index, own in enumerate(mask.tolist())]
+    fresh = calls.reset(seeds, mask)
+    for old, new in zip(leaves(before), leaves(fresh), strict=True):
+        if not np.array_equal(old, new[~mask]):
+            raise EnvError(
+                f"{name}: reset(seeds, mask) with the mask {mask.tolist()} gave copies other observations that are not "
+                f"in the mask. It must leave them as they are, and return their newest observations."
+            )
+    return fresh
+
+
+def _infos_after(infos: dict[str, np.ndarray], reset: np.ndarray, key: str) -> dict[str, np.ndarray]:
+    """The masks in infos after some copies were reset, which have none then: all is allowed there."""
+    if key not in infos:
+        return {}
+    masks = np.array(infos[key])
+    masks[reset] = 1
+    return {key: masks}
+
+
+def _masks(calls: BatchedCalls, observations: Tree, infos: dict[str, np.ndarray], key: str) -> dict[AgentID, Any]:
+    """For each agent ``[num_envs, n]``, if it has masks."""
+    masks: dict[AgentID, Any] = dict.fromkeys(calls.agents)
+    for i, agent in enumerate(calls.agents):
+        own = calls.of_agent(observations, agent)
+        if isinstance(own, dict) and key in own:
+            masks[agent] = tree_map(np.asarray, own[key])
+        elif key in infos:
+            masks[agent] = np.asarray(infos[key])[:, i]
+    return masks
