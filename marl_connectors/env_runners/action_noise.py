@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -68,15 +68,24 @@ class ActionNoise:
     go on.
 
     Attributes:
+        seed: The run's.
         step: The number of vector steps so far; the runner sets it.
     """
 
-    def __init__(self, seed: int):
+    def __init__(self, seed: int, torch_stream_of: Callable[[], tuple[Any, ...]] | None = None):
+        """Begins at step 0.
+
+        Args:
+            seed: The run's.
+            torch_stream_of: Names the stream for distributions that draw from torch's generator; None to name it by the
+                vector step.
+        """
+        self._torch_stream_of = torch_stream_of
         self.restart(seed)
 
     def restart(self, seed: int, step: int = 0) -> None:
         """Goes on as that of a run with another seed, at another step."""
-        self._seed = seed
+        self.seed = seed
         self._root = stream_words(seed, "actions")
         self.step = step
         self._streams: dict[int, _Streams] = {}
@@ -177,5 +186,6 @@ class ActionNoise:
     @contextmanager
     def torch_stream(self) -> Iterator[None]:
         """Seeds torch's generator for this step, for distributions that draw from it."""
-        with torch_stream(self._seed, "torch actions", self.step):
+        names = (self.step,) if self._torch_stream_of is None else self._torch_stream_of()
+        with torch_stream(self.seed, "torch actions", *names):
             yield

@@ -81,6 +81,11 @@ class Lane:
     def episode(self, episode: SingleAgentEpisode) -> None:
         self._episode = episode
 
+    @property
+    def has_episode(self) -> bool:
+        """Whether ``episode`` has been made."""
+        return self._episode is not None
+
     def has_no_view(self) -> None:
         """From now on: whoever asks for ``episode`` gets a new one."""
         self._episode = None
@@ -285,14 +290,16 @@ class LaneGroup:
     @property
     def acting(self) -> list[Lane]:
         """The lanes that act next, in the order of ``rows``."""
-        return self.at(self._numbers())
+        return self.at(self.acting_numbers)
 
     @property
     def num_acting(self) -> int:
         """How many lanes act next."""
         return len(self.env_indices)
 
-    def _numbers(self) -> np.ndarray:
+    @property
+    def acting_numbers(self) -> np.ndarray:
+        """``[B]`` the numbers of the lanes that act next, in the order of ``rows``."""
         return np.arange(self.rollout.num_lanes) if self.numbers is None else self.numbers
 
     def at(self, numbers: np.ndarray) -> list[Lane]:
@@ -404,8 +411,11 @@ class LaneGroup:
         rollout.columns[Columns.REWARDS][rollout.cursor[numbers]] = rewards
         self._move_on(numbers)
 
-    def go_back(self, numbers: Sequence[int]) -> None:
-        """Undoes ``go_on``: the lanes wait in the rows before; their newest ones are as if nobody had observed."""
+    def go_back(self, numbers: Any) -> None:
+        """Undoes ``go_on``, or ``advance``: the lanes wait in the rows before.
+
+        Their newest ones are as if nobody had observed.
+        """
         rollout = self.rollout
         for position in rollout.cursor[numbers].tolist():
             rollout.infos.pop(position, None)
@@ -416,16 +426,16 @@ class LaneGroup:
 
     def count_steps(self, steps: int) -> None:
         """The lanes that act have made some steps."""
-        self.num_steps[self._numbers()] += steps
+        self.num_steps[self.acting_numbers] += steps
 
     def wait(self) -> None:
         """Lets the lanes that have acted wait for what comes of it."""
-        self.rollout.pending[self._numbers()] = True
+        self.rollout.pending[self.acting_numbers] = True
 
     def first_positions(self) -> np.ndarray:
         """``[B]`` where the oldest rows are that the acting lanes' episodes keep, in the order of the rows."""
         if self._first is None:
-            numbers = self._numbers()
+            numbers = self.acting_numbers
             self._first = self.first_row[numbers] * self.rollout.num_lanes + numbers
         return self._first
 
