@@ -216,7 +216,7 @@ class LaneGroup:
         places: ``[B]`` ascending with the sub-environment and the agent's rank.
         agent_words: ``[B]`` uint64, what names the agents' random streams.
         words: ``[B]`` uint64, of the streams themselves; None until somebody has asked.
-        rows: What the pipelines get.
+        rows: What the pipelines get; the same object as long as the same lanes act.
         t: ``[B]`` int32, the env step of each newest observation.
         last_row: The row of the newest observation of any lane.
     """
@@ -783,6 +783,9 @@ class LaneTable:
         for group in self.groups:
             group.select(self.module_ids, self._num_ranks)
         groups = [group for group in self.groups if group.num_acting]
+        if len(groups) == len(groups[:1]) == 1 and len(groups[0].rows.module_ids) == 1:  # they stand in that order
+            self.live, self.pick_actions = [(groups[0], None)], None
+            return
         places = [group.places for group in groups]
         by_env = np.argsort(np.concatenate(places) if groups else np.zeros(0, np.int64))
         row_of = np.empty(len(by_env), np.int64)
