@@ -16,7 +16,6 @@ from marl_connectors.env_runners.live_rows import LiveRows
 from marl_connectors.env_runners.lives import Lives
 from marl_connectors.episodes.lane_storage import LaneStorage
 from marl_connectors.episodes.rollout import Positions, Rollout
-from marl_connectors.episodes.rows import Rows
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.seeding import name_word
 from marl_connectors.typing import AgentID, EpisodeID, ModuleID
@@ -180,7 +179,7 @@ class LaneGroup:
         self.env_indices = np.zeros(0, np.int64)
         self.agent_words = np.zeros(0, np.uint64)
         self.words: np.ndarray | None = None
-        self.rows: Rows = LiveRows(self, module_ids=(), splits=(0,))
+        self.rows = LiveRows(self, module_ids=(), splits=(0,))
         self.t = np.zeros(0, np.int32)
         self.last_row = lookback
         self._num_opened = 0

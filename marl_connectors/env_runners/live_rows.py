@@ -80,7 +80,7 @@ class LiveRows(Rows):
         rollout, positions = group.rollout, group.positions
         begin = positions.start - rollout.num_lanes if type(positions) is slice else -1
         if offset == -1 and begin >= 0 and column not in rollout.layered and column in rollout.columns:
-            end = positions.stop - rollout.num_lanes
+            end = begin + len(self)
             reached = group.first_positions() <= np.arange(begin, end)
             if reached.all():
                 return tree_map(np.copy, take(rollout.columns[column], slice(begin, end))), reached

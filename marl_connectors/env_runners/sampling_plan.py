@@ -327,7 +327,7 @@ class SamplingPlan:
 
     def _run_arrays(self, forward: ArrayForward | SeparateForwards, columns: ColumnGroup, out: ColumnGroup) -> None:
         """A forward pass in arrays. A hot path."""
-        observations = columns.get(Columns.OBS)
+        observations: Any = columns.get(Columns.OBS)
         if columns.holders or not forward.takes(observations):
             self._run_as_given(columns, out)
             return
@@ -426,8 +426,11 @@ class SamplingPlan:
         assert prepared is not None
         for columns, kept in zip(layout.given, prepared.batch.groups, strict=True):
             columns.take_from(kept)
-            if prepared.batch.phase is Phase.ARRAYS and not self._joins_in:
-                list(self._env_to_module)[-1].on_columns(columns=columns, rl_module=self._rl_module)
+        if prepared.batch.phase is Phase.ARRAYS and not self._joins_in:  # somebody has begun to watch the pipeline
+            to_tensors = list(self._env_to_module)[-1]
+            to_tensors.before_columns(layout.given, self._rl_module)
+            for columns in layout.given:
+                to_tensors.on_columns(columns=columns, rl_module=self._rl_module)
         self._prepared = None
 
     def _run(self, calls: Sequence[_Call]) -> None:
@@ -443,7 +446,7 @@ class SamplingPlan:
         """Writes down what was put out; the actions. A hot path."""
         actions: list[Any] = []
         for columns in made:
-            group = columns.rows.group
+            group: LaneGroup = columns.rows.group  # type: ignore[attr-defined]
             columns.record_in(group.rollout, group.positions)
             if columns.action_dist_cls is not None:
                 self._without_logp[group] = columns.action_dist_cls
@@ -471,14 +474,10 @@ class SamplingPlan:
 
     def show(self, groups: list[ColumnGroup], episodes: Sequence[Any]) -> None:
         """Runs the env-to-module pieces on rows that nobody acts on: last observations."""
-        self._env_to_module.run(
-            ColumnBatch(groups),
-            rl_module=self._rl_module,
-            episodes=episodes,
-            explore=self._explore,
-            shared_data=self._shared_data,
-            metrics=self._metrics["env_to_module"],
-        )
+        first = slice(None, -1 if self._joins_in else None)  # nobody needs tensors of them
+        common = {"rl_module": self._rl_module, "explore": self._explore, "shared_data": self._shared_data}
+        common["metrics"] = self._metrics["env_to_module"]
+        self._run(_bound(self._env_to_module, ColumnBatch(groups), lambda: episodes, common, first))
 
     def prepare(self) -> None:
         """Runs the env-to-module pieces on the newest rows now, for the next ``act``."""
