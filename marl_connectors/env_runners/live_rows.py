@@ -83,13 +83,19 @@ class LiveRows(Rows):
             end = begin + len(self)
             reached = group.first_positions() <= np.arange(begin, end)
             if reached.all():
-                return tree_map(np.copy, take(rollout.columns[column], slice(begin, end))), reached
+                return _copied(rollout.columns[column], slice(begin, end)), reached
         return super().reach(column, offset)
 
     def set(self, column: str, values: Any) -> None:
         """Writes to the newest rows."""
         self.check_length(column, values)
         self.group.rollout.write(column, self.group.positions, values)
+
+
+def _copied(column: Any, positions: slice) -> Any:
+    if type(column) is dict:
+        return {key: _copied(part, positions) for key, part in column.items()}
+    return column[positions].copy() if type(column) is np.ndarray else tree_map(np.copy, take(column, positions))
 
 
 def picker(order: Sequence[int], length: int) -> Callable[[Any], Any] | None:
