@@ -69,11 +69,6 @@ class LiveRows(Rows):
             return rollout.read(column, positions)
         return super().get(column, offset, fill)
 
-    def has(self, column: str) -> bool:
-        """A hot path: most columns are of all agents."""
-        rollout = self.group.rollout
-        return column in rollout.columns if column not in rollout.given else super().has(column)
-
     def reach(self, column: str, offset: int) -> tuple[Any, np.ndarray]:
         """A hot path for the step before, where all lanes have one: no index arithmetic."""
         group = self.group

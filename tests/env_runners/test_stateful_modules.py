@@ -15,7 +15,7 @@ from marl_connectors import Algorithm, Columns, PPOConfig, RLModuleSpec
 from marl_connectors.checkpoints import load_state, save_state
 from marl_connectors.connectors.common.add_states_from_episodes_to_batch import AddStatesFromEpisodesToBatch
 from marl_connectors.env_runners.lanes import LaneGroup
-from marl_connectors.env_runners.live_rows import LiveRows
+from marl_connectors.episodes.rows import Rows
 from marl_connectors.trees import leaves, tree_map
 
 
@@ -182,7 +182,7 @@ def forgotten(original):
     [
         (LaneGroup, "first_positions", wrong_first_positions),
         (AddStatesFromEpisodesToBatch, "_states", of_the_neighbour),
-        (LiveRows, "has", forgotten),
+        (Rows, "has", forgotten),
     ],
     ids=["former agent", "neighbour", "forgotten"],
 )
