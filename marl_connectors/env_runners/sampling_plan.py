@@ -29,7 +29,7 @@ from marl_connectors.connectors.module_to_env.remove_single_ts_time_rank_from_ba
 )
 from marl_connectors.env_runners.action_noise import ActionNoise
 from marl_connectors.env_runners.data_checks import check_actions, check_forward_batch
-from marl_connectors.env_runners.lanes import LaneGroup
+from marl_connectors.env_runners.lane_table import LaneGroup
 from marl_connectors.env_runners.live_rows import LiveRows
 from marl_connectors.env_runners.random_actions import random_columns
 from marl_connectors.env_runners.sampling_times import SamplingTimes
@@ -127,6 +127,9 @@ class SamplingPlan:
     Batches are made in the step that needs them, with one exception: ``prepare`` runs the env-to-module pieces before
     episodes are handed out, as they may write to them. The next ``act`` takes what came of it, so that pieces see
     each observation once, and a checkpoint holds it.
+
+    Attributes:
+        looks_ahead: Whether there are env-to-module pieces that may write to episodes, or keep what they see.
     """
 
     def __init__(
@@ -149,6 +152,7 @@ class SamplingPlan:
         self._shared_data = shared_data
         self._episodes = episodes
         self._gives_arrays = gives_arrays
+        self.looks_ahead = False
         self._explore = False
         self._begun = 0
         self._known_to: tuple[Any, ...] = ()
@@ -187,6 +191,7 @@ class SamplingPlan:
         self._explore, self._metrics = bool(explore), metrics
         self._joins_in = _ends_plain(env_to_module, [NumpyToTensor])
         self._joins_out = _begins_plain(module_to_env, [GetActions, TensorToNumpy])
+        self.looks_ahead = any(type(piece) not in DEFAULT_PIECES for piece in env_to_module)
         self._begun += 1
         self._layout = None
         self._keep_bound()
@@ -215,11 +220,6 @@ class SamplingPlan:
         if not is_same or not all(structure.is_current for structure in self._structures):
             self._layouts, self._known_to = {}, known_to
             self._structures = [Structure(own, [own]) for own in rl_module.values() if not is_stackable(own)]
-
-    @property
-    def looks_ahead(self) -> bool:
-        """Whether there are env-to-module pieces that may write to episodes, or keep what they see."""
-        return any(type(piece) not in DEFAULT_PIECES for piece in self._env_to_module)
 
     def bind(self, rows: Sequence[LiveRows]) -> None:
         """Says which rows act from now on, group by group."""

@@ -39,12 +39,12 @@ class Limit(NamedTuple):
 
 
 LIMITS = {
-    "plain step": Limit(14, 30, calls_aimed_at=40),
-    "step with Box actions": Limit(16, 36),
-    "step with a column piece": Limit(18, 57, files_aimed_at=25),
-    "step with an item piece": Limit(29, 2130),
-    "step with a callback": Limit(18, 58),
-    "step of turns": Limit(27, 186, files_aimed_at=30),
+    "plain step": Limit(15, 31, calls_aimed_at=40),
+    "step with Box actions": Limit(17, 37),
+    "step with a column piece": Limit(19, 59, files_aimed_at=25),
+    "step with an item piece": Limit(27, 2135),
+    "step with a callback": Limit(18, 60),
+    "step of turns": Limit(24, 151, files_aimed_at=30),
     "update": Limit(58, files_aimed_at=40),
     "update of independent modules": Limit(58),
 }
