@@ -21,7 +21,6 @@ from marl_connectors.episodes.agent_views import EndedLanes, view_of
 from marl_connectors.episodes.lane_storage import LaneStorage
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.episodes.rollout import Positions, Rollout
-from marl_connectors.episodes.rows import Rows
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.rl_module.module_states import state_kind
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
@@ -258,7 +257,7 @@ class LaneGroup:
         self.env_indices = np.zeros(0, np.int64)
         self.agent_words = np.zeros(0, np.uint64)
         self.words: np.ndarray | None = None
-        self.rows: Rows = LiveRows(self, module_ids=(), splits=(0,))
+        self.rows = LiveRows(self, module_ids=(), splits=(0,))
         self.t = np.zeros(0, np.int32)
         self.last_row = lookback
         self._num_opened = 0

@@ -102,7 +102,7 @@ class _Place(NamedTuple):
         elif len(self.lead) == 1:
             buffer[: self.num_rows] = values
         else:
-            buffer[:, : self.rows] = values.reshape(self.lead[0], self.rows, -1)
+            buffer[:, : self.rows] = values.reshape(self.lead[0], -1, values.shape[-1])
 
     def take(self, padded: np.ndarray, width: int) -> np.ndarray:
         """``[B, width]`` of ``[*lead, n]``. A hot path."""
