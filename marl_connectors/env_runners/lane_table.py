@@ -702,7 +702,7 @@ class LaneTable:
     def settle_counts(self) -> None:
         """Counts what all lanes have done."""
         for group in self.groups:
-            self.counts.settle(group.lanes)
+            self.counts.settle(filter(None, group.lanes))  # an error may have come between a close and ``arrange``
 
     def make_room(self, modules_by_env: Sequence[Mapping[AgentID, ModuleID]]) -> None:
         """Makes the rollouts wide enough for the agents of all sub-environments."""
