@@ -283,8 +283,9 @@ class ConnectorPipelineV2(ConnectorV2):
                 if before_columns is not None:
                     run = partial(before_columns, batch.groups, common["rl_module"])
                     calls.append(BoundCall(run, self, piece, None))
-                for group in batch.groups if on_columns is not None else ():
-                    calls.append(BoundCall(partial(on_columns, columns=group, **common), self, piece, group))
+                if on_columns is not None:
+                    work = partial(on_columns, **common)
+                    calls += [BoundCall(partial(work, columns=g), self, piece, g) for g in batch.groups]
             phase = _phase_after(piece) or phase
         return calls
 

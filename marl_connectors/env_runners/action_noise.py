@@ -131,6 +131,22 @@ class ActionNoise:
             self._streams[group_index] = _Streams(words, t.copy(), self.step, pick, lasted)
         else:
             known.pick = pick
+        self._serve(group_index, rows)
+
+    def pick(self, group_index: int, rows: Rows, pick: np.ndarray) -> bool:
+        """Lets other rows of a group draw from the streams that it has, which have gone on with each vector step.
+
+        Returns:
+            False if it has none yet; then ``place`` must be called.
+        """
+        known = self._streams.get(group_index)
+        if known is None:
+            return False
+        known.pick = pick
+        self._serve(group_index, rows)
+        return True
+
+    def _serve(self, group_index: int, rows: Rows) -> None:
         self._group_of = {own: index for own, index in self._group_of.items() if index != group_index}
         self._group_of[rows] = group_index
 

@@ -34,6 +34,7 @@ from marl_connectors.env_runners.episode_tracker import EpisodeTracker
 from marl_connectors.env_runners.sampling_plan import SamplingPlan
 from marl_connectors.env_runners.sampling_times import SamplingTimes
 from marl_connectors.environments.action_history import HISTORY_BYTES
+from marl_connectors.environments.env_copy import EnvCopy
 from marl_connectors.environments.env_failures import EnvRestarts, FailureCounts
 from marl_connectors.environments.step_result import StepResult
 from marl_connectors.environments.worker_vector_env import make_vector_env
@@ -153,6 +154,7 @@ class EnvRunner:
         )
         self._shared_data: dict[str, Any] = {ACTION_NOISE: self._noise}
         self._plan = SamplingPlan(self._noise, self._shared_data, self._acting_episodes)
+        self._episodes_placed: dict[int, list[int]] = {}  # by group, of turn-based ones, what the noise knows
         self._goes_on = False  # whether the next sample continues the episodes of this one
         self._begin(explore)
         self.explore = explore
@@ -397,6 +399,7 @@ class EnvRunner:
         began = perf_counter()
         self._end_layout()
         self._plan.forget()
+        self._episodes_placed = {}
         self._episodes.reset()
         self.times.env_reset += perf_counter() - began
         self._note_failures()
@@ -429,17 +432,25 @@ class EnvRunner:
 
     def _place_noise(self) -> None:
         copies = self.vector_env.copies
-        numbers = np.array([copy.episode_number for copy in copies])
         if self._turn_based:  # one agent acts in a copy at a time: a stream for each copy will do
-            words, t = self._noise.words_of(np.arange(len(copies))), np.array([copy.t for copy in copies])
-            for group, _ in self._episodes.lanes.live:
-                self._noise.place(group.index, group.rows, words, numbers, t, group.env_indices)
+            self._place_turns(copies)
             return
+        numbers = np.array([copy.episode_number for copy in copies])
         for group, _ in self._episodes.lanes.live:
             own = group.env_indices
             if group.words is None:
                 group.words = self._noise.words_of(own, group.agent_words)
             self._noise.place(group.index, group.rows, group.words, numbers[own], group.t)
+
+    def _place_turns(self, copies: Sequence[EnvCopy]) -> None:
+        """Tells the noise which sub-environments act; the streams of all go on until an episode begins."""
+        noise, numbers, placed = self._noise, [copy.episode_number for copy in copies], self._episodes_placed
+        for group, _ in self._episodes.lanes.live:
+            index, rows, env_indices = group.index, group.rows, group.env_indices
+            if placed.get(index) != numbers or not noise.pick(index, rows, env_indices):
+                words, t = noise.words_of(np.arange(len(copies))), np.array([copy.t for copy in copies])
+                noise.place(index, rows, words, np.array(numbers), t, env_indices)
+                placed[index] = numbers
 
     def _check_outputs(self) -> None:
         for group in self._episodes.lanes.groups:
@@ -568,6 +579,7 @@ class EnvRunner:
             )
         self._seed = self.vector_env.seed = state["seed"]
         self._noise.restart(self._seed, state["noise_step"])
+        self._episodes_placed = {}
         self._shared_data.clear()
         self._shared_data[ACTION_NOISE] = self._noise
         self.num_env_steps, self.num_agent_steps = state["num_env_steps"], state["num_agent_steps"]

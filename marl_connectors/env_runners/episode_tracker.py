@@ -296,9 +296,10 @@ class EpisodeTracker:
         """Pays those who are told what their last actions have led to; others as agents that did not act."""
         told: dict[LaneGroup, tuple[list[int], list[float]]] = {}
         assert result.told is not None
+        by_env = self.lanes.by_env
         for (env_index, agent_id), reward in zip(result.told, result.rewards, strict=True):
-            lane = self.lanes.by_env[env_index].get(agent_id)
-            if lane is not None and lane.is_waiting:
+            lane = by_env[env_index].get(agent_id)
+            if lane is not None:  # it waits, as all of its sub-environment do
                 numbers, rewards = told.setdefault(lane.group, ([], []))
                 numbers.append(lane.number)
                 rewards.append(reward)

@@ -21,7 +21,6 @@ from marl_connectors.episodes.agent_views import EndedLanes, view_of
 from marl_connectors.episodes.lane_storage import LaneStorage
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.episodes.rollout import Positions, Rollout
-from marl_connectors.episodes.rows import Rows
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.rl_module.module_states import state_kind
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
@@ -221,7 +220,7 @@ class LaneGroup:
         places: ``[B]`` ascending with the sub-environment and the agent's rank.
         agent_words: ``[B]`` uint64, what names the agents' random streams.
         words: ``[B]`` uint64, of the streams themselves; None until somebody has asked.
-        rows: What the pipelines get.
+        rows: What the pipelines get; the same object as long as the same lanes act.
         t: ``[B]`` int32, the env step of each newest observation.
         last_row: The row of the newest observation of any lane.
     """
@@ -263,7 +262,7 @@ class LaneGroup:
         self.env_indices = np.zeros(0, np.int64)
         self.agent_words = np.zeros(0, np.uint64)
         self.words: np.ndarray | None = None
-        self.rows: Rows = LiveRows(self, module_ids=(), splits=(0,))
+        self.rows = LiveRows(self, module_ids=(), splits=(0,))
         self.t = np.zeros(0, np.int32)
         self.last_row = lookback
         self._num_opened = 0
@@ -713,7 +712,7 @@ class LaneTable:
     def settle_counts(self) -> None:
         """Counts what all lanes have done."""
         for group in self.groups:
-            self.counts.settle(group.lanes)
+            self.counts.settle(filter(None, group.lanes))  # an error may have come between a close and ``arrange``
 
     def make_room(self, modules_by_env: Sequence[Mapping[AgentID, ModuleID]]) -> None:
         """Makes the rollouts wide enough for the agents of all sub-environments."""
@@ -793,6 +792,9 @@ class LaneTable:
         for group in self.groups:
             group.select(self.module_ids, self._num_ranks)
         groups = [group for group in self.groups if group.num_acting]
+        if len(groups) == len(groups[:1]) == 1 and len(groups[0].rows.module_ids) == 1:  # they stand in that order
+            self.live, self.pick_actions = [(groups[0], None)], None
+            return
         places = [group.places for group in groups]
         by_env = np.argsort(np.concatenate(places) if groups else np.zeros(0, np.int64))
         row_of = np.empty(len(by_env), np.int64)

@@ -69,27 +69,28 @@ class LiveRows(Rows):
             return rollout.read(column, positions)
         return super().get(column, offset, fill)
 
-    def has(self, column: str) -> bool:
-        """A hot path: most columns are of all agents."""
-        rollout = self.group.rollout
-        return column in rollout.columns if column not in rollout.given else super().has(column)
-
     def reach(self, column: str, offset: int) -> tuple[Any, np.ndarray]:
         """A hot path for the step before, where all lanes have one: no index arithmetic."""
         group = self.group
         rollout, positions = group.rollout, group.positions
         begin = positions.start - rollout.num_lanes if type(positions) is slice else -1
         if offset == -1 and begin >= 0 and column not in rollout.layered and column in rollout.columns:
-            end = positions.stop - rollout.num_lanes
+            end = begin + len(self)
             reached = group.first_positions() <= np.arange(begin, end)
             if reached.all():
-                return tree_map(np.copy, take(rollout.columns[column], slice(begin, end))), reached
+                return _copied(rollout.columns[column], slice(begin, end)), reached
         return super().reach(column, offset)
 
     def set(self, column: str, values: Any) -> None:
         """Writes to the newest rows."""
         self.check_length(column, values)
         self.group.rollout.write(column, self.group.positions, values)
+
+
+def _copied(column: Any, positions: slice) -> Any:
+    if type(column) is dict:
+        return {key: _copied(part, positions) for key, part in column.items()}
+    return column[positions].copy() if type(column) is np.ndarray else tree_map(np.copy, take(column, positions))
 
 
 class Pick:

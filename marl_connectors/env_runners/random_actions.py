@@ -47,7 +47,7 @@ def random_columns(noise: ActionNoise, given: ColumnGroup) -> ColumnGroup:
         given: The part of the forward batch that the modules do not get.
     """
     columns, rows = given.like(), given.rows
-    group = rows.group
+    group = rows.group  # type: ignore[attr-defined]
     rng = noise.generator("random actions", rows)
     mask = given.get(Columns.ACTION_MASK)
     if mask is not None:

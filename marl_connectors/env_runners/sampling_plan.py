@@ -128,6 +128,9 @@ class SamplingPlan:
     Batches are made in the step that needs them, with one exception: ``prepare`` runs the env-to-module pieces before
     episodes are handed out, as they may write to them. The next ``act`` takes what came of it, so that pieces see
     each observation once, and a checkpoint holds it.
+
+    Attributes:
+        looks_ahead: Whether there are env-to-module pieces that may write to episodes, or keep what they see.
     """
 
     def __init__(
@@ -151,6 +154,7 @@ class SamplingPlan:
         self._shared_data = shared_data
         self._episodes = episodes
         self._checks_each_step = checks_each_step
+        self.looks_ahead = False
         self._explore = False
         self._begun = 0
         self._known_to: tuple[Any, ...] = ()
@@ -189,6 +193,7 @@ class SamplingPlan:
         self._explore, self._metrics = bool(explore), metrics
         self._joins_in = _ends_plain(env_to_module, [NumpyToTensor])
         self._joins_out = _begins_plain(module_to_env, [GetActions, TensorToNumpy])
+        self.looks_ahead = any(type(piece) not in DEFAULT_PIECES for piece in env_to_module)
         self._begun += 1
         self._layout = None
         self._keep_bound()
@@ -225,11 +230,6 @@ class SamplingPlan:
         now = self._bound_to()
         is_same = len(now) == len(self._known_to) and all(map(is_, now, self._known_to))
         return is_same and all(structure.is_current for structure in self._structures)
-
-    @property
-    def looks_ahead(self) -> bool:
-        """Whether there are env-to-module pieces that may write to episodes, or keep what they see."""
-        return any(type(piece) not in DEFAULT_PIECES for piece in self._env_to_module)
 
     def bind(self, rows: Sequence[LiveRows]) -> None:
         """Says which rows act from now on, group by group."""
@@ -337,7 +337,7 @@ class SamplingPlan:
 
     def _run_arrays(self, forward: ArrayForward | SeparateForwards, columns: ColumnGroup, out: ColumnGroup) -> None:
         """A forward pass in arrays. A hot path."""
-        observations = columns.get(Columns.OBS)
+        observations: Any = columns.get(Columns.OBS)
         if columns.holders or not forward.takes(observations):
             self._run_as_given(columns, out)
             return
@@ -451,8 +451,11 @@ class SamplingPlan:
         assert prepared is not None
         for columns, kept in zip(layout.given, prepared.batch.groups, strict=True):
             columns.take_from(kept)
-            if prepared.batch.phase is Phase.ARRAYS and not self._joins_in:
-                list(self._env_to_module)[-1].on_columns(columns=columns, rl_module=self._rl_module)
+        if prepared.batch.phase is Phase.ARRAYS and not self._joins_in:  # somebody has begun to watch the pipeline
+            to_tensors = list(self._env_to_module)[-1]
+            to_tensors.before_columns(layout.given, self._rl_module)
+            for columns in layout.given:
+                to_tensors.on_columns(columns=columns, rl_module=self._rl_module)
         self._prepared = None
 
     def _run(self, calls: Sequence[_Call]) -> None:
@@ -468,7 +471,7 @@ class SamplingPlan:
         """Writes down what was put out; the actions. A hot path."""
         actions: list[Any] = []
         for columns in made:
-            group = columns.rows.group
+            group: LaneGroup = columns.rows.group  # type: ignore[attr-defined]
             columns.record_in(group.rollout, group.positions)
             if columns.action_dist_cls is not None:
                 self._without_logp[group] = columns.action_dist_cls
@@ -491,14 +494,10 @@ class SamplingPlan:
 
     def show(self, groups: list[ColumnGroup], episodes: Sequence[Any]) -> None:
         """Runs the env-to-module pieces on rows that nobody acts on: last observations."""
-        self._env_to_module.run(
-            ColumnBatch(groups),
-            rl_module=self._rl_module,
-            episodes=episodes,
-            explore=self._explore,
-            shared_data=self._shared_data,
-            metrics=self._metrics["env_to_module"],
-        )
+        first = slice(None, -1 if self._joins_in else None)  # nobody needs tensors of them
+        common = {"rl_module": self._rl_module, "explore": self._explore, "shared_data": self._shared_data}
+        common["metrics"] = self._metrics["env_to_module"]
+        self._run(_bound(self._env_to_module, ColumnBatch(groups), lambda: episodes, common, first))
 
     def prepare(self) -> None:
         """Runs the env-to-module pieces on the newest rows now, for the next ``act``."""

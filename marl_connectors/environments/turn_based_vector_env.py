@@ -69,7 +69,7 @@ class TurnBasedVectorEnv(VectorEnv):
         terminations.pop("__all__", None)
         truncations.pop("__all__", None)
         paid = [finite_reward(copy, agent, reward) for agent, reward in rewards.items()]
-        infos = copied_infos(copy, terminations, infos)
+        infos = copied_infos(copy, terminations, infos) if any(infos.values()) else {}
         copy.agents = [a for a in observations if not (terminations.get(a) or truncations.get(a))]
         if self._garbage is not None:
             self._garbage.check(copy, observations, observations, {})

@@ -102,7 +102,7 @@ class _Place(NamedTuple):
         elif len(self.lead) == 1:
             buffer[: self.num_rows] = values
         else:
-            buffer[:, : self.rows] = values.reshape(self.lead[0], self.rows, -1)
+            buffer[:, : self.rows] = values.reshape(self.lead[0], -1, values.shape[-1])
 
     def take(self, padded: np.ndarray, width: int) -> np.ndarray:
         """``[B, width]`` of ``[*lead, n]``. A hot path."""
@@ -132,8 +132,8 @@ class _Dense:
         for own in stacks:
             for i, layer in enumerate(own[0]._linear_layers):
                 activation = own[0].activation_after(i)
-                self.width = layer.out_features
-                shape = (width, _filled_up(layer.out_features))
+                self.width = layer.weight.shape[-2]
+                shape = (width, _filled_up(layer.weight.shape[-2]))
                 weight = np.zeros((*lead[:-1], *shape), np.float32)
                 bias = np.zeros((*lead, shape[1]), np.float32)
                 self._sources.append(([mlp._linear_layers[i] for mlp in own], weight, bias))
@@ -147,8 +147,8 @@ class _Dense:
         for layers, weight, bias in self._sources:
             for i, layer in enumerate(layers):
                 own, own_bias = (weight, bias) if len(layers) == 1 else (weight[i], bias[i])
-                number, width = layer.out_features, own.shape[-1]
-                own[..., : layer.in_features, :number] = layer.weight.detach().numpy().swapaxes(-1, -2)
+                number, width = layer.weight.shape[-2], own.shape[-1]
+                own[..., : layer.weight.shape[-1], :number] = layer.weight.detach().numpy().swapaxes(-1, -2)
                 own_bias[..., :number] = layer.bias.detach().numpy()[..., None, :]
                 if number < width:  # real outputs again, as 0 times infinity would be NaN
                     again = np.arange(width - number) % number
@@ -535,7 +535,7 @@ def _described(chain: Chain, rows: int) -> tuple[Any, ...] | None:
         if isinstance(layer, MLP):
             if not layer.can_be_bound(rows):
                 return None
-            shapes = [(own.in_features, own.out_features) for own in layer._linear_layers]
+            shapes = [tuple(own.weight.shape) for own in layer._linear_layers]
             found.append((type(layer.activation), layer.activate_last, *shapes))
         else:
             num_cells += 1
