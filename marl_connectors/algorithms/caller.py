@@ -21,6 +21,9 @@ from marl_connectors.seeding import name_word
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import AgentID, Tree
 
+_REMEMBERED = 64
+"""Of so many sets of agents that act together the random numbers are drawn for several steps at once."""
+
 
 class _AgentRows(NamedTuple):
     """Which rows of a group are whose.
@@ -220,13 +223,20 @@ class Caller:
             )
 
     def place(self, noise: ActionNoise) -> None:
-        """Gives each row the random numbers of its agent: they follow from how often it has acted, and from nobody."""
+        """Gives each row the random numbers of its agent: they follow from how often it has acted, and from nobody.
+
+        The step of ``noise`` is that of the first agent. So those who always act together go on in what was drawn for
+        them, whatever others do in between.
+        """
         counts = np.array([self.num_acted.get(agent_id, 0) for agent_id in self.agents])
+        noise.step = int(counts[0])
+        noise.keep(_REMEMBERED)
         for own in self._rows:
             group = own.group
             if group.words is None:
                 group.words = noise.words_of(group.env_indices, group.agent_words)
-            noise.place(group.index, group.rows, group.words, np.zeros(len(group.words)), counts[own.agent_of])
+            never = np.zeros(len(group.words), np.int64)
+            noise.place((self.agents, group.index), group.rows, group.words, never, counts[own.agent_of])
 
     def torch_stream_of(self) -> tuple[str, ...]:
         """Names those who act, at their steps."""

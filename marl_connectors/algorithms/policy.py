@@ -380,8 +380,8 @@ class Policy:
             caller.place(self._noise)
             self._is_placed = True
         actions = caller.by_agent(plan.act(self._times), is_batch)
-        self._noise.step += 1
         caller.acted()
+        self._noise.step = caller.num_acted[agents[0]]
         if self._has_pieces:
             for logger in self._metrics.values():
                 logger.set_state([])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -88,8 +88,8 @@ class ActionNoise:
         self.seed = seed
         self._root = stream_words(seed, "actions")
         self.step = step
-        self._streams: dict[int, _Streams] = {}
-        self._group_of: dict[Rows, int] = {}
+        self._streams: dict[Hashable, _Streams] = {}
+        self._group_of: dict[Rows, Hashable] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """The state without the drawn numbers, which follow from the seed and the step."""
@@ -107,7 +107,7 @@ class ActionNoise:
 
     def place(
         self,
-        group_index: int,
+        group_index: Hashable,
         rows: Rows,
         words: np.ndarray,
         episode_numbers: np.ndarray,
@@ -133,7 +133,12 @@ class ActionNoise:
             known.pick = pick
         self._serve(group_index, rows)
 
-    def pick(self, group_index: int, rows: Rows, pick: np.ndarray) -> bool:
+    def keep(self, most: int) -> None:
+        """Forgets what was drawn, if it is for more than so many groups."""
+        if len(self._streams) > most:
+            self._streams, self._group_of = {}, {}
+
+    def pick(self, group_index: Hashable, rows: Rows, pick: np.ndarray) -> bool:
         """Lets other rows of a group draw from the streams that it has, which have gone on with each vector step.
 
         Returns:
@@ -146,7 +151,7 @@ class ActionNoise:
         self._serve(group_index, rows)
         return True
 
-    def _serve(self, group_index: int, rows: Rows) -> None:
+    def _serve(self, group_index: Hashable, rows: Rows) -> None:
         self._group_of = {own: index for own, index in self._group_of.items() if index != group_index}
         self._group_of[rows] = group_index
 
