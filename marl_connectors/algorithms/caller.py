@@ -70,7 +70,7 @@ class Caller:
         agents: Who acts, or acted in the newest call; empty if that is to be worked out anew.
         calls: How many calls there were since the last ``restart``.
         over: The sub-environments in which the next call begins an episode.
-        moved: The lanes that the newest call has moved on, by group.
+        moved: The lanes that the newest call moves on, by group, and their rows before.
         joined: The sub-environments and agents that have joined in it.
         num_acted: How often each agent has acted so far.
     """
@@ -97,7 +97,7 @@ class Caller:
     def forget_layout(self) -> None:
         """The next call is not like the one before."""
         self.agents: tuple[AgentID, ...] = ()
-        self.moved: list[tuple[LaneGroup, np.ndarray]] = []
+        self.moved: list[tuple[LaneGroup, np.ndarray, np.ndarray]] = []
         self.joined: list[tuple[int, AgentID]] = []
         self._rows: list[_AgentRows] = []
 
@@ -149,7 +149,7 @@ class Caller:
         is_same, begin = agents == self.agents, sorted(self.over)
         self.calls += 1
         if is_same and not begin:
-            self.moved = [(own.group, own.group.acting_numbers) for own in self._rows]
+            self.moved = [_moving(own.group, own.group.acting_numbers) for own in self._rows]
             return StepResult(self._paid(rewards), [], in_rows=True)
         if begin:
             self._begin(begin)
@@ -159,7 +159,7 @@ class Caller:
         self.sync()
         events = {index: Event(index, 0, is_over=True, is_dropped=True) for index in begin}
         if is_same:
-            self.moved = [(own.group, _others(own.group, begin)) for own in self._rows]
+            self.moved = [_moving(own.group, _others(own.group, begin)) for own in self._rows]
             return StepResult(self._paid(rewards), [], events=list(events.values()), in_rows=True)
         told: list[tuple[int, AgentID]] = []
         for copy in self.copies:
@@ -174,7 +174,7 @@ class Caller:
         for index, agent_id in told:
             lane = lanes.by_env[index][agent_id]
             numbers.setdefault(lane.group, []).append(lane.number)
-        self.moved = [(group, np.array(own)) for group, own in numbers.items()]
+        self.moved = [_moving(group, np.array(own)) for group, own in numbers.items()]
         paid = [_reward_of(agent_id, index, rewards) for index, agent_id in told]
         return StepResult(paid, [], events=[events[i] for i in sorted(events)], told=told, in_rows=True)
 
@@ -296,6 +296,10 @@ class Caller:
                 else:  # in other sub-environments the agent is in another group, which has been seen to
                     found[agent_id] = tree_map(partial(_filled, own=rows), found[agent_id], values)
         return {agent_id: found[agent_id] for agent_id in self.agents}
+
+
+def _moving(group: LaneGroup, numbers: np.ndarray) -> tuple[LaneGroup, np.ndarray, np.ndarray]:
+    return group, numbers, group.rows_of(numbers)
 
 
 def _others(group: LaneGroup, indices: Sequence[int]) -> np.ndarray:

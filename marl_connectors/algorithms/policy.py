@@ -131,7 +131,8 @@ class Policy:
         """A policy with the same modules, and with pieces and a memory of its own, which is empty.
 
         Sessions are for episodes that go on side by side, such as one for each thread. They do not wait for one
-        another. A change of the modules' parameters applies to all of them.
+        another. A change of the modules' parameters applies to all of them: from the next call on if PyTorch was told
+        of it (optimizers, ``load_state_dict``), after ``reset`` if it went by ``parameter.data``.
 
         Args:
             explore: Whether actions are sampled; None for the setting of this policy.
@@ -262,6 +263,8 @@ class Policy:
 
     def _reset(self, ended: Any, agent_ids: Collection[AgentID] | None) -> None:
         caller, episodes = self._caller, self._episodes
+        for explore in self._plans:
+            self._begin(explore)
         if ended is None and agent_ids is None:
             self._restart(0)
             self._company.forget()
@@ -410,8 +413,13 @@ class Policy:
             plan = SamplingPlan(self._noise, self._shared_data, self._acting_episodes, checks_each_step=True)
             plan.bind(self._rows)
             self._plans[explore] = plan
-        plan.begin(self.env_to_module, self.module_to_env, self.rl_module, explore=explore, metrics=self._metrics)
+        self._begin(explore)
         return plan
+
+    def _begin(self, explore: bool) -> None:
+        self._plans[explore].begin(
+            self.env_to_module, self.module_to_env, self.rl_module, explore=explore, metrics=self._metrics
+        )
 
     def _acting_episodes(self) -> list[Any]:
         """For pieces that look at episodes."""

@@ -330,6 +330,7 @@ class EnvRunner:
         """A hot path: everything here is per vector step and group, nothing is per agent."""
         episodes, vector_env = self._episodes, self.vector_env
         by_group, pick = self._plan.act(self.times, at_random=at_random), episodes.lanes.pick_actions
+        actions: Any
         if vector_env.is_batched:
             actions = by_group[0] if len(by_group) == 1 else np.concatenate(by_group)
         else:

@@ -320,15 +320,17 @@ class EpisodeTracker:
             except (TypeError, ValueError) as error:
                 raise bad_observations(group, self._vector_env, own) from error
 
-    def take_back(self, moved: Iterable[tuple[LaneGroup, Any]], joined: Iterable[tuple[int, AgentID]]) -> None:
+    def take_back(
+        self, moved: Iterable[tuple[LaneGroup, np.ndarray, np.ndarray]], joined: Iterable[tuple[int, AgentID]]
+    ) -> None:
         """Undoes a step that failed before anybody acted: all lanes wait, in the rows that they last acted on.
 
         Args:
-            moved: The numbers of the lanes that ``apply`` has moved on, group by group.
+            moved: The numbers of the lanes that ``apply`` moves on, group by group, and their rows before.
             joined: The sub-environments and agents that may have joined in it.
         """
-        for group, numbers in moved:
-            group.go_back(numbers)
+        for group, numbers, rows in moved:
+            group.go_back(numbers, rows)
         for env_index, agent_id in joined:
             lane, episode = self.lanes.by_env[env_index].get(agent_id), self.ongoing[env_index]
             if lane is None or not isinstance(episode, MultiAgentEpisode):

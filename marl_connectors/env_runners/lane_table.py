@@ -410,16 +410,18 @@ class LaneGroup:
         rollout.columns[Columns.REWARDS][rollout.cursor[numbers]] = rewards
         self._move_on(numbers)
 
-    def go_back(self, numbers: Any) -> None:
-        """Undoes ``go_on``, or ``advance``: the lanes wait in the rows before.
+    def rows_of(self, numbers: np.ndarray) -> np.ndarray:
+        """``[N]`` the newest rows of some lanes."""
+        return self.rollout.cursor[numbers] // self.rollout.num_lanes
 
-        Their newest ones are as if nobody had observed.
-        """
-        rollout = self.rollout
-        for position in rollout.cursor[numbers].tolist():
+    def go_back(self, numbers: np.ndarray, rows: np.ndarray) -> None:
+        """Lets lanes wait in the rows where they have acted. Rows after those are as if nobody had observed."""
+        rollout, before = self.rollout, rows * self.rollout.num_lanes + numbers
+        newest = rollout.cursor[numbers]
+        for position in (undone := newest[newest != before]).tolist():
             rollout.infos.pop(position, None)
-        rollout.columns[Columns.T][rollout.cursor[numbers]] = -1
-        rollout.cursor[numbers] -= rollout.num_lanes
+        rollout.columns[Columns.T][undone] = -1
+        rollout.cursor[numbers] = before
         rollout.pending[numbers] = True
         self._first = None
 
@@ -489,7 +491,7 @@ class LaneGroup:
     def returns(self, numbers: np.ndarray) -> np.ndarray:
         """``[N]`` what the agents of some lanes, one at least, were paid in this chunk."""
         rollout, first_rows = self.rollout, self.start_row[numbers]
-        last_rows = rollout.cursor[numbers] // rollout.num_lanes
+        last_rows = self.rows_of(numbers)
         low, high = int(first_rows.min()), int(last_rows.max())
         rewards = rollout.columns[Columns.REWARDS].reshape(rollout.num_rows, -1)[low:high]
         if len(numbers) < rollout.num_lanes or (np.diff(numbers) != 1).any():
@@ -577,7 +579,7 @@ class LanesOfEnvs(NamedTuple):
             lane=self.number,
             first_row=self.gathered(lambda group, numbers: group.first_row[numbers], np.int64),
             start_row=self.gathered(lambda group, numbers: group.start_row[numbers], np.int64),
-            stop_row=self.gathered(lambda g, numbers: g.rollout.cursor[numbers] // g.rollout.num_lanes, np.int64),
+            stop_row=self.gathered(lambda group, numbers: group.rows_of(numbers), np.int64),
             t_started=self.gathered(lambda group, numbers: group.t_started[numbers], np.int64),
             terminated=terminated,
             truncated=truncated,
