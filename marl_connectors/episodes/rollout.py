@@ -256,7 +256,7 @@ class Rollout:
     def item(self, name: str, position: int) -> Any:
         """What ``read`` gives for a single row."""
         levels = self.layered.get(name)
-        column = self.columns[name] if levels is None else self._layers[name][levels[position]]
+        column = self.columns[name] if levels is None else self._layers[name][levels.item(position)]
         return column[position] if type(column) is np.ndarray else tree_map(lambda leaf: leaf[position], column)
 
     def is_uniform(self, name: str, positions: Positions) -> bool:
@@ -288,6 +288,18 @@ class Rollout:
             self.layered[name][positions] = level
         if name in self.given:
             self.given[name][positions] = True
+
+    def write_item(self, name: str, position: int, item: Any) -> None:
+        """What ``write`` does, for a single row. A hot path: most items are like those written last."""
+        column, levels = self.columns.get(name), self.layered.get(name)
+        is_written = levels is not None or name != Columns.OBS
+        if type(item) is type(column) is np.ndarray and is_written and name not in self.given:
+            if item.shape == column.shape[1:] and item.dtype == column.dtype:
+                column[position] = item
+                if levels is not None:
+                    levels[position] = len(self._layers[name]) - 1
+                return
+        self.write(name, slice(position, position + 1), spaces.stack([item]))
 
     def continued(self, num_rows: int, lookback: int, oldest: np.ndarray | None = None) -> Rollout:
         """A fresh rollout that goes on where this one stopped; nothing is shared with this one.
