@@ -12,9 +12,9 @@ import torch
 from gymnasium import Space
 
 from marl_connectors.columns import Columns
-from marl_connectors.connectors.columns_of_items import EpisodeRows
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.failures import modules_named, progress
+from marl_connectors.connectors.item_adapter import EpisodeRows
 from marl_connectors.episodes.column_batch import ColumnGroup, slice_tree
 from marl_connectors.episodes.info_column import InfoColumn
 from marl_connectors.episodes.rows import RowPart, Rows

@@ -10,9 +10,8 @@ from gymnasium import Space
 
 from marl_connectors.connectors.column_check import checked_on_columns
 from marl_connectors.connectors.connector_v2 import ConnectorV2, works_on_columns
-from marl_connectors.connectors.conversion import to_columns, to_items
-from marl_connectors.connectors.episodes_of_run import without_taken_out
 from marl_connectors.connectors.failures import progress
+from marl_connectors.connectors.item_adapter import checked_batch, run_piece
 from marl_connectors.connectors.requirements import check_pieces
 from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup
 from marl_connectors.errors import ConfigError, ConnectorError, did_you_mean, place_of_error
@@ -194,7 +193,7 @@ class ConnectorPipelineV2(ConnectorV2):
         try:
             for piece, *_ in self._steps:
                 progress.begin(self.in_learner_pipeline)
-                batch = _checked_batch(piece(rl_module=rl_module, batch=batch, episodes=episodes, **common))
+                batch = checked_batch(piece(rl_module=rl_module, batch=batch, episodes=episodes, **common))
         except Exception as error:
             cause = error.__cause__ if isinstance(error, ConnectorError) and error.__cause__ else error
             raise self._failure(piece, error) from cause
@@ -251,11 +250,7 @@ class ConnectorPipelineV2(ConnectorV2):
                 if isinstance(piece, ConnectorPipelineV2):
                     batch = piece.run(batch, episodes=episodes, **common)
                 else:
-                    progress.begin(self.in_learner_pipeline)
-                    items = _checked_batch(piece(batch=to_items(batch), episodes=episodes, **common))
-                    batch.phase = piece.phase_after or batch.phase
-                    progress.converting = items
-                    batch = to_columns(items, without_taken_out(batch, episodes))
+                    batch = run_piece(piece, batch, episodes, **common)
         except Exception as error:
             cause = error.__cause__ if isinstance(error, ConnectorError) and error.__cause__ else error
             raise self._failure(piece, error, group) from cause
@@ -377,11 +372,3 @@ def _checked(piece: Any) -> ConnectorV2:
             + (". Pass an instance, not the class." if isinstance(piece, type) else ".")
         )
     return piece
-
-
-def _checked_batch(batch: Any) -> dict[str, Any]:
-    if not isinstance(batch, dict):
-        raise ConnectorError(
-            f"returned {type(batch).__name__} instead of the batch. End its __call__ with 'return batch'."
-        )
-    return batch

@@ -9,6 +9,7 @@ from gymnasium import Space
 
 from marl_connectors.connectors.arguments import check_arguments
 from marl_connectors.connectors.failures import progress
+from marl_connectors.connectors.item_adapter import agent_episodes, item_key, run_on_items, unstack
 from marl_connectors.connectors.states import same_state
 from marl_connectors.episodes.column_batch import ColumnGroup, Phase
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
@@ -100,8 +101,6 @@ class ConnectorV2:
             raise NotImplementedError(
                 f"{type(self).__name__}: override __call__ (on items) or on_columns (on columns)."
             )
-        from marl_connectors.connectors.columns_of_items import run_on_items
-
         common = {"rl_module": rl_module, "explore": explore, "shared_data": shared_data, "metrics": metrics, **kwargs}
         return run_on_items(self, batch, episodes, **common)
 
@@ -243,15 +242,14 @@ class ConnectorV2:
         items = {key: iter(values) for key, values in (zip_with_batch_column or {}).items()}
         before = progress.episode  # noted for the error message if the caller fails on an episode
         try:
-            for episode in episodes:
-                for part in _parts(episode, agents_that_stepped_only):
-                    progress.episode = part
-                    if zip_with_batch_column is None:
-                        yield part
-                        continue
-                    for item in items.get(item_key(part), iter(())):
-                        yield part, item
-                        break
+            for part in agent_episodes(episodes, stepped_only=agents_that_stepped_only):
+                progress.episode = part
+                if zip_with_batch_column is None:
+                    yield part
+                    continue
+                for item in items.get(item_key(part), iter(())):
+                    yield part, item
+                    break
         except GeneratorExit:
             progress.leave_loop()
             raise
@@ -325,41 +323,11 @@ class ConnectorV2:
         return f"{type(self).__name__}()"
 
 
-def _parts(
-    episode: SingleAgentEpisode | MultiAgentEpisode, agents_that_stepped_only: bool
-) -> Sequence[SingleAgentEpisode]:
-    """The agent episodes of an episode."""
-    if not isinstance(episode, MultiAgentEpisode):
-        return [episode]
-    if not agents_that_stepped_only:
-        return list(episode.all_agent_episodes())
-    stepped = episode.get_agents_that_stepped()
-    parts = [part for agent_id, part in episode.agent_episodes.items() if agent_id in stepped]
-    return [part for part in parts if not part.is_done] or parts
-
-
 def looks_at_other_agents(piece: ConnectorV2) -> bool | None:
     """``piece.looks_at_other_agents``, where the library's own pieces that say nothing look at each agent alone."""
     if piece.looks_at_other_agents is None and type(piece).__module__.startswith("marl_connectors."):
         return False
     return piece.looks_at_other_agents
-
-
-def item_key(episode: SingleAgentEpisode) -> ItemKey:
-    """``(episode_id,)`` alone, ``(episode_id, agent_id, module_id)`` for an agent of a MultiAgentEpisode."""
-    if episode.agent_id is None or episode.multi_agent_episode_id is None:
-        return (episode.id_,)
-    return (episode.multi_agent_episode_id, episode.agent_id, episode.module_id)
-
-
-def unstack(values: Any) -> list:
-    """The items of an array, tensor, or tree of them, along its first axis; views where possible."""
-    if isinstance(values, dict):
-        parts = {key: unstack(part) for key, part in values.items()}
-        return [dict(zip(parts, items, strict=True)) for items in zip(*parts.values(), strict=True)]
-    if isinstance(values, tuple):
-        return list(zip(*(unstack(part) for part in values), strict=True))
-    return list(values)
 
 
 def _item_lists(batch: dict[str, Any], names: list[str]) -> Iterator[tuple[dict[str, list], tuple[Any, ...]]]:

@@ -222,12 +222,12 @@ class ColumnAccess(EpisodeBase):
         with_pending: bool = False,
     ) -> None:
         storage = self.storage
-        if type(at_indices) is int and type(new_data) is np.ndarray and type(storage) is LaneStorage:
-            if not with_pending and name != Columns.INFOS and name != Columns.REWARDS:  # a hot path
-                place = storage.place(name, at_indices, neg_index_as_lookback)
-                if place >= 0:
-                    storage.rollout.write_item(name, place, new_data)
-                    return
+        if type(new_data) is np.ndarray and type(at_indices) is int and type(storage) is LaneStorage:  # a hot path
+            is_array = not with_pending and name != Columns.INFOS and name != Columns.REWARDS
+            place = storage.place(name, at_indices, neg_index_as_lookback) if is_array else -1
+            if place >= 0:
+                storage.rollout.write_item(name, place, new_data)
+                return
         lookback = storage.lookback
         rows = lookback + len(storage)
         if name in WITH_LAST and (rows or len(storage.column(Columns.T))):

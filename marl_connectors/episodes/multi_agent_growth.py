@@ -13,7 +13,7 @@ from marl_connectors.episodes.growth import check_item
 from marl_connectors.episodes.list_storage import ListStorage
 from marl_connectors.episodes.multi_agent_access import MultiAgentAccess
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
-from marl_connectors.episodes.storage import ACTIONS, OBS, REWARDS, T
+from marl_connectors.episodes.storage import ACTIONS, OBS, REWARDS
 from marl_connectors.errors import EpisodeError, did_you_mean
 from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID, EpisodeID, ModuleID
 

@@ -293,12 +293,12 @@ class Rollout:
         """What ``write`` does, for a single row. A hot path: most items are like those written last."""
         column, levels = self.columns.get(name), self.layered.get(name)
         is_written = levels is not None or name != Columns.OBS
-        if type(item) is type(column) is np.ndarray and is_written and name not in self.given:
-            if item.shape == column.shape[1:] and item.dtype == column.dtype:
-                column[position] = item
-                if levels is not None:
-                    levels[position] = len(self._layers[name]) - 1
-                return
+        is_alike = type(item) is type(column) is np.ndarray and item.dtype == column.dtype
+        if is_alike and is_written and item.shape == column.shape[1:] and name not in self.given:
+            column[position] = item
+            if levels is not None:
+                levels[position] = len(self._layers[name]) - 1
+            return
         self.write(name, slice(position, position + 1), spaces.stack([item]))
 
     def continued(self, num_rows: int, lookback: int, oldest: np.ndarray | None = None) -> Rollout:

@@ -34,9 +34,9 @@ from marl_connectors import Columns
 from marl_connectors.connectors.column_connector import ColumnConnector
 from marl_connectors.connectors.common.add_time_dim_to_batch_and_zero_pad import AddTimeDimToBatchAndZeroPad
 from marl_connectors.connectors.connector_v2 import ConnectorV2, item_key
-from marl_connectors.connectors.conversion import to_items
 from marl_connectors.connectors.defaults import env_to_module_pipeline, learner_pipeline, module_to_env_pipeline
 from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
+from marl_connectors.connectors.item_adapter import to_items
 from marl_connectors.connectors.learner.general_advantage_estimation import GeneralAdvantageEstimation
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.errors import ConfigError, ConnectorError
