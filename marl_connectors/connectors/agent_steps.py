@@ -1,13 +1,12 @@
-"""What a piece that changes observations may know about the agent-steps behind them, on columns and on items alike."""
+"""What a piece that changes observations may know about the agent-steps behind them."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from gymnasium import Space
 
-from marl_connectors import spaces
 from marl_connectors.columns import Columns
 from marl_connectors.episodes.rows import RowPart, Rows
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
@@ -42,35 +41,6 @@ class Agents(NamedTuple):
     index: np.ndarray
 
 
-class Steps(Protocol):
-    """``B`` agent-steps."""
-
-    @property
-    def agents(self) -> Agents:
-        """Whose they are."""
-        ...
-
-    @property
-    def spaces(self) -> tuple[Space | None, Space | None]:
-        """The observation and action spaces that the environment names, where known."""
-        ...
-
-    def recent(self, column: str, n: int, *, newest: int, who: str, zero: Any = None) -> Recent:
-        """The ``n`` newest items of a column.
-
-        Args:
-            column: A column of the trajectories.
-            n: How many.
-            newest: Which one is the last: 0 the step's own (of observations), -1 the one before (of actions).
-            who: The piece, for messages.
-            zero: One item of zeros, where there may be none at all.
-
-        Raises:
-            ConnectorError: If the episode went on before its lookback, so that there are items that are not kept.
-        """
-        ...
-
-
 class AgentLookup:
     """Works out whose rows are whose, once for each set of rows that go on and on.
 
@@ -98,8 +68,8 @@ class AgentLookup:
         return agents
 
 
-class ColumnSteps:
-    """The agent-steps of rows."""
+class Steps:
+    """``B`` agent-steps: what a piece that changes observations may know about them."""
 
     __slots__ = ("_lookup", "_parts", "rows")
 
@@ -117,15 +87,30 @@ class ColumnSteps:
 
     @property
     def agents(self) -> Agents:
+        """Whose they are."""
         return self._lookup.of(self.rows)
 
     @property
     def spaces(self) -> tuple[Space | None, Space | None]:
+        """The observation and action spaces that the environment names, where known."""
+        if not self.parts:
+            return self.rows.observation_space, self.rows.action_space
         rollout = self.parts[0].rollout
         return rollout.observation_space, rollout.action_space
 
-    def recent(self, column: str, n: int, *, newest: int, who: str, zero: Any = None) -> Recent:
-        found = [_recent(part, column, n, newest) for part in self.parts]
+    def recent(self, column: str, n: int, *, newest: int, who: str) -> Recent:
+        """The ``n`` newest items of a column.
+
+        Args:
+            column: A column of the trajectories.
+            n: How many.
+            newest: Which one is the last: 0 the step's own (of observations), -1 the one before (of actions).
+            who: The piece, for messages.
+
+        Raises:
+            ConnectorError: If the episode went on before its lookback, so that there are items that are not kept.
+        """
+        found = [_recent(part, column, n, newest) for part in self.parts] or [self._one_by_one(column, n, newest)]
         values, reached = found[0]
         if len(found) > 1:
             values = tree_map(lambda *leaves: np.concatenate(leaves), *(values for values, _ in found))
@@ -134,58 +119,23 @@ class ColumnSteps:
             self._check_beginnings(~reached[:, 0], column, n, newest, who)
         return Recent(values, reached)
 
+    def _one_by_one(self, column: str, n: int, newest: int) -> Recent:
+        """For rows of episodes that stand in no rollout."""
+        steps = [self.rows.reach(column, offset) for offset in range(newest - n + 1, newest + 1)]
+        values = tree_map(lambda *leaves: np.stack(leaves, axis=1), *(values for values, _ in steps))
+        return Recent(values, np.stack([reached for _, reached in steps], axis=1))
+
     def _check_beginnings(self, short: np.ndarray, column: str, n: int, newest: int, who: str) -> None:
         """Once for the same episodes: while they go on, fewer and fewer of them are short."""
-        first = self.parts[0].first
-        if self._lookup.checked.get((n, newest)) is first:
+        first = self.parts[0].first if self.parts else None
+        if first is not None and self._lookup.checked.get((n, newest)) is first:
             return
         owners = np.repeat(np.arange(len(self.rows.counts)), self.rows.counts)
         episodes = self.rows.episodes
         for i in np.unique(owners[short]).tolist():
             check_beginning(episodes[i], column, n, newest, who)
-        if len(self.parts) == 1 and self.rows.acted is None:
+        if first is not None and len(self.parts) == 1 and self.rows.acted is None:
             self._lookup.checked[n, newest] = first
-
-
-class ItemSteps:
-    """Consecutive agent-steps of one episode."""
-
-    __slots__ = ("count", "episode", "first")
-
-    def __init__(self, episode: SingleAgentEpisode, first: int, count: int):
-        """``first`` is the place of the first step's observation among all that the episode keeps."""
-        self.episode = episode
-        self.first = first
-        self.count = count
-
-    @property
-    def agents(self) -> Agents:
-        return Agents((self.episode.agent_id,), np.zeros(self.count, np.int64))
-
-    @property
-    def spaces(self) -> tuple[Space | None, Space | None]:
-        return self.episode.observation_space, self.episode.action_space
-
-    def recent(self, column: str, n: int, *, newest: int, who: str, zero: Any = None) -> Recent:
-        reached = np.ones((self.count, n), bool)
-        steps = []
-        for i in range(self.count):
-            stop = self.first + i + newest + 1
-            begin = max(stop - n, 0)
-            kept = self.episode.storage.part(column, begin, stop)
-            items = (
-                kept
-                if isinstance(kept, list)
-                else [tree_map(lambda leaf, j=j: leaf[j], kept) for j in range(stop - begin)]
-            )
-            missing = n - len(items)
-            if missing:
-                check_beginning(self.episode, column, n, newest, who)
-                reached[i, :missing] = False
-                blank = zero if not items else tree_map(np.zeros_like, items[0])
-                items = [blank] * missing + list(items)
-            steps.append(spaces.stack(items))
-        return Recent(spaces.stack(steps), reached)
 
 
 def _recent(part: RowPart, column: str, n: int, newest: int) -> Recent:

@@ -14,7 +14,6 @@ from gymnasium import Space
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.failures import modules_named, progress
-from marl_connectors.connectors.item_adapter import EpisodeRows
 from marl_connectors.episodes.column_batch import ColumnGroup, slice_tree
 from marl_connectors.episodes.info_column import InfoColumn
 from marl_connectors.episodes.rows import RowPart, Rows
@@ -204,8 +203,6 @@ class ModuleRows:
             rows, index = self._all, self._index
             if index is None:
                 self._found = rows
-            elif isinstance(rows, EpisodeRows):
-                self._found = rows.of_module(index)
             else:
                 if not self._parts:
                     self._parts.extend(rows.parts)

@@ -9,12 +9,14 @@ from gymnasium import Space
 
 from marl_connectors.connectors.arguments import check_arguments
 from marl_connectors.connectors.failures import progress
-from marl_connectors.connectors.item_adapter import agent_episodes, item_key, run_on_items, unstack
+from marl_connectors.connectors.item_adapter import call_on_items
+from marl_connectors.connectors.item_keys import agent_episodes, item_key
 from marl_connectors.connectors.states import same_state
 from marl_connectors.episodes.column_batch import ColumnGroup, Phase
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.errors import ConnectorError, did_you_mean
+from marl_connectors.trees import unstack
 from marl_connectors.typing import AgentID, ItemKey
 
 if TYPE_CHECKING:
@@ -75,9 +77,9 @@ class ConnectorV2:
     def __call__(
         self,
         *,
-        rl_module: Any,
+        rl_module: Any = None,
         batch: dict[str, Any],
-        episodes: Sequence[Any],
+        episodes: Sequence[Any] = (),
         explore: bool | None = None,
         shared_data: dict[str, Any] | None = None,
         metrics: Any = None,
@@ -102,7 +104,7 @@ class ConnectorV2:
                 f"{type(self).__name__}: override __call__ (on items) or on_columns (on columns)."
             )
         common = {"rl_module": rl_module, "explore": explore, "shared_data": shared_data, "metrics": metrics, **kwargs}
-        return run_on_items(self, batch, episodes, **common)
+        return call_on_items(self, batch, episodes, **common)
 
     def on_columns(
         self,

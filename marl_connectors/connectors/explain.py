@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
-from marl_connectors.connectors.item_adapter import EPISODES_OF_RUN
+from marl_connectors.connectors.episodes_of_run import EPISODES_OF_RUN
 from marl_connectors.connectors.snapshots import ColumnShape, Snapshot
 from marl_connectors.episodes.column_batch import ColumnBatch
 from marl_connectors.errors import ConnectorError, describe_error

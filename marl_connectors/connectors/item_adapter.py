@@ -12,68 +12,33 @@ See ``Phase`` for what a batch of items looks like at which point.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
-from typing import Any, overload
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 import optree
 import torch
-from gymnasium import Space
 
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
+from marl_connectors.connectors.episodes_of_run import EPISODES_OF_RUN, EpisodesOfRun, without_taken_out
 from marl_connectors.connectors.failures import progress
-from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup, Phase, slice_tree
-from marl_connectors.episodes.extended_episodes import ExtendedEpisode, extended, originals
+from marl_connectors.connectors.item_keys import MAPPING, agent_episodes, item_key
+from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup, Phase
+from marl_connectors.episodes.episode_rows import EpisodeRows, UnknownRows
+from marl_connectors.episodes.extended_episodes import ExtendedEpisode, originals
 from marl_connectors.episodes.info_column import InfoColumn
-from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
-from marl_connectors.episodes.rows import Rows, unknown_column, whose
 from marl_connectors.episodes.sequences import Sequences
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
-from marl_connectors.episodes.storage import STEP, WITH_LAST
-from marl_connectors.errors import ConnectorError, EpisodeError
+from marl_connectors.errors import ConnectorError
 from marl_connectors.rl_module.module_columns import columns_by_module, set_columns_by_module
-from marl_connectors.trees import leaves, tree_map
-from marl_connectors.typing import DEFAULT_MODULE_ID, ItemKey, ModuleID, Tree
-
-# Whose items they are.
-
-MAPPING = "memorized_map_structure"
-"""Key in ``shared_data``: ``{module_id: [item key, ...]}``, the order of each module's items."""
-
-
-def item_key(episode: SingleAgentEpisode) -> ItemKey:
-    """``(episode_id,)`` alone, ``(episode_id, agent_id, module_id)`` for an agent of a MultiAgentEpisode."""
-    if episode.agent_id is None or episode.multi_agent_episode_id is None:
-        return (episode.id_,)
-    return (episode.multi_agent_episode_id, episode.agent_id, episode.module_id)
-
-
-def agent_episodes(episodes: Sequence[Any], *, stepped_only: bool) -> Iterator[SingleAgentEpisode]:
-    """All SingleAgentEpisodes, those inside MultiAgentEpisodes too; ``single_agent_episode_iterator`` says which."""
-    for episode in episodes:
-        if not isinstance(episode, MultiAgentEpisode):
-            yield episode
-        elif not stepped_only:
-            yield from episode.all_agent_episodes()
-        else:
-            stepped = episode.get_agents_that_stepped()
-            parts = [part for agent_id, part in episode.agent_episodes.items() if agent_id in stepped]
-            yield from [part for part in parts if not part.is_done] or parts
-
-
-def unstack(values: Any) -> list:
-    """The items of an array, tensor, or tree of them, along its first axis; views where possible."""
-    if isinstance(values, dict):
-        parts = {key: unstack(part) for key, part in values.items()}
-        return [dict(zip(parts, items, strict=True)) for items in zip(*parts.values(), strict=True)]
-    if isinstance(values, tuple):
-        return list(zip(*(unstack(part) for part in values), strict=True))
-    return list(values)
-
-
-# From columns to items, and back.
-
+from marl_connectors.rl_module.module_states import member
+from marl_connectors.rl_module.multi_rl_module import MultiRLModule
+from marl_connectors.rl_module.rl_module import RLModule
+from marl_connectors.transfers import moved
+from marl_connectors.trees import as_list, leaves, tree_map, unstack
+from marl_connectors.typing import DEFAULT_MODULE_ID, ItemKey, ModuleID
 
 _UNMADE: Any = object()
 """Stands for the items of a column that nobody has looked at yet."""
@@ -247,15 +212,19 @@ def _items_of_rows(name: str, items: Any, group: ColumnGroup, source: ColumnGrou
     return flat
 
 
+def _row_items(group: ColumnGroup, name: str) -> tuple[list, Sequence[int]]:
+    """The items of a group's column, and how many each agent episode has. In sequences, each of these is an item."""
+    if group.sequences is None:
+        return unstack(group[name]), group.rows.counts
+    items = [item for _, own in group.module_columns() if name in own for item in unstack(own[name])]
+    return items, group.sequences.counts.tolist()
+
+
 def _share_out(by_key: dict[ItemKey, list], group: ColumnGroup, name: str) -> None:
-    """Puts the items of a group's column under the episodes' keys. In sequences, each of these is an item."""
-    if group.sequences is not None:
-        counts = group.sequences.counts.tolist()
-        items = [item for _, own in group.module_columns() if name in own for item in unstack(own[name])]
-    elif name in group:
-        counts, items = group.rows.counts, unstack(group[name])
-    else:
+    """Puts the items of a group's column under the episodes' keys."""
+    if name not in group and group.sequences is None:
         return
+    items, counts = _row_items(group, name)
     begin, held = 0, name in group.holders
     for episode, count in zip(group.rows.episodes, counts, strict=True):
         if not held or group.is_of(_module_of(episode), name):
@@ -418,6 +387,8 @@ def _stacked(name: str, items: list) -> Any:
     if name == Columns.INFOS:
         return InfoColumn(items)
     try:
+        if isinstance(items[0], (dict, tuple)) and any(isinstance(leaf, torch.Tensor) for leaf in leaves(items[0])):
+            return tree_map(lambda *leaves: torch.stack(leaves), *items)
         return torch.stack(items) if isinstance(items[0], torch.Tensor) else spaces.stack(items)
     except (ValueError, RuntimeError) as error:
         progress.unlike = (name, items)
@@ -516,70 +487,6 @@ def _have(columns: dict[str, Any], count: int) -> bool:
     )
 
 
-# The episodes of a run.
-
-EPISODES_OF_RUN = "episodes_of_run"
-"""Key in ``shared_data``: the run's EpisodesOfRun."""
-
-
-class EpisodesOfRun(Sequence[Any]):
-    """The episodes that a learner pipeline's pieces get in one run: as they are, or with an artificial step each.
-
-    A piece that works on items may set others, ``episodes[:] = ...``: later pieces see these, the caller does not.
-
-    Attributes:
-        replaced: Whether a piece has done so.
-    """
-
-    __slots__ = ("_episodes", "_extended", "_is_extended", "replaced")
-
-    def __init__(self, episodes: Sequence[Any]):
-        self._episodes = episodes
-        self._is_extended = False
-        self._extended: list[Any] | None = None
-        self.replaced = False
-
-    def extend(self) -> None:
-        """From now on, every episode has one artificial step more. They are made when a piece looks at them."""
-        self._is_extended = True
-
-    @property
-    def unextended(self) -> Sequence[Any]:
-        """The episodes as they are, which costs nothing."""
-        return self._episodes
-
-    def _shown(self) -> Sequence[Any]:
-        if not self._is_extended:
-            return self._episodes
-        if self._extended is None:
-            self._extended = [extended(episode) for episode in self._episodes]
-        return self._extended
-
-    def __len__(self) -> int:
-        return len(self._episodes if self._extended is None else self._extended)
-
-    @overload
-    def __getitem__(self, index: int) -> Any: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Any]: ...
-
-    def __getitem__(self, index: int | slice) -> Any:
-        return self._shown()[index]
-
-    def __setitem__(self, index: int | slice, value: Any) -> None:
-        shown = list(self._shown())
-        shown[index] = value
-        if self._is_extended:
-            self._extended = shown
-        else:
-            self._episodes = shown
-        self.replaced = True
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._shown())
-
-
 def run_piece(piece: Any, batch: ColumnBatch, episodes: Sequence[Any], **common: Any) -> ColumnBatch:
     """What a piece that works on items makes of a batch in columns.
 
@@ -607,327 +514,324 @@ def checked_batch(batch: Any) -> dict[str, Any]:
     return batch
 
 
-def without_taken_out(batch: ColumnBatch, episodes: Sequence[Any]) -> ColumnBatch:
-    """The batch without the rows of episodes that a piece has taken out of the run.
-
-    Raises:
-        ConnectorError: If it has put others in.
-    """
-    if not isinstance(episodes, EpisodesOfRun) or not episodes.replaced or batch.phase is not Phase.ITEMS:
-        return batch
-    parts = originals(agent_episodes(episodes, stepped_only=False))
-    left = {id(part) for part in parts}
-    known = {id(episode) for group in batch.groups for episode in group.rows.episodes}
-    for part in parts:
-        if len(part) and id(part) not in known:
-            raise ConnectorError(
-                f"a piece has put {whose(part)} into the episodes, which is none of those that the batch is made of. "
-                f"Take episodes out only, change their data in place, or run the pipeline on items."
-            )
-    groups = [_only(group, left) for group in batch.groups]
-    return ColumnBatch([group for group in groups if len(group.rows)], batch.phase)
+# Pieces on columns that are called by hand, on items.
 
 
-def _only(group: ColumnGroup, left: set[int]) -> ColumnGroup:
-    """The rows of some agent episodes."""
-    rows = group.rows
-    keep = np.repeat([id(episode) in left for episode in rows.episodes], rows.counts)
-    if keep.all():
-        return group
-    index = np.flatnonzero(keep)
-    kept, sequences = rows.kept(index), group.sequences
-    present = [begin < end for begin, end in itertools.pairwise(kept.splits)]
-    kept.module_ids = tuple(itertools.compress(kept.module_ids, present))
-    kept.splits = (0, *itertools.compress(kept.splits[1:], present))
-    sizes = set(np.diff(kept.splits).tolist())
-    kept.rows_per_module = sizes.pop() if len(sizes) == 1 else None
-    own = ColumnGroup(kept)
-    own.action_dist_cls, own.holders = group.action_dist_cls, group.holders
-    for name, column in group.items():
-        own[name] = tree_map(
-            lambda leaf: InfoColumn(leaf[i] for i in index.tolist()) if isinstance(leaf, InfoColumn) else leaf[index],
-            column,
-        )
-    if sequences is not None:
-        own.sequences = sequences.without(keep)
-        own.sequences.counts = own.sequences.counts[own.sequences.counts > 0]
-        own.sequences.splits = (0, *itertools.compress(own.sequences.splits[1:], present))
-        own.sequences.max_lens = tuple(itertools.compress(own.sequences.max_lens, present))
-    return own
-
-
-# Pieces on columns that are called on items.
-
-
-class EpisodeRows(Rows):
-    """Agent-steps that are read from, and written to, episodes of any storage, one by one.
-
-    In a train batch all steps of each episode and its last observation, else its newest observation.
-    """
-
-    __slots__ = ("_at", "_train")
-
-    def __init__(self, by_module: dict[ModuleID, list[SingleAgentEpisode]], *, train: bool):
-        episodes = [episode for own in by_module.values() for episode in own]
-        counts = [len(episode) + 1 if train else 1 for episode in episodes]
-        ends = [0, *itertools.accumulate(counts)]
-        firsts = [0, *itertools.accumulate(len(own) for own in by_module.values())]
-        acted = None
-        if train:
-            acted = np.ones(ends[-1], bool)
-            acted[np.array(ends[1:]) - 1] = False
-        splits = tuple(ends[i] for i in firsts)
-        super().__init__((), module_ids=tuple(by_module), splits=splits, episodes=episodes, counts=counts, acted=acted)
-        self._train = train
-        newest = [episode.storage.lookback + len(episode) for episode in episodes]
-        self._at = [list(range(n + 1 - count, n + 1)) for n, count in zip(newest, counts, strict=True)]
-
-    @property
-    def action_space(self) -> Space:
-        """Of all agents that have rows here."""
-        return self.episodes[0].action_space  # type: ignore[return-value]
-
-    def of_module(self, index: int) -> EpisodeRows:
-        """The rows of one module."""
-        rows = np.arange(*self.splits[index : index + 2])
-        own = self.kept(rows)
-        own.module_ids, own.splits = (self.module_ids[index],), (0, len(rows))
-        return own
-
-    def at(self, index: np.ndarray) -> EpisodeRows:
-        """As for all rows."""
-        return self.kept(index)
-
-    def kept(self, index: np.ndarray) -> EpisodeRows:
-        """As for all rows."""
-        rows = EpisodeRows.__new__(EpisodeRows)
-        rows.parts = ()
-        rows._as_rest_of(self, index)
-        rows._train = self._train
-        ends = np.cumsum(self.counts)
-        owners, positions = np.searchsorted(ends, index, side="right"), [p for own in self._at for p in own]
-        at: dict[int, list[int]] = {}
-        for owner, row in zip(owners.tolist(), index.tolist(), strict=True):
-            at.setdefault(owner, []).append(positions[row])
-        rows._at = list(at.values())
-        return rows
-
-    def has(self, column: str) -> bool:
-        """Whether all episodes hold this column."""
-        return column in STEP or all(column in episode.storage.extra_keys() for episode in self.episodes)
-
-    def reached(self, offset: int) -> np.ndarray:
-        """As for all rows."""
-        found = [
-            0 <= position + offset <= episode.storage.lookback + len(episode)
-            for episode, own in zip(self.episodes, self._at, strict=True)
-            for position in own
-        ]
-        return np.array(found, bool)
-
-    def _check_known(self, column: str) -> None:
-        for episode in self.episodes:
-            known = (*STEP, *episode.storage.extra_keys())
-            if column not in known:
-                raise unknown_column(column, known)
-
-    def get(self, column: str, offset: int = 0, fill: float | None = None) -> Tree:
-        """As for all rows."""
-        self._check_known(column)
-        if column != Columns.INFOS:
-            check = self._check_reached if fill is None else self._check_kept
-            check(column, offset)
-        items: list[Any] = []
-        missing: list[int] = []
-        blank: Any = 0.0 if column == Columns.REWARDS else None
-        for episode, own in zip(self.episodes, self._at, strict=True):
-            held = as_list(episode.storage.column(column))
-            if blank is None and held:
-                blank = tree_map(np.zeros_like, held[0])
-            last = episode.storage.lookback + len(episode)
-            for wanted in (position + offset for position in own):
-                if not 0 <= wanted <= last:
-                    missing.append(len(items))
-                items.append(held[wanted] if 0 <= wanted < len(held) else None)
-        if column == Columns.INFOS:
-            return InfoColumn({} if item is None else item for item in items)
-        if blank is None:  # before anybody has acted
-            blank = 0 if self.episodes[0].action_space is None else unstack(spaces.zeros(self.action_space, 1))[0]
-        values = spaces.stack([blank if item is None else item for item in items])
-        if missing:
-            tree_map(lambda leaf: leaf.__setitem__(missing, fill), values)
-        return values
-
-    def set(self, column: str, values: Tree) -> None:
-        """As for all rows; what means nothing in the row of a last observation is not written there."""
-        self.check_length(column, values)
-        items, end = unstack(values), 0
-        for episode, positions in zip(self.episodes, self._at, strict=True):
-            storage = episode.storage
-            own, end = items[end : end + len(positions)], end + len(positions)
-            if column in WITH_LAST:
-                storage.set_items(column, positions, own)
-                continue
-            if not self._train:
-                raise EpisodeError(
-                    f"Rows: {column!r} of a step that has not been taken cannot be set. Put it into the batch."
-                )
-            last = storage.lookback + len(episode)
-            if column not in STEP and column not in storage.extra_keys():
-                storage.set_column(column, [tree_map(np.zeros_like, own[0])] * last)
-            taken = [position for position in positions if position < last]
-            storage.set_items(column, taken, own[: len(taken)])
-
-
-def as_list(column: Any) -> list:
-    """A column's items."""
-    return column if isinstance(column, list) else unstack(column)
-
-
-def run_on_items(piece: Any, batch: dict[str, Any], episodes: Sequence[Any], **common: Any) -> dict[str, Any]:
+def call_on_items(piece: Any, batch: dict[str, Any], episodes: Sequence[Any], **common: Any) -> dict[str, Any]:
     """What ``piece.on_columns`` makes of a batch of items, in any phase of its construction.
 
     Whether all steps of the episodes are meant or their newest observations alone is told by the pipeline that the
     piece stands in; where there is none, by the number of items that the batch has.
 
     Raises:
-        ConnectorError: If the batch has other numbers of items than the episodes have steps, or is in sequences.
+        ConnectorError: If the batch has other numbers of items than the episodes have steps.
     """
-    if Columns.SEQ_LENS in batch or any(isinstance(c, dict) and Columns.SEQ_LENS in c for c in batch.values()):
-        raise ConnectorError(
-            "the piece has a column form only (on_columns), but this batch of items is in sequences (for stateful "
-            "modules). Put the piece before AddTimeDimToBatchAndZeroPad, give it a __call__, or run the pipeline on "
-            "columns (pipeline.run), as learners do."
-        )
-    stepped = list(piece.single_agent_episode_iterator(episodes))
-    begun = [e for e in piece.single_agent_episode_iterator(episodes, agents_that_stepped_only=False) if len(e)]
-    extended = any(isinstance(episode, ExtendedEpisode) for episode in begun)
-    stepped, begun = originals(stepped), originals(begun)
-    train = piece.in_learner_pipeline
-    if train is None:
-        train = _num_items(batch) > len(stepped)
-    by_module = _by_module(begun if train else stepped, batch, common.get("rl_module"), common.get("shared_data"))
-    given = _Given(batch, by_module, train, extended)
-    groups = []
-    for family in _alike(by_module):
-        group = ColumnGroup(EpisodeRows(family, train=train))
-        given.fill(group)
-        piece.on_columns(columns=group, **common)
-        groups.append(group)
-    return given.with_columns_of(groups)
+    rl_module = common.get("rl_module")
+    shared = common["shared_data"] = {} if common.get("shared_data") is None else common["shared_data"]
+    given = _ByHand(piece, batch, episodes, rl_module, shared.get(MAPPING, {}))
+    is_alone = EPISODES_OF_RUN not in shared
+    shared.setdefault(EPISODES_OF_RUN, episodes if isinstance(episodes, EpisodesOfRun) else EpisodesOfRun(episodes))
+    try:
+        piece.before_columns(given.groups, rl_module)
+        for group in given.groups:
+            piece.on_columns(columns=group, **common)
+            if group.action_dist_cls is not None:  # it left them to be computed for all steps at once
+                distribution = group.action_dist_cls.from_logits(group[Columns.ACTION_DIST_INPUTS])
+                group[Columns.ACTION_LOGP] = distribution.logp(group[Columns.ACTIONS])
+    finally:
+        if is_alone:
+            del shared[EPISODES_OF_RUN]
+    return given.with_columns()
 
 
-class _Given:
-    """A batch of items, whose items they are, and the way back.
+class _Share:
+    """The items of one agent episode, or those of a key that belongs to none of the episodes.
 
     Attributes:
-        batch: As it came.
-        by_module: The agent episodes, in the order of their items.
-        train: Whether all steps of each episode have items, or one each.
-        extended: Whether new columns get an item for each last observation too, as AddOneTsToEpisodesAndTruncate wants.
+        key: Under which they stand.
+        episode: Whose they are, if known.
+        module_id: Its module.
+        columns: One item for each row.
+        lengths: Of its sequences, where the batch has some.
+        states: Before their first steps, where the batch has them.
+        max_len: What sequences are filled up to.
+        has_last: Whether there is an item for its last observation.
+        made: What comes out.
     """
 
-    def __init__(
-        self, batch: dict[str, Any], by_module: dict[ModuleID, list[SingleAgentEpisode]], train: bool, extended: bool
-    ):
-        self.batch = batch
-        self.train = train
-        self._sorted_by_module = _is_sorted_by_module(batch)
-        self._with_last: set[str] = set()  # columns that have an item for each last observation too
-        self._items: dict[str, dict[int, list]] = {}
-        if self._sorted_by_module:
-            for module_id, columns in batch.items():
-                for name, column in columns.items():
-                    self._share_out(name, as_list(column), by_module.get(module_id, []))
+    def __init__(self, key: Any, episode: SingleAgentEpisode | None, module_id: ModuleID):
+        self.key = key
+        self.episode = episode
+        self.module_id = module_id
+        self.columns: dict[str, list] = {}
+        self.lengths: list[int] = []
+        self.states: list[Any] = []
+        self.max_len = 0
+        self.has_last = False
+        self.made: dict[str, list] = {}
+
+    def add_last(self) -> None:
+        """Adds items for the last observation: that itself, in other columns something that means nothing."""
+        episode = self.episode
+        assert episode is not None
+        for name, items in self.columns.items():
+            if name == Columns.CRITIC_OBS:
+                raise ConnectorError(
+                    "a centralised critic is asked about the episodes' last observations. Put "
+                    "AddOneTsToEpisodesAndTruncate at the beginning of the learner pipeline."
+                )
+            self.columns[name] = [*items, _last_item(episode, name, items[-1])]
+        if not self.lengths:
+            return
+        if self.lengths[-1] < self.max_len:
+            self.lengths[-1] += 1
+            return
+        self.lengths.append(1)
+        if self.states:
+            held = as_list(episode.storage.column(Columns.STATE_OUT))[-1]
+            self.states.append(tree_map(_like, held, self.states[-1]))
+
+
+class _ByHand:
+    """A batch of items, the groups of columns that are made of it, and the way back.
+
+    Agent episodes stand in one group where their spaces, trajectories and items are alike. Below modules, each module
+    has a group of its own.
+
+    Attributes:
+        groups: The columns, for a piece to work on.
+    """
+
+    def __init__(self, piece: Any, batch: dict[str, Any], episodes: Sequence[Any], rl_module: Any, mapping: Any):
+        self._batch = batch
+        self._rl_module = rl_module
+        self._apart = getattr(piece, "stands_apart", lambda agent_id: None)
+        self._by_module = _is_sorted_by_module(batch)
+        self._train = _is_train(piece, batch, episodes)
+        own = list(agent_episodes(episodes, stepped_only=not self._train))
+        own = [episode for episode in own if len(episode)] if self._train else own
+        self._is_extended = any(isinstance(episode, ExtendedEpisode) for episode in own)
+        self._shares = [_Share(item_key(e), e, e.module_id or DEFAULT_MODULE_ID) for e in originals(own)]
+        families = self._read_modules(mapping) if self._by_module else self._read_keys()
+        self._members = [[share for own in family.values() for share in own] for family in families]
+        self.groups = [self._group(family) for family in families]
+        self._given = [dict(group) for group in self.groups]
+
+    # From items to columns.
+
+    def _read_keys(self) -> list[dict[ModuleID, list[_Share]]]:
+        """Gives each agent episode what stands under its key; those that can stand in one group, by module."""
+        by_key: dict[Any, list[_Share]] = {}
+        for share in self._shares:
+            by_key.setdefault(share.key, []).append(share)
+        keyed = {name: column for name, column in self._batch.items() if isinstance(column, dict)}
+        flat = {name: as_list(column) for name, column in self._batch.items() if name not in keyed}
+        for key in dict.fromkeys(key for column in keyed.values() for key in column):
+            if key not in by_key:
+                by_key[key] = [_Share(key, None, key[2] if len(key) > 2 else DEFAULT_MODULE_ID)]
+                self._shares += by_key[key]
+        if flat:
+            self._share_out(flat, [share for share in self._shares if share.episode is not None] or self._unknown(flat))
+        for key, own in by_key.items():
+            self._share_out({name: column[key] for name, column in keyed.items() if key in column}, own)
+        modules = self._rl_module
+        order = {m: i for i, m in enumerate(modules.keys())} if isinstance(modules, MultiRLModule) else {}
+        families: dict[Any, dict[ModuleID, list[_Share]]] = {}
+        for share in sorted(self._shares, key=lambda share: order.get(share.module_id, len(order))):
+            state = modules.state_kind(share.module_id) if share.module_id in order else None
+            kind = (frozenset(share.columns), bool(share.lengths), state, _kind(share, self._apart))
+            ended = share.episode is not None and share.episode.is_done and not self._train
+            families.setdefault((ended, kind), {}).setdefault(share.module_id, []).append(share)
+        return [families[kind] for kind in sorted(families, key=lambda kind: kind[0])]
+
+    def _unknown(self, columns: dict[str, list]) -> list[_Share]:
+        self._shares.append(_Share(None, None, DEFAULT_MODULE_ID))
+        return self._shares[-1:] if columns else []
+
+    def _read_modules(self, mapping: Mapping[ModuleID, list]) -> list[dict[ModuleID, list[_Share]]]:
+        """Gives each agent episode its part of its module's columns."""
+        by_key: dict[ItemKey, list[_Share]] = {}
+        for share in self._shares:
+            by_key.setdefault(share.key, []).append(share)
+        keys = dict.fromkeys([*(key for own in mapping.values() for key in own if key in by_key), *by_key])
+        in_order = [share for key in keys for share in by_key[key]]
+        families = []
+        for module_id, columns in self._batch.items():
+            own = [share for share in in_order if share.module_id == module_id]
+            items = {name: as_list(column) for name, column in columns.items()}
+            count, steps = max(map(len, items.values()), default=0), sum(map(self._steps, own))
+            if count not in (steps, steps + len(own) * self._train) and Columns.SEQ_LENS not in items:
+                if self._train and own:
+                    name = max(items, key=lambda name: len(items[name]))
+                    raise ConnectorError(f"{count} items of {name!r} for module {module_id!r}, expected {steps}.")
+                own = [_Share(None, None, module_id)]
+            self._share_out(items, own)
+            families.append({module_id: own})
+        return families
+
+    def _steps(self, share: _Share) -> int:
+        return len(share.episode) if self._train and share.episode is not None else 1
+
+    def _share_out(self, items_by_name: dict[str, list], shares: list[_Share]) -> None:
+        """Gives each of those who share a place their part of its items, row by row."""
+        if len(shares) == 1 and shares[0].episode is None:
+            shares[0].columns.update(items_by_name)
+            return
+        steps = list(map(self._steps, shares))
+        counts = self._sequences(items_by_name[Columns.SEQ_LENS], shares) if Columns.SEQ_LENS in items_by_name else None
+        for name, items in items_by_name.items():
+            if name == Columns.SEQ_LENS:
+                continue
+            in_sequences = counts is not None and name != Columns.INFOS
+            wanted = steps if counts is None or not in_sequences else counts
+            has_last = not in_sequences and self._train and len(items) == sum(steps) + len(steps) != 0
+            if not has_last and len(items) != sum(wanted):
+                raise ConnectorError(self._wrong_number(name, shares, len(items), sum(wanted)))
+            end = 0
+            for share, count in zip(shares, wanted, strict=True):
+                part, end = items[end : end + count + has_last], end + count + has_last
+                share.has_last |= has_last
+                if not in_sequences:
+                    share.columns[name] = part
+                elif name == Columns.STATE_IN:
+                    share.states = part
+                else:
+                    share.max_len = len(leaves(part[0])[0])
+                    pairs = zip(part, share.lengths, strict=True)
+                    share.columns[name] = [row for item, length in pairs for row in unstack(item)[:length]]
+
+    def _sequences(self, given: Sequence[Any], shares: list[_Share]) -> list[int]:
+        """Notes how long the sequences of each agent episode are; how many each has."""
+        lengths, steps = [int(length) for length in given], list(map(self._steps, shares))
+        has_last = sum(lengths) == sum(steps) + len(steps)
+        rest = iter(lengths)
+        for share, count in zip(shares, steps, strict=True):
+            while sum(share.lengths) < count + has_last:
+                share.lengths.append(next(rest, 0))
+                if not share.lengths[-1]:
+                    break
+            if sum(share.lengths) != count + has_last:
+                raise ConnectorError(
+                    f"the sequences for episode {share.key} have {sum(share.lengths)} steps, expected {count}."
+                )
+            share.has_last = has_last
+        return [len(share.lengths) for share in shares]
+
+    def _wrong_number(self, name: str, shares: list[_Share], given: int, wanted: int) -> str:
+        if not self._by_module and len({share.key for share in shares}) != 1:
+            return f"{given} items of {name!r}, but {wanted} {'steps' if self._train else 'acting agents'}."
+        whose = shares[0].key if shares else "none"
+        return f"{given} items of {name!r} for episode {whose}, expected {wanted}."
+
+    def _group(self, family: dict[ModuleID, list[_Share]]) -> ColumnGroup:
+        everyone = [share for own in family.values() for share in own]
+        if any(share.episode is None for share in everyone):
+            counts = [max(map(len, share.columns.values()), default=0) for share in everyone]
+            module_id = everyone[0].module_id
+            modules = self._rl_module
+            known = isinstance(modules, RLModule) or (modules is not None and module_id in modules)
+            space = member(modules, module_id).action_space if known else None
+            group = ColumnGroup(UnknownRows(module_id, counts, space))
         else:
-            self._share_out_by_key(by_module)
-        self.extended = extended and (not self._items or bool(self._with_last))
+            by_module: Any = {module_id: [share.episode for share in own] for module_id, own in family.items()}
+            group = ColumnGroup(EpisodeRows(by_module, train=self._train))
+            for share in everyone:
+                if self._train and not share.has_last:
+                    share.add_last()
+        for name in everyone[0].columns if everyone else ():
+            group[name] = _stacked(name, [item for share in everyone for item in share.columns[name]])
+        if everyone and everyone[0].lengths:
+            lengths = np.array([length for share in everyone for length in share.lengths], np.int64)
+            starts = np.cumsum(lengths) - lengths
+            states = [state for share in everyone for state in share.states]
+            found = leaves(dict(group))
+            group.sequences = Sequences(
+                starts,
+                lengths,
+                counts=np.array([len(share.lengths) for share in everyone]),
+                splits=tuple(np.searchsorted(starts, group.splits).tolist()),
+                max_lens=tuple(own[0].max_len for own in family.values()),
+                state_in=_stacked(Columns.STATE_IN, states) if states else None,
+            )
+            tensor = next((leaf for leaf in found if isinstance(leaf, torch.Tensor)), None)
+            if tensor is not None:
+                group.sequences.to_column = partial(moved, device=tensor.device)
+        return group
 
-    def _share_out_by_key(self, by_module: dict[ModuleID, list[SingleAgentEpisode]]) -> None:
-        everyone = [episode for own in by_module.values() for episode in own]
-        by_key: dict[Any, list[SingleAgentEpisode]] = {}
-        for episode in everyone:
-            by_key.setdefault(item_key(episode), []).append(episode)
-        for name, column in self.batch.items():
-            if isinstance(column, dict):
-                for key, own in by_key.items():
-                    self._share_out(name, column.get(key, []), own)
-            else:
-                self._share_out(name, as_list(column), everyone)
+    # From columns to items.
 
-    def _share_out(self, name: str, items: list, episodes: list[SingleAgentEpisode]) -> None:
-        steps = [len(episode) if self.train else 1 for episode in episodes]
-        with_last = self.train and len(items) == sum(steps) + len(steps) != 0
-        if not with_last and len(items) != sum(steps):
-            whose = item_key(episodes[0]) if episodes else "none"
-            raise ConnectorError(f"{len(items)} items of {name!r} for episode {whose}, expected {sum(steps)}.")
-        if with_last:
-            self._with_last.add(name)
-        end = 0
-        for episode, count in zip(episodes, steps, strict=True):
-            own, end = items[end : end + count + with_last], end + count + with_last
-            if self.train and not with_last:
-                own = [*own, _last_item(episode, name, own[-1])]
-            self._items.setdefault(name, {})[id(episode)] = own
-
-    def fill(self, group: ColumnGroup) -> None:
-        """Puts the items of a group's rows into columns."""
-        for name, by_episode in self._items.items():
-            if all(id(episode) in by_episode for episode in group.rows.episodes):
-                column = [item for episode in group.rows.episodes for item in by_episode[id(episode)]]
-                group[name] = _stacked(name, column)
-
-    def with_columns_of(self, groups: list[ColumnGroup]) -> dict[str, Any]:
+    def with_columns(self) -> dict[str, Any]:
         """The batch with what a piece has made of the columns."""
-        names = list(dict.fromkeys(name for group in groups for name in group))
-        if self._sorted_by_module:
-            return self._module_columns(groups)
-        found: dict[str, Any] = {name: column for name, column in self.batch.items() if name not in self._items}
+        given = [share for share in self._shares if share.columns]
+        if self._train and not (any(share.has_last for share in given) if given else self._is_extended):
+            for group in self.groups:
+                _drop_last_rows(group)
+        found = self._module_columns() if self._by_module else self._keyed_columns()
+        for name in [name for name in self._batch if name not in found]:
+            del self._batch[name]
+        self._batch.update(found)
+        return self._batch
+
+    def _module_columns(self) -> dict[str, Any]:
+        """The columns of each module, as lists where they came as lists."""
+        found: dict[str, Any] = {}
+        for group in self.groups:
+            for module_id, columns in group.module_columns():
+                lists = any(type(column) is list for column in self._batch[module_id].values())
+                found[module_id] = {name: unstack(columns[name]) if lists else columns[name] for name in columns}
+        return {module_id: found.get(module_id, columns) for module_id, columns in self._batch.items()}
+
+    def _keyed_columns(self) -> dict[str, Any]:
+        """The columns by key, in the order of the episodes. Those that the piece has not set stay as they are."""
+        names = dict.fromkeys(name for group in self.groups for name in _item_names(group))
+        found: dict[str, Any] = {}
+        for name in self._batch:
+            if name in names or not any(name in given for given in self._given):
+                found[name] = self._batch[name]
         for name in names:
-            flat: list[tuple[Any, list]] = []
-            for group in groups:
-                flat += self._of_episodes(group, name) if name in group else []
-            if isinstance(self.batch.get(name, {}), dict):
-                found[name] = {}
-                for key, items in flat:
-                    found[name].setdefault(key, []).extend(items)
-            else:
-                found[name] = [item for _, items in flat for item in items]
+            pairs = zip(self.groups, self._given, strict=True)
+            if all(group.sequences is None and group.get(name) is given.get(name) for group, given in pairs):
+                continue
+            for group, members in zip(self.groups, self._members, strict=True):
+                if group.sequences is not None or name in group:
+                    items, counts = _row_items(group, name)
+                    ends = list(itertools.accumulate(counts))
+                    for share, end, count in zip(members, ends, counts, strict=True):
+                        share.made[name] = items[end - count : end]
+            having = [share for share in self._shares if name in share.made]
+            if name in self._batch and not isinstance(self._batch[name], dict):
+                found[name] = [item for share in having for item in share.made[name]]
+                continue
+            found[name] = by_key = {}
+            for share in having:
+                by_key.setdefault(share.key, []).extend(share.made[name])
         return found
 
-    def _module_columns(self, groups: list[ColumnGroup]) -> dict[str, Any]:
-        found = {
-            module_id: {name: column for name, column in columns.items() if name not in self._items}
-            for module_id, columns in self.batch.items()
-        }
-        for group in groups:
-            rows = group.rows
-            firsts = dict(zip(rows.module_ids, itertools.pairwise(group.splits), strict=True))
-            for name, column in group.items():
-                keep = self._kept(group, name, column)
-                for module_id, (begin, end) in firsts.items():
-                    own = slice_tree(column, begin, end)
-                    if keep is not None:
-                        own = _picked(own, np.flatnonzero(keep[begin:end]))
-                    lists = any(isinstance(other, list) for other in self.batch[module_id].values())
-                    found[module_id][name] = unstack(own) if lists else own
-        return found
 
-    def _kept(self, group: ColumnGroup, name: str, column: Any) -> np.ndarray | None:
-        """The rows that go back: without last observations, unless the batch had them; None for all."""
-        acted = group.rows.acted
-        whole = name in self._with_last or (self.extended and name not in self._items)
-        return None if acted is None or whole or len(leaves(column)[0]) != len(acted) else acted
+def _drop_last_rows(group: ColumnGroup) -> None:
+    """Takes the rows of last observations out, which were not there before."""
+    acted = group.rows.acted
+    if acted is None or acted.all():
+        return
+    keep = np.flatnonzero(acted)
+    for name, column in group.items():
+        if name == Columns.INFOS:
+            group[name] = InfoColumn(column[i] for i in keep.tolist())
+        else:
+            group[name] = tree_map(lambda leaf: leaf[keep], column)
+    without_last_rows(group, acted)
+    group.rows = group.rows.kept(keep)
 
-    def _of_episodes(self, group: ColumnGroup, name: str) -> list[tuple[Any, list]]:
-        column, rows, end, found = group[name], group.rows, 0, []
-        keep = self._kept(group, name, column)
-        items = unstack(column)
-        short = rows.acted is not None and len(items) != len(rows)  # the piece has dropped last observations itself
-        for episode, count in zip(rows.episodes, rows.counts, strict=True):
-            own, begin, end = items[end : end + count - short], end, end + count - short
-            found.append((item_key(episode), own if keep is None else list(itertools.compress(own, keep[begin:end]))))
-        return found
+
+def _is_train(piece: Any, batch: dict[str, Any], episodes: Sequence[Any]) -> bool:
+    """Whether a batch has all steps of the episodes."""
+    if piece.belongs_in == ("learner",):
+        return True
+    if hasattr(piece, "learns"):
+        return piece.learns
+    if piece.in_learner_pipeline is not None:
+        return piece.in_learner_pipeline
+    return _num_items(batch) > sum(1 for _ in agent_episodes(episodes, stepped_only=True))
 
 
 def _is_sorted_by_module(batch: dict[str, Any]) -> bool:
@@ -944,37 +848,23 @@ def _num_items(batch: dict[str, Any]) -> int:
             for name, column in columns.items():
                 longest[name] = longest.get(name, 0) + len(as_list(column))
         return max(longest.values(), default=0)
-    return max((sum(map(len, c.values())) if isinstance(c, dict) else len(c) for c in batch.values()), default=0)
+    lengths = [sum(map(len, c.values())) if isinstance(c, dict) else len(as_list(c)) for c in batch.values()]
+    return max(lengths, default=0)
 
 
-def _by_module(
-    episodes: list[SingleAgentEpisode], batch: dict[str, Any], rl_module: Any, shared_data: dict[str, Any] | None
-) -> dict[ModuleID, list[SingleAgentEpisode]]:
-    """The agent episodes by module, in the order in which their items stand in a batch."""
-    by_key: dict[ItemKey, list[SingleAgentEpisode]] = {}
-    for episode in episodes:
-        by_key.setdefault(item_key(episode), []).append(episode)
-    mapped = (shared_data or {}).get(MAPPING, {}) if _is_sorted_by_module(batch) else {}
-    keys = dict.fromkeys([*(key for own in mapped.values() for key in own if key in by_key), *by_key])
-    modules = (
-        list(batch) if _is_sorted_by_module(batch) else list(rl_module.keys()) if hasattr(rl_module, "keys") else []
-    )
-    found: dict[ModuleID, list[SingleAgentEpisode]] = {module_id: [] for module_id in modules}
-    for key in keys:
-        for episode in by_key[key]:
-            found.setdefault(episode.module_id or DEFAULT_MODULE_ID, []).append(episode)
-    return {module_id: own for module_id, own in found.items() if own}
+def _kind(share: _Share, apart: Callable[[Any], Any]) -> Any:
+    """Equal for agent episodes whose rows can stand in one group."""
+    episode = share.episode
+    if episode is None:
+        return share.module_id
+    known = [None if s is None else spaces.describe(s) for s in (episode.observation_space, episode.action_space)]
+    newest = as_list(episode.storage.column(Columns.OBS))[-1:]
+    shapes = [(np.shape(leaf), str(np.asarray(leaf).dtype)) for leaf in leaves(newest)]
+    return (*known, *shapes, frozenset(episode.storage.extra_keys()), apart(episode.agent_id))
 
 
-def _alike(by_module: dict[ModuleID, list[SingleAgentEpisode]]) -> list[dict[ModuleID, list[SingleAgentEpisode]]]:
-    """Modules whose agents have like spaces, together."""
-    families: dict[Any, dict[ModuleID, list[SingleAgentEpisode]]] = {}
-    for module_id, own in by_module.items():
-        known = [None if s is None else spaces.describe(s) for s in (own[0].observation_space, own[0].action_space)]
-        newest = leaves(as_list(own[0].storage.column(Columns.OBS))[-1])
-        kind = (*known, *((np.shape(leaf), str(np.asarray(leaf).dtype)) for leaf in newest))
-        families.setdefault(kind, {})[module_id] = own
-    return list(families.values())
+def _like(value: Any, like: Any) -> Any:
+    return torch.as_tensor(value).to(like) if isinstance(like, torch.Tensor) else value
 
 
 def _last_item(episode: SingleAgentEpisode, name: str, like: Any) -> Any:
@@ -984,4 +874,4 @@ def _last_item(episode: SingleAgentEpisode, name: str, like: Any) -> Any:
     last = as_list(episode.storage.column(Columns.OBS))[-1]
     if [np.shape(leaf) for leaf in leaves(last)] != [tuple(leaf.shape) for leaf in map(np.asarray, leaves(like))]:
         return like
-    return torch.as_tensor(last).to(like) if isinstance(like, torch.Tensor) else last
+    return tree_map(_like, last, like)

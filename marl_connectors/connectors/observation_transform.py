@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple
 
 from gymnasium import Space, spaces
 
 from marl_connectors.columns import Columns
-from marl_connectors.connectors.agent_steps import AgentLookup, ColumnSteps, ItemSteps, Steps
-from marl_connectors.connectors.connector_v2 import item_key, unstack
+from marl_connectors.connectors.agent_steps import AgentLookup, Steps
 from marl_connectors.connectors.in_both_pipelines import InBothPipelines
 from marl_connectors.connectors.space_trees import fits, has_dtypes, shape_of
 from marl_connectors.episodes.column_batch import ColumnGroup
-from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.errors import ConfigError, ConnectorError
-from marl_connectors.spaces import describe, same, stack
+from marl_connectors.spaces import describe, same
 from marl_connectors.typing import AgentID, Tree
 
 _REMEMBERED = 64
@@ -36,14 +33,6 @@ class Plan(NamedTuple):
     how: Any = None
 
 
-class Work(NamedTuple):
-    """Observations on items: those of consecutive steps of one episode, ``[B, ...]``."""
-
-    episode: SingleAgentEpisode
-    steps: ItemSteps
-    observations: Tree
-
-
 class ObservationTransform(InBothPipelines):
     """A piece that makes another observation of each observation. Base of the built-in ones.
 
@@ -51,7 +40,7 @@ class ObservationTransform(InBothPipelines):
     it was; in a learner pipeline (see ``as_learner_connector``) always to the batch. What has the shape that comes
     out already is left as it is, so that the piece may run twice over the same steps.
 
-    Subclasses override ``plan`` and ``transform``, which get batches in both forms, so that these cannot differ.
+    Subclasses override ``plan`` and ``transform``.
     """
 
     def __init__(
@@ -101,6 +90,10 @@ class ObservationTransform(InBothPipelines):
 
     def prepare(self, agents: Mapping[AgentID | None, tuple[Space, Space | None]]) -> None:
         """Called with the spaces of all agents before their plans are made."""
+
+    def stands_apart(self, agent_id: AgentID | None) -> Hashable:
+        """Where the piece is called by hand, agents for which this differs do not stand in one array."""
+        return None
 
     def remembered(self, ids: tuple[AgentID | None, ...], find: Callable[[tuple[AgentID | None, ...]], Any]) -> Any:
         """``find(ids)``, once for the same agents: what takes Python for each of them. A hot path."""
@@ -199,12 +192,10 @@ class ObservationTransform(InBothPipelines):
             f"NumpyToTensor."
         )
 
-    # The two forms.
-
     def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
         """Works on all rows of a group at once. A hot path."""
         observations = self.given(columns)
-        self.give_back(columns, observations, self.changed(observations, ColumnSteps(columns.rows, self._lookup)))
+        self.give_back(columns, observations, self.changed(observations, Steps(columns.rows, self._lookup)))
 
     def given(self, columns: ColumnGroup) -> Tree:
         """The observations that a call on columns is about."""
@@ -216,44 +207,6 @@ class ObservationTransform(InBothPipelines):
             columns[Columns.OBS] = changed
         elif changed is not observations:
             columns.rows.set(Columns.OBS, changed)
-
-    def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any) -> dict[str, Any]:
-        """Works on one episode after another."""
-        in_batch = Columns.OBS in batch
-        into: dict[str, Any] = {}
-        for episode, steps, observations in list(self.work(batch, episodes)):
-            items = unstack(self.changed(observations, steps))
-            if in_batch or self.learns:
-                self.add_n_batch_items(into, Columns.OBS, items, steps.count, episode)
-            else:
-                episode.set_observations(new_data=items[0], at_indices=-1)
-        if into:
-            batch[Columns.OBS] = {**batch.get(Columns.OBS, {}), **into[Columns.OBS]}
-        return batch
-
-    def work(self, batch: Mapping[str, Any], episodes: Sequence[Any]) -> Iterator[Work]:
-        """The observations that a call is about: the newest ones, or in a learner pipeline all that were acted on."""
-        learns = self.learns
-        given = batch.get(Columns.OBS)
-        if given is not None and not isinstance(given, dict):
-            raise ConnectorError(
-                f"{type(self).__name__}: expected the batch's 'obs' by episode, but they are {shape_of(given)}. The "
-                f"piece stands before AgentToModuleMapping and BatchIndividualItems."
-            )
-        rest = {key: iter(items) for key, items in (given or {}).items()}
-        for episode in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=not learns):
-            count = len(episode) if learns else 1
-            if not count:
-                continue
-            if given is None:
-                first = 0 if learns else len(episode)
-                items = [episode.get_observations(first + i) for i in range(count)]
-            else:
-                items = list(islice(rest.get(item_key(episode), iter(())), count))
-                if not items:
-                    continue
-            steps = ItemSteps(episode, episode.storage.lookback + len(episode) * (not learns), count)
-            yield Work(episode, steps, stack(items))
 
 
 def _alike(one: Space | None, other: Space | None) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
-from marl_connectors.episodes.rollout import Rollout
+from marl_connectors.episodes.rollout import Rollout, take
 from marl_connectors.episodes.storage import ACTIONS, INFOS, NOTHING, OBS, REWARDS, UNSURE, WITH_LAST, T
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import Tree
@@ -110,6 +110,12 @@ class LaneStorage:
     def column(self, name: str) -> list | Tree:
         """All items, oldest first, lookback included."""
         return self.part(name, 0, None)
+
+    def source(self, name: str) -> Tree:
+        """As ``column``, but as the environment gave the items, whatever was written back since."""
+        lanes = self.rollout.num_lanes
+        first, stop = self.first_row, self.last_row + (name in WITH_LAST)
+        return take(self.rollout.source(name), slice(first * lanes + self.lane, stop * lanes + self.lane, lanes))
 
     def item_at(self, name: str, t: int) -> Any:
         """A hot path: the item of the row observed at env step ``t``, ``NOTHING`` or ``UNSURE``."""

@@ -83,6 +83,10 @@ class FlattenObservations(ObservationTransform):
         flatten = Flattener(space, leave_out=self._keys_to_remove)
         return Plan(space, flatten.space, flatten)
 
+    def stands_apart(self, agent_id: AgentID | None) -> bool:
+        """Whether an agent's observations are flattened, while others of its module may not be."""
+        return self._agent_ids is not None and agent_id in self._agent_ids
+
     def transform(self, observations: Tree, plan: Plan, steps: Steps) -> Tree:
         """Flattens, unless the agents are none of ``agent_ids``."""
         if self._agent_ids is not None and not self.remembered(steps.agents.ids, self._are_chosen):
