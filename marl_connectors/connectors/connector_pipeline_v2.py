@@ -266,7 +266,7 @@ class ConnectorPipelineV2(ConnectorV2):
         shared_data: dict[str, Any] | None = None,
         metrics: Any = None,
     ) -> Explanation:
-        """What each piece does to a batch: its columns before and after, the time, what was copied.
+        """What each piece does to a batch: its columns before and after, and the time.
 
         A dry run on copies: batch, episodes and the pieces' states are afterwards as they were before.
 
