@@ -33,6 +33,7 @@ class ConnectorV2:
 
     * On items, override ``__call__``: it gets the episodes and the batch under construction, a nested dict of lists of
       single items, and may read from and write to both. The most convenient form, at the price of Python per item.
+      Items are made of a column when the piece looks at it.
     * On columns, override ``on_columns``: it gets arrays with one row for each agent-step. The fast form. A pipeline
       whose pieces all have it never touches a single item; around pieces that do not, the batch is converted.
       ``ColumnConnector`` makes this form as short as the other one.
@@ -85,7 +86,7 @@ class ConnectorV2:
         metrics: Any = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Works on items. A piece with ``on_columns`` only does the same work on them as on columns.
+        """Works on items. Those of a piece that has ``on_columns`` only are made columns for it, and items again.
 
         Args:
             rl_module: The (Multi)RLModule whose batch is made or whose output is translated.

@@ -359,10 +359,9 @@ class Snapshot:
         These are the batch's rows, or the single steps that differ, where no row does.
         """
         found: dict[str, tuple[list[ColumnShape], list[ColumnShape]]] = {}
-        for name in dict.fromkeys(name for _, name in self._steps):
-            changes = self._steps_written(name, earlier)
+        for name in dict.fromkeys(key[1] for key in (*self._rows, *self._steps)):
+            changes = self._rows_written(name, earlier) or self._steps_written(name, earlier)
             if changes:
-                changes = self._rows_written(name, earlier) or changes
                 found[name] = [old for old, _ in changes if old is not None], [new for _, new in changes]
         return found
 
@@ -370,7 +369,8 @@ class Snapshot:
         found = []
         for key, (shape, values) in self._rows.items():
             old, old_values = earlier._rows.get(key, (None, []))
-            if key[1] == name and not _equal(values, old_values):
+            is_as_long = old is None or old.shape[0] == shape.shape[0]  # else a piece has dropped rows
+            if key[1] == name and is_as_long and not _equal(values, old_values):
                 found.append((old, shape))
         return found
 

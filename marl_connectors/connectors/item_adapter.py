@@ -26,7 +26,7 @@ from marl_connectors.connectors.episodes_of_run import EPISODES_OF_RUN, Episodes
 from marl_connectors.connectors.failures import progress
 from marl_connectors.connectors.item_keys import MAPPING, agent_episodes, item_key
 from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup, Phase
-from marl_connectors.episodes.episode_rows import EpisodeRows, UnknownRows
+from marl_connectors.episodes.episode_rows import EpisodeRows, UnknownEpisodes, UnknownRows
 from marl_connectors.episodes.extended_episodes import ExtendedEpisode, originals
 from marl_connectors.episodes.info_column import InfoColumn
 from marl_connectors.episodes.sequences import Sequences
@@ -534,7 +534,7 @@ def call_on_items(piece: Any, batch: dict[str, Any], episodes: Sequence[Any], **
     try:
         piece.before_columns(given.groups, rl_module)
         for group in given.groups:
-            piece.on_columns(columns=group, **common)
+            given.run(piece, group, common)
             if group.action_dist_cls is not None:  # it left them to be computed for all steps at once
                 distribution = group.action_dist_cls.from_logits(group[Columns.ACTION_DIST_INPUTS])
                 group[Columns.ACTION_LOGP] = distribution.logp(group[Columns.ACTIONS])
@@ -616,6 +616,17 @@ class _ByHand:
         self._members = [[share for own in family.values() for share in own] for family in families]
         self.groups = [self._group(family) for family in families]
         self._given = [dict(group) for group in self.groups]
+
+    def run(self, piece: Any, group: ColumnGroup, common: dict[str, Any]) -> None:
+        """Lets a piece work on a group. Items of none of the episodes stay as they are if it needs to know whose."""
+        before = dict(group)
+        try:
+            piece.on_columns(columns=group, **common)
+        except UnknownEpisodes:
+            if all(share.episode is None for share in self._shares):
+                raise
+            group.clear()
+            group.update(before)
 
     # From items to columns.
 

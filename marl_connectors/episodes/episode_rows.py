@@ -173,6 +173,10 @@ def _known_columns(episode: SingleAgentEpisode) -> tuple[str, ...]:
     return (*STEP, *storage.extra_keys(), *([Columns.ENV_STATE] if states else []))
 
 
+class UnknownEpisodes(EpisodeError):
+    """The trajectories of rows are wanted of which nobody says whose they are."""
+
+
 class UnknownRows(EpisodeRows):
     """Rows of which nobody says whose they are: those of a batch that is passed without its episodes."""
 
@@ -194,19 +198,24 @@ class UnknownRows(EpisodeRows):
         """The module's, if it is known."""
         return self._action_space  # type: ignore[return-value]
 
-    def has(self, column: str) -> bool:
-        """Nothing is known of the trajectories."""
-        return False
+    @property
+    def episodes(self) -> list[SingleAgentEpisode]:  # type: ignore[override]
+        """Nobody knows."""
+        raise UnknownEpisodes(self._message("episodes"))
 
-    def _read(self, column: str, offset: int, fill: float | None) -> Tree:
-        raise self._unknown(column)
+    @episodes.setter
+    def episodes(self, value: list[SingleAgentEpisode]) -> None:
+        pass
+
+    def _check_known(self, column: str) -> None:
+        raise UnknownEpisodes(self._message(column))
 
     def set(self, column: str, values: Tree) -> None:
         """Raises an error."""
-        raise self._unknown(column)
+        raise EpisodeError(self._message(column))
 
-    def _unknown(self, column: str) -> EpisodeError:
-        return EpisodeError(
+    def _message(self, column: str) -> str:
+        return (
             f"Rows: {column!r} of the trajectories is wanted, but the {len(self)} rows are of none of the episodes. "
             f"Pass the episodes that the batch was made of."
         )

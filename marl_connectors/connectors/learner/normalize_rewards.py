@@ -120,8 +120,6 @@ class NormalizeRewards(ConnectorV2):
             returns += np.repeat(earlier, lengths) * self.gamma ** (rows_within(lengths) + 1.0)
         return returns
 
-    # What both forms do.
-
     def _continued(self, episode: SingleAgentEpisode) -> float:
         """The return at the end of the chunk before, if this one goes on there."""
         t, total = self._ongoing.setdefault(_module_of(episode), {}).get(episode.id_, (-1, 0.0))
