@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import optree
 import torch
+from optree import registry
 
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
@@ -125,12 +126,17 @@ class ItemBatch(dict[str, Any]):
         return dict, (self._all(),)
 
 
-optree.register_pytree_node(  # tree functions see an ordinary dict
-    ItemBatch,
-    lambda batch: (list(batch.values()), list(batch)),
-    lambda names, columns: dict(zip(names, columns, strict=True)),
-    namespace=optree.registry.__GLOBAL_NAMESPACE,
-)
+def _flattened(batch: Any) -> tuple[list[Any], tuple[str, ...]]:
+    return list(batch.values()), tuple(batch)
+
+
+def _unflattened(names: Any, columns: Any) -> Any:
+    return dict(zip(names, columns, strict=True))
+
+
+_EVERYWHERE: Any = registry.__GLOBAL_NAMESPACE
+optree.register_pytree_node(ItemBatch, _flattened, _unflattened, namespace=_EVERYWHERE)  # type: ignore[arg-type]
+"""Tree functions see an ordinary dict."""
 
 
 def _item_names(group: ColumnGroup) -> Iterator[str]:
@@ -201,6 +207,8 @@ def to_columns(items: dict[str, Any], like: ColumnBatch) -> ColumnBatch:
 def _items_of_rows(name: str, items: Any, group: ColumnGroup, source: ColumnGroup, keys: list[ItemKey]) -> list | None:
     """The items of a column, one for each row of a group; None for a column of other groups, such as states."""
     if isinstance(items, dict):
+        if group.rows.acted is None and not source.holders and all(len(items.get(key, ())) == 1 for key in keys):
+            return [items[key][0] for key in keys]  # a hot path: who acts has one row, and a key of its own
         if name != Columns.OBS and not any(key in items for key in keys):
             return None
         by_episode = _by_episode(name, _filled_up(name, items, source), group, keys)
@@ -498,8 +506,8 @@ def run_piece(piece: Any, batch: ColumnBatch, episodes: Sequence[Any], **common:
     items = checked_batch(piece(batch=given, episodes=episodes, **common))
     batch.phase = piece.phase_after or batch.phase
     like = without_taken_out(batch, episodes)
-    same = items is given and like is batch and isinstance(given, ItemBatch) and batch.phase is Phase.ITEMS
-    if same and given.is_untouched:
+    is_same = items is given and like is batch and batch.phase is Phase.ITEMS
+    if is_same and isinstance(given, ItemBatch) and given.is_untouched:
         return batch
     progress.converting = items
     return to_columns(items, like)

@@ -291,7 +291,8 @@ class Rollout:
 
     def write_item(self, name: str, position: int, item: Any) -> None:
         """What ``write`` does, for a single row. A hot path: most items are like those written last."""
-        column, levels = self.columns.get(name), self.layered.get(name)
+        column: Any = self.columns.get(name)
+        levels = self.layered.get(name)
         is_written = levels is not None or name != Columns.OBS
         is_alike = type(item) is type(column) is np.ndarray and item.dtype == column.dtype
         if is_alike and is_written and item.shape == column.shape[1:] and name not in self.given:

@@ -76,8 +76,9 @@ class GetActions(ConnectorV2):
             rl_module = dict.fromkeys(columns.module_ids, rl_module)
         dist_cls = self._common_dist_cls(rl_module, columns, explore)
         source = shared_data.get(ACTION_NOISE) if shared_data and explore else None
-        is_drawn = source is not None and dist_cls is not None and not isinstance(columns.rows, EpisodeRows)
-        noise = source.for_rows(columns, dist_cls) if is_drawn else None  # a runner's rows have noise of their own
+        noise = None
+        if source is not None and dist_cls is not None and not isinstance(columns.rows, EpisodeRows):
+            noise = source.for_rows(columns, dist_cls)  # of a runner's rows
         if noise is not None and columns[Columns.ACTION_DIST_INPUTS].ndim > noise.ndim:
             noise = noise.unsqueeze(1)  # for a stateful module's time axis of length 1
         with source.torch_stream() if source is not None and noise is None else nullcontext():
