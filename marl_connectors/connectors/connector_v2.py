@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from gymnasium import Space
 
-from marl_connectors.connectors.arguments import check_arguments
 from marl_connectors.connectors.failures import progress
-from marl_connectors.connectors.item_adapter import call_on_items
-from marl_connectors.connectors.item_keys import agent_episodes, item_key
-from marl_connectors.connectors.states import same_state
+from marl_connectors.connectors.item_adapter import agent_episodes, call_on_items, item_key
 from marl_connectors.episodes.column_batch import ColumnGroup, Phase
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
-from marl_connectors.errors import ConnectorError, did_you_mean
+from marl_connectors.errors import ConfigError, ConnectorError, did_you_mean
 from marl_connectors.trees import unstack
 from marl_connectors.typing import AgentID, ItemKey
 
@@ -62,7 +61,7 @@ class ConnectorV2:
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Names arguments that the constructor does not take, with the closest one that it does."""
-        check_arguments(cls, kwargs)
+        _check_arguments(cls, kwargs)
         return super().__new__(cls)
 
     def __init__(self, input_observation_space: Space | None = None, input_action_space: Space | None = None):
@@ -175,7 +174,7 @@ class ConnectorV2:
         Raises:
             ConnectorError: If they do differ, and the piece has no ``merge_states`` of its own.
         """
-        if any(not same_state(states[0], state) for state in states[1:]):
+        if any(not _same_state(states[0], state) for state in states[1:]):
             raise ConnectorError(
                 f"{type(self).__name__}: its {len(states)} states differ, and it does not say what to make of them. "
                 f"Override merge_states(states) to give one state."
@@ -324,6 +323,54 @@ class ConnectorV2:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
+
+
+class InBothPipelines(ConnectorV2):
+    """Base of pieces of env-to-module and learner pipelines that must know which of the two they stand in.
+
+    The pipeline tells them. ``as_learner_connector`` says it where there is no pipeline, or a plain one; it must not
+    say the opposite of the pipeline.
+    """
+
+    belongs_in = (ENV_TO_MODULE, LEARNER)
+    as_learner_connector: bool | None = None
+    """What the piece was built with; None leaves it to the pipeline."""
+
+    @property
+    def learns(self) -> bool:
+        """Whether the piece works on all steps, for a train batch."""
+        said = self.as_learner_connector
+        return bool(self.in_learner_pipeline) if said is None else said
+
+
+class UnknownArgumentError(ConfigError, TypeError):
+    """An argument that a piece's constructor does not take."""
+
+
+def _check_arguments(cls: type, names: Iterable[str]) -> None:
+    """Holds names of keyword arguments against those of ``cls.__init__``.
+
+    Raises:
+        UnknownArgumentError: If one is unknown. A constructor with ``**kwargs`` decides for itself.
+    """
+    parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return
+    known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    for name in names:
+        if name not in known:
+            raise UnknownArgumentError(f"{cls.__name__}: unknown argument {name!r}. {did_you_mean(name, known)}")
+
+
+def _same_state(one: Any, other: Any) -> bool:
+    """Whether two states, JSON data and arrays, are equal."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same_state(part, other[key]) for key, part in one.items())
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(_same_state(*parts) for parts in zip(one, other, strict=True))
+    one_array, other_array = np.asarray(one), np.asarray(other)
+    both_floats = one_array.dtype.kind in "fc" and other_array.dtype.kind in "fc"
+    return np.array_equal(one_array, other_array, equal_nan=both_floats)
 
 
 def looks_at_other_agents(piece: ConnectorV2) -> bool | None:

@@ -14,8 +14,7 @@ import torch
 
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
-from marl_connectors.connectors.episodes_of_run import EPISODES_OF_RUN
-from marl_connectors.connectors.item_keys import agent_episodes
+from marl_connectors.connectors.item_adapter import EPISODES_OF_RUN, agent_episodes
 from marl_connectors.episodes.column_batch import ColumnBatch
 from marl_connectors.episodes.extended_episodes import originals
 from marl_connectors.errors import ConnectorError, EpisodeError, describe_error

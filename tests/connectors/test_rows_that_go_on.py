@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marl_connectors.columns import Columns
-from marl_connectors.connectors.agent_steps import AgentLookup, Steps
 from marl_connectors.connectors.env_to_module.mean_std_filter import MeanStdFilter
+from marl_connectors.connectors.observation_transform import AgentLookup, Steps
 from marl_connectors.episodes.column_batch import ColumnGroup
 from marl_connectors.episodes.lane_storage import LaneStorage
 from marl_connectors.episodes.rollout import Rollout

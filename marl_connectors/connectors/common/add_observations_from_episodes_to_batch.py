@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from marl_connectors.columns import Columns
-from marl_connectors.connectors.in_both_pipelines import InBothPipelines
+from marl_connectors.connectors.connector_v2 import InBothPipelines
 from marl_connectors.episodes.column_batch import ColumnGroup
 
 

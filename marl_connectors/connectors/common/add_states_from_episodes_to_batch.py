@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from marl_connectors.columns import Columns
-from marl_connectors.connectors.agent_steps import check_beginning
-from marl_connectors.connectors.in_both_pipelines import InBothPipelines
+from marl_connectors.connectors.connector_v2 import InBothPipelines
+from marl_connectors.connectors.observation_transform import check_beginning
 from marl_connectors.episodes.column_batch import ColumnGroup
 from marl_connectors.episodes.rows import Rows
 from marl_connectors.errors import ConnectorError

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from marl_connectors.columns import Columns
-from marl_connectors.connectors.in_both_pipelines import InBothPipelines
+from marl_connectors.connectors.connector_v2 import InBothPipelines
 from marl_connectors.episodes.column_batch import ColumnGroup
 from marl_connectors.episodes.info_column import InfoColumn
 from marl_connectors.episodes.sequences import Sequences

@@ -7,9 +7,8 @@ from typing import Any
 
 from gymnasium import Space, spaces
 
-from marl_connectors.connectors.agent_steps import Steps
 from marl_connectors.connectors.flattening import Flattener
-from marl_connectors.connectors.observation_transform import ObservationTransform, Plan
+from marl_connectors.connectors.observation_transform import ObservationTransform, Plan, Steps
 from marl_connectors.errors import ConfigError, ConnectorError, did_you_mean
 from marl_connectors.typing import AgentID, Tree
 

@@ -8,8 +8,7 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from marl_connectors.columns import Columns
-from marl_connectors.connectors.agent_steps import Recent, Steps
-from marl_connectors.connectors.observation_transform import ObservationTransform, Plan
+from marl_connectors.connectors.observation_transform import ObservationTransform, Plan, Recent, Steps
 from marl_connectors.connectors.space_trees import map_space
 from marl_connectors.episodes.column_batch import ColumnGroup
 from marl_connectors.errors import ConfigError, ConnectorError

@@ -15,9 +15,8 @@ from marl_connectors.connectors.action_masks import (
     mask_of_one_row,
     wanted_mask,
 )
-from marl_connectors.connectors.agent_steps import Steps
 from marl_connectors.connectors.connector_v2 import ENV_TO_MODULE
-from marl_connectors.connectors.observation_transform import ObservationTransform, Plan
+from marl_connectors.connectors.observation_transform import ObservationTransform, Plan, Steps
 from marl_connectors.connectors.space_trees import fits, shape_of
 from marl_connectors.episodes.column_batch import ColumnGroup
 from marl_connectors.episodes.rows import Rows

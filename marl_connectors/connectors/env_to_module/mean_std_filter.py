@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import Space, spaces
 
-from marl_connectors.connectors.agent_steps import Agents, Steps
 from marl_connectors.connectors.connector_v2 import ENV_TO_MODULE
-from marl_connectors.connectors.observation_transform import ObservationTransform, Plan
+from marl_connectors.connectors.observation_transform import Agents, ObservationTransform, Plan, Steps
 from marl_connectors.connectors.running_stats import Grouping, StatsTable, merge_streams, to_state
 from marl_connectors.connectors.space_trees import fits, map_space, map_values, parts_of
 from marl_connectors.episodes.column_batch import ColumnGroup

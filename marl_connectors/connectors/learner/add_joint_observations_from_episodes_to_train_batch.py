@@ -9,7 +9,7 @@ from gymnasium import Space, spaces
 
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import LEARNER, ConnectorV2
-from marl_connectors.connectors.episodes_of_run import EPISODES_OF_RUN
+from marl_connectors.connectors.item_adapter import EPISODES_OF_RUN
 from marl_connectors.connectors.learner.joint_observations import JointObservations, SeenInEpisodes
 from marl_connectors.episodes.column_batch import ColumnGroup
 from marl_connectors.episodes.extended_episodes import original
