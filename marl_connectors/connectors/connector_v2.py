@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import Space
 
 from marl_connectors.connectors.failures import progress
-from marl_connectors.connectors.item_adapter import agent_episodes, call_on_items, item_key
+from marl_connectors.connectors.item_adapter import call_on_items, item_key, parts_of
 from marl_connectors.episodes.column_batch import ColumnGroup, Phase
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
@@ -244,14 +244,15 @@ class ConnectorV2:
         items = {key: iter(values) for key, values in (zip_with_batch_column or {}).items()}
         before = progress.episode  # noted for the error message if the caller fails on an episode
         try:
-            for part in agent_episodes(episodes, stepped_only=agents_that_stepped_only):
-                progress.episode = part
-                if zip_with_batch_column is None:
-                    yield part
-                    continue
-                for item in items.get(item_key(part), iter(())):
-                    yield part, item
-                    break
+            for episode in episodes:
+                for part in parts_of(episode, stepped_only=agents_that_stepped_only):
+                    progress.episode = part
+                    if zip_with_batch_column is None:
+                        yield part
+                        continue
+                    for item in items.get(item_key(part), iter(())):
+                        yield part, item
+                        break
         except GeneratorExit:
             progress.leave_loop()
             raise

@@ -12,7 +12,7 @@ See ``Phase`` for what a batch of items looks like at which point.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, overload
 
@@ -54,17 +54,20 @@ def item_key(episode: SingleAgentEpisode) -> ItemKey:
     return (episode.multi_agent_episode_id, episode.agent_id, episode.module_id)
 
 
-def agent_episodes(episodes: Sequence[Any], *, stepped_only: bool) -> Iterator[SingleAgentEpisode]:
+def agent_episodes(episodes: Iterable[Any], *, stepped_only: bool) -> list[SingleAgentEpisode]:
     """All SingleAgentEpisodes, those inside MultiAgentEpisodes too; ``single_agent_episode_iterator`` says which."""
-    for episode in episodes:
-        if not isinstance(episode, MultiAgentEpisode):
-            yield episode
-        elif not stepped_only:
-            yield from episode.all_agent_episodes()
-        else:
-            stepped = episode.get_agents_that_stepped()
-            parts = [part for agent_id, part in episode.agent_episodes.items() if agent_id in stepped]
-            yield from [part for part in parts if not part.is_done] or parts
+    return [part for episode in episodes for part in parts_of(episode, stepped_only=stepped_only)]
+
+
+def parts_of(episode: Any, *, stepped_only: bool) -> list[SingleAgentEpisode]:
+    """The agent episodes of an episode."""
+    if not isinstance(episode, MultiAgentEpisode):
+        return [episode]
+    if not stepped_only:
+        return list(episode.all_agent_episodes())
+    stepped = episode.get_agents_that_stepped()
+    parts = [part for agent_id, part in episode.agent_episodes.items() if agent_id in stepped]
+    return [part for part in parts if not part.is_done] or parts
 
 
 # From columns to items, and back.
@@ -109,9 +112,7 @@ class ItemBatch(dict[str, Any]):
         return self[name] if name in self else default  # noqa: SIM401 (which is what this is)
 
     def setdefault(self, name: str, default: Any = None) -> Any:
-        if name not in self:
-            self[name] = default
-        return self[name]
+        return self[name] if self.kept(name) else super().setdefault(name, default)
 
     def pop(self, name: str, *default: Any) -> Any:
         if name in self:
@@ -760,7 +761,7 @@ class _ByHand:
         self._apart = getattr(piece, "stands_apart", lambda agent_id: None)
         self._by_module = _is_sorted_by_module(batch)
         self._train = _is_train(piece, batch, episodes)
-        own = list(agent_episodes(episodes, stepped_only=not self._train))
+        own = agent_episodes(episodes, stepped_only=not self._train)
         own = [episode for episode in own if len(episode)] if self._train else own
         self._is_extended = any(isinstance(episode, ExtendedEpisode) for episode in own)
         self._shares = [_Share(item_key(e), e, e.module_id or DEFAULT_MODULE_ID) for e in originals(own)]
@@ -994,7 +995,7 @@ def _is_train(piece: Any, batch: dict[str, Any], episodes: Sequence[Any]) -> boo
         return piece.learns
     if piece.in_learner_pipeline is not None:
         return piece.in_learner_pipeline
-    return _num_items(batch) > sum(1 for _ in agent_episodes(episodes, stepped_only=True))
+    return _num_items(batch) > len(agent_episodes(episodes, stepped_only=True))
 
 
 def _is_sorted_by_module(batch: dict[str, Any]) -> bool:

@@ -42,7 +42,7 @@ LIMITS = {
     "plain step": Limit(12, 34, calls_aimed_at=40),
     "step with Box actions": Limit(30, 99),
     "step with a column piece": Limit(34, 129, files_aimed_at=25),
-    "step with an item piece": Limit(42, 2196),
+    "step with an item piece": Limit(39, 914),
     "step with a callback": Limit(16, 62),
     "step of turns": Limit(40, 269, files_aimed_at=30),
     "update": Limit(58, files_aimed_at=40),
