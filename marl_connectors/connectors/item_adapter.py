@@ -323,7 +323,7 @@ def _sequences_made(items: dict[str, Any], group: ColumnGroup) -> Sequences | No
 
 
 def _from_sequence_items(items: dict[str, Any], group: ColumnGroup, sequences: Sequences) -> None:
-    """Rows of what pieces have made of ``_sequence_items``."""
+    """The rows of items that are sequences."""
     sharing: dict[Any, int] = {}
     by_module: dict[ModuleID, dict[str, list]] = {module_id: {} for module_id in group.module_ids}
     for episode, count in zip(group.rows.episodes, sequences.counts.tolist(), strict=True):
@@ -708,7 +708,8 @@ class _Share:
         lengths: Of its sequences, where the batch has some.
         states: Before their first steps, where the batch has them.
         max_len: What sequences are filled up to.
-        has_last: Whether there is an item for its last observation.
+        has_last: Whether there is an item for its last observation, in any column.
+        short: The columns that have none.
         made: What comes out.
     """
 
@@ -721,20 +722,23 @@ class _Share:
         self.states: list[Any] = []
         self.max_len = 0
         self.has_last = False
+        self.short: set[str] = set()
         self.made: dict[str, list] = {}
 
     def add_last(self) -> None:
-        """Adds items for the last observation: that itself, in other columns something that means nothing."""
+        """Adds missing items for the last observation: that itself, in other columns something that means nothing."""
         episode = self.episode
         assert episode is not None
-        for name, items in self.columns.items():
+        self.short = {name for name, items in self.columns.items() if len(items) == len(episode)}
+        for name in self.short:
+            items = self.columns[name]
             if name == Columns.CRITIC_OBS:
                 raise ConnectorError(
                     "a centralised critic is asked about the episodes' last observations. Put "
                     "AddOneTsToEpisodesAndTruncate at the beginning of the learner pipeline."
                 )
             self.columns[name] = [*items, _last_item(episode, name, items[-1])]
-        if not self.lengths:
+        if self.has_last or not self.lengths:
             return
         if self.lengths[-1] < self.max_len:
             self.lengths[-1] += 1
@@ -827,7 +831,10 @@ class _ByHand:
             if count not in (steps, steps + len(own) * self._train) and Columns.SEQ_LENS not in items:
                 if self._train and own:
                     name = max(items, key=lambda name: len(items[name]))
-                    raise ConnectorError(f"{count} items of {name!r} for module {module_id!r}, expected {steps}.")
+                    raise ConnectorError(
+                        f"{count} items of {name!r} for module {module_id!r}, whose episodes have {steps} steps. Pass "
+                        f"the episodes that the batch was made of."
+                    )
                 own = [_Share(None, None, module_id)]
             self._share_out(items, own)
             families.append({module_id: own})
@@ -876,16 +883,19 @@ class _ByHand:
                     break
             if sum(share.lengths) != count + has_last:
                 raise ConnectorError(
-                    f"the sequences for episode {share.key} have {sum(share.lengths)} steps, expected {count}."
+                    f"the sequences for episode {share.key} have {sum(share.lengths)} steps, expected {count}: one for "
+                    f"each step of a chunk, and one for its last observation behind AddOneTsToEpisodesAndTruncate."
                 )
             share.has_last = has_last
         return [len(share.lengths) for share in shares]
 
     def _wrong_number(self, name: str, shares: list[_Share], given: int, wanted: int) -> str:
+        fix = "Add one for each i in range(len(episode))."
+        if not self._train:
+            fix = "Add one for each episode that single_agent_episode_iterator(episodes) gives."
         if not self._by_module and len({share.key for share in shares}) != 1:
-            return f"{given} items of {name!r}, but {wanted} {'steps' if self._train else 'acting agents'}."
-        whose = shares[0].key if shares else "none"
-        return f"{given} items of {name!r} for episode {whose}, expected {wanted}."
+            return f"{given} items of {name!r}, but {wanted} {'steps' if self._train else 'acting agents'}. {fix}"
+        return f"{given} items of {name!r} for episode {shares[0].key}, expected {wanted}. {fix}"
 
     def _group(self, family: dict[ModuleID, list[_Share]]) -> ColumnGroup:
         everyone = [share for own in family.values() for share in own]
@@ -900,7 +910,7 @@ class _ByHand:
             by_module: Any = {module_id: [share.episode for share in own] for module_id, own in family.items()}
             group = ColumnGroup(EpisodeRows(by_module, train=self._train))
             for share in everyone:
-                if self._train and not share.has_last:
+                if self._train:
                     share.add_last()
         for name in everyone[0].columns if everyone else ():
             group[name] = _stacked(name, [item for share in everyone for item in share.columns[name]])
@@ -961,7 +971,8 @@ class _ByHand:
                     items, counts = _row_items(group, name)
                     ends = list(itertools.accumulate(counts))
                     for share, end, count in zip(members, ends, counts, strict=True):
-                        share.made[name] = items[end - count : end]
+                        is_long = name in share.short and not share.lengths and count > self._steps(share)
+                        share.made[name] = items[end - count : end - is_long]
             having = [share for share in self._shares if name in share.made]
             if name in self._batch and not isinstance(self._batch[name], dict):
                 found[name] = [item for share in having for item in share.made[name]]

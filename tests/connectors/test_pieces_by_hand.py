@@ -18,6 +18,7 @@ from marl_connectors import (
     AddNextObservationsFromEpisodesToTrainBatch,
     AddObservationsFromEpisodesToBatch,
     ComputeReturnsToGo,
+    ConnectorError,
     FrameStacking,
     GeneralAdvantageEstimation,
     ScaleRewards,
@@ -213,6 +214,24 @@ def test_what_a_piece_has_not_set_stays_as_it_is():
     assert found["note"] is mine
     assert found["of others"] == {("elsewhere", "z", "red"): [1, 2, 3]}
     assert list(found["obs"]) == list(mine)
+
+
+def test_columns_with_and_without_an_item_for_the_last_observation_stay_so():
+    episodes = play([[{"absent": set(), "ends": {}, "rewards": {"a": 2}}] * 2], dict.fromkeys("abcd", "red"))
+    own = agents(episodes, train=True)
+    long = by_key(own, lambda e: [e.get_observations(t) for t in range(len(e) + 1)])
+    short = by_key(own, lambda e: [np.float32(reward) for reward in e.get_rewards()])
+    found = ScaleRewards(scale=2.0)(rl_module=None, batch={"obs": long, "rewards": short}, episodes=episodes)
+    assert found["obs"] is long
+    assert_same(found["rewards"], {key: [2 * reward for reward in rewards] for key, rewards in short.items()})
+
+
+@pytest.mark.parametrize(("given", "wanted"), [(1, 2), (4, 2)])
+def test_other_numbers_of_items_than_steps_are_an_error(given, wanted):
+    episodes = play([[{"absent": set(), "ends": {}, "rewards": {}}] * 2], dict.fromkeys("abcd", "red"))
+    rewards = by_key(agents(episodes, train=True)[:1], lambda e: [0.0] * given)
+    with pytest.raises(ConnectorError, match=rf"{given} items of 'rewards' .*expected {wanted}.*range\(len\(episode"):
+        ScaleRewards(scale=2.0)(rl_module=None, batch={"rewards": rewards}, episodes=episodes)
 
 
 # Items are made of a column when somebody looks at it.
