@@ -134,7 +134,7 @@ def run_cases(names: Sequence[str], folder: Path, greedy: bool) -> None:
     import logging
 
     import torch
-    from differential_cases import CASES
+    from differential_cases import find
 
     import marl_connectors
 
@@ -147,7 +147,7 @@ def run_cases(names: Sequence[str], folder: Path, greedy: bool) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
-                CASES[name](record)
+                find(name)(record)
             except Exception:
                 error = traceback.format_exc()
         done = {"items": record.items, "error": error, "seconds": time.process_time() - began}
@@ -306,6 +306,8 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time (default 2)")
     parser.add_argument("--tolerance", type=float, default=1e-6, help="largest difference allowed (default 1e-6)")
     parser.add_argument("--trained-tolerance", type=float, help="the same for all that follows the first update")
+    parser.add_argument("--random", type=int, default=20, help="configurations that are drawn at random (default 20)")
+    parser.add_argument("--first-seed", type=int, default=0, help="the seed of the first of them (default 0)")
     parser.add_argument("--greedy", action="store_true", help="no exploration: runs are comparable if draws changed")
     parser.add_argument("--details", type=int, default=0, help="so many differing items of each case")
     parser.add_argument("--list", action="store_true", help="print the names of the cases")
@@ -316,7 +318,8 @@ def main() -> None:
         run_cases(args.names, args.run_in, args.greedy)
         return
     known, regrouped = all_names()
-    names = chosen(known, args.only)
+    drawn = [f"random {seed}" for seed in range(args.first_seed, args.first_seed + args.random)]
+    names = chosen([*known, *drawn], args.only)
     if args.list:
         print("\n".join(names))
         return

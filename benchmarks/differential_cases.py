@@ -52,6 +52,7 @@ from marl_connectors import (
     RLModule,
     RLModuleSpec,
     ScaleRewards,
+    SelfSupervisedLossAPI,
     ValueFunctionAPI,
     WriteObservationsToEpisodes,
     load_policy,
@@ -87,6 +88,19 @@ OBSERVATIONS = {
     "Discrete": spaces.Discrete(4),
     "MultiBinary": spaces.MultiBinary(4),
 }
+
+
+def find(name: str) -> Callable[[Any], None]:
+    """The case of that name; ``random 17`` is a configuration that is drawn with that seed."""
+    if name in CASES:
+        return CASES[name]
+
+    def drawn(record: Any) -> None:
+        from random_runs import random_config
+
+        play(record, random_config(int(name.removeprefix("random "))))
+
+    return drawn
 
 
 # How a case is built and played.
@@ -404,6 +418,26 @@ class PaysForInfos(PPOLearner):
         return loss * (1 + told / 1000)
 
 
+class Imitates(DefaultPPORLModule, SelfSupervisedLossAPI):
+    """Learns otherwise than the algorithm does."""
+
+    def compute_self_supervised_loss(
+        self, *, learner: Any, module_id: str, config: Any, batch: Any, fwd_out: Any
+    ) -> Any:
+        targets = (batch["obs"][:, 0] > 0).long()
+        return torch.nn.functional.cross_entropy(fwd_out["action_dist_inputs"], targets)
+
+
+class WritesSamples(Callbacks):
+    """Changes what the learner gets."""
+
+    def on_sample_end(self, *, samples: Any, **kwargs: Any) -> None:
+        for sample in samples:
+            for episode in sample.agent_episodes.values():
+                if len(episode):
+                    episode.set_rewards(new_data=[float(r) + 1 for r in episode.get_rewards()])
+
+
 class TwoRates(PPOLearner):
     """Optimizers of a user's own."""
 
@@ -565,6 +599,7 @@ runs(
     "observations: Dict, flattened",
     lambda: with_pieces(FlattenObservations, env=lambda: SpacesEnv(NESTED, spaces.Discrete(3))),
 )
+runs("observations: Dict", lambda: config_of(lambda: SpacesEnv(NESTED, spaces.Discrete(3))))
 runs("observations: images", lambda: config_of(Images))
 runs("observations: images as floats", lambda: with_pieces(ImageToFloat, env=Images))
 runs(
@@ -679,6 +714,34 @@ def _mixed() -> Any:
     return config.rl_module(rl_module_spec=MultiRLModuleSpec(rl_module_specs=specs))
 
 
+runs("LSTM, masks, turns", lambda: config_of("marl_envs.last_stone_v0").rl_module(model_config=LSTM))
+runs(
+    "LSTM, filter, last actions and rewards",
+    lambda: with_pieces(MeanStdFilter, PrevActionsPrevRewards, FlattenObservations).rl_module(model_config=LSTM),
+)
+runs(
+    "LSTM, natively batched",
+    lambda: config_of(Worlds).env_runners(num_envs_per_env_runner=3).rl_module(model_config=LSTM),
+)
+runs(
+    "LSTM, Gymnasium VectorEnv, NEXT_STEP wrapped",
+    lambda: (
+        config_of(vector_maker("NEXT_STEP wrapped"), policies=None)
+        .env_runners(num_envs_per_env_runner=3, gym_env_vectorize_mode="vector_entry_point")
+        .rl_module(model_config=LSTM)
+    ),
+)
+
+
+def _imitating() -> Any:
+    specs = {
+        a: RLModuleSpec(Imitates if a == "a" else DefaultPPORLModule, model_config={"fcnet_hiddens": (4,)})
+        for a in AGENTS
+    }
+    config = config_of(life(), policies="independent")
+    return config.rl_module(rl_module_spec=MultiRLModuleSpec(rl_module_specs=specs))
+
+
 # Built-in pieces.
 
 runs("MeanStdFilter", lambda: with_pieces(MeanStdFilter))
@@ -742,6 +805,7 @@ runs("learner pieces", lambda: with_pieces(learner=[RunningReturn, RewardsInTens
 runs("module-to-env column piece", lambda: with_pieces(to_env=[KeepsLogits]))
 runs("module-to-env item piece", lambda: with_pieces(to_env=[Turned]))
 runs("callbacks", lambda: config_of(life(**ANYTHING)).callbacks(Notes))
+runs("callback that writes to samples", lambda: config_of(life(**ANYTHING)).callbacks(WritesSamples))
 runs("callbacks, turns", lambda: config_of(turns(**ANY_TURNS)).callbacks(Notes))
 
 # Modules, losses, algorithms.
@@ -782,6 +846,12 @@ runs(
             multi_rl_module_class=LayersBeside, rl_module_specs={a: RLModuleSpec(Heads) for a in AGENTS}
         )
     ),
+)
+runs("self-supervised loss", lambda: _imitating())
+runs(
+    "only some modules are trained",
+    lambda: config_of(life(), policies="independent").multi_agent(policies_to_train=["a", "c"]),
+    captures=False,
 )
 runs("loss of one's own", lambda: config_of(life(), policies="independent").learners(learner_class=PaysForOutputs))
 runs("optimizers of one's own", lambda: config_of(life(), policies="independent").learners(learner_class=TwoRates))
@@ -879,6 +949,18 @@ def _resumed_turns(record: Any) -> None:
 @case("resumed in the middle, a filter of rewards")
 def _resumed_rewards(record: Any) -> None:
     _resumes(record, with_pieces(learner=[NormalizeRewards]).env_runners(rollout_fragment_length=3))
+
+
+@case("state taken over by another run")
+def _state(record: Any) -> None:
+    config = with_pieces(MeanStdFilter, policies="independent")
+    algo, other = record.build(config), record.build(config.copy())
+    for _ in range(2):
+        algo.train()
+    other.set_state(algo.get_state())
+    go_on(record, other, 2)
+    algo.stop()
+    other.stop()
 
 
 def _acts(record: Any, config: Any, *, env: Any, explore: bool) -> None:

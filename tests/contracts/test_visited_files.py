@@ -39,12 +39,12 @@ class Limit(NamedTuple):
 
 
 LIMITS = {
-    "plain step": Limit(12, 34, calls_aimed_at=40),
-    "step with Box actions": Limit(30, 99),
-    "step with a column piece": Limit(34, 129, files_aimed_at=25),
-    "step with an item piece": Limit(39, 914),
-    "step with a callback": Limit(16, 62),
-    "step of turns": Limit(40, 269, files_aimed_at=30),
+    "plain step": Limit(13, 36, calls_aimed_at=40),
+    "step with Box actions": Limit(29, 103),
+    "step with a column piece": Limit(33, 135, files_aimed_at=25),
+    "step with an item piece": Limit(37, 920),
+    "step with a callback": Limit(16, 65),
+    "step of turns": Limit(38, 240, files_aimed_at=30),
     "update": Limit(58, files_aimed_at=40),
     "update of independent modules": Limit(58),
 }
