@@ -13,6 +13,7 @@ from marl_connectors import spaces
 from marl_connectors.columns import Columns
 from marl_connectors.episodes.info_column import InfoColumn
 from marl_connectors.episodes.lane_storage import LaneStorage
+from marl_connectors.episodes.lookback import count
 from marl_connectors.episodes.rows import Rows, unknown_column
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.episodes.storage import STEP, WITH_LAST
@@ -80,8 +81,10 @@ class EpisodeRows(Rows):
         return rows
 
     def has(self, column: str) -> bool:
-        """Whether all episodes hold this column."""
-        return all(column in _known_columns(episode) for episode in self.episodes)
+        """Whether all episodes hold this column, and any has something in it."""
+        if not all(column in _known_columns(episode) for episode in self.episodes):
+            return False
+        return column in STEP or any(count(_column(episode, column)) for episode in self.episodes)
 
     def columns(self) -> list[str]:
         """As for all rows."""
@@ -128,7 +131,7 @@ class EpisodeRows(Rows):
         missing: list[int] = []
         blank: Any = 0.0 if column == Columns.REWARDS else None
         for episode, own in zip(self.episodes, self._at, strict=True):
-            held = as_list(episode.storage.column(column))
+            held = as_list(_column(episode, column))
             if blank is None and held:
                 blank = tree_map(np.zeros_like, held[0])
             last = episode.storage.lookback + len(episode)
@@ -164,6 +167,14 @@ class EpisodeRows(Rows):
                 storage.set_column(column, [tree_map(np.zeros_like, own[0])] * last)
             taken = [position for position in positions if position < last]
             storage.set_items(column, taken, own[: len(taken)])
+
+
+def _column(episode: SingleAgentEpisode, name: str) -> list | Tree:
+    """A column of a trajectory; states of the environment there are at the time of the newest observation, too."""
+    storage = episode.storage
+    if name == Columns.ENV_STATE:
+        return storage.part(name, 0, storage.lookback + len(storage) + 1)
+    return storage.column(name)
 
 
 def _known_columns(episode: SingleAgentEpisode) -> tuple[str, ...]:
