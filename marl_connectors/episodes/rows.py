@@ -11,7 +11,7 @@ from gymnasium import Space
 
 from marl_connectors.columns import Columns
 from marl_connectors.episodes.info_column import InfoColumn
-from marl_connectors.episodes.rollout import Positions, Rollout
+from marl_connectors.episodes.rollout import Positions, Rollout, take
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.errors import EpisodeError, did_you_mean
 from marl_connectors.trees import leaves, tree_map
@@ -86,6 +86,11 @@ class Rows:
         return self._length
 
     @property
+    def observation_space(self) -> Space | None:
+        """What the environment says of all agents that have rows here."""
+        return self.parts[0].rollout.observation_space
+
+    @property
     def action_space(self) -> Space:
         """Of all agents that have rows here."""
         return self.parts[0].rollout.action_space
@@ -93,6 +98,15 @@ class Rows:
     def has(self, column: str) -> bool:
         """Whether the trajectories hold this column."""
         return all(part.rollout.holds(column, part.first, part.last) for part in self.parts)
+
+    def columns(self) -> list[str]:
+        """The columns that the trajectories hold, infos excepted."""
+        return [name for name in self.parts[0].rollout.columns if self.has(name)]
+
+    def source(self, column: str) -> Tree:
+        """The items of a column as the environment gave them, whatever pieces have written back."""
+        given = [take(part.rollout.source(column), part.positions) for part in self.parts]
+        return given[0] if len(given) == 1 else tree_map(lambda *leaves: np.concatenate(leaves), *given)
 
     def get(self, column: str, offset: int = 0, fill: float | None = None) -> Tree:
         """The items of a column, ``[B, ...]``.

@@ -42,7 +42,7 @@ LIMITS = {
     "plain step": Limit(15, 31, calls_aimed_at=40),
     "step with Box actions": Limit(17, 37),
     "step with a column piece": Limit(19, 59, files_aimed_at=25),
-    "step with an item piece": Limit(27, 2135),
+    "step with an item piece": Limit(27, 920),
     "step with a callback": Limit(18, 60),
     "step of turns": Limit(24, 151, files_aimed_at=30),
     "update": Limit(58, files_aimed_at=40),
