@@ -170,7 +170,7 @@ class EpisodeTracker:
         first = self._vector_env.reset_all()
         self.lanes.clear()
         begun = [self._mapped(copy) for copy in copies]
-        self.lanes.make_room([modules for _, modules in begun])
+        self.lanes.open_all([modules for _, modules in begun])
         self.ongoing[:] = [self._begin_episode(copy, *own) for copy, own in zip(copies, begun, strict=True)]
         self.arrange()
         self._observe([given[agent] for copy, (given, _) in zip(copies, first, strict=True) for agent in copy.agents])

@@ -704,6 +704,22 @@ class LaneTable:
         for group in self.groups:
             self.counts.settle(filter(None, group.lanes))  # an error may have come between a close and ``arrange``
 
+    def open_all(self, modules_by_env: Sequence[Mapping[AgentID, ModuleID]]) -> None:
+        """Gives the agents of all sub-environments lanes, module by module: so the rows of a module are a slice."""
+        self.make_room(modules_by_env)
+        wanted: dict[ModuleID, list[tuple[int, AgentID]]] = {module_id: [] for module_id in self._rl_module}
+        for env_index, modules in enumerate(modules_by_env):
+            for agent_id, module_id in modules.items():
+                wanted[module_id].append((env_index, agent_id))
+        for module_id, agents in wanted.items():
+            for env_index, agent_id in agents:
+                self.open(env_index, agent_id, module_id)
+        if len(wanted) > 1:
+            self.by_env = [
+                {agent_id: lanes[agent_id] for agent_id in modules}
+                for lanes, modules in zip(self.by_env, modules_by_env, strict=True)
+            ]
+
     def make_room(self, modules_by_env: Sequence[Mapping[AgentID, ModuleID]]) -> None:
         """Makes the rollouts wide enough for the agents of all sub-environments."""
         counts = Counter(
