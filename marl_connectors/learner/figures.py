@@ -54,21 +54,26 @@ class Figures:
         self._notes: list[Note] = []
         self._at = (0, -1)
         self._begin = 0
+        self._noted_total: tuple[Tensor, int] | None = None
 
     def begin_minibatch(self, epoch: int) -> None:
         """What is noted from now on is of the next minibatch."""
         self._at = (epoch, self._at[1] + 1 if epoch == self._at[0] else 0)
         self._begin = len(self._notes)
+        self._noted_total = None
 
     def note(self, module_ids: tuple[ModuleID, ...], terms: Mapping[str, Tensor]) -> None:
         """Keeps figures of the minibatch, scalars or ``[A]``. A hot path."""
-        try:
-            values = torch.stack([term.detach().reshape(-1) for term in terms.values()])
-        except (RuntimeError, AttributeError):
-            raise _not_figures(module_ids, terms) from None
-        if values.shape[1] != len(module_ids):
+        number = len(module_ids)
+        if not all(isinstance(term, Tensor) and term.numel() == number for term in terms.values()):
             raise _not_figures(module_ids, terms)
-        self._notes.append(Note(*self._at, module_ids, tuple(terms), values))
+        with torch.no_grad():
+            found = list(terms.values())
+            alike = len({term.shape for term in found}) == 1
+            values = torch.stack(found if alike else [term.reshape(-1) for term in found])
+        self._notes.append(Note(*self._at, module_ids, tuple(terms), values.view(len(found), number)))
+        total = terms.get(TOTAL_LOSS)
+        self._noted_total = None if total is None else (total, total._version)
 
     def note_gradient_norms(self, module_ids: tuple[ModuleID, ...], norms: Tensor, *, is_result: bool = True) -> None:
         """The same for ``[A]`` norms. A hot path."""
@@ -76,6 +81,10 @@ class Figures:
 
     def note_total(self, module_ids: tuple[ModuleID, ...], losses: Tensor) -> None:
         """Keeps what is minimised, in place of a total that was noted for the minibatch before more was added to it."""
+        if self._noted_total is not None:
+            total, version = self._noted_total
+            if losses is total and losses._version == version:  # nothing was added, in place or otherwise
+                return
         noted = [n for n in self._notes[self._begin :] if TOTAL_LOSS in n.names and n.module_ids == module_ids]
         for note in noted:
             note.values[note.names.index(TOTAL_LOSS)] = losses.detach().reshape(-1)

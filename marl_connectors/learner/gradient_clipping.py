@@ -64,4 +64,4 @@ def clip_stacked_gradients(part: BucketPart, gradients: Tensor, norms: Tensor, c
 
 
 def _scale(bound: Any, norms: Tensor) -> Tensor:
-    return (bound / (norms + _TINY)).clamp(max=1.0)
+    return (norms + _TINY).reciprocal_().mul_(bound).clamp_(max=1.0)

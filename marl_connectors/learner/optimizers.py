@@ -37,6 +37,7 @@ class Optimizers:
         self._shared: list[Tensor] = []
         self._default = DefaultAdam()
         self._arranged_for: Any = None
+        self._parts: dict[tuple[ModuleID, ...], BucketPart | None] = {}
 
     # Who has which optimizer.
 
@@ -55,6 +56,7 @@ class Optimizers:
         moved, or optimizers were registered.
         """
         self._learner.module.bind_buckets()
+        self._parts.clear()
         if self._learner.module.buckets is not self._arranged_for or not self._default.fits:
             self._configure()
             self._arrange()
@@ -171,8 +173,11 @@ class Optimizers:
 
     def part(self, module_ids: Sequence[ModuleID]) -> BucketPart | None:
         """These modules as one computation; None if they are in no bucket."""
-        bucket = self._learner.module.bucket_of(module_ids)
-        return None if bucket is None else bucket.part(module_ids)
+        key = tuple(module_ids)
+        if key not in self._parts:
+            bucket = self._learner.module.bucket_of(key)
+            self._parts[key] = None if bucket is None else bucket.part(key)
+        return self._parts[key]
 
     # One step.
 

@@ -14,9 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from marl_connectors.closed_form import are_plain, is_recorded
 from marl_connectors.errors import ModuleError, did_you_mean
-from marl_connectors.rl_module.array_layers import NUMPY_ACTIVATIONS, ArrayLayer, is_watched, run_layers
+from marl_connectors.rl_module.array_layers import NUMPY_ACTIVATIONS, ArrayLayer, run_layers
 from marl_connectors.rl_module.initializers import Initializers
+from marl_connectors.rl_module.layer_stack import ACTIVATIONS as STACK_ACTIVATIONS
+from marl_connectors.rl_module.layer_stack import run_layer_stack
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "tanh": nn.Tanh,
@@ -105,7 +108,8 @@ class _Arrays(NamedTuple):
 class MLP(nn.Module):
     """A stack of linear layers with an activation after each but, if asked, the last.
 
-    A hot path: where that is faster, numpy computes batches without gradients, on the weights' own memory.
+    A hot path: on the CPU, numpy computes batches without gradients where that is faster, on the weights' own memory;
+    with gradients, all layers are one operation of autograd.
     """
 
     _remembered = frozenset({"_arrays"})
@@ -155,28 +159,45 @@ class MLP(nn.Module):
             initializers.fill_weight(layer.weight, gain)
             initializers.fill_bias(layer.bias)
 
-    def forward(self, x: Tensor) -> Tensor:
-        if (
-            not is_watched()
-            and self._numpy_activation is not None
-            and type(x) is Tensor
-            and x.dtype is torch.float32
-            and x.shape[-2] <= self._numpy_rows
-            and x.is_cpu
-            and self._is_as_built()
-        ):
-            layers = self._array_layers()
-            if layers is not None and x.dim() <= 3:
-                return torch.from_numpy(run_layers(x.numpy(), layers))
-            if layers is not None:
-                flat = torch.from_numpy(run_layers(x.flatten(1, -2).numpy(), layers))
-                return flat.unflatten(1, x.shape[1:-1])
+    def flat(self, x: Any) -> Tensor:
+        """What the first layer reads: ``x`` itself, unless a subclass makes a vector of it."""
+        return x
+
+    def forward(self, x: Any) -> Tensor:
+        return run_mlps((self,), x)
+
+    def _by_layers(self, x: Tensor) -> Tensor:
+        """The outputs of ``flat`` inputs, layer by layer."""
         last = len(self._linear_layers) - 1
         for i, layer in enumerate(self._linear_layers):
             x = layer(x)
             if i < last or self.activate_last:
                 x = self.activation(self.norms[i](x) if self.norms else x)
         return x
+
+    def _stack(self) -> tuple[list[Any], list[Any]] | None:
+        """The activations and the parameters of all layers for ``run_layer_stack``, if it knows them. A hot path."""
+        known = STACK_ACTIVATIONS.get(self._own_activation, self)
+        if known is self or self.norms or not self._is_as_built():
+            return None
+        parameters = self._held_parameters()
+        activations: list[Any] = [known] * (len(parameters) // 2)
+        if activations and not self.activate_last:
+            activations[-1] = None
+        return activations, parameters
+
+    def _without_gradients(self, x: Tensor) -> Tensor | None:
+        """The outputs by numpy; None where torch is faster, or has to see to the tensors. A hot path."""
+        if self._numpy_activation is None or x.dtype is not torch.float32 or x.shape[-2] > self._numpy_rows:
+            return None
+        if not self._is_as_built():
+            return None
+        layers = self._array_layers()
+        if layers is None:
+            return None
+        if x.dim() <= 3:
+            return torch.from_numpy(run_layers(x.numpy(), layers))
+        return torch.from_numpy(run_layers(x.flatten(1, -2).numpy(), layers)).unflatten(1, x.shape[1:-1])
 
     @property
     def _linear_layers(self) -> list[Linear]:
@@ -186,15 +207,10 @@ class MLP(nn.Module):
     def _is_as_built(self) -> bool:
         """Whether nobody has put other layers in place of these, or hooks on them. A hot path."""
         parts: Any = self._modules
-        activation = parts["activation"]
-        if type(activation) is not self._own_activation or activation._forward_hooks or activation._forward_pre_hooks:
+        activation, layers = parts["activation"], parts["layers"]._modules.values()
+        if type(activation) is not self._own_activation or {*map(type, layers)} - {Linear}:
             return False
-        for layer in parts["layers"]._modules.values():
-            if type(layer) is not Linear or layer._forward_hooks or layer._forward_pre_hooks:
-                return False
-            if "forward" in vars(layer):
-                return False
-        return True
+        return not _are_touched((activation, *layers))
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the arrays, which would be copies of the parameters in a copy."""
@@ -216,8 +232,7 @@ class MLP(nn.Module):
 
         What is remembered is put in its place as a whole, so that threads may ask at the same time.
         """
-        held = [layer._parameters for layer in self._linear_layers]  # spares torch's attribute look-up
-        parameters: list[Any] = [own.get(name) for own in held for name in ("weight", "bias")]
+        parameters = self._held_parameters()
         if self._arrays and self._arrays[0].are_over(parameters):
             return self._arrays[0].layers
         if not all(type(p) in _PLAIN and p.is_cpu and p.dtype is torch.float32 for p in parameters):
@@ -225,3 +240,69 @@ class MLP(nn.Module):
         found = _Arrays.over(self, parameters)
         self._arrays[:] = [found]
         return found.layers
+
+    def _held_parameters(self) -> list[Any]:
+        """Weight and bias of each layer, as they are now. A hot path."""
+        parts: Any = self._modules
+        parameters: list[Any] = []
+        for layer in parts["layers"]._modules.values():
+            own = layer._parameters
+            parameters += (own.get("weight"), own.get("bias"))
+        return parameters
+
+
+def run_mlps(mlps: Sequence[MLP], x: Any) -> Tensor:
+    """What MLPs give, one after another: ``[..., out]``. A hot path.
+
+    With gradients, they are one operation of autograd wherever that gives the same.
+
+    Args:
+        mlps: The second one reads the first one's outputs, and so on.
+        x: What the first one reads.
+    """
+    first, *others = mlps
+    if others and (_are_touched(mlps) or any(type(mlp).forward is not MLP.forward for mlp in mlps)):
+        for mlp in mlps:
+            x = mlp(x)
+        return x
+    rows = first.flat(x)
+    is_fast = type(rows) is Tensor and rows.is_cpu and not is_recorded()
+    if is_fast and torch.is_grad_enabled():
+        outputs = _with_gradients(mlps, rows)
+        if outputs is not None:
+            return outputs
+    outputs = first._without_gradients(rows) if is_fast and not torch.is_grad_enabled() else None
+    outputs = first._by_layers(rows) if outputs is None else outputs
+    for mlp in others:
+        outputs = mlp(outputs)
+    return outputs
+
+
+def _with_gradients(mlps: Sequence[MLP], rows: Tensor) -> Tensor | None:
+    """The outputs as one operation of autograd; None where there is none for these layers. A hot path."""
+    activations: list[Any] = []
+    parameters: list[Any] = []
+    for mlp in mlps:
+        stack = mlp._stack()
+        if stack is None:
+            return None
+        activations += stack[0]
+        parameters += stack[1]
+    if not parameters or rows.dim() < 2 or not are_plain((rows, *parameters)) or torch.is_autocast_enabled("cpu"):
+        return None
+    return run_layer_stack(rows, activations, parameters)
+
+
+def _are_touched(parts: Sequence[nn.Module]) -> bool:
+    """Whether somebody wants to be called with one of them, or has given it another forward pass. A hot path."""
+    for part in parts:
+        own = part.__dict__
+        if (
+            own["_forward_hooks"]
+            or own["_forward_pre_hooks"]
+            or own["_backward_hooks"]
+            or own["_backward_pre_hooks"]
+            or "forward" in own
+        ):
+            return True
+    return False

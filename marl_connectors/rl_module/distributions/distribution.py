@@ -5,6 +5,7 @@ from __future__ import annotations
 import copyreg
 from abc import ABCMeta, abstractmethod
 from collections.abc import Hashable
+from functools import cache
 from inspect import getattr_static
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ import torch
 from gymnasium import Space
 from torch import Tensor
 
+from marl_connectors.rl_module.distributions.closed_form import ClosedForm
 from marl_connectors.rl_module.distributions.masks import without_forbidden
 from marl_connectors.seeding import StreamGenerator
 from marl_connectors.trees import tree_map
@@ -123,9 +125,21 @@ class Distribution(metaclass=_DistributionKind):
         return cls.from_logits(torch.from_numpy(inputs)).logp(tree_map(torch.from_numpy, actions)).numpy()
 
     @classmethod
+    def closed_form(cls, inputs: Tensor, actions: Tensor, before: Tensor | None) -> ClosedForm | None:
+        """What ``logp``, ``entropy`` and ``kl`` give for rows, with their gradients worked out; None if nobody has.
+
+        Args:
+            inputs: ``[N, n]`` float, on the CPU.
+            actions: ``[N, ...]``.
+            before: ``[N, n]`` inputs of the distributions that acted, if their KL divergence is wanted.
+        """
+        del inputs, actions, before
+        return None
+
+    @classmethod
     def _computes_as(cls, base: type[Distribution], *names: str) -> bool:
         """Whether the class has these methods from ``base``, so that no subclass has overridden one."""
-        return all(getattr_static(cls, name) is getattr_static(base, name) for name in names)
+        return _has_methods_of(cls, base, names)
 
     @abstractmethod
     def entropy(self) -> Tensor:
@@ -134,3 +148,8 @@ class Distribution(metaclass=_DistributionKind):
     @abstractmethod
     def kl(self, other: Any) -> Tensor:
         """``[...]`` KL divergence from this distribution to ``other``, in nats."""
+
+
+@cache
+def _has_methods_of(cls: type, base: type, names: tuple[str, ...]) -> bool:
+    return all(getattr_static(cls, name) is getattr_static(base, name) for name in names)
