@@ -1,4 +1,7 @@
-"""The same work as ``yardstick.py`` does, by the toolkit: ``python benchmarks/ours.py sample null``."""
+"""The same work as ``yardstick.py`` does, by the toolkit: ``python benchmarks/ours.py sample null``.
+
+And the same with one thing more (``VARIANTS``), such as a piece: ``python benchmarks/ours.py sample null 5 box``.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,53 @@ import sys
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 
+from typing import Any
+
+import numpy as np
 import torch
 import yardstick as y
+from null_envs import NullVariant
 
-from marl_connectors import PPOConfig
+from marl_connectors import ColumnConnector, Columns, ConnectorV2, PPOConfig
 
 
-def build(name: str, independent: bool):
-    """The algorithm with the yardstick's settings."""
+class AddsConstant(ColumnConnector):
+    """A custom column piece."""
+
+    def on_columns(self, *, columns: Any, **kwargs: Any) -> None:
+        columns.rows.set(Columns.OBS, columns.rows.get(Columns.OBS) + np.float32(0.25))
+
+
+class SetsObservations(ConnectorV2):
+    """A custom item piece that writes each agent's observation."""
+
+    def __call__(self, *, batch: Any, episodes: Any, **kwargs: Any) -> Any:
+        for episode in self.single_agent_episode_iterator(episodes):
+            episode.set_observations(new_data=episode.get_observations(-1), at_indices=-1)
+        return batch
+
+
+def module_of_four(agent_id: str, episode: Any, **kwargs: Any) -> str:
+    """A policy mapping function."""
+    return f"module_{int(agent_id.removeprefix('agent_')) % 4}"
+
+
+VARIANTS = {
+    "column_piece": lambda config: config.env_runners(env_to_module_connector=lambda: AddsConstant()),
+    "item_piece": lambda config: config.env_runners(env_to_module_connector=lambda: SetsObservations()),
+    "box": lambda config: config.environment(lambda: NullVariant(act="Box"), env_config={}),
+    "four_modules": lambda config: config.multi_agent(
+        policies={f"module_{i}" for i in range(4)}, policy_mapping_fn=module_of_four
+    ),
+    "lstm": lambda config: config.rl_module(
+        model_config={"fcnet_hiddens": [y.HIDDEN, y.HIDDEN], "use_lstm": True, "lstm_cell_size": y.HIDDEN}
+    ),
+}
+"""What may be added to the yardstick's settings, by name."""
+
+
+def build(name: str, independent: bool, variant: str | None = None):
+    """The algorithm with the yardstick's settings, and those of a variant."""
     if name == "spread":
         env, env_config = "mpe2.simple_spread_v3", {"N": 3, "max_cycles": 25, "continuous_actions": False}
     elif name == "pursuit":
@@ -24,7 +66,7 @@ def build(name: str, independent: bool):
     else:
         env, env_config = "marl_envs.null_v0", {"n_agents": y.NUM_AGENTS[name]}
     length = y.fragment_length(name)
-    return (
+    config = (
         PPOConfig()
         .environment(env, env_config=env_config)
         .env_runners(num_envs_per_env_runner=y.NUM_ENVS[name], num_env_workers=0, rollout_fragment_length=length)
@@ -46,15 +88,17 @@ def build(name: str, independent: bool):
             vf_clip_param=float("inf"),
         )
         .debugging(seed=0)
-        .build_algo()
     )
+    if variant is not None:
+        VARIANTS[variant](config)
+    return config.build_algo()
 
 
 def main() -> None:
-    """``ours.py sample|train|train_independent null|null_1000_agents|...|pursuit [iterations]``."""
+    """``ours.py sample|train|train_independent null|null_1000_agents|...|pursuit [iterations [variant]]``."""
     torch.set_num_threads(1)
     mode, name = sys.argv[1:3]
-    algo = build(name, mode == "train_independent")
+    algo = build(name, mode == "train_independent", sys.argv[4] if len(sys.argv) > 4 else None)
     agents = y.NUM_AGENTS[name]
 
     def iteration() -> int:

@@ -1,7 +1,8 @@
 """How near the toolkit comes to a hand-written loop, in agent-steps per second of CPU time.
 
 Yardstick and toolkit run in turn, each in a process of its own on one thread, and every pair gives one ratio. ``limit``
-is sampling beside ``bare_loop.py``: what the environments alone would do.
+is sampling beside ``bare_loop.py``: what the environments alone would do. Rows that begin with a plus are beside the
+same yardstick as the plain row: what a change of the settings leaves of the speed.
 """
 
 from __future__ import annotations
@@ -13,34 +14,59 @@ import statistics
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 HERE = Path(__file__).parent
-WORK = [
-    ("sample", "null"),
-    ("sample", "null_1000_agents"),
-    ("sample", "null_1000_copies"),
-    ("sample", "spread"),
-    ("limit", "spread"),
-    ("limit", "pursuit"),
-    ("train", "null"),
-    ("train_independent", "null"),
-    ("train", "spread"),
-    ("train_independent", "spread"),
+
+
+class Row(NamedTuple):
+    """A kind of work.
+
+    Attributes:
+        name: In the table.
+        mode: ``sample``, ``train``, ``train_independent`` or ``limit``.
+        env: A name that ``yardstick.py`` knows.
+        iterations: Fragments of one run.
+        variant: What the toolkit's side has besides, a key of ``ours.VARIANTS``.
+    """
+
+    name: str
+    mode: str
+    env: str
+    iterations: int = 5
+    variant: str | None = None
+
+
+ROWS = [
+    Row("sample null 8x8", "sample", "null", 60),
+    Row("+ custom column piece (adds a constant to the observation)", "sample", "null", 40, "column_piece"),
+    Row("+ Box actions", "sample", "null", 40, "box"),
+    Row("+ four modules mapped by a function", "sample", "null", 60, "four_modules"),
+    Row("+ LSTM of 64 cells", "sample", "null", 20, "lstm"),
+    Row("+ custom item piece (set_observations for each agent)", "sample", "null", 20, "item_piece"),
+    Row("sample spread", "sample", "spread", 6),
+    Row("train shared null", "train", "null", 16),
+    Row("train independent null", "train_independent", "null", 16),
+    Row("train independent 64 agents", "train_independent", "null_64_agents", 3),
+    Row("sample null, 8 x 1,000 agents", "sample", "null_1000_agents"),
+    Row("sample null, 1,000 x 2 agents", "sample", "null_1000_copies"),
+    Row("train shared spread", "train", "spread"),
+    Row("train independent spread", "train_independent", "spread"),
+    Row("limit spread", "limit", "spread", 6),
+    Row("limit pursuit", "limit", "pursuit", 3),
 ]
-ITERATIONS = {("sample", "null"): 60, ("sample", "spread"): 6, ("train", "null"): 16, ("train_independent", "null"): 16}
-LIMIT_ITERATIONS = {"spread": 6, "pursuit": 3}
 
 
-def rate(script: str, mode: str, name: str) -> float:
+def rate(script: str, row: Row, variant: str | None = None) -> float:
     """Agent-steps per second of one run."""
-    iterations = str(LIMIT_ITERATIONS[name] if mode == "limit" else ITERATIONS.get((mode, name), 5))
     environment = {
         **os.environ,
         "SDL_VIDEODRIVER": "dummy",
         "PYGAME_HIDE_SUPPORT_PROMPT": "1",
         "PYTHONWARNINGS": "ignore",
     }
-    command = [sys.executable, str(HERE / script), "sample" if mode == "limit" else mode, name, iterations]
+    mode = "sample" if row.mode == "limit" else row.mode
+    command = [sys.executable, str(HERE / script), mode, row.env, str(row.iterations), *([variant] if variant else [])]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if done.returncode:
         sys.exit(f"{' '.join(command)} failed:\n{done.stderr}")
@@ -49,21 +75,25 @@ def rate(script: str, mode: str, name: str) -> float:
 
 def main() -> None:
     """Prints a table row for each kind of work."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("mode", nargs="?", choices=sorted({mode for mode, _ in WORK}))
-    parser.add_argument("env", nargs="?", choices=["null", "null_1000_agents", "null_1000_copies", "spread", "pursuit"])
-    parser.add_argument("--reps", type=int, default=5, help="pairs of runs (default 5)")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", metavar="WORDS", help="rows whose names contain one of these")
+    parser.add_argument("--reps", type=int, default=9, help="pairs of runs (default 9)")
+    parser.add_argument("--list", action="store_true", help="print the names of the rows")
     args = parser.parse_args()
-    work = [(m, e) for m, e in WORK if args.mode in (None, m) and args.env in (None, e)] or [(args.mode, args.env)]
+    rows = [row for row in ROWS if not args.only or any(words.lower() in row.name.lower() for words in args.only)]
+    if not rows:
+        parser.error(f"no row has {args.only} in its name. There are: {', '.join(row.name for row in ROWS)}")
+    if args.list:
+        print("\n".join(row.name for row in rows))
+        return
     print("| work | yardstick, agent-steps/s | ratio: median | min | max |\n| --- | --- | --- | --- | --- |")
-    for mode, name in work:
-        beside = "bare_loop.py" if mode == "limit" else "yardstick.py"
-        pairs = [(rate(beside, mode, name), rate("ours.py", mode, name)) for _ in range(args.reps)]
+    for row in rows:
+        beside = "bare_loop.py" if row.mode == "limit" else "yardstick.py"
+        pairs = [(rate(beside, row), rate("ours.py", row, row.variant)) for _ in range(args.reps)]
         ratios = [ours / yardstick for yardstick, ours in pairs]
         base = statistics.median(yardstick for yardstick, _ in pairs)
         print(
-            f"| {mode.replace('_', ', ')}, {name} | {base:,.0f} | {statistics.median(ratios):.2f} "
-            f"| {min(ratios):.2f} | {max(ratios):.2f} |",
+            f"| {row.name} | {base:,.0f} | {statistics.median(ratios):.3g} | {min(ratios):.3g} | {max(ratios):.3g} |",
             flush=True,
         )
 

@@ -22,8 +22,15 @@ import torch
 
 BATCH, MINIBATCH, EPOCHS = 4096, 512, 4
 LR, GAMMA, LAMBDA, CLIP, ENTROPY_COEFF, VF_COEFF, GRAD_CLIP, HIDDEN = 3e-4, 0.99, 0.95, 0.2, 0.01, 0.5, 0.5, 64
-NUM_ENVS = {"null": 8, "null_1000_agents": 8, "null_1000_copies": 1000, "spread": 8, "pursuit": 8}
-NUM_AGENTS = {"null": 8, "null_1000_agents": 1000, "null_1000_copies": 2, "spread": 3, "pursuit": 8}
+NUM_ENVS = {"null": 8, "null_64_agents": 8, "null_1000_agents": 8, "null_1000_copies": 1000, "spread": 8, "pursuit": 8}
+NUM_AGENTS = {
+    "null": 8,
+    "null_64_agents": 64,
+    "null_1000_agents": 1000,
+    "null_1000_copies": 2,
+    "spread": 3,
+    "pursuit": 8,
+}
 
 
 def make_parallel(name: str):

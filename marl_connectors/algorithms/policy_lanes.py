@@ -14,8 +14,7 @@ from gymnasium import Space
 from marl_connectors.algorithms.observation_batches import as_batch, infos_of_copies
 from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
 from marl_connectors.env_runners.agent_modules import ask_mapping
-from marl_connectors.env_runners.copy_lanes import CopyLanes
-from marl_connectors.env_runners.lanes import Lane, LaneGroup
+from marl_connectors.env_runners.lane_table import Lane, LaneGroup, LaneTable
 from marl_connectors.episodes.agent_views import agent_episode_id
 from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
@@ -135,7 +134,7 @@ class _Before(NamedTuple):
 
     num_copies: int
     t: int
-    lanes: CopyLanes
+    lanes: LaneTable
 
 
 class PolicyLanes:
@@ -207,7 +206,7 @@ class PolicyLanes:
         self.num_copies = num_copies
         self.seats: list[Seats] = []
         self._acting: tuple[AgentID, ...] = ()
-        self._lanes = CopyLanes(num_copies, self._spaces_of, self._rl_module, self._lookback)
+        self._lanes = LaneTable(num_copies, self._spaces_of, self._rl_module, self._lookback)
         self._episodes: dict[int, MultiAgentEpisode | None] = {}
         self._t = 0
 
@@ -217,7 +216,7 @@ class PolicyLanes:
     def restart_copy(self, index: int, agent_ids: Collection[AgentID] | None = None) -> None:
         """Forgets the steps in one environment; of some agents only, if they are named."""
         self._acting = ()
-        lanes = self._lanes.by_copy[index]
+        lanes = self._lanes.by_env[index]
         leaving = [agent_id for agent_id in lanes if agent_ids is None or agent_id in agent_ids]
         for agent_id in leaving:
             lanes[agent_id].end_episode(int(lanes[agent_id].group.rollout.cursor[lanes[agent_id].number]), False, True)
@@ -259,7 +258,7 @@ class PolicyLanes:
             if episode is not None:
                 episode.env_t = self._t - 1
             for agent_id in agents:
-                lane = lanes.by_copy[index].get(agent_id)
+                lane = lanes.by_env[index].get(agent_id)
                 if lane is None:
                     modules[index][agent_id] = self._module_for(index, agent_id)
                 else:
@@ -270,7 +269,6 @@ class PolicyLanes:
             episode = self._episodes[index]
             for agent_id, module_id in joining.items():
                 lane = lanes.open(index, agent_id, module_id)
-                lane.module_id = module_id
                 lane.begin()
                 if episode is None:
                     lane.view(f"{index}-{self._episode_numbers[index]}")
@@ -315,9 +313,8 @@ class PolicyLanes:
                 )
 
     def _arrange(self, agents: list[AgentID]) -> None:
-        module_order = {module_id: i for i, module_id in enumerate(self._rl_module.keys())}
         self.seats = []
-        self._lanes.arrange(module_order)
+        self._lanes.arrange()
         for group in self._lanes.groups:
             present = {lane.agent_id for lane in group.acting}
             if not present:
@@ -378,7 +375,7 @@ class PolicyLanes:
         for index in range(self.num_copies):
             episode = self._episodes[index]
             if episode is None:
-                found.append(next(iter(self._lanes.by_copy[index].values())).episode)
+                found.append(next(iter(self._lanes.by_env[index].values())).episode)
             else:
                 episode.env_t = self._t - 1
                 found.append(episode)
@@ -403,14 +400,14 @@ class PolicyLanes:
             numbers = np.array([lane.number for lane in group.lanes], np.int64)
             last_rows = np.array([lane.row for lane in group.lanes], np.int64)
             group.restart(_CUT_AFTER)
-            group.lives.go_on(numbers, last_rows, np.zeros(len(numbers)), self._lookback)
+            group.continue_episodes(numbers, last_rows, np.zeros(len(numbers)))
             for lane in group.lanes:
                 lane.continue_episode()
         for index, former in self._episodes.items():
             if former is not None:
                 self._episodes[index] = successor = MultiAgentEpisode.from_agent_episodes(
                     former.id_,
-                    {agent_id: lane.episode for agent_id, lane in self._lanes.by_copy[index].items()},
+                    {agent_id: lane.episode for agent_id, lane in self._lanes.by_env[index].items()},
                     env_t_started=self._t,
                     env_t=self._t,
                     agent_to_module_mapping_fn=self._mapping,

@@ -17,9 +17,9 @@ from gymnasium.spaces import Box
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
 from marl_connectors.env_runners.done_episodes import Episode
-from marl_connectors.env_runners.lanes import Lane, LaneGroup
-from marl_connectors.environments.env_copy import Transition
+from marl_connectors.env_runners.lane_table import Lane, LaneGroup
 from marl_connectors.environments.step_faults import advice_on_reward
+from marl_connectors.environments.step_result import StepResult
 from marl_connectors.environments.vector_env import VectorEnv
 from marl_connectors.episodes.column_batch import ColumnBatch
 from marl_connectors.episodes.lane_storage import LaneStorage
@@ -234,14 +234,12 @@ def _seed_of(vector_env: VectorEnv, env_index: int, episode_number: int) -> str:
     return f" The episode's seed is {derived_seed(vector_env.seed, 'env', env_index, episode_number)}."
 
 
-def bad_rewards(
-    group: LaneGroup, vector_env: VectorEnv, rewards: Sequence[Any], transitions: Sequence[Transition]
-) -> EnvError:
+def bad_rewards(group: LaneGroup, vector_env: VectorEnv, rewards: Sequence[Any], result: StepResult) -> EnvError:
     """The error for rewards of a step that do not fit into a column of numbers."""
     for lane, reward in zip(group.acting, rewards, strict=False):
         if np.ndim(reward) != 0 or not np.issubdtype(np.asarray(reward).dtype, np.number):
             text = f"the reward is {reward!r}, not a number. {advice_on_reward(reward)}"
-            return _error_of(lane, vector_env, text, transitions)
+            return _error_of(lane, vector_env, text, result)
     return EnvError(f"EnvRunner: rewards that do not fit: {list(rewards)!r}.")
 
 
@@ -254,16 +252,14 @@ def bad_observations(group: LaneGroup, vector_env: VectorEnv, observations: Sequ
     return EnvError(f"EnvRunner: observations that do not fit {spaces.describe(space)}.")
 
 
-def bad_observation(
-    lane: Lane, vector_env: VectorEnv, observation: Any, transitions: Sequence[Transition] = ()
-) -> EnvError:
+def bad_observation(lane: Lane, vector_env: VectorEnv, observation: Any, result: StepResult | None = None) -> EnvError:
     """The error for one agent's observation that does not fit into its space's columns.
 
     Args:
         lane: Whose.
         vector_env: Where.
         observation: What it got.
-        transitions: Those of the step, if it is an observation of before any reset in it.
+        result: Of the step, if it is an observation of before any reset in it.
     """
     shape, wanted = getattr(observation, "shape", None), lane.group.rollout.observation_space
     came = repr(observation) if shape is None or not _is_numbers(observation) else f"shape {shape}"
@@ -271,19 +267,19 @@ def bad_observation(
         came = spaces.misfit(wanted, observation) or came
     space = spaces.describe(wanted)
     text = f"the observation does not fit its space, {space}: {came}. Fix the environment, or its observation_space."
-    return _error_of(lane, vector_env, text, transitions)
+    return _error_of(lane, vector_env, text, result)
 
 
 def _is_numbers(values: Any) -> bool:
     return np.asarray(values).dtype.kind in "biuf"
 
 
-def _error_of(lane: Lane, vector_env: VectorEnv, text: str, transitions: Sequence[Transition]) -> EnvError:
+def _error_of(lane: Lane, vector_env: VectorEnv, text: str, result: StepResult | None) -> EnvError:
     """Names the copy's episode and step; those before the reset if a copy was reset in the same step."""
     copy = vector_env.copies[lane.env_index]
     episode_number, t = copy.episode_number, copy.t
-    for transition in transitions:
-        if transition.index == lane.env_index and transition.is_over and not transition.awaits_reset:
-            episode_number, t = episode_number - 1, transition.t
+    over = {} if result is None else result.over
+    if result is not None and copy.index in over and copy.index not in dict(result.late):
+        episode_number, t = episode_number - 1, over[copy.index]
     where = f"environment copy {copy.index}, episode {episode_number}, step {t}, agent {lane.agent_id!r}"
     return EnvError(f"{where}: {text}{_seed_of(vector_env, copy.index, episode_number)}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from marl_connectors.columns import Columns
-from marl_connectors.env_runners.lanes import LaneGroup
+from marl_connectors.env_runners.lane_table import LaneGroup
 from marl_connectors.rl_module.distributions import Distribution
 from marl_connectors.trees import tree_map
 

@@ -132,7 +132,7 @@ class EnvRunner(Stepper):
         self._single_agent = single_agent
         if self.callbacks.wants(*EPISODE_CALLBACKS):
             self.vector_env.resets_late = True
-            self._episodes.told = EpisodeCallbacks(self.callbacks, self, self._episodes)
+            self._episodes.callbacks = EpisodeCallbacks(self.callbacks, self, self._episodes)
         self._tell_of_environment(None)
 
     def sample(
@@ -204,9 +204,9 @@ class EnvRunner(Stepper):
         self.rl_module.bind_buckets()
         self.rl_module.act()
         copies = len(self.vector_env.copies)
-        told = self._episodes.told
-        if told is not None:
-            told.begin_sample(None if num_episodes is None else shares(copies, num_episodes))
+        callbacks = self._episodes.callbacks
+        if callbacks is not None:
+            callbacks.begin_sample(None if num_episodes is None else shares(copies, num_episodes))
         self._is_last_step = num_timesteps == 0
         numbers = [copy.episode_number for copy in self.vector_env.copies]
         if self._batch is None or force_reset or num_episodes is not None:
@@ -237,8 +237,8 @@ class EnvRunner(Stepper):
         episodes = [entry.episode for entry in done]
         if num_episodes is None:
             chunks = self._episodes.cut(num_rows=self.rollout_fragment_length)
-            if told is not None:
-                told.cut(chunks)
+            if callbacks is not None:
+                callbacks.cut(chunks)
             episodes += chunks
         else:
             self._batch = None  # the next sample starts afresh
@@ -318,12 +318,13 @@ class EnvRunner(Stepper):
 
         And ``num_observations_out_of_bounds``: of single agents, with finite values beyond the bounds of their space.
         """
-        self._settle_counts()
+        self._end_layout()
+        self._episodes.lanes.settle_counts()
         others = {
             "uncredited_reward": self.take_uncredited_reward(),
             "num_observations_out_of_bounds": self._out_of_bounds.take(),
         }
-        return self._counts.take() | others | self.take_failure_counts()
+        return self._episodes.lanes.counts.take() | others | self.take_failure_counts()
 
     def get_metrics(self) -> dict[str, Any]:
         """Since the last call: ``summarize``, ``take_counts``, and what callbacks and pieces have logged."""
@@ -346,7 +347,8 @@ class EnvRunner(Stepper):
 
     def get_state(self) -> dict[str, Any]:
         """Counts, connector states, and how to get the ongoing episodes back, as JSON data and arrays."""
-        self._settle_counts()
+        self._end_layout()
+        self._episodes.lanes.settle_counts()
         batch = self._waiting_batch()
         episodes = None if batch is None else self._episodes.get_state()
         shared_data = {key: value for key, value in self._shared_data.items() if key != ACTION_NOISE}
@@ -364,7 +366,7 @@ class EnvRunner(Stepper):
             "before_batch": self._before_batch,
             "metrics": {name: logger.get_state() for name, logger in self.metrics.items()},
             "callback_metrics": self.callback_metrics.get_state(),
-            "counts": self._counts.get_state(),
+            "counts": self._episodes.lanes.counts.get_state(),
             "finished": [tally.get_state() for tally in self._finished],
             "uncredited_reward": self._uncredited_reward,
             "observations_out_of_bounds": self._out_of_bounds.count,
@@ -409,8 +411,9 @@ class EnvRunner(Stepper):
         self._finished = [tally_from_state(tally) for tally in state["finished"]]
         self._uncredited_reward = state["uncredited_reward"]
         self._out_of_bounds.count = state.get("observations_out_of_bounds", 0)
-        self._counts.vector_steps = 0
-        self._counts.set_state(state["counts"])
+        self._episodes.lanes.counts.vector_steps = 0
+        self._episodes.lanes.settle_counts()
+        self._episodes.lanes.counts.set_state(state["counts"])
         for name, logger in self.metrics.items():
             logger.set_state(state.get("metrics", {}).get(name, []))
         self.callback_metrics.set_state(state.get("callback_metrics", []))

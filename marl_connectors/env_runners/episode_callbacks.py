@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from marl_connectors.callbacks import CallbackCalls
 from marl_connectors.env_runners.done_episodes import Episode
-from marl_connectors.env_runners.ongoing_episodes import OngoingEpisodes
-from marl_connectors.environments.env_copy import EnvCopy, Transition
+from marl_connectors.env_runners.episode_tracker import EpisodeTracker
+from marl_connectors.environments.env_copy import EnvCopy
+from marl_connectors.environments.step_result import StepResult
 from marl_connectors.typing import EpisodeID
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ EPISODE_CALLBACKS = ("on_episode_created", "on_episode_start", "on_episode_step"
 class EpisodeCallbacks:
     """Tells of episodes' beginnings, steps and ends. Only there if somebody wants to know: it is slow."""
 
-    def __init__(self, calls: CallbackCalls, runner: EnvRunner, episodes: OngoingEpisodes):
+    def __init__(self, calls: CallbackCalls, runner: EnvRunner, episodes: EpisodeTracker):
         """Takes who is told, by whom, and of which episodes."""
         self._calls = calls
         self._runner = runner
@@ -58,25 +59,26 @@ class EpisodeCallbacks:
             del self._created[copy.index]
         return episode
 
-    def ended(self, over: Iterable[Transition], ongoing: Sequence[Episode]) -> None:
+    def ended(self, result: StepResult, ongoing: Sequence[Episode]) -> None:
         """Episodes have made their last steps. Those of copies that await their reset have successors now."""
-        for transition in over:
-            env_index, episode = transition.index, ongoing[transition.index]
+        dropped, late = {event.index for event in result.events if event.is_dropped}, dict(result.late)
+        for env_index in result.over:
+            episode = ongoing[env_index]
             chunks = self._chunks.pop(episode.id_, [])
-            if not transition.is_dropped:
+            if env_index not in dropped:
                 if self._tells_of_steps:
                     self._tell("on_episode_step", episode, env_index)
                 self._tell("on_episode_end", episode, env_index, prev_episode_chunks=chunks)
                 if self._left is not None and self._left[env_index]:
                     self._left[env_index] -= 1
-            if transition.awaits_reset:
+            if env_index in late:
                 self.create([self._runner.vector_env.copies[env_index]])
 
-    def went_on(self, over: Iterable[Transition]) -> None:
+    def went_on(self, result: StepResult) -> None:
         """A step of all copies is recorded, in which some have begun an episode, or have ended one and rest now."""
-        copies = self._runner.vector_env.copies
-        rest = {transition.index for transition in over if copies[transition.index].rests}
-        begun = {transition.index for transition in over if transition.is_over or transition.begins} - rest
+        over = result.over
+        rest = {index for index in over if self._runner.vector_env.copies[index].rests}
+        begun = {*over, *(event.index for event in result.events if event.begins)} - rest
         if not (begun or self._tells_of_steps):
             return
         self._episodes.sync()

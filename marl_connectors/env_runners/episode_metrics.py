@@ -211,12 +211,17 @@ class JointTally(NamedTuple):
 
     def by_agent(self) -> EpisodeTally:
         """The same as an EpisodeTally."""
-        tally = EpisodeTally(length=self.length)
+        tally = EpisodeTally()
+        self.end_in(tally)
+        tally.episode_return = self.episode_return
+        return tally
+
+    def end_in(self, tally: EpisodeTally) -> None:
+        """Ends these agents' lives in the tally of an episode in which others have ended before."""
         columns = (column.tolist() for column in (self.returns, self.truncated, self.steps))
         for life in zip(self.agent_ids, self.module_ids, *columns, strict=True):
             tally.end_life(*life)
-        tally.episode_return = self.episode_return
-        return tally
+        tally.length = self.length
 
     @property
     def agent_totals(self) -> dict[AgentID, tuple[int, float, int]]:

@@ -15,7 +15,7 @@ from marl_connectors.trees import tree_map
 from marl_connectors.typing import ModuleID
 
 if TYPE_CHECKING:
-    from marl_connectors.env_runners.lanes import Lane, LaneGroup
+    from marl_connectors.env_runners.lane_table import LaneGroup
 
 
 class LiveRows(Rows):
@@ -70,34 +70,27 @@ class LiveRows(Rows):
         self.group.rollout.write(column, self.group.positions, values)
 
 
-def picker(order: Sequence[int], length: int) -> Callable[[Any], Any] | None:
-    """A function that takes ``length`` items (a list, or arrays) and gives those of ``order``; None if all stand so."""
-    if list(order) == list(range(length)):
-        return None
-    index = np.array(order, np.int64)
-    pick_items = itemgetter(*order) if len(order) > 1 else lambda items: [items[i] for i in order]
+class Pick:
+    """Takes items (a list, or arrays) and gives some of them, in another order."""
 
-    def pick(items: Any) -> Any:
-        return pick_items(items) if type(items) is list else tree_map(lambda leaf: leaf[index], items)
+    __slots__ = ("_index", "_of_list")
 
-    return pick
+    def __init__(self, index: np.ndarray):
+        """Takes the places of those items, ``[N]``."""
+        self._index = index
+        self._of_list: Callable[[list], Any] | None = None
+
+    def __call__(self, items: Any) -> Any:
+        """The items at those places."""
+        if type(items) is not list:
+            return tree_map(lambda leaf: leaf[self._index], items)
+        if self._of_list is None:
+            places = self._index.tolist()
+            self._of_list = itemgetter(*places) if len(places) > 1 else lambda given: [given[i] for i in places]
+        return self._of_list(items)
 
 
-def orders(
-    by_copy: Sequence[Lane], acting: Sequence[Sequence[Lane]]
-) -> tuple[list[Callable[[Any], Any] | None], Callable[[Any], Any] | None]:
-    """How to get from the order of the copies and their agents to that of rows, and back.
-
-    Args:
-        by_copy: Lanes in the order of the copies.
-        acting: The same lanes by group, in the order of the group's rows.
-
-    Returns:
-        For each group, what picks its items from those of ``by_copy``; and what picks the items of ``by_copy`` from
-        those of all groups, one after the other. None, where nothing changes.
-    """
-    place = {lane: i for i, lane in enumerate(by_copy)}
-    by_row = [lane for own in acting for lane in own]
-    position = {lane: i for i, lane in enumerate(by_row)}
-    picks = [picker([place[lane] for lane in own], len(by_copy)) for own in acting]
-    return picks, picker([position[lane] for lane in by_copy], len(by_copy))
+def picker(index: Sequence[int] | np.ndarray, length: int) -> Pick | None:
+    """What picks the items at some places out of ``length`` items; None if these are all, as they stand."""
+    places = np.asarray(index, np.int64)
+    return None if len(places) == length and (places == np.arange(length)).all() else Pick(places)

@@ -24,7 +24,7 @@ from marl_connectors.connectors.module_to_env.module_to_env_pipeline import Modu
 from marl_connectors.connectors.module_to_env.normalize_and_clip_actions import NormalizeAndClipActions
 from marl_connectors.connectors.module_to_env.unbatch_to_individual_items import UnBatchToIndividualItems
 from marl_connectors.env_runners.action_noise import ActionNoise
-from marl_connectors.env_runners.lanes import LaneGroup
+from marl_connectors.env_runners.lane_table import LaneGroup
 from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup
 from marl_connectors.rl_module.distributions import TorchCategorical
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule

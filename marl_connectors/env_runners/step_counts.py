@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from marl_connectors.env_runners.lanes import LaneGroup
 from marl_connectors.episodes.multi_agent_growth import REMEMBERED_AGENTS
 from marl_connectors.typing import AgentID, ModuleID
 
+if TYPE_CHECKING:
+    from marl_connectors.env_runners.lane_table import Lane, LaneGroup
+
 
 class StepCounts:
-    """Counts whole arrangements of lanes, as long as they last: an addition a vector step, whoever acts in it.
+    """Counts whole layouts of lanes, as long as they last: an addition a vector step, whoever acts in it.
 
     Attributes:
-        vector_steps: Taken by the lanes as they are arranged now, and not yet in the counts.
+        vector_steps: Taken in the current layout, and not yet in the counts.
     """
 
     def __init__(self) -> None:
@@ -27,18 +29,21 @@ class StepCounts:
         self._agents: Counter[AgentID] = Counter()
         self._modules: Counter[ModuleID] = Counter()
 
-    def settle(self, groups: Iterable[LaneGroup], num_copies: int) -> None:
-        """Counts what the lanes have done that acted, before others do or before the counts are read."""
+    def end_layout(self, groups: Iterable[LaneGroup], num_envs: int) -> None:
+        """Counts the steps of the lanes that have acted, before others do or before the counts are read."""
         steps, self.vector_steps = self.vector_steps, 0
-        if not steps:
-            return
-        self._env_steps += steps * num_copies
-        for group in groups:
-            ids, splits = group.rows.module_ids, group.rows.splits
-            for module_id, begin, end in zip(ids, splits, splits[1:]):  # noqa: B905 (one split more)
-                self._modules[module_id] += steps * (end - begin)
-            for agent_id, copies in Counter([lane.agent_id for lane in group.acting]).items():
-                self._agents[agent_id] += steps * copies
+        if steps:
+            self._env_steps += steps * num_envs
+            for group in groups:
+                group.count_steps(steps)
+
+    def settle(self, lanes: Iterable[Lane]) -> None:
+        """Counts what some lanes have done, before they are other agents' or act for other modules."""
+        for lane in lanes:
+            steps = lane.take_steps()
+            if steps:
+                self._agents[lane.agent_id] += steps
+                self._modules[lane.module_id] += steps
         while len(self._agents) > REMEMBERED_AGENTS:
             del self._agents[next(iter(self._agents))]
 

@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 from gymnasium import Space
 
-from marl_connectors import spaces
-from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import works_on_columns
 from marl_connectors.connectors.defaults import DEFAULT_PIECES
 from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
@@ -22,25 +20,21 @@ from marl_connectors.env_runners.acting_check import check_outputs
 from marl_connectors.env_runners.action_noise import ActionNoise
 from marl_connectors.env_runners.data_checks import (
     OutOfBounds,
-    bad_observations,
-    bad_rewards,
     check_actions,
     check_columns,
     check_forward_batch,
 )
 from marl_connectors.env_runners.deferred_logp import record_logp
-from marl_connectors.env_runners.lanes import LaneGroup
-from marl_connectors.env_runners.live_rows import orders
+from marl_connectors.env_runners.episode_tracker import EpisodeTracker
+from marl_connectors.env_runners.lane_table import LaneGroup
+from marl_connectors.env_runners.live_rows import Pick
 from marl_connectors.env_runners.prepared_actions import PreparedActions
 from marl_connectors.env_runners.random_actions import random_batch
-from marl_connectors.env_runners.replayable_episodes import ReplayableEpisodes
 from marl_connectors.env_runners.sampling_times import SamplingTimes
-from marl_connectors.env_runners.step_counts import StepCounts
-from marl_connectors.env_runners.turn_based_episodes import TurnBasedEpisodes
 from marl_connectors.environments.env_failures import EnvFailure
-from marl_connectors.environments.vector_env import VectorEnv, VectorStep
+from marl_connectors.environments.step_result import StepResult
+from marl_connectors.environments.vector_env import VectorEnv
 from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup
-from marl_connectors.episodes.rollout import take
 from marl_connectors.metrics import MetricsLogger
 from marl_connectors.rl_module.distributions import Distribution
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
@@ -92,15 +86,13 @@ class Stepper:
         self.lookback = lookback
         self.metrics = {name: MetricsLogger() for name in ("env_to_module", "module_to_env")}
         self.times = SamplingTimes()
-        self._counts = StepCounts()
         self.num_env_steps = 0
         self.num_agent_steps = 0
         self._seed = seed
         self._check_spaces = check_spaces
         self._out_of_bounds = OutOfBounds(told_of_bounds)
         self._noise = ActionNoise(seed)
-        episodes = TurnBasedEpisodes if self._turn_based else ReplayableEpisodes
-        self._episodes = episodes(
+        self._episodes = EpisodeTracker(
             self.vector_env,
             agent_spaces,
             policy_mapping_fn,
@@ -112,9 +104,8 @@ class Stepper:
         self._shared_data: dict[str, Any] = {ACTION_NOISE: self._noise}
         self._prepared = PreparedActions()
         self._batch: ColumnBatch | None = None
-        self._pick_actions: Callable[[list], Any] | None = None
-        self._live: list[tuple[LaneGroup, Callable[[list], Any] | None]] = []  # groups that act, picking their items
         self._check_batch = self._check_actions = True
+        self._served: list[tuple[LaneGroup, tuple[ModuleID, ...]]] = []
         self._exploring = explore
         self._is_last_step = False  # of a sample
         self._before_batch: dict[str, Any] | None = None
@@ -139,19 +130,19 @@ class Stepper:
         else:
             batch = self._choose(explore)
         actions = self._record(batch)
-        chosen = actions if self._pick_actions is None else self._pick_actions(actions)
+        pick = self._episodes.lanes.pick_actions
+        chosen = actions if pick is None else pick(actions)
         self._noise.step += 1
         self.num_env_steps += len(actions) if self.vector_env.has_rests else len(self.vector_env.copies)
         self.num_agent_steps += len(actions)
-        self._counts.vector_steps += 1
+        self._episodes.lanes.counts.vector_steps += 1
         acted = perf_counter()
         self.times.module_to_env += acted - began
         if self._turn_based:
-            self._take_turns(list(chosen))
-            return
-        step = self.vector_env.step(chosen)
+            self._episodes.acted()
+        result = self.vector_env.step(chosen)
         self.times.env_step += perf_counter() - acted
-        self._take_in(step)
+        self._take_in(result)
 
     def _record(self, batch: ColumnBatch) -> Any:
         """Writes down what the modules put out; the actions, group by group."""
@@ -168,36 +159,22 @@ class Stepper:
             return actions[0] if len(actions) == 1 else np.concatenate(actions)
         return actions
 
-    def _take_in(self, step: VectorStep) -> None:
+    def _take_in(self, result: StepResult) -> None:
         """Writes down what a step of all copies led to, and prepares the next one."""
-        self._note_failures()
-        for group, pick in self._live:
-            self._credit(group, step.rewards if pick is None else pick(step.rewards), step)
-            group.advance()
-        if step.transitions:
-            self._follow(step)
-        self._observe(step.observations)
-        for env_index, infos in step.infos:
-            self._episodes.lanes.write_infos(env_index, infos)
-        if self._episodes.told is not None:
-            self._episodes.told.went_on(step.transitions)
-        self._make_batch()
-
-    def _take_turns(self, actions: list[Any]) -> None:
-        """The rest of a step of turn-based copies, in each of which another agent acts next."""
-        episodes: Any = self._episodes
-        episodes.acted()
-        began = perf_counter()
-        turns = self.vector_env.take_turns(actions)
-        self.times.env_step += perf_counter() - began
-        self._note_failures()
-        episodes.follow_turns(turns)
+        if self.vector_env.failures:
+            self._note_failures()
+        episodes, is_plain = self._episodes, result.is_plain
+        if not is_plain or self._turn_based:
+            self._end_layout()
+        if episodes.apply(result, reset_over=lambda: self._reset_over(result)):
+            self._arrange()
+        elif not is_plain:
+            self._place_in_time()
         if self._pieces_write_episodes and episodes.ended_agents:
             self._run_env_to_module(episodes.ended_rows(), episodes.ended)
-        episodes.observe()
-        if episodes.told is not None:
-            episodes.told.went_on(turns)
-        self._arrange()
+        episodes.observe(result)
+        if episodes.callbacks is not None:
+            episodes.callbacks.went_on(result)
         self._make_batch()
 
     def _note_failures(self) -> list[EnvFailure]:
@@ -237,45 +214,13 @@ class Stepper:
         self.times.rlmodule_inference += seconds
         self.times.module_to_env -= seconds  # which is what a step's beginning takes beside it
 
-    def _credit(self, group: LaneGroup, rewards: Any, step: VectorStep) -> None:
-        try:
-            values = np.array(rewards)
-            if values.dtype.kind not in "fiub":
-                raise TypeError("not numbers")
-            group.rollout.columns[Columns.REWARDS][group.positions] = values
-        except (TypeError, ValueError) as error:
-            raise bad_rewards(group, self.vector_env, rewards, step.transitions) from error
-
-    def _follow(self, step: VectorStep) -> None:
-        rearranged = self._episodes.follow(step.transitions, reset=lambda: self._reset_over(step))
-        if self._pieces_write_episodes and self._episodes.ended_agents:
-            self._run_env_to_module(self._episodes.ended_rows(), self._episodes.ended)
-        if rearranged:
-            self._arrange()
-        else:
-            for group in self._episodes.lanes.groups:
-                group.locate()
-            self._place_in_time()
-
-    def _reset_over(self, step: VectorStep) -> None:
-        if not step.late:
+    def _reset_over(self, result: StepResult) -> None:
+        if not result.late:
             return
         began = perf_counter()
-        self.vector_env.reset_over(step)
+        self.vector_env.reset_over(result)
         self.times.env_reset += perf_counter() - began
         self._note_failures()
-
-    def _observe(self, items: Any) -> None:
-        states = self.vector_env.states()
-        for group, pick in self._live:
-            own = items if pick is None else pick(items)
-            rollout = group.rollout
-            try:
-                values = spaces.stack(own, rollout.observation_space) if isinstance(own, (list, tuple)) else own
-                of_rows = None if states is None else take(states, group.env_indices)
-                rollout.observe(group.positions, values, group.t, of_rows)
-            except (TypeError, ValueError) as error:
-                raise bad_observations(group, self.vector_env, own) from error
 
     def _waiting_batch(self) -> ColumnBatch | None:
         """The next forward pass is of this."""
@@ -329,35 +274,42 @@ class Stepper:
 
     def _reset(self) -> None:
         began = perf_counter()
+        self._end_layout()
         self._deferred_logp.clear()
-        items = self._episodes.reset()
+        self._episodes.reset()
         self.times.env_reset += perf_counter() - began
         self._note_failures()
-        self._arrange()
-        self._observe(items)
-        if self._episodes.told is not None:
-            self._episodes.told.started()
+        self._begin_layout()
+        if self._episodes.callbacks is not None:
+            self._episodes.callbacks.started()
         self._make_batch()
 
     def _arrange(self) -> None:
         """Works out all orders anew, after agents came or went."""
+        self._episodes.arrange()
+        self._begin_layout()
+
+    def _begin_layout(self) -> None:
+        """Takes note of other lanes that act next."""
         self._prepared.begin_arrangement()
-        self._settle_counts()
-        module_order = {module_id: i for i, module_id in enumerate(self.rl_module.keys())}
-        by_copy = self._episodes.lanes.acting()
         served = [(group, group.rows.module_ids) for group, _ in self._live]
-        self._episodes.lanes.arrange(module_order)
-        groups = [group for group in self._episodes.lanes.groups if group.acting]
-        picks, self._pick_actions = orders(by_copy, [group.acting for group in groups])
-        self._live = list(zip(groups, picks, strict=True))
-        if not self._turn_based or served != [(group, group.rows.module_ids) for group, _ in self._live]:
+        if not self._turn_based or served != self._served:
             self._check_batch = self._check_actions = True
-        self._place_in_time()
+            self._served = served
+        self._place_noise()
+
+    @property
+    def _live(self) -> list[tuple[LaneGroup, Pick | None]]:
+        """The groups that act next, and what picks their items."""
+        return self._episodes.lanes.live
 
     def _place_in_time(self) -> None:
         """Tells all groups, and the noise, at which step of which episode their lanes are."""
+        self._episodes.set_clocks()
+        self._place_noise()
+
+    def _place_noise(self) -> None:
         copies = self.vector_env.copies
-        self._episodes.lanes.set_clocks(copies)
         numbers = np.array([copy.episode_number for copy in copies])
         if self._turn_based:  # one agent acts in a copy at a time: a stream for each copy will do
             words, t = self._noise.words_of(np.arange(len(copies))), np.array([copy.t for copy in copies])
@@ -370,11 +322,12 @@ class Stepper:
                 group.words = self._noise.words_of(own, group.agent_words)
             self._noise.place(group.index, group.rows, group.words, numbers[own], group.t)
 
-    def _settle_counts(self) -> None:
+    def _end_layout(self) -> None:
+        """Counts the steps of those who act, before others do or before the counts are read."""
         groups = [group for group, _ in self._live]
-        resting = self.vector_env.has_rests  # then each that acts is a copy
-        copies = sum(len(group.acting) for group in groups) if resting else len(self.vector_env.copies)
-        self._counts.settle(groups, copies)
+        resting = self.vector_env.has_rests  # then each that acts is a sub-environment
+        num_envs = sum(group.num_acting for group in groups) if resting else len(self.vector_env.copies)
+        self._episodes.lanes.counts.end_layout(groups, num_envs)
 
     def _check_outputs(self) -> None:
         for group in self._episodes.lanes.groups:

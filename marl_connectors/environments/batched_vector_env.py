@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from marl_connectors.environments.batched_calls import BatchedCalls, BatchedStep
-from marl_connectors.environments.batched_ends import BatchedEnds, infos_by_agent
 from marl_connectors.environments.batched_env import BatchedEnv
-from marl_connectors.environments.env_copy import EnvCopy, VectorStep, not_repeatable
+from marl_connectors.environments.env_copy import EnvCopy, not_repeatable
 from marl_connectors.environments.env_failures import close_env, sentence
 from marl_connectors.environments.garbage_pauses import without_collections
+from marl_connectors.environments.step_result import EpisodeEnds, StepResult
 from marl_connectors.environments.time_limits import Watched
 from marl_connectors.environments.vector_env import VectorEnv
 from marl_connectors.errors import EnvError
@@ -73,7 +73,7 @@ class BatchedVectorEnv(VectorEnv):
         except EnvError as error:
             raise self._placed(error, next(iter(copies))) from error.__cause__
 
-    def step(self, actions: Any) -> VectorStep:
+    def step(self, actions: Any) -> StepResult:
         """Steps all copies, and resets those whose episode ended. Per copy: one addition, if nothing ends.
 
         Args:
@@ -86,25 +86,28 @@ class BatchedVectorEnv(VectorEnv):
         for copy in self.copies:
             copy.t += 1
         ended, over = given.ended, given.over
-        is_any_over = bool(ended.any())
-        # A reset may use the arrays again.
-        result = VectorStep(given.rewards.flatten() if is_any_over else given.rewards.reshape(-1), [], [], [])  # type: ignore[arg-type]
+        if not ended.any():
+            result = StepResult(given.rewards.reshape(-1), self._calls.flat(given.observations))
+        else:  # a reset may use the arrays again
+            result = StepResult(given.rewards.flatten(), [], ends=self._ends_of(given, ended, over))
         if given.infos:
-            result.infos.extend(
-                (index, infos_by_agent(self._agents, given.infos, index)) for index in np.flatnonzero(~over).tolist()
-            )
-        observations = self._end(result, given, ended, over) if is_any_over else given.observations
-        result.observations = self._calls.flat(observations)
+            which = np.flatnonzero(~over).tolist()
+            result.infos = [(index, info) for index in which if (info := self._info(given, index))]
+        if result.ends is not None:
+            self._end_copies(result, given, over)
         return result
+
+    def _info(self, given: BatchedStep, index: int) -> dict[AgentID, dict]:
+        """Agent to info, of one copy in ``[num_envs, num_agents, ...]`` arrays by name."""
+        own = {name: values[index] for name, values in given.infos.items()}
+        return {agent: {name: v[i] for name, v in own.items()} for i, agent in enumerate(self._agents)} if own else {}
 
     def _placed(self, error: EnvError, copy: EnvCopy) -> EnvError:
         """An error of all copies that also says where one of them was."""
         where = f"{copy}, whose seed is {self.reset_seed(copy)}"
         return EnvError(f"{sentence(error)} That was at {where}; the run's seed is {self.seed}.")
 
-    @without_collections
-    def _end(self, result: VectorStep, given: BatchedStep, ended: np.ndarray, over: np.ndarray) -> Tree:
-        """Notes which copies are over, and resets those; the observations from which all copies go on."""
+    def _ends_of(self, given: BatchedStep, ended: np.ndarray, over: np.ndarray) -> EpisodeEnds:
         partly = np.flatnonzero(ended.any(1) & ~over)
         if len(partly):
             copy = self.copies[partly[0]]
@@ -114,32 +117,36 @@ class BatchedVectorEnv(VectorEnv):
                 f"copy end in one step; make it a PettingZoo environment if they do not."
             )
         which = np.flatnonzero(over)
-        ended_copies = [self.copies[index] for index in which.tolist()]
-        result.transitions = BatchedEnds(  # type: ignore[assignment]
-            which,
-            np.array([copy.t for copy in ended_copies]),
-            self._calls,
-            tree_map(lambda leaf: leaf[which], given.observations),  # copies, as a reset may use the arrays again
-            given.terminations[which],
-            given.truncations[which],
-            {name: values[which] for name, values in given.infos.items()},
+        terminated = given.terminations[which].ravel()
+        last = tree_map(lambda leaf: leaf[which], given.observations)  # copies, as a reset may use the arrays again
+        return EpisodeEnds(
+            which.tolist(),
+            [self.copies[index].t for index in which.tolist()],
+            self._calls.flat(last),
+            terminated,
+            given.truncations[which].ravel() & ~terminated,
+            [self._info(given, index) for index in which.tolist()] if given.infos else [],
         )
-        if self.resets_late:
-            result.transitions = list(result.transitions)
-            for transition in result.transitions:
-                transition.awaits_reset = True
-                result.late.append((0, transition))
-            return given.observations  # until they are reset
-        return self._reset_copies(ended_copies, over)
 
-    def reset_over(self, step: VectorStep) -> None:
+    def _end_copies(self, result: StepResult, given: BatchedStep, over: np.ndarray) -> None:
+        """Resets the copies that are over, now or when somebody has looked at them."""
+        assert result.ends is not None
+        if self.resets_late:
+            result.late = [(index, 0) for index in result.ends.indices]
+            result.observations = self._calls.flat(given.observations)  # until they are reset
+        else:
+            self._reset_over(result, over)
+
+    def reset_over(self, result: StepResult) -> None:
         """Resets the copies that a step left at the end of their episodes, in one call."""
-        copies = [self.copies[transition.index] for _, transition in step.late]
-        mask = np.zeros(len(self.copies), bool)
-        for _, transition in step.late:
-            mask[transition.index] = True
-            transition.awaits_reset = False
-        step.observations = self._calls.flat(self._reset_copies(copies, mask))
+        over = np.zeros(len(self.copies), bool)
+        over[[index for index, _ in result.late]] = True
+        self._reset_over(result, over)
+
+    @without_collections
+    def _reset_over(self, result: StepResult, over: np.ndarray) -> None:
+        copies = [self.copies[index] for index in np.flatnonzero(over).tolist()]
+        result.observations = self._calls.flat(self._reset_copies(copies, over))
 
     def replay(
         self, copy: EnvCopy, episode_number: int, steps: Iterable[list[Any]], wanted: Collection[int]

@@ -1,12 +1,11 @@
-"""One environment copy, and what a step of it, or of several, led to."""
+"""One environment copy: where it is, and what it may give."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -14,8 +13,6 @@ from marl_connectors.environments.action_history import ActionHistory
 from marl_connectors.environments.step_faults import advice_on_reward, fault_in_infos
 from marl_connectors.errors import CheckpointError, EnvError
 from marl_connectors.typing import AgentID, Tree
-
-_Kind = TypeVar("_Kind", bound="Transition")
 
 
 class Doing(IntEnum):
@@ -25,62 +22,6 @@ class Doing(IntEnum):
     RESET = 1
     CLOSE = 2
     MAKE = 3
-
-
-@dataclass(slots=True)
-class Transition:
-    """What one agent's, or all agents', step in one copy led to, where that was out of the ordinary.
-
-    Attributes:
-        index: The copy's place.
-        t: Env steps since the episode began, this one included.
-        observations: By agent, of the step itself.
-        terminations: By agent.
-        truncations: By agent.
-        infos: By agent.
-        stray_rewards: By agent, of agents that did not act.
-        is_over: Whether the episode ended, so that the copy was reset.
-        is_dropped: Whether the episode cannot go on because of a failure, so that the copy began another one.
-        begins: Whether the copy has rested in this step, which reset it, so that its episode begins now.
-        first_observations: By agent, of the new episode, if ``is_over``.
-        first_infos: By agent, of the new episode, if ``is_over``.
-        awaits_reset: Whether the episode ended and the copy is still to be reset.
-        state: The environment's, before any reset, as ``EnvCopy.state``.
-    """
-
-    index: int
-    t: int
-    observations: dict[AgentID, Any]
-    terminations: dict[AgentID, bool]
-    truncations: dict[AgentID, bool]
-    infos: dict[AgentID, dict]
-    stray_rewards: dict[AgentID, float]
-    is_over: bool = False
-    is_dropped: bool = False
-    begins: bool = False
-    first_observations: dict[AgentID, Any] = field(default_factory=dict)
-    first_infos: dict[AgentID, dict] = field(default_factory=dict)
-    awaits_reset: bool = False
-    state: Tree | None = None
-
-
-@dataclass(slots=True)
-class VectorStep:
-    """What a step of all copies gave, in lists that run through all agents of copy 0, then of copy 1, and so on.
-
-    Attributes:
-        rewards: One for each agent that acted.
-        observations: One for each agent that acts next: of a new episode where the old one ended.
-        transitions: Of copies in which agents ended or appeared, or an episode ended or, after a rest, began.
-        infos: ``(copy index, infos by agent)`` of all other copies that gave any.
-        late: Transitions of copies that await their reset, and where their first observations belong.
-    """
-
-    rewards: list[Any]
-    observations: list[Any]
-    transitions: list[Transition]
-    infos: list[tuple[int, dict[AgentID, dict]]]
-    late: list[tuple[int, Transition]] = field(default_factory=list)
 
 
 class EnvCopy:
@@ -191,14 +132,16 @@ def copied_infos(copy: EnvCopy, agents: Iterable[AgentID], infos: Any) -> dict[A
     return {agent: copied(info) for agent in agents if (info := infos.get(agent))} if infos else {}
 
 
-def stray_rewards(copy: EnvCopy, rewards: Mapping[AgentID, Any], acted: Collection[AgentID]) -> dict[AgentID, float]:
+def uncredited_rewards(
+    copy: EnvCopy, rewards: Mapping[AgentID, Any], acted: Collection[AgentID]
+) -> dict[AgentID, float]:
     """The rewards of agents that did not act in a step, but for zeros.
 
     Raises:
         EnvError: If one of them is no finite number.
     """
-    stray = {agent: finite_reward(copy, agent, reward) for agent, reward in rewards.items() if agent not in acted}
-    return {agent: number for agent, number in stray.items() if number}
+    given = {agent: finite_reward(copy, agent, reward) for agent, reward in rewards.items() if agent not in acted}
+    return {agent: number for agent, number in given.items() if number}
 
 
 def finite_reward(copy: EnvCopy, agent: AgentID, reward: Any) -> float:
@@ -224,27 +167,4 @@ def not_repeatable(copy: EnvCopy, agent_id: AgentID | None = None) -> Checkpoint
         f"environment does not follow from reset(seed=...), or was changed from outside, and the run cannot be "
         f"continued exactly. Pass new_episodes=True (--new-episodes on the command line) to begin new episodes with "
         f"all else that is in the checkpoint, and see docs/checkpoints.md for environments with a curriculum."
-    )
-
-
-def another_episode(
-    kind: type[_Kind],
-    copy: EnvCopy,
-    t: int,
-    observations: dict[AgentID, Any],
-    infos: dict[AgentID, dict],
-) -> _Kind:
-    """The transition of a copy whose episode could not go on after ``t`` steps, to the first step of another one."""
-    return kind(
-        copy.index,
-        t,
-        {},
-        {},
-        {},
-        {},
-        {},
-        is_over=True,
-        is_dropped=True,
-        first_observations=observations,
-        first_infos=infos,
     )

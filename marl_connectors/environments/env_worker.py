@@ -18,11 +18,12 @@ import numpy as np
 from gymnasium import Space
 
 from marl_connectors.environments.channel import Channel
-from marl_connectors.environments.env_copy import Doing, EnvCopy, Transition
+from marl_connectors.environments.env_copy import Doing, EnvCopy
 from marl_connectors.environments.env_failures import EnvFailure, EnvRestarts
 from marl_connectors.environments.env_setup import EnvSetup
 from marl_connectors.environments.find_env import REGISTERED
 from marl_connectors.environments.shared_columns import ColumnReader, ColumnWriter, Note, SharedBlock
+from marl_connectors.environments.step_result import EpisodeEnds, Event
 from marl_connectors.environments.time_limits import stop_watching
 from marl_connectors.environments.turn_based_env import TurnBasedEnv
 from marl_connectors.environments.turn_based_vector_env import TurnBasedVectorEnv
@@ -147,8 +148,10 @@ class Reply:
         rewards: Of all agents that acted.
         observations: Of all agents that act next.
         env_states: Of all copies, if they are wanted.
-        transitions: As in ``VectorStep``; of turn-based copies, the turns of all.
-        infos: As in ``VectorStep``.
+        infos: As in ``StepResult``.
+        ends: Likewise.
+        events: Likewise.
+        told: Likewise.
         result: What else was asked for.
     """
 
@@ -157,8 +160,10 @@ class Reply:
     rewards: Note = None
     observations: Note = None
     env_states: Note = None
-    transitions: list[Any] = field(default_factory=list)
     infos: list[tuple[int, dict[AgentID, dict]]] = field(default_factory=list)
+    ends: EpisodeEnds | None = None
+    events: list[Event] = field(default_factory=list)
+    told: list[tuple[int, AgentID]] | None = None
     result: Any = None
 
     @property
@@ -335,21 +340,21 @@ class EnvServer:
 
     def _step(self, note: Note) -> Reply:
         vector_env, actions = self.vector_env, self._actions.read(note)
-        if isinstance(vector_env, TurnBasedVectorEnv):
-            reply = Reply(transitions=vector_env.take_turns(actions))
-        else:
-            step = vector_env.step(actions)
-            reply = Reply(
-                rewards=self._rewards.write(step.rewards),
-                observations=self._observations.write(step.observations),
-                transitions=step.transitions,
-                infos=step.infos,
-            )
-            for transition in step.transitions:
-                _without_what_is_known(transition)
-        copies = vector_env.copies
-        reply.env_states = self._noted_states()
-        reply.states = [CopyState.of(copies[t.index - self._first_index]) for t in reply.transitions]
+        step, copies = vector_env.step(actions), vector_env.copies
+        ended = [] if step.ends is None else step.ends.indices
+        changed = sorted({*ended, *(event.index for event in step.events)})
+        reply = Reply(
+            states=self._states()
+            if self.turn_based
+            else [CopyState.of(copies[i - self._first_index]) for i in changed],
+            rewards=self._rewards.write(step.rewards),
+            observations=self._observations.write(step.observations),
+            env_states=self._noted_states(),
+            infos=step.infos,
+            ends=step.ends,
+            events=step.events,
+            told=step.told,
+        )
         for copy in copies:  # the other process keeps them
             copy.newest_actions.clear()
         return reply
@@ -378,18 +383,11 @@ class EnvServer:
         try:
             return pickle.dumps(reply)
         except Exception as error:
-            given = [(transition.index, transition) for transition in reply.transitions] + reply.infos
+            given: list[tuple[int, Any]] = [(event.index, event) for event in reply.events] + reply.infos
+            if reply.ends is not None and reply.ends.infos:
+                given += zip(reply.ends.indices, reply.ends.infos, strict=True)
             who = next((f"environment copy {index}" for index, part in given if not _can_be_sent(part)), "environment")
             raise EnvError(
                 f"{who}: what it gave cannot be sent from its worker process: {error}. Keep what cannot be pickled out "
                 f"of infos and observations, or set num_env_workers=0."
             ) from error
-
-
-def _without_what_is_known(transition: Transition) -> None:
-    """Leaves out observations that are among those of the agents that act next."""
-    ended = {
-        a for flags in (transition.terminations, transition.truncations) for a, has_ended in flags.items() if has_ended
-    }
-    transition.observations = {a: x for a, x in transition.observations.items() if a in ended}
-    transition.first_observations = {}

@@ -46,14 +46,11 @@ def try_out_vector_env(
             raise EnvError(
                 f"{name}: the reward of copy {acting[place]} at step {t} is {step.rewards[place]}, not a finite number."
             )
-        ends = [transition for transition in step.transitions if transition.is_over]
-        if ends:
-            last = spaces.stack([transition.observations[DEFAULT_AGENT_ID] for transition in ends], space)
-            _check_inside(name, space, last, t)
+        if step.ends is not None:
+            _check_inside(name, space, step.ends.observations, t)
         observations = step.observations
         _check_inside(name, space, observations, t)
         infos = {index: own[DEFAULT_AGENT_ID] for index, own in step.infos}
-        infos |= {tr.index: tr.first_infos[DEFAULT_AGENT_ID] for tr in step.transitions if tr.first_infos}
 
 
 def _mask(observations: Tree, place: int, info: dict[str, Any]) -> np.ndarray | None:

@@ -9,9 +9,9 @@ import numpy as np
 
 from marl_connectors.environments.batched_calls import BatchedStep
 from marl_connectors.environments.batched_vector_env import BatchedVectorEnv
-from marl_connectors.environments.env_copy import EnvCopy, Transition, VectorStep
-from marl_connectors.environments.garbage_pauses import without_collections
+from marl_connectors.environments.env_copy import EnvCopy
 from marl_connectors.environments.gymnasium_copies import INFOS, NEXT_STEP, GymnasiumCopies
+from marl_connectors.environments.step_result import Event, StepResult
 from marl_connectors.errors import EnvError
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import DEFAULT_AGENT_ID, AgentID, Tree
@@ -43,7 +43,7 @@ class GymnasiumVectorEnv(BatchedVectorEnv):
         first = super().reset_all()
         return [(own, self._first_infos(index)) for index, (own, _) in enumerate(first)]
 
-    def step(self, actions: Any) -> VectorStep:
+    def step(self, actions: Any) -> StepResult:
         """Steps all copies, and resets those whose episode ended.
 
         Args:
@@ -52,33 +52,20 @@ class GymnasiumVectorEnv(BatchedVectorEnv):
         given = self._calls.step(np.asarray(actions))
         for copy in self.copies:
             copy.t += 1
-        ended, observations = given.over, given.observations
-        result = VectorStep(given.rewards.flatten(), [], [], self._infos_of(given, ~ended))  # type: ignore[arg-type]
-        if ended.any():
-            result.transitions = self._ends(given, ended)
-            observations = self._reset_copies([self.copies[end.index] for end in result.transitions], ended)
-            for end in result.transitions:
-                end.first_infos = self._first_infos(end.index)
-        result.observations = self._calls.flat(observations)
+        over = given.over
+        result = StepResult(given.rewards.flatten(), [], self._infos_of(given, ~over))
+        if not over.any():
+            result.observations = self._calls.flat(given.observations)
+            return result
+        result.ends = self._ends_of(given, over[:, None], over)
+        self._reset_over(result, over)
+        for index in result.ends.indices:
+            self._add_info(result, index, self._first_infos(index))
         return result
 
-    @without_collections
-    def _ends(self, given: BatchedStep, ended: np.ndarray) -> list[Transition]:
-        which = np.flatnonzero(ended).tolist()
-        last = tree_map(lambda leaf: leaf[which, 0], given.observations)  # a copy
-        return [
-            Transition(
-                index,
-                self.copies[index].t,
-                {DEFAULT_AGENT_ID: tree_map(lambda leaf, place=place: leaf[place], last)},
-                {DEFAULT_AGENT_ID: bool(given.terminations[index, 0])},
-                {DEFAULT_AGENT_ID: bool(given.truncations[index, 0])},
-                self._info(given, index),
-                {},
-                is_over=True,
-            )
-            for place, index in enumerate(which)
-        ]
+    def _add_info(self, result: StepResult, index: int, info: dict[AgentID, dict]) -> None:
+        if info:
+            result.infos.append((index, info))
 
     def _infos_of(self, given: BatchedStep, mask: np.ndarray) -> list[tuple[int, dict[AgentID, dict]]]:
         if not given.infos:
@@ -103,7 +90,7 @@ class NextStepVectorEnv(GymnasiumVectorEnv):
 
     has_rests = True
 
-    def step(self, actions: Any) -> VectorStep:
+    def step(self, actions: Any) -> StepResult:
         """Steps all copies; those whose episode ended rest in the next step.
 
         Args:
@@ -117,14 +104,14 @@ class NextStepVectorEnv(GymnasiumVectorEnv):
         ended, observations = given.over, given.observations
         self._check_rested(rested, ended)
         rewards, infos = given.rewards[~rested, 0], self._infos_of(given, ~(ended | rested))
-        result = VectorStep(rewards, [], [], infos)  # type: ignore[arg-type]
+        result = StepResult(rewards, [], infos)
         for index in np.flatnonzero(rested).tolist():
             self.copies[index].rests = False
-            first_infos = self._info(given, index)
-            result.transitions.append(Transition(index, 0, {}, {}, {}, {}, {}, begins=True, first_infos=first_infos))
+            result.events.append(Event(index, 0, begins=True))
+            self._add_info(result, index, self._info(given, index))
         if ended.any():
-            result.transitions += self._ends(given, ended)
-            self._next_episodes(np.flatnonzero(ended).tolist())
+            result.ends = self._ends_of(given, ended[:, None], ended)
+            self._next_episodes(result.ends.indices)
             if ended.all():
                 observations = self._begin_all(result, actions)
                 ended = np.zeros_like(ended)
@@ -147,14 +134,14 @@ class NextStepVectorEnv(GymnasiumVectorEnv):
             copy.t = 0
             copy.rests = True
 
-    def _begin_all(self, result: VectorStep, actions: np.ndarray) -> Tree:
+    def _begin_all(self, result: StepResult, actions: np.ndarray) -> Tree:
         """Resets all copies, which have all ended; their first observations."""
         rested = np.ones(len(self.copies), bool)
         given = self._calls.step(_for_all(actions, rested))
         self._check_rested(rested, given.over)
-        for end in result.transitions:
-            self.copies[end.index].rests = False
-            end.first_infos = self._info(given, end.index)
+        for copy in self.copies:
+            copy.rests = False
+            self._add_info(result, copy.index, self._info(given, copy.index))
         return given.observations
 
     def _reset_copies(self, copies: Collection[EnvCopy], mask: np.ndarray | None) -> Tree:

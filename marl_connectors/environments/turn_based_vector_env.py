@@ -3,34 +3,16 @@
 from __future__ import annotations
 
 import copy as copying
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
-from marl_connectors.environments.env_copy import (
-    EnvCopy,
-    Transition,
-    another_episode,
-    copied_infos,
-    finite_reward,
-    not_repeatable,
-)
+from marl_connectors.environments.env_copy import EnvCopy, copied_infos, finite_reward
 from marl_connectors.environments.env_failures import ENV_ERRORS
+from marl_connectors.environments.step_result import Event, StepResult
 from marl_connectors.environments.turn_based_env import TurnBasedEnv
-from marl_connectors.environments.vector_env import VectorEnv
+from marl_connectors.environments.vector_env import VectorEnv, add_observed
 from marl_connectors.errors import EnvError, MarlConnectorsError
 from marl_connectors.typing import AgentID
-
-
-@dataclass(slots=True)
-class Turn(Transition):
-    """What one turn in one copy led to: told are the agent that acts next, and those that have ended.
-
-    Attributes:
-        rewards: By agent that is told anything, what it was paid since it acted, or since the reset.
-    """
-
-    rewards: dict[AgentID, float] = field(default_factory=dict)
 
 
 class TurnBasedVectorEnv(VectorEnv):
@@ -42,6 +24,7 @@ class TurnBasedVectorEnv(VectorEnv):
         """Takes the copies; see VectorEnv."""
         super().__init__(envs, **settings)
         self._paid_by_reset: dict[int, dict[AgentID, float]] = {}
+        self._known: dict[int, set[AgentID]] = {}  # by copy, who has had a turn and has not ended
 
     def _begin(self, copy: EnvCopy) -> tuple[dict[AgentID, Any], dict[AgentID, dict]]:
         """Starts the copy's next episode: observation and info of the agent that acts first."""
@@ -52,6 +35,7 @@ class TurnBasedVectorEnv(VectorEnv):
                 raise
             raise self._named(copy, error) from error
         copy.agents = list(observations)
+        self._known[copy.index] = set(observations)
         paid = copy.env.take_untold().items()
         self._paid_by_reset[copy.index] = {agent: finite_reward(copy, agent, reward) for agent, reward in paid}
         if self._garbage is not None:
@@ -60,77 +44,61 @@ class TurnBasedVectorEnv(VectorEnv):
             self._states.note(copy)
         return observations, copied_infos(copy, copy.agents, infos)
 
-    def take_turns(self, actions: list[Any]) -> list[Turn]:
-        """Lets all copies go on, and resets those whose episode ended.
-
-        Args:
-            actions: One for each agent, in the order of ``copies`` and their ``agents``.
-        """
-        turns, end = [], 0
-        for copy in self.copies:
+    def _step(self, copies: Sequence[EnvCopy], actions: list[Any]) -> StepResult:
+        result, end = StepResult([], [], told=[]), 0
+        for copy in copies:
             begin, end = end, end + len(copy.agents)
             t, self.at[0] = copy.t, copy.index
             try:
-                turns.append(self._take_turn(copy, actions[begin:end]))
+                self._take_turn(copy, actions[begin:end], result)
             except ENV_ERRORS as error:
-                self._failed(copy, error)
-                turns.append(another_episode(Turn, copy, t, *self._begin_anew(copy)))
-        return turns
+                self._replace(copy, t, error, result)
+        return result
 
-    def _take_turn(self, copy: EnvCopy, chosen: list[Any]) -> Turn:
+    def _take_turn(self, copy: EnvCopy, chosen: list[Any], result: StepResult) -> None:
+        """A hot path. Nothing is added to the result before all is checked."""
         copy.newest_actions.append(chosen)
         try:
-            told = copy.step(dict(zip(copy.agents, chosen, strict=True)))
+            given = copy.step(dict(zip(copy.agents, chosen, strict=True)))
         except MarlConnectorsError as error:
             raise self._named(copy, error) from error
         except ENV_ERRORS as error:
             raise self._step_failed(copy, chosen, error) from error
         copy.t += 1
-        observations, rewards, terminations, truncations, infos = told
+        observations, rewards, terminations, truncations, infos = given
         terminations.pop("__all__", None)
         truncations.pop("__all__", None)
-        numbers = {agent: finite_reward(copy, agent, reward) for agent, reward in rewards.items()}
-        early = self._paid_by_reset.pop(copy.index, {})
+        paid = [finite_reward(copy, agent, reward) for agent, reward in rewards.items()]
         infos = copied_infos(copy, terminations, infos)
-        turn = Turn(copy.index, copy.t, observations, terminations, truncations, infos, early, rewards=numbers)
         copy.agents = [a for a in observations if not (terminations.get(a) or truncations.get(a))]
         if self._garbage is not None:
             self._garbage.check(copy, observations, observations, {})
         if self._states is not None:
             self._states.note(copy)
-            turn.state = copy.state
-        if not copy.env.agents:
-            turn.is_over = True
-            copy.num_failures = 0
-            if self.resets_late:
-                turn.awaits_reset = True
-            else:
-                turn.first_observations, turn.first_infos = self.reset(copy)
-        return turn
+        result.told += [(copy.index, agent) for agent in rewards]  # type: ignore[operator]
+        result.rewards += paid
+        known, is_over = self._known[copy.index], not copy.env.agents
+        uncredited = self._paid_by_reset.pop(copy.index, None) or {}
+        if is_over or uncredited or len(terminations) > len(copy.agents) or not known.issuperset(copy.agents):
+            ended = [agent for agent in terminations if agent not in copy.agents]
+            known.difference_update(ended)
+            known.update(copy.agents)
+            last = {agent: observations[agent] for agent in ended if agent in observations}
+            own = {agent: infos[agent] for agent in ended if agent in infos}
+            event = Event(copy.index, copy.t, last, terminations, truncations, own, uncredited, is_over)
+            event.state = copy.state
+            result.events.append(event)
+        if is_over:
+            self._end(copy, result)
+        else:
+            add_observed(result, copy, observations, infos)
 
     def _named(self, copy: EnvCopy, error: Exception) -> EnvError:
         return EnvError(f"{self._who(copy)}: {str(error).removeprefix(f'{copy.env.where}: ')}")
 
-    def replay(
-        self, copy: EnvCopy, episode_number: int, steps: Iterable[list[Any]], wanted: Collection[int]
-    ) -> tuple[dict[AgentID, Any], dict[int, dict[AgentID, dict]]]:
-        """As ``VectorEnv.replay``; the newest observation of every agent that has had a turn and has not ended."""
-        copy.episode_number = episode_number - 1
-        observations, infos = self._begin(copy)
-        newest = _copied(observations)
-        infos_at = {0: infos} if 0 in wanted else {}
-        for actions in steps:
-            turn = self._take_turn(copy, actions) if len(actions) == len(copy.agents) else None
-            if turn is None or turn.is_over:
-                raise not_repeatable(copy)
-            for agent in [a for a in newest if turn.terminations.get(a) or turn.truncations.get(a)]:
-                del newest[agent]
-            newest.update(_copied({agent: turn.observations[agent] for agent in copy.agents}))
-            if copy.t in wanted:
-                infos_at[copy.t] = turn.infos
-        return newest, infos_at
-
-
-def _copied(observations: dict[AgentID, Any]) -> dict[AgentID, Any]:
-    """Observations that the environment's next step cannot change."""
-    return {agent: copying.deepcopy(observation) for agent, observation in observations.items()}
+    def _newest(self, copy: EnvCopy, newest: dict[AgentID, Any], result: StepResult) -> dict[AgentID, Any]:
+        """Of every agent that has had a turn and has not ended, as the environment's next step cannot change it."""
+        known = self._known[copy.index]
+        kept = {agent: observation for agent, observation in newest.items() if agent in known}
+        acting = zip(copy.agents, result.observations, strict=True)
+        return kept | {agent: copying.deepcopy(observation) for agent, observation in acting}

@@ -15,13 +15,10 @@ from marl_connectors.environments.action_history import ActionHistory
 from marl_connectors.environments.env_copy import (
     Doing,
     EnvCopy,
-    Transition,
-    VectorStep,
-    another_episode,
     copied_infos,
     not_repeatable,
-    stray_rewards,
     task_of,
+    uncredited_rewards,
 )
 from marl_connectors.environments.env_failures import (
     CLOSE_TIMEOUT_S,
@@ -36,6 +33,7 @@ from marl_connectors.environments.env_failures import (
 from marl_connectors.environments.env_states import EnvStates, joined_states
 from marl_connectors.environments.single_agent_env import SingleAgentEnv
 from marl_connectors.environments.step_faults import fault_in_reset, fault_in_result, fault_in_step
+from marl_connectors.environments.step_result import EndsBuilder, Event, StepResult
 from marl_connectors.environments.time_limits import Hang, Watched, alarm
 from marl_connectors.environments.turn_based_env import TurnBasedEnv
 from marl_connectors.errors import EnvError, MarlConnectorsError, describe_error
@@ -53,10 +51,11 @@ class VectorEnv:
     Attributes:
         copies: The copies.
         seed: The run's seed.
-        at: ``[4]`` int64: the index of the copy that is at work, that of the one reset last, its episode's number, and
-            what the copy at work does, see ``Doing``. The first one is -1 once all copies are closed.
+        at: Four numbers, in an array where processes share them: the index of the copy that is at work, that of the one
+            reset last, its episode's number, and what the copy at work does, see ``Doing``. The first one is -1 once
+            all copies are closed.
         failures: Of copies that went on with another episode; whoever reads them clears them.
-        turn_based: Whether the copies take turns.
+        turn_based: Whether agents act one after another: whoever has acted waits for its next turn.
         is_batched: Whether actions, rewards and observations are arrays for all copies.
         has_rests: Whether there are steps in which some copies do not act.
         close_timeout_s: How long closing all copies may take, see ``close_env``.
@@ -89,12 +88,13 @@ class VectorEnv:
         """
         self.copies = [EnvCopy(env, index) for index, env in enumerate(envs, first_index)]
         self.seed = seed
-        self.at = np.array([-1, -1, -1, Doing.STEP])
+        self.at: Any = [-1, -1, -1, Doing.STEP]
         self.failures: list[EnvFailure] = []
         self._restarts = restarts
         self._final: EnvError | None = None  # the failure that was one too many
         self._states = None if state_space is None else EnvStates(state_space)
         self._garbage = None if restarts is None else GarbageCheck(restarts.observation_space)
+        self._ends = EndsBuilder()
 
     @property
     def num_envs(self) -> int:
@@ -122,6 +122,7 @@ class VectorEnv:
 
     def reset_all(self) -> list[tuple[dict[AgentID, Any], dict[AgentID, dict]]]:
         """Starts the next episode of every copy."""
+        self._ends.clear()
         return [self.reset(copy) for copy in self.copies]
 
     def reset(self, copy: EnvCopy) -> tuple[dict[AgentID, Any], dict[AgentID, dict]]:
@@ -216,38 +217,33 @@ class VectorEnv:
 
     # Steps.
 
-    def step(self, actions: list[Any]) -> VectorStep:
+    def step(self, actions: list[Any]) -> StepResult:
         """Steps all copies, and resets those whose episode ended.
-
-        A hot path: a copy in which nothing out of the ordinary happened costs a handful of C calls.
 
         Args:
             actions: One for each agent, in the order of ``copies`` and their ``agents``.
         """
         return self._step(self.copies, actions)
 
-    def take_turns(self, actions: list[Any]) -> list[Any]:
-        """As ``step``, for turn-based copies."""
-        raise NotImplementedError(f"{type(self).__name__} has no turns.")
-
-    def _step(self, copies: Sequence[EnvCopy], actions: list[Any]) -> VectorStep:
+    def _step(self, copies: Sequence[EnvCopy], actions: list[Any]) -> StepResult:
+        """A hot path: a copy in which nothing out of the ordinary happened costs a handful of C calls."""
         rewards: list[Any] = []
         observations: list[Any] = []
-        result = VectorStep(rewards, observations, [], [])
-        end, at = 0, self.at
+        result = StepResult(rewards, observations)
+        end, at, garbage, states = 0, self.at, self._garbage, self._states
         for copy in copies:
             agents, t = copy.agents, copy.t
             begin, num_observations = end, len(observations)
             end += len(agents)
             chosen = actions[begin:end]
             copy.newest_actions.append(chosen)
-            at[0], told = copy.index, _NOTHING
+            at[0], given = copy.index, _NOTHING
             try:
-                told = copy.step(dict(zip(agents, chosen)))  # noqa: B905
+                given = copy.step(dict(zip(agents, chosen)))  # noqa: B905
                 copy.t = t + 1
-                obs, reward, terminations, truncations, infos = told
-                if self._states is not None:
-                    self._states.note(copy)
+                obs, reward, terminations, truncations, infos = given
+                if states is not None:
+                    states.note(copy)
                 if (
                     any(terminations.values())
                     or any(truncations.values())
@@ -257,8 +253,8 @@ class VectorEnv:
                 ):
                     self._unusual(copy, result, obs, reward, terminations, truncations, infos or {})
                 else:
-                    if self._garbage is not None:
-                        self._garbage.check(copy, agents, obs, reward)
+                    if garbage is not None:
+                        garbage.check(copy, agents, obs, reward)
                     rewards += reward.values()
                     observations += obs.values()
                     if infos and any(infos.values()):
@@ -266,31 +262,31 @@ class VectorEnv:
             except ENV_ERRORS as error:
                 del rewards[begin:], observations[num_observations:]
                 rewards.extend([0.0] * len(agents))
-                transition = self._replaced(copy, t, self._explained(copy, agents, chosen, told, error))
-                observations.extend([transition.first_observations[agent] for agent in copy.agents])
-                result.transitions.append(transition)
+                self._replace(copy, t, self._explained(copy, agents, chosen, given, error), result)
+        result.ends = self._ends.take()
         return result
 
     def _explained(
-        self, copy: EnvCopy, agents: list[AgentID], chosen: list[Any], told: Any, error: BaseException
+        self, copy: EnvCopy, agents: list[AgentID], chosen: list[Any], given: Any, error: BaseException
     ) -> BaseException:
         """What to say of a step that raised, or that gave what cannot be read."""
         if isinstance(error, MarlConnectorsError):
             return error
-        if told is _NOTHING:
+        if given is _NOTHING:
             return self._step_failed(copy, chosen, error)
-        why = fault_in_result(told) or fault_in_step(agents, *told[2:])
+        why = fault_in_result(given) or fault_in_step(agents, *given[2:])
         return EnvError(f"{copy}: {why}") if why else error
 
-    def _replaced(self, copy: EnvCopy, t: int, error: BaseException) -> Transition:
-        """What a step of a copy led to that failed after ``t`` steps: another episode, if the run may go on."""
+    def _replace(self, copy: EnvCopy, t: int, error: BaseException, result: StepResult) -> None:
+        """Begins another episode in a copy that failed after ``t`` steps, if the run may go on."""
         self._failed(copy, error)
-        return another_episode(Transition, copy, t, *self._begin_anew(copy))
+        result.events.append(Event(copy.index, t, is_over=True, is_dropped=True))
+        add_observed(result, copy, *self._begin_anew(copy))
 
     def _unusual(
         self,
         copy: EnvCopy,
-        result: VectorStep,
+        result: StepResult,
         obs: dict,
         reward: dict,
         terminations: dict,
@@ -311,46 +307,46 @@ class VectorEnv:
             )
         ended = {agent for flags in (terminations, truncations) for agent, flag in flags.items() if flag}
         copy.agents = alive + [agent for agent in copy.env.agents if agent not in before and agent not in ended]
-        stray = stray_rewards(copy, reward, set(before))
+        uncredited = uncredited_rewards(copy, reward, set(before))
         infos = copied_infos(copy, [*before, *copy.agents], infos)
-        transition = Transition(copy.index, copy.t, obs, terminations, truncations, infos, stray, state=copy.state)
         if copy.agents:
             self._check_all_observed(copy, obs)
         if self._garbage is not None:
             self._garbage.check(copy, {*before, *copy.agents}, obs, {a: reward[a] for a in before if a in reward})
-        if not copy.agents:
-            transition.is_over = True
-            copy.num_failures = 0
+        is_over = not copy.agents
+        if is_over and not uncredited and all(obs.get(agent) is not None for agent in before):
             # The reset may write to the very arrays that this step gave.
-            transition.observations = {agent: _copied(obs[agent]) for agent in before if agent in obs}
-            if self.resets_late:
-                transition.awaits_reset = True
-                result.late.append((len(result.observations), transition))
-                result.transitions.append(transition)
-                return
-            transition.first_observations, transition.first_infos = self.reset(copy)
-            obs = transition.first_observations
-        result.observations.extend([obs[agent] for agent in copy.agents])
-        if transition.is_over or copy.agents != before or stray:
-            result.transitions.append(transition)
-        elif infos:
-            result.infos.append((copy.index, infos))
+            last = [_copied(obs[agent]) for agent in before]
+            flags = map(terminations.get, before), map(truncations.get, before)
+            self._ends.add(copy.index, copy.t, last, *flags, infos, copy.state)
+        elif is_over or copy.agents != before or uncredited:
+            last = {agent: _copied(obs[agent]) for agent in before if agent in ended and agent in obs}
+            own = {agent: info for agent, info in infos.items() if agent in ended}
+            event = Event(copy.index, copy.t, last, terminations, truncations, own, uncredited, is_over)
+            event.state = copy.state
+            result.events.append(event)
+        if not is_over:
+            add_observed(result, copy, obs, infos)
+        else:
+            self._end(copy, result)
 
-    def reset_over(self, step: VectorStep) -> None:
+    def _end(self, copy: EnvCopy, result: StepResult) -> None:
+        """Resets a copy whose episode is over, now or when somebody has looked at it."""
+        copy.num_failures = 0
+        if self.resets_late:
+            result.late.append((copy.index, len(result.observations)))
+        else:
+            add_observed(result, copy, *self.reset(copy))
+
+    def reset_over(self, result: StepResult) -> None:
         """Resets the copies that a step left as they were at the end of their episodes, and completes the step."""
-        shift = 0
-        for place, transition in step.late:
-            self.reset_late(transition)
-            first = transition.first_observations.values()
-            step.observations[place + shift : place + shift] = first
-            shift += len(first)
-
-    def reset_late(self, transition: Transition) -> None:
-        """Resets the copy of a transition that awaits it."""
-        copy = self.copies[transition.index]
-        observations, transition.first_infos = self.reset(copy)
-        transition.first_observations = {agent: observations[agent] for agent in copy.agents}
-        transition.awaits_reset = False
+        given, result.observations, begin = result.observations, [], 0
+        for index, place in result.late:
+            result.observations += given[begin:place]
+            begin = place
+            copy = self.copies[index]
+            add_observed(result, copy, *self.reset(copy))
+        result.observations += given[begin:]
 
     def _check_all_observed(self, copy: EnvCopy, observations: dict) -> None:
         missing = [agent for agent in copy.agents if agent not in observations]
@@ -384,18 +380,21 @@ class VectorEnv:
             CheckpointError: If the episode ends, or other agents act, than before.
         """
         copy.episode_number = episode_number - 1
-        observations, infos = self._begin(copy)
-        newest = [observations[agent_id] for agent_id in copy.agents]
+        newest, infos = self._begin(copy)
+        newest = {agent_id: _copied(newest[agent_id]) for agent_id in copy.agents}
         infos_at = {0: infos} if 0 in wanted else {}
         for actions in steps:
-            step = self._step([copy], actions) if len(actions) == len(copy.agents) else None
-            if step is None or copy.episode_number != episode_number:
+            result = self._step([copy], actions) if len(actions) == len(copy.agents) else None
+            if result is None or copy.episode_number != episode_number:
                 raise not_repeatable(copy)
-            newest = step.observations
+            newest = self._newest(copy, newest, result)
             if copy.t in wanted:
-                given = [transition.infos for transition in step.transitions] or [infos for _, infos in step.infos]
-                infos_at[copy.t] = given[0] if given else {}
-        return dict(zip(copy.agents, newest, strict=True)), infos_at
+                infos_at[copy.t] = dict(result.infos).get(copy.index, {})
+        return newest, infos_at
+
+    def _newest(self, copy: EnvCopy, newest: dict[AgentID, Any], result: StepResult) -> dict[AgentID, Any]:
+        """The newest observations of all agents that have not ended, after a step of one copy."""
+        return dict(zip(copy.agents, result.observations, strict=True))
 
     def close(self) -> None:
         """Closes all copies. Those whose turn comes after the time is used up have a moment only."""
@@ -407,6 +406,16 @@ class VectorEnv:
                 left = max(left - (time.monotonic() - begin), MOMENT_S)
             close_env(copy.env, f"environment copy {copy.index}", timeout_s=left)
         self.at[0] = -1
+
+
+def add_observed(
+    result: StepResult, copy: EnvCopy, observations: dict[AgentID, Any], infos: dict[AgentID, dict]
+) -> None:
+    """Adds to a result what those observe that act next in a copy."""
+    result.observations += [observations[agent] for agent in copy.agents]
+    own = {agent: infos[agent] for agent in copy.agents if agent in infos}
+    if own:
+        result.infos.append((copy.index, own))
 
 
 def _copied(observation: Any) -> Any:

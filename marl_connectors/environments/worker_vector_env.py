@@ -14,14 +14,15 @@ from gymnasium import Space
 from marl_connectors.environments.action_history import ActionHistory
 from marl_connectors.environments.batched_env import is_batched
 from marl_connectors.environments.batched_vector_env import BatchedVectorEnv
-from marl_connectors.environments.env_copy import EnvCopy, Transition, VectorStep, another_episode
+from marl_connectors.environments.env_copy import EnvCopy
 from marl_connectors.environments.env_failures import EnvRestarts, close_env
 from marl_connectors.environments.env_worker import Reply, packed_maker
 from marl_connectors.environments.gymnasium_copies import GymnasiumCopies
 from marl_connectors.environments.gymnasium_vector_env import gymnasium_vector_env
+from marl_connectors.environments.step_result import Event, StepResult, joined_ends
 from marl_connectors.environments.turn_based_env import TurnBasedEnv
-from marl_connectors.environments.turn_based_vector_env import Turn, TurnBasedVectorEnv
-from marl_connectors.environments.vector_env import VectorEnv
+from marl_connectors.environments.turn_based_vector_env import TurnBasedVectorEnv
+from marl_connectors.environments.vector_env import VectorEnv, add_observed
 from marl_connectors.environments.worker_process import WorkerLost, WorkerProcess
 from marl_connectors.errors import ConfigError, EnvError, MarlConnectorsError
 from marl_connectors.typing import AgentID
@@ -114,7 +115,6 @@ class WorkerVectorEnv(VectorEnv):
     Actions, rewards and observations are in shared memory, whatever is out of the ordinary comes as a message.
 
     Attributes:
-        turn_based: Whether to use ``take_turns`` instead of ``step``.
         workers: The workers.
     """
 
@@ -189,19 +189,15 @@ class WorkerVectorEnv(VectorEnv):
         worker.send("reset", self.seed, [(copy.episode_number, copy.num_failures) for copy in worker.copies])
 
     @_or_end_all
-    def step(self, actions: Any) -> VectorStep:
+    def step(self, actions: Any) -> StepResult:
         """Steps all copies, and resets those whose episode ended; see VectorEnv. A hot path."""
         self._send_steps(actions)
-        result = VectorStep([], [], [], [])
+        result, ends = StepResult([], [], told=[] if self.turn_based else None), []
         for worker in self.workers:
             try:
                 reply = worker.receive()
             except WorkerLost as loss:
-                result.rewards.extend([0.0] * sum(len(copy.agents) for copy in worker.copies))
-                transitions = self._other_episodes(Transition, worker, loss)
-                result.transitions += transitions
-                for copy, transition in zip(worker.copies, transitions, strict=True):
-                    result.observations.extend([transition.first_observations[agent] for agent in copy.agents])
+                self._replace_all(worker, loss, result)
                 continue
             for copy in worker.copies:
                 copy.t += 1
@@ -209,23 +205,16 @@ class WorkerVectorEnv(VectorEnv):
                 worker.take_states(reply)
             else:
                 self._take(worker, reply)
-                result.transitions += reply.transitions
                 result.infos += reply.infos
+                result.events += reply.events
+                if reply.ends is not None:
+                    ends.append(reply.ends)
+                if result.told is not None:
+                    result.told += reply.told or []
             result.rewards += worker.rewards.read(reply.rewards)
             result.observations += worker.observations.read(reply.observations)
+        result.ends = joined_ends(ends)
         return result
-
-    @_or_end_all
-    def take_turns(self, actions: Any) -> list[Turn]:
-        """As TurnBasedVectorEnv."""
-        self._send_steps(actions)
-        turns: list[Turn] = []
-        for worker in self.workers:
-            try:
-                turns += self._take(worker, worker.receive()).transitions
-            except WorkerLost as loss:
-                turns += self._other_episodes(Turn, worker, loss)
-        return turns
 
     def _send_steps(self, actions: Any) -> None:
         if not self._are_up:
@@ -253,11 +242,13 @@ class WorkerVectorEnv(VectorEnv):
 
     # Workers that are lost.
 
-    def _other_episodes(self, kind: type[Any], worker: WorkerProcess, loss: WorkerLost) -> list[Any]:
-        """The transitions of a lost worker's copies to other episodes."""
-        steps = [copy.t for copy in worker.copies]
-        first = self._restart(worker, loss)
-        return [another_episode(kind, *own, *f) for own, f in zip(zip(worker.copies, steps), first)]  # noqa: B905
+    def _replace_all(self, worker: WorkerProcess, loss: WorkerLost, result: StepResult) -> None:
+        """Begins other episodes in all copies of a lost worker."""
+        if not self.turn_based:
+            result.rewards += [0.0] * sum(len(copy.agents) for copy in worker.copies)
+        result.events += [Event(copy.index, copy.t, is_over=True, is_dropped=True) for copy in worker.copies]
+        for copy, first in zip(worker.copies, self._restart(worker, loss), strict=True):
+            add_observed(result, copy, *first)
 
     def _restart(self, worker: WorkerProcess, loss: WorkerLost) -> _First:
         """Starts a worker and new episodes in all of its copies, if the run may go on after a loss."""

@@ -15,8 +15,8 @@ from marl_connectors.connectors.common.module_to_agent_unmapping import ModuleTo
 from marl_connectors.connectors.common.tensor_to_numpy import TensorToNumpy
 from marl_connectors.connectors.module_to_env.listify_data_for_vector_env import env_actions
 from marl_connectors.connectors.module_to_env.unbatch_to_individual_items import UnBatchToIndividualItems
-from marl_connectors.env_runners.env_runner import EnvRunner
-from marl_connectors.env_runners.lanes import LaneGroup
+from marl_connectors.env_runners.episode_tracker import EpisodeTracker
+from marl_connectors.env_runners.lane_table import LaneGroup
 from marl_connectors.env_runners.live_rows import picker
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.episodes.rollout import Rollout
@@ -100,13 +100,13 @@ def actions_one_lane_further(fault, monkeypatch):
 
 
 def rewards_one_lane_further(fault, monkeypatch):
-    credit = EnvRunner._credit
+    credit = EpisodeTracker._credit
 
-    def spoiled(runner, group, rewards, step):
+    def spoiled(tracker, group, rewards, result):
         fault.hits += len(rewards) > 1
-        return credit(runner, group, [*rewards[1:], *rewards[:1]], step)
+        return credit(tracker, group, [*rewards[1:], *rewards[:1]], result)
 
-    monkeypatch.setattr(EnvRunner, "_credit", spoiled)
+    monkeypatch.setattr(EpisodeTracker, "_credit", spoiled)
 
 
 def positions_one_lane_off(fault, monkeypatch):
@@ -117,16 +117,16 @@ def positions_one_lane_off(fault, monkeypatch):
             group.numbers = np.roll(numbers, 1)
             group.locate()
 
-    after(monkeypatch, LaneGroup, "arrange", spoil)
+    after(monkeypatch, LaneGroup, "select", spoil)
 
 
 def lanes_in_another_order_than_their_rows(fault, monkeypatch):
     def spoil(group, _, arguments):
         if len(group.lanes) > 1:
             fault.hits += 1
-            getattr(group, "acting", group.lanes).reverse()
+            group.places = group.places[::-1]
 
-    after(monkeypatch, LaneGroup, "arrange", spoil)
+    after(monkeypatch, LaneGroup, "select", spoil)
 
 
 def the_order_from_before_an_agent_left(fault, monkeypatch):
@@ -149,7 +149,7 @@ def splits_from_before_an_agent_left(fault, monkeypatch):
         fault.hits += known != (rows.module_ids, rows.splits)
         rows.module_ids, rows.splits = known
 
-    after(monkeypatch, LaneGroup, "arrange", spoil)
+    after(monkeypatch, LaneGroup, "select", spoil)
 
 
 def the_mapping_of_a_former_episode(fault, monkeypatch):

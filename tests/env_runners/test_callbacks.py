@@ -259,7 +259,7 @@ def test_episodes_that_are_dropped_do_not_end():
     )
     runner.sample(num_timesteps=2)
     runner.sample(num_timesteps=5, force_reset=True)
-    assert list(runner._episodes.told._chunks) == ["0-1"], "nothing is kept of what was dropped"
+    assert list(runner._episodes.callbacks._chunks) == ["0-1"], "nothing is kept of what was dropped"
     runner.sample(num_timesteps=2)
     assert told == [("start", "0-0"), ("start", "0-1"), ("end", "0-1", [5]), ("start", "0-2")]
 
@@ -291,9 +291,9 @@ def test_nothing_is_done_for_callbacks_that_are_not_overridden():
 
     for callbacks in (Callbacks, SamplesOnly):
         runner = runner_of("parallel", callbacks)
-        assert runner._episodes.told is None
+        assert runner._episodes.callbacks is None
         assert not runner.vector_env.resets_late
-    assert runner_of("parallel", Journal)._episodes.told is not None
+    assert runner_of("parallel", Journal)._episodes.callbacks is not None
 
 
 # Figures.

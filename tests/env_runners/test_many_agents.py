@@ -15,7 +15,7 @@ from pettingzoo import ParallelEnv
 from scripted_envs import BOX, small_config
 
 from marl_connectors.algorithms.algorithm import Algorithm
-from marl_connectors.env_runners import ongoing_episodes
+from marl_connectors.env_runners import episode_tracker
 from marl_connectors.environments import action_history
 
 NEW = 100
@@ -107,7 +107,7 @@ def endless(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "checkpoint: an ongoing episode was too long to be replayed")
         patch.setattr(action_history, "HISTORY_BYTES", 10_000)
-        patch.setattr(ongoing_episodes, "_PACK_AFTER", 30)
+        patch.setattr(episode_tracker, "_PACK_AFTER", 30)
         algo = config_of(Passing).build_algo()
         found, folders, uncredited = [], [], 0.0
         for _ in range(2):
@@ -127,7 +127,7 @@ def test_memory_is_bounded(endless):
     assert after[longest] <= 5_000, longest
     assert {where: size for where, size in after.items() if size > 1.05 * before.get(where, 0) + 10} == {}
     names = {where.rpartition(".")[2] for where in after}
-    assert {"_ended_before", "_module_of", "agents", "infos", "by_copy"} <= names
+    assert {"_ended_before", "_module_of", "agents", "infos", "by_env"} <= names
 
 
 def test_checkpoints_stay_small(endless):

@@ -1,4 +1,4 @@
-"""Whole episodes are followed in arrays, agents' episodes made when asked for; what comes out is the same."""
+"""Whole episodes end in arrays, agents' episodes are made when asked for; what comes out is the same."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from gymnasium import spaces
 from scripted_envs import LifeEnv, ScriptEnv, Step, small_config
 
 from marl_connectors import Callbacks, ConnectorV2, EnvError, MappingError
-from marl_connectors.env_runners.joint_episodes import JointEpisodes
-from marl_connectors.env_runners.ongoing_episodes import OngoingEpisodes
+from marl_connectors.env_runners.episode_tracker import EpisodeTracker
+from marl_connectors.environments.step_result import Event
 from marl_connectors.episodes.rollout import Rollout
 
 LIVES = {"agents": "abc", "die": 0.0, "max_steps": 7}
@@ -62,11 +62,33 @@ def content(runner, samples=6):
     return found, repr(runner.get_metrics())
 
 
+def told_one_by_one(tracker, result):
+    """The same ends of episodes as events, one for each sub-environment."""
+    ends, result.ends, begin = result.ends, None, 0
+    for place, index in enumerate([] if ends is None else ends.indices):
+        agents = list(tracker.lanes.by_env[index])
+        own = slice(begin, begin := begin + len(agents))
+        event = Event(
+            index,
+            ends.t[place],
+            dict(zip(agents, ends.observations[own], strict=True)),
+            dict(zip(agents, ends.terminated[own], strict=True)),
+            dict(zip(agents, ends.truncated[own], strict=True)),
+            ends.infos[place] if ends.infos else {},
+            is_over=True,
+        )
+        result.events.append(event)
+    return result
+
+
 @pytest.mark.parametrize("lookback", [0, 2])
 @pytest.mark.parametrize("case", CASES)
 def test_together_or_one_by_one_is_the_same(case, lookback, monkeypatch):
     together = content(runner_of(case, lookback))
-    monkeypatch.setattr(JointEpisodes, "_sorted", lambda self, transitions: (None, transitions))
+    apply = EpisodeTracker.apply
+    monkeypatch.setattr(
+        EpisodeTracker, "apply", lambda self, result, reset_over: apply(self, told_one_by_one(self, result), reset_over)
+    )
     one_by_one = content(runner_of(case, lookback))
     assert together[0] == one_by_one[0]
     assert together[1] == one_by_one[1]
@@ -95,7 +117,7 @@ def counted(monkeypatch, cls, name):
 
 @pytest.mark.parametrize("case", ["together", "two kinds of spaces", "batched", "one agent"])
 def test_nothing_is_done_agent_by_agent(case, monkeypatch):
-    ends, made = counted(monkeypatch, OngoingEpisodes, "_end_agent"), counted(monkeypatch, JointEpisodes, "_freeze")
+    ends, made = counted(monkeypatch, EpisodeTracker, "_end_agent"), counted(monkeypatch, EpisodeTracker, "_freeze")
     runner = runner_of(case)
     chunks = [chunk for _ in range(4) for chunk in runner.sample(num_timesteps=60)]
     assert sum(chunk.is_done for chunk in chunks) > 4 and made and not ends

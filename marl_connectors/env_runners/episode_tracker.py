@@ -1,0 +1,785 @@
+"""The episodes that a runner's sub-environments are in the middle of: how they begin, go on, end, and are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter, itemgetter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gymnasium import Space
+
+from marl_connectors import spaces
+from marl_connectors.columns import Columns
+from marl_connectors.env_runners.agent_modules import AgentModules
+from marl_connectors.env_runners.data_checks import bad_observation, bad_observations, bad_rewards
+from marl_connectors.env_runners.done_episodes import DoneEpisode, Episode
+from marl_connectors.env_runners.episode_metrics import EpisodeTally, Tally, joint_tallies
+from marl_connectors.env_runners.lane_table import Lane, LaneGroup, LanesOfEnvs, LaneTable, LiveViews
+from marl_connectors.env_runners.plain_data import storable
+from marl_connectors.environments.action_history import ActionHistory
+from marl_connectors.environments.env_copy import EnvCopy, not_repeatable, task_of, with_tasks
+from marl_connectors.environments.env_failures import FailureCounts
+from marl_connectors.environments.env_states import joined_states
+from marl_connectors.environments.garbage_pauses import without_collections
+from marl_connectors.environments.step_result import EpisodeEnds, Event, StepResult
+from marl_connectors.environments.vector_env import VectorEnv
+from marl_connectors.episodes.agent_views import EndedViews, agent_episode_id
+from marl_connectors.episodes.column_batch import ColumnGroup
+from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
+from marl_connectors.episodes.packing import rows_of_episodes
+from marl_connectors.episodes.rollout import take
+from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
+from marl_connectors.episodes.state import decode, encode
+from marl_connectors.errors import CheckpointError
+from marl_connectors.rl_module.multi_rl_module import MultiRLModule
+from marl_connectors.trees import leaves, same_structure, tree_map
+from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID, EpisodeID, ModuleID, Tree
+
+if TYPE_CHECKING:
+    from marl_connectors.env_runners.episode_callbacks import EpisodeCallbacks
+
+_PACK_AFTER = 1000
+"""Env steps after which an episode's actions are packed: few episodes are that long, and those that are not are spared
+the work."""
+_Modules = Mapping[AgentID, ModuleID]
+
+
+class EpisodeTracker:
+    """Writes down what sub-environments give: rewards, observations, and which episodes begin and end.
+
+    Whoever acts observes, is paid, and observes again. Where all agents of a sub-environment act in each step, that is
+    one step. In turn-based ones, an agent waits in between: it is paid, and observes, when it is told. Either way a
+    ``StepResult`` says who is told what, and all that is out of the ordinary stands in its events and ends.
+
+    Attributes:
+        lanes: Who is in which lane.
+        done: The episodes that ended and were not taken yet.
+        lost: What failures of sub-environments have cost.
+        callbacks: Who is informed of episodes' beginnings and ends, if anybody is.
+    """
+
+    callbacks: EpisodeCallbacks | None = None
+
+    def __init__(
+        self,
+        vector_env: VectorEnv,
+        agent_spaces: Callable[[AgentID], tuple[Space, Space]],
+        policy_mapping_fn: Callable[..., ModuleID],
+        rl_module: MultiRLModule,
+        *,
+        single_agent: bool,
+        lookback: int,
+        action_spaces: Space | None = None,
+    ):
+        """Takes the sub-environments, none of which has been reset.
+
+        Args:
+            vector_env: They.
+            agent_spaces: An agent's observation and action space.
+            policy_mapping_fn: ``fn(agent_id, episode)`` to module id.
+            rl_module: The modules.
+            single_agent: Whether the episodes are SingleAgentEpisodes.
+            lookback: Steps that a chunk of an episode keeps from before it.
+            action_spaces: By agent, as the env-to-module pipeline has changed them.
+        """
+        num_envs = len(vector_env.copies)
+        self.lanes = LaneTable(num_envs, agent_spaces, rl_module, lookback)
+        self.done: list[DoneEpisode] = []
+        self.lost = FailureCounts()
+        self._vector_env = vector_env
+        self._modules = AgentModules(policy_mapping_fn, rl_module, action_spaces)
+        self._rl_module = rl_module
+        self._single_agent = single_agent
+        self._lookback = lookback
+        self._tallies = [EpisodeTally() for _ in range(num_envs)]
+        self._begun: list[_Modules] = [{} for _ in range(num_envs)]  # who acted for whom at the beginning
+        # By sub-environment: the episode, if agents ended in the newest step, and those; None for all of them.
+        self._ended: dict[int, tuple[Episode, list[SingleAgentEpisode] | None]] = {}
+        self._observed: list[Tree] | None = None  # by group, in the order of its lanes, if pieces change observations
+
+    # What others ask.
+
+    @property
+    def ongoing(self) -> list[Episode]:
+        """The episode of each sub-environment."""
+        return self.lanes.ongoing
+
+    def acting(self) -> list[Episode]:
+        """The episodes whose agents act next."""
+        if not (self._vector_env.turn_based or self._vector_env.has_rests):
+            return self.ongoing
+        copies = self._vector_env.copies
+        return [e for e, copy in zip(self.ongoing, copies, strict=True) if copy.agents and not copy.rests]
+
+    def in_rollouts(self) -> list[tuple[int, Episode]]:
+        """All episodes with rows in the rollouts, those that ended before the others, with their sub-environments."""
+        return [(entry.env_index, entry.episode) for entry in self.done] + list(enumerate(self.ongoing))
+
+    @property
+    def ended(self) -> list[Episode]:
+        """Episodes in which agents ended in the newest step."""
+        return [episode for _, (episode, _) in sorted(self._ended.items(), key=itemgetter(0))]
+
+    @property
+    def ended_agents(self) -> list[SingleAgentEpisode]:
+        """The agent episodes that did."""
+        found: list[SingleAgentEpisode] = []
+        for _, (episode, agent_episodes) in sorted(self._ended.items(), key=itemgetter(0)):
+            if agent_episodes is None:
+                found += episode.agent_episodes.values() if isinstance(episode, MultiAgentEpisode) else [episode]
+            else:
+                found += agent_episodes
+        return found
+
+    def ended_rows(self) -> list[ColumnGroup]:
+        """The last observations of the agents that ended in the newest step, for pieces that write to episodes."""
+        groups = []
+        for group in self.lanes.groups:
+            own = [e for e in self.ended_agents if e.storage.rollout is group.rollout]  # type: ignore[attr-defined]
+            if own:
+                rows = rows_of_episodes(own, list(self._rl_module.keys()), last_only=True)
+                groups.append(ColumnGroup(rows))
+        return groups
+
+    def take_done(self) -> list[DoneEpisode]:
+        """The episodes that ended since the last call."""
+        done, self.done = self.done, []
+        return done
+
+    def sync(self) -> None:
+        """Tells the multi-agent episodes what env step they are at."""
+        if not self._single_agent:
+            for episode, copy in zip(self.ongoing, self._vector_env.copies, strict=True):
+                episode.env_t = copy.t  # type: ignore[union-attr]
+
+    def set_policy_mapping_fn(self, policy_mapping_fn: Callable[..., ModuleID]) -> None:
+        """For episodes that begin from now on."""
+        self._modules.set_mapping(policy_mapping_fn)
+
+    # Beginnings.
+
+    @without_collections
+    def reset(self) -> None:
+        """Starts a new episode in every sub-environment, dropping what goes on."""
+        copies = self._vector_env.copies
+        self.done = []
+        self._modules.forget()
+        if self.callbacks is not None:
+            self.callbacks.create(copies)
+        first = self._vector_env.reset_all()
+        self.lanes.clear()
+        begun = [self._mapped(copy) for copy in copies]
+        self.lanes.make_room([modules for _, modules in begun])
+        self.ongoing[:] = [self._begin_episode(copy, *own) for copy, own in zip(copies, begun, strict=True)]
+        self.arrange()
+        self._observe([given[agent] for copy, (given, _) in zip(copies, first, strict=True) for agent in copy.agents])
+        for copy, (_, infos) in zip(copies, first, strict=True):
+            self.lanes.write_infos(copy.index, infos)
+
+    def _mapped(self, copy: EnvCopy) -> tuple[MultiAgentEpisode | None, _Modules]:
+        """The next episode of a sub-environment, without agents (None for a single one), and its agents' modules."""
+        if self._single_agent:
+            return None, dict.fromkeys(copy.agents, DEFAULT_MODULE_ID)
+        episode: Any = (
+            self.empty_episode(f"{copy.index}-{copy.episode_number}")
+            if self.callbacks is None
+            else self.callbacks.take_created(copy)
+        )
+        return episode, self._modules.of_agents(episode, copy.agents)
+
+    def empty_episode(self, id_: EpisodeID) -> Episode:
+        """An episode that has not begun."""
+        if self._single_agent:
+            return SingleAgentEpisode(id_)
+        return MultiAgentEpisode.from_agent_episodes(
+            id_, {}, env_t_started=0, env_t=0, agent_to_module_mapping_fn=self._modules.mapping
+        )
+
+    def _begin_episode(self, copy: EnvCopy, episode: MultiAgentEpisode | None, modules: _Modules) -> Episode:
+        """Lets the agents begin, in new lanes, or in those that they have."""
+        index = copy.index
+        lanes = self.lanes.by_env[index]
+        self._tallies[index] = EpisodeTally()
+        self._begun[index] = modules
+        for agent_id, module_id in modules.items():
+            lane = lanes.get(agent_id) or self.lanes.open(index, agent_id, module_id)
+            if episode is not None:
+                self._modules.check_fit(lane, module_id)
+            self.lanes.set_module(lane, module_id)
+            lane.begin()
+        return self._of_lanes(index, episode)
+
+    def _of_lanes(self, index: int, episode: MultiAgentEpisode | None) -> Episode:
+        """An episode that begins in the lanes of a sub-environment's agents."""
+        lanes = self.lanes.by_env[index]
+        if episode is None:
+            (lane,) = lanes.values()
+            copy = self._vector_env.copies[index]
+            view = lane.view(f"{index}-{copy.episode_number}")
+            if self.callbacks is not None:
+                lane.episode = self.callbacks.take_created(copy)
+                lane.episode.go_on_in(view)
+            return lane.episode
+        episode.let_be_views(LiveViews.of(lanes))
+        return episode
+
+    def _begin_agent(self, episode: MultiAgentEpisode, env_index: int, agent_id: AgentID) -> None:
+        """An agent joins an episode that goes on."""
+        _ = episode.agent_episodes  # views of the others are made now at the latest, while they are alone
+        module_id = self._modules.of_agent(episode, agent_id)
+        lane = self.lanes.open(env_index, agent_id, module_id)
+        self._modules.check_fit(lane, module_id)
+        lane.begin()
+        id_ = agent_episode_id(episode.id_, agent_id, episode.env_t)
+        episode.attach(agent_id, lane.view(id_, agent_id, module_id, episode.id_))
+
+    # Steps.
+
+    def acted(self) -> None:
+        """Lets agents of turn-based sub-environments, which have acted, wait until they are told what came of it."""
+        for group, _ in self.lanes.live:
+            group.wait()
+
+    def apply(self, result: StepResult, reset_over: Callable[[], None]) -> bool:
+        """Takes in what a step has given, but for the observations of those who act next. A hot path.
+
+        Args:
+            result: It.
+            reset_over: Resets the sub-environments that await it, before their next episodes begin.
+
+        Returns:
+            True if other lanes act next than before, or for other modules: they are to be arranged anew.
+        """
+        self._ended = {}
+        if result.told is None:
+            for group, pick in self.lanes.live:
+                self._credit(group, result.rewards if pick is None else pick(result.rewards), result)
+                group.advance()
+        else:
+            for event in result.events:
+                self._credit_uncredited(event)
+            self._credit_told(result)
+        if result.ends is None and not result.events:
+            return result.told is not None
+        if self._follow(result, reset_over) or result.told is not None:
+            return True
+        for group in self.lanes.groups:
+            group.locate()
+        return False
+
+    def observe(self, result: StepResult) -> None:
+        """Takes in the observations and infos of those who act next. A hot path."""
+        self._observe(result.observations)
+        for env_index, infos in result.infos:
+            self.lanes.write_infos(env_index, infos)
+
+    def _credit(self, group: LaneGroup, rewards: Any, result: StepResult) -> None:
+        try:
+            values = np.array(rewards)
+            if values.dtype.kind not in "fiub":
+                raise TypeError("not numbers")
+            group.rollout.columns[Columns.REWARDS][group.positions] = values
+        except (TypeError, ValueError) as error:
+            raise bad_rewards(group, self._vector_env, rewards, result) from error
+
+    def _credit_told(self, result: StepResult) -> None:
+        """Pays those who are told what their last actions have led to; others as agents that did not act."""
+        told: dict[LaneGroup, tuple[list[int], list[float]]] = {}
+        assert result.told is not None
+        for (env_index, agent_id), reward in zip(result.told, result.rewards, strict=True):
+            lane = self.lanes.by_env[env_index].get(agent_id)
+            if lane is not None and lane.is_waiting:
+                numbers, rewards = told.setdefault(lane.group, ([], []))
+                numbers.append(lane.number)
+                rewards.append(reward)
+            elif reward:
+                self._credit_absent(env_index, agent_id, reward)
+        for group, (numbers, rewards) in told.items():
+            group.go_on(numbers, rewards)
+
+    def _observe(self, items: Any) -> None:
+        states = self._vector_env.states()
+        for group, pick in self.lanes.live:
+            own = items if pick is None else pick(items)
+            rollout = group.rollout
+            try:
+                values = spaces.stack(own, rollout.observation_space) if isinstance(own, (list, tuple)) else own
+                of_rows = None if states is None else take(states, group.env_indices)
+                rollout.observe(group.positions, values, group.t, of_rows)
+            except (TypeError, ValueError) as error:
+                raise bad_observations(group, self._vector_env, own) from error
+
+    def arrange(self) -> None:
+        """Works out which lanes act next, and in what order."""
+        self.lanes.arrange()
+        self.set_clocks()
+
+    def set_clocks(self) -> None:
+        """Tells the lanes at which env steps they are, after episodes have begun."""
+        self.lanes.set_clocks(np.array([copy.t for copy in self._vector_env.copies]))
+
+    # Ends.
+
+    @without_collections
+    def _follow(self, result: StepResult, reset_over: Callable[[], None]) -> bool:
+        """Ends and begins episodes; True if lanes were opened or closed, or changed their module, or rest or not."""
+        num_done, ends, rearranged = len(self.done), result.ends, False
+        if ends is not None:
+            self._end_together(ends, result)
+        observed = self._observe_last(result.events)
+        for event in result.events:
+            rearranged |= self._follow_event(event, observed, result)
+        if self.callbacks is not None:
+            self.callbacks.ended(result, self.ongoing)
+            reset_over()
+        if ends is not None:
+            rearranged |= self._begin_together(ends.indices)
+            if result.events:
+                self.done[num_done:] = sorted(self.done[num_done:], key=attrgetter("env_index"))
+        for event in result.events:
+            if event.is_over:
+                rearranged |= self._begin_after(self._vector_env.copies[event.index])
+        if self._vector_env.has_rests:
+            for index in {*result.over, *(event.index for event in result.events)}:
+                rearranged |= self.lanes.set_rest(index, self._vector_env.copies[index].rests)
+        return rearranged
+
+    def _end_together(self, ends: EpisodeEnds, result: StepResult) -> None:
+        """Ends episodes for all of their agents. A hot path: per episode little more than its tally is made."""
+        lanes, agent_ids = self.lanes.of_envs(ends.indices), [tuple(self.lanes.by_env[i]) for i in ends.indices]
+        self._observe_ends(ends, lanes, result)
+        ended = lanes.ended(ends.terminated, ends.truncated)
+        paid = lanes.gathered(lambda group, numbers: group.paid(numbers), np.float64)
+        steps = ended.t_started + ended.stop_row - ended.start_row
+        for index, infos in zip(ends.indices, ends.infos, strict=False):
+            self.lanes.write_infos(index, infos)
+        module_ids = [tuple([lane.module_id for lane in self.lanes.by_env[index].values()]) for index in ends.indices]
+        tallies = joint_tallies(ends.t, agent_ids, module_ids, paid, ends.truncated, steps, lanes.begins)
+        for index, begin, tally in zip(ends.indices, lanes.begins.tolist(), tallies, strict=True):
+            episode, before = self.ongoing[index], self._tallies[index]
+            self._freeze(index, EndedViews(ended, begin, tally.agent_ids))
+            if before.is_empty:
+                self._ended[index] = episode, None
+                self._end_episode(index, tally)
+            else:
+                self._ended[index] = episode, [lane.episode for lane in self.lanes.by_env[index].values()]
+                tally.end_in(before)
+                self._end_episode(index, before)
+
+    def _observe_ends(self, ends: EpisodeEnds, lanes: LanesOfEnvs, result: StepResult) -> None:
+        """Writes the last observations to the newest rows of the agents' lanes."""
+        env_of = np.repeat(np.arange(len(ends.t)), np.diff([*lanes.begins.tolist(), len(lanes.number)]))
+        t, given = np.array(ends.t)[env_of], ends.observations
+        for group, places, numbers in lanes.by_group():
+            rollout = group.rollout
+            states = None if ends.states is None else take(ends.states, env_of[places])
+            own = tree_map(lambda leaf, at=places: leaf[at], given) if not isinstance(given, list) else given
+            if isinstance(given, list) and not isinstance(places, slice):
+                own = [given[i] for i in places.tolist()]
+            try:
+                values = spaces.stack(own, rollout.observation_space) if isinstance(own, list) else own
+                rollout.observe(rollout.cursor[numbers], values, t[places], states)
+            except (TypeError, ValueError) as error:
+                for lane, observation in zip(group.at(numbers), own, strict=False):
+                    if not spaces.fits(rollout.observation_space, observation):
+                        raise bad_observation(lane, self._vector_env, observation, result) from error
+                raise
+
+    def _freeze(self, index: int, views: EndedViews) -> None:
+        """Lets the agents' episodes stay as they are now, whether anybody has asked for them or not."""
+        episode = self.ongoing[index]
+        if isinstance(episode, MultiAgentEpisode) and episode.agent_views is not None:
+            episode.let_be_views(views)
+            return
+        for lane, end in zip(self.lanes.by_env[index].values(), views.ends(), strict=True):
+            lane.storage.stop_row, lane.episode.is_terminated, lane.episode.is_truncated = end
+
+    def _begin_together(self, indices: Sequence[int]) -> bool:
+        """Begins the next episodes: without a look at the lanes where agents and modules are the same as before."""
+        rearranged, again, known = False, [], None
+        for index in indices:
+            copy = self._vector_env.copies[index]
+            episode, modules = self._mapped(copy)
+            if modules is not known and self.lanes.know(modules.values()):
+                known = modules
+            is_same = modules == self._begun[index] and list(modules) == list(self.lanes.by_env[index])
+            if is_same and modules is known:
+                again.append(index)
+                self._tallies[index] = EpisodeTally()
+                self.ongoing[index] = episode  # type: ignore[assignment]
+            else:
+                rearranged |= self._begin_after(copy, (episode, modules))
+        if again:
+            for group, _, numbers in self.lanes.of_envs(again).by_group():
+                group.begin_again(numbers)
+        for index in again:
+            self.ongoing[index] = self._of_lanes(index, self.ongoing[index])  # type: ignore[arg-type]
+        return rearranged
+
+    def _begin_after(self, copy: EnvCopy, begun: tuple[MultiAgentEpisode | None, _Modules] | None = None) -> bool:
+        """Begins the next episode after one that has ended; True if lanes came or went, or changed their module.
+
+        Args:
+            copy: The sub-environment.
+            begun: What ``_mapped`` gave, if it was called already.
+        """
+        lanes = self.lanes.by_env[copy.index]
+        before = {agent_id: lane.module_id for agent_id, lane in lanes.items()}
+        episode, modules = begun or self._mapped(copy)
+        fit = self.lanes.fit(copy.index, modules)
+        if fit:
+            for lane in lanes.values():
+                lane.group.skip_row(lane)
+        else:
+            self.lanes.close(copy.index, list(lanes))
+        self.ongoing[copy.index] = self._begin_episode(copy, episode, modules)
+        return not fit or modules != before
+
+    def _follow_event(self, event: Event, observed: set[Lane], result: StepResult) -> bool:
+        """Ends what one sub-environment reports; True if lanes were opened or closed."""
+        copy, lanes = self._vector_env.copies[event.index], self.lanes.by_env[event.index]
+        if event.begins:
+            return False
+        if event.is_dropped:
+            self._drop_episode(event)
+            return False
+        for agent_id in (leaving := _leaving(event, lanes)):
+            self._end_agent(event, lanes[agent_id], lanes[agent_id] in observed, result)
+        if result.told is None:
+            self._credit_uncredited(event)
+        if event.is_over:
+            self._tallies[event.index].length = event.t
+            self._end_episode(event.index, self._tallies[event.index])
+            return False
+        self.lanes.close(event.index, leaving)
+        episode = self.ongoing[event.index]
+        assert isinstance(episode, MultiAgentEpisode)
+        episode.env_t = copy.t
+        for agent_id in copy.agents:
+            if agent_id not in lanes:
+                self._begin_agent(episode, event.index, agent_id)
+        return True
+
+    def _observe_last(self, events: Sequence[Event]) -> set[Lane]:
+        """Writes the last observations of all agents that leave, if they fit; whose. A hot path."""
+        found: dict[LaneGroup, list[tuple[Lane, Any, int, Tree | None]]] = {}
+        for event in events:
+            lanes = self.lanes.by_env[event.index]
+            for agent_id in _leaving(event, lanes):
+                observation, lane = event.observations.get(agent_id), lanes[agent_id]
+                if observation is not None:
+                    found.setdefault(lane.group, []).append((lane, observation, event.t, event.state))
+        observed: set[Lane] = set()
+        for group, own in found.items():
+            lanes, observations, times, states = zip(*own, strict=True)
+            positions = group.rollout.cursor[[lane.number for lane in lanes]]
+            try:
+                values = spaces.stack(observations, group.rollout.observation_space)
+                group.rollout.observe(positions, values, np.array(times), joined_states(states))
+            except (TypeError, ValueError):
+                continue  # whoever writes them one by one will find out which it is
+            observed.update(lanes)
+        return observed
+
+    def _end_agent(self, event: Event, lane: Lane, is_observed: bool, result: StepResult) -> None:
+        rollout, agent_id = lane.group.rollout, lane.agent_id
+        position = int(rollout.cursor[lane.number])
+        if not is_observed:
+            self._observe_end(event, lane, position, result)
+        info = event.infos.get(agent_id)
+        if info:
+            rollout.infos[position] = info
+        self._ended.setdefault(lane.env_index, (self.ongoing[lane.env_index], []))[1].append(lane.episode)  # type: ignore[union-attr]
+        terminated = bool(event.terminations.get(agent_id))
+        truncated = bool(event.truncations.get(agent_id)) and not terminated
+        paid, steps = lane.end_episode(position, terminated, truncated)
+        self._tallies[lane.env_index].end_life(agent_id, lane.module_id, paid, truncated, steps)
+
+    def _observe_end(self, event: Event, lane: Lane, position: int, result: StepResult) -> None:
+        rollout, observation = lane.group.rollout, event.observations.get(lane.agent_id)
+        here = slice(position, position + 1)
+        if observation is None:
+            before = position - rollout.num_lanes
+            newest = take(rollout.source(Columns.OBS), slice(before, before + 1))
+            rollout.observe(here, newest, event.t, event.state)
+            return
+        try:
+            values = spaces.stack([observation], rollout.observation_space)
+            rollout.observe(here, values, event.t, event.state)
+        except (TypeError, ValueError) as error:
+            raise bad_observation(lane, self._vector_env, observation, result) from error
+
+    def _credit_uncredited(self, event: Event) -> None:
+        for agent_id, reward in event.uncredited.items():
+            self._credit_absent(event.index, agent_id, reward)
+
+    def _credit_absent(self, env_index: int, agent_id: AgentID, reward: float) -> None:
+        """A reward of an agent that did not act in this step: to its last action, or kept as not creditable."""
+        episode = self.ongoing[env_index]
+        assert isinstance(episode, MultiAgentEpisode)
+        agent_episode = episode.agent_episodes.get(agent_id)
+        if agent_episode is None:  # it never acted, or ended in an earlier chunk
+            episode._credit(agent_id, reward)
+        elif len(agent_episode):
+            agent_episode.set_rewards(new_data=agent_episode.get_rewards(-1) + reward, at_indices=-1)
+        else:
+            agent_episode.uncredited_reward += reward
+        self._tallies[env_index].pay(agent_id, reward)
+
+    def _end_episode(self, index: int, tally: Tally) -> None:
+        episode = self.ongoing[index]
+        if isinstance(episode, MultiAgentEpisode):
+            episode.env_t = tally.length
+            episode.is_truncated = tally.is_truncated
+            episode.is_terminated = not tally.is_truncated
+        self.done.append(DoneEpisode(episode, index, tally))
+
+    def _drop_episode(self, event: Event) -> None:
+        """Forgets an episode, but for the chunks of it that were handed out, after a failed step."""
+        episode = self.ongoing[event.index]
+        started = episode.env_t_started if isinstance(episode, MultiAgentEpisode) else episode.t_started
+        self.lost.num_dropped_episodes += 1
+        self.lost.num_dropped_env_steps += event.t + 1 - started
+
+    # Cuts.
+
+    @without_collections
+    def cut(self, num_rows: int) -> list[Episode]:
+        """Ends the fragment: all groups go on in fresh rollouts with room for ``num_rows`` more rows.
+
+        Returns:
+            The chunks of ongoing episodes that have at least one step.
+        """
+        self.sync()
+        if self._vector_env.turn_based:  # a lane gets rows for its own turns only, about as many as in this fragment
+            num_rows = min(num_rows, max((g.last_row - g.lookback + 1 for g in self.lanes.groups), default=1))
+        chunks = [episode for episode in self.ongoing if episode.env_steps() > 0]
+        lanes = self.lanes.of_envs(range(len(self.ongoing)))
+        none = np.zeros(len(lanes.number), bool)
+        ended = lanes.ended(none, none)
+        own = [(group, numbers, ended.stop_row[at], group.returns(numbers)) for group, at, numbers in lanes.by_group()]
+        for group in self.lanes.groups:
+            group.restart(num_rows)
+        for group, numbers, last_rows, returns in own:
+            group.continue_episodes(numbers, last_rows, returns)
+        for copy, begin in zip(self._vector_env.copies, lanes.begins.tolist(), strict=True):
+            copy.pack_history(at_least=_PACK_AFTER)
+            former = self.ongoing[copy.index]
+            was_asked_for = not isinstance(former, MultiAgentEpisode) or former.agent_views is None
+            self._freeze(copy.index, EndedViews(ended, begin, tuple(self.lanes.by_env[copy.index])))
+            if was_asked_for:
+                for lane in self.lanes.by_env[copy.index].values():
+                    lane.continue_episode()
+            successor = self._continued_episode(copy, former.id_, was_asked_for)
+            if isinstance(successor, MultiAgentEpisode):
+                successor.remember_from(former)  # type: ignore[arg-type]
+            self.ongoing[copy.index] = successor
+        return chunks
+
+    def _continued_episode(self, copy: EnvCopy, id_: str, with_views: bool) -> Episode:
+        """A chunk that goes on where the lanes stand, which have views of their own, or not yet."""
+        lanes = self.lanes.by_env[copy.index]
+        if self._single_agent:
+            return next(iter(lanes.values())).episode
+        episode = MultiAgentEpisode.from_agent_episodes(
+            id_,
+            {agent_id: lane.episode for agent_id, lane in lanes.items()} if with_views else {},
+            env_t_started=copy.t,
+            env_t=copy.t,
+            agent_to_module_mapping_fn=self._modules.mapping,
+        )
+        if not with_views:
+            episode.let_be_views(LiveViews.of(lanes))
+        return episode
+
+    # Newest observations that pieces may change.
+
+    def note_observations(self) -> None:
+        """Remembers the newest observations as the environments gave them. For pieces that may write others to them."""
+        self._observed = [
+            tree_map(np.copy, take(group.rollout.source(Columns.OBS), group.newest())) for group in self.lanes.groups
+        ]
+
+    def restore_observations(self) -> None:
+        """Writes the newest observations of those who act next as the environments gave them, not as pieces did."""
+        for group, observed in zip(self.lanes.groups, self._observed or [], strict=True):
+            numbers = group.order if group.numbers is None else group.numbers
+            acting = np.flatnonzero(np.isin(group.order, numbers))
+            group.rollout.observe(
+                group.positions, take(observed, acting), group.rollout.columns[Columns.T][group.positions]
+            )
+
+    # For checkpoints: each sub-environment is reset with the episode's seed and given the same actions again. What does
+    # not follow from those is saved: the rows that the episodes keep, as connector pieces left them, their infos, the
+    # user's notes, and what was paid so far.
+
+    @property
+    def can_be_replayed(self) -> bool:
+        """Whether the actions of all ongoing episodes are known."""
+        return all(copy.pack_history().is_complete for copy in self._vector_env.copies)
+
+    def get_state(self) -> dict[str, Any] | None:
+        """The ongoing episodes, right after a cut; None if one of them is too long to be replayed.
+
+        Raises:
+            EpisodeError: If custom data hold what no file can.
+        """
+        copies = self._vector_env.copies
+        if not self.can_be_replayed:
+            return None
+        return {
+            "copies": [
+                {
+                    "number": copy.episode_number,
+                    "actions": copy.history.get_state(),
+                    "memory": _memory_of(episode),
+                    "tally": tally.get_state(),
+                    "tasks": _tasks_of(copy),
+                }
+                for copy, episode, tally in zip(copies, self.ongoing, self._tallies, strict=True)
+            ],
+            "observed": self._observed,
+            "groups": [
+                {
+                    "members": members,
+                    "num_lanes": group.rollout.num_lanes,
+                    "rollout": group.rollout.get_state(),
+                }
+                for group, members in zip(self.lanes.groups, self.lanes.get_members(), strict=True)
+            ],
+            "lanes": [
+                {
+                    "group": lane.group.index,
+                    "row": int(np.flatnonzero(lane.group.order == lane.number)[0]),
+                    "number": lane.number,
+                    "env_index": lane.env_index,
+                    "agent_id": lane.agent_id,
+                    "module_id": lane.module_id,
+                    "episode_id": lane.episode.id_,
+                    "ids": [lane.episode.agent_id, lane.episode.module_id, lane.episode.multi_agent_episode_id],
+                    "earlier_return": lane.group.earlier_return.item(lane.number),
+                    "waits": lane.is_waiting,
+                    "t_started": lane.episode.t_started,
+                    "kept": lane.storage.lookback,
+                    "infos": [storable(info) for info in lane.storage.column(Columns.INFOS)],
+                    "custom_data": _notes(lane.episode),
+                }
+                for lane in self.lanes.in_order()
+            ],
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Takes what ``get_state`` gave. Must be called right after construction, or instead of a reset.
+
+        Raises:
+            CheckpointError: If an episode does not lead to where it led before.
+        """
+        self.lanes.clear()
+        self.take_done()
+        self._modules.forget()
+        self._observed = state["observed"]
+        for own in state["groups"]:
+            group = self.lanes.add_group(*own["members"])
+            group.make_room(own["num_lanes"])
+            actions, is_over = own["rollout"]["columns"][Columns.ACTIONS], own["members"][2]
+            if not is_over and not same_structure(group.rollout.columns[Columns.ACTIONS], actions):
+                raise CheckpointError(
+                    f"checkpoint: it is damaged: its actions of {own['members'][0]!r} are of another kind."
+                )
+            group.rollout.set_state(own["rollout"])
+            group.note_carried()
+        restored = [(self._restore_lane(own), own) for own in state["lanes"]]
+        self.ongoing.clear()
+        for copy, own in zip(self._vector_env.copies, state["copies"], strict=True):
+            copy.episode_number = own["number"]
+            at_reset, now = own.get("tasks", (None, None))
+            _set_task(copy, at_reset)
+            self._replay(copy, own["actions"], [pair for pair in restored if pair[0].env_index == copy.index])
+            _set_task(copy, now)
+            self._tallies[copy.index] = EpisodeTally.from_state(own["tally"])
+            self._begun[copy.index] = {a: lane.module_id for a, lane in self.lanes.by_env[copy.index].items()}
+            episode = self._continued_episode(copy, f"{copy.index}-{copy.episode_number}", with_views=True)
+            _remember(episode, own["memory"])
+            self.ongoing.append(episode)
+
+    def _restore_lane(self, own: Mapping[str, Any]) -> Lane:
+        lane = self.lanes.reopen(own["group"], own["number"], own["env_index"], own["agent_id"], own["module_id"])
+        group, number = lane.group, lane.number
+        group.earlier_return[number], group.t_started[number] = own["earlier_return"], own["t_started"]
+        group.start_row[number], group.first_row[number] = self._lookback, self._lookback - own["kept"]
+        group.rollout.pending[number] = own["waits"]
+        lane.view(own["episode_id"], *own["ids"])
+        lane.episode.custom_data.update(decode(own["custom_data"]))
+        return lane
+
+    def _replay(self, copy: EnvCopy, actions: Mapping[str, Any], lanes: list[tuple[Lane, Mapping[str, Any]]]) -> None:
+        """Brings a copy to where its lanes are, and gives these their infos."""
+        observed_at = [[int(t) for t in lane.storage.column(Columns.T)] for lane, _ in lanes]
+        unknown = {
+            t
+            for times, (_, own) in zip(observed_at, lanes, strict=True)
+            for t, info in zip(times, own["infos"], strict=True)
+            if info is None
+        }
+        steps = ActionHistory.from_state(actions)
+        observations, infos_at = self._vector_env.replay(copy, copy.episode_number, steps, unknown)
+        if list(observations) != [lane.agent_id for lane, _ in lanes]:
+            raise not_repeatable(copy)
+        for times, (lane, own) in zip(observed_at, lanes, strict=True):
+            rollout, first_row = lane.group.rollout, lane.storage.first_row
+            if self._observed is None:
+                position = int(rollout.cursor[lane.number])
+                observed = take(rollout.source(Columns.OBS), slice(position, position + 1))
+            else:
+                observed = take(self._observed[lane.group.index], slice(own["row"], own["row"] + 1))
+            replayed = spaces.stack([observations[lane.agent_id]], rollout.observation_space)
+            if not all(map(np.array_equal, leaves(observed), leaves(replayed))):
+                raise not_repeatable(copy, lane.agent_id)
+            for row, (t, saved) in enumerate(zip(times, own["infos"], strict=True), first_row):
+                info = infos_at[t].get(lane.agent_id) if saved is None else decode(saved)
+                if info:
+                    rollout.infos[row * rollout.num_lanes + lane.number] = info
+
+
+# What is neither in the lanes nor follows from the actions.
+
+
+def _memory_of(episode: Episode) -> dict[str, Any]:
+    """What outlives the chunks of an episode of several agents."""
+    if not isinstance(episode, MultiAgentEpisode):
+        return {}
+    return {
+        "custom_data": _notes(episode),
+        "modules": list(episode._module_of.items()),
+        "ended": list(episode._ended_before.items()),
+        "any_truncated": episode._truncated_before,
+    }
+
+
+def _remember(episode: Episode, memory: Mapping[str, Any]) -> None:
+    if isinstance(episode, MultiAgentEpisode):
+        episode.custom_data.update(decode(memory["custom_data"]))
+        episode._module_of = dict(memory["modules"])
+        episode._ended_before = dict(memory["ended"])
+        episode._truncated_before = memory["any_truncated"]
+
+
+def _tasks_of(copy: EnvCopy) -> list[Any]:
+    """Of an environment with a curriculum: its task at the newest reset, and now."""
+    return [encode(task, f"get_task() of {copy}") for task in (copy.task, task_of(copy.env))]
+
+
+def _set_task(copy: EnvCopy, task: Any) -> None:
+    settable = with_tasks(copy.env)
+    if settable is not None and task is not None:
+        settable.set_task(decode(task))
+
+
+def _notes(episode: Episode) -> Any:
+    return encode(episode.custom_data, f"custom_data of episode {episode.id_!r}")
+
+
+def _leaving(event: Event, lanes: Mapping[AgentID, Lane]) -> list[AgentID]:
+    """The agents that have ended, in their order. One that never had a turn has no lane, and nothing to end."""
+    return [agent for agent in lanes if event.terminations.get(agent) or event.truncations.get(agent)]
