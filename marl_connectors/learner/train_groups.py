@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
-from marl_connectors.connectors.connector_v2 import ConnectorV2
+from marl_connectors.episodes.agent_views import AgentChunk
 from marl_connectors.episodes.column_batch import ColumnGroup
-from marl_connectors.episodes.packing import rows_of_episodes
+from marl_connectors.episodes.packing import chunks_of, rows_of_episodes
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.typing import DEFAULT_MODULE_ID, ModuleID
@@ -24,14 +24,15 @@ def groups_of_episodes(
         episodes: SingleAgentEpisodes or MultiAgentEpisodes.
         is_trained: Asked once for each module.
     """
-    by_module: dict[ModuleID, list[SingleAgentEpisode]] = defaultdict(list)
+    by_module: dict[ModuleID, list[SingleAgentEpisode | AgentChunk]] = defaultdict(list)
     trained: dict[ModuleID, bool] = {}
-    for episode in ConnectorV2.single_agent_episode_iterator(episodes, agents_that_stepped_only=False):
-        module_id = episode.module_id or DEFAULT_MODULE_ID
+    for chunk in chunks_of(episodes):
+        module_id = chunk.module_id or DEFAULT_MODULE_ID
         if module_id not in trained:
             trained[module_id] = is_trained(module_id)
-        if len(episode) and trained[module_id]:
-            by_module[module_id].append(episode)
+        num_steps = chunk.num_steps if isinstance(chunk, AgentChunk) else len(chunk)
+        if num_steps and trained[module_id]:
+            by_module[module_id].append(chunk)
     groups = []
     for family in families(module):
         present = [m for m in family if m in by_module]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from marl_connectors.closed_form import differentiable_gradients
+from marl_connectors.rl_module.closed_form import differentiable_gradients
 
 
 class Activation(NamedTuple):

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from marl_connectors.closed_form import are_plain, is_recorded
 from marl_connectors.errors import ModuleError, did_you_mean
-from marl_connectors.rl_module.array_layers import NUMPY_ACTIVATIONS, ArrayLayer, run_layers
+from marl_connectors.rl_module.array_layers import NUMPY_ACTIVATIONS, ArrayLayer, is_recorded, run_layers
+from marl_connectors.rl_module.closed_form import are_plain
 from marl_connectors.rl_module.initializers import Initializers
 from marl_connectors.rl_module.layer_stack import ACTIVATIONS as STACK_ACTIVATIONS
 from marl_connectors.rl_module.layer_stack import run_layer_stack
@@ -30,6 +31,8 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "gelu": nn.GELU,
     "linear": nn.Identity,
 }
+_HOOKS = itemgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+"""What somebody wants to have called with a module, of its attributes."""
 _NUMPY_ROWS = {nn.Tanh: math.inf, nn.ReLU: 2048}
 """Up to how many rows a forward pass without gradients is faster in numpy than in torch. Its calls cost less, and its
 tanh takes a tenth of the time."""
@@ -164,7 +167,13 @@ class MLP(nn.Module):
         return x
 
     def forward(self, x: Any) -> Tensor:
-        return run_mlps((self,), x)
+        rows = x if type(self).flat is MLP.flat else self.flat(x)
+        if type(rows) is Tensor and rows.is_cpu and not is_recorded():
+            with_gradients = torch.is_grad_enabled()
+            outputs = _with_gradients((self,), rows) if with_gradients else self._without_gradients(rows)
+            if outputs is not None:
+                return outputs
+        return self._by_layers(rows)
 
     def _by_layers(self, x: Tensor) -> Tensor:
         """The outputs of ``flat`` inputs, layer by layer."""
@@ -178,9 +187,9 @@ class MLP(nn.Module):
     def _stack(self) -> tuple[list[Any], list[Any]] | None:
         """The activations and the parameters of all layers for ``run_layer_stack``, if it knows them. A hot path."""
         known = STACK_ACTIVATIONS.get(self._own_activation, self)
-        if known is self or self.norms or not self._is_as_built():
+        parameters = None if known is self or self.norms else self._parameters_as_built()
+        if parameters is None:
             return None
-        parameters = self._held_parameters()
         activations: list[Any] = [known] * (len(parameters) // 2)
         if activations and not self.activate_last:
             activations[-1] = None
@@ -189,8 +198,6 @@ class MLP(nn.Module):
     def _without_gradients(self, x: Tensor) -> Tensor | None:
         """The outputs by numpy; None where torch is faster, or has to see to the tensors. A hot path."""
         if self._numpy_activation is None or x.dtype is not torch.float32 or x.shape[-2] > self._numpy_rows:
-            return None
-        if not self._is_as_built():
             return None
         layers = self._array_layers()
         if layers is None:
@@ -204,13 +211,25 @@ class MLP(nn.Module):
         """Those that there are now."""
         return list(self._modules["layers"]._modules.values())  # type: ignore[union-attr,arg-type]
 
-    def _is_as_built(self) -> bool:
-        """Whether nobody has put other layers in place of these, or hooks on them. A hot path."""
+    def _parameters_as_built(self) -> list[Any] | None:
+        """Weight and bias of each layer; None if somebody has put other layers in place of these, or hooks on them.
+
+        A hot path.
+        """
         parts: Any = self._modules
         activation, layers = parts["activation"], parts["layers"]._modules.values()
-        if type(activation) is not self._own_activation or {*map(type, layers)} - {Linear}:
-            return False
-        return not _are_touched((activation, *layers))
+        if type(activation) is not self._own_activation:
+            return None
+        for part in (activation, *layers):
+            if any(_HOOKS(part.__dict__)) or "forward" in part.__dict__:
+                return None
+        parameters: list[Any] = []
+        for layer in layers:
+            if type(layer) is not Linear:
+                return None
+            own = layer._parameters
+            parameters += (own.get("weight"), own.get("bias"))
+        return parameters
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the arrays, which would be copies of the parameters in a copy."""
@@ -222,17 +241,19 @@ class MLP(nn.Module):
         The arrays are over the parameters' own memory, as it is now: they see updates, but not that a parameter is
         replaced by another one.
         """
-        if self._numpy_activation is None or rows > self._numpy_rows or not self._is_as_built():
+        if self._numpy_activation is None or rows > self._numpy_rows:
             return None
         layers = self._array_layers()
         return None if layers is None else list(layers)
 
     def _array_layers(self) -> Sequence[ArrayLayer] | None:
-        """The layers over the parameters that there are now; None where torch's tensors have to be left to torch.
+        """The layers over the parameters that there are now; None where torch has to see to layers or parameters.
 
         What is remembered is put in its place as a whole, so that threads may ask at the same time.
         """
-        parameters = self._held_parameters()
+        parameters = self._parameters_as_built()
+        if parameters is None:
+            return None
         if self._arrays and self._arrays[0].are_over(parameters):
             return self._arrays[0].layers
         if not all(type(p) in _PLAIN and p.is_cpu and p.dtype is torch.float32 for p in parameters):
@@ -240,15 +261,6 @@ class MLP(nn.Module):
         found = _Arrays.over(self, parameters)
         self._arrays[:] = [found]
         return found.layers
-
-    def _held_parameters(self) -> list[Any]:
-        """Weight and bias of each layer, as they are now. A hot path."""
-        parts: Any = self._modules
-        parameters: list[Any] = []
-        for layer in parts["layers"]._modules.values():
-            own = layer._parameters
-            parameters += (own.get("weight"), own.get("bias"))
-        return parameters
 
 
 def run_mlps(mlps: Sequence[MLP], x: Any) -> Tensor:
@@ -260,22 +272,18 @@ def run_mlps(mlps: Sequence[MLP], x: Any) -> Tensor:
         mlps: The second one reads the first one's outputs, and so on.
         x: What the first one reads.
     """
-    first, *others = mlps
-    if others and (_are_touched(mlps) or any(type(mlp).forward is not MLP.forward for mlp in mlps)):
-        for mlp in mlps:
-            x = mlp(x)
-        return x
-    rows = first.flat(x)
-    is_fast = type(rows) is Tensor and rows.is_cpu and not is_recorded()
-    if is_fast and torch.is_grad_enabled():
-        outputs = _with_gradients(mlps, rows)
+    if torch.is_grad_enabled() and not any(
+        any(_HOOKS(mlp.__dict__)) or "forward" in mlp.__dict__ or type(mlp).forward is not MLP.forward for mlp in mlps
+    ):
+        rows = mlps[0].flat(x)
+        fast = type(rows) is Tensor and rows.is_cpu and not is_recorded()
+        outputs = _with_gradients(mlps, rows) if fast else None
         if outputs is not None:
             return outputs
-    outputs = first._without_gradients(rows) if is_fast and not torch.is_grad_enabled() else None
-    outputs = first._by_layers(rows) if outputs is None else outputs
-    for mlp in others:
-        outputs = mlp(outputs)
-    return outputs
+        x, mlps = mlps[0]._by_layers(rows), mlps[1:]
+    for mlp in mlps:
+        x = mlp(x)
+    return x
 
 
 def _with_gradients(mlps: Sequence[MLP], rows: Tensor) -> Tensor | None:
@@ -291,18 +299,3 @@ def _with_gradients(mlps: Sequence[MLP], rows: Tensor) -> Tensor | None:
     if not parameters or rows.dim() < 2 or not are_plain((rows, *parameters)) or torch.is_autocast_enabled("cpu"):
         return None
     return run_layer_stack(rows, activations, parameters)
-
-
-def _are_touched(parts: Sequence[nn.Module]) -> bool:
-    """Whether somebody wants to be called with one of them, or has given it another forward pass. A hot path."""
-    for part in parts:
-        own = part.__dict__
-        if (
-            own["_forward_hooks"]
-            or own["_forward_pre_hooks"]
-            or own["_backward_hooks"]
-            or own["_backward_pre_hooks"]
-            or "forward" in own
-        ):
-            return True
-    return False

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from marl_connectors.closed_form import differentiable_gradients, is_allowed
 from marl_connectors.ops.ppo_loss import PPOCoefficients, PPOLoss, ppo_loss, ppo_loss_and_slopes
+from marl_connectors.rl_module.closed_form import differentiable_gradients, is_allowed
 from marl_connectors.rl_module.distributions import Distribution
 
 

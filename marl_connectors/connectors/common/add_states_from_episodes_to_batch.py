@@ -11,6 +11,7 @@ from marl_connectors.columns import Columns
 from marl_connectors.connectors.agent_steps import check_beginning
 from marl_connectors.connectors.connector_v2 import item_key
 from marl_connectors.connectors.in_both_pipelines import InBothPipelines
+from marl_connectors.episodes.agent_views import AgentChunk
 from marl_connectors.episodes.column_batch import ColumnGroup
 from marl_connectors.episodes.rows import Rows
 from marl_connectors.errors import ConnectorError
@@ -96,10 +97,15 @@ class AddStatesFromEpisodesToBatch(InBothPipelines):
         """A chunk that goes on must keep the state that it goes on from."""
         if not missing.any():
             return
-        episodes = columns.rows.episodes
-        owners = np.arange(len(episodes)) if counts is None else np.repeat(np.arange(len(episodes)), counts)
+        rows, number = columns.rows, len(columns.rows.counts)
+        owners = np.arange(number) if counts is None else np.repeat(np.arange(number), counts)
         for i in np.unique(owners[missing]).tolist():
-            check_beginning(episodes[i], Columns.STATE_OUT, 1, -1, type(self).__name__)
+            chunk = rows.chunks[i] if rows.chunks else rows.episodes[i]
+            if isinstance(chunk, AgentChunk):
+                if chunk.begins_in_lookback:
+                    continue
+                chunk = chunk.episode()
+            check_beginning(chunk, Columns.STATE_OUT, 1, -1, type(self).__name__)
 
     def __call__(
         self, *, rl_module: Any, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any

@@ -11,35 +11,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _functorch  # type: ignore[attr-defined]
-from torch.autograd import forward_ad
-from torch.nn.modules import module as torch_module
+
+from marl_connectors.rl_module.array_layers import is_recorded
 
 _KINDS = (Tensor, torch.nn.Parameter)
 _DTYPES = (torch.float32, torch.float64)
-
-
-def is_recorded() -> bool:
-    """Whether somebody but autograd has to see each operation of torch. A hot path.
-
-    That is so for gradients in forward mode, for the transforms of ``torch.func`` such as ``vmap``, while
-    ``torch.jit.trace``, ``torch.export``, ``torch.compile`` or an ONNX export record what is computed, under modes such
-    as ``FakeTensorMode``, and for hooks on the calls of all modules. Tensors of subclasses are another matter: whoever
-    asks looks at the types of the tensors, too.
-    """
-    if torch.compiler.is_compiling():
-        return True
-    return bool(
-        torch._C._is_tracing()
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._len_torch_function_stack()
-        or _functorch.peek_interpreter_stack() is not None
-        or forward_ad._current_level >= 0
-        or torch_module._global_forward_hooks
-        or torch_module._global_forward_pre_hooks
-        or torch_module._global_backward_hooks
-        or torch_module._global_backward_pre_hooks
-    )
 
 
 def are_plain(tensors: Sequence[Any]) -> bool:
