@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim.adam import adam
 
 from marl_connectors.errors import LearnerError
-from marl_connectors.learner.finite_check import FiniteCheck
+from marl_connectors.learner.loss_stats import FiniteCheck
 from marl_connectors.rl_module.bucket import MemberRow
 from marl_connectors.typing import ModuleID
 

@@ -15,15 +15,12 @@ from torch import Tensor
 from marl_connectors.connectors.learner.learner_connector_pipeline import LearnerConnectorPipeline
 from marl_connectors.episodes.column_batch import ColumnBatch
 from marl_connectors.errors import LearnerError
-from marl_connectors.learner.figures import Figures
-from marl_connectors.learner.finite_check import FiniteCheck, not_finite_error
-from marl_connectors.learner.gradient_clipping import clip_gradients
+from marl_connectors.learner.gradients import clip_gradients
+from marl_connectors.learner.loss_stats import Figures, FiniteCheck, not_finite_error
+from marl_connectors.learner.losses import checked_losses, loss_function, set_gradients
 from marl_connectors.learner.minibatches import MiniBatch
 from marl_connectors.learner.optimizers import Optimizers
-from marl_connectors.learner.own_losses import loss_function
-from marl_connectors.learner.result_checks import checked_losses, set_gradients
-from marl_connectors.learner.steps import Step, Steps, reads_batches
-from marl_connectors.learner.train_groups import groups_of_episodes
+from marl_connectors.learner.updates import Step, Steps, groups_of_episodes, reads_batches
 from marl_connectors.metrics import MetricsLogger
 from marl_connectors.ops.schedule import Schedule
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule

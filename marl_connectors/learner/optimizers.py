@@ -11,8 +11,8 @@ from torch import Tensor
 
 from marl_connectors.errors import LearnerError, did_you_mean
 from marl_connectors.learner.default_adam import DefaultAdam
-from marl_connectors.learner.finite_check import FiniteCheck
-from marl_connectors.learner.gradient_clipping import clip_gradients, clip_stacked_gradients, global_norm
+from marl_connectors.learner.gradients import clip_gradients, clip_stacked_gradients, global_norm
+from marl_connectors.learner.loss_stats import FiniteCheck
 from marl_connectors.ops.schedule import Schedule, schedule, value_at
 from marl_connectors.rl_module.bucket import BucketPart, MemberRow
 from marl_connectors.typing import SHARED, ModuleID

@@ -44,7 +44,7 @@ def by_autograd(dist_cls, coefficients: PPOCoefficients, rows: PPORows) -> PPOLo
     entropy = weights * now.entropy()
     total, zero = policy - entropy_coeff * entropy, 0 * policy
     vf = vf_unclipped = kl = zero
-    if rows.values is not None:
+    if rows.values is not None and rows.value_targets is not None:
         error = (rows.values - rows.value_targets) ** 2
         vf_unclipped = weights * error
         vf = weights * torch.where(error <= vf_clip, error, vf_clip + torch.zeros_like(error).detach())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -77,7 +79,7 @@ def check_case(rng: np.random.Generator, stacks: list) -> None:
     outputs, expected = run_mlps(mlps, x), plainly(mlps, x)
     assert len(stacks) == 1
     stacks.clear()
-    tolerance = {"rtol": 1e-4, "atol": 1e-5} if x.dtype is torch.float32 else {"rtol": 1e-9, "atol": 1e-11}
+    tolerance: Any = {"rtol": 1e-4, "atol": 1e-5} if x.dtype is torch.float32 else {"rtol": 1e-9, "atol": 1e-11}
     torch.testing.assert_close(outputs, expected, **tolerance)
     weights = torch.randn_like(expected)
     found = torch.autograd.grad((outputs * weights).sum(), wanted)
@@ -176,7 +178,7 @@ def other_layers():
 
 def without_bias():
     mlp = MLP(3, (4, 2))
-    mlp.layers[1].bias = None
+    mlp.layers[1].register_parameter("bias", None)
     return mlp
 
 

@@ -13,8 +13,8 @@ from marl_connectors.algorithms.ppo.loss import PPORows, loss_of_rows
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.learner.general_advantage_estimation import GeneralAdvantageEstimation
 from marl_connectors.errors import ConfigError
-from marl_connectors.learner.counted_rows import CountedRows
 from marl_connectors.learner.learner import Learner
+from marl_connectors.learner.minibatches import CountedRows
 from marl_connectors.ops.ppo_loss import PPOCoefficients
 from marl_connectors.ops.schedule import value_at
 from marl_connectors.rl_module.given_columns import values_batch
