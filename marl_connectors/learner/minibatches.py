@@ -274,7 +274,7 @@ class MiniBatchColumns(Mapping[str, Any]):
 
     def _part(self, leaf: Tensor) -> Tensor:
         part = leaf[self._begin : self._end]
-        return part.unflatten(0, (self._stack, -1)) if self._stack else part
+        return part.view(self._stack, -1, *part.shape[1:]) if self._stack else part
 
     def __contains__(self, name: object) -> bool:
         return name in self._epoch

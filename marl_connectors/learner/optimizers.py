@@ -37,7 +37,8 @@ class Optimizers:
         self._shared: list[Tensor] = []
         self._default = DefaultAdam()
         self._arranged_for: Any = None
-        self._parts: dict[tuple[ModuleID, ...], BucketPart | None] = {}
+        self._parts: dict[tuple[ModuleID, ...], BucketPart | None] = {}  # both of this update
+        self._clipping: dict[tuple[ModuleID, ...], list[Any]] = {}
 
     # Who has which optimizer.
 
@@ -57,6 +58,7 @@ class Optimizers:
         """
         self._learner.module.bind_buckets()
         self._parts.clear()
+        self._clipping.clear()
         if self._learner.module.buckets is not self._arranged_for or not self._default.fits:
             self._configure()
             self._arrange()
@@ -218,8 +220,12 @@ class Optimizers:
 
     def clip(self, module_ids: Sequence[ModuleID], norms: Tensor) -> None:
         """Clips the gradients of modules as their configs say; stacked ones at once."""
-        configs = [self._learner.config.get_config_for_module(m) for m in module_ids]
-        if all(config.grad_clip is None for config in configs):
+        key = tuple(module_ids)
+        if key not in self._clipping:
+            own = [self._learner.config.get_config_for_module(m) for m in key]
+            self._clipping[key] = [] if all(config.grad_clip is None for config in own) else own
+        configs = self._clipping[key]
+        if not configs:
             return
         part = self.part(module_ids)
         if part is None:

@@ -100,6 +100,12 @@ def _beside_rows(setting: Any) -> Any:
     return setting if isinstance(setting, float | int) else setting[:, None]
 
 
+def _of_each_row(slopes: Any, rows: np.ndarray) -> np.ndarray:
+    found = np.empty_like(rows)
+    found[...] = slopes
+    return found
+
+
 class PPOSlopes(NamedTuple):
     """How the loss changes with each row, ``[B]`` or ``[M, B]``; None for what is not there."""
 
@@ -147,7 +153,8 @@ def ppo_loss_and_slopes(
 
     ratio = np.exp(logp - old_logp)
     gain = advantages * ratio
-    ratio.clip(_beside_rows(1.0 - clip_param), _beside_rows(1.0 + clip_param), out=ratio)
+    np.maximum(ratio, _beside_rows(1.0 - clip_param), out=ratio)
+    np.minimum(ratio, _beside_rows(1.0 + clip_param), out=ratio)
     ratio *= advantages
     by_logp = (gain <= ratio) * gain  # where clipping makes it smaller, the gradient stops
     by_logp *= -weight
@@ -170,7 +177,7 @@ def ppo_loss_and_slopes(
     if kl is not None:
         mean_kl = mean(kl)
         total = total + kl_coeff * mean_kl
-        by_kl = np.full_like(kl, _beside_rows(kl_coeff) * weight)
-    by_entropy = np.full_like(entropy, -_beside_rows(entropy_coeff) * weight)
+        by_kl = _of_each_row(_beside_rows(kl_coeff) * weight, kl)
+    by_entropy = _of_each_row(-_beside_rows(entropy_coeff) * weight, entropy)
     terms = [total, policy_loss, vf_loss, vf_loss_unclipped, mean_entropy, mean_kl]
     return [np.array(term, logp.dtype) for term in terms], PPOSlopes(by_logp, by_entropy, by_kl, by_values)

@@ -52,8 +52,8 @@ def loss_of_rows(dist_cls: Any, coefficients: PPOCoefficients, rows: PPORows) ->
         flat = None if before is None else before.detach().reshape(-1, *shape)
         with np.errstate(all="ignore"):
             closed = dist_cls.closed_form(rows.inputs.detach().reshape(-1, *shape), flat_actions, flat)
-        if closed is not None:
-            return PPOLoss(*_ClosedForm.apply(dist_cls, coefficients, closed, *rows))  # type: ignore[misc]
+            if closed is not None:
+                return PPOLoss(*_ClosedForm.apply(dist_cls, coefficients, closed, *rows))  # type: ignore[misc]
     return PPOLoss(*_by_autograd(dist_cls, coefficients, None, *rows))
 
 
@@ -61,17 +61,19 @@ def _may_be_closed(dist_cls: Any, coefficients: PPOCoefficients, rows: PPORows) 
     """Whether everything is on the CPU and in one precision, and gradients are wanted of the modules' outputs alone."""
     if not (isinstance(dist_cls, type) and issubclass(dist_cls, Distribution) and type(rows.actions) is Tensor):
         return False
+    inputs, values, actions, before, *others = rows
     lead = rows.advantages.shape
-    of_rows = [x for x in (rows.values, *rows[4:]) if x is not None]
-    fixed = [x for x in (*rows[3:], *coefficients) if isinstance(x, Tensor)]
+    of_rows = [x for x in others if x is not None]
+    fixed = [x for x in (before, *of_rows, *coefficients) if isinstance(x, Tensor)]
+    if values is not None:
+        of_rows.append(values)
     return (
-        is_allowed([rows.inputs, *of_rows, *fixed])
-        and rows.actions.is_cpu
+        {inputs.shape[:-1], actions.shape[: len(lead)], *[x.shape for x in of_rows]} == {lead}
         and len(lead) < 3
         and lead.numel() > 0
-        and rows.inputs.shape[:-1] == rows.actions.shape[: len(lead)] == lead
-        and all(x.shape == lead for x in of_rows)
-        and (rows.before is None or rows.before.shape == rows.inputs.shape)
+        and (before is None or before.shape == inputs.shape)
+        and actions.is_cpu
+        and is_allowed([inputs, *of_rows, *fixed])
         and not any(x.requires_grad for x in fixed)
     )
 
@@ -103,19 +105,19 @@ class _ClosedForm(torch.autograd.Function):
         optional = (rows.values, rows.value_targets, rows.weights)
         values, targets, weights = (None if x is None else x.detach().numpy() for x in optional)
         settings = PPOCoefficients(*(x.numpy() if isinstance(x, Tensor) else x for x in coefficients))
-        with np.errstate(all="ignore"):
-            terms, slopes = ppo_loss_and_slopes(
-                settings,
-                logp=closed.logp.reshape(lead),
-                old_logp=rows.old_logp.numpy(),
-                advantages=rows.advantages.numpy(),
-                entropy=closed.entropy.reshape(lead),
-                values=values,
-                value_targets=targets,
-                kl=None if closed.kl is None else closed.kl.reshape(lead),
-                weights=weights,
-            )
-            of_inputs = closed.gradient(*(None if x is None else x.reshape(-1) for x in slopes[:3]))
+        terms, slopes = ppo_loss_and_slopes(
+            settings,
+            logp=closed.logp.reshape(lead),
+            old_logp=rows.old_logp.numpy(),
+            advantages=rows.advantages.numpy(),
+            entropy=closed.entropy.reshape(lead),
+            values=values,
+            value_targets=targets,
+            kl=None if closed.kl is None else closed.kl.reshape(lead),
+            weights=weights,
+        )
+        by_kl = None if slopes.by_kl is None else slopes.by_kl.reshape(-1)
+        of_inputs = closed.gradient(slopes.by_logp.reshape(-1), slopes.by_entropy.reshape(-1), by_kl)
         ctx.of_inputs = torch.from_numpy(of_inputs).view(rows.inputs.shape)
         ctx.of_values = None if slopes.by_values is None else torch.from_numpy(slopes.by_values)
         ctx.dist_cls, ctx.coefficients, ctx.actions = dist_cls, coefficients, rows.actions

@@ -65,7 +65,7 @@ class CategoricalRows:
 def _normalized(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """``[n, N]`` log-probabilities and probabilities."""
     log_probs = np.array(logits.T, order="C")
-    log_probs -= log_probs.max(0)
+    log_probs -= np.maximum.reduce(log_probs, 0)
     probs = np.exp(log_probs)
     total = np.add.reduce(probs, 0)
     probs /= total
