@@ -311,11 +311,12 @@ class Learner(ABC):
     def _losses(self, module_ids: tuple[ModuleID, ...], module: RLModule, batch: Any, fwd_out: Any) -> Tensor:
         """``[M]`` of stacked modules, a scalar of one."""
         given: Any = {"batch": batch, "fwd_out": fwd_out}
-        if len(module_ids) > 1:
+        module_id, *others = module_ids
+        if others:
             losses = self.compute_loss_for_stacked_modules(module_ids=module_ids, module=module, **given)
         else:
-            config = self.config.get_config_for_module(module_ids[0])
-            losses = loss_function(self, module_ids[0])(module_id=module_ids[0], config=config, **given)
+            config = self.config.get_config_for_module(module_id)
+            losses = loss_function(self, module_id)(module_id=module_id, config=config, **given)
         return checked_losses(losses, module_ids, self)
 
     def _autocast(self) -> AbstractContextManager[Any]:
