@@ -17,7 +17,7 @@ from marl_connectors import spaces
 from marl_connectors.columns import Columns
 from marl_connectors.env_runners.live_rows import LiveRows, Pick, picker
 from marl_connectors.env_runners.step_counts import StepCounts
-from marl_connectors.episodes.agent_views import EndedLanes, view_of
+from marl_connectors.episodes.agent_views import AgentChunk, EndedLanes, view_of
 from marl_connectors.episodes.lane_storage import LaneStorage
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.episodes.rollout import Positions, Rollout
@@ -177,6 +177,30 @@ class LiveViews(NamedTuple):
     def agent_steps(self) -> int:
         """How many steps all agents have made in the chunk."""
         return sum(lane.row - int(lane.group.start_row[lane.number]) for lane in self.lanes.values())
+
+    def chunks(self, episode: MultiAgentEpisode) -> list[AgentChunk]:
+        """What a batch has to know of the agents' episodes, which makes none."""
+        found = []
+        for agent_id, lane in self.lanes.items():
+            group, number = lane.group, lane.number
+            known = (column.item(number) for column in (group.first_row, group.start_row, group.t_started))
+            first_row, start_row, t_started = known
+            found.append(
+                AgentChunk(
+                    episode,
+                    agent_id,
+                    lane.module_id,
+                    group.rollout,
+                    number,
+                    first_row,
+                    start_row,
+                    lane.row,
+                    t_started,
+                    is_terminated=False,
+                    is_truncated=False,
+                )
+            )
+        return found
 
     def make(self, episode: MultiAgentEpisode) -> dict[AgentID, SingleAgentEpisode]:
         """The agents' episodes, which their lanes know from now on."""

@@ -10,6 +10,7 @@ import numpy as np
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import InBothPipelines
 from marl_connectors.connectors.observation_transform import check_beginning
+from marl_connectors.episodes.agent_views import AgentChunk
 from marl_connectors.episodes.column_batch import ColumnGroup
 from marl_connectors.episodes.rows import Rows
 from marl_connectors.errors import ConnectorError
@@ -93,10 +94,15 @@ class AddStatesFromEpisodesToBatch(InBothPipelines):
         """A chunk that goes on must keep the state that it goes on from."""
         if not missing.any():
             return
-        episodes = columns.rows.episodes
-        owners = np.arange(len(episodes)) if counts is None else np.repeat(np.arange(len(episodes)), counts)
+        rows, number = columns.rows, len(columns.rows.counts)
+        owners = np.arange(number) if counts is None else np.repeat(np.arange(number), counts)
         for i in np.unique(owners[missing]).tolist():
-            check_beginning(episodes[i], Columns.STATE_OUT, 1, -1, type(self).__name__)
+            chunk = rows.chunks[i] if rows.chunks else rows.episodes[i]
+            if isinstance(chunk, AgentChunk):
+                if chunk.begins_in_lookback:
+                    continue
+                chunk = chunk.episode()
+            check_beginning(chunk, Columns.STATE_OUT, 1, -1, type(self).__name__)
 
 
 def _recorded(rows: Rows) -> tuple[Tree | None, np.ndarray, np.ndarray]:

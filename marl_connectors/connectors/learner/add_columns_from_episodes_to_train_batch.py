@@ -41,8 +41,8 @@ class AddColumnsFromEpisodesToTrainBatch(ConnectorV2):
                 columns[name] = values.astype(np.float32) if name == Columns.REWARDS else values
         last_steps = np.cumsum(rows.counts) - (2 if rows.acted is not None else 1)
         for name, flags in (
-            (Columns.TERMINATEDS, [episode.is_terminated for episode in rows.episodes]),
-            (Columns.TRUNCATEDS, [episode.is_truncated for episode in rows.episodes]),
+            (Columns.TERMINATEDS, [chunk.is_terminated for chunk in rows.chunks]),
+            (Columns.TRUNCATEDS, [chunk.is_truncated for chunk in rows.chunks]),
         ):
             if name not in columns:
                 columns[name] = np.zeros(len(rows), bool)

@@ -77,7 +77,7 @@ class AddEnvStatesFromEpisodesToTrainBatch(ConnectorV2):
         out = np.zeros((len(rows), size + len(agent_ids)), np.float32)
         out[:, :size] = self._flattener(rows.get(Columns.ENV_STATE))
         slots = {agent_id: size + slot for slot, agent_id in enumerate(agent_ids)}
-        own = np.repeat([slots.get(episode.agent_id, -1) for episode in rows.episodes], rows.counts)
+        own = np.repeat([slots.get(chunk.agent_id, -1) for chunk in rows.chunks], rows.counts)
         known = np.flatnonzero(own >= 0)
         out[known, own[known]] = 1.0
         return out

@@ -11,8 +11,10 @@ from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import LEARNER, ConnectorV2
 from marl_connectors.connectors.item_adapter import EPISODES_OF_RUN
 from marl_connectors.connectors.learner.joint_observations import JointObservations, SeenInEpisodes
+from marl_connectors.episodes.agent_views import AgentChunk
 from marl_connectors.episodes.column_batch import ColumnGroup
 from marl_connectors.episodes.extended_episodes import original
+from marl_connectors.episodes.packing import chunks_of
 from marl_connectors.errors import ConfigError
 from marl_connectors.typing import AgentID
 
@@ -74,8 +76,8 @@ class AddJointObservationsFromEpisodesToTrainBatch(ConnectorV2):
         """Looked up once for all groups of a batch."""
         shared = {} if shared_data is None else shared_data
         if "joint_observations" not in shared:
-            own = self.single_agent_episode_iterator(episodes, agents_that_stepped_only=False)
-            shared["joint_observations"] = self.joint.of_episodes(map(original, own))
+            own = [chunk if isinstance(chunk, AgentChunk) else original(chunk) for chunk in chunks_of(episodes)]
+            shared["joint_observations"] = self.joint.of_episodes(own)
         return shared["joint_observations"]
 
     def on_columns(self, *, columns: ColumnGroup, shared_data: dict[str, Any], **kwargs: Any) -> None:

@@ -77,7 +77,7 @@ class GeneralAdvantageEstimation(ConnectorV2):
         own = {m: (self._setting("gamma", m), self._setting("lambda_", m)) for m in rows.module_ids}
         if len(set(own.values())) == 1:
             return next(iter(own.values()))
-        found = np.array([own[episode.module_id or DEFAULT_MODULE_ID] for episode in rows.episodes])
+        found = np.array([own[chunk.module_id or DEFAULT_MODULE_ID] for chunk in rows.chunks])
         return found[:, 0], found[:, 1]
 
     def on_columns(self, *, rl_module: Any, columns: ColumnGroup, **kwargs: Any) -> None:
@@ -98,7 +98,7 @@ class GeneralAdvantageEstimation(ConnectorV2):
             rewards,
             values,
             np.array(rows.counts),
-            np.array([episode.is_terminated for episode in rows.episodes], bool),
+            np.array([chunk.is_terminated for chunk in rows.chunks], bool),
             gamma=gamma,
             lambda_=lambda_,
         )
