@@ -107,8 +107,8 @@ from .errors import LearnerError as LearnerError
 from .errors import MappingError as MappingError
 from .errors import MarlConnectorsError as MarlConnectorsError
 from .errors import ModuleError as ModuleError
-from .learner.counted_rows import CountedRows as CountedRows
 from .learner.learner import Learner as Learner
+from .learner.minibatches import CountedRows as CountedRows
 from .metrics import MetricsLogger as MetricsLogger
 from .rl_module.apis import InferenceOnlyAPI as InferenceOnlyAPI
 from .rl_module.apis import SelfSupervisedLossAPI as SelfSupervisedLossAPI

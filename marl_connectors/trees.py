@@ -28,6 +28,21 @@ def same_structure(a: Tree, b: Tree) -> bool:
     return optree.tree_structure(a) == optree.tree_structure(b)
 
 
+def unstack(values: Any) -> list:
+    """The items of an array, tensor, or tree of them, along its first axis; views where possible."""
+    if isinstance(values, dict):
+        parts = {key: unstack(part) for key, part in values.items()}
+        return [dict(zip(parts, items, strict=True)) for items in zip(*parts.values(), strict=True)]
+    if isinstance(values, tuple):
+        return list(zip(*(unstack(part) for part in values), strict=True))
+    return list(values)
+
+
+def as_list(column: Any) -> list:
+    """A column's items, which may stand in a list already."""
+    return column if isinstance(column, list) else unstack(column)
+
+
 def in_parts_of(like: Tree, values: Tree) -> Tree:
     """A batch of values in a tree like another one's.
 

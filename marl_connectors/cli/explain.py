@@ -13,9 +13,7 @@ from marl_connectors.cli.values import jsonable, merged
 from marl_connectors.environments.make_env import env_name
 from marl_connectors.errors import ConfigError
 
-LEGEND = (
-    "+ added   ~ changed   - removed   > written to the trajectories; copied: bytes in memory of their own, and written"
-)
+LEGEND = "+ added   ~ changed   - removed   > written to the trajectories"
 
 
 def run(args: argparse.Namespace) -> int:

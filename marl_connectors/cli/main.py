@@ -169,7 +169,7 @@ def _build_parser() -> tuple[_Parser, dict[str, _Parser]]:
     explain = subparsers.add_parser(
         "explain",
         help="show what each connector piece does to the data of an environment",
-        description="Show what each connector piece does to the data of an environment: columns, time, bytes copied.",
+        description="Show what each connector piece does to the data of an environment: columns and time.",
         epilog=_EXPLAIN_EXAMPLES,
         argument_default=argparse.SUPPRESS,
         **raw,

@@ -12,7 +12,6 @@ import torch
 from gymnasium import Space
 
 from marl_connectors.columns import Columns
-from marl_connectors.connectors.columns_of_items import EpisodeRows
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.failures import modules_named, progress
 from marl_connectors.episodes.column_batch import ColumnGroup, slice_tree
@@ -204,8 +203,6 @@ class ModuleRows:
             rows, index = self._all, self._index
             if index is None:
                 self._found = rows
-            elif isinstance(rows, EpisodeRows):
-                self._found = rows.of_module(index)
             else:
                 if not self._parts:
                     self._parts.extend(rows.parts)

@@ -11,9 +11,8 @@ from gymnasium import Space
 
 from marl_connectors.connectors.column_check import checked_on_columns
 from marl_connectors.connectors.connector_v2 import ConnectorV2, works_on_columns
-from marl_connectors.connectors.conversion import to_columns, to_items
-from marl_connectors.connectors.episodes_of_run import without_taken_out
 from marl_connectors.connectors.failures import progress
+from marl_connectors.connectors.item_adapter import checked_batch, run_piece
 from marl_connectors.connectors.requirements import check_pieces
 from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup, Phase
 from marl_connectors.errors import ConfigError, ConnectorError, did_you_mean, place_of_error
@@ -195,7 +194,7 @@ class ConnectorPipelineV2(ConnectorV2):
         try:
             for piece, *_ in self._steps:
                 progress.begin(self.in_learner_pipeline)
-                batch = _checked_batch(piece(rl_module=rl_module, batch=batch, episodes=episodes, **common))
+                batch = checked_batch(piece(rl_module=rl_module, batch=batch, episodes=episodes, **common))
         except Exception as error:
             raise self._failure(piece, error) from cause_of(error)
         return batch
@@ -310,11 +309,7 @@ class ConnectorPipelineV2(ConnectorV2):
         """Runs a piece that works on items, or a pipeline."""
         if isinstance(piece, ConnectorPipelineV2):
             return piece.run(batch, episodes=episodes, **common)
-        progress.begin(self.in_learner_pipeline)
-        items = _checked_batch(piece(batch=to_items(batch), episodes=episodes, **common))
-        batch.phase = piece.phase_after or batch.phase
-        progress.converting = items
-        return to_columns(items, without_taken_out(batch, episodes))
+        return run_piece(piece, batch, episodes, **common)
 
     def explain(
         self,
@@ -326,7 +321,7 @@ class ConnectorPipelineV2(ConnectorV2):
         shared_data: dict[str, Any] | None = None,
         metrics: Any = None,
     ) -> Explanation:
-        """What each piece does to a batch: its columns before and after, the time, what was copied.
+        """What each piece does to a batch: its columns before and after, and the time.
 
         A dry run on copies: batch, episodes and the pieces' states are afterwards as they were before.
 
@@ -464,11 +459,3 @@ def _checked(piece: Any) -> ConnectorV2:
             + (". Pass an instance, not the class." if isinstance(piece, type) else ".")
         )
     return piece
-
-
-def _checked_batch(batch: Any) -> dict[str, Any]:
-    if not isinstance(batch, dict):
-        raise ConnectorError(
-            f"returned {type(batch).__name__} instead of the batch. End its __call__ with 'return batch'."
-        )
-    return batch

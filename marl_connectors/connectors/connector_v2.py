@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from gymnasium import Space
 
-from marl_connectors.connectors.arguments import check_arguments
 from marl_connectors.connectors.failures import progress
-from marl_connectors.connectors.states import same_state
+from marl_connectors.connectors.item_adapter import call_on_items, item_key, parts_of
 from marl_connectors.episodes.column_batch import ColumnGroup, Phase
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
-from marl_connectors.errors import ConnectorError, did_you_mean
+from marl_connectors.errors import ConfigError, ConnectorError, did_you_mean
+from marl_connectors.trees import unstack
 from marl_connectors.typing import AgentID, ItemKey
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ class ConnectorV2:
 
     * On items, override ``__call__``: it gets the episodes and the batch under construction, a nested dict of lists of
       single items, and may read from and write to both. The most convenient form, at the price of Python per item.
+      Items are made of a column when the piece looks at it.
     * On columns, override ``on_columns``: it gets arrays with one row for each agent-step. The fast form. A pipeline
       whose pieces all have it never touches a single item; around pieces that do not, the batch is converted.
       ``ColumnConnector`` makes this form as short as the other one.
@@ -58,7 +61,7 @@ class ConnectorV2:
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Names arguments that the constructor does not take, with the closest one that it does."""
-        check_arguments(cls, kwargs)
+        _check_arguments(cls, kwargs)
         return super().__new__(cls)
 
     def __init__(self, input_observation_space: Space | None = None, input_action_space: Space | None = None):
@@ -74,15 +77,15 @@ class ConnectorV2:
     def __call__(
         self,
         *,
-        rl_module: Any,
+        rl_module: Any = None,
         batch: dict[str, Any],
-        episodes: Sequence[Any],
+        episodes: Sequence[Any] = (),
         explore: bool | None = None,
         shared_data: dict[str, Any] | None = None,
         metrics: Any = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Works on items. A piece with ``on_columns`` only does the same work on them as on columns.
+        """Works on items. Those of a piece that has ``on_columns`` only are made columns for it, and items again.
 
         Args:
             rl_module: The (Multi)RLModule whose batch is made or whose output is translated.
@@ -100,10 +103,8 @@ class ConnectorV2:
             raise NotImplementedError(
                 f"{type(self).__name__}: override __call__ (on items) or on_columns (on columns)."
             )
-        from marl_connectors.connectors.columns_of_items import run_on_items
-
         common = {"rl_module": rl_module, "explore": explore, "shared_data": shared_data, "metrics": metrics, **kwargs}
-        return run_on_items(self, batch, episodes, **common)
+        return call_on_items(self, batch, episodes, **common)
 
     def on_columns(
         self,
@@ -173,7 +174,7 @@ class ConnectorV2:
         Raises:
             ConnectorError: If they do differ, and the piece has no ``merge_states`` of its own.
         """
-        if any(not same_state(states[0], state) for state in states[1:]):
+        if any(not _same_state(states[0], state) for state in states[1:]):
             raise ConnectorError(
                 f"{type(self).__name__}: its {len(states)} states differ, and it does not say what to make of them. "
                 f"Override merge_states(states) to give one state."
@@ -244,7 +245,7 @@ class ConnectorV2:
         before = progress.episode  # noted for the error message if the caller fails on an episode
         try:
             for episode in episodes:
-                for part in _parts(episode, agents_that_stepped_only):
+                for part in parts_of(episode, stepped_only=agents_that_stepped_only):
                     progress.episode = part
                     if zip_with_batch_column is None:
                         yield part
@@ -325,17 +326,52 @@ class ConnectorV2:
         return f"{type(self).__name__}()"
 
 
-def _parts(
-    episode: SingleAgentEpisode | MultiAgentEpisode, agents_that_stepped_only: bool
-) -> Sequence[SingleAgentEpisode]:
-    """The agent episodes of an episode."""
-    if not isinstance(episode, MultiAgentEpisode):
-        return [episode]
-    if not agents_that_stepped_only:
-        return list(episode.all_agent_episodes())
-    stepped = episode.get_agents_that_stepped()
-    parts = [part for agent_id, part in episode.agent_episodes.items() if agent_id in stepped]
-    return [part for part in parts if not part.is_done] or parts
+class InBothPipelines(ConnectorV2):
+    """Base of pieces of env-to-module and learner pipelines that must know which of the two they stand in.
+
+    The pipeline tells them. ``as_learner_connector`` says it where there is no pipeline, or a plain one; it must not
+    say the opposite of the pipeline.
+    """
+
+    belongs_in = (ENV_TO_MODULE, LEARNER)
+    as_learner_connector: bool | None = None
+    """What the piece was built with; None leaves it to the pipeline."""
+
+    @property
+    def learns(self) -> bool:
+        """Whether the piece works on all steps, for a train batch."""
+        said = self.as_learner_connector
+        return bool(self.in_learner_pipeline) if said is None else said
+
+
+class UnknownArgumentError(ConfigError, TypeError):
+    """An argument that a piece's constructor does not take."""
+
+
+def _check_arguments(cls: type, names: Iterable[str]) -> None:
+    """Holds names of keyword arguments against those of ``cls.__init__``.
+
+    Raises:
+        UnknownArgumentError: If one is unknown. A constructor with ``**kwargs`` decides for itself.
+    """
+    parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return
+    known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    for name in names:
+        if name not in known:
+            raise UnknownArgumentError(f"{cls.__name__}: unknown argument {name!r}. {did_you_mean(name, known)}")
+
+
+def _same_state(one: Any, other: Any) -> bool:
+    """Whether two states, JSON data and arrays, are equal."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same_state(part, other[key]) for key, part in one.items())
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(_same_state(*parts) for parts in zip(one, other, strict=True))
+    one_array, other_array = np.asarray(one), np.asarray(other)
+    both_floats = one_array.dtype.kind in "fc" and other_array.dtype.kind in "fc"
+    return np.array_equal(one_array, other_array, equal_nan=both_floats)
 
 
 def looks_at_other_agents(piece: ConnectorV2) -> bool | None:
@@ -343,23 +379,6 @@ def looks_at_other_agents(piece: ConnectorV2) -> bool | None:
     if piece.looks_at_other_agents is None and type(piece).__module__.startswith("marl_connectors."):
         return False
     return piece.looks_at_other_agents
-
-
-def item_key(episode: SingleAgentEpisode) -> ItemKey:
-    """``(episode_id,)`` alone, ``(episode_id, agent_id, module_id)`` for an agent of a MultiAgentEpisode."""
-    if episode.agent_id is None or episode.multi_agent_episode_id is None:
-        return (episode.id_,)
-    return (episode.multi_agent_episode_id, episode.agent_id, episode.module_id)
-
-
-def unstack(values: Any) -> list:
-    """The items of an array, tensor, or tree of them, along its first axis; views where possible."""
-    if isinstance(values, dict):
-        parts = {key: unstack(part) for key, part in values.items()}
-        return [dict(zip(parts, items, strict=True)) for items in zip(*parts.values(), strict=True)]
-    if isinstance(values, tuple):
-        return list(zip(*(unstack(part) for part in values), strict=True))
-    return list(values)
 
 
 def _item_lists(batch: dict[str, Any], names: list[str]) -> Iterator[tuple[dict[str, list], tuple[Any, ...]]]:

@@ -8,18 +8,44 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+import optree
 import torch
 
+from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
-from marl_connectors.connectors.learner.learner_connector_pipeline import EPISODES_OF_RUN
-from marl_connectors.connectors.snapshots import ColumnShape, Snapshot
+from marl_connectors.connectors.item_adapter import EPISODES_OF_RUN, agent_episodes
 from marl_connectors.episodes.column_batch import ColumnBatch
-from marl_connectors.errors import ConnectorError, describe_error
+from marl_connectors.episodes.extended_episodes import originals
+from marl_connectors.errors import ConnectorError, EpisodeError, describe_error
 from marl_connectors.metrics import MetricsLogger
+from marl_connectors.trees import leaves
+from marl_connectors.typing import ModuleID
 
 WIDTH = 120
 """Of the table, in characters."""
-_HEADER = ("piece", "form", "µs", "copied", "columns")
+_HEADER = ("piece", "form", "µs", "columns")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ColumnShape:
+    """One column of one group of modules (or one leaf of it, where it is a tree).
+
+    Attributes:
+        modules: The modules whose rows these are; empty where a batch of items does not say.
+        name: The column's name.
+        leaf: Where in a tree, such as ``"['position']"``; empty for a plain column.
+        shape: Of the column, or of its list of items.
+        dtype: Of the numbers; ``"list of ..."`` for items.
+        device: ``"cpu"`` also for arrays; empty for lists.
+    """
+
+    modules: tuple[ModuleID, ...]
+    name: str
+    leaf: str
+    shape: tuple[int, ...]
+    dtype: str
+    device: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -31,9 +57,6 @@ class PieceReport:
         form: ``"columns"``, ``"items"`` (with a conversion before and after where the batch is in columns), or
             ``"idle"`` for a piece that has nothing to do on columns.
         seconds: How long it took.
-        bytes_copied: Of the columns after it, what is neither in those before it nor in the trajectories; and
-            ``bytes_written``.
-        bytes_written: Of what it wrote to the trajectories.
         before: The columns that came in.
         after: The columns that went out.
         added: Names of columns that are new.
@@ -48,8 +71,6 @@ class PieceReport:
     name: str
     form: str
     seconds: float
-    bytes_copied: int
-    bytes_written: int
     before: tuple[ColumnShape, ...]
     after: tuple[ColumnShape, ...]
     added: tuple[str, ...]
@@ -94,32 +115,25 @@ class Explanation:
         """How long all pieces took."""
         return sum(piece.seconds for piece in self.pieces)
 
-    @property
-    def bytes_copied(self) -> int:
-        """What all pieces copied."""
-        return sum(piece.bytes_copied for piece in self.pieces)
-
     def to_dict(self) -> dict[str, Any]:
         """All of it as JSON data."""
         return {
             "pipeline": self.pipeline,
             "seconds": self.seconds,
-            "bytes_copied": self.bytes_copied,
             "pieces": [_listed(dataclasses.asdict(piece)) for piece in self.pieces],
         }
 
     def __str__(self) -> str:
-        cells = [_HEADER[:4]]
-        cells += [(p.name, p.form, f"{p.seconds * 1e6:,.0f}", _size(p.bytes_copied)) for p in self.pieces]
-        cells.append(("all", "", f"{self.seconds * 1e6:,.0f}", _size(self.bytes_copied)))
-        texts = [[_HEADER[4]], *(_changes(piece) for piece in self.pieces), [""]]
-        widths = [max(len(row[i]) for row in cells) for i in range(4)]
+        cells = [_HEADER[:3]]
+        cells += [(piece.name, piece.form, f"{piece.seconds * 1e6:,.0f}") for piece in self.pieces]
+        cells.append(("all", "", f"{self.seconds * 1e6:,.0f}"))
+        texts = [[_HEADER[3]], *(_changes(piece) for piece in self.pieces), [""]]
+        widths = [max(len(row[i]) for row in cells) for i in range(3)]
         widths[0] = min(widths[0], 44)
         lines = [self.pipeline]
-        for (name, form, *numbers), changes in zip(cells, texts, strict=True):
-            right = [number.rjust(width) for number, width in zip(numbers, widths[2:], strict=True)]
+        for (name, form, time_taken), changes in zip(cells, texts, strict=True):
             name = name if len(name) <= widths[0] else "…" + name[1 - widths[0] :]  # the end tells pieces apart
-            start = "  ".join(["", name.ljust(widths[0]), form.ljust(widths[1]), *right, ""])
+            start = "  ".join(["", name.ljust(widths[0]), form.ljust(widths[1]), time_taken.rjust(widths[2]), ""])
             for text in _folded(changes, WIDTH - len(start)):
                 lines.append((start + text).rstrip())
                 start = " " * len(start)
@@ -219,21 +233,19 @@ def explain(
 
 
 def _report(name: str, form: str, seconds: float, before: Snapshot, after: Snapshot) -> PieceReport:
-    written_before, written_after, bytes_written = after.writes_since(before)
+    written = after.writes_since(before)
     return PieceReport(
         name=name,
         form=form,
         seconds=seconds,
-        bytes_copied=after.bytes_not_in(before) + bytes_written,
-        bytes_written=bytes_written,
         before=before.shapes,
         after=after.shapes,
         added=tuple(column for column in after.names if column not in before.names),
         changed=after.changed_since(before),
         removed=tuple(column for column in before.names if column not in after.names),
-        written=after.written_since(before),
-        written_before=written_before,
-        written_after=written_after,
+        written=tuple(written),
+        written_before=tuple(shape for was, _ in written.values() for shape in was),
+        written_after=tuple(shape for _, now in written.values() for shape in now),
     )
 
 
@@ -269,16 +281,6 @@ def _sizes(shape: Any) -> str:
     return "[" + ", ".join(map(str, shape)) + "]"
 
 
-def _size(number: int) -> str:
-    return (
-        f"{number:,} B"
-        if number < 10_000
-        else f"{number / 1e3:,.0f} kB"
-        if number < 10_000_000
-        else f"{number / 1e6:,.0f} MB"
-    )
-
-
 def _short(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
 
@@ -301,3 +303,196 @@ def _listed(values: Any) -> Any:
     if isinstance(values, dict):
         return {key: _listed(value) for key, value in values.items()}
     return [_listed(value) for value in values] if isinstance(values, (list, tuple)) else values
+
+
+# What is in a batch, and in the trajectories behind it, at one moment.
+
+_TRAJECTORIES = (Columns.OBS, Columns.ACTIONS, Columns.REWARDS)
+
+
+class Snapshot:
+    """The columns of a batch, with their values.
+
+    Attributes:
+        shapes: Of all columns.
+        names: Of all columns, without repetition.
+    """
+
+    def __init__(self, batch: Any, episodes: Sequence[Any], *, keep_values: bool = True):
+        """Looks at a batch.
+
+        Args:
+            batch: Columns, or items in any phase.
+            episodes: The episodes behind it.
+            keep_values: Whether to copy the values, for a later snapshot to be compared with.
+        """
+        self._columns: dict[tuple[Any, ...], tuple[ColumnShape, list[Any]]] = {}
+        for modules, name, column in _columns(batch):
+            for leaf, values, is_list in _info_leaves(column) if name == Columns.INFOS else _leaves(column):
+                self._columns[modules, name, leaf] = (_shape(modules, name, leaf, values, is_list), values)
+        self._rows = _rows_of(batch)
+        self._steps = _steps_of(batch, episodes)
+        self.shapes = tuple(shape for shape, _ in self._columns.values())
+        self.names = tuple(dict.fromkeys(shape.name for shape in self.shapes))
+        if keep_values:
+            self._columns = {key: (shape, _copies(values)) for key, (shape, values) in self._columns.items()}
+            self._rows = {key: (shape, _copies(values)) for key, (shape, values) in self._rows.items()}
+            self._steps = {
+                key: (module, [_copies(step) for step in steps]) for key, (module, steps) in self._steps.items()
+            }
+
+    def changed_since(self, earlier: Snapshot) -> tuple[str, ...]:
+        """Columns of both snapshots that differ in anything."""
+        both = [name for name in self.names if name in earlier.names]
+        return tuple(name for name in both if not self._same(name, earlier))
+
+    def _same(self, name: str, earlier: Snapshot) -> bool:
+        here, there = ({k: v for k, v in s._columns.items() if k[1] == name} for s in (self, earlier))
+        return list(here) == list(there) and all(
+            here[key][0] == there[key][0] and _equal(here[key][1], there[key][1]) for key in here
+        )
+
+    def writes_since(self, earlier: Snapshot) -> dict[str, tuple[list[ColumnShape], list[ColumnShape]]]:
+        """The columns of the trajectories that differ, each as it was and as it is.
+
+        These are the batch's rows, or the single steps that differ, where no row does.
+        """
+        found: dict[str, tuple[list[ColumnShape], list[ColumnShape]]] = {}
+        for name in dict.fromkeys(key[1] for key in (*self._rows, *self._steps)):
+            changes = self._rows_written(name, earlier) or self._steps_written(name, earlier)
+            if changes:
+                found[name] = [old for old, _ in changes if old is not None], [new for _, new in changes]
+        return found
+
+    def _rows_written(self, name: str, earlier: Snapshot) -> list[tuple[ColumnShape | None, ColumnShape]]:
+        found = []
+        for key, (shape, values) in self._rows.items():
+            old, old_values = earlier._rows.get(key, (None, []))
+            is_as_long = old is None or old.shape[0] == shape.shape[0]  # else a piece has dropped rows
+            if key[1] == name and is_as_long and not _equal(values, old_values):
+                found.append((old, shape))
+        return found
+
+    def _steps_written(self, name: str, earlier: Snapshot) -> list[tuple[ColumnShape | None, ColumnShape]]:
+        by_module: dict[tuple[ModuleID, ...], list[tuple[list[Any] | None, list[Any]]]] = {}
+        for key, (modules, steps) in self._steps.items():
+            if key[1] == name:
+                old = earlier._steps[key][1] if key in earlier._steps else []
+                pairs = [(old[i] if i < len(old) else None, step) for i, step in enumerate(steps)]
+                changed = [pair for pair in pairs if pair[0] is None or not _equal(pair[1], pair[0])]
+                by_module.setdefault(modules, []).extend(changed)
+        found = []
+        for modules, changed in by_module.items():
+            for leaf in range(len(changed[0][1]) if changed else 0):
+                old, new = ([step[leaf] for step in steps if step] for steps in zip(*changed, strict=True))
+                before, after = (_shape_of_steps(modules, name, items) if items else None for items in (old, new))
+                if after is not None:
+                    found.append((before, after))
+        return found
+
+
+def _columns(batch: Any) -> Iterator[tuple[tuple[ModuleID, ...], str, Any]]:
+    """``(modules, name, column)`` of a batch of either form."""
+    if isinstance(batch, ColumnBatch):
+        for group in batch.groups:
+            for name, column in group.items():
+                yield group.module_ids, name, column
+            if group.sequences is not None:
+                yield group.module_ids, Columns.SEQ_LENS, group.sequences.lengths
+                if group.sequences.state_in is not None:
+                    yield group.module_ids, Columns.STATE_IN, group.sequences.state_in
+        return
+    for name, column in batch.items():
+        if isinstance(column, dict) and column and all(isinstance(key, str) for key in column):
+            for own_name, own in column.items():
+                yield (name,), own_name, own
+        elif isinstance(column, dict):
+            yield (), name, [item for items in column.values() for item in items]
+        else:
+            yield (), name, column
+
+
+def _leaves(column: Any) -> Iterator[tuple[str, list[Any], bool]]:
+    """``(leaf, arrays, is_list)`` of a column: one array, or one for each item of a list."""
+    found: dict[str, list[Any]] = {}
+    for item in column if isinstance(column, list) else [column]:
+        paths, values, _ = optree.tree_flatten_with_path(item)
+        for path, value in zip(paths, values, strict=True):
+            found.setdefault("".join(f"[{part!r}]" for part in path), []).append(value)
+    for path, values in found.items():
+        yield path, values, isinstance(column, list)
+
+
+def _info_leaves(column: Any) -> list[tuple[str, list[Any], bool]]:
+    """As ``_leaves``; info dicts hold anything, and are compared by what they show."""
+    return [("", [str(info) for info in column], True)] if len(column) else []
+
+
+def _shape(modules: tuple[ModuleID, ...], name: str, leaf: str, values: list[Any], is_list: bool) -> ColumnShape:
+    first = values[0]
+    dtype = str(first.dtype).removeprefix("torch.") if hasattr(first, "dtype") else type(first).__name__
+    kind = "tensor " if isinstance(first, torch.Tensor) else ""
+    if is_list:
+        return ColumnShape(modules, name, leaf, (len(values), *np.shape(first)), f"list of {kind}{dtype}", "")
+    device = str(first.device) if isinstance(first, torch.Tensor) else "cpu"
+    return ColumnShape(modules, name, leaf, tuple(np.shape(first)), f"{kind}{dtype}", device)
+
+
+def _shape_of_steps(modules: tuple[ModuleID, ...], name: str, items: list[Any]) -> ColumnShape:
+    shape = _shape(modules, name, "", items, True)
+    return dataclasses.replace(shape, dtype=shape.dtype.removeprefix("list of "), device="cpu")
+
+
+def _rows_of(batch: Any) -> dict[tuple[Any, ...], tuple[ColumnShape, list[Any]]]:
+    """What the trajectories have for the rows of the batch."""
+    found: dict[tuple[Any, ...], tuple[ColumnShape, list[Any]]] = {}
+    for group in batch.groups if isinstance(batch, ColumnBatch) else []:
+        for name in dict.fromkeys(name for part in group.rows.parts for name in part.rollout.columns):
+            try:
+                column = group.rows.get(name) if group.rows.has(name) else None
+            except (EpisodeError, KeyError):  # some rows have it, or have it in other shapes
+                continue
+            for leaf, values, _ in [] if column is None else _leaves(column):
+                found[group.module_ids, name, leaf] = (_shape(group.module_ids, name, leaf, values, False), values)
+    return found
+
+
+def _steps_of(
+    batch: Any, episodes: Sequence[Any]
+) -> dict[tuple[int, str], tuple[tuple[ModuleID, ...], list[list[Any]]]]:
+    """The columns of all agent episodes, step by step, each step as its leaves."""
+    found: dict[tuple[int, str], tuple[tuple[ModuleID, ...], list[list[Any]]]] = {}
+    for i, episode in enumerate(_agent_episodes(batch, episodes)):
+        modules = () if episode.module_id is None else (episode.module_id,)
+        for name in (*_TRAJECTORIES, *episode.storage.extra_keys()):
+            column = episode.storage.column(name)
+            if isinstance(column, list):
+                steps = [leaves(item) for item in column]
+            else:
+                steps = [list(step) for step in zip(*leaves(column), strict=True)]
+            found[i, name] = (modules, steps)
+    return found
+
+
+def _agent_episodes(batch: Any, episodes: Sequence[Any]) -> list[Any]:
+    groups = batch.groups if isinstance(batch, ColumnBatch) else []
+    parts = [episode for group in groups for episode in group.rows.episodes]
+    parts += agent_episodes(episodes, stepped_only=False)
+    return list({id(part): part for part in originals(parts)}.values())
+
+
+def _copies(values: list[Any]) -> list[Any]:
+    return [
+        value.detach().clone() if isinstance(value, torch.Tensor) else np.array(value, copy=True) for value in values
+    ]
+
+
+def _equal(one: list[Any], other: list[Any]) -> bool:
+    return len(one) == len(other) and all(map(_equal_arrays, one, other))
+
+
+def _equal_arrays(one: Any, other: Any) -> bool:
+    one, other = (x.detach().cpu().numpy() if isinstance(x, torch.Tensor) else np.asarray(x) for x in (one, other))
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return bool(np.array_equal(one, other, equal_nan=one.dtype.kind in "fc"))

@@ -181,7 +181,7 @@ class EpisodeTracker:
         self.done = []
         self.lanes.clear()
         begun = [self._mapped(copy) for copy in copies]
-        self.lanes.make_room([modules for _, modules in begun])
+        self.lanes.open_all([modules for _, modules in begun])
         self.ongoing[:] = [self._begin_episode(copy, *own) for copy, own in zip(copies, begun, strict=True)]
         self.arrange()
 

@@ -17,7 +17,7 @@ from marl_connectors import spaces
 from marl_connectors.columns import Columns
 from marl_connectors.env_runners.live_rows import LiveRows, Pick, picker
 from marl_connectors.env_runners.step_counts import StepCounts
-from marl_connectors.episodes.agent_views import EndedLanes, view_of
+from marl_connectors.episodes.agent_views import AgentChunk, EndedLanes, view_of
 from marl_connectors.episodes.lane_storage import LaneStorage
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.episodes.rollout import Positions, Rollout
@@ -182,6 +182,30 @@ class LiveViews(NamedTuple):
     def agent_steps(self) -> int:
         """How many steps all agents have made in the chunk."""
         return sum(lane.row - int(lane.group.start_row[lane.number]) for lane in self.lanes.values())
+
+    def chunks(self, episode: MultiAgentEpisode) -> list[AgentChunk]:
+        """What a batch has to know of the agents' episodes, which makes none."""
+        found = []
+        for agent_id, lane in self.lanes.items():
+            group, number = lane.group, lane.number
+            known = (column.item(number) for column in (group.first_row, group.start_row, group.t_started))
+            first_row, start_row, t_started = known
+            found.append(
+                AgentChunk(
+                    episode,
+                    agent_id,
+                    lane.module_id,
+                    group.rollout,
+                    number,
+                    first_row,
+                    start_row,
+                    lane.row,
+                    t_started,
+                    is_terminated=False,
+                    is_truncated=False,
+                )
+            )
+        return found
 
     def make(self, episode: MultiAgentEpisode) -> dict[AgentID, SingleAgentEpisode]:
         """The agents' episodes, which their lanes know from now on."""
@@ -715,6 +739,22 @@ class LaneTable:
         """Counts what all lanes have done."""
         for group in self.groups:
             self.counts.settle(filter(None, group.lanes))  # an error may have come between a close and ``arrange``
+
+    def open_all(self, modules_by_env: Sequence[Mapping[AgentID, ModuleID]]) -> None:
+        """Gives the agents of all sub-environments lanes, module by module: so the rows of a module are a slice."""
+        self.make_room(modules_by_env)
+        wanted: dict[ModuleID, list[tuple[int, AgentID]]] = {module_id: [] for module_id in self._rl_module}
+        for env_index, modules in enumerate(modules_by_env):
+            for agent_id, module_id in modules.items():
+                wanted[module_id].append((env_index, agent_id))
+        for module_id, agents in wanted.items():
+            for env_index, agent_id in agents:
+                self.open(env_index, agent_id, module_id)
+        if len(wanted) > 1:
+            self.by_env = [
+                {agent_id: lanes[agent_id] for agent_id in modules}
+                for lanes, modules in zip(self.by_env, modules_by_env, strict=True)
+            ]
 
     def make_room(self, modules_by_env: Sequence[Mapping[AgentID, ModuleID]]) -> None:
         """Makes the rollouts wide enough for the agents of all sub-environments."""

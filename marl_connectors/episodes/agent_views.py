@@ -9,7 +9,7 @@ import numpy as np
 from marl_connectors.episodes.lane_storage import LaneStorage
 from marl_connectors.episodes.rollout import Rollout
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
-from marl_connectors.typing import AgentID, EpisodeID
+from marl_connectors.typing import AgentID, EpisodeID, ModuleID
 
 if TYPE_CHECKING:
     from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
@@ -25,6 +25,64 @@ class AgentViews(Protocol):
     def make(self, episode: MultiAgentEpisode) -> dict[AgentID, SingleAgentEpisode]:
         """The agents' episodes."""
         ...
+
+    def chunks(self, episode: MultiAgentEpisode) -> list[AgentChunk]:
+        """What a batch has to know of them, which makes none."""
+        ...
+
+
+class AgentChunk(NamedTuple):
+    """The episode of an agent, or a chunk of it, that nobody has asked for yet.
+
+    Attributes:
+        whole: The MultiAgentEpisode.
+        agent_id: Whose it is.
+        module_id: Who chose the actions.
+        rollout: Where its rows are.
+        lane: Its lane there.
+        first_row: The oldest row that it keeps.
+        start_row: The first row that is no lookback.
+        last_row: Its last observation.
+        t_started: The agent's own steps before ``start_row``.
+        is_terminated: Whether it ended, and not because of a time limit.
+        is_truncated: Whether it was stopped.
+    """
+
+    whole: MultiAgentEpisode
+    agent_id: AgentID
+    module_id: ModuleID
+    rollout: Rollout
+    lane: int
+    first_row: int
+    start_row: int
+    last_row: int
+    t_started: int
+    is_terminated: bool
+    is_truncated: bool
+
+    @property
+    def num_steps(self) -> int:
+        """How many steps it has."""
+        return self.last_row - self.start_row
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has ended."""
+        return self.is_terminated or self.is_truncated
+
+    @property
+    def multi_agent_episode_id(self) -> EpisodeID:
+        """The id of the MultiAgentEpisode."""
+        return self.whole.id_
+
+    @property
+    def begins_in_lookback(self) -> bool:
+        """Whether all steps from before the chunk are kept."""
+        return self.t_started <= self.start_row - self.first_row
+
+    def episode(self) -> SingleAgentEpisode:
+        """The episode itself, which is made if nobody has asked for it before."""
+        return self.whole.agent_episodes[self.agent_id]
 
 
 class EndedLanes(NamedTuple):
@@ -79,6 +137,17 @@ class EndedViews(NamedTuple):
         """Of each agent: its last row, and whether it is terminated or truncated."""
         found = self.lanes.stop_row, self.lanes.terminated, self.lanes.truncated
         return list(zip(*(column[self.place].tolist() for column in found), strict=True))
+
+    def chunks(self, episode: MultiAgentEpisode) -> list[AgentChunk]:
+        """What a batch has to know of the agents' episodes, which makes none."""
+        lanes, place = self.lanes, self.place
+        rows = lanes.lane, lanes.first_row, lanes.start_row, lanes.stop_row
+        columns = *rows, lanes.t_started, lanes.terminated, lanes.truncated
+        by_agent = zip(lanes.which[place].tolist(), *(column[place].tolist() for column in columns), strict=True)
+        return [
+            AgentChunk(episode, agent_id, episode.module_for(agent_id), lanes.rollouts[which], *row)
+            for agent_id, (which, *row) in zip(self.agent_ids, by_agent, strict=True)
+        ]
 
     def make(self, episode: MultiAgentEpisode) -> dict[AgentID, SingleAgentEpisode]:
         """The agents' episodes."""

@@ -58,10 +58,7 @@ class ColumnAccess(EpisodeBase):
         """A hot path: one item, or all, without padding, is a plain indexing of the column."""
         storage = self.storage
         if type(indices) is int and type(storage) is LaneStorage and not (one_hot_discrete or with_pending):
-            begin = storage.lookback
-            if indices < 0 and not neg_index_as_lookback:
-                begin += len(storage) + (name in WITH_LAST)
-            item = storage.item(name, begin + indices)
+            item = storage.item(name, indices, neg_index_as_lookback)
             if item is not NOTHING:
                 return item
         column = known_items(storage, name) if with_pending else storage.column(name)
@@ -225,6 +222,12 @@ class ColumnAccess(EpisodeBase):
         with_pending: bool = False,
     ) -> None:
         storage = self.storage
+        if type(new_data) is np.ndarray and type(at_indices) is int and type(storage) is LaneStorage:  # a hot path
+            is_array = not with_pending and name != Columns.INFOS and name != Columns.REWARDS
+            place = storage.place(name, at_indices, neg_index_as_lookback) if is_array else -1
+            if place >= 0:
+                storage.rollout.write_item(name, place, new_data)
+                return
         lookback = storage.lookback
         rows = lookback + len(storage)
         if name in WITH_LAST and (rows or len(storage.column(Columns.T))):

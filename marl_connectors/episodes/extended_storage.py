@@ -50,6 +50,11 @@ class ExtendedStorage:
     def lookback(self) -> int:
         return self._inner.lookback
 
+    @property
+    def newest_t(self) -> int | None:
+        newest = self._inner.newest_t
+        return None if newest is None else newest + 1
+
     def __len__(self) -> int:
         return len(self._inner) + 1
 

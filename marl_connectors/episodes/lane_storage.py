@@ -9,7 +9,7 @@ import numpy as np
 
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
-from marl_connectors.episodes.rollout import Rollout
+from marl_connectors.episodes.rollout import Rollout, take
 from marl_connectors.episodes.storage import ACTIONS, INFOS, NOTHING, OBS, REWARDS, UNSURE, WITH_LAST, T
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import Tree
@@ -74,17 +74,48 @@ class LaneStorage:
             return [rollout.item(name, position) for position in range(positions.start, positions.stop, lanes)]
         return rollout.read(name, positions)
 
-    def item(self, name: str, position: int) -> Any:
-        """A hot path: one item of ``column(name)``, or ``NOTHING`` if there is none at that place."""
-        row = self.first_row + position
-        if position < 0 or row > self.last_row - (name not in WITH_LAST):
+    def place(self, name: str, index: int, from_start: bool) -> int:
+        """Where in the rollout the item of a user's index is, or -1 if there is none.
+
+        Args:
+            name: The column.
+            index: Counts from t=0, or from the end if it is negative.
+            from_start: Whether negative ones count backwards from t=0, too.
+        """
+        lanes, lane, stop_row = self.rollout.num_lanes, self.lane, self.stop_row
+        newest = self.rollout.cursor.item(lane) if stop_row is None else stop_row * lanes + lane
+        last = newest if name in WITH_LAST else newest - lanes
+        if index < 0 and not from_start:
+            position = last + (index + 1) * lanes
+        else:
+            position = (self.start_row + index) * lanes + lane
+        return position if self.first_row * lanes + lane <= position <= last else -1
+
+    def item(self, name: str, index: int, from_start: bool) -> Any:
+        """A hot path: the item of a user's index (see ``place``), or ``NOTHING`` if there is none."""
+        position = self.place(name, index, from_start)
+        if position < 0:
             return NOTHING
-        where = row * self.rollout.num_lanes + self.lane
-        return self.rollout.infos.get(where, {}) if name == INFOS else self.rollout.item(name, where)
+        return self.rollout.infos.get(position, {}) if name == INFOS else self.rollout.item(name, position)
+
+    @property
+    def newest_t(self) -> int | None:
+        """The env step of the newest observation."""
+        rollout, stop_row = self.rollout, self.stop_row
+        times: Any = rollout.columns[T]
+        if stop_row is None:
+            return times.item(rollout.cursor.item(self.lane))
+        return times.item(stop_row * rollout.num_lanes + self.lane)
 
     def column(self, name: str) -> list | Tree:
         """All items, oldest first, lookback included."""
         return self.part(name, 0, None)
+
+    def source(self, name: str) -> Tree:
+        """As ``column``, but as the environment gave the items, whatever was written back since."""
+        lanes = self.rollout.num_lanes
+        first, stop = self.first_row, self.last_row + (name in WITH_LAST)
+        return take(self.rollout.source(name), slice(first * lanes + self.lane, stop * lanes + self.lane, lanes))
 
     def item_at(self, name: str, t: int) -> Any:
         """A hot path: the item of the row observed at env step ``t``, ``NOTHING`` or ``UNSURE``."""

@@ -13,7 +13,7 @@ from marl_connectors.episodes.growth import check_item
 from marl_connectors.episodes.list_storage import ListStorage
 from marl_connectors.episodes.multi_agent_access import MultiAgentAccess
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
-from marl_connectors.episodes.storage import ACTIONS, OBS, REWARDS, T
+from marl_connectors.episodes.storage import ACTIONS, OBS, REWARDS
 from marl_connectors.errors import EpisodeError, did_you_mean
 from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID, EpisodeID, ModuleID
 
@@ -108,11 +108,8 @@ class GrowingMultiAgentEpisode(MultiAgentAccess):
 
     def get_agents_that_stepped(self) -> set[AgentID]:
         """The agents that observed at the newest env step, those that ended there included."""
-        return {
-            agent_id
-            for agent_id, episode in self.agent_episodes.items()
-            if episode.is_reset and episode.storage.column(T)[-1] == self.env_t
-        }
+        now = self.env_t
+        return {agent_id for agent_id, episode in self.agent_episodes.items() if episode.storage.newest_t == now}
 
     def get_return(self, include_hanging_rewards: bool = False) -> float:
         """The sum of all agents' rewards in this chunk.

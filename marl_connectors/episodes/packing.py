@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 from gymnasium import Space
 
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
+from marl_connectors.episodes.agent_views import AgentChunk
 from marl_connectors.episodes.extended_episodes import originals
 from marl_connectors.episodes.lane_storage import LaneStorage
+from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.episodes.rollout import Rollout
 from marl_connectors.episodes.rows import RowPart, Rows
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
@@ -19,8 +22,23 @@ from marl_connectors.trees import tree_map
 from marl_connectors.typing import DEFAULT_MODULE_ID, ModuleID
 
 
+def chunks_of(episodes: Iterable[Any]) -> Iterator[SingleAgentEpisode | AgentChunk]:
+    """All agent episodes of SingleAgentEpisodes and MultiAgentEpisodes; those that nobody has asked for are not made.
+
+    Of a MultiAgentEpisode, agents' former lives come first.
+    """
+    for episode in episodes:
+        if not isinstance(episode, MultiAgentEpisode):
+            yield episode
+        elif episode.agent_views is None:
+            yield from episode.all_agent_episodes()
+        else:
+            yield from episode.past_agent_episodes
+            yield from episode.agent_views.chunks(episode)
+
+
 def rows_of_episodes(
-    episodes: Sequence[SingleAgentEpisode],
+    episodes: Sequence[SingleAgentEpisode | AgentChunk],
     module_ids: Sequence[ModuleID],
     *,
     last_only: bool = False,
@@ -32,17 +50,20 @@ def rows_of_episodes(
     that what connector pieces write back reaches them. Of an episode with an artificial step, the real steps are meant.
 
     Args:
-        episodes: Each with at least one step, of the modules ``module_ids`` only.
+        episodes: Each with at least one step, of the modules ``module_ids`` only; or what is known of episodes that
+            nobody has asked for, which are not made then.
         module_ids: The modules, in the order wanted.
         last_only: Leave out the steps.
         with_lookback: Also take the steps from before a chunk that it holds; the episodes may then be without steps.
     """
     order = {module_id: i for i, module_id in enumerate(module_ids)}
     episodes = sorted(episodes, key=lambda e: order[e.module_id or DEFAULT_MODULE_ID])
-    if any(type(e.storage) is not LaneStorage for e in episodes):
-        episodes = originals(episodes)
-        _pack([e for e in episodes if type(e.storage) is not LaneStorage])
-    storages: list[LaneStorage] = [e.storage for e in episodes]  # type: ignore[misc]
+    made = [e for e in episodes if not isinstance(e, AgentChunk)]
+    if any(type(e.storage) is not LaneStorage for e in made):
+        found = iter(originals(made))
+        episodes = [e if isinstance(e, AgentChunk) else next(found) for e in episodes]
+        _pack([e for e in episodes if not isinstance(e, AgentChunk) and type(e.storage) is not LaneStorage])
+    storages: list[Any] = [e if isinstance(e, AgentChunk) else e.storage for e in episodes]
     runs = [list(run) for _, run in groupby(storages, key=lambda storage: id(storage.rollout))]
     parts, lengths = zip(*[_part(run, last_only, with_lookback) for run in runs], strict=True)
     counts = np.concatenate(lengths)
@@ -63,7 +84,7 @@ def rows_of_episodes(
     )
 
 
-def _part(storages: list[LaneStorage], last_only: bool, with_lookback: bool) -> tuple[RowPart, np.ndarray]:
+def _part(storages: list[LaneStorage | AgentChunk], last_only: bool, with_lookback: bool) -> tuple[RowPart, np.ndarray]:
     """The rows of episodes of one rollout, and how many each has. A hot path: nothing in Python for each row."""
     rollout = storages[0].rollout
     lanes = rollout.num_lanes

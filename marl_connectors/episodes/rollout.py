@@ -271,7 +271,7 @@ class Rollout:
     def item(self, name: str, position: int) -> Any:
         """What ``read`` gives for a single row."""
         levels = self.layered.get(name)
-        column = self.columns[name] if levels is None else self._layers[name][levels[position]]
+        column = self.columns[name] if levels is None else self._layers[name][levels.item(position)]
         return column[position] if type(column) is np.ndarray else tree_map(lambda leaf: leaf[position], column)
 
     def is_uniform(self, name: str, positions: Positions) -> bool:
@@ -303,6 +303,19 @@ class Rollout:
             self.layered[name][positions] = level
         if name in self.given:
             self.given[name][positions] = True
+
+    def write_item(self, name: str, position: int, item: Any) -> None:
+        """What ``write`` does, for a single row. A hot path: most items are like those written last."""
+        column: Any = self.columns.get(name)
+        levels = self.layered.get(name)
+        is_written = levels is not None or name != Columns.OBS
+        is_alike = type(item) is type(column) is np.ndarray and item.dtype == column.dtype
+        if is_alike and is_written and item.shape == column.shape[1:] and name not in self.given:
+            column[position] = item
+            if levels is not None:
+                levels[position] = len(self._layers[name]) - 1
+            return
+        self.write(name, slice(position, position + 1), spaces.stack([item]))
 
     def continued(self, num_rows: int, lookback: int, oldest: np.ndarray | None = None) -> Rollout:
         """A fresh rollout that goes on where this one stopped; nothing is shared with this one.

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import Space
 
 from marl_connectors.columns import Columns
+from marl_connectors.episodes.agent_views import AgentChunk
 from marl_connectors.episodes.info_column import InfoColumn
-from marl_connectors.episodes.rollout import Positions, Rollout
+from marl_connectors.episodes.rollout import Positions, Rollout, take
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.errors import EpisodeError, did_you_mean
 from marl_connectors.trees import leaves, tree_map
@@ -41,19 +42,20 @@ class Rows:
         parts: The same rows, by rollout.
         module_ids: The modules that have rows here, in order.
         splits: ``len(module_ids) + 1`` bounds; module ``i`` has rows ``splits[i]:splits[i + 1]``.
-        episodes: The agent episodes that have rows here, in order.
+        chunks: What is known of the agent episodes that have rows here, in order, without making them.
         counts: How many rows each of them has.
         acted: ``[B]`` bool, False for an episode's last observation, or None where all rows are to be acted on.
         rows_per_module: How many rows each module has, or None if they differ.
     """
 
     __slots__ = (
+        "_episodes",
         "_last_steps",
         "_length",
         "_whole",
         "acted",
+        "chunks",
         "counts",
-        "episodes",
         "module_ids",
         "parts",
         "rows_per_module",
@@ -66,14 +68,15 @@ class Rows:
         *,
         module_ids: tuple[ModuleID, ...],
         splits: tuple[int, ...],
-        episodes: list[SingleAgentEpisode],
+        episodes: Sequence[SingleAgentEpisode | AgentChunk],
         counts: list[int],
         acted: np.ndarray | None = None,
     ):
         self.parts = parts
         self.module_ids = module_ids
         self.splits = splits
-        self.episodes = episodes
+        self.chunks = episodes
+        self._episodes: list[SingleAgentEpisode] | None = None
         self.counts = counts
         self.acted = acted
         self._length = splits[-1]
@@ -86,6 +89,18 @@ class Rows:
         return self._length
 
     @property
+    def episodes(self) -> list[SingleAgentEpisode]:
+        """The agent episodes that have rows here, in order. They are made when somebody asks for them."""
+        if self._episodes is None:
+            self._episodes = [e.episode() if isinstance(e, AgentChunk) else e for e in self.chunks]
+        return self._episodes
+
+    @property
+    def observation_space(self) -> Space | None:
+        """What the environment says of all agents that have rows here."""
+        return self.parts[0].rollout.observation_space
+
+    @property
     def action_space(self) -> Space:
         """Of all agents that have rows here."""
         return self.parts[0].rollout.action_space
@@ -93,6 +108,15 @@ class Rows:
     def has(self, column: str) -> bool:
         """Whether the trajectories hold this column."""
         return all(part.rollout.holds(column, part.first, part.last) for part in self.parts)
+
+    def columns(self) -> list[str]:
+        """The columns that the trajectories hold, infos excepted."""
+        return [name for name in self.parts[0].rollout.columns if self.has(name)]
+
+    def source(self, column: str) -> Tree:
+        """The items of a column as the environment gave them, whatever pieces have written back."""
+        given = [take(part.rollout.source(column), part.positions) for part in self.parts]
+        return given[0] if len(given) == 1 else tree_map(lambda *leaves: np.concatenate(leaves), *given)
 
     def get(self, column: str, offset: int = 0, fill: float | None = None) -> Tree:
         """The items of a column, ``[B, ...]``.
@@ -238,7 +262,7 @@ class Rows:
             self.parts,
             module_ids=whole.module_ids,
             splits=tuple(np.searchsorted(index, whole.splits).tolist()),
-            episodes=[whole.episodes[i] for i in rest.tolist()],
+            episodes=[whole.chunks[i] for i in rest.tolist()],
             counts=left[rest].tolist(),
             acted=None if whole.acted is None else whole.acted[index],
         )

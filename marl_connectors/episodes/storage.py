@@ -64,6 +64,11 @@ class EpisodeStorage(Protocol):
         """Closed rows that are kept from before the chunk."""
         ...
 
+    @property
+    def newest_t(self) -> int | None:
+        """The env step of the newest observation; None before there is any."""
+        ...
+
     def __len__(self) -> int:
         """Closed rows, without the lookback."""
         ...
@@ -124,6 +129,11 @@ class ColumnStorage:
 
     def __len__(self) -> int:
         return len(self.columns[Columns.REWARDS]) - self.lookback
+
+    @property
+    def newest_t(self) -> int | None:
+        times = self.columns[T]
+        return int(times[-1]) if len(times) else None
 
     def column(self, name: str) -> Any:
         return self.columns[name]

@@ -1,4 +1,4 @@
-"""The optimizer of all modules that have none of their own: one Adam, one tensor for each module of a bucket."""
+"""The optimizer of all modules that have none of their own: Adam, which steps each module of a bucket as one tensor."""
 
 from __future__ import annotations
 
@@ -7,35 +7,129 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.optim.adam import adam
 
 from marl_connectors.errors import LearnerError
-from marl_connectors.learner.finite_check import FiniteCheck
+from marl_connectors.learner.loss_stats import FiniteCheck
 from marl_connectors.rl_module.bucket import MemberRow
 from marl_connectors.typing import ModuleID
 
 Moments = dict[str, Tensor]
-"""What ``torch.optim.Adam`` keeps of a tensor: ``step``, a scalar, and means that have the tensor's own shape."""
+"""``step``, a scalar, and the means ``exp_avg`` and ``exp_avg_sq``, which have the shape of what is stepped."""
+
+RowOf = Callable[[ModuleID], MemberRow | None]
+"""Where the parameters of a module stand in a bucket, if they do."""
 
 
-class Stretch(NamedTuple):
-    """What Adam steps as one tensor.
+class FlatSegment:
+    """Parameters that are stepped as one tensor: one by itself, or several that stand side by side in a bucket.
 
     Attributes:
-        tensor: A parameter, or a flat view of several that stand side by side in a bucket.
         parameters: Those that it consists of.
-        shapes: Of these.
-        kind: Their dtype and device.
+        values: The parameter, or a flat view of several.
+        moments: Of these; empty before the first step.
     """
 
-    tensor: Tensor
-    parameters: Sequence[Tensor]
-    shapes: Sequence[torch.Size]
-    kind: tuple[torch.dtype, torch.device]
+    def __init__(self, parameters: Sequence[Tensor], row: MemberRow | None, moments: Mapping[Tensor, Moments]):
+        """Takes over those moments that there are of the parameters."""
+        self.parameters = parameters
+        self._kinds = [(p.shape, p.dtype, p.device) for p in parameters]
+        self.values, self._gradients = parameters[0], None
+        if row is not None:
+            begin, end = row.slices[parameters[0]].begin, row.slices[parameters[-1]].end
+            self.values, self._gradients = row.values[begin:end], row.gradients[begin:end]
+        self.moments: Moments = {}
+        own = [moments[p] for p in parameters if p in moments]
+        if own and row is None:
+            self.moments = own[0]
+        elif own:
+            means = ("exp_avg", "exp_avg_sq")
+            self.moments = {name: torch.cat([one[name].reshape(-1) for one in own]) for name in means}
+            self.moments["step"] = own[0]["step"]
 
     @property
-    def is_parameter(self) -> bool:
-        """Whether it is a parameter, and no view of several."""
-        return self.tensor is self.parameters[0]
+    def gradients(self) -> Tensor | None:
+        """Of the values, if there are any."""
+        return self.values.grad if self._gradients is None else self._gradients
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether it stands in a bucket."""
+        return self._gradients is not None
+
+    @property
+    def fits(self) -> bool:
+        """Whether a parameter that is stepped by itself has the shape and kind that it came with."""
+        values = self.values
+        return self.is_flat or (values.shape, values.dtype, values.device) == self._kinds[0]
+
+    def begin(self) -> None:
+        """Makes moments, if there are none yet."""
+        if not self.moments:
+            like = self.values
+            self.moments = {name: torch.zeros_like(like) for name in ("exp_avg", "exp_avg_sq")}
+            self.moments["step"] = torch.zeros((), dtype=torch.float32, device=like.device)
+
+    def by_parameter(self) -> Iterator[tuple[Tensor, Moments]]:
+        """Each parameter's part of the moments, as views."""
+        sizes = [shape.numel() for shape, _, _ in self._kinds]
+        means = {name: self.moments[name].reshape(-1).split(sizes) for name in self.moments if name != "step"}
+        for i, (parameter, (shape, _, _)) in enumerate(zip(self.parameters, self._kinds, strict=True)):
+            views = {name: parts[i].view(shape) for name, parts in means.items()}
+            yield parameter, {"step": self.moments["step"], **views} if views else {}
+
+
+class _Step(NamedTuple):
+    """What is stepped together, each in a list of equally many tensors.
+
+    Attributes:
+        rate: The learning rate.
+        values: Of the parameters.
+        gradients: Of these.
+        means: Moving averages of the gradients.
+        squares: Those of their squares.
+        counts: How many steps there have been.
+    """
+
+    rate: float
+    values: list[Tensor]
+    gradients: list[Tensor]
+    means: list[Tensor]
+    squares: list[Tensor]
+    counts: list[Tensor]
+
+    @classmethod
+    def of(cls, rate: float, segments: Sequence[FlatSegment]) -> _Step:
+        """Of those segments that have gradients."""
+        found = cls(rate, [], [], [], [], [])
+        for segment in segments:
+            if segment.gradients is not None:
+                segment.begin()
+                moments = [segment.moments[name] for name in ("exp_avg", "exp_avg_sq", "step")]
+                for tensors, own in zip(found[1:], (segment.values, segment.gradients, *moments), strict=True):
+                    tensors.append(own)
+        return found
+
+    def take(self, skip: Tensor | None) -> None:
+        """Takes the step, unless ``skip`` is 1. A hot path."""
+        with torch.no_grad():
+            adam(
+                self.values,
+                self.gradients,
+                self.means,
+                self.squares,
+                [],
+                self.counts,
+                fused=True,
+                found_inf=skip,
+                amsgrad=False,
+                beta1=0.9,
+                beta2=0.999,
+                lr=self.rate,
+                weight_decay=0.0,
+                eps=1e-8,
+                maximize=False,
+            )
 
 
 class DefaultAdam:
@@ -46,92 +140,63 @@ class DefaultAdam:
     """
 
     def __init__(self) -> None:
-        self._stretches: dict[ModuleID, list[Stretch]] = {}
         self._parameters: dict[ModuleID, Sequence[Tensor]] = {}
+        self._segments: dict[ModuleID, list[FlatSegment]] = {}
         self._resting: dict[Tensor, Moments] = {}
         self._rates: dict[ModuleID, float] = {}
-        self._groups: dict[tuple[ModuleID, ...], list[dict[str, Any]]] = {}
-        self._adam: torch.optim.Adam | None = None
+        self._steps: dict[tuple[ModuleID, ...], list[_Step]] = {}
 
     def __contains__(self, module_id: object) -> bool:
         return bool(self._parameters.get(module_id))  # type: ignore[call-overload]
 
-    def arrange(
-        self, parameters: Mapping[ModuleID, Sequence[Tensor]], row_of: Callable[[ModuleID], MemberRow | None]
-    ) -> None:
+    def arrange(self, parameters: Mapping[ModuleID, Sequence[Tensor]], row_of: RowOf) -> None:
         """Takes over parameters, in place of those so far. Those that are among both keep their moments.
 
         Args:
             parameters: Of each module, those that are to be stepped.
-            row_of: Where those of a module stand in a bucket, if they do.
+            row_of: Where those of a module stand in a bucket.
         """
-        moments = {p: own for p, own in self._moments().items() if own}
+        moments = self._moments()
         self._parameters = {module_id: list(own) for module_id, own in parameters.items()}
         self._arrange(moments, row_of)
 
-    def _arrange(self, moments: Mapping[Tensor, Moments], row_of: Callable[[ModuleID], MemberRow | None]) -> None:
-        everything = [p for own in self._parameters.values() for p in own]
-        if self._adam is None and everything:
-            self._adam = torch.optim.Adam(everything, fused=True)
-        state: dict[Tensor, Moments] = {}
-        self._stretches, self._resting, self._groups = {}, {}, {}
+    def _arrange(self, moments: Mapping[Tensor, Moments], row_of: RowOf) -> None:
+        self._segments, self._resting, self._steps = {}, {}, {}
         for module_id, own in self._parameters.items():
             row = row_of(module_id)
-            kept = {p: _fitting(p, moments[p]) for p in own if p in moments and _fits(p, moments[p])}
-            self._stretches[module_id] = stretches = [_stretch(run, row) for run in _runs(own, row, kept)]
-            stepped = {p for stretch in stretches for p in stretch.parameters}
+            kept = {p: _fitting(p, moments[p]) for p in own if moments.get(p) and _fits(p, moments[p])}
+            segments = [FlatSegment(run, row, kept) for run in _runs(own, row, kept)]
+            stepped = {p for segment in segments for p in segment.parameters}
+            self._segments[module_id] = segments
             self._resting.update({p: own_moments for p, own_moments in kept.items() if p not in stepped})
-            for stretch in stretches:
-                if stretch.parameters[0] in kept:
-                    state[stretch.tensor] = _joined(stretch, [kept[p] for p in stretch.parameters])
-        if self._adam is not None:
-            self._adam.param_groups = []
-            self._adam.state.clear()
-            self._adam.state.update(state)
 
     @property
     def fits(self) -> bool:
         """Whether those parameters that are stepped by themselves have the shape and kind that they came with."""
-        return all(
-            (one.tensor.shape, one.tensor.dtype, one.tensor.device) == (one.shapes[0], *one.kind)
-            for stretches in self._stretches.values()
-            for one in stretches
-            if one.is_parameter
-        )
+        return all(segment.fits for segments in self._segments.values() for segment in segments)
 
     def set_rates(self, rates: Mapping[ModuleID, float]) -> None:
         """Learning rates from now on."""
-        self._rates, self._groups = dict(rates), {}
+        self._rates, self._steps = dict(rates), {}
 
     def step(self, module_ids: Sequence[ModuleID], check: FiniteCheck) -> None:
         """Steps these modules, and these only; none if ``check`` says so. A hot path."""
         key = tuple(module_ids)
-        if key not in self._groups:
-            self._groups[key] = self._groups_of(key)
-        if self._adam is not None and self._groups[key]:
-            self._adam.found_inf = check.skip  # type: ignore[attr-defined]
-            self._adam.param_groups = self._groups[key]
-            self._adam.step()
-
-    def _groups_of(self, module_ids: Sequence[ModuleID]) -> list[dict[str, Any]]:
-        """One for each rate."""
-        by_rate: dict[float, list[Tensor]] = {}
-        for module_id in module_ids:
-            if stretches := self._stretches.get(module_id):
-                by_rate.setdefault(self._rates[module_id], []).extend(stretch.tensor for stretch in stretches)
-        defaults = {} if self._adam is None else self._adam.defaults
-        return [{**defaults, "params": tensors, "lr": rate} for rate, tensors in by_rate.items()]
+        steps = self._steps.get(key)
+        if steps is None:
+            segments = [(self._rates[m], segment) for m in key for segment in self._segments.get(m, ())]
+            steps = [_Step.of(rate, [s for r, s in segments if r == rate]) for rate in {rate for rate, _ in segments}]
+            if all(segment.is_flat for _, segment in segments):  # gradients of others come and go
+                self._steps[key] = steps
+        for one in steps:
+            one.take(check.skip)
 
     # State.
 
     def _moments(self) -> dict[Tensor, Moments]:
         """By parameter; empty for one that was never stepped."""
-        found = dict(self._resting)
-        for stretch in (stretch for stretches in self._stretches.values() for stretch in stretches):
-            assert self._adam is not None
-            own = self._adam.state.get(stretch.tensor, {})
-            found.update(zip(stretch.parameters, _parts(stretch, own), strict=True))
-        return found
+        segments = [segment for own in self._segments.values() for segment in own]
+        return {**self._resting, **{p: own for segment in segments for p, own in segment.by_parameter()}}
 
     def get_state(self) -> dict[ModuleID, list[Moments]]:
         """The moments of each module's parameters, as copies; empty ones where it was never stepped."""
@@ -141,9 +206,7 @@ class DefaultAdam:
             for module_id, own in self._parameters.items()
         }
 
-    def set_state(
-        self, state: Mapping[ModuleID, Sequence[Mapping[str, Any]]], row_of: Callable[[ModuleID], MemberRow | None]
-    ) -> None:
+    def set_state(self, state: Mapping[ModuleID, Sequence[Mapping[str, Any]]], row_of: RowOf) -> None:
         """Takes moments that ``get_state`` gave, for the modules named there.
 
         Raises:
@@ -162,7 +225,7 @@ class DefaultAdam:
                 )
             for parameter, values in zip(own if saved else (), saved, strict=True):
                 moments[parameter] = {name: torch.as_tensor(value).clone() for name, value in values.items()}
-        self._arrange({p: own for p, own in moments.items() if own}, row_of)
+        self._arrange(moments, row_of)
 
 
 def _fits(parameter: Tensor, moments: Moments) -> bool:
@@ -196,36 +259,3 @@ def _runs(parameters: Sequence[Tensor], row: MemberRow | None, moments: Mapping[
         at = where.end, steps
     if run:
         yield run
-
-
-def _stretch(run: Sequence[Tensor], row: MemberRow | None) -> Stretch:
-    shapes, kind = [p.shape for p in run], (run[0].dtype, run[0].device)
-    if row is None:
-        return Stretch(run[0], run, shapes, kind)
-    begin, end = row.slices[run[0]].begin, row.slices[run[-1]].end
-    tensor = row.values[begin:end].detach().requires_grad_()
-    tensor.grad = row.gradients[begin:end]
-    return Stretch(tensor, run, shapes, kind)
-
-
-def _parts(stretch: Stretch, moments: Mapping[str, Tensor]) -> list[Moments]:
-    """The moments of each parameter of a stretch; views."""
-    if stretch.is_parameter or not moments:
-        return [dict(moments) for _ in stretch.parameters]
-    sizes = [shape.numel() for shape in stretch.shapes]
-    split = {name: value.split(sizes) for name, value in moments.items() if name != "step"}
-    return [
-        {"step": moments["step"], **{name: parts[i].view(shape) for name, parts in split.items()}}
-        for i, shape in enumerate(stretch.shapes)
-    ]
-
-
-def _joined(stretch: Stretch, moments: Sequence[Moments]) -> Moments:
-    """The moments of a stretch, of those of its parameters."""
-    if stretch.is_parameter:
-        return moments[0]
-    means = [name for name in moments[0] if name != "step"]
-    return {
-        "step": moments[0]["step"],
-        **{name: torch.cat([own[name].reshape(-1) for own in moments]) for name in means},
-    }

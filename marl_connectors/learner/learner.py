@@ -15,15 +15,11 @@ from torch import Tensor
 from marl_connectors.connectors.learner.learner_connector_pipeline import LearnerConnectorPipeline
 from marl_connectors.episodes.column_batch import ColumnBatch
 from marl_connectors.errors import LearnerError
-from marl_connectors.learner.figures import Figures
-from marl_connectors.learner.finite_check import FiniteCheck, not_finite_error
-from marl_connectors.learner.gradient_clipping import clip_gradients
-from marl_connectors.learner.minibatches import MiniBatch
+from marl_connectors.learner.gradients import clip_gradients
+from marl_connectors.learner.loss_stats import Figures, FiniteCheck, not_finite_error
+from marl_connectors.learner.losses import checked_losses, loss_function, set_gradients
 from marl_connectors.learner.optimizers import Optimizers
-from marl_connectors.learner.own_losses import loss_function
-from marl_connectors.learner.result_checks import checked_losses, set_gradients
-from marl_connectors.learner.steps import Step, Steps, reads_batches
-from marl_connectors.learner.train_groups import groups_of_episodes
+from marl_connectors.learner.updates import Step, Steps, groups_of_episodes, reads_batches
 from marl_connectors.metrics import MetricsLogger
 from marl_connectors.ops.schedule import Schedule
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
@@ -270,7 +266,7 @@ class Learner(ABC):
         """One gradient step. A hot path."""
         ids = tuple(m for minibatch in step.minibatches for m in minibatch.module_ids)
         with self._autocast():
-            loss = self._joint_loss(step.minibatches) if step.is_joint else self._loss_of_minibatch(*step.minibatches)
+            loss = self._loss_of(step)
         if not loss.requires_grad:
             raise LearnerError(
                 f"Learner: the loss of {', '.join(map(repr, ids))} has no gradient. Let forward_train and "
@@ -287,16 +283,33 @@ class Learner(ABC):
         self._postprocess_gradients(stepping, norms)
         self.optimizers.step(stepping, self._check)
 
-    def _loss_of_minibatch(self, minibatch: MiniBatch) -> Tensor:
-        """Of one module, or the sum of those of stacked ones."""
-        ids = minibatch.module_ids
-        part = self.optimizers.part(ids) if minibatch.is_stacked else None
-        module = self.module[ids[0]] if part is None else part.load()
-        losses = self._losses(ids, module, minibatch.columns, self._forward_train(module, minibatch.columns))
-        self._figures.note_total(ids, losses)
-        return losses.sum() if minibatch.is_stacked else losses
+    def _loss_of(self, step: Step) -> Tensor:
+        """The sum of the losses of a step's modules. A hot path."""
+        losses = []
+        for minibatch, (module, fwd_out) in zip(step.minibatches, self._forward_passes(step), strict=True):
+            own = self._losses(minibatch.module_ids, module, minibatch.columns, fwd_out)
+            self._figures.note_total(minibatch.module_ids, own)
+            losses.append(own)
+        whole = losses[0] if len(losses) == 1 else torch.stack(losses)
+        return whole.sum() if whole.dim() else whole
+
+    def _forward_passes(self, step: Step) -> list[tuple[Any, Any]]:
+        """For each minibatch, what ran it forward and what came out: entangled modules together, others by themselves.
+
+        A hot path.
+        """
+        if step.is_joint:
+            outputs = self._forward_train(self.module, {m.module_ids[0]: m.columns for m in step.minibatches})
+            return [(self.module[m.module_ids[0]], outputs[m.module_ids[0]]) for m in step.minibatches]
+        passes = []
+        for minibatch in step.minibatches:
+            part = self.optimizers.part(minibatch.module_ids) if minibatch.is_stacked else None
+            module = self.module[minibatch.module_ids[0]] if part is None else part.load()
+            passes.append((module, self._forward_train(module, minibatch.columns)))
+        return passes
 
     def _losses(self, module_ids: tuple[ModuleID, ...], module: RLModule, batch: Any, fwd_out: Any) -> Tensor:
+        """``[M]`` of stacked modules, a scalar of one."""
         given: Any = {"batch": batch, "fwd_out": fwd_out}
         module_id, *others = module_ids
         if others:
@@ -305,16 +318,6 @@ class Learner(ABC):
             config = self.config.get_config_for_module(module_id)
             losses = loss_function(self, module_id)(module_id=module_id, config=config, **given)
         return checked_losses(losses, module_ids, self)
-
-    def _joint_loss(self, minibatches: Sequence[MiniBatch]) -> Tensor:
-        """The sum of the losses of modules that have something in common, after one forward pass of all."""
-        outputs = self._forward_train(self.module, {m.module_ids[0]: m.columns for m in minibatches})
-        losses = []
-        for minibatch in minibatches:
-            ids = minibatch.module_ids
-            losses.append(self._losses(ids, self.module[ids[0]], minibatch.columns, outputs[ids[0]]))
-            self._figures.note_total(ids, losses[-1])
-        return torch.stack(losses).sum()
 
     def _autocast(self) -> AbstractContextManager[Any]:
         dtype = self.config.autocast_dtype

@@ -1,21 +1,290 @@
-"""Train batches in shuffled pieces: every module has its own number of minibatches, and several may go stacked."""
+"""Train batches in shuffled pieces: which rows a minibatch has, its columns, and which of its rows count.
+
+Every module has its own number of minibatches, and several modules may go stacked.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from marl_connectors.columns import Columns
 from marl_connectors.episodes.column_batch import ColumnGroup
-from marl_connectors.episodes.sequences import Sequences
-from marl_connectors.learner.minibatch_columns import EpochOfRows, EpochOfSequences, MiniBatchColumns
+from marl_connectors.episodes.info_column import InfoColumn
+from marl_connectors.episodes.sequences import PaddedColumns, Sequences
+from marl_connectors.errors import did_you_mean
+from marl_connectors.rl_module.bucket import each_leaf
 from marl_connectors.rl_module.stacked_rows import SPARE_ROWS
-from marl_connectors.transfers import all_on_host
+from marl_connectors.transfers import all_moved, all_on_host, moved
+from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import ModuleID
+
+
+class CountedRows:
+    """The rows that count: ``R`` of one module, or ``[M, R]`` of ``M`` stacked ones that may have different numbers.
+
+    Where a module has fewer than ``R``, copies of its own rows stand in for what is missing, with the weight 0. So
+    whatever stands in padding, be it NaN, reaches neither a loss nor a gradient.
+
+    Attributes:
+        weights: ``[M, R]``, what a row counts for in its module's mean; None where all rows count alike.
+    """
+
+    __slots__ = ("_index", "_num_axes", "_shape", "weights")
+
+    def __init__(self, weights: Tensor | None = None, index: Tensor | None = None, num_axes: int = 1, stacked: int = 0):
+        """Says which rows count.
+
+        Args:
+            weights: As above.
+            index: Where the rows are once the first ``num_axes`` axes are one, module by module; None where columns
+                hold these rows and no others.
+            num_axes: How many axes of a column stand before a row's own.
+            stacked: The number of modules if the first axis is theirs, else 0.
+        """
+        self.weights = weights
+        self._index = index
+        self._num_axes = num_axes
+        self._shape = (stacked, -1) if stacked else None
+
+    @classmethod
+    def of_mask(cls, mask: np.ndarray, *, stacked: int = 0, device: torch.device | str = "cpu") -> CountedRows:
+        """The rows of which a mask is True, at least one of each module.
+
+        Args:
+            mask: ``[B]`` or ``[S, T]`` bool; with ``stacked`` modules, ``[M, B]`` or ``[M, S, T]``.
+            stacked: The number of modules if the first axis is theirs, else 0.
+            device: Where the columns are.
+        """
+        flat = mask.reshape(max(stacked, 1), -1)
+        counts = flat.sum(1)
+        longest = int(counts.max())
+        places = np.argsort(~flat, axis=1, kind="stable")[:, :longest]
+        real = np.arange(longest) < counts[:, None]
+        places = np.where(real, places, places[:, :1]) + np.arange(len(flat))[:, None] * flat.shape[1]
+        weights = [] if real.all() else [(real / counts[:, None]).astype(np.float32)]
+        index, *found = all_moved([places.reshape(-1), *weights], torch.device(device))
+        return cls(found[0] if found else None, index, mask.ndim, stacked)
+
+    @classmethod
+    def of(cls, batch: Mapping[str, Any], *, stacked: int = 0) -> CountedRows:
+        """Those of a batch: of a minibatch what it knows of itself, else what ``loss_mask`` says, else all."""
+        known = getattr(batch, "counted_rows", None)
+        if known is not None:
+            return known
+        if Columns.LOSS_MASK not in batch:
+            return cls()
+        mask = batch[Columns.LOSS_MASK]
+        return cls.of_mask(all_on_host([mask])[0].numpy().astype(bool), stacked=stacked, device=mask.device)
+
+    def pick(self, column: Any) -> Any:
+        """The rows of a column (or a tree of them) that count, ``[R, ...]`` or ``[M, R, ...]``."""
+        return column if self._index is None else each_leaf(column, self._pick)
+
+    def _pick(self, leaf: Tensor) -> Tensor:
+        assert self._index is not None
+        picked = leaf.flatten(0, self._num_axes - 1).index_select(0, self._index)
+        return picked if self._shape is None else picked.unflatten(0, self._shape)
+
+    def mean(self, values: Tensor) -> Tensor:
+        """The mean of ``pick``-ed values: a scalar, or ``[M]``."""
+        return values.mean(-1) if self.weights is None else (values * self.weights).sum(-1)
+
+
+class EpochOfRows:
+    """All columns of some modules in one epoch's order; each minibatch is a slice.
+
+    A column is only brought into that order when somebody asks for it.
+    """
+
+    def __init__(self, group: ColumnGroup, order: np.ndarray, real: np.ndarray | None):
+        """Takes the order.
+
+        Args:
+            group: The train batch.
+            order: ``[N]`` rows, minibatch after minibatch.
+            real: ``[N]`` bool, False for rows that only fill a stack up; None if all are real.
+        """
+        self._group = group
+        self._order = torch.from_numpy(order)
+        self._real = real
+        self._device = leaves(next(iter(group.values())))[0].device
+        self._gathered: dict[str, Any] = {}
+
+    @cached_property
+    def _on_device(self) -> list[Tensor]:
+        """The order and, if some rows only fill up, which are real."""
+        return all_moved([self._order.numpy(), *([] if self._real is None else [self._real])], self._device)
+
+    def names(self) -> list[str]:
+        """Of all columns."""
+        return [*self._group, *([Columns.LOSS_MASK] if self._has_own_mask else [])]
+
+    @property
+    def _has_own_mask(self) -> bool:
+        return self._real is not None and Columns.LOSS_MASK not in self._group
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._group or (name == Columns.LOSS_MASK and self._has_own_mask)
+
+    def column(self, name: str) -> Any:
+        """``[N, ...]``."""
+        if name not in self:
+            raise _missing(name, self._group)
+        if name not in self._gathered:
+            self._gathered[name] = self._gather(name)
+        return self._gathered[name]
+
+    def _gather(self, name: str) -> Any:
+        if name == Columns.LOSS_MASK and self._real is not None:  # rows that do not count are in no minibatch
+            return self._on_device[1]
+        column = self._group[name]
+        order = self._order if isinstance(column, InfoColumn) else self._on_device[0]
+        return tree_map(lambda leaf: leaf.index_select(0, order), column)
+
+    def infos(self, column: InfoColumn, begin: int, end: int, stacked: int) -> InfoColumn | list[InfoColumn]:
+        """The info dicts of a minibatch, for each module by itself if there are several."""
+        infos = column[begin:end]
+        return infos.unflatten(0, (stacked, -1)) if stacked else infos
+
+    def counted_rows(self, begin: int, end: int, stacked: int) -> CountedRows:
+        """Of a minibatch."""
+        if self._real is None or not stacked:
+            return CountedRows()
+        real = self._real[begin:end].reshape(stacked, -1)
+        if real.all():
+            return CountedRows()
+        counts = self._on_device[1][begin:end].view(stacked, -1).float()
+        return CountedRows(counts / counts.sum(1, keepdim=True))
+
+
+class EpochOfSequences:
+    """The same for stateful modules: their sequences in the epoch's order, filled up with zeros.
+
+    Sequences that only fill a stack up are copies whose ``loss_mask`` is False throughout.
+    """
+
+    def __init__(
+        self, group: ColumnGroup, sequences: Sequences, module: int, order: np.ndarray, real: np.ndarray | None
+    ):
+        """As for ``EpochOfRows``, with sequences for rows.
+
+        Args:
+            group: The train batch.
+            sequences: Of its rows.
+            module: One of the modules that the sequences are of; all have one ``max_seq_len``.
+            order: ``[N]`` sequences.
+            real: ``[N]`` bool, or None.
+        """
+        self._columns = PaddedColumns(group, sequences, module, order)
+        self._real = real
+        self._begins = np.concatenate([[0], np.cumsum(sequences.lengths[order])])
+        rows, self._counted = sequences.rows(order, sequences.max_lens[module])
+        if Columns.LOSS_MASK in group:
+            self._counted = self._counted & all_on_host([group[Columns.LOSS_MASK]])[0].numpy().astype(bool)[rows]
+        if real is not None:
+            self._counted = self._counted & real[:, None]
+
+    def names(self) -> list[str]:
+        """Of all columns."""
+        return list(self._columns)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._columns
+
+    def column(self, name: str) -> Any:
+        """``[N, L, ...]``; states before the first steps, and lengths, ``[N, ...]``."""
+        if name not in self._columns:
+            raise _missing(name, self._columns)
+        column = self._columns[name]
+        if name == Columns.LOSS_MASK and self._real is not None:
+            return moved(self._counted, column.device)
+        return column
+
+    def infos(self, column: InfoColumn, begin: int, end: int, stacked: int) -> InfoColumn:
+        """The info dicts of some of the sequences: one a step, without padding."""
+        if stacked:
+            raise KeyError(
+                "the sequences of several modules at once have no 'infos'. Override compute_loss_for_module only, so "
+                "that modules are updated one after another, or set .learners(stack_modules=False)."
+            )
+        return column[self._begins[begin] : self._begins[end]]
+
+    def counted_rows(self, begin: int, end: int, stacked: int) -> CountedRows:
+        """Of a minibatch."""
+        mask = self._counted[begin:end]
+        device = self._columns[Columns.LOSS_MASK].device
+        if stacked:
+            mask = mask.reshape(stacked, -1, mask.shape[1])
+        return CountedRows.of_mask(mask, stacked=stacked, device=device)
+
+
+def _missing(name: str, columns: Mapping[str, Any]) -> KeyError:
+    return KeyError(
+        f"the train batch has no column {name!r}, which the loss reads. Add the learner connector piece that "
+        f"makes it, such as GeneralAdvantageEstimation. {did_you_mean(name, columns)}"
+    )
+
+
+class MiniBatchColumns(Mapping[str, Any]):
+    """The columns of one minibatch: ``[B, ...]`` for one module, ``[M, B, ...]`` for stacked modules.
+
+    For stateful modules they are sequences, ``[S, L, ...]`` or ``[M, S, L, ...]``. ``loss_mask`` is False where a row
+    or step means nothing, if there are such. Info dicts of sequences are a flat list: those of the first sequence's
+    ``seq_lens[0]`` steps, of the second one's, and so on.
+    """
+
+    __slots__ = ("_begin", "_counted", "_end", "_epoch", "_stack")
+
+    def __init__(self, epoch: EpochOfRows | EpochOfSequences, begin: int, end: int, stack: int):
+        """Looks at a slice of an epoch.
+
+        Args:
+            epoch: Its columns.
+            begin: The first row or sequence.
+            end: One behind the last.
+            stack: How many modules' rows these are, one module's behind the other's; 0 for one module unstacked.
+        """
+        self._epoch = epoch
+        self._begin = begin
+        self._end = end
+        self._stack = stack
+        self._counted: CountedRows | None = None
+
+    @property
+    def counted_rows(self) -> CountedRows:
+        """What a loss is computed of."""
+        if self._counted is None:
+            self._counted = self._epoch.counted_rows(self._begin, self._end, self._stack)
+        return self._counted
+
+    def __getitem__(self, name: str) -> Any:
+        column = self._epoch.column(name)
+        if isinstance(column, InfoColumn):
+            return self._epoch.infos(column, self._begin, self._end, self._stack)
+        return self._part(column) if type(column) is Tensor else tree_map(self._part, column)
+
+    def _part(self, leaf: Tensor) -> Tensor:
+        part = leaf[self._begin : self._end]
+        return part.view(self._stack, -1, *part.shape[1:]) if self._stack else part
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._epoch
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._epoch.names())
+
+    def __len__(self) -> int:
+        return len(self._epoch.names())
+
 
 Shuffle = Callable[[ModuleID, int], np.ndarray]
 """``(module_id, rows)`` to a permutation of ``range(rows)``."""

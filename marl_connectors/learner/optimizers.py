@@ -11,8 +11,8 @@ from torch import Tensor
 
 from marl_connectors.errors import LearnerError, did_you_mean
 from marl_connectors.learner.default_adam import DefaultAdam
-from marl_connectors.learner.finite_check import FiniteCheck
-from marl_connectors.learner.gradient_clipping import clip_gradients, clip_stacked_gradients, global_norm
+from marl_connectors.learner.gradients import clip_gradients, clip_stacked_gradients, global_norm
+from marl_connectors.learner.loss_stats import FiniteCheck
 from marl_connectors.ops.schedule import Schedule, schedule, value_at
 from marl_connectors.rl_module.bucket import BucketPart, MemberRow
 from marl_connectors.typing import SHARED, ModuleID
@@ -37,6 +37,8 @@ class Optimizers:
         self._shared: list[Tensor] = []
         self._default = DefaultAdam()
         self._arranged_for: Any = None
+        self._parts: dict[tuple[ModuleID, ...], BucketPart | None] = {}  # both of this update
+        self._clipping: dict[tuple[ModuleID, ...], list[Any]] = {}
 
     # Who has which optimizer.
 
@@ -55,6 +57,8 @@ class Optimizers:
         moved, or optimizers were registered.
         """
         self._learner.module.bind_buckets()
+        self._parts.clear()
+        self._clipping.clear()
         if self._learner.module.buckets is not self._arranged_for or not self._default.fits:
             self._configure()
             self._arrange()
@@ -171,8 +175,11 @@ class Optimizers:
 
     def part(self, module_ids: Sequence[ModuleID]) -> BucketPart | None:
         """These modules as one computation; None if they are in no bucket."""
-        bucket = self._learner.module.bucket_of(module_ids)
-        return None if bucket is None else bucket.part(module_ids)
+        key = tuple(module_ids)
+        if key not in self._parts:
+            bucket = self._learner.module.bucket_of(key)
+            self._parts[key] = None if bucket is None else bucket.part(key)
+        return self._parts[key]
 
     # One step.
 
@@ -213,8 +220,12 @@ class Optimizers:
 
     def clip(self, module_ids: Sequence[ModuleID], norms: Tensor) -> None:
         """Clips the gradients of modules as their configs say; stacked ones at once."""
-        configs = [self._learner.config.get_config_for_module(m) for m in module_ids]
-        if all(config.grad_clip is None for config in configs):
+        key = tuple(module_ids)
+        if key not in self._clipping:
+            own = [self._learner.config.get_config_for_module(m) for m in key]
+            self._clipping[key] = [] if all(config.grad_clip is None for config in own) else own
+        configs = self._clipping[key]
+        if not configs:
             return
         part = self.part(module_ids)
         if part is None:

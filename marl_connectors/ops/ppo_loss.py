@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 
 class PPOLoss(NamedTuple):
-    """The loss and its terms, each averaged over the batch axis: a scalar, or ``[M]`` for stacked modules."""
+    """The loss and its terms, each averaged over the batch axis: a scalar, or ``[M]`` for ``M`` modules."""
 
     total: Tensor
     policy_loss: Tensor
@@ -20,8 +20,14 @@ class PPOLoss(NamedTuple):
     kl: Tensor
 
 
-def _mean(values: Tensor) -> Tensor:
-    return values.mean(-1)
+class PPOCoefficients(NamedTuple):
+    """Weights and clips: numbers, or ``[M]`` arrays or tensors with one for each module; see ``ppo_loss``."""
+
+    clip_param: Any
+    entropy_coeff: Any
+    vf_clip_param: Any = float("inf")
+    vf_loss_coeff: Any = 1.0
+    kl_coeff: Any = 0.0
 
 
 def ppo_loss(
@@ -38,7 +44,7 @@ def ppo_loss(
     vf_loss_coeff: float | Tensor = 1.0,
     kl: Tensor | None = None,
     kl_coeff: float | Tensor = 0.0,
-    mean: Callable[[Tensor], Tensor] = _mean,
+    weights: Tensor | None = None,
 ) -> PPOLoss:
     """PPO's loss to be minimised.
 
@@ -59,21 +65,25 @@ def ppo_loss(
         vf_loss_coeff: Weight of the value loss.
         kl: KL divergence from the policy that acted to the policy as it is now, in nats; None for no penalty.
         kl_coeff: Weight of the penalty.
-        mean: Of the values of all rows; one that leaves some out, where not all of them count.
+        weights: What each row counts for in the means, summing to 1 over ``B``; None where all rows count alike.
     """
+
+    def mean(of_rows: Tensor) -> Tensor:
+        return of_rows.mean(-1) if weights is None else (of_rows * weights).sum(-1)
+
     ratio = torch.exp(logp - old_logp)
     low, high = _beside_rows(1.0 - clip_param), _beside_rows(1.0 + clip_param)
     surrogate = torch.minimum(advantages * ratio, advantages * ratio.clamp(low, high))
     policy_loss = -mean(surrogate)
     mean_entropy = mean(entropy)
     total = policy_loss - entropy_coeff * mean_entropy
-    zero = torch.zeros_like(policy_loss)
-    vf_loss = vf_loss_unclipped = mean_kl = zero
+    vf_loss = vf_loss_unclipped = mean_kl = torch.zeros_like(policy_loss)
     if values is not None and value_targets is not None:
         error = (values - value_targets).square()
         vf_loss_unclipped = mean(error)
-        unbounded = isinstance(vf_clip_param, float) and vf_clip_param == float("inf")
-        vf_loss = vf_loss_unclipped if unbounded else mean(error.clamp(max=_beside_rows(vf_clip_param)))
+        vf_loss = vf_loss_unclipped
+        if not _is_infinite(vf_clip_param):
+            vf_loss = mean(error.clamp(max=_beside_rows(vf_clip_param)))
         total = total + vf_loss_coeff * vf_loss
     if kl is not None:
         mean_kl = mean(kl)
@@ -81,6 +91,93 @@ def ppo_loss(
     return PPOLoss(total, policy_loss, vf_loss, vf_loss_unclipped, mean_entropy, mean_kl)
 
 
-def _beside_rows(setting: float | Tensor) -> Any:
+def _is_infinite(bound: float | Tensor) -> bool:
+    return isinstance(bound, float) and bound == float("inf")
+
+
+def _beside_rows(setting: Any) -> Any:
     """``[M]`` as ``[M, 1]``, to stand beside ``[M, B]``."""
-    return setting.unsqueeze(-1) if isinstance(setting, Tensor) else setting
+    return setting if isinstance(setting, float | int) else setting[:, None]
+
+
+def _of_each_row(slopes: Any, rows: np.ndarray) -> np.ndarray:
+    found = np.empty_like(rows)
+    found[...] = slopes
+    return found
+
+
+class PPOSlopes(NamedTuple):
+    """How the loss changes with each row, ``[B]`` or ``[M, B]``; None for what is not there."""
+
+    by_logp: np.ndarray
+    by_entropy: np.ndarray
+    by_kl: np.ndarray | None
+    by_values: np.ndarray | None
+
+
+def ppo_loss_and_slopes(
+    coefficients: PPOCoefficients,
+    *,
+    logp: np.ndarray,
+    old_logp: np.ndarray,
+    advantages: np.ndarray,
+    entropy: np.ndarray,
+    values: np.ndarray | None = None,
+    value_targets: np.ndarray | None = None,
+    kl: np.ndarray | None = None,
+    weights: np.ndarray | None = None,
+) -> tuple[list[np.ndarray], PPOSlopes]:
+    """``ppo_loss`` in numpy, with its gradients.
+
+    Args:
+        coefficients: Weights and clips.
+        logp: As in ``ppo_loss``, like all others; all of one shape and dtype.
+        old_logp: Likewise.
+        advantages: Likewise.
+        entropy: Likewise.
+        values: Likewise.
+        value_targets: Likewise.
+        kl: Likewise.
+        weights: Likewise.
+
+    Returns:
+        The terms of a ``PPOLoss``, in order; and the derivatives of the total.
+    """
+    clip_param, entropy_coeff, vf_clip_param, vf_loss_coeff, kl_coeff = coefficients
+    weight: Any = logp.dtype.type(1.0 / logp.shape[-1]) if weights is None else weights
+
+    def mean(of_rows: np.ndarray) -> Any:
+        if weights is None:
+            return np.add.reduce(of_rows, -1) * weight
+        return np.add.reduce(of_rows * weights, -1)
+
+    ratio = np.exp(logp - old_logp)
+    gain = advantages * ratio
+    np.maximum(ratio, _beside_rows(1.0 - clip_param), out=ratio)
+    np.minimum(ratio, _beside_rows(1.0 + clip_param), out=ratio)
+    ratio *= advantages
+    by_logp = (gain <= ratio) * gain  # where clipping makes it smaller, the gradient stops
+    by_logp *= -weight
+    np.minimum(gain, ratio, out=gain)
+    policy_loss = -mean(gain)
+    mean_entropy = mean(entropy)
+    total = policy_loss - entropy_coeff * mean_entropy
+    vf_loss = vf_loss_unclipped = mean_kl = np.zeros_like(policy_loss)
+    by_values = by_kl = None
+    if values is not None and value_targets is not None:
+        by_values = values - value_targets
+        error = by_values * by_values
+        by_values *= 2 * weight * _beside_rows(vf_loss_coeff)
+        vf_loss_unclipped = vf_loss = mean(error)
+        if not _is_infinite(vf_clip_param):
+            bound = _beside_rows(vf_clip_param)
+            by_values *= error <= bound
+            vf_loss = mean(np.minimum(error, bound))
+        total = total + vf_loss_coeff * vf_loss
+    if kl is not None:
+        mean_kl = mean(kl)
+        total = total + kl_coeff * mean_kl
+        by_kl = _of_each_row(_beside_rows(kl_coeff) * weight, kl)
+    by_entropy = _of_each_row(-_beside_rows(entropy_coeff) * weight, entropy)
+    terms = [total, policy_loss, vf_loss, vf_loss_unclipped, mean_entropy, mean_kl]
+    return [np.array(term, logp.dtype) for term in terms], PPOSlopes(by_logp, by_entropy, by_kl, by_values)

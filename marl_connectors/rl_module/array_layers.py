@@ -61,12 +61,20 @@ BOUND_ACTIVATIONS: dict[type[nn.Module], Activation] = {
 def is_watched() -> bool:
     """Whether somebody has to see what torch is called with, so that numpy must not compute in its place. A hot path.
 
-    That is so for gradients in either direction, for the transforms of ``torch.func`` such as ``vmap``, while
+    That is so for gradients, and for whatever ``is_recorded`` looks for.
+    """
+    return is_recorded() or torch.is_grad_enabled()
+
+
+def is_recorded() -> bool:
+    """Whether somebody but autograd has to see each operation of torch. A hot path.
+
+    That is so for gradients in forward mode, for the transforms of ``torch.func`` such as ``vmap``, while
     ``torch.jit.trace``, ``torch.export``, ``torch.compile`` or an ONNX export record what is computed, under modes such
     as ``FakeTensorMode``, and for hooks on the calls of all modules. Tensors of subclasses are another matter: whoever
     asks looks at the types of the tensors, too.
     """
-    if torch.compiler.is_compiling() or torch.is_grad_enabled():
+    if torch.compiler.is_compiling():
         return True
     return bool(
         torch._C._is_tracing()
@@ -76,6 +84,8 @@ def is_watched() -> bool:
         or forward_ad._current_level >= 0
         or torch_module._global_forward_hooks
         or torch_module._global_forward_pre_hooks
+        or torch_module._global_backward_hooks
+        or torch_module._global_backward_pre_hooks
     )
 
 

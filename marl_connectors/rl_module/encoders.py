@@ -52,20 +52,20 @@ class Encoder(MLP):
         self.parts = nn.ModuleList([encoder for _, encoder in encoders])
         self._is_plain = self._paths == [()]
 
-    def forward(self, x: Any) -> Tensor:
-        """``[..., output_dim]`` of an observation, which may be a tree of tensors."""
+    def flat(self, x: Any) -> Tensor:
+        """The parts of an observation, which may be a tree of tensors, as vectors side by side."""
         parts: Any = self._modules["parts"]
         encoders = parts._modules.values()
         if self._is_plain:
             (encoder,) = encoders
-            return super().forward(encoder(x))
+            return encoder(x)
         flat = []
         for path, encoder in zip(self._paths, encoders, strict=True):
             part = x
             for key in path:
                 part = part[key]
             flat.append(encoder(part))
-        return super().forward(flat[0] if len(flat) == 1 else torch.cat(flat, -1))
+        return flat[0] if len(flat) == 1 else torch.cat(flat, -1)
 
 
 class FlatPart(nn.Module):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -20,10 +21,13 @@ from marl_connectors.rl_module.array_layers import (
     NUMPY_ACTIVATIONS,
     Activation,
     ArrayLayer,
-    is_watched,
+    is_recorded,
     run_layers,
 )
+from marl_connectors.rl_module.closed_form import are_plain
 from marl_connectors.rl_module.initializers import Initializers
+from marl_connectors.rl_module.layer_stack import ACTIVATIONS as STACK_ACTIVATIONS
+from marl_connectors.rl_module.layer_stack import run_layer_stack
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "tanh": nn.Tanh,
@@ -34,6 +38,8 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "gelu": nn.GELU,
     "linear": nn.Identity,
 }
+_HOOKS = itemgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+"""What somebody wants to have called with a module, of its attributes."""
 _NUMPY_ROWS = {nn.Tanh: math.inf, nn.ReLU: 2048}
 """Up to how many rows a forward pass without gradients is faster in numpy than in torch. Its calls cost less, and its
 tanh takes a tenth of the time."""
@@ -112,7 +118,8 @@ class _Arrays(NamedTuple):
 class MLP(nn.Module):
     """A stack of linear layers with an activation after each but, if asked, the last.
 
-    A hot path: where that is faster, numpy computes batches without gradients, on the weights' own memory.
+    A hot path: on the CPU, numpy computes batches without gradients where that is faster, on the weights' own memory;
+    with gradients, all layers are one operation of autograd.
     """
 
     _remembered = frozenset({"_arrays"})
@@ -162,22 +169,21 @@ class MLP(nn.Module):
             initializers.fill_weight(layer.weight, gain)
             initializers.fill_bias(layer.bias)
 
-    def forward(self, x: Tensor) -> Tensor:
-        if (
-            not is_watched()
-            and self._numpy_activation is not None
-            and type(x) is Tensor
-            and x.dtype is torch.float32
-            and x.shape[-2] <= self._numpy_rows
-            and x.is_cpu
-            and self._is_as_built()
-        ):
-            layers = self._array_layers()
-            if layers is not None and x.dim() <= 3:
-                return torch.from_numpy(run_layers(x.numpy(), layers))
-            if layers is not None:
-                flat = torch.from_numpy(run_layers(x.flatten(1, -2).numpy(), layers))
-                return flat.unflatten(1, x.shape[1:-1])
+    def flat(self, x: Any) -> Tensor:
+        """What the first layer reads: ``x`` itself, unless a subclass makes a vector of it."""
+        return x
+
+    def forward(self, x: Any) -> Tensor:
+        rows = x if type(self).flat is MLP.flat else self.flat(x)
+        if type(rows) is Tensor and rows.is_cpu and not is_recorded():
+            with_gradients = torch.is_grad_enabled()
+            outputs = _with_gradients((self,), rows) if with_gradients else self._without_gradients(rows)
+            if outputs is not None:
+                return outputs
+        return self._by_layers(rows)
+
+    def _by_layers(self, x: Tensor) -> Tensor:
+        """The outputs of ``flat`` inputs, layer by layer."""
         last = len(self._linear_layers) - 1
         for i, layer in enumerate(self._linear_layers):
             x = layer(x)
@@ -185,23 +191,52 @@ class MLP(nn.Module):
                 x = self.activation(self.norms[i](x) if self.norms else x)
         return x
 
+    def _stack(self) -> tuple[list[Any], list[Any]] | None:
+        """The activations and the parameters of all layers for ``run_layer_stack``, if it knows them. A hot path."""
+        known = STACK_ACTIVATIONS.get(self._own_activation, self)
+        parameters = None if known is self or self.norms else self._parameters_as_built()
+        if parameters is None:
+            return None
+        activations: list[Any] = [known] * (len(parameters) // 2)
+        if activations and not self.activate_last:
+            activations[-1] = None
+        return activations, parameters
+
+    def _without_gradients(self, x: Tensor) -> Tensor | None:
+        """The outputs by numpy; None where torch is faster, or has to see to the tensors. A hot path."""
+        if self._numpy_activation is None or x.dtype is not torch.float32 or x.shape[-2] > self._numpy_rows:
+            return None
+        layers = self._array_layers()
+        if layers is None:
+            return None
+        if x.dim() <= 3:
+            return torch.from_numpy(run_layers(x.numpy(), layers))
+        return torch.from_numpy(run_layers(x.flatten(1, -2).numpy(), layers)).unflatten(1, x.shape[1:-1])
+
     @property
     def _linear_layers(self) -> list[Linear]:
         """Those that there are now."""
         return list(self._modules["layers"]._modules.values())  # type: ignore[union-attr,arg-type]
 
-    def _is_as_built(self) -> bool:
-        """Whether nobody has put other layers in place of these, or hooks on them. A hot path."""
+    def _parameters_as_built(self) -> list[Any] | None:
+        """Weight and bias of each layer; None if somebody has put other layers in place of these, or hooks on them.
+
+        A hot path.
+        """
         parts: Any = self._modules
-        activation = parts["activation"]
-        if type(activation) is not self._own_activation or activation._forward_hooks or activation._forward_pre_hooks:
-            return False
-        for layer in parts["layers"]._modules.values():
-            if type(layer) is not Linear or layer._forward_hooks or layer._forward_pre_hooks:
-                return False
-            if "forward" in vars(layer):
-                return False
-        return True
+        activation, layers = parts["activation"], parts["layers"]._modules.values()
+        if type(activation) is not self._own_activation:
+            return None
+        for part in (activation, *layers):
+            if any(_HOOKS(part.__dict__)) or "forward" in part.__dict__:
+                return None
+        parameters: list[Any] = []
+        for layer in layers:
+            if type(layer) is not Linear:
+                return None
+            own = layer._parameters
+            parameters += (own.get("weight"), own.get("bias"))
+        return parameters
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the arrays, which would be copies of the parameters in a copy."""
@@ -212,7 +247,7 @@ class MLP(nn.Module):
         activation, limit = self.activation, _NUMPY_ROWS.get(type(self.activation), math.inf)
         if len(self.norms) or type(activation) not in BOUND_ACTIVATIONS or getattr(activation, "alpha", 1.0) != 1.0:
             return False
-        return rows <= limit and self._is_as_built()
+        return rows <= limit and self._parameters_as_built() is not None
 
     def activation_after(self, layer: int) -> Activation | None:
         """What follows a linear layer, in arrays."""
@@ -220,12 +255,13 @@ class MLP(nn.Module):
         return BOUND_ACTIVATIONS[type(self.activation)] if is_active else None
 
     def _array_layers(self) -> Sequence[ArrayLayer] | None:
-        """The layers over the parameters that there are now; None where torch's tensors have to be left to torch.
+        """The layers over the parameters that there are now; None where torch has to see to layers or parameters.
 
         What is remembered is put in its place as a whole, so that threads may ask at the same time.
         """
-        held = [layer._parameters for layer in self._linear_layers]  # spares torch's attribute look-up
-        parameters: list[Any] = [own.get(name) for own in held for name in ("weight", "bias")]
+        parameters = self._parameters_as_built()
+        if parameters is None:
+            return None
         if self._arrays and self._arrays[0].are_over(parameters):
             return self._arrays[0].layers
         if not all(type(p) in _PLAIN and p.is_cpu and p.dtype is torch.float32 for p in parameters):
@@ -233,3 +269,41 @@ class MLP(nn.Module):
         found = _Arrays.over(self, parameters)
         self._arrays[:] = [found]
         return found.layers
+
+
+def run_mlps(mlps: Sequence[MLP], x: Any) -> Tensor:
+    """What MLPs give, one after another: ``[..., out]``. A hot path.
+
+    With gradients, they are one operation of autograd wherever that gives the same.
+
+    Args:
+        mlps: The second one reads the first one's outputs, and so on.
+        x: What the first one reads.
+    """
+    if torch.is_grad_enabled() and not any(
+        any(_HOOKS(mlp.__dict__)) or "forward" in mlp.__dict__ or type(mlp).forward is not MLP.forward for mlp in mlps
+    ):
+        rows = mlps[0].flat(x)
+        fast = type(rows) is Tensor and rows.is_cpu and not is_recorded()
+        outputs = _with_gradients(mlps, rows) if fast else None
+        if outputs is not None:
+            return outputs
+        x, mlps = mlps[0]._by_layers(rows), mlps[1:]
+    for mlp in mlps:
+        x = mlp(x)
+    return x
+
+
+def _with_gradients(mlps: Sequence[MLP], rows: Tensor) -> Tensor | None:
+    """The outputs as one operation of autograd; None where there is none for these layers. A hot path."""
+    activations: list[Any] = []
+    parameters: list[Any] = []
+    for mlp in mlps:
+        stack = mlp._stack()
+        if stack is None:
+            return None
+        activations += stack[0]
+        parameters += stack[1]
+    if not parameters or rows.dim() < 2 or not are_plain((rows, *parameters)) or torch.is_autocast_enabled("cpu"):
+        return None
+    return run_layer_stack(rows, activations, parameters)

@@ -24,9 +24,9 @@ from test_custom_pieces import MortalEnv, by_agent, config, train_and_spy
 from marl_connectors.connectors.column_connector import ColumnConnector
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from marl_connectors.connectors.connector_v2 import ConnectorV2
-from marl_connectors.connectors.conversion import to_items
 from marl_connectors.connectors.defaults import env_to_module_pipeline, learner_pipeline
 from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
+from marl_connectors.connectors.item_adapter import to_items
 from marl_connectors.connectors.learner.general_advantage_estimation import GeneralAdvantageEstimation
 from marl_connectors.connectors.learner.learner_connector_pipeline import LearnerConnectorPipeline
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode

@@ -115,5 +115,6 @@ def test_num_frames_must_be_a_count(num_frames):
 
 
 def test_observations_that_are_in_the_batch_already_are_an_error():
+    seen = episode([np.zeros(1, np.float32)])
     with pytest.raises(ConnectorError, match="'obs' is in the batch already"):
-        FrameStacking(num_frames=2)(rl_module=None, batch={"obs": {}}, episodes=[])
+        FrameStacking(num_frames=2)(rl_module=None, batch={"obs": {(seen.id_,): [np.zeros(1)]}}, episodes=[seen])

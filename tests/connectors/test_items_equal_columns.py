@@ -26,8 +26,8 @@ from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
 from marl_connectors.connectors.common.add_observations_from_episodes_to_batch import (
     AddObservationsFromEpisodesToBatch,
 )
-from marl_connectors.connectors.conversion import to_items
 from marl_connectors.connectors.defaults import env_to_module_pipeline, learner_pipeline, module_to_env_pipeline
+from marl_connectors.connectors.item_adapter import to_items
 from marl_connectors.connectors.learner.add_columns_from_episodes_to_train_batch import (
     AddColumnsFromEpisodesToTrainBatch,
 )

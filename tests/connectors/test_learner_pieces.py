@@ -24,8 +24,8 @@ from hypothesis import strategies as st
 from marl_connectors import ConfigError
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
 from marl_connectors.connectors.connector_v2 import ConnectorV2, item_key
-from marl_connectors.connectors.conversion import to_items
 from marl_connectors.connectors.defaults import learner_pipeline
+from marl_connectors.connectors.item_adapter import to_items
 from marl_connectors.connectors.learner.add_columns_from_episodes_to_train_batch import (
     AddColumnsFromEpisodesToTrainBatch,
 )

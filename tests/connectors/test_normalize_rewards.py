@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marl_connectors import ConfigError, PPOConfig
-from marl_connectors.connectors.conversion import to_items
+from marl_connectors.connectors.item_adapter import to_items
 from marl_connectors.connectors.learner.add_columns_from_episodes_to_train_batch import (
     AddColumnsFromEpisodesToTrainBatch,
 )
@@ -240,10 +240,11 @@ def test_a_state_survives_json_and_gives_the_same_afterwards():
     assert other.get_state() == {"moments": {}, "ongoing": {}}
 
 
-def test_behind_the_pieces_that_sort_by_module_it_is_an_error():
+def test_tensors_are_an_error():
     episode = chunk("x", [1.0])
-    with pytest.raises(ConnectorError, match=r"NormalizeRewards: .* sorted by module. Put it before"):
-        NormalizeRewards()(batch={"default_policy": {"rewards": [1.0]}}, episodes=[episode], rl_module=None)
+    batch = {"default_policy": {"rewards": torch.ones(1)}}
+    with pytest.raises(ConnectorError, match=r"NormalizeRewards: .* tensors already. Put it before"):
+        NormalizeRewards()(batch=batch, episodes=[episode], rl_module=None)
     group = ColumnGroup(rows_of_episodes([episode], ["default_policy"]))
     group["rewards"] = torch.zeros(2)
     with pytest.raises(ConnectorError, match=r"NormalizeRewards: .* tensors already. Put it before"):

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marl_connectors.columns import Columns
-from marl_connectors.connectors.agent_steps import AgentLookup, ColumnSteps
 from marl_connectors.connectors.env_to_module.mean_std_filter import MeanStdFilter
+from marl_connectors.connectors.observation_transform import AgentLookup, Steps
 from marl_connectors.episodes.column_batch import ColumnGroup
 from marl_connectors.episodes.lane_storage import LaneStorage
 from marl_connectors.episodes.rollout import Rollout
@@ -65,7 +65,7 @@ def test_the_newest_items_are_the_same_for_one_run_of_rows_and_for_single_positi
     column, newest = data.draw(st.sampled_from([(Columns.OBS, 0), (Columns.REWARDS, -1), (Columns.ACTIONS, -1)]))
     rollout = played(row + 1, len(first_rows))
     found = [
-        ColumnSteps(rows_at(rollout, row, first_rows, as_slice=as_slice), AgentLookup()).recent(
+        Steps(rows_at(rollout, row, first_rows, as_slice=as_slice), AgentLookup()).recent(
             column, n, newest=newest, who="test"
         )
         for as_slice in (True, False)
@@ -85,27 +85,27 @@ def test_a_lookback_that_is_long_enough_for_some_rows_is_not_taken_for_enough_fo
     rollout, lookup = played(4, 2), AgentLookup()
     begun_here = rows_at(rollout, 3, [2, 2])
     for _ in range(2):
-        recent = ColumnSteps(begun_here, lookup).recent(Columns.OBS, 3, newest=0, who="test")
+        recent = Steps(begun_here, lookup).recent(Columns.OBS, 3, newest=0, who="test")
         assert recent.reached.tolist() == [[False, True, True]] * 2
     went_on = rows_at(rollout, 3, [2, 2], t_started=[7, 7])
     with pytest.raises(ConnectorError, match="agent 'a0' went on for 7 steps"):
-        ColumnSteps(went_on, lookup).recent(Columns.OBS, 3, newest=0, who="test")
+        Steps(went_on, lookup).recent(Columns.OBS, 3, newest=0, who="test")
 
 
 def test_what_is_long_enough_to_look_back_one_step_is_not_taken_for_enough_for_three():
     rollout, lookup = played(4, 2), AgentLookup()
     rows = rows_at(rollout, 3, [3, 2], t_started=[0, 7])
-    recent = ColumnSteps(rows, lookup).recent(Columns.OBS, 2, newest=0, who="test")
+    recent = Steps(rows, lookup).recent(Columns.OBS, 2, newest=0, who="test")
     assert recent.reached.tolist() == [[False, True], [True, True]]
     with pytest.raises(ConnectorError, match="looks 3 steps back"):
-        ColumnSteps(rows, lookup).recent(Columns.OBS, 4, newest=0, who="test")
+        Steps(rows, lookup).recent(Columns.OBS, 4, newest=0, who="test")
 
 
 def test_observations_of_two_shapes_in_one_run_are_an_error_that_says_so():
     rollout = played(3, 2)
     rollout.write(Columns.OBS, slice(2, 4), np.zeros((2, 5), np.float32))
     with pytest.raises(EpisodeError, match="of another shape that a connector piece wrote back"):
-        ColumnSteps(rows_at(rollout, 2, [0, 0]), AgentLookup()).recent(Columns.OBS, 2, newest=0, who="test")
+        Steps(rows_at(rollout, 2, [0, 0]), AgentLookup()).recent(Columns.OBS, 2, newest=0, who="test")
 
 
 @pytest.mark.parametrize("how", ["reset_state", "set_state"])

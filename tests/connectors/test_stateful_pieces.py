@@ -34,9 +34,9 @@ from marl_connectors import Columns
 from marl_connectors.connectors.column_connector import ColumnConnector
 from marl_connectors.connectors.common.add_time_dim_to_batch_and_zero_pad import AddTimeDimToBatchAndZeroPad
 from marl_connectors.connectors.connector_v2 import ConnectorV2, item_key
-from marl_connectors.connectors.conversion import to_items
 from marl_connectors.connectors.defaults import env_to_module_pipeline, learner_pipeline, module_to_env_pipeline
 from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
+from marl_connectors.connectors.item_adapter import to_items
 from marl_connectors.connectors.learner.general_advantage_estimation import GeneralAdvantageEstimation
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.errors import ConfigError, ConnectorError
@@ -281,18 +281,14 @@ HISTORY = [[{"absent": set(), "ends": {}, "rewards": {"a": t}, "cut": 0} for t i
 
 @pytest.mark.parametrize("place", range(3, 10))
 @pytest.mark.parametrize("length", [1, 3])
-def test_on_items_a_column_piece_works_before_sequences_and_is_refused_behind_them(place, length):
+def test_by_hand_a_column_piece_works_before_sequences_and_behind_them(place, length):
     modules = MODULES[length, False]
     episodes = play(HISTORY, dict.fromkeys("abcd", "gru"), modules)
     pipeline = with_piece(ppo_pipeline(), place, Doubles())
     common = {"rl_module": modules, "shared_data": {}}
-    if place == 3:
-        items = pipeline(batch={}, episodes=copy.deepcopy(episodes), **common)
-        columns = pipeline.run(train_columns(episodes, modules), episodes=episodes, **common)
-        assert_same(*sorted_batches(items, by_module(columns)), atol=1e-4)
-        return
-    with pytest.raises(ConnectorError, match=r"Doubles.*in sequences.*before AddTimeDimToBatchAndZeroPad"):
-        pipeline(batch={}, episodes=episodes, **common)
+    items = pipeline(batch={}, episodes=copy.deepcopy(episodes), **common)
+    columns = pipeline.run(train_columns(episodes, modules), episodes=episodes, **common)
+    assert_same(*sorted_batches(items, by_module(columns)), atol=1e-4)
 
 
 def test_states_without_sequences_are_an_error_on_items_and_columns():

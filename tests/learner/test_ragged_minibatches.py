@@ -14,8 +14,7 @@ from marl_connectors import SingleAgentEpisode
 from marl_connectors.episodes.column_batch import ColumnGroup
 from marl_connectors.episodes.info_column import InfoColumn
 from marl_connectors.episodes.packing import rows_of_episodes
-from marl_connectors.learner.counted_rows import CountedRows
-from marl_connectors.learner.minibatches import minibatches_of_epoch
+from marl_connectors.learner.minibatches import CountedRows, minibatches_of_epoch
 
 IDS = tuple(f"m{i}" for i in range(5))
 

@@ -16,7 +16,7 @@ from marl_connectors import MultiRLModule, MultiRLModuleSpec, RLModule, RLModule
 from marl_connectors.algorithms.ppo.learner import PPOLearner
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
 from marl_connectors.errors import LearnerError
-from marl_connectors.learner.steps import Steps
+from marl_connectors.learner.updates import Steps
 from marl_connectors.typing import SHARED
 
 

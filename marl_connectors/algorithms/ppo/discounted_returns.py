@@ -63,9 +63,6 @@ class DiscountedReturns(GeneralAdvantageEstimation):
     def on_columns(self, *, rl_module: Any, columns: ColumnGroup, **kwargs: Any) -> None:
         super().on_columns(rl_module=self._judges(rl_module), columns=columns, **kwargs)
 
-    def __call__(self, *, rl_module: Any, **kwargs: Any) -> dict[str, Any]:
-        return super().__call__(rl_module=self._judges(rl_module), **kwargs)
-
     def _judges(self, rl_module: Any) -> _Judges:
         return _Judges(rl_module, {m: self.critics.get(m, self._by_default) for m in rl_module})
 

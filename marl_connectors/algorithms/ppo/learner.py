@@ -9,12 +9,13 @@ import numpy as np
 from torch import Tensor
 
 from marl_connectors.algorithms.ppo.discounted_returns import DiscountedReturns
+from marl_connectors.algorithms.ppo.loss import PPORows, loss_of_rows
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.learner.general_advantage_estimation import GeneralAdvantageEstimation
 from marl_connectors.errors import ConfigError
-from marl_connectors.learner.counted_rows import CountedRows
 from marl_connectors.learner.learner import Learner
-from marl_connectors.ops.ppo_loss import ppo_loss
+from marl_connectors.learner.minibatches import CountedRows
+from marl_connectors.ops.ppo_loss import PPOCoefficients
 from marl_connectors.ops.schedule import value_at
 from marl_connectors.rl_module.given_columns import values_batch
 from marl_connectors.rl_module.module_calls import called
@@ -30,7 +31,7 @@ class PPOLearner(Learner):
     def build(self) -> None:
         """Adds advantage estimation to the pipeline."""
         self._kl_coeffs: dict[ModuleID, float] = {}
-        self._coefficients_of: dict[tuple[ModuleID, ...], dict[str, Any]] = {}
+        self._coefficients_of: dict[tuple[ModuleID, ...], PPOCoefficients] = {}
         self._coefficients_at = (-1, -1)
         if self.config.add_default_connectors_to_learner_pipeline:
             ids = [*self.module.keys(), *self.config.algorithm_config_overrides_per_module]
@@ -96,7 +97,7 @@ class PPOLearner(Learner):
         """Whether there are values and a KL divergence; the rest are numbers that may differ."""
         return config.use_critic, config.use_kl_loss
 
-    def _coefficients(self, module_ids: Sequence[ModuleID]) -> dict[str, Any]:
+    def _coefficients(self, module_ids: Sequence[ModuleID]) -> PPOCoefficients:
         """Weights and clips, which hold for a whole update: numbers, or ``[M]`` tensors where modules differ."""
         now = (self.num_updates, self.timestep)
         if self._coefficients_at != now:
@@ -104,19 +105,19 @@ class PPOLearner(Learner):
         key = tuple(module_ids)
         if key not in self._coefficients_of:
             own = [self._own_coefficients(m, self.config.get_config_for_module(m)) for m in key]
-            self._coefficients_of[key] = {name: self._one_for_each([c[name] for c in own]) for name in own[0]}
+            self._coefficients_of[key] = PPOCoefficients(*map(self._one_for_each, zip(*own, strict=True)))
         return self._coefficients_of[key]
 
-    def _own_coefficients(self, module_id: ModuleID, config: Any) -> dict[str, float]:
-        return {
-            "clip_param": float(config.clip_param),
-            "vf_clip_param": float(config.vf_clip_param),
-            "vf_loss_coeff": float(config.vf_loss_coeff),
-            "entropy_coeff": value_at(config.entropy_coeff, self.timestep),
-            "kl_coeff": self.kl_coeff(module_id),
-        }
+    def _own_coefficients(self, module_id: ModuleID, config: Any) -> PPOCoefficients:
+        return PPOCoefficients(
+            clip_param=float(config.clip_param),
+            entropy_coeff=value_at(config.entropy_coeff, self.timestep),
+            vf_clip_param=float(config.vf_clip_param),
+            vf_loss_coeff=float(config.vf_loss_coeff),
+            kl_coeff=self.kl_coeff(module_id),
+        )
 
-    def _one_for_each(self, values: list[float]) -> Any:
+    def _one_for_each(self, values: Sequence[float]) -> Any:
         return values[0] if len(set(values)) == 1 else moved(np.array(values, np.float32), self.device)
 
     def _loss(
@@ -126,34 +127,30 @@ class PPOLearner(Learner):
         module: Any,
         batch: Mapping[str, Any],
         fwd_out: Mapping[str, Any],
-        coefficients: Mapping[str, Any],
+        coefficients: PPOCoefficients,
     ) -> Tensor:
         """Of one module, or ``[M]`` of stacked ones. A hot path."""
         dist_cls = self.module[module_ids[0]].get_train_action_dist_cls()
         rows = CountedRows.of(batch, stacked=len(module_ids) if len(module_ids) > 1 else 0)
         lead = tuple(batch[Columns.ADVANTAGES].shape)
         inputs = checked_inputs(module_ids[0], self.module[module_ids[0]], fwd_out, lead)
-        now = dist_cls.from_logits(rows.pick(in_full(inputs)))
-        kl = None
-        if config.use_kl_loss:
-            kl = dist_cls.from_logits(rows.pick(batch[Columns.ACTION_DIST_INPUTS])).kl(now)
         values = targets = None
         if config.use_critic:
             given = values_batch(fwd_out, batch)
             found = called(module, module.compute_values, given, embeddings=fwd_out.get(Columns.EMBEDDINGS))
             values = rows.pick(checked_values(module_ids[0], found, lead))
             targets = rows.pick(batch[Columns.VALUE_TARGETS])
-        loss = ppo_loss(
-            logp=now.logp(rows.pick(batch[Columns.ACTIONS])),
+        picked = PPORows(
+            inputs=rows.pick(in_full(inputs)),
+            values=values,
+            actions=rows.pick(batch[Columns.ACTIONS]),
+            before=rows.pick(batch[Columns.ACTION_DIST_INPUTS]) if config.use_kl_loss else None,
             old_logp=rows.pick(batch[Columns.ACTION_LOGP]),
             advantages=rows.pick(batch[Columns.ADVANTAGES]),
-            entropy=now.entropy(),
-            values=values,
             value_targets=targets,
-            kl=kl,
-            mean=rows.mean,
-            **coefficients,
+            weights=rows.weights,
         )
+        loss = loss_of_rows(dist_cls, coefficients, picked)
         terms = {
             "total_loss": loss.total,
             "policy_loss": loss.policy_loss,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from marl_connectors.columns import Columns
-from marl_connectors.connectors.in_both_pipelines import InBothPipelines
+from marl_connectors.connectors.connector_v2 import InBothPipelines
 from marl_connectors.episodes.column_batch import ColumnGroup
 
 
@@ -28,18 +27,3 @@ class AddObservationsFromEpisodesToBatch(InBothPipelines):
         """Reads the observations of the rows."""
         if Columns.OBS not in columns:
             columns[Columns.OBS] = columns.rows.get(Columns.OBS)
-
-    def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any) -> dict[str, Any]:
-        """Reads the observations of the episodes."""
-        if Columns.OBS in batch:
-            return batch
-        stepped_only = not self.learns
-        for episode in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=stepped_only):
-            if self.learns:
-                if not len(episode):
-                    continue
-                observations = episode.get_observations(slice(0, len(episode)))
-                self.add_n_batch_items(batch, Columns.OBS, observations, len(episode), episode)
-            else:
-                self.add_batch_item(batch, Columns.OBS, episode.get_observations(-1), episode)
-        return batch

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from marl_connectors.columns import Columns
-from marl_connectors.connectors.agent_steps import check_beginning
-from marl_connectors.connectors.connector_v2 import item_key
-from marl_connectors.connectors.in_both_pipelines import InBothPipelines
+from marl_connectors.connectors.connector_v2 import InBothPipelines
+from marl_connectors.connectors.observation_transform import check_beginning
+from marl_connectors.episodes.agent_views import AgentChunk
 from marl_connectors.episodes.column_batch import ColumnGroup
 from marl_connectors.episodes.rows import Rows
 from marl_connectors.errors import ConnectorError
@@ -18,8 +18,6 @@ from marl_connectors.rl_module.module_states import (
     are_stateful,
     check_state_out,
     initial_state,
-    is_stateful,
-    max_seq_len,
     member,
 )
 from marl_connectors.trees import tree_map
@@ -96,43 +94,15 @@ class AddStatesFromEpisodesToBatch(InBothPipelines):
         """A chunk that goes on must keep the state that it goes on from."""
         if not missing.any():
             return
-        episodes = columns.rows.episodes
-        owners = np.arange(len(episodes)) if counts is None else np.repeat(np.arange(len(episodes)), counts)
+        rows, number = columns.rows, len(columns.rows.counts)
+        owners = np.arange(number) if counts is None else np.repeat(np.arange(number), counts)
         for i in np.unique(owners[missing]).tolist():
-            check_beginning(episodes[i], Columns.STATE_OUT, 1, -1, type(self).__name__)
-
-    def __call__(
-        self, *, rl_module: Any, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any
-    ) -> dict[str, Any]:
-        """Reads the states of each episode.
-
-        Raises:
-            ConnectorError: As on columns.
-        """
-        if Columns.STATE_IN in batch:
-            return batch
-        stepped_only = not self.learns
-        for episode in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=stepped_only):
-            if not is_stateful(rl_module, episode.module_id):
-                continue
-            module = member(rl_module, episode.module_id)
-            if not self.learns:
-                self.add_batch_item(batch, Columns.STATE_IN, self._state_before(episode, len(episode), module), episode)
-            elif len(episode):
-                if item_key(episode) not in batch.get(Columns.SEQ_LENS, {}):
-                    raise _no_sequences()
-                starts = range(0, len(episode), max_seq_len(module, episode.module_id))
-                states = [self._state_before(episode, start, module) for start in starts]
-                self.add_n_batch_items(batch, Columns.STATE_IN, states, len(states), episode)
-        return batch
-
-    def _state_before(self, episode: Any, step: int, module: Any) -> Tree:
-        """The state before one of an episode's steps; of the chunk's first one, as its lookback says."""
-        if Columns.STATE_OUT in episode.storage.extra_keys():
-            if step + episode.storage.lookback > 0:
-                return episode.get_extra_model_outputs(Columns.STATE_OUT, step - 1, neg_index_as_lookback=True)
-            check_beginning(episode, Columns.STATE_OUT, 1, -1, type(self).__name__)
-        return initial_state(module)
+            chunk = rows.chunks[i] if rows.chunks else rows.episodes[i]
+            if isinstance(chunk, AgentChunk):
+                if chunk.begins_in_lookback:
+                    continue
+                chunk = chunk.episode()
+            check_beginning(chunk, Columns.STATE_OUT, 1, -1, type(self).__name__)
 
 
 def _recorded(rows: Rows) -> tuple[Tree | None, np.ndarray, np.ndarray]:

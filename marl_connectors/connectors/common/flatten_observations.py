@@ -7,9 +7,8 @@ from typing import Any
 
 from gymnasium import Space, spaces
 
-from marl_connectors.connectors.agent_steps import Steps
 from marl_connectors.connectors.flattening import Flattener
-from marl_connectors.connectors.observation_transform import ObservationTransform, Plan
+from marl_connectors.connectors.observation_transform import ObservationTransform, Plan, Steps
 from marl_connectors.errors import ConfigError, ConnectorError, did_you_mean
 from marl_connectors.typing import AgentID, Tree
 
@@ -82,6 +81,10 @@ class FlattenObservations(ObservationTransform):
             return Plan(space, space)
         flatten = Flattener(space, leave_out=self._keys_to_remove)
         return Plan(space, flatten.space, flatten)
+
+    def stands_apart(self, agent_id: AgentID | None) -> bool:
+        """Whether an agent's observations are flattened, while others of its module may not be."""
+        return self._agent_ids is not None and agent_id in self._agent_ids
 
     def transform(self, observations: Tree, plan: Plan, steps: Steps) -> Tree:
         """Flattens, unless the agents are none of ``agent_ids``."""

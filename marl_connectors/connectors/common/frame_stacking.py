@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from gymnasium import Space, spaces
 
 from marl_connectors.columns import Columns
-from marl_connectors.connectors.agent_steps import ColumnSteps, ItemSteps, Recent
-from marl_connectors.connectors.connector_v2 import unstack
-from marl_connectors.connectors.observation_transform import ObservationTransform, Plan
+from marl_connectors.connectors.observation_transform import ObservationTransform, Plan, Recent, Steps
 from marl_connectors.connectors.space_trees import map_space
 from marl_connectors.episodes.column_batch import ColumnGroup
 from marl_connectors.errors import ConfigError, ConnectorError
@@ -102,21 +99,8 @@ class FrameStacking(ObservationTransform):
     def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
         """One gather for all rows and frames."""
         self._check_empty(columns)
-        recent = ColumnSteps(columns.rows, self._lookup).recent(Columns.OBS, self.num_frames, newest=0, who=self._who())
+        recent = Steps(columns.rows, self._lookup).recent(Columns.OBS, self.num_frames, newest=0, who=self._who())
         columns[Columns.OBS] = self._arranged(recent)
-
-    def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any) -> dict[str, Any]:
-        """Works on one episode after another."""
-        self._check_empty(batch)
-        learns = self.learns
-        for episode in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=not learns):
-            count = len(episode) if learns else 1
-            if not count:
-                continue
-            steps = ItemSteps(episode, episode.storage.lookback + len(episode) * (not learns), count)
-            recent = steps.recent(Columns.OBS, self.num_frames, newest=0, who=self._who())
-            self.add_n_batch_items(batch, Columns.OBS, unstack(self._arranged(recent)), count, episode)
-        return batch
 
     def _check_empty(self, batch: Any) -> None:
         if Columns.OBS in batch:

@@ -15,16 +15,13 @@ from marl_connectors.connectors.action_masks import (
     mask_of_one_row,
     wanted_mask,
 )
-from marl_connectors.connectors.agent_steps import ColumnSteps, ItemSteps, Steps
 from marl_connectors.connectors.connector_v2 import ENV_TO_MODULE
-from marl_connectors.connectors.observation_transform import ObservationTransform, Plan
+from marl_connectors.connectors.observation_transform import ObservationTransform, Plan, Steps
 from marl_connectors.connectors.space_trees import fits, shape_of
 from marl_connectors.episodes.column_batch import ColumnGroup
-from marl_connectors.episodes.lane_storage import LaneStorage
-from marl_connectors.episodes.rollout import take
+from marl_connectors.episodes.rows import Rows
 from marl_connectors.errors import ConfigError, ConnectorError
 from marl_connectors.spaces import describe, in_key_order, stack, values_per_choice, zeros
-from marl_connectors.trees import tree_map
 from marl_connectors.typing import AgentID, Tree
 
 _SOURCES = ("auto", "observations", "infos")
@@ -169,8 +166,6 @@ class ActionMasking(ObservationTransform):
             f"(action_mask_key=None), or change the action space."
         )
 
-    # The two forms.
-
     def transform(self, observations: Tree, plan: Plan, steps: Steps) -> Tree:
         """The observations without their masks."""
         if not plan.how.in_observation or self.keep_in_observations:
@@ -183,37 +178,22 @@ class ActionMasking(ObservationTransform):
         """Works on all rows of a group at once. A hot path, but for masks in infos: those are single objects."""
         if Columns.ACTION_MASK not in columns:
             rows = columns.rows
-            steps = ColumnSteps(rows, self._lookup)
+            steps = Steps(rows, self._lookup)
             plan = self._plan_for(steps)
             if plan.how.in_observation:
                 observations = columns[Columns.OBS] if Columns.OBS in columns else rows.get(Columns.OBS)
                 mask = self._from_observations(observations, plan, steps)
             else:
-                mask = self._from_infos(_infos(steps) if plan.how.in_info else (), len(rows), plan, steps)
+                mask = self._from_infos(_infos(rows) if plan.how.in_info else (), len(rows), plan, steps)
             if mask is not None:
                 columns[Columns.ACTION_MASK] = mask
         if not self.keep_in_observations:
             super().on_columns(columns=columns, **kwargs)
 
-    def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any) -> dict[str, Any]:
-        """Works on one episode after another."""
-        masks: dict[str, Any] = {}
-        if Columns.ACTION_MASK not in batch:
-            for episode, steps, observations in self.work(batch, episodes):
-                plan = self._plan_for(steps)
-                if plan.how.in_observation:
-                    mask = self._from_observations(observations, plan, steps)
-                else:
-                    mask = self._from_infos([episode.get_infos(-1)] if plan.how.in_info else (), 1, plan, steps)
-                if mask is not None:
-                    self.add_batch_item(masks, Columns.ACTION_MASK, mask[0], episode)
-        batch.update(masks)
-        return batch if self.keep_in_observations else super().__call__(batch=batch, episodes=episodes, **kwargs)
-
-    def _from_observations(self, observations: Tree, plan: Plan, steps: ColumnSteps | ItemSteps) -> np.ndarray:
+    def _from_observations(self, observations: Tree, plan: Plan, steps: Steps) -> np.ndarray:
         """``[B, n]`` bool, from the observations as the environment gave them."""
         if not fits(plan.before, observations):  # the masks were taken out before, as when a run is restored
-            observations = _as_given(steps, observations)
+            observations = steps.rows.source(Columns.OBS)
         if not fits(plan.before, observations):
             raise ConnectorError(
                 f"ActionMasking: expected observations of {describe(plan.before)} from {_name(steps.agents.ids[0])}, "
@@ -289,28 +269,11 @@ def _shape(mask: Any) -> str:
     return f"{np.shape(mask)} ({np.asarray(mask).dtype})"
 
 
-def _infos(steps: ColumnSteps) -> list[Mapping[str, Any]]:
-    """The info dict of each row; an empty list if no row has any."""
-    if not any(part.rollout.infos for part in steps.parts):
-        return []
-    found: list[Mapping[str, Any]] = []
-    for part in steps.parts:
-        infos, positions = part.rollout.infos, part.positions
-        flat = range(positions.start, positions.stop) if isinstance(positions, slice) else positions.tolist()
-        found += [infos.get(position, {}) for position in flat]
-    return found
-
-
-def _as_given(steps: ColumnSteps | ItemSteps, observations: Tree) -> Tree:
-    """Observations as the environment gave them, whatever was written back since, where they are kept."""
-    if isinstance(steps, ColumnSteps):
-        given = [take(part.rollout.source(Columns.OBS), part.positions) for part in steps.parts]
-        return given[0] if len(given) == 1 else tree_map(lambda *leaves: np.concatenate(leaves), *given)
-    storage = steps.episode.storage
-    if not isinstance(storage, LaneStorage):
-        return observations
-    here = (storage.first_row + steps.first) * storage.rollout.num_lanes + storage.lane
-    return take(storage.rollout.source(Columns.OBS), slice(here, here + 1))
+def _infos(rows: Rows) -> Sequence[Mapping[str, Any]]:
+    """The info dict of each row; nothing if no row has any."""
+    if rows.parts and not any(part.rollout.infos for part in rows.parts):
+        return ()
+    return rows.get(Columns.INFOS)
 
 
 def _whose(steps: Steps, row: int) -> AgentID | None:

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from gymnasium import Space, spaces
 
-from marl_connectors.connectors.agent_steps import Steps
-from marl_connectors.connectors.observation_transform import ObservationTransform, Plan
+from marl_connectors.connectors.observation_transform import ObservationTransform, Plan, Steps
 from marl_connectors.errors import ConfigError, ConnectorError, did_you_mean
 from marl_connectors.spaces import describe
 from marl_connectors.typing import AgentID, Tree

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
-from marl_connectors.connectors.agent_steps import Steps
-from marl_connectors.connectors.observation_transform import ObservationTransform, Plan
+from marl_connectors.connectors.observation_transform import ObservationTransform, Plan, Steps
 from marl_connectors.connectors.space_trees import map_space, map_values, parts_of
 from marl_connectors.errors import ConfigError
 from marl_connectors.spaces import describe

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import Space, spaces
 
-from marl_connectors.connectors.agent_steps import Agents, ColumnSteps, Steps
 from marl_connectors.connectors.connector_v2 import ENV_TO_MODULE
-from marl_connectors.connectors.observation_transform import ObservationTransform, Plan
+from marl_connectors.connectors.observation_transform import Agents, ObservationTransform, Plan, Steps
 from marl_connectors.connectors.running_stats import Grouping, StatsTable, merge_streams, to_state
 from marl_connectors.connectors.space_trees import fits, map_space, map_values, parts_of
 from marl_connectors.episodes.column_batch import ColumnGroup
+from marl_connectors.episodes.episode_rows import EpisodeRows
 from marl_connectors.errors import ConfigError, ConnectorError
 from marl_connectors.spaces import describe
 from marl_connectors.typing import AgentID, Tree
@@ -121,27 +120,16 @@ class MeanStdFilter(ObservationTransform):
             self._tables[features].restore(agent_id, known["base"], known["own"])
             self.forget()
 
-    # The two forms.
-
     def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
         """Counts all rows of a group, then standardises them."""
         rows = columns.rows
         if self.in_learner_pipeline or len(rows) != len(rows.counts):
             raise _misplaced()
-        observations, steps = self.given(columns), ColumnSteps(rows, self._lookup)
-        if self.update_stats and rows.acted is None:  # the last ones of ended agents come in calls of their own
+        observations, steps = self.given(columns), Steps(rows, self._lookup)
+        is_by_hand = isinstance(rows, EpisodeRows)  # of episodes that may have ended
+        if self.update_stats and rows.acted is None and not (is_by_hand and rows.episodes[0].is_done):
             self._count(observations, steps)
         self.give_back(columns, observations, self.changed(observations, steps))
-
-    def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any) -> dict[str, Any]:
-        """Counts the newest observations of all episodes, then standardises them."""
-        if self.in_learner_pipeline:
-            raise _misplaced()
-        if self.update_stats:
-            for episode, steps, observations in self.work(batch, episodes):
-                if not episode.is_done:
-                    self._count(observations, steps)
-        return super().__call__(batch=batch, episodes=episodes, **kwargs)
 
     def _streams(self, plan: Plan, steps: Steps) -> _Streams:
         """Whose statistics these steps are about. A hot path: a runner's rows are those of the same agents for long."""

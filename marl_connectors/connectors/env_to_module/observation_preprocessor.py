@@ -46,12 +46,12 @@ class SingleAgentObservationPreprocessor(ConnectorV2):
             f"{type(self).__name__}: override preprocess(observation, episode) or preprocess_batch(observations, rows)."
         )
 
-    def preprocess_batch(self, observations: Tree, rows: Rows | None) -> Tree:
+    def preprocess_batch(self, observations: Tree, rows: Rows) -> Tree:
         """Override: the new observations of all agents with like spaces at once.
 
         Args:
             observations: ``[B, ...]``, not to be changed in place.
-            rows: The agent-steps behind them; None where the piece is called by hand, on items.
+            rows: The agent-steps behind them.
         """
         raise NotImplementedError
 
@@ -75,25 +75,6 @@ class SingleAgentObservationPreprocessor(ConnectorV2):
             columns[Columns.OBS] = changed
         else:
             rows.set(Columns.OBS, changed)
-
-    def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any) -> dict[str, Any]:
-        """One agent after another."""
-        if Columns.OBS in batch:
-            pairs = self.single_agent_episode_iterator(episodes, zip_with_batch_column=batch[Columns.OBS])
-            into: dict[str, Any] = {}
-            for episode, item in list(pairs):
-                self.add_batch_item(into, Columns.OBS, self._new_item(item, episode), episode)
-            batch[Columns.OBS] = {**batch[Columns.OBS], **into.get(Columns.OBS, {})}
-            return batch
-        for episode in self.single_agent_episode_iterator(episodes):
-            observation = self._new_item(episode.get_observations(-1), episode)
-            episode.set_observations(new_data=observation, at_indices=-1)
-        return batch
-
-    def _new_item(self, observation: Any, episode: SingleAgentEpisode) -> Any:
-        if self._has("preprocess") or not self._has("preprocess_batch"):
-            return self._preprocess(tree_map(_own, observation), episode)
-        return unstack(self.preprocess_batch(stack([observation]), None))[0]
 
     def _preprocess(self, observation: Any, episode: SingleAgentEpisode) -> Any:
         if self._takes_episode is None:

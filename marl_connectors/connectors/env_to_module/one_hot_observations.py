@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
-from marl_connectors.connectors.agent_steps import Steps
 from marl_connectors.connectors.flattening import one_hot, one_hot_size
-from marl_connectors.connectors.observation_transform import ObservationTransform, Plan
+from marl_connectors.connectors.observation_transform import ObservationTransform, Plan, Steps
 from marl_connectors.connectors.space_trees import map_space, map_values, parts_of
 from marl_connectors.typing import AgentID, Tree
 

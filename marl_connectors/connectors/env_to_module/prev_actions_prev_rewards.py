@@ -7,11 +7,9 @@ from typing import NamedTuple
 import numpy as np
 from gymnasium import Space, spaces
 
-from marl_connectors import spaces as own_spaces
 from marl_connectors.columns import Columns
-from marl_connectors.connectors.agent_steps import Steps
 from marl_connectors.connectors.flattening import Flattener
-from marl_connectors.connectors.observation_transform import ObservationTransform, Plan
+from marl_connectors.connectors.observation_transform import ObservationTransform, Plan, Steps
 from marl_connectors.errors import ConfigError
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import AgentID, Tree
@@ -20,7 +18,6 @@ from marl_connectors.typing import AgentID, Tree
 class _How(NamedTuple):
     observations: Flattener | None
     actions: Flattener | None
-    no_action: Tree
     width: int
 
 
@@ -90,7 +87,7 @@ class PrevActionsPrevRewards(ObservationTransform):
 
     def plan(self, agent_id: AgentID | None, space: Space, action_space: Space | None) -> Plan:
         """How to flatten observations and actions."""
-        actions, no_action, width = None, None, 0
+        actions, width = None, 0
         if self.n_prev_actions:
             if action_space is None:
                 raise ConfigError(
@@ -98,9 +95,9 @@ class PrevActionsPrevRewards(ObservationTransform):
                     "give the episodes their spaces."
                 )
             actions = Flattener(action_space, count_from_0=True)
-            no_action, width = own_spaces.zeros(action_space), actions.size * self.n_prev_actions
+            width = actions.size * self.n_prev_actions
         observations = Flattener(space) if self._flatten else None
-        how = _How(observations, actions, no_action, width)
+        how = _How(observations, actions, width)
         own: list[tuple[str, spaces.Box]] = []
         if actions is not None:
             low, high = np.minimum(actions.space.low, 0), np.maximum(actions.space.high, 0)
@@ -122,7 +119,7 @@ class PrevActionsPrevRewards(ObservationTransform):
             own.append((self.PREV_ACTIONS_KEY, self._prev_actions(how, steps)))
         if self.n_prev_rewards:
             n = self.n_prev_rewards
-            recent = steps.recent(Columns.REWARDS, n, newest=-1, who=type(self).__name__, zero=0.0)
+            recent = steps.recent(Columns.REWARDS, n, newest=-1, who=type(self).__name__)
             own.append((self.PREV_REWARDS_KEY, recent.values.astype(np.float32)))
         if how.observations is None:
             return {self.ORIG_OBS_KEY: observations, **dict(own)}
@@ -131,7 +128,7 @@ class PrevActionsPrevRewards(ObservationTransform):
     def _prev_actions(self, how: _How, steps: Steps) -> np.ndarray:
         assert how.actions is not None
         n = self.n_prev_actions
-        recent = steps.recent(Columns.ACTIONS, n, newest=-1, who=type(self).__name__, zero=how.no_action)
+        recent = steps.recent(Columns.ACTIONS, n, newest=-1, who=type(self).__name__)
         size = len(recent.reached)
         flat = how.actions(tree_map(lambda leaf: leaf.reshape(size * n, *leaf.shape[2:]), recent.values))
         flat = flat.reshape(size, n, how.actions.size)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from marl_connectors.columns import Columns
-from marl_connectors.connectors.connector_v2 import ENV_TO_MODULE, ConnectorV2, item_key
+from marl_connectors.connectors.connector_v2 import ENV_TO_MODULE, ConnectorV2
 from marl_connectors.episodes.column_batch import ColumnGroup
 from marl_connectors.errors import ConnectorError
 from marl_connectors.trees import leaves
@@ -23,6 +23,16 @@ class WriteObservationsToEpisodes(ConnectorV2):
 
     belongs_in = (ENV_TO_MODULE,)
 
+    def before_columns(self, groups: Sequence[ColumnGroup], rl_module: Any) -> None:
+        """Checks that there are observations for all, or for nobody."""
+        having = [group for group in groups if Columns.OBS in group]
+        if having and len(having) < len(groups):
+            given, wanted = (sum(len(group.rows) for group in some) for some in (having, groups))
+            raise ConnectorError(
+                f"WriteObservationsToEpisodes: expected one item of 'obs' for each of {wanted} acting agents, but "
+                f"there are {given}. It stands in an env-to-module pipeline, before AgentToModuleMapping."
+            )
+
     def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
         """Writes all rows at once."""
         if Columns.OBS not in columns:
@@ -33,30 +43,6 @@ class WriteObservationsToEpisodes(ConnectorV2):
                 "WriteObservationsToEpisodes: 'obs' is no array any more. Put it before NumpyToTensor."
             )
         columns.rows.set(Columns.OBS, observations)
-
-    def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any) -> dict[str, Any]:
-        """Writes one episode after another. ``obs`` may also be a plain list with one item for each of them."""
-        if Columns.OBS not in batch:
-            raise _nothing()
-        column = batch[Columns.OBS]
-        own = list(self.single_agent_episode_iterator(episodes))
-        if isinstance(column, dict):
-            items = [column.get(item_key(episode), []) for episode in own]
-            if sum(map(len, items)) != sum(map(len, column.values())) or any(len(each) != 1 for each in items):
-                given = sum(map(len, column.values()))
-                raise ConnectorError(
-                    f"WriteObservationsToEpisodes: expected one item of 'obs' for each of {len(own)} acting agents, "
-                    f"but there are {given}, under the keys {list(column)[:4]}. It stands in an env-to-module "
-                    f"pipeline, before AgentToModuleMapping."
-                )
-            column = [item for each in items for item in each]
-        if len(column) != len(own):
-            raise ConnectorError(
-                f"WriteObservationsToEpisodes: {len(column)} items of 'obs', but {len(own)} acting agents."
-            )
-        for episode, item in zip(own, column, strict=True):
-            episode.set_observations(new_data=item, at_indices=-1)
-        return batch
 
 
 def _nothing() -> ConnectorError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -12,11 +12,9 @@ from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import LEARNER, ConnectorV2
 from marl_connectors.connectors.flattening import Flattener
 from marl_connectors.episodes.column_batch import ColumnGroup
-from marl_connectors.episodes.extended_episodes import original
-from marl_connectors.episodes.packing import rows_of_episodes
 from marl_connectors.episodes.rows import Rows
 from marl_connectors.errors import ConnectorError
-from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID
+from marl_connectors.typing import AgentID
 
 
 class AddEnvStatesFromEpisodesToTrainBatch(ConnectorV2):
@@ -79,7 +77,7 @@ class AddEnvStatesFromEpisodesToTrainBatch(ConnectorV2):
         out = np.zeros((len(rows), size + len(agent_ids)), np.float32)
         out[:, :size] = self._flattener(rows.get(Columns.ENV_STATE))
         slots = {agent_id: size + slot for slot, agent_id in enumerate(agent_ids)}
-        own = np.repeat([slots.get(episode.agent_id, -1) for episode in rows.episodes], rows.counts)
+        own = np.repeat([slots.get(chunk.agent_id, -1) for chunk in rows.chunks], rows.counts)
         known = np.flatnonzero(own >= 0)
         out[known, own[known]] = 1.0
         return out
@@ -88,14 +86,3 @@ class AddEnvStatesFromEpisodesToTrainBatch(ConnectorV2):
         """Reads the states of all rows of a group at once."""
         if Columns.CRITIC_OBS not in columns:
             columns[Columns.CRITIC_OBS] = self._at(columns.rows)
-
-    def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any) -> dict[str, Any]:
-        """Reads the states of each episode's steps."""
-        if Columns.CRITIC_OBS in batch:
-            return batch
-        for episode in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=False):
-            steps = len(episode)
-            if steps:
-                rows = rows_of_episodes([original(episode)], [episode.module_id or DEFAULT_MODULE_ID])
-                self.add_n_batch_items(batch, Columns.CRITIC_OBS, list(self._at(rows)[:steps]), steps, episode)
-        return batch

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from marl_connectors.columns import Columns
@@ -23,13 +22,3 @@ class AddInfosFromEpisodesToTrainBatch(ConnectorV2):
         """Reads the info dicts of the rows."""
         if Columns.INFOS not in columns:
             columns[Columns.INFOS] = columns.rows.get(Columns.INFOS)
-
-    def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any) -> dict[str, Any]:
-        """Reads the episodes' info dicts."""
-        if Columns.INFOS in batch:
-            return batch
-        for episode in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=False):
-            steps = len(episode)
-            if steps:
-                self.add_n_batch_items(batch, Columns.INFOS, episode.get_infos(slice(0, steps)), steps, episode)
-        return batch

@@ -9,13 +9,14 @@ from gymnasium import Space, spaces
 
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import LEARNER, ConnectorV2
-from marl_connectors.connectors.episodes_of_run import EPISODES_OF_RUN
+from marl_connectors.connectors.item_adapter import EPISODES_OF_RUN
 from marl_connectors.connectors.learner.joint_observations import JointObservations, SeenInEpisodes
+from marl_connectors.episodes.agent_views import AgentChunk
 from marl_connectors.episodes.column_batch import ColumnGroup
 from marl_connectors.episodes.extended_episodes import original
-from marl_connectors.episodes.packing import rows_of_episodes
+from marl_connectors.episodes.packing import chunks_of
 from marl_connectors.errors import ConfigError
-from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID
+from marl_connectors.typing import AgentID
 
 
 class AddJointObservationsFromEpisodesToTrainBatch(ConnectorV2):
@@ -75,8 +76,8 @@ class AddJointObservationsFromEpisodesToTrainBatch(ConnectorV2):
         """Looked up once for all groups of a batch."""
         shared = {} if shared_data is None else shared_data
         if "joint_observations" not in shared:
-            own = self.single_agent_episode_iterator(episodes, agents_that_stepped_only=False)
-            shared["joint_observations"] = self.joint.of_episodes(map(original, own))
+            own = [chunk if isinstance(chunk, AgentChunk) else original(chunk) for chunk in chunks_of(episodes)]
+            shared["joint_observations"] = self.joint.of_episodes(own)
         return shared["joint_observations"]
 
     def on_columns(self, *, columns: ColumnGroup, shared_data: dict[str, Any], **kwargs: Any) -> None:
@@ -84,22 +85,3 @@ class AddJointObservationsFromEpisodesToTrainBatch(ConnectorV2):
         if Columns.CRITIC_OBS not in columns:
             seen = self._seen(shared_data[EPISODES_OF_RUN].unextended, shared_data)
             columns[Columns.CRITIC_OBS] = seen.at(columns.rows)
-
-    def __call__(
-        self,
-        *,
-        batch: dict[str, Any],
-        episodes: Sequence[Any],
-        shared_data: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> dict[str, Any]:
-        """Looks the steps of each episode up."""
-        if Columns.CRITIC_OBS in batch:
-            return batch
-        seen = self._seen(episodes, shared_data)
-        for episode in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=False):
-            steps = len(episode)
-            if steps:
-                rows = rows_of_episodes([original(episode)], [episode.module_id or DEFAULT_MODULE_ID])
-                self.add_n_batch_items(batch, Columns.CRITIC_OBS, list(seen.at(rows)[:steps]), steps, episode)
-        return batch

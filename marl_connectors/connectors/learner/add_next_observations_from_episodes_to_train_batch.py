@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -32,14 +31,3 @@ class AddNextObservationsFromEpisodesToTrainBatch(ConnectorV2):
             return
         further = np.arange(len(rows)) + rows.acted
         columns[Columns.NEXT_OBS] = tree_map(lambda leaf: leaf[further], rows.get(Columns.OBS))
-
-    def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any) -> dict[str, Any]:
-        """Reads the episodes' observations."""
-        if Columns.NEXT_OBS in batch:
-            return batch
-        for episode in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=False):
-            steps = len(episode)
-            if steps:
-                further = episode.get_observations(slice(1, steps + 1))
-                self.add_n_batch_items(batch, Columns.NEXT_OBS, further, steps, episode)
-        return batch

@@ -9,7 +9,7 @@ import numpy as np
 
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import LEARNER, ConnectorV2
-from marl_connectors.connectors.learner.learner_connector_pipeline import EPISODES_OF_RUN, EpisodesOfRun
+from marl_connectors.connectors.item_adapter import EPISODES_OF_RUN, EpisodesOfRun
 from marl_connectors.episodes.column_batch import ColumnGroup
 from marl_connectors.episodes.extended_episodes import extended
 from marl_connectors.errors import ConnectorError
@@ -36,8 +36,8 @@ class AddOneTsToEpisodesAndTruncate(ConnectorV2):
         if shared_data and EPISODES_OF_RUN in shared_data:
             shared_data[EPISODES_OF_RUN].extend()
 
-    def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any) -> dict[str, Any]:
-        """Adds the mask. In a list, the episodes are replaced by views that are one step longer.
+    def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **common: Any) -> dict[str, Any]:
+        """Called by hand. In a list, the episodes are replaced by views that are one step longer.
 
         Raises:
             ConnectorError: If the episodes stand in anything but a list.
@@ -51,10 +51,4 @@ class AddOneTsToEpisodesAndTruncate(ConnectorV2):
                 f"AddOneTsToEpisodesAndTruncate: the episodes must be in a list, so that longer ones can stand in it, "
                 f"but {type(episodes).__name__} came. Pass list(episodes), or use a LearnerConnectorPipeline."
             )
-        if Columns.LOSS_MASK not in batch:
-            for episode in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=False):
-                steps = len(episode)
-                if steps:
-                    mask = list(np.arange(steps) < steps - 1)
-                    self.add_n_batch_items(batch, Columns.LOSS_MASK, mask, steps, episode)
-        return batch
+        return super().__call__(batch=batch, episodes=episodes, **common)

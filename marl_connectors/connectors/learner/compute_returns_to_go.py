@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from gymnasium import Space
 
 from marl_connectors.connectors.connector_v2 import LEARNER, ConnectorV2
-from marl_connectors.connectors.learner.changes_rewards import rewards_of_columns, rewards_of_items
+from marl_connectors.connectors.learner.changes_rewards import rewards_of_columns
 from marl_connectors.episodes.column_batch import ColumnGroup
 from marl_connectors.errors import ConfigError
 from marl_connectors.ops.discounting import discounted_sums
@@ -50,16 +49,6 @@ class ComputeReturnsToGo(ConnectorV2):
         rewards = rewards if acted is None else np.where(acted, rewards, 0.0)
         lengths = np.array(columns.rows.counts)
         columns[RETURNS_TO_GO] = discounted_sums(rewards[::-1], lengths[::-1], self.gamma)[::-1].astype(np.float32)
-
-    def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any) -> dict[str, Any]:
-        """Works on each episode."""
-        for episode, rewards in rewards_of_items(self, batch, episodes):
-            total, totals = 0.0, []
-            for reward in reversed(rewards.tolist()):
-                total = reward + self.gamma * total
-                totals.append(np.float32(total))
-            self.add_n_batch_items(batch, RETURNS_TO_GO, totals[::-1], len(totals), episode)
-        return batch
 
 
 def checked_gamma(who: str, gamma: float) -> float:

@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from marl_connectors import spaces
 from marl_connectors.columns import Columns
-from marl_connectors.connectors.connector_v2 import LEARNER, ConnectorV2, item_key
+from marl_connectors.connectors.connector_v2 import LEARNER, ConnectorV2
 from marl_connectors.episodes.column_batch import ColumnGroup
-from marl_connectors.episodes.extended_episodes import ExtendedEpisode, original
 from marl_connectors.episodes.rows import Rows
-from marl_connectors.episodes.sequences import PaddedColumns, Sequences, unpadded
+from marl_connectors.episodes.sequences import unpadded
 from marl_connectors.errors import ConnectorError, ModuleError
-from marl_connectors.ops.gae import compute_gae, compute_gae_of_episodes
+from marl_connectors.ops.gae import compute_gae_of_episodes
 from marl_connectors.rl_module.apis import ValueFunctionAPI
 from marl_connectors.rl_module.given_columns import values_batch
 from marl_connectors.rl_module.module_calls import called
 from marl_connectors.rl_module.observation_check import check_observations
 from marl_connectors.rl_module.output_check import checked_values
 from marl_connectors.rl_module.stacked_rows import StackedRows
-from marl_connectors.transfers import all_moved, all_on_host, moved
+from marl_connectors.transfers import all_moved, all_on_host
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import DEFAULT_MODULE_ID
 
@@ -81,7 +77,7 @@ class GeneralAdvantageEstimation(ConnectorV2):
         own = {m: (self._setting("gamma", m), self._setting("lambda_", m)) for m in rows.module_ids}
         if len(set(own.values())) == 1:
             return next(iter(own.values()))
-        found = np.array([own[episode.module_id or DEFAULT_MODULE_ID] for episode in rows.episodes])
+        found = np.array([own[chunk.module_id or DEFAULT_MODULE_ID] for chunk in rows.chunks])
         return found[:, 0], found[:, 1]
 
     def on_columns(self, *, rl_module: Any, columns: ColumnGroup, **kwargs: Any) -> None:
@@ -102,7 +98,7 @@ class GeneralAdvantageEstimation(ConnectorV2):
             rewards,
             values,
             np.array(rows.counts),
-            np.array([episode.is_terminated for episode in rows.episodes], bool),
+            np.array([chunk.is_terminated for chunk in rows.chunks], bool),
             gamma=gamma,
             lambda_=lambda_,
         )
@@ -127,111 +123,10 @@ class GeneralAdvantageEstimation(ConnectorV2):
         columns.rows, columns.stacking = rows.kept(real), None
         columns.splits, columns.rows_per_module = columns.rows.splits, columns.rows.rows_per_module
 
-    def __call__(
-        self, *, rl_module: Any, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any
-    ) -> dict[str, Any]:
-        """Works on each module's tensors; last observations without a row are read from the episodes."""
-        by_module: dict[str, dict[tuple, list]] = {}  # chunks of one episode have one key, and stand together
-        for episode in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=False):
-            if len(episode):
-                by_key = by_module.setdefault(episode.module_id or DEFAULT_MODULE_ID, {})
-                by_key.setdefault(item_key(episode), []).append(episode)
-        for module_id, columns in batch.items():
-            own = [episode for several in by_module[module_id].values() for episode in several]
-            sequences = _sequences_of(columns, own)
-            values = self._values_of_items(_value_function(rl_module, module_id), columns, own, sequences)
-            if sequences is not None:
-                within = sequences.within(0)
-                columns = {n: unpadded(c, within) for n, c in columns.items() if n not in _OF_SEQUENCES}
-            rewards, begin = columns[Columns.REWARDS].cpu().numpy(), 0
-            advantages, real = [np.zeros(0)], [np.zeros(0, np.int64)]
-            for episode, value in zip(own, values, strict=True):
-                steps = len(original(episode))
-                advantages.append(
-                    compute_gae(
-                        rewards[begin : begin + steps],
-                        value,
-                        terminated=episode.is_terminated,
-                        gamma=self._setting("gamma", module_id),
-                        lambda_=self._setting("lambda_", module_id),
-                    )
-                )
-                real.append(np.arange(begin, begin + steps))
-                begin += len(episode)
-            taken = np.concatenate(real)
-            counted = _counted(columns, np.isin(np.arange(begin), taken))[taken]
-            found = np.concatenate(advantages)
-            targets = found + np.concatenate([np.zeros(0), *(value[:-1] for value in values)])
-            if sequences is None:
-                taken, found, targets, counted = (part[counted] for part in (taken, found, targets, counted))
-            found = standardized(found, counted) if self.standardize else found
-            for name, column in columns.items():
-                columns[name] = _rows(column, torch.from_numpy(taken))
-            device = columns[Columns.REWARDS].device
-            if not counted.all():
-                columns[Columns.LOSS_MASK] = torch.from_numpy(counted).to(device)
-            columns[Columns.ADVANTAGES] = torch.from_numpy(found.astype(np.float32)).to(device)
-            columns[Columns.VALUE_TARGETS] = torch.from_numpy(targets.astype(np.float32)).to(device)
-            if sequences is not None:
-                kept = sequences.without(np.isin(np.arange(begin), np.concatenate(real)))
-                kept.to_column = partial(moved, device=device)
-                batch[module_id] = dict(PaddedColumns(columns, kept))
-        return batch
-
-    def _values_of_items(
-        self,
-        value_of: Callable[[Any], torch.Tensor],
-        columns: dict[str, Any],
-        episodes: list,
-        sequences: Sequences | None,
-    ) -> list[np.ndarray]:
-        """``[T + 1]`` values for each episode."""
-        with torch.no_grad():
-            values = value_of(columns).cpu().numpy().astype(np.float64)
-            if sequences is not None:
-                values = values[sequences.within(0)]
-            if all(isinstance(episode, ExtendedEpisode) for episode in episodes):
-                return np.split(values, np.cumsum([len(episode) for episode in episodes])[:-1])
-            if Columns.CRITIC_OBS in columns:
-                raise ConnectorError(
-                    "a centralised critic is asked about the episodes' last observations. Put "
-                    "AddOneTsToEpisodesAndTruncate at the beginning of the learner pipeline."
-                )
-            last = spaces.stack([episode.get_observations(-1) for episode in episodes])
-            last = tree_map(lambda x, like: torch.as_tensor(x).to(like), last, columns[Columns.OBS])
-            inputs = {Columns.OBS: last}
-            if sequences is not None:
-                states = spaces.stack([episode.get_extra_model_outputs(Columns.STATE_OUT, -1) for episode in episodes])
-                inputs = {
-                    Columns.OBS: tree_map(lambda leaf: leaf[:, None], last),
-                    Columns.STATE_IN: tree_map(
-                        lambda x, like: torch.as_tensor(x).to(like), states, columns[Columns.STATE_IN]
-                    ),
-                }
-            last_values = value_of(inputs).cpu().numpy().reshape(len(episodes))
-        parts = np.split(values, np.cumsum([len(episode) for episode in episodes])[:-1])
-        return [np.append(part, last_value) for part, last_value in zip(parts, last_values, strict=True)]
-
-
-def _sequences_of(columns: dict[str, Any], episodes: list) -> Sequences | None:
-    """How the columns of a stateful module stand, ``[S, L, ...]``; None for ``[B, ...]``."""
-    if Columns.SEQ_LENS not in columns:
-        return None
-    counts = [len(episode) for episode in episodes]
-    length = columns[Columns.LOSS_MASK].shape[1]
-    sequences = Sequences.of_rows(counts, (0, sum(counts)), (length,))
-    return sequences.with_states(columns.get(Columns.STATE_IN))
-
 
 def _rows(column: Any, index: torch.Tensor) -> Any:
     """The rows that ``index`` names, of tensors, trees of them, or info dicts."""
     return tree_map(lambda leaf: leaf.index_select(0, index.to(leaf.device)), column)
-
-
-def _counted(columns: dict[str, Any], acted: np.ndarray) -> np.ndarray:
-    """``[B]`` bool, the steps that a loss is to be computed of. Takes the column that says so out."""
-    mask = columns.pop(Columns.LOSS_MASK, None)
-    return acted if mask is None else acted & mask.cpu().numpy().astype(bool)
 
 
 def standardized(values: np.ndarray, counted: np.ndarray | None = None) -> np.ndarray:
@@ -279,13 +174,6 @@ def _values(rl_module: Any, module_id: str, columns: Any, outputs: dict[str, Any
         return called(module, module.compute_values, columns)
     own = outputs[module_id]
     return called(module, module.compute_values, values_batch(own, columns), embeddings=own.get(Columns.EMBEDDINGS))
-
-
-def _value_function(rl_module: Any, module_id: str) -> Callable[[Any], torch.Tensor]:
-    """A module's values of columns of its own, without gradients."""
-    if not rl_module.has_own_forward:
-        return lambda columns: _values(rl_module, module_id, columns, {})
-    return lambda columns: _values(rl_module, module_id, columns, rl_module.forward_train({module_id: columns}))
 
 
 def _with_values(rl_module: Any, module_id: str) -> Any:

@@ -10,6 +10,7 @@ from gymnasium import Space
 
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.flattening import Flattener
+from marl_connectors.episodes.agent_views import AgentChunk
 from marl_connectors.episodes.packing import rows_of_episodes
 from marl_connectors.episodes.rows import Rows
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
@@ -58,7 +59,7 @@ class JointObservations:
         self._slots = {agent_id: slot for slot, agent_id in enumerate(agent_spaces)}
         self.size = sum(flattener.size for flattener in self._flatteners.values()) + 2 * len(self._slots)
 
-    def of_episodes(self, episodes: Iterable[SingleAgentEpisode]) -> SeenInEpisodes:
+    def of_episodes(self, episodes: Iterable[SingleAgentEpisode | AgentChunk]) -> SeenInEpisodes:
         """Looks at episodes.
 
         Args:
@@ -66,7 +67,7 @@ class JointObservations:
         """
         return SeenInEpisodes(self, list(episodes))
 
-    def slot(self, episode: SingleAgentEpisode) -> int:
+    def slot(self, episode: SingleAgentEpisode | AgentChunk) -> int:
         """The number of the agent whose episode it is.
 
         Raises:
@@ -108,10 +109,10 @@ class JointObservations:
 class SeenInEpisodes:
     """Joint observations of given episodes."""
 
-    def __init__(self, joint: JointObservations, episodes: list[SingleAgentEpisode]):
+    def __init__(self, joint: JointObservations, episodes: list[SingleAgentEpisode | AgentChunk]):
         self._joint = joint
         self._numbers: dict[str | None, int] = {}
-        by_agent: dict[AgentID, list[SingleAgentEpisode]] = {}
+        by_agent: dict[AgentID, list[SingleAgentEpisode | AgentChunk]] = {}
         for episode in episodes:
             joint.slot(episode)
             self._numbers.setdefault(episode.multi_agent_episode_id, len(self._numbers))
@@ -123,7 +124,7 @@ class SeenInEpisodes:
     def _look(self, agent_id: AgentID, rows: Rows) -> _Seen:
         """A hot path, as is ``at``: nothing in Python for each row."""
         when = self._when(rows)
-        gone = [episode.is_done for episode in rows.episodes]
+        gone = [chunk.is_done for chunk in rows.chunks]
         last = np.cumsum(rows.counts) - 1
         until = (when // self._span + 1) * self._span  # the end of the multi-agent episode
         until[last] = np.where(gone, when[last], until[last])
@@ -132,15 +133,15 @@ class SeenInEpisodes:
 
     def _when(self, rows: Rows) -> np.ndarray:
         """``[B]`` episode and env step of rows as one number."""
-        numbers = np.array([self._numbers[episode.multi_agent_episode_id] for episode in rows.episodes], np.int64)
+        numbers = np.array([self._numbers[chunk.multi_agent_episode_id] for chunk in rows.chunks], np.int64)
         return np.repeat(numbers, rows.counts) * self._span + rows.get(Columns.T)
 
     def at(self, rows: Rows) -> np.ndarray:
         """``[B, size]`` float32 joint observations at rows of these episodes."""
         when, num_agents = self._when(rows), len(self._joint)
         ended = np.zeros(len(rows), bool)
-        ended[np.cumsum(rows.counts) - 1] = [episode.is_done for episode in rows.episodes]
-        own = np.repeat([self._joint.slot(episode) for episode in rows.episodes], rows.counts)
+        ended[np.cumsum(rows.counts) - 1] = [chunk.is_done for chunk in rows.chunks]
+        own = np.repeat([self._joint.slot(chunk) for chunk in rows.chunks], rows.counts)
         out = np.zeros((len(rows), self._joint.size), np.float32)
         begin, presence = 0, self._joint.size - 2 * num_agents
         for slot, (agent_id, size) in enumerate(self._joint.agents()):
@@ -159,7 +160,7 @@ class SeenInEpisodes:
         return out
 
 
-def _rows_of(episodes: list[SingleAgentEpisode]) -> Rows:
+def _rows_of(episodes: list[SingleAgentEpisode | AgentChunk]) -> Rows:
     """All that the episodes hold, also from before the chunk: an agent may be waiting since then."""
     modules = list(dict.fromkeys(episode.module_id or DEFAULT_MODULE_ID for episode in episodes))
     return rows_of_episodes(episodes, modules, with_lookback=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,10 +10,9 @@ from gymnasium import Space
 
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import LEARNER, ConnectorV2
-from marl_connectors.connectors.learner.changes_rewards import rewards_of_columns, rewards_of_items
+from marl_connectors.connectors.learner.changes_rewards import rewards_of_columns
 from marl_connectors.connectors.learner.compute_returns_to_go import checked_gamma
 from marl_connectors.episodes.column_batch import ColumnGroup
-from marl_connectors.episodes.extended_episodes import original
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.errors import ConfigError, ConnectorError
 from marl_connectors.ops.discounting import discounted_sums, rows_within
@@ -120,28 +119,6 @@ class NormalizeRewards(ConnectorV2):
         if earlier.any():
             returns += np.repeat(earlier, lengths) * self.gamma ** (rows_within(lengths) + 1.0)
         return returns
-
-    def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any) -> dict[str, Any]:
-        """Works on each episode."""
-        own = rewards_of_items(self, batch, episodes)
-        if self.update_stats:
-            found: dict[ModuleID, list[float]] = {}
-            for episode, rewards in own:
-                real = original(episode)
-                total = self._continued(real)
-                for reward in rewards[: len(real)].tolist():
-                    total = self.gamma * total + reward
-                    found.setdefault(_module_of(real), []).append(total)
-                self._note(real, total)
-            self._forget_oldest([episode for episode, _ in own])
-            self._learn((m, (len(x), np.mean(x), np.var(x) * len(x))) for m, x in found.items())
-        batch[Columns.REWARDS] = {}
-        for episode, rewards in own:
-            normalized = self._normalized(rewards, self._scale(_module_of(episode)))
-            self.add_n_batch_items(batch, Columns.REWARDS, list(normalized), len(normalized), episode)
-        return batch
-
-    # What both forms do.
 
     def _continued(self, episode: SingleAgentEpisode) -> float:
         """The return at the end of the chunk before, if this one goes on there."""

@@ -12,8 +12,9 @@ import torch
 
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import MODULE_TO_ENV, ConnectorV2
-from marl_connectors.connectors.device_columns import columns_to_host, to_host
+from marl_connectors.connectors.device_columns import columns_to_host
 from marl_connectors.episodes.column_batch import ColumnGroup, Phase
+from marl_connectors.episodes.episode_rows import EpisodeRows
 from marl_connectors.errors import ModuleError
 from marl_connectors.rl_module.distributions import Distribution
 from marl_connectors.rl_module.module_columns import put_together, unlike_outputs
@@ -71,9 +72,13 @@ class GetActions(ConnectorV2):
         """A hot path: one distribution for all modules of a group, if they agree on its class."""
         if Columns.ACTIONS in columns and Columns.ACTIONS not in columns.holders:
             return
+        if isinstance(rl_module, RLModule):
+            rl_module = dict.fromkeys(columns.module_ids, rl_module)
         dist_cls = self._common_dist_cls(rl_module, columns, explore)
         source = shared_data.get(ACTION_NOISE) if shared_data and explore else None
-        noise = None if source is None or dist_cls is None else source.for_rows(columns, dist_cls)
+        noise = None
+        if source is not None and dist_cls is not None and not isinstance(columns.rows, EpisodeRows):
+            noise = source.for_rows(columns, dist_cls)  # of a runner's rows
         if noise is not None and columns[Columns.ACTION_DIST_INPUTS].ndim > noise.ndim:
             noise = noise.unsqueeze(1)  # for a stateful module's time axis of length 1
         with source.torch_stream() if source is not None and noise is None else nullcontext():
@@ -145,17 +150,6 @@ class GetActions(ConnectorV2):
             put_together(columns, list(found.values()))
         except (RuntimeError, TypeError, KeyError, AttributeError) as error:
             raise unlike_outputs(found, error) from error
-
-    def __call__(
-        self, *, rl_module: Any, batch: dict[str, Any], explore: bool | None = None, **kwargs: Any
-    ) -> dict[str, Any]:
-        """Works on each module's columns of tensors."""
-        batch = to_host(batch)
-        for module_id, columns in batch.items():
-            if Columns.ACTIONS not in columns:
-                module = rl_module if isinstance(rl_module, RLModule) else rl_module[module_id]
-                _add_actions(module_id, module, columns, explore)
-        return batch
 
 
 def _check_kinds(actions: Mapping[ModuleID, Any]) -> None:

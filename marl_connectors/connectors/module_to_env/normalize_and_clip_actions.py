@@ -8,10 +8,10 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from marl_connectors.columns import Columns
-from marl_connectors.connectors.connector_v2 import MODULE_TO_ENV, ConnectorV2, unstack
+from marl_connectors.connectors.connector_v2 import MODULE_TO_ENV, ConnectorV2
 from marl_connectors.episodes.column_batch import ColumnGroup
 from marl_connectors.errors import ConnectorError
-from marl_connectors.spaces import describe, from_start, stack, zeros
+from marl_connectors.spaces import describe, from_start, zeros
 from marl_connectors.trees import in_parts_of, tree_map
 
 _REMEMBERED = 100
@@ -60,18 +60,11 @@ class NormalizeAndClipActions(ConnectorV2):
         if actions is not None:
             columns[Columns.ACTIONS_FOR_ENV] = actions
 
-    def __call__(self, *, batch: dict[str, Any], episodes: Any, **kwargs: Any) -> dict[str, Any]:
-        """Works on single items."""
-        if Columns.ACTIONS_FOR_ENV in batch or not batch:  # nobody acts: nothing to translate
-            return batch
-        items = batch[Columns.ACTIONS]
-        pairs = list(self.single_agent_episode_iterator(episodes, zip_with_batch_column=items))
-        given = [_in_parts(episode.action_space, stack([action])) for episode, action in pairs]
-        translated = [self._for_env(own, episode.action_space) for (episode, _), own in zip(pairs, given, strict=True)]
-        if any(for_env is not None for for_env in translated):
-            for (episode, action), for_env in zip(pairs, translated, strict=True):
-                item = action if for_env is None else unstack(for_env)[0]
-                self.add_batch_item(batch, Columns.ACTIONS_FOR_ENV, item, episode)
+    def __call__(self, *, batch: dict[str, Any], **common: Any) -> dict[str, Any]:
+        """Called by hand, ``actions_for_env`` has an item for each action if it has any."""
+        batch = super().__call__(batch=batch, **common)
+        if Columns.ACTIONS_FOR_ENV in batch:
+            batch[Columns.ACTIONS_FOR_ENV] = {**batch[Columns.ACTIONS], **batch[Columns.ACTIONS_FOR_ENV]}
         return batch
 
     def _for_env(self, actions: Any, space: Space) -> Any:

@@ -47,23 +47,6 @@ class RemoveSingleTsTimeRankFromBatch(ConnectorV2):
                         raise _no_time_axis(name, columns.module_ids[0], tuple(leaf.shape))
                 columns[name] = tree_map(lambda leaf: leaf[:, 0], column)
 
-    def __call__(self, *, rl_module: Any, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """Works on single items."""
-        if Columns.STATE_OUT in batch:
-            self.foreach_batch_item_change_in_place(
-                batch, Columns.STATE_OUT, lambda item, _eps, _agent, module_id: _checked(rl_module, module_id, item)
-            )
-        for name in batch:
-            if name != Columns.STATE_OUT:
-                self.foreach_batch_item_change_in_place(
-                    batch,
-                    name,
-                    lambda item, _eps, _agent, module_id, name=name: (
-                        _without_time(item, name, batch, module_id) if is_stateful(rl_module, module_id) else item
-                    ),
-                )
-        return batch
-
 
 def _checked(rl_module: Any, module_id: ModuleID | None, item: Any) -> Any:
     if is_stateful(rl_module, module_id):

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from marl_connectors.errors import ModuleError
+from marl_connectors.rl_module.distributions.closed_form import CategoricalRows, ClosedForm, MultiCategoricalRows
 from marl_connectors.rl_module.distributions.distribution import Distribution
 from marl_connectors.rl_module.distributions.masks import fitting_mask
 from marl_connectors.seeding import StreamGenerator
@@ -22,6 +23,7 @@ from marl_connectors.typing import Tree
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+_COMPUTED = ("__init__", "from_logits", "logp", "entropy", "kl", "log_probs", "_finite_log_probs")
 _FEW = 64
 """Up to how many categories torch normalises several times faster along the first axis than along the last."""
 
@@ -99,6 +101,12 @@ class TorchCategorical(Distribution):
     def kl(self, other: TorchCategorical) -> Tensor:
         log_probs = self._finite_log_probs
         return (log_probs.exp() * (log_probs - other._finite_log_probs)).sum(-1)
+
+    @classmethod
+    def closed_form(cls, inputs: Tensor, actions: Tensor, before: Tensor | None) -> ClosedForm | None:
+        if actions.shape != inputs.shape[:-1] or not cls._computes_as(TorchCategorical, *_COMPUTED):
+            return None
+        return CategoricalRows(inputs.numpy(), actions, None if before is None else before.numpy())
 
 
 def _largest(inputs: np.ndarray, noise: np.ndarray | None) -> np.ndarray:
@@ -209,6 +217,14 @@ class TorchMultiCategorical(Distribution):
 
     def kl(self, other: TorchMultiCategorical) -> Tensor:
         return self._choices.kl(other._choices).sum(-1)
+
+    @classmethod
+    def closed_form(cls, inputs: Tensor, actions: Tensor, before: Tensor | None) -> ClosedForm | None:
+        is_known = cls._computes_as(TorchMultiCategorical, "__init__", "from_logits", "logp", "entropy", "kl")
+        if not is_known or inputs.shape[-1] != sum(cls.input_lens):
+            return None
+        given = None if before is None else before.numpy()
+        return MultiCategoricalRows(inputs.numpy(), actions, given, cls.input_lens)
 
 
 class TorchBernoulli(Distribution):

@@ -14,6 +14,7 @@ import torch
 from gymnasium import Space
 from torch import Tensor
 
+from marl_connectors.rl_module.distributions.closed_form import ClosedForm
 from marl_connectors.rl_module.distributions.masks import without_forbidden
 from marl_connectors.seeding import StreamGenerator
 from marl_connectors.trees import tree_map
@@ -141,6 +142,18 @@ class Distribution(metaclass=_DistributionKind):
     def draws_from_noise(cls, num_inputs: int) -> bool:
         """Whether ``sample`` makes its actions of ``noise``, and not of torch's own random numbers."""
         return cls.noise(StreamGenerator(np.zeros(0, np.uint64)), (0,), num_inputs) is not None
+
+    @classmethod
+    def closed_form(cls, inputs: Tensor, actions: Tensor, before: Tensor | None) -> ClosedForm | None:
+        """What ``logp``, ``entropy`` and ``kl`` give for rows, with their gradients worked out; None if nobody has.
+
+        Args:
+            inputs: ``[N, n]`` float, on the CPU.
+            actions: ``[N, ...]``.
+            before: ``[N, n]`` inputs of the distributions that acted, if their KL divergence is wanted.
+        """
+        del inputs, actions, before
+        return None
 
     @classmethod
     def _computes_as(cls, base: type[Distribution], *names: str) -> bool:

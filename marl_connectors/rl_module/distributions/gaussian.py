@@ -11,6 +11,7 @@ from gymnasium import Space, spaces
 from torch import Tensor
 
 from marl_connectors.errors import ModuleError
+from marl_connectors.rl_module.distributions.closed_form import ClosedForm, GaussianRows
 from marl_connectors.rl_module.distributions.distribution import Distribution
 from marl_connectors.seeding import StreamGenerator
 from marl_connectors.spaces import describe
@@ -72,6 +73,13 @@ class TorchDiagGaussian(Distribution):
         variance_ratio = (2 * (self.log_std - other.log_std)).exp()
         distance = ((self.mean - other.mean) * (-other.log_std).exp()).square()
         return 0.5 * (variance_ratio + distance - 1.0 - variance_ratio.log()).sum(-1)
+
+    @classmethod
+    def closed_form(cls, inputs: Tensor, actions: Tensor, before: Tensor | None) -> ClosedForm | None:
+        is_known = cls._computes_as(TorchDiagGaussian, "__init__", "from_logits", "logp", "entropy", "kl")
+        if not is_known or actions.dtype is not inputs.dtype:
+            return None
+        return GaussianRows(inputs.numpy(), actions.numpy(), None if before is None else before.numpy())
 
 
 def _normal(inputs: np.ndarray, noise: np.ndarray | None) -> np.ndarray:

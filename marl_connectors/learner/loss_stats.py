@@ -1,17 +1,25 @@
-"""What an update's losses were made of: figures of each minibatch, and what they say where one is not finite."""
+"""What an update's losses were made of, and where one that is not finite comes from: such a step is not taken."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from marl_connectors.columns import Columns
+from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup, slice_tree
 from marl_connectors.errors import LearnerError
 from marl_connectors.transfers import all_on_host
-from marl_connectors.typing import ModuleID
+from marl_connectors.trees import leaves
+from marl_connectors.typing import SHARED, ModuleID
+
+if TYPE_CHECKING:
+    from marl_connectors.rl_module.multi_rl_module import MultiRLModule
+
 
 TOTAL_LOSS = "total_loss"
 GRADIENT_NORM = "gradients_global_norm"
@@ -54,21 +62,26 @@ class Figures:
         self._notes: list[Note] = []
         self._at = (0, -1)
         self._begin = 0
+        self._noted_total: tuple[Tensor, int] | None = None
 
     def begin_minibatch(self, epoch: int) -> None:
         """What is noted from now on is of the next minibatch."""
         self._at = (epoch, self._at[1] + 1 if epoch == self._at[0] else 0)
         self._begin = len(self._notes)
+        self._noted_total = None
 
     def note(self, module_ids: tuple[ModuleID, ...], terms: Mapping[str, Tensor]) -> None:
         """Keeps figures of the minibatch, scalars or ``[A]``. A hot path."""
-        try:
-            values = torch.stack([term.detach().reshape(-1) for term in terms.values()])
-        except (RuntimeError, AttributeError):
-            raise _not_figures(module_ids, terms) from None
-        if values.shape[1] != len(module_ids):
+        number = len(module_ids)
+        if not all(isinstance(term, Tensor) and term.numel() == number for term in terms.values()):
             raise _not_figures(module_ids, terms)
-        self._notes.append(Note(*self._at, module_ids, tuple(terms), values))
+        with torch.no_grad():
+            found = list(terms.values())
+            alike = len({term.shape for term in found}) == 1
+            values = torch.stack(found if alike else [term.reshape(-1) for term in found])
+        self._notes.append(Note(*self._at, module_ids, tuple(terms), values.view(len(found), number)))
+        total = terms.get(TOTAL_LOSS)
+        self._noted_total = None if total is None else (total, total._version)
 
     def note_gradient_norms(self, module_ids: tuple[ModuleID, ...], norms: Tensor, *, is_result: bool = True) -> None:
         """The same for ``[A]`` norms. A hot path."""
@@ -76,6 +89,10 @@ class Figures:
 
     def note_total(self, module_ids: tuple[ModuleID, ...], losses: Tensor) -> None:
         """Keeps what is minimised, in place of a total that was noted for the minibatch before more was added to it."""
+        if self._noted_total is not None:
+            total, version = self._noted_total
+            if losses is total and losses._version == version:  # nothing was added, in place or otherwise
+                return
         noted = [n for n in self._notes[self._begin :] if TOTAL_LOSS in n.names and n.module_ids == module_ids]
         for note in noted:
             note.values[note.names.index(TOTAL_LOSS)] = losses.detach().reshape(-1)
@@ -153,3 +170,94 @@ def _rank(bad: NotFinite) -> int:
     """Terms come before their sum, and that before the gradient."""
     later = (TOTAL_LOSS, GRADIENT_NORM)
     return later.index(bad.name) + 1 if bad.name in later else 0
+
+
+_MAY_BE_INFINITE = (Columns.ACTION_DIST_INPUTS,)
+"""Logits of impossible actions are -inf."""
+
+_OF_MODULES = (Columns.ACTION_DIST_INPUTS, Columns.ACTION_LOGP)
+
+
+class FiniteCheck:
+    """Whether all steps of an update so far were finite.
+
+    On the CPU, a step that is not is never taken: one number is looked at. On a GPU, looking would wait for the device;
+    there a flag goes along, from which the optimizers skip that step and all that follow, and the end of the update
+    looks at it.
+
+    Attributes:
+        is_lazy: Whether it is the flag.
+        skip: The flag as ``torch.optim`` knows it (``found_inf``), 1.0 from the first bad step on; None if not lazy.
+    """
+
+    def __init__(self, *, is_lazy: bool):
+        self.is_lazy = is_lazy
+        self.skip: Tensor | None = None
+
+    def holds(self, loss: Tensor, norms: Tensor) -> bool:
+        """Whether a step may be taken; if lazy, always True. A hot path.
+
+        Args:
+            loss: The scalar whose gradients were computed.
+            norms: ``[A]`` Euclidean norms of these gradients.
+        """
+        if not self.is_lazy:
+            return math.isfinite(loss.item() + norms.sum().item())
+        bad = (loss.detach() + norms.sum()).isfinite().logical_not().float()
+        self.skip = bad if self.skip is None else torch.maximum(self.skip, bad)
+        return True
+
+    def held(self) -> bool:
+        """Whether all steps of the update were taken. Waits for the device."""
+        return self.skip is None or not bool(all_on_host([self.skip])[0])
+
+
+def not_finite_error(figures: Figures, module: MultiRLModule, batch: ColumnBatch, num_updates: int) -> LearnerError:
+    """The error that names the module, the minibatch and the term, and what that comes from."""
+    bad = figures.first_not_finite()
+    if bad is None:
+        return LearnerError(
+            f"Learner: a loss or gradient is not finite in update {num_updates + 1}. No such step was taken."
+        )
+    rule = "That step was not taken, and the last checkpoint is intact."
+    who = "the shared layers" if bad.module_id == SHARED else f"module {bad.module_id!r}"
+    return LearnerError(
+        f"Learner: {bad.name} of {who} is {bad.value} in update {num_updates + 1}, epoch "
+        f"{bad.epoch + 1}, minibatch {bad.minibatch + 1}. {rule} {_cause(bad, module, batch)}"
+    )
+
+
+def _cause(bad: NotFinite, module: MultiRLModule, batch: ColumnBatch) -> str:
+    whole = module if bad.module_id == SHARED else module[bad.module_id]
+    for name, parameter in whole.named_parameters():
+        if not parameter.isfinite().all():
+            return f"The parameter {name!r} is not finite itself: something has written to it."
+    for group in batch.groups:
+        if bad.module_id in group.module_ids:
+            i = group.module_ids.index(bad.module_id)
+            for name, number, rows in _bad_columns(group, group.splits[i], group.splits[i + 1]):
+                of_module = "the module when it acted" if name in _OF_MODULES else "the environment"
+                return (
+                    f"The column {name!r} is not finite in {number} of the module's {rows} rows: look at what makes "
+                    f"it, {of_module} or a connector piece."
+                )
+    if bad.name == GRADIENT_NORM:
+        return "The loss itself is finite: look for roots and logarithms near 0, or set vf_clip_param or a lower lr."
+    if bad.name == TOTAL_LOSS:
+        return (
+            "All columns and all terms that were logged are finite: look at what else the loss is made of. A term that "
+            "log_terms is given is named here."
+        )
+    return "All columns are finite. Lower the learning rate, set grad_clip, or look for extreme rewards."
+
+
+def _bad_columns(group: ColumnGroup, begin: int, end: int) -> Iterable[tuple[str, int, int]]:
+    for name in sorted(
+        group, key=lambda name: (name != Columns.OBS, name in (Columns.ADVANTAGES, Columns.VALUE_TARGETS))
+    ):
+        for leaf in leaves(slice_tree(group[name], begin, end)):
+            if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
+                continue
+            bad = leaf.isnan() if name in _MAY_BE_INFINITE else leaf.isfinite().logical_not()
+            if bad.any():
+                yield name, int(bad.flatten(1).any(1).sum() if bad.dim() > 1 else bad.sum()), end - begin

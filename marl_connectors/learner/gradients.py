@@ -49,7 +49,8 @@ def clip_stacked_gradients(part: BucketPart, gradients: Tensor, norms: Tensor, c
         norms: ``[A]`` their norms.
         configs: One for each member.
     """
-    for by in sorted({config.grad_clip_by for config in configs if config.grad_clip is not None}):
+    kinds = {config.grad_clip_by for config in configs if config.grad_clip is not None}
+    for by in sorted(kinds) if len(kinds) > 1 else kinds:
         bounds = [c.grad_clip if c.grad_clip_by == by and c.grad_clip is not None else float("inf") for c in configs]
         bound: Any = bounds[0] if len(set(bounds)) == 1 else gradients.new_tensor(bounds)
         if by == "global_norm":
@@ -64,4 +65,4 @@ def clip_stacked_gradients(part: BucketPart, gradients: Tensor, norms: Tensor, c
 
 
 def _scale(bound: Any, norms: Tensor) -> Tensor:
-    return (bound / (norms + _TINY)).clamp(max=1.0)
+    return (norms + _TINY).reciprocal_().mul_(bound).clamp_(max=1.0)

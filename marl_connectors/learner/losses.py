@@ -1,15 +1,39 @@
-"""What the methods of a learner's subclass give, checked where it is given."""
+"""Which loss of a module is minimised, and whether what the methods of a learner's subclass gave is of use."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from marl_connectors.errors import LearnerError
-from marl_connectors.learner.own_losses import who_computes
+from marl_connectors.rl_module.apis import SelfSupervisedLossAPI
 from marl_connectors.typing import ModuleID
+
+if TYPE_CHECKING:
+    from marl_connectors.learner.learner import Learner
+
+
+def has_own_loss(learner: Learner, module_id: ModuleID) -> bool:
+    """Whether a module brings its loss."""
+    return isinstance(learner.module[module_id].unwrapped(), SelfSupervisedLossAPI)
+
+
+def loss_function(learner: Learner, module_id: ModuleID) -> Any:
+    """What takes the arguments of ``Learner.compute_loss_for_module`` for a module."""
+    if not has_own_loss(learner, module_id):
+        return learner.compute_loss_for_module
+    module: Any = learner.module[module_id].unwrapped()
+    return partial(module.compute_self_supervised_loss, learner=learner)
+
+
+def who_computes(learner: Learner, module_id: ModuleID) -> str:
+    """The class and the method, for messages."""
+    if not has_own_loss(learner, module_id):
+        return f"{type(learner).__name__}: its compute_loss_for_module"
+    return f"{type(learner.module[module_id].unwrapped()).__name__}: its compute_self_supervised_loss"
 
 
 def checked_losses(losses: Any, module_ids: Sequence[ModuleID], learner: Any) -> Tensor:
