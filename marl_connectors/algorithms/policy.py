@@ -38,7 +38,9 @@ if TYPE_CHECKING:
 _OF_PROCESS = ("_call", "_plans")
 """What a copy of a policy makes anew."""
 _CUT_AFTER = 256
-"""Rows after which what lies further back than the lookback is forgotten."""
+"""Rows after which what lies further back than the lookback is forgotten, ..."""
+_CUT_AFTER_STEPS = 2**14
+"""... or fewer, if so many agent steps are in them: what is written to is still in the cache then."""
 
 
 class Policy:
@@ -132,7 +134,7 @@ class Policy:
 
         Sessions are for episodes that go on side by side, such as one for each thread. They do not wait for one
         another. A change of the modules' parameters applies to all of them: from the next call on if PyTorch was told
-        of it (optimizers, ``load_state_dict``), after ``reset`` if it went by ``parameter.data``.
+        of it (optimizers, ``load_state_dict``), after ``reset()`` if it went by ``parameter.data``.
 
         Args:
             explore: Whether actions are sampled; None for the setting of this policy.
@@ -256,17 +258,17 @@ class Policy:
             ended: ``[B]`` bool, True for the environments of a batch in which an episode has ended; None for all.
             agent_ids: Resets these agents only, which come back after their end while the others' episode goes on.
         """
-        if ended is None and agent_ids is None:
-            self._call.mend()
+        if ended is None and agent_ids is None and self._call.mend():
+            self._restart(0)
         with self._call:
             self._reset(ended, agent_ids)
 
     def _reset(self, ended: Any, agent_ids: Collection[AgentID] | None) -> None:
         caller, episodes = self._caller, self._episodes
-        for explore in self._plans:
-            self._begin(explore)
         if ended is None and agent_ids is None:
-            self._restart(0)
+            for explore in self._plans:
+                self._begin(explore)
+            caller.restart(len(caller.copies))
             self._company.forget()
             return
         size = len(caller.copies)
@@ -346,7 +348,7 @@ class Policy:
         size = len(self._caller.copies)
         if size == num_envs:
             return
-        if size and self._remembers:
+        if self._caller.calls and self._remembers:
             raise EpisodeError(
                 f"policy: got observations of {num_envs} environments, but of {size} in the last call, whose earlier "
                 f"steps it remembers. Call reset() when other episodes begin."
@@ -388,15 +390,17 @@ class Policy:
         if self._has_pieces:
             for logger in self._metrics.values():
                 logger.set_state([])
-        if max([group.last_row for group, _ in episodes.lanes.live]) - episodes.lookback >= _CUT_AFTER:
+        if max([group.last_row for group, _ in episodes.lanes.live]) - episodes.lookback >= self._cut_after:
             caller.sync()
-            episodes.cut(_CUT_AFTER)
+            episodes.cut(self._cut_after)
         return actions
 
     def _lay_out(self) -> None:
         """Takes note of other lanes that act."""
         self._is_placed = False
         self._caller.lay_out(self._episodes.lanes)
+        lanes = max([group.rollout.num_lanes for group in self._episodes.lanes.groups])
+        self._cut_after = min(_CUT_AFTER, max(_CUT_AFTER_STEPS // lanes, 16))
         for plan in self._plans.values():
             plan.bind(self._rows)
 
@@ -484,10 +488,11 @@ class _OneCall:
         self._owner = None
         self._lock.release()
 
-    def mend(self) -> None:
-        """Allows calls again, because ``reset`` is about to forget everything that is remembered."""
+    def mend(self) -> bool:
+        """Allows calls again, as ``reset`` is about to forget everything; whether what is remembered is not whole."""
         self._look_for_fork(threading.get_ident())
-        self._is_torn = False
+        was_torn, self._is_torn = self._is_torn, False
+        return was_torn
 
     def _look_for_fork(self, me: int) -> None:
         """Replaces the lock in a forked process, which does not have the thread that held it."""

@@ -166,7 +166,6 @@ class EpisodeTracker:
     def reset(self) -> None:
         """Starts a new episode in every sub-environment, dropping what goes on."""
         copies = self._vector_env.copies
-        self._modules.forget()
         if self.callbacks is not None:
             self.callbacks.create(copies)
         first = self._vector_env.reset_all()
@@ -179,6 +178,7 @@ class EpisodeTracker:
         """Begins an episode in every sub-environment, all of which have been reset, but for what agents observe."""
         copies = self._vector_env.copies
         self.done = []
+        self._modules.forget()
         self.lanes.clear()
         begun = [self._mapped(copy) for copy in copies]
         self.lanes.open_all([modules for _, modules in begun])

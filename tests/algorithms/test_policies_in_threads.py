@@ -317,7 +317,7 @@ def test_a_change_of_parameters_applies_to_all_sessions(tmp_path):
     assert policy(observation, AGENTS[0]) == session(observation, AGENTS[0]) == 0
     heads[-1].bias.data[2] = 1.0
     policy.reset()
-    session.reset([True])
+    session.reset()
     assert policy(observation, AGENTS[0]) == session(observation, AGENTS[0]) == 2
 
 
