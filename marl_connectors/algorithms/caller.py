@@ -191,7 +191,8 @@ class Caller:
         if not rewards:
             return [np.nan] * len(self._rows)
         size = len(self.copies)
-        given = [np.broadcast_to(rewards.get(agent_id, np.nan), size) for agent_id in self.agents]
+        given = [np.asarray(rewards.get(agent_id, np.nan)) for agent_id in self.agents]
+        given = [own if own.shape == (size,) else np.broadcast_to(own, size) for own in given]
         return [own.joined([given[i] for i in own.agents]) for own in self._rows]
 
     def leaving(self, agent_ids: Collection[AgentID], index: int, lanes: LaneTable) -> StepResult:
