@@ -233,7 +233,7 @@ class Policy:
             ModuleError: If a module's outputs are not finite.
         """
         named = None if agent_ids is None else list(agent_ids)
-        agents = [a for a in (observations if named is None else named) if a in observations]
+        agents = [a for a in (observations if named is None else dict.fromkeys(named)) if a in observations]
         if not agents:
             return {}
         with self._call:
@@ -371,6 +371,8 @@ class Policy:
             episodes.acted()
         result = caller.step(agents, rewards, episodes.lanes)
         if all_begin:
+            for plan in self._plans.values():
+                plan.forget()
             episodes.begin_all()
             self._lay_out()
         elif episodes.apply(result, _nobody):

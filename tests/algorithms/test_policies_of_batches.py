@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
+import weakref
 
 import numpy as np
 import pytest
@@ -164,3 +166,25 @@ def test_what_was_drawn_in_one_episode_is_not_drawn_again_in_the_next(tmp_path):
         return [policy(seen, AGENTS[0]) for _ in range(30)]
 
     assert episode() != episode()
+
+
+def test_nothing_of_earlier_episodes_is_kept(tmp_path):
+    policy = load_policy(plain().build_algo().save_to_path(tmp_path / "c"))
+    shape = policy._spaces[AGENTS[0]][0].shape
+    kept = []
+    for _ in range(9):
+        policy.reset()
+        for explore in (False, True):
+            policy.actions({a: np.zeros(shape, np.float32) for a in AGENTS}, explore=explore)
+        kept.append(weakref.ref(policy._episodes.lanes.groups[0]))
+    gc.collect()
+    assert sum(own() is not None for own in kept) <= 3, "the first ones, by which calls were bound, and the newest"
+
+
+def test_an_agent_that_is_named_twice_acts_once(tmp_path):
+    path = plain().build_algo().save_to_path(tmp_path / "c")
+    once, twice = (load_policy(path, explore=True, seed=2) for _ in range(2))
+    seen = {AGENTS[0]: np.zeros(once._spaces[AGENTS[0]][0].shape, np.float32)}
+    for _ in range(20):
+        expected = once.actions(seen, agent_ids=AGENTS[:1])
+        assert twice.actions(seen, agent_ids=AGENTS[:1] * 2) == expected
