@@ -49,6 +49,7 @@ from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.rl_module.structure import Structure
 from marl_connectors.trees import tree_map
 
+_NORMALIZES = NormalizeAndClipActions.on_columns
 _REMEMBERED = 64
 """So many layouts stay bound: those of games in which few agents act at a time, or some come and go, return."""
 
@@ -327,7 +328,9 @@ class SamplingPlan:
         piece, group = _piece_of(call), getattr(call, "group", None)
         if type(piece) is RemoveSingleTsTimeRankFromBatch:
             return True
-        if type(piece) is not NormalizeAndClipActions or has_own_methods(piece) or group is None:
+        if type(piece) is not NormalizeAndClipActions or group is None:
+            return False
+        if type(piece).on_columns is not _NORMALIZES or has_own_methods(piece):
             return False
         space = group.rows.action_space
         is_plain = isinstance(space, spaces.Discrete) and not space.start
