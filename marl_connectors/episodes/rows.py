@@ -267,13 +267,13 @@ class Rows:
         counts = np.array(whole.counts, np.int64)
         owners = np.repeat(np.arange(len(counts)), counts)[index]
         left = np.bincount(owners, minlength=len(counts))
-        rest = np.flatnonzero(left)
+        rest, chunks = np.flatnonzero(left), whole.chunks
         Rows.__init__(
             self,
             self.parts,
             module_ids=whole.module_ids,
             splits=tuple(np.searchsorted(index, whole.splits).tolist()),
-            episodes=[whole.chunks[i] for i in rest.tolist()],
+            episodes=[chunks[i] for i in rest.tolist()],
             counts=left[rest].tolist(),
             acted=None if whole.acted is None else whole.acted[index],
         )
