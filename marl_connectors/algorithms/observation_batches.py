@@ -19,6 +19,12 @@ def num_in_batch(space: Space, observation: Any, agent_id: AgentID) -> int | Non
     Raises:
         EpisodeError: If it is neither.
     """
+    if type(space) is spaces.Box and type(observation) is np.ndarray:  # the usual case
+        shape = observation.shape
+        if shape == space.shape:
+            return None
+        if shape[1:] == space.shape and shape:
+            return shape[0]
     try:
         sizes = _sizes(space, observation)
     except (KeyError, TypeError, IndexError, ValueError):

@@ -5,38 +5,42 @@ from __future__ import annotations
 import copy
 import os
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from gymnasium import Space
 
+from marl_connectors.algorithms.caller import Caller
+from marl_connectors.algorithms.company import Company
 from marl_connectors.algorithms.observation_batches import num_in_batch
-from marl_connectors.algorithms.policy_lanes import AgentNoise, PolicyLanes
-from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
-from marl_connectors.connectors.connector_v2 import ConnectorV2, looks_at_other_agents, works_on_columns
+from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.defaults import DEFAULT_PIECES
 from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
 from marl_connectors.connectors.module_to_env.get_actions import ACTION_NOISE
-from marl_connectors.connectors.module_to_env.listify_data_for_vector_env import env_action_array, env_actions
 from marl_connectors.connectors.module_to_env.module_to_env_pipeline import ModuleToEnvPipeline
-from marl_connectors.env_runners.acting_check import check_outputs_of_rows
-from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup
-from marl_connectors.episodes.rollout import take
+from marl_connectors.env_runners.action_noise import ActionNoise
+from marl_connectors.env_runners.episode_tracker import EpisodeTracker
+from marl_connectors.env_runners.live_rows import LiveRows
+from marl_connectors.env_runners.sampling_plan import SamplingPlan
+from marl_connectors.env_runners.sampling_times import SamplingTimes
 from marl_connectors.errors import ConnectorError, EpisodeError, MappingError, did_you_mean
 from marl_connectors.metrics import MetricsLogger
 from marl_connectors.policy_mapping import PolicyMappingFn
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.seeding import derived_seed
-from marl_connectors.transfers import all_on_host
-from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import AgentID
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+_OF_PROCESS = ("_call", "_plans")
+"""What a copy of a policy makes anew."""
+_CUT_AFTER = 256
+"""Rows after which what lies further back than the lookback is forgotten, ..."""
+_CUT_AFTER_STEPS = 2**14
+"""... or fewer, if so many agent steps are in them: what is written to is still in the cache then."""
 
 
 class Policy:
@@ -104,26 +108,21 @@ class Policy:
         self.rl_module = rl_module
         self.env_to_module = env_to_module
         self.module_to_env = module_to_env
+        self._single_agent = single_agent
         self._call = _OneCall()
         self._num_sessions = 0
-        self._spaces = dict(agent_spaces)
         self._explore = explore
-        self._noise = AgentNoise(seed)
+        self._caller = Caller(agent_spaces)
+        self._noise = ActionNoise(seed, self._caller.torch_stream_of)
         self._shared_data: dict[str, Any] = {ACTION_NOISE: self._noise}
-        self._lanes = PolicyLanes(
-            self._spaces,
-            rl_module,
-            env_to_module,
-            policy_mapping_fn,
-            self._noise,
-            single_agent=single_agent,
-            lookback=lookback,
-        )
+        self._metrics = {name: MetricsLogger() for name in ("env_to_module", "module_to_env")}
+        self._times = SamplingTimes()
+        self._plans: dict[bool, SamplingPlan] = {}
+        self._restart(0)
         self._takes_turns = takes_turns
         self._like = unknown_agents_like
-        self._company = _Company(self, needs_none=single_agent or len(self.agent_ids) == 1)
+        self._company = Company(self, needs_none=single_agent or len(self.agent_ids) == 1)
         pieces = [*env_to_module, *module_to_env]
-        self._pieces_read_episodes = not all(works_on_columns(piece) for piece in pieces)
         self._has_pieces = any(type(piece) not in DEFAULT_PIECES for piece in pieces)
         self._remembers = rl_module.is_stateful() or any(map(_looks_back, pieces))
         self._default_agent = self.agent_ids[0] if len(self.agent_ids) == 1 else default_agent_id
@@ -134,7 +133,8 @@ class Policy:
         """A policy with the same modules, and with pieces and a memory of its own, which is empty.
 
         Sessions are for episodes that go on side by side, such as one for each thread. They do not wait for one
-        another. A change of the modules' parameters applies to all of them.
+        another. A change of the modules' parameters applies to all of them: from the next call on if PyTorch was told
+        of it (optimizers, ``load_state_dict``), after ``reset()`` if it went by ``parameter.data``.
 
         Args:
             explore: Whether actions are sampled; None for the setting of this policy.
@@ -158,15 +158,15 @@ class Policy:
         """A policy with its own modules, which remembers the same steps and goes on independently."""
         made = memo[id(self)] = type(self).__new__(type(self))
         with self._call:
-            made.__setstate__(copy.deepcopy({k: v for k, v in vars(self).items() if k != "_call"}, memo))
+            made.__setstate__(copy.deepcopy({k: v for k, v in vars(self).items() if k not in _OF_PROCESS}, memo))
         return made
 
     def __getstate__(self) -> dict[str, Any]:
         """The state for ``pickle``. Other threads do not change it while it is written."""
-        return {name: value for name, value in vars(copy.deepcopy(self)).items() if name != "_call"}
+        return {name: value for name, value in vars(copy.deepcopy(self)).items() if name not in _OF_PROCESS}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _call=_OneCall())
+        vars(self).update(state, _call=_OneCall(), _plans={}, _is_placed=False)
 
     # What users call.
 
@@ -233,22 +233,23 @@ class Policy:
             ModuleError: If a module's outputs are not finite.
         """
         named = None if agent_ids is None else list(agent_ids)
-        agents = [a for a in (observations if named is None else named) if a in observations]
+        agents = [a for a in (observations if named is None else dict.fromkeys(named)) if a in observations]
         if not agents:
             return {}
         with self._call:
-            self._lanes.begin_call()
+            mark, episodes = self._caller.mark(), self._episodes
             try:
                 size = self._batch_size(agents, observations)
                 if not self._company.needs_none:
                     self._company.check(self, agents, observations, named, infos if size is None else None)
                 self._make_room(1 if size is None else size)
-                found = self._act(agents, observations, rewards, infos, size is not None, explore)
-                self._company.acted(agents, observations)
-                return found
+                explore = self._explore if explore is None else bool(explore)
+                actions = self._act(tuple(agents), observations, rewards, infos, size is not None, explore)
             except BaseException:
-                self._lanes.take_back()
+                self._take_back(mark, episodes)
                 raise
+            self._company.acted(agents, observations)
+            return actions
 
     def reset(self, ended: Any = None, *, agent_ids: Collection[AgentID] | None = None) -> None:
         """Begins new episodes: nothing is remembered of the steps so far.
@@ -257,24 +258,39 @@ class Policy:
             ended: ``[B]`` bool, True for the environments of a batch in which an episode has ended; None for all.
             agent_ids: Resets these agents only, which come back after their end while the others' episode goes on.
         """
-        if ended is None and agent_ids is None:
-            self._call.mend()
+        if ended is None and agent_ids is None and self._call.mend():
+            self._restart(0)
         with self._call:
             self._reset(ended, agent_ids)
 
     def _reset(self, ended: Any, agent_ids: Collection[AgentID] | None) -> None:
+        caller, episodes = self._caller, self._episodes
         if ended is None and agent_ids is None:
-            self._lanes.restart(0)
+            for explore in self._plans:
+                self._begin(explore)
+            caller.restart(len(caller.copies))
             self._company.forget()
             return
-        which = np.ones(self._lanes.num_copies, bool) if ended is None else np.atleast_1d(np.asarray(ended, bool))
-        if which.shape != (self._lanes.num_copies,):
+        size = len(caller.copies)
+        which = np.ones(size, bool) if ended is None else np.atleast_1d(np.asarray(ended, bool))
+        if which.shape != (size,):
             raise EpisodeError(
-                f"policy: reset(ended) takes one bool for each environment of the last batch, so "
-                f"{self._lanes.num_copies}, but got the shape {which.shape}."
+                f"policy: reset(ended) takes one bool for each environment of the last batch, so {size}, but got the "
+                f"shape {which.shape}."
             )
-        for index in np.flatnonzero(which).tolist():
-            self._lanes.restart_copy(index, agent_ids)
+        indices = np.flatnonzero(which).tolist()
+        if agent_ids is None:
+            caller.end(indices)
+        elif self._single_agent:
+            caller.end([index for index in indices if any(a in agent_ids for a in episodes.lanes.by_env[index])])
+        elif caller.calls:
+            episodes.acted()
+            caller.sync()
+            for index in indices:
+                if index not in caller.over:
+                    episodes.apply(caller.leaving(agent_ids, index, episodes.lanes), _nobody)
+            caller.forget_layout()
+            episodes.lanes.arrange()
         self._company.forget(agent_ids)
 
     # One call.
@@ -306,75 +322,141 @@ class Policy:
                 f"module acts for them: load_policy(checkpoint, module_id)."
             )
         self._spaces[agent_id] = self._spaces[self._like]
-        self._lanes.know_agent(agent_id, self._like)
         for pipeline in (self.env_to_module, self.module_to_env):
             pipeline.know_agent(agent_id, self._like)
 
+    @property
+    def _spaces(self) -> dict[AgentID, tuple[Space, Space]]:
+        return self._caller.agent_spaces
+
+    def _restart(self, num_envs: int) -> None:
+        """Forgets all steps; from now on there are so many environments."""
+        self._caller.restart(num_envs)
+        self._episodes = EpisodeTracker(
+            self._caller,  # type: ignore[arg-type]
+            self._caller.spaces_of,
+            self._built_with["policy_mapping_fn"],
+            self.rl_module,
+            single_agent=self._single_agent,
+            lookback=self._built_with["lookback"],
+            action_spaces=self.env_to_module.action_space,
+            observation_spaces=self.env_to_module.observation_space,
+        )
+
+    def _make_room(self, num_envs: int) -> None:
+        """Makes sure that there are so many environments."""
+        size = len(self._caller.copies)
+        if size == num_envs:
+            return
+        if self._caller.calls and self._remembers:
+            raise EpisodeError(
+                f"policy: got observations of {num_envs} environments, but of {size} in the last call, whose earlier "
+                f"steps it remembers. Call reset() when other episodes begin."
+            )
+        self._restart(num_envs)
+
     def _act(
         self,
-        agents: list[AgentID],
+        agents: tuple[AgentID, ...],
         observations: Mapping[AgentID, Any],
         rewards: Mapping[AgentID, Any] | None,
         infos: Mapping[AgentID, Any] | None,
         is_batch: bool,
-        explore: bool | None,
+        explore: bool,
     ) -> dict[AgentID, Any]:
-        """Computes the result of ``actions``."""
-        self._lanes.seat(agents, rewards)
-        self._lanes.observe(observations, infos, is_batch)
-        batch = self._run(self._explore if explore is None else explore)
-        found: dict[AgentID, Any] = {}
-        for seats, columns in zip(self._lanes.seats, batch.groups, strict=True):
-            check_outputs_of_rows(columns, self.rl_module)
-            values: Any = env_action_array(columns) if is_batch else env_actions(columns)
-            for agent_id, own in seats.rows_of_agents():
-                if not is_batch:
-                    found[agent_id] = values[own[0]]
-                elif own.min() >= 0 or agent_id not in found:
-                    found[agent_id] = take(values, own)
-                else:  # in other environments the agent is in another group, which has been seen to
-                    found[agent_id] = tree_map(partial(_filled, own=own), found[agent_id], values)
-        self._lanes.record(batch)
-        return {agent_id: found[agent_id] for agent_id in agents}
+        """Computes the result of ``actions``: a step of a runner. A hot path."""
+        caller, episodes = self._caller, self._episodes
+        all_begin, is_same = caller.all_begin, agents == caller.agents
+        if not is_same:
+            episodes.acted()
+        result = caller.step(agents, rewards, episodes.lanes)
+        if all_begin:
+            for plan in self._plans.values():
+                plan.forget()
+            episodes.begin_all()
+            self._lay_out()
+        elif episodes.apply(result, _nobody):
+            episodes.arrange()
+            self._lay_out()
+        elif result.events:
+            episodes.set_clocks()
+        caller.observe(result, observations, infos, is_batch)
+        episodes.observe(result)
+        plan = self._plan(explore)
+        if explore and not self._is_placed:
+            caller.place(self._noise)
+            self._is_placed = True
+        actions = caller.by_agent(plan.act(self._times), is_batch)
+        caller.acted()
+        self._noise.step = caller.num_acted[agents[0]]
+        if self._has_pieces:
+            for logger in self._metrics.values():
+                logger.set_state([])
+        if max([group.last_row for group, _ in episodes.lanes.live]) - episodes.lookback >= self._cut_after:
+            caller.sync()
+            episodes.cut(self._cut_after)
+        return actions
 
-    def _make_room(self, num_copies: int) -> None:
-        """Makes sure that there is a lane for each environment."""
-        if self._lanes.num_copies == num_copies:
-            return
-        if self._lanes.num_copies and self._remembers:
-            raise EpisodeError(
-                f"policy: got observations of {num_copies} environments, but of {self._lanes.num_copies} in the last "
-                f"call, whose earlier steps it remembers. Call reset() when other episodes begin."
-            )
-        self._lanes.restart(num_copies)
+    def _lay_out(self) -> None:
+        """Takes note of other lanes that act."""
+        self._is_placed = False
+        self._caller.lay_out(self._episodes.lanes)
+        lanes = max([group.rollout.num_lanes for group in self._episodes.lanes.groups])
+        self._cut_after = min(_CUT_AFTER, max(_CUT_AFTER_STEPS // lanes, 16))
+        for plan in self._plans.values():
+            plan.bind(self._rows)
 
-    def _run(self, explore: bool) -> ColumnBatch:
-        """Runs observations through the pipelines and modules."""
-        common = self._common(explore)
-        return self._chosen(self._seen(common), common)
+    @property
+    def _rows(self) -> list[LiveRows]:
+        return [group.rows for group, _ in self._episodes.lanes.live]  # type: ignore[misc]
 
-    def _common(self, explore: bool) -> dict[str, Any]:
-        """The arguments that pieces get besides the batch."""
-        return {
-            "rl_module": self.rl_module,
-            "episodes": self._lanes.episodes() if self._pieces_read_episodes else [],
-            "explore": explore,
-            "shared_data": self._shared_data,
-            "metrics": MetricsLogger() if self._has_pieces else None,
-        }
+    def _plan(self, explore: bool) -> SamplingPlan:
+        """The plan for acting with these pieces and modules as they are now. A hot path."""
+        plan = self._plans.get(explore)
+        if plan is not None and plan.is_current:
+            return plan
+        if plan is None:
+            plan = SamplingPlan(self._noise, self._shared_data, self._acting_episodes, checks_each_step=True)
+            plan.bind(self._rows)
+            self._plans[explore] = plan
+        self._begin(explore)
+        return plan
 
-    def _seen(self, common: dict[str, Any]) -> ColumnBatch:
-        """The batch that the modules see."""
-        batch = self.env_to_module.run(ColumnBatch(self._lanes.groups()), **common)
-        _check_finite(batch.groups)
-        return batch
-
-    def _chosen(self, batch: ColumnBatch, common: dict[str, Any]) -> ColumnBatch:
-        """The batch after the modules and the pieces behind them."""
-        forward: Callable[..., Any] = (
-            self.rl_module.forward_exploration if common["explore"] else self.rl_module.forward_inference
+    def _begin(self, explore: bool) -> None:
+        self._plans[explore].begin(
+            self.env_to_module, self.module_to_env, self.rl_module, explore=explore, metrics=self._metrics
         )
-        return self.module_to_env.run(forward(batch), **common)
+
+    def _acting_episodes(self) -> list[Any]:
+        """For pieces that look at episodes."""
+        self._caller.sync()
+        self._episodes.sync()
+        return self._episodes.acting()
+
+    def _take_back(self, mark: Any, episodes: EpisodeTracker) -> None:
+        """Forgets a call that failed: what is remembered is what it was before, of its agents and all others."""
+        caller = self._caller
+        moved, joined, is_other = caller.moved, caller.joined, self._episodes is not episodes
+        caller.go_back(mark)
+        self._episodes = episodes
+        for plan in self._plans.values():
+            plan.forget()
+        if not caller.all_begin:
+            episodes.take_back([] if is_other else moved, [] if is_other else joined)
+
+    def _play(
+        self,
+        agents: list[AgentID],
+        observations: Mapping[AgentID, Any],
+        rewards: Mapping[AgentID, Any],
+        infos: Mapping[AgentID, Any],
+    ) -> Iterator[tuple[str, list[tuple[AgentID, np.ndarray]], Any]]:
+        """Acts for some agents, in one environment; what modules saw and what came of it, with the agents' rows."""
+        self._make_room(1)
+        self._act(tuple(agents), observations, rewards, infos, False, False)
+        plan, rows = self._plans[False], self._caller.rows_of_agents()
+        yield from zip(["seen"] * len(rows), rows, plan.seen, strict=True)
+        yield from zip(["chosen"] * len(rows), rows, plan.made, strict=True)
 
 
 class _OneCall:
@@ -408,10 +490,11 @@ class _OneCall:
         self._owner = None
         self._lock.release()
 
-    def mend(self) -> None:
-        """Allows calls again, because ``reset`` is about to forget everything that is remembered."""
+    def mend(self) -> bool:
+        """Allows calls again, as ``reset`` is about to forget everything; whether what is remembered is not whole."""
         self._look_for_fork(threading.get_ident())
-        self._is_torn = False
+        was_torn, self._is_torn = self._is_torn, False
+        return was_torn
 
     def _look_for_fork(self, me: int) -> None:
         """Replaces the lock in a forked process, which does not have the thread that held it."""
@@ -422,190 +505,6 @@ class _OneCall:
             self._lock, self._owner, self._is_torn = threading.Lock(), None, True
 
 
-class _Company:
-    """Checks that pieces which look at several agents get all agents that act in a step.
-
-    Attributes:
-        needs_none: Whether it is known that no piece looks at several agents.
-    """
-
-    def __init__(self, policy: Policy, *, needs_none: bool):
-        pieces = dict(_named(policy.env_to_module) + _named(policy.module_to_env))
-        answers = {name: looks_at_other_agents(piece) for name, piece in pieces.items()}
-        module = policy.rl_module
-        if module.has_own_forward:
-            answers[type(module).__name__] = getattr(module, "looks_at_other_agents", None)
-        self._who = [name for name, answer in answers.items() if answer]
-        self._unknown = [name for name, answer in answers.items() if answer is None]
-        self._was_tried = False
-        self.needs_none = needs_none or not (self._who or self._unknown)
-        self.forget()
-
-    def know(self, other: _Company) -> None:
-        """Takes over what another object has found out about the same pieces."""
-        self._who, self._unknown, self._was_tried = other._who, other._unknown, other._was_tried
-        self.needs_none = other.needs_none
-
-    def forget(self, agent_ids: Collection[AgentID] | None = None) -> None:
-        """Takes note of new episodes, for all agents or for some."""
-        if agent_ids is None:
-            self._acted: set[AgentID] = set()
-            self._left: set[AgentID] = set()
-        else:
-            self._left.difference_update(agent_ids)
-
-    def acted(self, agents: list[AgentID], observations: Mapping[AgentID, Any]) -> None:
-        """Takes note of the agents of a call."""
-        if not self.needs_none:
-            self._acted = set(agents)
-            self._left.update(agent_id for agent_id in observations if agent_id not in self._acted)
-
-    def check(
-        self,
-        policy: Policy,
-        agents: list[AgentID],
-        observations: Mapping[AgentID, Any],
-        named: list[AgentID] | None,
-        infos: Mapping[AgentID, Any] | None,
-    ) -> None:
-        """Compares the agents of a call with the agents that pieces need, as far as that is known.
-
-        Raises:
-            ConnectorError: If an agent is missing, and this changes, or may change, what a piece does.
-        """
-        wrong = self._wrong_in_turns(agents) if policy._takes_turns else self._missing(
-            agents, observations, policy.agent_ids if named is None else named
-        )  # fmt: skip
-        if not wrong or not self._looks(policy, infos):
-            return
-        tried = (
-            " This was found by acting on sampled observations, once for all agents and once for each alone. If it is "
-            "no fault, set looks_at_other_agents = False in the class."
-            if self._was_tried
-            else ""
-        )
-        who = ("one of " if self._was_tried and len(self._who) > 1 else "") + ", ".join(self._who)
-        raise ConnectorError(f"policy: {who} looks at several agents, so all that act in a step {wrong}.{tried}")
-
-    def _wrong_in_turns(self, agents: list[AgentID]) -> str:
-        if len(agents) == 1:
-            return ""
-        return (
-            f"change what each of them does. In training they took turns, but this call is for {len(agents)} agents. "
-            f"Call policy(observation, agent_id) for one after another"
-        )
-
-    def _missing(self, agents: list[AgentID], observations: Mapping[AgentID, Any], expected: Sequence[AgentID]) -> str:
-        """A text that says what is wrong with the agents of a call; empty if nothing is."""
-        missing = [agent_id for agent_id in expected if agent_id not in observations]
-        left_out = [a for a in observations if a not in self._acted and a not in agents]
-        back = [agent_id for agent_id in agents if agent_id in self._left]
-        also = ""
-        if missing:
-            found = f"agent {missing[0]!r} has no observation in this call"
-        elif left_out:
-            found = f"agent {left_out[0]!r} has an observation, but is not to act"
-        elif back:
-            found = f"agent {back[0]!r} acts again after a call that left it out"
-            also = f", and policy.reset(agent_ids=[{back[0]!r}]) when it has come back after its end"
-        else:
-            return ""
-        return (
-            f"must be in one call, but {found}. Call policy.actions(observations, agent_ids=env.agents), with all "
-            f"agents that there are{also}"
-        )
-
-    def _looks(self, policy: Policy, infos: Mapping[AgentID, Any] | None) -> bool:
-        """Whether there are pieces that look at several agents. Pieces that do not declare it are tested once."""
-        if self._who:
-            return True
-        try:
-            self.needs_none = _acts_alike_alone(policy, infos or {})
-        except Exception as error:
-            raise ConnectorError(
-                f"policy: not all agents are in this call, and whether {', '.join(self._unknown)} may act for one "
-                f"without the others cannot be tried ({type(error).__name__}: {error}). Pass the observations of all "
-                f"agents in one call, or say it in the class: looks_at_other_agents = False (or True)."
-            ) from error
-        if not self.needs_none:
-            self._who, self._was_tried = self._unknown, True
-        return not self.needs_none
-
-
-def _named(pipeline: ConnectorPipelineV2) -> list[tuple[str, ConnectorV2]]:
-    """All pieces, including those of nested pipelines."""
-    found: list[tuple[str, ConnectorV2]] = []
-    for name, piece in zip(pipeline.names(), pipeline, strict=True):
-        found += _named(piece) if isinstance(piece, ConnectorPipelineV2) else [(name, piece)]
-    return found
-
-
-_TRIED_STEPS = 3
-
-
-def _acts_alike_alone(policy: Policy, infos: Mapping[AgentID, Any]) -> bool:
-    """Whether agents see and do the same one by one and together, tested with sampled observations."""
-    whole, alone = policy._new(False, 0), policy._new(False, 0)
-    agents, rng = policy.agent_ids, np.random.default_rng(0)
-    some_info = next(iter(infos.values()), {})
-    for t in range(_TRIED_STEPS):
-        seen: dict[AgentID, Any] = {}
-        for i, agent_id in enumerate(agents):
-            space = copy.deepcopy(policy._spaces[agent_id][0])
-            space.seed(1000 * t + i)
-            seen[agent_id] = space.sample()
-        rewards = {agent_id: float(rng.normal()) for agent_id in agents} if t else {}
-        told = {agent_id: infos.get(agent_id, some_info) for agent_id in agents}
-        together = _tried(whole, agents, seen, rewards, told)
-        for agent_id in reversed(agents):
-            apart = _tried(alone, [agent_id], seen, rewards, told)
-            if not _alike(together[agent_id], apart[agent_id]):
-                return False
-    return True
-
-
-def _tried(
-    policy: Policy,
-    agents: list[AgentID],
-    observations: Mapping[AgentID, Any],
-    rewards: Mapping[AgentID, Any],
-    infos: Mapping[AgentID, Any],
-) -> dict[AgentID, dict[str, Any]]:
-    """Plays a step of some agents. Gives the rows that the modules saw, and the results, for each agent."""
-    lanes = policy._lanes
-    policy._make_room(1)
-    lanes.seat(agents, rewards)
-    lanes.observe(observations, infos, False)
-    common, found = policy._common(False), {agent_id: {} for agent_id in agents}
-    batch = policy._seen(common)
-
-    def note(when: str, batch: ColumnBatch) -> None:
-        for seats, columns in zip(lanes.seats, batch.groups, strict=True):
-            for agent_id, own in seats.rows_of_agents():
-                for name, column in columns.items():
-                    rows = [np.asarray(leaf[own[0]]).copy() for leaf in leaves(column) if hasattr(leaf, "shape")]
-                    found[agent_id][f"{when} {name}"] = rows
-
-    note("seen", batch)
-    batch = policy._chosen(batch, common)
-    note("chosen", batch)
-    lanes.record(batch)
-    return found
-
-
-def _alike(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether columns are the same up to rounding."""
-    if one.keys() != other.keys():
-        return False
-    for name, rows in one.items():
-        if len(rows) != len(other[name]):
-            return False
-        for a, b in zip(rows, other[name], strict=True):
-            if a.shape != b.shape or not np.allclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True):
-                return False
-    return True
-
-
 def _looks_back(piece: ConnectorV2) -> bool:
     """Whether a piece may use earlier steps; a user's own piece may always do so."""
     if isinstance(piece, ConnectorPipelineV2):
@@ -613,23 +512,5 @@ def _looks_back(piece: ConnectorV2) -> bool:
     return getattr(piece, "lookback", 0) > 0 or not type(piece).__module__.startswith("marl_connectors.")
 
 
-def _filled(whole: np.ndarray, leaf: np.ndarray, own: np.ndarray) -> np.ndarray:
-    """``[B, ...]`` with the rows of another group added; ``own`` is -1 for rows that ``whole`` already has."""
-    there = own >= 0
-    whole[there] = leaf[own[there]]
-    return whole
-
-
-def _check_finite(groups: Sequence[ColumnGroup]) -> None:
-    found = [
-        (group, torch.isfinite(leaf).all())
-        for group in groups
-        for leaf in leaves(group.get(Columns.OBS))
-        if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
-    ]
-    for (group, _), is_finite in zip(found, all_on_host([flag for _, flag in found]), strict=True):
-        if not is_finite:
-            raise ConnectorError(
-                f"policy: what module {group.module_ids[0]!r} would see is not finite. If a connector piece looks at "
-                f"rewards, pass them too (reward=..., rewards=...); else look at the observation."
-            )
+def _nobody() -> None:
+    """Whom a step has to tell before episodes begin."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,8 @@ from marl_connectors.env_runners.data_checks import owner_of
 from marl_connectors.env_runners.done_episodes import Episode
 from marl_connectors.env_runners.lane_table import LaneGroup
 from marl_connectors.episodes.column_batch import ColumnGroup
-from marl_connectors.errors import ModuleError
+from marl_connectors.errors import ConnectorError, ModuleError
+from marl_connectors.transfers import all_on_host
 from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import DEFAULT_MODULE_ID, ModuleID
 
@@ -53,6 +54,32 @@ def check_outputs(
     module_id = own.module_id or DEFAULT_MODULE_ID
     whose = "" if own.agent_id is None else f"for agent {own.agent_id!r} "
     raise _not_finite(module_id, rl_module[module_id], name, value, f"{whose}at env step {t}")
+
+
+def check_seen_rows(groups: Sequence[ColumnGroup]) -> None:
+    """Checks what modules are to see in one step. A hot path.
+
+    Raises:
+        ConnectorError: If an observation is not finite; names the module.
+    """
+    on_device: list[tuple[ColumnGroup, torch.Tensor]] = []
+    for group in groups:
+        for leaf in leaves(group.get(Columns.OBS)):
+            if isinstance(leaf, np.ndarray):
+                if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
+                    raise _not_seen(group)
+            elif isinstance(leaf, torch.Tensor) and leaf.is_floating_point():
+                on_device.append((group, torch.isfinite(leaf).all()))
+    for (group, _), is_finite in zip(on_device, all_on_host([flag for _, flag in on_device]), strict=True):
+        if not is_finite:
+            raise _not_seen(group)
+
+
+def _not_seen(group: ColumnGroup) -> ConnectorError:
+    return ConnectorError(
+        f"policy: what module {group.module_ids[0]!r} would see is not finite. If a connector piece looks at "
+        f"rewards, pass them too (reward=..., rewards=...); else look at the observation."
+    )
 
 
 def check_outputs_of_rows(columns: ColumnGroup, rl_module: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -68,19 +68,28 @@ class ActionNoise:
     go on.
 
     Attributes:
+        seed: The run's.
         step: The number of vector steps so far; the runner sets it.
     """
 
-    def __init__(self, seed: int):
+    def __init__(self, seed: int, torch_stream_of: Callable[[], tuple[Any, ...]] | None = None):
+        """Begins at step 0.
+
+        Args:
+            seed: The run's.
+            torch_stream_of: Names the stream for distributions that draw from torch's generator; None to name it by the
+                vector step.
+        """
+        self._torch_stream_of = torch_stream_of
         self.restart(seed)
 
     def restart(self, seed: int, step: int = 0) -> None:
         """Goes on as that of a run with another seed, at another step."""
-        self._seed = seed
+        self.seed = seed
         self._root = stream_words(seed, "actions")
         self.step = step
-        self._streams: dict[int, _Streams] = {}
-        self._group_of: dict[Rows, int] = {}
+        self._streams: dict[Hashable, _Streams] = {}
+        self._group_of: dict[Rows, Hashable] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """The state without the drawn numbers, which follow from the seed and the step."""
@@ -98,7 +107,7 @@ class ActionNoise:
 
     def place(
         self,
-        group_index: int,
+        group_index: Hashable,
         rows: Rows,
         words: np.ndarray,
         episode_numbers: np.ndarray,
@@ -124,7 +133,12 @@ class ActionNoise:
             known.pick = pick
         self._serve(group_index, rows)
 
-    def pick(self, group_index: int, rows: Rows, pick: np.ndarray) -> bool:
+    def keep(self, most: int) -> None:
+        """Forgets what was drawn, if it is for more than so many groups."""
+        if len(self._streams) > most:
+            self._streams, self._group_of = {}, {}
+
+    def pick(self, group_index: Hashable, rows: Rows, pick: np.ndarray) -> bool:
         """Lets other rows of a group draw from the streams that it has, which have gone on with each vector step.
 
         Returns:
@@ -137,7 +151,7 @@ class ActionNoise:
         self._serve(group_index, rows)
         return True
 
-    def _serve(self, group_index: int, rows: Rows) -> None:
+    def _serve(self, group_index: Hashable, rows: Rows) -> None:
         self._group_of = {own: index for own, index in self._group_of.items() if index != group_index}
         self._group_of[rows] = group_index
 
@@ -193,5 +207,6 @@ class ActionNoise:
     @contextmanager
     def torch_stream(self) -> Iterator[None]:
         """Seeds torch's generator for this step, for distributions that draw from it."""
-        with torch_stream(self._seed, "torch actions", self.step):
+        names = (self.step,) if self._torch_stream_of is None else self._torch_stream_of()
+        with torch_stream(self.seed, "torch actions", *names):
             yield

@@ -20,17 +20,25 @@ from marl_connectors.typing import AgentID, ModuleID
 class AgentModules:
     """Asks the policy mapping function, and checks what it says."""
 
-    def __init__(self, mapping: Callable[..., ModuleID], rl_module: MultiRLModule, action_spaces: Space | None):
+    def __init__(
+        self,
+        mapping: Callable[..., ModuleID],
+        rl_module: MultiRLModule,
+        action_spaces: Space | None,
+        observation_spaces: Space | None = None,
+    ):
         """Takes what answers are held against.
 
         Args:
             mapping: ``fn(agent_id, episode)`` to module id.
             rl_module: The modules.
             action_spaces: By agent, as the env-to-module pipeline has changed them.
+            observation_spaces: Likewise; None to let observations be checked by those who see them.
         """
         self.mapping = mapping
         self._rl_module = rl_module
         self._action_spaces = action_spaces
+        self._observation_spaces = observation_spaces
         self._fitting: set[tuple[int, ModuleID]] = set()
         self._known: tuple[Sequence[AgentID], dict[AgentID, ModuleID]] | None = None
 
@@ -67,7 +75,7 @@ class AgentModules:
         return module_id
 
     def check_fit(self, lane: Lane, module_id: ModuleID) -> None:
-        """Checks that a module's actions are those of an agent.
+        """Checks that a module's actions, and perhaps its observations, are those of an agent.
 
         Raises:
             MappingError: If not.
@@ -75,15 +83,19 @@ class AgentModules:
         key = lane.group.index, module_id
         if key in self._fitting:
             return
-        action_space, own = self._rl_module[module_id].action_space, lane.group.env_action_space
-        if isinstance(self._action_spaces, DictSpace) and lane.agent_id in self._action_spaces.spaces:
-            own = self._action_spaces[lane.agent_id]  # type: ignore[index]
-        if action_space is not None and spaces.describe(action_space) != spaces.describe(own):
-            raise MappingError(
-                f"policy_mapping_fn: agent {lane.agent_id!r} maps to module {module_id!r}, whose actions are "
-                f"{spaces.describe(action_space)}, but the agent's are {spaces.describe(own)}. Map agents with "
-                f"different spaces to different modules."
-            )
+        module, agent_id = self._rl_module[module_id], lane.agent_id
+        for kind, wanted, of_agents, of_env in (
+            ("observations", module.observation_space, self._observation_spaces, None),
+            ("actions", module.action_space, self._action_spaces, lane.group.env_action_space),
+        ):
+            known = isinstance(of_agents, DictSpace) and agent_id in of_agents.spaces
+            own = of_agents[agent_id] if known else of_env  # type: ignore[index]
+            if wanted is not None and own is not None and spaces.describe(wanted) != spaces.describe(own):
+                raise MappingError(
+                    f"policy_mapping_fn: agent {agent_id!r} maps to module {module_id!r}, whose {kind} are "
+                    f"{spaces.describe(wanted)}, but the agent's are {spaces.describe(own)}. Map agents with "
+                    f"different spaces to different modules."
+                )
         self._fitting.add(key)
 
 

@@ -15,6 +15,7 @@ from gymnasium import Space
 from marl_connectors.callbacks import CallbackCalls
 from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
 from marl_connectors.connectors.module_to_env.get_actions import ACTION_NOISE
+from marl_connectors.connectors.module_to_env.listify_data_for_vector_env import env_actions
 from marl_connectors.connectors.module_to_env.module_to_env_pipeline import ModuleToEnvPipeline
 from marl_connectors.env_runners.acting_check import check_outputs
 from marl_connectors.env_runners.action_noise import ActionNoise
@@ -152,9 +153,7 @@ class EnvRunner:
             action_spaces=env_to_module.action_space,
         )
         self._shared_data: dict[str, Any] = {ACTION_NOISE: self._noise}
-        self._plan = SamplingPlan(
-            self._noise, self._shared_data, self._acting_episodes, gives_arrays=self.vector_env.is_batched
-        )
+        self._plan = SamplingPlan(self._noise, self._shared_data, self._acting_episodes)
         self._episodes_placed: dict[int, list[int]] = {}  # by group, of turn-based ones, what the noise knows
         self._goes_on = False  # whether the next sample continues the episodes of this one
         self._begin(explore)
@@ -330,7 +329,12 @@ class EnvRunner:
     def _take_step(self, at_random: bool) -> None:
         """A hot path: everything here is per vector step and group, nothing is per agent."""
         episodes, vector_env = self._episodes, self.vector_env
-        actions, pick = self._plan.act(self.times, at_random=at_random), episodes.lanes.pick_actions
+        by_group, pick = self._plan.act(self.times, at_random=at_random), episodes.lanes.pick_actions
+        actions: Any
+        if vector_env.is_batched:
+            actions = by_group[0] if len(by_group) == 1 else np.concatenate(by_group)
+        else:
+            actions = [action for of_group in by_group for action in env_actions(of_group)]
         chosen = actions if pick is None else pick(actions)
         self._noise.step += 1
         self.num_env_steps += len(actions) if vector_env.has_rests else len(vector_env.copies)

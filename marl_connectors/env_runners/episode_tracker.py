@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +54,7 @@ class EpisodeTracker:
 
     Attributes:
         lanes: Who is in which lane.
+        lookback: Steps that a chunk of an episode keeps from before it.
         done: The episodes that ended and were not taken yet.
         lost: What failures of sub-environments have cost.
         callbacks: Who is informed of episodes' beginnings and ends, if anybody is.
@@ -71,6 +72,7 @@ class EpisodeTracker:
         single_agent: bool,
         lookback: int,
         action_spaces: Space | None = None,
+        observation_spaces: Space | None = None,
     ):
         """Takes the sub-environments, none of which has been reset.
 
@@ -82,16 +84,17 @@ class EpisodeTracker:
             single_agent: Whether the episodes are SingleAgentEpisodes.
             lookback: Steps that a chunk of an episode keeps from before it.
             action_spaces: By agent, as the env-to-module pipeline has changed them.
+            observation_spaces: Likewise, where agents may be mapped to modules that were built for others.
         """
         num_envs = len(vector_env.copies)
         self.lanes = LaneTable(num_envs, agent_spaces, rl_module, lookback)
         self.done: list[DoneEpisode] = []
         self.lost = FailureCounts()
         self._vector_env = vector_env
-        self._modules = AgentModules(policy_mapping_fn, rl_module, action_spaces)
+        self._modules = AgentModules(policy_mapping_fn, rl_module, action_spaces, observation_spaces)
         self._rl_module = rl_module
         self._single_agent = single_agent
-        self._lookback = lookback
+        self.lookback = lookback
         self._tallies = [EpisodeTally() for _ in range(num_envs)]
         self._begun: list[_Modules] = [{} for _ in range(num_envs)]  # who acted for whom at the beginning
         # By sub-environment: the episode, if agents ended in the newest step, and those; None for all of them.
@@ -163,19 +166,24 @@ class EpisodeTracker:
     def reset(self) -> None:
         """Starts a new episode in every sub-environment, dropping what goes on."""
         copies = self._vector_env.copies
-        self.done = []
-        self._modules.forget()
         if self.callbacks is not None:
             self.callbacks.create(copies)
         first = self._vector_env.reset_all()
+        self.begin_all()
+        self._observe([given[agent] for copy, (given, _) in zip(copies, first, strict=True) for agent in copy.agents])
+        for copy, (_, infos) in zip(copies, first, strict=True):
+            self.lanes.write_infos(copy.index, infos)
+
+    def begin_all(self) -> None:
+        """Begins an episode in every sub-environment, all of which have been reset, but for what agents observe."""
+        copies = self._vector_env.copies
+        self.done = []
+        self._modules.forget()
         self.lanes.clear()
         begun = [self._mapped(copy) for copy in copies]
         self.lanes.open_all([modules for _, modules in begun])
         self.ongoing[:] = [self._begin_episode(copy, *own) for copy, own in zip(copies, begun, strict=True)]
         self.arrange()
-        self._observe([given[agent] for copy, (given, _) in zip(copies, first, strict=True) for agent in copy.agents])
-        for copy, (_, infos) in zip(copies, first, strict=True):
-            self.lanes.write_infos(copy.index, infos)
 
     def _mapped(self, copy: EnvCopy) -> tuple[MultiAgentEpisode | None, _Modules]:
         """The next episode of a sub-environment, without agents (None for a single one), and its agents' modules."""
@@ -253,8 +261,9 @@ class EpisodeTracker:
         """
         self._ended = {}
         if result.told is None:
-            for group, pick in self.lanes.live:
-                self._credit(group, result.rewards if pick is None else pick(result.rewards), result)
+            for i, (group, pick) in enumerate(self.lanes.live):
+                own = result.rewards if pick is None or result.in_rows else pick(result.rewards)
+                self._credit(group, own[i] if result.in_rows else own, result)
                 group.advance()
         else:
             for event in result.events:
@@ -270,7 +279,7 @@ class EpisodeTracker:
 
     def observe(self, result: StepResult) -> None:
         """Takes in the observations and infos of those who act next. A hot path."""
-        self._observe(result.observations)
+        self._observe(result.observations, result.in_rows)
         for env_index, infos in result.infos:
             self.lanes.write_infos(env_index, infos)
 
@@ -299,10 +308,10 @@ class EpisodeTracker:
         for group, (numbers, rewards) in told.items():
             group.go_on(numbers, rewards)
 
-    def _observe(self, items: Any) -> None:
+    def _observe(self, items: Any, in_rows: bool = False) -> None:
         states = self._vector_env.states()
-        for group, pick in self.lanes.live:
-            own = items if pick is None else pick(items)
+        for i, (group, pick) in enumerate(self.lanes.live):
+            own = items[i] if in_rows else items if pick is None else pick(items)
             rollout = group.rollout
             try:
                 values = spaces.stack(own, rollout.observation_space) if isinstance(own, (list, tuple)) else own
@@ -310,6 +319,26 @@ class EpisodeTracker:
                 rollout.observe(group.positions, values, group.t, of_rows)
             except (TypeError, ValueError) as error:
                 raise bad_observations(group, self._vector_env, own) from error
+
+    def take_back(
+        self, moved: Iterable[tuple[LaneGroup, np.ndarray, np.ndarray]], joined: Iterable[tuple[int, AgentID]]
+    ) -> None:
+        """Undoes a step that failed before anybody acted: all lanes wait, in the rows that they last acted on.
+
+        Args:
+            moved: The numbers of the lanes that ``apply`` moves on, group by group, and their rows before.
+            joined: The sub-environments and agents that may have joined in it.
+        """
+        for group, numbers, rows in moved:
+            group.go_back(numbers, rows)
+        for env_index, agent_id in joined:
+            lane, episode = self.lanes.by_env[env_index].get(agent_id), self.ongoing[env_index]
+            if lane is None or not isinstance(episode, MultiAgentEpisode):
+                continue
+            if lane.has_episode and lane.episode is episode.agent_episodes.get(agent_id):
+                episode.detach(agent_id)
+            self.lanes.close(env_index, [agent_id])
+        self.lanes.arrange()
 
     def arrange(self) -> None:
         """Works out which lanes act next, and in what order."""
@@ -708,7 +737,7 @@ class EpisodeTracker:
         lane = self.lanes.reopen(own["group"], own["number"], own["env_index"], own["agent_id"], own["module_id"])
         group, number = lane.group, lane.number
         group.earlier_return[number], group.t_started[number] = own["earlier_return"], own["t_started"]
-        group.start_row[number], group.first_row[number] = self._lookback, self._lookback - own["kept"]
+        group.start_row[number], group.first_row[number] = self.lookback, self.lookback - own["kept"]
         group.rollout.pending[number] = own["waits"]
         lane.view(own["episode_id"], *own["ids"])
         lane.episode.custom_data.update(decode(own["custom_data"]))

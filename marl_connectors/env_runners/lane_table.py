@@ -80,6 +80,11 @@ class Lane:
     def episode(self, episode: SingleAgentEpisode) -> None:
         self._episode = episode
 
+    @property
+    def has_episode(self) -> bool:
+        """Whether ``episode`` has been made."""
+        return self._episode is not None
+
     def has_no_view(self) -> None:
         """From now on: whoever asks for ``episode`` gets a new one."""
         self._episode = None
@@ -308,14 +313,16 @@ class LaneGroup:
     @property
     def acting(self) -> list[Lane]:
         """The lanes that act next, in the order of ``rows``."""
-        return self.at(self._numbers())
+        return self.at(self.acting_numbers)
 
     @property
     def num_acting(self) -> int:
         """How many lanes act next."""
         return len(self.env_indices)
 
-    def _numbers(self) -> np.ndarray:
+    @property
+    def acting_numbers(self) -> np.ndarray:
+        """``[B]`` the numbers of the lanes that act next, in the order of ``rows``."""
         return np.arange(self.rollout.num_lanes) if self.numbers is None else self.numbers
 
     def at(self, numbers: np.ndarray) -> list[Lane]:
@@ -427,28 +434,33 @@ class LaneGroup:
         rollout.columns[Columns.REWARDS][rollout.cursor[numbers]] = rewards
         self._move_on(numbers)
 
-    def go_back(self, numbers: Sequence[int]) -> None:
-        """Undoes ``go_on``: the lanes wait in the rows before; their newest ones are as if nobody had observed."""
-        rollout = self.rollout
-        for position in rollout.cursor[numbers].tolist():
+    def rows_of(self, numbers: np.ndarray) -> np.ndarray:
+        """``[N]`` the newest rows of some lanes."""
+        return self.rollout.cursor[numbers] // self.rollout.num_lanes
+
+    def go_back(self, numbers: np.ndarray, rows: np.ndarray) -> None:
+        """Lets lanes wait in the rows where they have acted. Rows after those are as if nobody had observed."""
+        rollout, before = self.rollout, rows * self.rollout.num_lanes + numbers
+        newest = rollout.cursor[numbers]
+        for position in (undone := newest[newest != before]).tolist():
             rollout.infos.pop(position, None)
-        rollout.columns[Columns.T][rollout.cursor[numbers]] = -1
-        rollout.cursor[numbers] -= rollout.num_lanes
+        rollout.columns[Columns.T][undone] = -1
+        rollout.cursor[numbers] = before
         rollout.pending[numbers] = True
         self._first = None
 
     def count_steps(self, steps: int) -> None:
         """The lanes that act have made some steps."""
-        self.num_steps[self._numbers()] += steps
+        self.num_steps[self.acting_numbers] += steps
 
     def wait(self) -> None:
         """Lets the lanes that have acted wait for what comes of it."""
-        self.rollout.pending[self._numbers()] = True
+        self.rollout.pending[self.acting_numbers] = True
 
     def first_positions(self) -> np.ndarray:
         """``[B]`` where the oldest rows are that the acting lanes' episodes keep, in the order of the rows."""
         if self._first is None:
-            numbers = self._numbers()
+            numbers = self.acting_numbers
             self._first = self.first_row[numbers] * self.rollout.num_lanes + numbers
         return self._first
 
@@ -503,7 +515,7 @@ class LaneGroup:
     def returns(self, numbers: np.ndarray) -> np.ndarray:
         """``[N]`` what the agents of some lanes, one at least, were paid in this chunk."""
         rollout, first_rows = self.rollout, self.start_row[numbers]
-        last_rows = rollout.cursor[numbers] // rollout.num_lanes
+        last_rows = self.rows_of(numbers)
         low, high = int(first_rows.min()), int(last_rows.max())
         rewards = rollout.columns[Columns.REWARDS].reshape(rollout.num_rows, -1)[low:high]
         if len(numbers) < rollout.num_lanes or (np.diff(numbers) != 1).any():
@@ -591,7 +603,7 @@ class LanesOfEnvs(NamedTuple):
             lane=self.number,
             first_row=self.gathered(lambda group, numbers: group.first_row[numbers], np.int64),
             start_row=self.gathered(lambda group, numbers: group.start_row[numbers], np.int64),
-            stop_row=self.gathered(lambda g, numbers: g.rollout.cursor[numbers] // g.rollout.num_lanes, np.int64),
+            stop_row=self.gathered(lambda group, numbers: group.rows_of(numbers), np.int64),
             t_started=self.gathered(lambda group, numbers: group.t_started[numbers], np.int64),
             terminated=terminated,
             truncated=truncated,

@@ -22,11 +22,12 @@ from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.defaults import DEFAULT_PIECES
 from marl_connectors.connectors.failures import progress
 from marl_connectors.connectors.module_to_env.get_actions import ACTION_NOISE, GetActions
-from marl_connectors.connectors.module_to_env.listify_data_for_vector_env import env_action_array, env_actions
+from marl_connectors.connectors.module_to_env.listify_data_for_vector_env import env_action_array
 from marl_connectors.connectors.module_to_env.normalize_and_clip_actions import NormalizeAndClipActions
 from marl_connectors.connectors.module_to_env.remove_single_ts_time_rank_from_batch import (
     RemoveSingleTsTimeRankFromBatch,
 )
+from marl_connectors.env_runners.acting_check import check_outputs_of_rows, check_seen_rows
 from marl_connectors.env_runners.action_noise import ActionNoise
 from marl_connectors.env_runners.data_checks import check_actions, check_forward_batch
 from marl_connectors.env_runners.lane_table import LaneGroup
@@ -48,6 +49,7 @@ from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.rl_module.structure import Structure
 from marl_connectors.trees import tree_map
 
+_NORMALIZES = NormalizeAndClipActions.on_columns
 _REMEMBERED = 64
 """So many layouts stay bound: those of games in which few agents act at a time, or some come and go, return."""
 
@@ -138,7 +140,7 @@ class SamplingPlan:
         shared_data: dict[str, Any],
         episodes: Callable[[], Sequence[Any]],
         *,
-        gives_arrays: bool = False,
+        checks_each_step: bool = False,
     ):
         """Builds a plan without pieces and rows.
 
@@ -146,12 +148,13 @@ class SamplingPlan:
             noise: The random numbers behind sampled actions.
             shared_data: What pieces leave for one another; the object stays the same.
             episodes: Gives the episodes whose agents act, for pieces that work on items.
-            gives_arrays: Whether ``act`` gives one array of actions, instead of a list with an action for each row.
+            checks_each_step: Whether ``act`` checks that what modules see and put out is finite. Whoever acts for many
+                steps checks all that was recorded at once.
         """
         self._noise = noise
         self._shared_data = shared_data
         self._episodes = episodes
-        self._gives_arrays = gives_arrays
+        self._checks_each_step = checks_each_step
         self.looks_ahead = False
         self._explore = False
         self._begun = 0
@@ -205,8 +208,13 @@ class SamplingPlan:
 
     def _keep_bound(self) -> None:
         """Forgets what is bound, unless pieces and modules are what they were."""
+        if not self.is_current:
+            self._layouts, self._layout, self._known_to = {}, None, self._bound_to()
+            self._structures = [Structure(own, [own]) for own in self._rl_module.values() if not is_stackable(own)]
+
+    def _bound_to(self) -> tuple[Any, ...]:
         pipelines, rl_module = (self._env_to_module, self._module_to_env), self._rl_module
-        known_to = (
+        return (
             *pipelines,
             *(pipeline._steps for pipeline in pipelines),
             *(self._metrics[name] for name in ("env_to_module", "module_to_env")),
@@ -216,10 +224,13 @@ class SamplingPlan:
             rl_module.buckets,  # another list whenever a module that can be stacked has changed
             can_be_bound(rl_module),
         )
-        is_same = len(known_to) == len(self._known_to) and all(map(is_, known_to, self._known_to))
-        if not is_same or not all(structure.is_current for structure in self._structures):
-            self._layouts, self._known_to = {}, known_to
-            self._structures = [Structure(own, [own]) for own in rl_module.values() if not is_stackable(own)]
+
+    @property
+    def is_current(self) -> bool:
+        """Whether pieces and modules are the same objects as in the last ``begin``, with the same layers and hooks."""
+        now = self._bound_to()
+        is_same = len(now) == len(self._known_to) and all(map(is_, now, self._known_to))
+        return is_same and all(structure.is_current for structure in self._structures)
 
     def bind(self, rows: Sequence[LiveRows]) -> None:
         """Says which rows act from now on, group by group."""
@@ -317,7 +328,9 @@ class SamplingPlan:
         piece, group = _piece_of(call), getattr(call, "group", None)
         if type(piece) is RemoveSingleTsTimeRankFromBatch:
             return True
-        if type(piece) is not NormalizeAndClipActions or has_own_methods(piece) or group is None:
+        if type(piece) is not NormalizeAndClipActions or group is None:
+            return False
+        if type(piece).on_columns is not _NORMALIZES or has_own_methods(piece):
             return False
         space = group.rows.action_space
         is_plain = isinstance(space, spaces.Discrete) and not space.start
@@ -372,7 +385,17 @@ class SamplingPlan:
 
     # A step.
 
-    def act(self, times: SamplingTimes, *, at_random: bool = False) -> Any:
+    @property
+    def seen(self) -> list[ColumnGroup]:
+        """What modules saw in the newest step, group by group."""
+        return [] if self._layout is None else self._layout.given
+
+    @property
+    def made(self) -> list[ColumnGroup]:
+        """What was put out and chosen in the newest step, group by group."""
+        return [] if self._layout is None else self._layout.made
+
+    def act(self, times: SamplingTimes, *, at_random: bool = False) -> list[Any]:
         """Actions for the newest rows, which are recorded there with all that modules put out. A hot path.
 
         Args:
@@ -381,7 +404,7 @@ class SamplingPlan:
                 the env-to-module pieces all the same.
 
         Returns:
-            The actions as environments take them, group by group.
+            The actions as environments take them, ``[B, ...]`` arrays or trees of them for each group.
         """
         layout, call = self._layout or self._bound(), None
         began = perf_counter()
@@ -403,6 +426,8 @@ class SamplingPlan:
             else:
                 for call in layout.tensors:
                     call.run()
+                if self._checks_each_step:
+                    check_seen_rows(layout.given)
                 given = perf_counter()
                 for call in layout.forward:
                     call.run()
@@ -413,6 +438,9 @@ class SamplingPlan:
                 if not layout.is_checked:
                     check_actions(ColumnBatch(made))
                     layout.is_checked = True
+                if self._checks_each_step:
+                    for columns in made:
+                        check_outputs_of_rows(columns, self._rl_module)
             actions = self._recorded(made)
         except Exception as error:
             _raise_as_of(call, error)
@@ -442,7 +470,7 @@ class SamplingPlan:
         except Exception as error:
             _raise_as_of(call, error)
 
-    def _recorded(self, made: Sequence[ColumnGroup]) -> Any:
+    def _recorded(self, made: Sequence[ColumnGroup]) -> list[Any]:
         """Writes down what was put out; the actions. A hot path."""
         actions: list[Any] = []
         for columns in made:
@@ -450,12 +478,7 @@ class SamplingPlan:
             columns.record_in(group.rollout, group.positions)
             if columns.action_dist_cls is not None:
                 self._without_logp[group] = columns.action_dist_cls
-            if self._gives_arrays:
-                actions.append(env_action_array(columns))
-            else:
-                actions += env_actions(columns)
-        if self._gives_arrays:
-            return actions[0] if len(actions) == 1 else np.concatenate(actions)
+            actions.append(env_action_array(columns))
         return actions
 
     def complete(self) -> None:

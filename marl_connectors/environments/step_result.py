@@ -28,7 +28,8 @@ class Event:
         infos: By agent, those that came with ``observations``.
         uncredited: By agent, rewards of agents that did not act.
         is_over: Whether the episode ended, so that the sub-environment was, or will be, reset.
-        is_dropped: Whether the episode cannot go on because of a failure, so that another one has begun.
+        is_dropped: Whether the episode does not go on, nor is its end known, so that another one has begun: after a
+            failure, or because somebody said so.
         begins: Whether the sub-environment has rested in this step, which reset it, so that its episode begins now.
         state: The environment's, before any reset, ``[1, ...]``; None where nobody wants to know.
     """
@@ -80,6 +81,8 @@ class StepResult:
         events: All else that is out of the ordinary, at most one for a sub-environment.
         told: Of turn-based environments, the sub-environment and the agent that each reward is for: only who acts next,
             and who has ended, is told what its last action has led to. None if all that acted are told.
+        in_rows: Whether ``rewards`` and ``observations`` are lists with arrays for each group of lanes that acted, or
+            that acts next, in the order of its rows. For those who know lanes; adapters do not.
         late: Sub-environments that await ``reset_over``, and how many ``observations`` come before theirs.
     """
 
@@ -89,6 +92,7 @@ class StepResult:
     ends: EpisodeEnds | None = None
     events: list[Event] = field(default_factory=list)
     told: list[tuple[int, AgentID]] | None = None
+    in_rows: bool = False
     late: list[tuple[int, int]] = field(default_factory=list)
 
     @property

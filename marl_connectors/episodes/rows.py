@@ -42,19 +42,18 @@ class Rows:
         parts: The same rows, by rollout.
         module_ids: The modules that have rows here, in order.
         splits: ``len(module_ids) + 1`` bounds; module ``i`` has rows ``splits[i]:splits[i + 1]``.
-        chunks: What is known of the agent episodes that have rows here, in order, without making them.
         counts: How many rows each of them has.
         acted: ``[B]`` bool, False for an episode's last observation, or None where all rows are to be acted on.
         rows_per_module: How many rows each module has, or None if they differ.
     """
 
     __slots__ = (
+        "_chunks",
         "_episodes",
         "_last_steps",
         "_length",
         "_whole",
         "acted",
-        "chunks",
         "counts",
         "module_ids",
         "parts",
@@ -75,7 +74,7 @@ class Rows:
         self.parts = parts
         self.module_ids = module_ids
         self.splits = splits
-        self.chunks = episodes
+        self._chunks = episodes
         self._episodes: list[SingleAgentEpisode] | None = None
         self.counts = counts
         self.acted = acted
@@ -92,8 +91,20 @@ class Rows:
     def episodes(self) -> list[SingleAgentEpisode]:
         """The agent episodes that have rows here, in order. They are made when somebody asks for them."""
         if self._episodes is None:
-            self._episodes = [e.episode() if isinstance(e, AgentChunk) else e for e in self.chunks]
+            self._episodes = [e.episode() if isinstance(e, AgentChunk) else e for e in self._chunks]
         return self._episodes
+
+    @property
+    def chunks(self) -> Sequence[SingleAgentEpisode | AgentChunk]:
+        """What a batch has to know of ``episodes``, in order, without making any.
+
+        Where somebody has asked for an episode, it is the episode itself, as its flags may be others by now.
+        """
+        if self._episodes is not None:
+            return self._episodes
+        if any(type(own) is AgentChunk and own.whole.agent_views is None for own in self._chunks):
+            return self.episodes
+        return self._chunks
 
     @property
     def observation_space(self) -> Space | None:

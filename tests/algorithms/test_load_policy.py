@@ -228,7 +228,7 @@ def test_a_batch_acts_as_its_members(played):
 
 
 def test_nothing_is_forgotten_and_nothing_piles_up_in_a_long_episode(tmp_path, monkeypatch):
-    from marl_connectors.algorithms import policy_lanes
+    from marl_connectors.algorithms import policy as policy_module
 
     saved = (
         with_recurrent(
@@ -245,10 +245,10 @@ def test_nothing_is_forgotten_and_nothing_piles_up_in_a_long_episode(tmp_path, m
     rewards = [{f"agent_{i}": float(rng.normal()) for i in range(3)} for _ in range(50)]
     whole, cut = load_policy(saved), load_policy(saved)
     expected = [whole.actions(s, rewards=r) for s, r in zip(steps, rewards, strict=True)]
-    monkeypatch.setattr(policy_lanes, "_CUT_AFTER", 3)
+    monkeypatch.setattr(policy_module, "_CUT_AFTER", 3)
     found = [cut.actions(s, rewards=r) for s, r in zip(steps, rewards, strict=True)]
     assert found == expected
-    assert cut._lanes.seats[0].group.rollout.num_rows < 20
+    assert cut._episodes.lanes.groups[0].rollout.num_rows < 20
 
 
 # Which module, whose agent.
@@ -283,7 +283,7 @@ def test_agents_act_as_another_mapping_says(saved):
     everyone, other = load_policy(saved), load_policy(saved, policy_mapping_fn="agent_0=agent_2,*=agent_1")
     batch = seen(everyone._spaces["agent_0"][0])
     np.testing.assert_array_equal(other(batch, "agent_0"), everyone(batch, "agent_2"))
-    with pytest.raises(MappingError, match=r"agent 'agent_0' maps to module 'x', but there are only 'agent_0'"):
+    with pytest.raises(MappingError, match=r"agent 'agent_0' maps to module 'x', but there is only 'agent_0'"):
         load_policy(saved, policy_mapping_fn="*=x")(batch, "agent_0")
 
 
@@ -376,7 +376,7 @@ def test_a_module_that_does_not_fit_the_agent_is_named(tmp_path):
     algo = small_config(LifeEnv, env_config=env_config).multi_agent(policies="independent").build_algo()
     policy = load_policy(algo.save_to_path(tmp_path / "c"), "b")
     assert policy(np.zeros(5, np.float32)) in (0, 1), "b is the agent that fits"
-    with pytest.raises(MappingError, match="agent 'a' is to act by module 'b', whose observations are"):
+    with pytest.raises(MappingError, match="agent 'a' maps to module 'b', whose observations are"):
         policy(np.zeros(policy._spaces["a"][0].shape, policy._spaces["a"][0].dtype), "a")
 
 

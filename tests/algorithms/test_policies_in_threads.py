@@ -301,6 +301,26 @@ def test_sessions_act_side_by_side_each_in_its_own_episode(saved, switching):
     same({a: acts(policy, a, steps) for a, steps in given[0].items()}, expected[0])
 
 
+def test_a_change_of_parameters_applies_to_all_sessions(tmp_path):
+    policy = load_policy(plain().build_algo().save_to_path(tmp_path / "c"))
+    session, module = policy.session(), policy.rl_module["default_policy"]
+    (observation, _), *_ = plays(policy)[AGENTS[0]]
+    heads = [layer for name, layer in module.named_modules() if isinstance(layer, torch.nn.Linear) and "pi" in name]
+    first = policy(observation, AGENTS[0])
+    assert first == session(observation, AGENTS[0])
+    for wanted in range(3):
+        with torch.no_grad():
+            heads[-1].bias.copy_(100.0 * torch.eye(3)[wanted])
+        assert policy(observation, AGENTS[0]) == session(observation, AGENTS[0]) == wanted
+    state = {name: value * 0 for name, value in module.state_dict().items()}
+    module.load_state_dict(state)
+    assert policy(observation, AGENTS[0]) == session(observation, AGENTS[0]) == 0
+    heads[-1].bias.data[2] = 1.0
+    policy.reset()
+    session.reset()
+    assert policy(observation, AGENTS[0]) == session(observation, AGENTS[0]) == 2
+
+
 def test_sessions_have_other_random_numbers_unless_they_are_given_a_seed(saved):
     def drawn(policy):
         return [np.asarray(policy(seen, AGENTS[0], reward=0.0)) for seen, _ in plays(policy)[AGENTS[0]]]
@@ -335,7 +355,7 @@ def test_copies_that_are_made_while_others_act_are_whole(saved, switching, copie
     assert made
     for own in made[:: max(len(made) // 4, 1)]:
         for agent_id, steps in given.items():
-            step = own._noise._steps.get(agent_id, 0)
+            step = own._caller.num_acted.get(agent_id, 0)
             found = acts(own, agent_id, steps[step:])
             np.testing.assert_array_equal(found, expected[agent_id][step:])
 

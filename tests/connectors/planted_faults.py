@@ -91,8 +91,8 @@ def the_outputs_of_two_modules(fault, monkeypatch):
 
 def actions_one_lane_further(fault, monkeypatch):
 
-    def spoiled(columns):
-        actions = env_actions(columns)
+    def spoiled(given):
+        actions = env_actions(given)
         fault.hits += len(actions) > 1
         return actions[1:] + actions[:1]
 

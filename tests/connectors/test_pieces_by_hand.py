@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import numpy as np
 import optree
@@ -187,7 +188,8 @@ def test_advantages_by_hand_are_those_of_each_agents_episode(histories, mapping,
     def value(episode, t):
         observation = torch.as_tensor(episode.get_observations(t))[None]
         with torch.no_grad():
-            return float(modules[episode.module_id].compute_values({"obs": observation}))
+            module: Any = modules[episode.module_id]
+            return float(module.compute_values({"obs": observation}))
 
     expected = {}
     for episode in agents(episodes, train=True):
@@ -287,7 +289,7 @@ def test_a_batch_of_items_is_a_dict_however_it_is_read(copied):
 
 
 def test_tree_functions_see_an_ordinary_dict():
-    batch = to_items(two_columns())
+    batch: Any = to_items(two_columns())
     doubled = optree.tree_map(lambda leaf: leaf * 2, batch)
     assert doubled["one"]["e0", "c", "red"] == [4.0]
     assert repr(batch) == repr(dict(batch)) and batch == dict(batch) and batch != {}

@@ -96,8 +96,9 @@ class AddStatesFromEpisodesToBatch(InBothPipelines):
             return
         rows, number = columns.rows, len(columns.rows.counts)
         owners = np.arange(number) if counts is None else np.repeat(np.arange(number), counts)
+        chunks = rows.chunks or rows.episodes
         for i in np.unique(owners[missing]).tolist():
-            chunk = rows.chunks[i] if rows.chunks else rows.episodes[i]
+            chunk = chunks[i]
             if isinstance(chunk, AgentChunk):
                 if chunk.begins_in_lookback:
                     continue

@@ -72,5 +72,6 @@ def unknown_module(agent_id: AgentID, module_id: object, known: Any) -> MappingE
     return MappingError(
         f"AgentToModuleMapping: agent {agent_id!r} maps to module {module_id!r}, but there is only "
         f"{', '.join(map(repr, known.keys()))}. {hint}Add {module_id!r} to policies (--modules "
-        f"on the command line), or change policy_mapping_fn."
+        f"on the command line), or change policy_mapping_fn. For a trained policy, pass module_id=... or "
+        f"policy_mapping_fn=... to load_policy."
     )

@@ -41,9 +41,8 @@ def env_action_array(columns: dict[str, Any]) -> Any:
     return columns[Columns.ACTIONS] if actions is None else actions
 
 
-def env_actions(columns: dict[str, Any]) -> list:
-    """The rows that the environments get, as Python numbers or arrays."""
-    actions = env_action_array(columns)
+def env_actions(actions: Any) -> list:
+    """``[B, ...]`` actions one by one, as Python numbers or arrays."""
     if isinstance(actions, (dict, tuple)):
         return unstack(actions)
     return actions.tolist() if actions.ndim == 1 else list(actions)

@@ -1,0 +1,320 @@
+"""Who calls a Policy, in the place of sub-environments: what a call says becomes what a step has given."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium import Space
+
+from marl_connectors import spaces
+from marl_connectors.algorithms.observation_batches import as_batch, infos_of_copies
+from marl_connectors.connectors.module_to_env.listify_data_for_vector_env import env_actions
+from marl_connectors.env_runners.action_noise import ActionNoise
+from marl_connectors.env_runners.lane_table import LaneGroup, LaneTable
+from marl_connectors.environments.env_copy import EnvCopy
+from marl_connectors.environments.step_result import Event, StepResult
+from marl_connectors.episodes.rollout import take
+from marl_connectors.seeding import name_word
+from marl_connectors.trees import tree_map
+from marl_connectors.typing import AgentID, Tree
+
+_REMEMBERED = 64
+"""Of so many sets of agents that act together the random numbers are drawn for several steps at once."""
+
+
+class _AgentRows(NamedTuple):
+    """Which rows of a group are whose.
+
+    Attributes:
+        group: The group.
+        agents: The agents with rows there, as places among those who act.
+        rows: ``[len(agents), num_envs]`` the row of each in each sub-environment; -1 where it is in another group, as
+            it acts by a module of another kind there.
+        order: ``[B]`` the place of each row in ``rows``, if that is flat; None if they stand in the same order.
+        agent_of: ``[B]`` the agent of each row, as a place among those who act.
+    """
+
+    group: LaneGroup
+    agents: list[int]
+    rows: np.ndarray
+    order: np.ndarray | None
+    agent_of: np.ndarray
+
+    def joined(self, of_agents: Sequence[Tree]) -> Tree:
+        """``[B, ...]`` in the order of the rows, of ``[num_envs, ...]`` of each of ``agents``."""
+        whole = of_agents[0] if len(of_agents) == 1 else tree_map(lambda *own: np.concatenate(own), *of_agents)
+        return whole if self.order is None else take(whole, self.order)
+
+
+class _Mark(NamedTuple):
+    """What a call finds, for the case that it fails; none of it is changed in place."""
+
+    copies: list[EnvCopy]
+    calls: int
+    over: frozenset[int]
+    begun_at: dict[int, int]
+    numbers: dict[int, int]
+
+
+class Caller:
+    """Stands in the place of a vector environment: its sub-environments are stepped by others, somewhere else.
+
+    A call with observations is a step: those who act now and acted before are told what came of it. All others wait. An
+    agent that nobody has seen joins. Where an episode was said to be over, the next one begins with the next call.
+
+    Attributes:
+        copies: The sub-environments.
+        agents: Who acts, or acted in the newest call; empty if that is to be worked out anew.
+        calls: How many calls there were since the last ``restart``.
+        over: The sub-environments in which the next call begins an episode.
+        moved: The lanes that the newest call moves on, by group, and their rows before.
+        joined: The sub-environments and agents that have joined in it.
+        num_acted: How often each agent has acted so far.
+    """
+
+    turn_based = has_rests = False
+    is_batched = True
+    seed = 0
+
+    def __init__(self, agent_spaces: Mapping[AgentID, tuple[Space, Space]]):
+        """Takes each agent's observation and action space; there are no sub-environments yet."""
+        self.agent_spaces = dict(agent_spaces)
+        self.num_acted: dict[AgentID, int] = {}
+        self._numbers: dict[int, int] = {}
+        self.restart(0)
+
+    def restart(self, num_envs: int) -> None:
+        """From now on there are so many sub-environments; none of their episodes has begun."""
+        self.copies = [EnvCopy(None, index) for index in range(num_envs)]
+        self.calls = 0
+        self.over = frozenset(range(num_envs))
+        self._begun_at: dict[int, int] = {}
+        self.forget_layout()
+
+    def forget_layout(self) -> None:
+        """The next call is not like the one before."""
+        self.agents: tuple[AgentID, ...] = ()
+        self.moved: list[tuple[LaneGroup, np.ndarray, np.ndarray]] = []
+        self.joined: list[tuple[int, AgentID]] = []
+        self._rows: list[_AgentRows] = []
+
+    def spaces_of(self, agent_id: AgentID) -> tuple[Space, Space]:
+        """An agent's observation and action space."""
+        return self.agent_spaces[agent_id]
+
+    def states(self) -> None:
+        """Nobody tells the environments' states."""
+
+    @property
+    def all_begin(self) -> bool:
+        """Whether the next call is the first one in all sub-environments."""
+        return len(self.over) == len(self.copies)
+
+    def end(self, indices: Collection[int]) -> None:
+        """The episodes of these sub-environments are over."""
+        self.over |= frozenset(indices)
+
+    def sync(self) -> None:
+        """Brings the sub-environments to the newest call, for those who ask at which step they are."""
+        for copy in self.copies:
+            copy.t = self.calls - 1 - self._begun_at.get(copy.index, 0)
+
+    # A call that may fail.
+
+    def mark(self) -> _Mark:
+        """What ``go_back`` takes."""
+        self.moved, self.joined = [], []
+        return _Mark(self.copies, self.calls, self.over, self._begun_at, self._numbers)
+
+    def go_back(self, mark: _Mark) -> None:
+        """Forgets what came after ``mark``."""
+        self.copies, self.calls, self.over, self._begun_at, self._numbers = mark
+        for copy in self.copies:
+            copy.episode_number = self._numbers.get(copy.index, -1)
+        self.forget_layout()
+
+    # From a call to a step.
+
+    def step(self, agents: tuple[AgentID, ...], rewards: Mapping[AgentID, Any] | None, lanes: LaneTable) -> StepResult:
+        """What has come of the last actions of those who act now, but for observations. A hot path.
+
+        Args:
+            agents: They.
+            rewards: Theirs, ``[num_envs]`` or for all.
+            lanes: Who has acted before.
+        """
+        is_same, begin = agents == self.agents, sorted(self.over)
+        self.calls += 1
+        if is_same and not begin:
+            self.moved = [_moving(own.group, own.group.acting_numbers) for own in self._rows]
+            return StepResult(self._paid(rewards), [], in_rows=True)
+        if begin:
+            self._begin(begin)
+        self.agents = agents
+        for copy in self.copies:
+            copy.agents = list(agents)
+        self.sync()
+        events = {index: Event(index, 0, is_over=True, is_dropped=True) for index in begin}
+        if is_same:
+            self.moved = [_moving(own.group, _others(own.group, begin)) for own in self._rows]
+            return StepResult(self._paid(rewards), [], events=list(events.values()), in_rows=True)
+        told: list[tuple[int, AgentID]] = []
+        for copy in self.copies:
+            if copy.index not in events:
+                known = lanes.by_env[copy.index]
+                told += [(copy.index, agent_id) for agent_id in agents if agent_id in known]
+                joining = [(copy.index, agent_id) for agent_id in agents if agent_id not in known]
+                if joining:
+                    events[copy.index] = Event(copy.index, copy.t)
+                    self.joined += joining
+        numbers: dict[LaneGroup, list[int]] = {}
+        for index, agent_id in told:
+            lane = lanes.by_env[index][agent_id]
+            numbers.setdefault(lane.group, []).append(lane.number)
+        self.moved = [_moving(group, np.array(own)) for group, own in numbers.items()]
+        paid = [_reward_of(agent_id, index, rewards) for index, agent_id in told]
+        return StepResult(paid, [], events=[events[i] for i in sorted(events)], told=told, in_rows=True)
+
+    def _begin(self, indices: Sequence[int]) -> None:
+        """The next episodes begin."""
+        self.over = frozenset()
+        self._begun_at = {**self._begun_at, **dict.fromkeys(indices, self.calls - 1)}
+        self._numbers = self._numbers | {index: self._numbers.get(index, -1) + 1 for index in indices}
+        for index in indices:
+            self.copies[index].episode_number = self._numbers[index]
+
+    def _paid(self, rewards: Mapping[AgentID, Any] | None) -> list[Any]:
+        """For each group that acted, ``[B]`` rewards; NaN where none is given."""
+        if not rewards:
+            return [np.nan] * len(self._rows)
+        size = len(self.copies)
+        given = [np.asarray(rewards.get(agent_id, np.nan)) for agent_id in self.agents]
+        given = [own if own.shape == (size,) else np.broadcast_to(own, size) for own in given]
+        return [own.joined([given[i] for i in own.agents]) for own in self._rows]
+
+    def leaving(self, agent_ids: Collection[AgentID], index: int, lanes: LaneTable) -> StepResult:
+        """The end of some agents of a sub-environment, whose episode goes on."""
+        own = [agent_id for agent_id in lanes.by_env[index] if agent_id in agent_ids]
+        self.copies[index].agents = []
+        event = Event(index, self.copies[index].t, truncations=dict.fromkeys(own, True))
+        return StepResult([np.nan] * len(own), [], events=[event], told=[(index, agent_id) for agent_id in own])
+
+    # Whose rows are whose.
+
+    def lay_out(self, lanes: LaneTable) -> None:
+        """Works out whose rows are whose, after other lanes act than before."""
+        size = len(self.copies)
+        words = np.array([name_word(agent_id) for agent_id in self.agents], np.uint64)
+        by_word = np.argsort(words)
+        self._rows = []
+        for group, _ in lanes.live:
+            agent_of = by_word[np.searchsorted(words[by_word], group.agent_words)]
+            present = np.unique(agent_of)
+            order = np.searchsorted(present, agent_of) * size + group.env_indices
+            rows = np.full(len(present) * size, -1)
+            rows[order] = np.arange(len(order))
+            in_order = len(order) == len(rows) and bool((order == np.arange(len(order))).all())
+            self._rows.append(
+                _AgentRows(
+                    group, present.tolist(), rows.reshape(len(present), size), None if in_order else order, agent_of
+                )
+            )
+
+    def place(self, noise: ActionNoise) -> None:
+        """Gives each row the random numbers of its agent: they follow from how often it has acted, and from nobody.
+
+        The step of ``noise`` is that of the first agent. So those who always act together go on in what was drawn for
+        them, whatever others do in between.
+        """
+        counts = np.array([self.num_acted.get(agent_id, 0) for agent_id in self.agents])
+        noise.step = int(counts[0])
+        noise.keep(_REMEMBERED)
+        for own in self._rows:
+            group = own.group
+            if group.words is None:
+                group.words = noise.words_of(group.env_indices, group.agent_words)
+            never = np.zeros(len(group.words), np.int64)
+            noise.place((self.agents, group.index), group.rows, group.words, never, counts[own.agent_of])
+
+    def torch_stream_of(self) -> tuple[str, ...]:
+        """Names those who act, at their steps."""
+        return tuple(sorted({repr((agent_id, self.num_acted.get(agent_id, 0))) for agent_id in self.agents}))
+
+    def acted(self) -> None:
+        """Those who act have done so."""
+        for agent_id in self.agents:
+            self.num_acted[agent_id] = self.num_acted.get(agent_id, 0) + 1
+
+    def rows_of_agents(self) -> list[list[tuple[AgentID, np.ndarray]]]:
+        """For each group, the agents that have rows there, with these."""
+        return [[(self.agents[i], rows) for i, rows in zip(own.agents, own.rows, strict=True)] for own in self._rows]
+
+    # Observations and actions.
+
+    def observe(
+        self,
+        result: StepResult,
+        observations: Mapping[AgentID, Any],
+        infos: Mapping[AgentID, Any] | None,
+        is_batch: bool,
+    ) -> None:
+        """Adds what those who act observe to the result of a step. A hot path."""
+        result.observations = [self._of_rows(own, observations, is_batch) for own in self._rows]
+        if not infos:
+            return
+        by_env: dict[int, dict[AgentID, dict[str, Any]]] = {}
+        for agent_id in self.agents:
+            given = infos.get(agent_id)
+            for index, info in enumerate(infos_of_copies(given, len(self.copies), is_batch) if given else ()):
+                if info:
+                    by_env.setdefault(index, {})[agent_id] = dict(info)
+        result.infos = list(by_env.items())
+
+    def _of_rows(self, own: _AgentRows, observations: Mapping[AgentID, Any], is_batch: bool) -> Tree:
+        space = own.group.rollout.observation_space
+        if is_batch:
+            return own.joined([as_batch(space, observations[self.agents[i]], True) for i in own.agents])
+        items = [observations[self.agents[i]] for i in own.agent_of.tolist()]
+        try:
+            return spaces.stack(items, space)
+        except (TypeError, ValueError):
+            return own.joined([as_batch(space, observations[self.agents[i]], False) for i in own.agents])
+
+    def by_agent(self, actions: Sequence[Tree], is_batch: bool) -> dict[AgentID, Any]:
+        """Each agent's action, or ``[num_envs, ...]`` actions, of those of each group."""
+        found: dict[AgentID, Any] = {}
+        for own, of_group in zip(self._rows, actions, strict=True):
+            values = of_group if is_batch else env_actions(of_group)
+            for i, rows in zip(own.agents, own.rows, strict=True):
+                agent_id = self.agents[i]
+                if not is_batch:
+                    found[agent_id] = values[rows[0]]
+                elif rows.min() >= 0 or agent_id not in found:
+                    found[agent_id] = take(values, rows)
+                else:  # in other sub-environments the agent is in another group, which has been seen to
+                    found[agent_id] = tree_map(partial(_filled, own=rows), found[agent_id], values)
+        return {agent_id: found[agent_id] for agent_id in self.agents}
+
+
+def _moving(group: LaneGroup, numbers: np.ndarray) -> tuple[LaneGroup, np.ndarray, np.ndarray]:
+    return group, numbers, group.rows_of(numbers)
+
+
+def _others(group: LaneGroup, indices: Sequence[int]) -> np.ndarray:
+    """The numbers of the lanes that act, without those of some sub-environments."""
+    return group.acting_numbers[~np.isin(group.env_indices, indices)]
+
+
+def _reward_of(agent_id: AgentID, index: int, rewards: Mapping[AgentID, Any] | None) -> float:
+    reward = np.asarray((rewards or {}).get(agent_id, np.nan))
+    return float(reward if reward.ndim == 0 else reward[index])
+
+
+def _filled(whole: np.ndarray, leaf: np.ndarray, own: np.ndarray) -> np.ndarray:
+    """``[B, ...]`` with the rows of another group added; ``own`` is -1 for rows that ``whole`` already has."""
+    there = own >= 0
+    whole[there] = leaf[own[there]]
+    return whole
