@@ -16,8 +16,6 @@ from marl_connectors.errors import did_you_mean
 from marl_connectors.typing import ModuleID
 
 _NO_HOLDERS: Mapping[str, frozenset[ModuleID]] = {}
-
-
 EPISODES_OF_RUN = "episodes_of_run"
 """Key in ``shared_data``: the run's EpisodesOfRun."""
 
