@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import optree
@@ -24,9 +24,9 @@ from optree import registry
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.failures import progress
-from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup, Phase
+from marl_connectors.episodes.column_batch import EPISODES_OF_RUN, ColumnBatch, ColumnGroup, EpisodesOfRun, Phase
 from marl_connectors.episodes.episode_rows import EpisodeRows, UnknownEpisodes, UnknownRows
-from marl_connectors.episodes.extended_episodes import ExtendedEpisode, extended, originals
+from marl_connectors.episodes.extended_episodes import ExtendedEpisode, originals
 from marl_connectors.episodes.info_column import InfoColumn
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.episodes.rows import whose
@@ -524,68 +524,7 @@ def _have(columns: dict[str, Any], count: int) -> bool:
     )
 
 
-# The episodes of one run of a learner pipeline.
-
-EPISODES_OF_RUN = "episodes_of_run"
-"""Key in ``shared_data``: the run's EpisodesOfRun."""
-
-
-class EpisodesOfRun(Sequence[Any]):
-    """The episodes that a learner pipeline's pieces get in one run: as they are, or with an artificial step each.
-
-    A piece that works on items may set others, ``episodes[:] = ...``: later pieces see these, the caller does not.
-
-    Attributes:
-        replaced: Whether a piece has done so.
-    """
-
-    __slots__ = ("_episodes", "_extended", "_is_extended", "replaced")
-
-    def __init__(self, episodes: Sequence[Any]):
-        self._episodes = episodes
-        self._is_extended = False
-        self._extended: list[Any] | None = None
-        self.replaced = False
-
-    def extend(self) -> None:
-        """From now on, every episode has one artificial step more. They are made when a piece looks at them."""
-        self._is_extended = True
-
-    @property
-    def unextended(self) -> Sequence[Any]:
-        """The episodes as they are, which costs nothing."""
-        return self._episodes
-
-    def _shown(self) -> Sequence[Any]:
-        if not self._is_extended:
-            return self._episodes
-        if self._extended is None:
-            self._extended = [extended(episode) for episode in self._episodes]
-        return self._extended
-
-    def __len__(self) -> int:
-        return len(self._episodes if self._extended is None else self._extended)
-
-    @overload
-    def __getitem__(self, index: int) -> Any: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Any]: ...
-
-    def __getitem__(self, index: int | slice) -> Any:
-        return self._shown()[index]
-
-    def __setitem__(self, index: int | slice, value: Any) -> None:
-        shown = list(self._shown())
-        shown[index] = value
-        if self._is_extended:
-            self._extended = shown
-        else:
-            self._episodes = shown
-        self.replaced = True
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._shown())
+# Episodes that a piece has taken out of a run.
 
 
 def without_taken_out(batch: ColumnBatch, episodes: Sequence[Any]) -> ColumnBatch:

@@ -1,13 +1,14 @@
-"""Batches in columns: what flows through a pipeline whose pieces all work on columns."""
+"""What flows through a pipeline: batches in columns, and in a learner pipeline the episodes that they are made of."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
+from marl_connectors.episodes.extended_episodes import extended
 from marl_connectors.episodes.rollout import Positions, Rollout
 from marl_connectors.episodes.rows import Rows
 from marl_connectors.episodes.sequences import PaddedColumns, Sequences
@@ -15,6 +16,8 @@ from marl_connectors.errors import did_you_mean
 from marl_connectors.typing import ModuleID
 
 _NO_HOLDERS: Mapping[str, frozenset[ModuleID]] = {}
+EPISODES_OF_RUN = "episodes_of_run"
+"""Key in ``shared_data``: the run's EpisodesOfRun."""
 
 
 class Phase(Enum):
@@ -135,6 +138,64 @@ class ColumnBatch:
     def __init__(self, groups: list[ColumnGroup], phase: Phase = Phase.ITEMS):
         self.groups = groups
         self.phase = phase
+
+
+class EpisodesOfRun(Sequence[Any]):
+    """The episodes that a learner pipeline's pieces get in one run: as they are, or with an artificial step each.
+
+    A piece that works on items may set others, ``episodes[:] = ...``: later pieces see these, the caller does not.
+
+    Attributes:
+        replaced: Whether a piece has done so.
+    """
+
+    __slots__ = ("_episodes", "_extended", "_is_extended", "replaced")
+
+    def __init__(self, episodes: Sequence[Any]):
+        self._episodes = episodes
+        self._is_extended = False
+        self._extended: list[Any] | None = None
+        self.replaced = False
+
+    def extend(self) -> None:
+        """From now on, every episode has one artificial step more. They are made when a piece looks at them."""
+        self._is_extended = True
+
+    @property
+    def unextended(self) -> Sequence[Any]:
+        """The episodes as they are, which costs nothing."""
+        return self._episodes
+
+    def _shown(self) -> Sequence[Any]:
+        if not self._is_extended:
+            return self._episodes
+        if self._extended is None:
+            self._extended = [extended(episode) for episode in self._episodes]
+        return self._extended
+
+    def __len__(self) -> int:
+        return len(self._episodes if self._extended is None else self._extended)
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Any]: ...
+
+    def __getitem__(self, index: int | slice) -> Any:
+        return self._shown()[index]
+
+    def __setitem__(self, index: int | slice, value: Any) -> None:
+        shown = list(self._shown())
+        shown[index] = value
+        if self._is_extended:
+            self._extended = shown
+        else:
+            self._episodes = shown
+        self.replaced = True
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._shown())
 
 
 def slice_tree(column: Any, begin: int, end: int) -> Any:

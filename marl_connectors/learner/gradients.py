@@ -1,4 +1,7 @@
-"""Bounds for gradients: by value, by the norm of each tensor, or by the norm of all of a module's together."""
+"""What is done to gradients before a step: they are bounded, or a method of a learner's subclass has given others.
+
+Bounds are for each value, for the norm of each tensor, or for the norm of all of a module's together.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from marl_connectors.errors import LearnerError
 from marl_connectors.rl_module.bucket import BucketPart
+from marl_connectors.typing import ModuleID
 
 _TINY = 1e-6
 
@@ -62,6 +67,26 @@ def clip_stacked_gradients(part: BucketPart, gradients: Tensor, norms: Tensor, c
             for where in part.bucket.slices:
                 own = gradients[:, where.begin : where.end]
                 own.mul_(_scale(bound, torch.linalg.vector_norm(own, dim=1)).unsqueeze(1))
+
+
+def set_gradients(gradients: Sequence[Tensor], given: Any, module_id: ModuleID, learner: Any) -> None:
+    """Writes what ``postprocess_gradients_for_module`` returned into a module's gradients.
+
+    Raises:
+        LearnerError: If there are not as many, or not of the same shapes.
+    """
+    shapes = [tuple(gradient.shape) for gradient in gradients]
+    is_list = isinstance(given, Sequence) and all(isinstance(one, Tensor) for one in given)
+    came = [tuple(one.shape) for one in given] if is_list else type(given).__name__
+    if came != shapes:
+        raise LearnerError(
+            f"{type(learner).__name__}: its postprocess_gradients_for_module gave {came} for module {module_id!r}, "
+            f"expected gradients of the shapes {shapes}. Return them in the order of module_gradients, or change these "
+            f"in place and return nothing."
+        )
+    for gradient, value in zip(gradients, given, strict=True):
+        if value is not gradient:
+            gradient.copy_(value)
 
 
 def _scale(bound: Any, norms: Tensor) -> Tensor:

@@ -15,9 +15,8 @@ from torch import Tensor
 from marl_connectors.connectors.learner.learner_connector_pipeline import LearnerConnectorPipeline
 from marl_connectors.episodes.column_batch import ColumnBatch
 from marl_connectors.errors import LearnerError
-from marl_connectors.learner.gradients import clip_gradients
-from marl_connectors.learner.loss_stats import Figures, FiniteCheck, not_finite_error
-from marl_connectors.learner.losses import checked_losses, loss_function, set_gradients
+from marl_connectors.learner.gradients import clip_gradients, set_gradients
+from marl_connectors.learner.losses import FiniteCheck, LossStatistics, checked_losses, loss_function, not_finite_error
 from marl_connectors.learner.optimizers import Optimizers
 from marl_connectors.learner.updates import Step, Steps, groups_of_episodes, reads_batches
 from marl_connectors.metrics import MetricsLogger
@@ -51,7 +50,7 @@ class Learner(ABC):
         self.pipeline_seconds = 0.0
         self.num_updates = 0
         self._seed = seed
-        self._figures = Figures()
+        self._loss_statistics = LossStatistics()
         self._check = FiniteCheck(is_lazy=False)
         self._checks_lazily = self.device.type != "cpu"
         self._never_updated: set[ModuleID] = set()
@@ -182,8 +181,8 @@ class Learner(ABC):
         return [p for p in module.parameters() if p.requires_grad]
 
     def log_terms(self, module_ids: Sequence[ModuleID], terms: Mapping[str, Tensor]) -> None:
-        """Notes figures of a minibatch: scalars of one module, ``[M]`` of several; ``update`` gives their means."""
-        self._figures.note(tuple(module_ids), terms)
+        """Notes terms of a minibatch's losses: scalars of one module, ``[M]`` of several. ``update`` gives means."""
+        self._loss_statistics.note(tuple(module_ids), terms)
 
     def update(
         self, *, episodes: Sequence[Any], timesteps: dict[str, int] | None = None
@@ -195,7 +194,7 @@ class Learner(ABC):
             timesteps: Steps sampled so far, by kind; ``num_env_steps_sampled_lifetime`` moves the schedules.
 
         Returns:
-            Means of the losses' terms and other figures, for each module that had data.
+            Means of the losses' terms and the other loss statistics, for each module that had data.
 
         Raises:
             LearnerError: If a loss or the norm of a module's gradients is not finite; that step is not taken. Or if the
@@ -203,7 +202,7 @@ class Learner(ABC):
         """
         timesteps = timesteps or {}
         self.timestep = timesteps.get("num_env_steps_sampled_lifetime", self.timestep)
-        self._figures = Figures()
+        self._loss_statistics = LossStatistics()
         self._check = FiniteCheck(is_lazy=self._checks_lazily)
         self.before_gradient_based_update(timesteps=timesteps)
         self.optimizers.refresh()
@@ -218,15 +217,15 @@ class Learner(ABC):
         trained: dict[ModuleID, int] = defaultdict(int)
         with self._train_mode():
             for step in Steps(self, batch, self._seed):
-                self._figures.begin_minibatch(step.epoch)
+                self._loss_statistics.begin_minibatch(step.epoch)
                 self._update_from(step, batch)
                 for minibatch in step.minibatches:
                     for module_id, size in zip(minibatch.module_ids, minibatch.sizes, strict=True):
                         trained[module_id] += size
         if self._checks_lazily:
-            self._figures.to_host()
+            self._loss_statistics.to_host()
         if not self._check.held():
-            raise not_finite_error(self._figures, self.module, batch, self.num_updates)
+            raise not_finite_error(self._loss_statistics, self.module, batch, self.num_updates)
         rates = {module_id: self.optimizers.learning_rate(module_id) for module_id in trained}
         self.after_gradient_based_update(timesteps=timesteps)
         results = self._results(trained, rates)
@@ -275,11 +274,11 @@ class Learner(ABC):
         stepping = (*ids, *step.beside) if step.is_joint else ids
         self.optimizers.compute_gradients(loss, stepping)
         norms = self.optimizers.norms(stepping)
-        self._figures.note_gradient_norms(ids, norms[: len(ids)])
+        self._loss_statistics.note_gradient_norms(ids, norms[: len(ids)])
         if len(stepping) > len(ids):
-            self._figures.note_gradient_norms(stepping[len(ids) :], norms[len(ids) :], is_result=False)
+            self._loss_statistics.note_gradient_norms(stepping[len(ids) :], norms[len(ids) :], is_result=False)
         if not self._check.holds(loss, norms):
-            raise not_finite_error(self._figures, self.module, batch, self.num_updates)
+            raise not_finite_error(self._loss_statistics, self.module, batch, self.num_updates)
         self._postprocess_gradients(stepping, norms)
         self.optimizers.step(stepping, self._check)
 
@@ -288,7 +287,7 @@ class Learner(ABC):
         losses = []
         for minibatch, (module, fwd_out) in zip(step.minibatches, self._forward_passes(step), strict=True):
             own = self._losses(minibatch.module_ids, module, minibatch.columns, fwd_out)
-            self._figures.note_total(minibatch.module_ids, own)
+            self._loss_statistics.note_total(minibatch.module_ids, own)
             losses.append(own)
         whole = losses[0] if len(losses) == 1 else torch.stack(losses)
         return whole.sum() if whole.dim() else whole
@@ -338,7 +337,7 @@ class Learner(ABC):
                 set_gradients(gradients, given, module_id, self)
 
     def _results(self, trained: Mapping[ModuleID, int], rates: Mapping[ModuleID, float]) -> dict[ModuleID, Any]:
-        means = self._figures.means()
+        means = self._loss_statistics.means()
         counts = {m: {"num_module_steps_trained": count, "learning_rate": rates[m]} for m, count in trained.items()}
         return {module_id: {**means[module_id], **own} for module_id, own in counts.items()}
 

@@ -1,4 +1,7 @@
-"""Discounted sums over many episodes that stand one after another."""
+"""Discounted sums over many episodes that stand one after another, and the advantage estimates that are such sums.
+
+Generalised advantage estimation is equation 16 of Schulman et al. (2016), arXiv:1506.02438.
+"""
 
 from __future__ import annotations
 
@@ -44,3 +47,68 @@ def per_row(setting: float | np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """``[N]`` the setting of each row's episode; ``[]`` where all episodes have the same."""
     setting = np.asarray(setting, np.float64)
     return np.repeat(setting, lengths) if setting.ndim else setting
+
+
+def compute_gae(
+    rewards: np.ndarray, values: np.ndarray, *, terminated: bool, gamma: float, lambda_: float
+) -> np.ndarray:
+    """Advantages of one agent episode, or of a chunk of one, not standardised.
+
+    Args:
+        rewards: ``[T]`` in the environment's units, after each action.
+        values: ``[T + 1]`` value estimates of the observations; the last one is of the observation after the last
+            action. It bootstraps a chunk that was cut or truncated, and is ignored if the chunk was terminated.
+        terminated: Whether the state after the last action has no value.
+        gamma: Discount per agent step, in [0, 1].
+        lambda_: Bias/variance trade-off, in [0, 1].
+
+    Returns:
+        ``[T]`` float64.
+
+    Raises:
+        ValueError: If ``values`` is not one longer than ``rewards``.
+
+    >>> compute_gae(np.array([1.0, 1.0]), np.array([0.0, 0.5, 2.0]), terminated=False, gamma=0.5, lambda_=0.5)
+    array([1.625, 1.5  ])
+    """
+    if len(values) != len(rewards) + 1:
+        raise ValueError(f"compute_gae: {len(rewards)} rewards need {len(rewards) + 1} values, not {len(values)}.")
+    padded = np.append(np.asarray(rewards, np.float64), 0.0)
+    return compute_gae_of_episodes(
+        padded, values, np.array([len(values)]), np.array([terminated]), gamma=gamma, lambda_=lambda_
+    )[:-1]
+
+
+def compute_gae_of_episodes(
+    rewards: np.ndarray,
+    values: np.ndarray,
+    lengths: np.ndarray,
+    terminateds: np.ndarray,
+    *,
+    gamma: float | np.ndarray,
+    lambda_: float | np.ndarray,
+) -> np.ndarray:
+    """``compute_gae`` for many episodes that stand one after another.
+
+    Works on all rows at once, in as many passes as ``log2`` of the longest episode.
+
+    Args:
+        rewards: ``[N]``; each episode's last row, its last observation, is ignored.
+        values: ``[N]``.
+        lengths: ``[E]`` rows of each episode, the row of its last observation included; they sum to ``N``.
+        terminateds: ``[E]`` bool.
+        gamma: Discount per agent step; one number or one per episode, ``[E]``.
+        lambda_: Trade-off; one number or one per episode, ``[E]``.
+
+    Returns:
+        ``[N]`` float64; 0 in each episode's last row.
+    """
+    rewards, values = np.asarray(rewards, np.float64), np.asarray(values, np.float64)
+    ends = np.cumsum(lengths) - 1
+    next_values = np.append(values[1:], 0.0)
+    next_values[ends[terminateds & (lengths > 1)] - 1] = 0.0
+    deltas = rewards + per_row(gamma, lengths) * next_values - values
+    deltas[ends] = 0.0
+    decay = np.multiply(gamma, lambda_)
+    sums = discounted_sums(deltas[::-1], lengths[::-1], decay[::-1] if decay.ndim else decay)
+    return np.ascontiguousarray(sums[::-1])

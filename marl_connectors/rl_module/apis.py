@@ -65,7 +65,7 @@ class SelfSupervisedLossAPI(ABC):
         """A scalar, to be minimised in place of the algorithm's loss.
 
         Args:
-            learner: Whose update it is; ``learner.log_terms([module_id], {name: tensor})`` notes figures.
+            learner: Whose update it is; ``learner.log_terms([module_id], {name: tensor})`` notes loss statistics.
             module_id: The module's id.
             config: The algorithm's config with the module's own overrides.
             batch: Columns of a minibatch, ``[B, ...]``.

@@ -1,4 +1,4 @@
-"""When a result and its gradients may be worked out in closed form, and not by one operation of autograd after another.
+"""Results and gradients in closed form, and not by one operation of autograd after another; those of linear layers.
 
 Small networks and losses spend more time in autograd's many little operations than in arithmetic. On the CPU, where
 nobody has to see these operations, one ``torch.autograd.Function`` stands for all of them.
@@ -7,10 +7,11 @@ nobody has to see these operations, one ``torch.autograd.Function`` stands for a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from marl_connectors.rl_module.array_layers import is_recorded
 
@@ -54,3 +55,99 @@ def differentiable_gradients(
         )
     by_input = iter(found)
     return tuple(next(by_input) if is_wanted else None for is_wanted in wanted)
+
+
+class Activation(NamedTuple):
+    """An elementwise function with its derivative.
+
+    Attributes:
+        plain: The function, as autograd knows it.
+        run: The same of ``[..., n]`` values without gradients; may write over them unless ``keeps_input``.
+        backward: Of the gradient of its outputs, and of what was kept, to the gradient of its inputs.
+        keeps_input: Whether the derivative is worked out from the inputs; else from the outputs.
+    """
+
+    plain: Callable[[Tensor], Tensor]
+    run: Callable[[Tensor], Tensor]
+    backward: Callable[[Tensor, Tensor], Tensor]
+    keeps_input: bool = False
+
+
+def _relu_backward(gradient: Tensor, outputs: Tensor) -> Tensor:
+    return torch.ops.aten.threshold_backward(gradient, outputs, 0)
+
+
+ACTIVATIONS: dict[type[nn.Module], Activation | None] = {
+    nn.Tanh: Activation(torch.tanh, torch.tanh_, torch.ops.aten.tanh_backward),
+    nn.ReLU: Activation(F.relu, torch.relu_, _relu_backward),
+    nn.SiLU: Activation(F.silu, F.silu, torch.ops.aten.silu_backward, keeps_input=True),
+    nn.Identity: None,
+}
+"""Those that are known here; none of them has settings."""
+
+
+def run_layer_stack(x: Tensor, activations: Sequence[Activation | None], parameters: Sequence[Tensor]) -> Tensor:
+    """``[..., out]`` of ``[..., in]``, or ``[M, ..., out]`` of ``[M, ..., in]`` by ``M`` stacks at once. A hot path.
+
+    Args:
+        x: On the CPU, of the dtype of the parameters.
+        activations: What follows each layer; None for nothing.
+        parameters: The weight ``[out, in]`` (or ``[M, out, in]``) and bias ``[out]`` (or ``[M, out]``) of each layer.
+    """
+    if x.dim() == parameters[0].dim():
+        return _LayerStack.apply(x, activations, *parameters)
+    first = parameters[0].dim() - 2  # axis of rows
+    return _LayerStack.apply(x.flatten(first, -2), activations, *parameters).unflatten(first, x.shape[first:-1])
+
+
+def _layer(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    if weight.dim() == 2:
+        return torch.addmm(bias, x, weight.t())
+    return torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))
+
+
+def _by_autograd(x: Tensor, activations: Sequence[Activation | None], *parameters: Tensor) -> Tensor:
+    for activation, weight, bias in zip(activations, parameters[::2], parameters[1::2], strict=True):
+        x = _layer(x, weight, bias)
+        x = x if activation is None else activation.plain(x)
+    return x
+
+
+class _LayerStack(torch.autograd.Function):
+    """Of ``[B, in]`` or ``[M, B, in]`` rows."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, activations: Sequence[Activation | None], *parameters: Tensor) -> Tensor:
+        inputs, kept = [], []
+        rows = x
+        for activation, weight, bias in zip(activations, parameters[::2], parameters[1::2], strict=True):
+            inputs.append(rows)
+            before = rows = _layer(rows, weight, bias)
+            if activation is not None:
+                rows = activation.run(rows)
+            kept.append(None if activation is None else before if activation.keeps_input else rows)
+        ctx.activations = activations
+        ctx.save_for_backward(*parameters, *inputs, *kept)
+        return rows
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        activations, wanted, count = ctx.activations, ctx.needs_input_grad, len(ctx.activations)
+        saved = ctx.saved_tensors
+        parameters, inputs, kept = saved[: 2 * count], saved[2 * count : 3 * count], saved[3 * count :]
+        if torch.is_grad_enabled():  # somebody differentiates the gradients
+            given = inputs[0], activations, *parameters
+            return differentiable_gradients(_by_autograd, given, wanted, [gradient])
+        product = torch.mm if gradient.dim() == 2 else torch.bmm
+        found: list[Any] = [None] * len(parameters)
+        for i in range(count - 1, -1, -1):
+            activation = activations[i]
+            if activation is not None:
+                gradient = activation.backward(gradient, kept[i])
+            if wanted[2 + 2 * i]:
+                found[2 * i] = product(gradient.transpose(-1, -2), inputs[i])
+            if wanted[3 + 2 * i]:
+                found[2 * i + 1] = gradient.sum(-2)
+            if i or wanted[0]:
+                gradient = product(gradient, parameters[2 * i])
+        return gradient if wanted[0] else None, None, *found

@@ -24,10 +24,9 @@ from marl_connectors.rl_module.array_layers import (
     is_recorded,
     run_layers,
 )
-from marl_connectors.rl_module.closed_form import are_plain
+from marl_connectors.rl_module.closed_form import ACTIVATIONS as STACK_ACTIVATIONS
+from marl_connectors.rl_module.closed_form import are_plain, run_layer_stack
 from marl_connectors.rl_module.initializers import Initializers
-from marl_connectors.rl_module.layer_stack import ACTIVATIONS as STACK_ACTIVATIONS
-from marl_connectors.rl_module.layer_stack import run_layer_stack
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "tanh": nn.Tanh,

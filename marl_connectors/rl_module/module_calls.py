@@ -1,17 +1,28 @@
-"""Calls of the methods that users write for their modules, with errors that name the module and what it was given."""
+"""Calls of the methods that users write for their modules: what these are given, and whether what they give is of use.
+
+Errors name the module and what it was given.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from collections import ChainMap
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
+from torch import Tensor
 
+from marl_connectors.columns import Columns
 from marl_connectors.episodes.column_batch import NoColumn
 from marl_connectors.errors import MarlConnectorsError, ModuleError, describe_error
+from marl_connectors.rl_module.distributions import Distribution
 from marl_connectors.spaces import describe
 from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import ModuleID
+
+if TYPE_CHECKING:
+    from marl_connectors.rl_module.rl_module import RLModule
 
 _AS_THEY_ARE = (MarlConnectorsError, NotImplementedError, torch.OutOfMemoryError)
 
@@ -137,3 +148,103 @@ def _other_precision(module: Any, batch: Mapping[str, Any]) -> str:
 def _who(module: Any) -> str:
     name, known_as = type(module).__name__, getattr(module, "known_as", None)
     return name if known_as is None else f"module {known_as!r} ({name})"
+
+
+class ModuleOutputs(dict[str, Any]):
+    """What a module put out in training.
+
+    Attributes:
+        given: The columns that it was given, and behind them those of the batch.
+    """
+
+    __slots__ = ("given",)
+
+    def __init__(self, outputs: Mapping[str, Any], given: Mapping[str, Any]):
+        super().__init__(outputs)
+        self.given = given
+
+
+def values_batch(outputs: Mapping[str, Any], batch: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a module's ``compute_values`` is to be called with: what ``forward_train`` saw. A hot path."""
+    return outputs.given if type(outputs) is ModuleOutputs else batch
+
+
+@contextmanager
+def noting(modules: Iterable[RLModule]) -> Iterator[dict[ModuleID, Mapping[str, Any]]]:
+    """Meanwhile, with what ``forward_train`` of each module is called."""
+    given: dict[ModuleID, Mapping[str, Any]] = {}
+    members = list(modules)
+    for module in members:
+        module.__dict__["_notes_given"] = given
+    try:
+        yield given
+    finally:
+        for module in members:
+            module.__dict__.pop("_notes_given", None)
+
+
+def with_given(
+    outputs: Mapping[ModuleID, Mapping[str, Any]],
+    given: Mapping[ModuleID, Mapping[str, Any]],
+    batch: Mapping[ModuleID, Mapping[str, Any]],
+) -> dict[ModuleID, ModuleOutputs]:
+    """The outputs of modules, with what they were given; what was added to ``batch`` itself counts, too."""
+    found = {}
+    for module_id, own in outputs.items():
+        columns = batch.get(module_id, {})
+        seen = given.get(module_id, columns)
+        found[module_id] = ModuleOutputs(own, seen if seen is columns else ChainMap(seen, columns))  # type: ignore[arg-type]
+    return found
+
+
+def checked_inputs(module_id: ModuleID, module: RLModule, fwd_out: Mapping[str, Any], lead: tuple[int, ...]) -> Tensor:
+    """The ``action_dist_inputs`` that a module's ``forward_train`` gave. A hot path.
+
+    Args:
+        module_id: For messages; of stacked modules, any of them.
+        module: The module.
+        fwd_out: What it put out.
+        lead: The axes before those of a row: ``(B,)``, or what else the batch's columns begin with.
+
+    Raises:
+        ModuleError: If there are none, or not as many rows and numbers as actions need.
+    """
+    inputs = fwd_out.get(Columns.ACTION_DIST_INPUTS)
+    dist_cls, space = module.get_train_action_dist_cls(), module.action_space
+    knows_size = space is not None and issubclass(dist_cls, Distribution)
+    wanted = dist_cls.required_input_dim(space) if knows_size and space is not None else None
+    if not isinstance(inputs, Tensor):
+        raise ModuleError(
+            f"module {module_id!r}: its forward_train put out {sorted(fwd_out)}, but no 'action_dist_inputs'. Return "
+            f"them from its _forward_train (or _forward)."
+        )
+    found = tuple(inputs.shape)
+    if found[:-1] != lead or (wanted is not None and found[-1] != wanted):
+        numbers = "any number of" if wanted is None else wanted
+        actions = "" if space is None else f" for actions of {describe(space)}"
+        raise ModuleError(
+            f"module {module_id!r}: its forward_train put out 'action_dist_inputs' of shape {found}, but "
+            f"{dist_cls.__name__} needs {numbers} numbers in each of the rows {lead}{actions}. Give every row of the "
+            f"batch one that goes out, and the last layer of its policy so many outputs."
+        )
+    return inputs
+
+
+def checked_values(module_id: ModuleID, values: Any, lead: tuple[int, ...]) -> Tensor:
+    """What a module's ``compute_values`` gave, in single precision at least. A hot path.
+
+    Raises:
+        ModuleError: If it is not one number for each row.
+    """
+    if not isinstance(values, Tensor) or tuple(values.shape) != lead:
+        found = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+        raise ModuleError(
+            f"compute_values of module {module_id!r} gave {found}, expected a tensor of shape {lead}: one number for "
+            f"each row, without a last axis (.squeeze(-1))."
+        )
+    return in_full(values)
+
+
+def in_full(values: Tensor) -> Tensor:
+    """In single precision at least: half precision has too few digits for the ratios of a loss."""
+    return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values

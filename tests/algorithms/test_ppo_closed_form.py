@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from marl_connectors.algorithms.ppo import loss as ppo
-from marl_connectors.algorithms.ppo.loss import PPORows, loss_of_rows
+from marl_connectors.algorithms.ppo import learner as ppo
+from marl_connectors.algorithms.ppo.learner import PPORows, loss_of_rows
 from marl_connectors.ops.ppo_loss import PPOCoefficients, PPOLoss
 from marl_connectors.rl_module.distributions import (
     TorchCategorical,

@@ -26,6 +26,6 @@ def test_the_kl_term_is_from_the_policy_that_acted_to_the_policy_as_it_is():
         batch=batch,
         fwd_out={"action_dist_inputs": torch.tensor([new]).log()},
     )
-    kl = learner._figures.last("mean_kl_loss")["default_policy"]
+    kl = learner._loss_statistics.last("mean_kl_loss")["default_policy"]
     # 0.9 ln(0.9 / 0.5) + 0.1 ln(0.1 / 0.5); the other way round it would be 0.511.
     assert kl == pytest.approx(0.3681, abs=1e-4)

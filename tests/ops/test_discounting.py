@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marl_connectors.ops.discounting import discounted_sums
-from marl_connectors.ops.gae import compute_gae_of_episodes
+from marl_connectors.ops.discounting import compute_gae_of_episodes, discounted_sums
 
 
 def one_by_one(values, lengths, gammas):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marl_connectors.ops.gae import compute_gae, compute_gae_of_episodes
+from marl_connectors.ops.discounting import compute_gae, compute_gae_of_episodes
 
 # gamma = lambda = 1/2, rewards 1, 2, 4, values 2, 4, 8 and then 16. The temporal differences are
 #   1 + 4/2 - 2 = 1,   2 + 8/2 - 4 = 2,   4 + 16/2 - 8 = 4   (and 4 + 0 - 8 = -4 where the next state has no value),

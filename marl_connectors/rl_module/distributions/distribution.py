@@ -1,4 +1,4 @@
-"""The interface of all action distributions."""
+"""The interface of all action distributions, and of their closed forms."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from abc import ABCMeta, abstractmethod
 from collections.abc import Callable, Hashable
 from functools import cache
 from inspect import getattr_static
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 from gymnasium import Space
 from torch import Tensor
 
-from marl_connectors.rl_module.distributions.closed_form import ClosedForm
 from marl_connectors.rl_module.distributions.masks import without_forbidden
 from marl_connectors.seeding import StreamGenerator
 from marl_connectors.trees import tree_map
@@ -42,6 +41,26 @@ def _reduced(cls: _DistributionKind) -> Any:
 
 
 copyreg.pickle(_DistributionKind, _reduced)
+
+
+class ClosedForm(Protocol):
+    """What a loss needs of a batch of distributions, with the gradients, in numpy.
+
+    It is of ``N`` rows of ``action_dist_inputs`` and of the actions that were taken.
+
+    Attributes:
+        logp: ``[N]`` log-probabilities of the actions.
+        entropy: ``[N]`` in nats.
+        kl: ``[N]`` KL divergence from the distributions that acted, in nats; None where these were not given.
+    """
+
+    logp: np.ndarray
+    entropy: np.ndarray
+    kl: np.ndarray | None
+
+    def gradient(self, of_logp: np.ndarray, of_entropy: np.ndarray, of_kl: np.ndarray | None) -> np.ndarray:
+        """``[N, n]`` how a number changes with the inputs, of how it changes with the three: ``[N]`` each."""
+        ...
 
 
 class Distribution(metaclass=_DistributionKind):

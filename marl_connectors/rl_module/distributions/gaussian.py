@@ -11,8 +11,7 @@ from gymnasium import Space, spaces
 from torch import Tensor
 
 from marl_connectors.errors import ModuleError
-from marl_connectors.rl_module.distributions.closed_form import ClosedForm, GaussianRows
-from marl_connectors.rl_module.distributions.distribution import Distribution
+from marl_connectors.rl_module.distributions.distribution import ClosedForm, Distribution
 from marl_connectors.seeding import StreamGenerator
 from marl_connectors.spaces import describe
 from marl_connectors.typing import Tree
@@ -146,3 +145,32 @@ def check_bounded(who: str, space: Space) -> None:
             f"{who}: its actions lie in a range, but {describe(space)} has no bounds. Give the action space finite "
             f"bounds, or take the normal distribution (action_distribution='gaussian')."
         )
+
+
+class GaussianRows:
+    """Of independent normal distributions: ``[N, 2 * k]``, means and then logarithms of standard deviations."""
+
+    def __init__(self, inputs: np.ndarray, actions: np.ndarray, before: np.ndarray | None = None):
+        """Takes the inputs, ``[N, k]`` actions, and the inputs of the distributions that acted, if wanted."""
+        k = inputs.shape[1] // 2
+        means, log_stds = inputs[:, :k], inputs[:, k:]
+        self._inverse = np.exp(-log_stds)
+        self._error = (actions.reshape(means.shape) - means) * self._inverse
+        self.logp = (-0.5 * self._error * self._error - log_stds - 0.5 * math.log(2 * math.pi)).sum(-1)
+        self.entropy = (log_stds + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
+        self.kl = None
+        if before is not None:
+            self._moved = (means - before[:, :k]) * self._inverse
+            ratio = np.exp(before[:, k:] - log_stds)
+            self._spread = ratio * ratio + self._moved * self._moved
+            self.kl = (log_stds - before[:, k:] + 0.5 * self._spread - 0.5).sum(-1)
+
+    def gradient(self, of_logp: np.ndarray, of_entropy: np.ndarray, of_kl: np.ndarray | None) -> np.ndarray:
+        column = of_logp[:, None]
+        by_mean = self._error * column
+        by_log_std = (self._error * self._error - 1) * column + of_entropy[:, None]
+        if of_kl is not None:
+            by_mean += self._moved * of_kl[:, None]
+            by_log_std += (1 - self._spread) * of_kl[:, None]
+        by_mean *= self._inverse
+        return np.concatenate([by_mean, by_log_std], 1)
