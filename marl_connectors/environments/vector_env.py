@@ -239,7 +239,7 @@ class VectorEnv:
         end, at, garbage, states = 0, self.at, self._garbage, self._states
         for copy in copies:
             agents, t = copy.agents, copy.t
-            begin, num_observations = end, len(observations)
+            begin = end
             end += len(agents)
             chosen = actions[begin:end]
             copy.newest_actions.append(chosen)
@@ -261,12 +261,12 @@ class VectorEnv:
                 else:
                     if garbage is not None:
                         garbage.check(copy, agents, obs, reward)
-                    rewards += reward.values()
-                    observations += obs.values()
                     if infos and any(infos.values()):
                         result.infos.append((copy.index, copied_infos(copy, agents, infos)))
+                    rewards += reward.values()
+                    observations += obs.values()
             except ENV_ERRORS as error:
-                del rewards[begin:], observations[num_observations:]
+                del rewards[begin:]
                 rewards.extend([0.0] * len(agents))
                 self._replace(copy, t, self._explained(copy, agents, chosen, given, error), result)
         result.ends = self._ends.take()

@@ -230,9 +230,10 @@ class Rollout:
         """The items of a column, ``[B, ...]``, as the last piece that wrote them left them."""
         if name not in self._layers:
             return take(self.columns[name], positions)
-        level = self.layered[name][positions]
-        if level.size and level.min() == level.max():
-            return take(self._layers[name][level[0]], positions)
+        levels = self.layered[name][positions].tobytes()  # a byte for each row
+        if levels and levels.count(levels[0]) == len(levels):
+            return take(self._layers[name][levels[0]], positions)
+        level = np.frombuffer(levels, np.int8)
         used = np.unique(level)
         layers = [self._layers[name][i] for i in used.tolist()]
         if len(layers) < 2:
