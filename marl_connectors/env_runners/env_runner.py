@@ -333,6 +333,8 @@ class EnvRunner:
         actions: Any
         if vector_env.is_batched:
             actions = by_group[0] if len(by_group) == 1 else np.concatenate(by_group)
+        elif len(by_group) == 1:
+            actions = env_actions(by_group[0])
         else:
             actions = [action for of_group in by_group for action in env_actions(of_group)]
         chosen = actions if pick is None else pick(actions)
@@ -343,14 +345,14 @@ class EnvRunner:
         if self._turn_based:
             episodes.acted()
         acted = perf_counter()
-        result = vector_env.step(chosen if vector_env.is_batched else list(chosen))
+        result = vector_env.step(chosen if type(chosen) is not tuple else list(chosen))
         self.times.env_step += perf_counter() - acted
         if vector_env.failures:
             self._note_failures()
-        is_plain = result.is_plain
+        is_plain = result.ends is None and not result.events
         if not is_plain or self._turn_based:
             self._end_layout()
-        is_rearranged = episodes.apply(result, reset_over=lambda: self._reset_over(result))
+        is_rearranged = episodes.apply(result, self._reset_over)
         if not is_plain:
             self._show_ended()
         if is_rearranged:

@@ -249,7 +249,7 @@ class EpisodeTracker:
         for group, _ in self.lanes.live:
             group.wait()
 
-    def apply(self, result: StepResult, reset_over: Callable[[], None]) -> bool:
+    def apply(self, result: StepResult, reset_over: Callable[[StepResult], None]) -> bool:
         """Takes in what a step has given, but for the observations of those who act next. A hot path.
 
         Args:
@@ -352,7 +352,7 @@ class EpisodeTracker:
     # Ends.
 
     @without_collections
-    def _follow(self, result: StepResult, reset_over: Callable[[], None]) -> bool:
+    def _follow(self, result: StepResult, reset_over: Callable[[StepResult], None]) -> bool:
         """Ends and begins episodes; True if lanes were opened or closed, or changed their module, or rest or not."""
         num_done, ends, rearranged = len(self.done), result.ends, False
         if ends is not None:
@@ -362,7 +362,7 @@ class EpisodeTracker:
             rearranged |= self._follow_event(event, observed, result)
         if self.callbacks is not None:
             self.callbacks.ended(result, self.ongoing)
-            reset_over()
+            reset_over(result)
         if ends is not None:
             rearranged |= self._begin_together(ends.indices)
             if result.events:
