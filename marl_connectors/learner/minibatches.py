@@ -115,7 +115,8 @@ class EpochOfRows:
         self._group = group
         self._order = torch.from_numpy(order)
         self._real = real
-        self._device = leaves(next(iter(group.values())))[0].device
+        columns = (column for column in group.values() if not isinstance(column, InfoColumn))
+        self._device = leaves(next(columns))[0].device
         self._gathered: dict[str, Any] = {}
 
     @cached_property

@@ -20,6 +20,7 @@ from histories import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scripted_envs import LifeEnv, small_config
 
 from marl_connectors import ConfigError
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
@@ -330,3 +331,9 @@ def test_advantages_are_standardised_over_each_modules_own_real_rows(histories, 
         assert len(raw) == sum(len(episode) for episode in own if episode.module_id == module_id)
         expected = (raw - raw.mean()) / max(raw.std(), 1e-4)
         np.testing.assert_allclose(batches[1][module_id], expected, atol=2e-3)
+
+
+def test_infos_may_be_the_first_column_of_a_train_batch():
+    config = small_config(LifeEnv, env_config={"agents": "abc"})
+    config.training(learner_connector=lambda *spaces: AddInfosFromEpisodesToTrainBatch())
+    assert config.build_algo().train()["learners"]["default_policy"]["num_module_steps_trained"] > 0
