@@ -20,11 +20,32 @@ from marl_connectors.typing import ModuleID
 
 _OF_ANY_MODULE = frozenset(vars(nn.Module()))
 """What torch keeps in each module. Of these, layers, hooks and train mode are looked at one by one."""
+_OF_EVERY_CLASS = {
+    "__abstractmethods__",
+    "__annotations__",
+    "__doc__",
+    "__firstlineno__",
+    "__module__",
+    "__qualname__",
+    "__static_attributes__",
+    "_abc_impl",
+}
+"""What stands in a class of which nobody has written anything but its name and docstring."""
 
 
 def is_stackable(module: RLModule) -> bool:
-    """Whether the module's own class says so. It is not inherited: a subclass may compute something else."""
-    return module.stackable and "stackable" in vars(type(module))
+    """Whether the module's own class says so, or one that it inherits from with nothing of its own.
+
+    Otherwise it is not inherited: a subclass may compute something else.
+    """
+    if not module.stackable:
+        return False
+    for cls in type(module).__mro__:
+        if "stackable" in vars(cls):
+            return True
+        if not vars(cls).keys() <= _OF_EVERY_CLASS:
+            return False
+    return False
 
 
 def fits_a_row(module: RLModule) -> bool:

@@ -11,13 +11,14 @@ import pytest
 import torch
 from gymnasium import spaces
 from match_runs import build, changed, weights
+from scripted_envs import LifeEnv, small_config
 from torch import nn
 
-from marl_connectors import RLModule
+from marl_connectors import RLModule, RLModuleSpec
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
 from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup
 from marl_connectors.rl_module.apis import ValueFunctionAPI
-from marl_connectors.rl_module.architecture import same_architecture
+from marl_connectors.rl_module.architecture import is_stackable, same_architecture
 from marl_connectors.rl_module.layers import MLP, Linear
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 
@@ -346,3 +347,25 @@ def test_running_leaves_modules_in_their_buckets():
     multi["a"].compute_values({"obs": torch.zeros(2, 1, 3), **state})
     multi.bind_buckets()
     assert multi.buckets[0] is bucket
+
+
+class Named(DefaultPPORLModule):
+    """Nothing but another name."""
+
+
+class NamedAgain(Named):
+    pass
+
+
+class WithItsOwn(DefaultPPORLModule):
+    scale = 1.0
+
+
+@pytest.mark.parametrize(("module_class", "stacks"), [(Named, True), (NamedAgain, True), (WithItsOwn, False)])
+def test_a_subclass_with_nothing_of_its_own_is_stacked(module_class, stacks):
+    config = small_config(LifeEnv, env_config={"agents": "abc"}).multi_agent(policies="independent")
+    config.rl_module(rl_module_spec=RLModuleSpec(module_class))
+    algo = config.build_algo()
+    assert is_stackable(algo.rl_module["a"]) == stacks
+    assert [len(bucket.module_ids) for bucket in algo.rl_module.buckets] == ([3] if stacks else [])
+    algo.train()
