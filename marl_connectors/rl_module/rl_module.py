@@ -57,7 +57,8 @@ class RLModule(nn.Module):
     stackable = False
     """Whether the forward passes work on any number of leading axes, so that modules of one architecture can run as one
     batched computation. True promises that: all layers come from ``marl_connectors.rl_module.layers`` or hold no
-    parameters, and nothing counts axes from the front. It holds for the class that says it; a subclass says it anew."""
+    parameters, and nothing counts axes from the front. It holds for the class that says it; a subclass
+    with methods or attributes of its own says it anew."""
 
     handles_action_masks = False
     """Whether ``_forward`` sees to ``Columns.ACTION_MASK`` itself. True leaves its ``action_dist_inputs`` as they are;
