@@ -35,6 +35,8 @@ from marl_connectors.typing import AgentID
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from marl_connectors.environments.step_result import StepResult
+
 _OF_PROCESS = ("_call", "_plans")
 """What a copy of a policy makes anew."""
 _CUT_AFTER = 256
@@ -512,5 +514,5 @@ def _looks_back(piece: ConnectorV2) -> bool:
     return getattr(piece, "lookback", 0) > 0 or not type(piece).__module__.startswith("marl_connectors.")
 
 
-def _nobody() -> None:
-    """Whom a step has to tell before episodes begin."""
+def _nobody(result: StepResult) -> None:
+    """Resets nothing: the caller of a policy resets the environments."""
