@@ -113,19 +113,75 @@ def _by_autograd(x: Tensor, activations: Sequence[Activation | None], *parameter
     return x
 
 
+def stack_forward(
+    x: Tensor, activations: Sequence[Activation | None], parameters: Sequence[Tensor]
+) -> tuple[Tensor, list[Tensor], list[Tensor | None]]:
+    """The outputs of layers, their inputs, and what each activation keeps for its derivative. A hot path.
+
+    Args:
+        x: ``[B, in]`` or ``[M, B, in]``.
+        activations: As for ``run_layer_stack``.
+        parameters: As for ``run_layer_stack``.
+    """
+    inputs: list[Tensor] = []
+    kept: list[Tensor | None] = []
+    for activation, weight, bias in zip(activations, parameters[::2], parameters[1::2], strict=True):
+        inputs.append(x)
+        before = x = _layer(x, weight, bias)
+        if activation is not None:
+            x = activation.run(x)
+        kept.append(None if activation is None else before if activation.keeps_input else x)
+    return x, inputs, kept
+
+
+def stack_backward(
+    gradient: Tensor,
+    activations: Sequence[Activation | None],
+    parameters: Sequence[Tensor],
+    inputs: Sequence[Tensor],
+    kept: Sequence[Tensor | None],
+    wanted: Sequence[bool],
+    out: Sequence[Tensor | None] | None = None,
+) -> tuple[Tensor | None, list[Tensor | None]]:
+    """The gradients of the first layer's inputs and of the parameters; None where they are not wanted. A hot path.
+
+    Args:
+        gradient: Of the last layer's outputs.
+        activations: As ``stack_forward`` was given.
+        parameters: As ``stack_forward`` was given.
+        inputs: What ``stack_forward`` gave.
+        kept: What ``stack_forward`` gave.
+        wanted: First for the inputs, then for each parameter.
+        out: Where the gradients of the parameters are written to; None for new tensors.
+    """
+    is_stacked = gradient.dim() == 3
+    product = torch.bmm if is_stacked else torch.mm
+    found: list[Tensor | None] = [None] * len(parameters)
+    for i in range(len(activations) - 1, -1, -1):
+        activation, of_output = activations[i], kept[i]
+        if activation is not None and of_output is not None:
+            gradient = activation.backward(gradient, of_output)
+        if wanted[1 + 2 * i]:
+            place = None if out is None else out[2 * i]
+            if place is None or is_stacked:  # copying takes less time than a batched product to memory with gaps
+                own = product(gradient.transpose(-1, -2), inputs[i])
+                found[2 * i] = own if place is None else place.copy_(own)
+            else:
+                found[2 * i] = torch.mm(gradient.t(), inputs[i], out=place)
+        if wanted[2 + 2 * i]:
+            place = None if out is None else out[2 * i + 1]
+            found[2 * i + 1] = gradient.sum(-2) if place is None else torch.sum(gradient, -2, out=place)
+        if i or wanted[0]:
+            gradient = product(gradient, parameters[2 * i])
+    return gradient if wanted[0] else None, found
+
+
 class _LayerStack(torch.autograd.Function):
     """Of ``[B, in]`` or ``[M, B, in]`` rows."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, activations: Sequence[Activation | None], *parameters: Tensor) -> Tensor:
-        inputs, kept = [], []
-        rows = x
-        for activation, weight, bias in zip(activations, parameters[::2], parameters[1::2], strict=True):
-            inputs.append(rows)
-            before = rows = _layer(rows, weight, bias)
-            if activation is not None:
-                rows = activation.run(rows)
-            kept.append(None if activation is None else before if activation.keeps_input else rows)
+        rows, inputs, kept = stack_forward(x, activations, parameters)
         ctx.activations = activations
         ctx.save_for_backward(*parameters, *inputs, *kept)
         return rows
@@ -138,16 +194,5 @@ class _LayerStack(torch.autograd.Function):
         if torch.is_grad_enabled():  # somebody differentiates the gradients
             given = inputs[0], activations, *parameters
             return differentiable_gradients(_by_autograd, given, wanted, [gradient])
-        product = torch.mm if gradient.dim() == 2 else torch.bmm
-        found: list[Any] = [None] * len(parameters)
-        for i in range(count - 1, -1, -1):
-            activation = activations[i]
-            if activation is not None:
-                gradient = activation.backward(gradient, kept[i])
-            if wanted[2 + 2 * i]:
-                found[2 * i] = product(gradient.transpose(-1, -2), inputs[i])
-            if wanted[3 + 2 * i]:
-                found[2 * i + 1] = gradient.sum(-2)
-            if i or wanted[0]:
-                gradient = product(gradient, parameters[2 * i])
-        return gradient if wanted[0] else None, None, *found
+        of_x, found = stack_backward(gradient, activations, parameters, inputs, kept, (wanted[0], *wanted[2:]))
+        return of_x, None, *found

@@ -7,7 +7,7 @@ in, ``[M, B, k]`` out. Without that axis it is an ordinary torch layer.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from marl_connectors.columns import Columns
 from marl_connectors.errors import ModuleError, did_you_mean
 from marl_connectors.rl_module.array_layers import (
     BOUND_ACTIVATIONS,
@@ -190,8 +191,8 @@ class MLP(nn.Module):
                 x = self.activation(self.norms[i](x) if self.norms else x)
         return x
 
-    def _stack(self) -> tuple[list[Any], list[Any]] | None:
-        """The activations and the parameters of all layers for ``run_layer_stack``, if it knows them. A hot path."""
+    def stack(self) -> tuple[list[Any], list[Any]] | None:
+        """The activations and the parameters of all layers, if their gradients are known in closed form. A hot path."""
         known = STACK_ACTIVATIONS.get(self._own_activation, self)
         parameters = None if known is self or self.norms else self._parameters_as_built()
         if parameters is None:
@@ -270,6 +271,27 @@ class MLP(nn.Module):
         return found.layers
 
 
+class TrainingLayers(NamedTuple):
+    """What a module computes when it is trained; see ``RLModule.training_layers``.
+
+    Attributes:
+        policy: The MLPs that lead from ``obs`` (or from the outputs of ``shared``) to the outputs of the policy head.
+        values: Those that lead from the column ``values_read`` (or from the outputs of ``shared``) to one number, the
+            value estimate.
+        shared: Those before both, which read ``obs``; none if the two have nothing in common.
+        values_read: The column that ``values`` reads where nothing is shared.
+        to_inputs: Makes ``action_dist_inputs`` of the policy head's outputs and ``log_std``; None if they are the same.
+        log_std: A parameter for ``to_inputs``, if there is one.
+    """
+
+    policy: Sequence[MLP]
+    values: Sequence[MLP]
+    shared: Sequence[MLP] = ()
+    values_read: str = Columns.OBS
+    to_inputs: Callable[[Tensor, Tensor | None], Tensor] | None = None
+    log_std: nn.Parameter | None = None
+
+
 def run_mlps(mlps: Sequence[MLP], x: Any) -> Tensor:
     """What MLPs give, one after another: ``[..., out]``. A hot path.
 
@@ -298,7 +320,7 @@ def _with_gradients(mlps: Sequence[MLP], rows: Tensor) -> Tensor | None:
     activations: list[Any] = []
     parameters: list[Any] = []
     for mlp in mlps:
-        stack = mlp._stack()
+        stack = mlp.stack()
         if stack is None:
             return None
         activations += stack[0]

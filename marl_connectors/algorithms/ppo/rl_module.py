@@ -23,7 +23,7 @@ from marl_connectors.rl_module.distributions import (
 )
 from marl_connectors.rl_module.encoders import Encoder, recurrent_layer
 from marl_connectors.rl_module.initializers import Initializers
-from marl_connectors.rl_module.layers import MLP, run_mlps
+from marl_connectors.rl_module.layers import MLP, TrainingLayers, run_mlps
 from marl_connectors.rl_module.recurrent_layers import RecurrentLayer
 from marl_connectors.rl_module.rl_module import RLModule
 
@@ -107,6 +107,18 @@ class DefaultPPORLModule(RLModule, ValueFunctionAPI, InferenceOnlyAPI):
         return self._log_stds.array_inputs(
             np.repeat([module.log_std.detach().numpy() for module in modules], counts, axis=0)
         )
+
+    def training_layers(self) -> TrainingLayers | None:
+        """The layers from ``obs`` to the policy head and to the value head, but for recurrent ones."""
+        if self.rnn is not None or self.vf_rnn is not None:
+            return None
+        to_inputs = None if self._log_stds.leave_outputs else self._log_stds.inputs
+        if self.config.vf_share_layers:
+            shared = [self.encoder] if self.encoder.layers else []
+            policy, values = ([self.pi], [self.vf]) if shared else ([self.encoder, self.pi], [self.encoder, self.vf])
+            return TrainingLayers(policy, values, shared, to_inputs=to_inputs, log_std=self.log_std)
+        policy, values = [self.encoder, self.pi], [self.vf_encoder, self.vf]
+        return TrainingLayers(policy, values, to_inputs=to_inputs, log_std=self.log_std)
 
     def _forward(self, batch: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
         embeddings, state = self._embed(batch)
