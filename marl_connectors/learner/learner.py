@@ -28,7 +28,7 @@ from marl_connectors.learner.optimizers import Optimizers
 from marl_connectors.learner.updates import Step, Steps, groups_of_episodes, reads_batches
 from marl_connectors.metrics import MetricsLogger
 from marl_connectors.ops.schedule import Schedule
-from marl_connectors.rl_module.closed_forward import can_be_closed
+from marl_connectors.rl_module.closed_form import can_be_closed
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.rl_module.rl_module import RLModule
 from marl_connectors.seeding import torch_stream

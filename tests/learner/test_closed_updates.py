@@ -11,8 +11,9 @@ import torch
 from gymnasium import spaces
 from scripted_envs import LifeEnv
 
-from marl_connectors import ColumnConnector, MAPPOConfig, PPOConfig
+from marl_connectors import ColumnConnector, MAPPOConfig, PPOConfig, RLModuleSpec
 from marl_connectors.algorithms.ppo.learner import PPOLearner
+from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
 from marl_connectors.learner.gradients import ClosedUpdate
 
 FIRST_SEED = int(os.environ.get("FIRST_SEED", np.random.SeedSequence().entropy % 2**30))
@@ -192,6 +193,162 @@ def check_case(seed: int, closed: list[bool]) -> None:
 @pytest.mark.parametrize("seed", range(24))
 def test_an_update_in_closed_form_is_that_of_autograd(seed, closed):
     check_case(seed, closed)
+
+
+def train_once(learner: type = PPOLearner, change: Any = None, **model: Any) -> Any:
+    """An algorithm after an update of two modules, of which the first may have been changed before."""
+    box = spaces.Box(-1.0, 1.0, (3,), np.float32)
+    actions = model.pop("actions", spaces.Discrete(3))
+    config = PPOConfig().environment(
+        lambda given: Lives(**given),
+        env_config={"agents": ["a", "b"], "spaces_of": dict.fromkeys("ab", (box, actions))},
+    )
+    module_class = model.pop("module_class", DefaultPPORLModule)
+    model_config = {"fcnet_hiddens": (4,), "vf_share_layers": False, **model}
+    config.rl_module(rl_module_spec=RLModuleSpec(module_class=module_class, model_config=model_config))
+    config.env_runners(num_envs_per_env_runner=1, rollout_fragment_length=8)
+    config.multi_agent(policies="independent").learners(learner_class=learner)
+    algo = config.training(num_epochs=1, minibatch_size=4).build_algo()
+    if change is not None:
+        for module in algo.rl_module.values():
+            change(module)
+    algo.learner.update(episodes=algo.env_runner.sample())
+    return algo
+
+
+def test_updates_of_plain_modules_are_closed(closed):
+    train_once()
+    assert closed == [True, True]
+
+
+def hooked(path: str, kind: str) -> Any:
+    def change(module):
+        getattr(module.get_submodule(path), f"register_{kind}_hook")(lambda *args: None)
+
+    return change
+
+
+def with_a_forward_of_its_own(path: str) -> Any:
+    def change(module):
+        part = module.get_submodule(path)
+        part.forward = type(part).forward.__get__(part)
+
+    return change
+
+
+def with_a_method_of_its_own(module) -> None:
+    module.compute_values = type(module).compute_values.__get__(module)
+
+
+def with_another_layer(module) -> None:
+    module.vf.layers[0] = torch.nn.Linear(4, 1)
+
+
+def without_a_bias(module) -> None:
+    module.pi.layers[0].register_parameter("bias", None)
+
+
+CHANGES = {
+    **{
+        f"{kind} hook on {path or 'the module'}": hooked(path, kind)
+        for kind in ("forward", "forward_pre", "full_backward")
+        for path in ("", "pi", "pi.layers.0", "vf_encoder.activation", "encoder.parts.0")
+    },
+    **{f"own forward of {path}": with_a_forward_of_its_own(path) for path in ("pi", "vf.layers.0", "encoder.parts.0")},
+    "own method": with_a_method_of_its_own,
+    "another layer": with_another_layer,
+    "no bias": without_a_bias,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_modules_that_somebody_has_changed_are_updated_by_autograd(change, closed):
+    train_once(change=change)
+    assert not closed
+
+
+class OwnForward(DefaultPPORLModule):
+    stackable = True
+
+    def _forward_train(self, batch, **kwargs):
+        return super()._forward_train(batch, **kwargs)
+
+
+class OwnValues(DefaultPPORLModule):
+    stackable = True
+
+    def compute_values(self, batch, embeddings=None):
+        return 2 * super().compute_values(batch, embeddings)
+
+
+@pytest.mark.parametrize("module_class", [OwnForward, OwnValues])
+def test_modules_that_compute_something_else_are_updated_by_autograd(module_class, closed):
+    train_once(module_class=module_class)
+    assert not closed
+
+
+@pytest.mark.parametrize("model", [{"fcnet_use_layernorm": True}, {"fcnet_activation": "gelu"}, {"use_lstm": True}])
+def test_layers_without_a_closed_form_are_updated_by_autograd(model, closed):
+    train_once(**model)
+    assert not closed
+
+
+def test_a_distribution_without_a_closed_form_is_left_to_autograd(closed):
+    bounded = spaces.Box(-1.0, 1.0, (2,), np.float32)
+    train_once(actions=bounded, action_distribution="squashed_gaussian")
+    assert closed
+    assert not any(closed)
+
+
+def test_whoever_watches_torch_sees_each_operation(closed):
+    class Watches(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    with Watches():
+        train_once()
+    assert not closed
+
+
+def test_terms_are_logged_by_the_learners_own_method(closed):
+    class Notes(PPOLearner):
+        def log_terms(self, module_ids, terms):
+            noted.append((module_ids, {name: tuple(term.shape) for name, term in terms.items()}))
+            super().log_terms(module_ids, terms)
+
+    noted: list[Any] = []
+    algo = train_once(Notes)
+    assert closed == [True, True]
+    assert [module_ids for module_ids, _ in noted] == [tuple(algo.rl_module)] * 2
+    assert noted[0][1]["total_loss"] == (2,)
+
+
+def test_what_somebody_adds_to_the_gradients_of_unused_parameters_is_gone_in_the_next_step(closed):
+    class Adds(Descends):
+        def postprocess_gradients_for_module(self, *, module_id, config, module_gradients):
+            for gradient in module_gradients:
+                gradient += 1.0
+
+    class AddsByAutograd(Adds):
+        def compute_loss_for_module(self, **given):
+            return super().compute_loss_for_module(**given)
+
+    found = []
+    for learner in (Adds, AddsByAutograd):
+        algo = build(unused_config(), learner, 0.0, 0)
+        algo.learner.update(episodes=algo.env_runner.sample())
+        found.append([parameter.detach().clone() for parameter in algo.rl_module.parameters()])
+    assert closed
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
+def unused_config() -> Any:
+    """Modules whose value layers no loss reads."""
+    life = {"agents": ["a", "b"], "spaces_of": {}}
+    config = PPOConfig().environment(lambda given: Lives(**given), env_config=life).multi_agent(policies="independent")
+    config.env_runners(num_envs_per_env_runner=1, rollout_fragment_length=8)
+    config.rl_module(model_config={"fcnet_hiddens": (4,), "vf_share_layers": False})
+    return config.training(use_critic=False, num_epochs=2, minibatch_size=3).debugging(seed=0)
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from marl_connectors.learner.learner import Learner
 from marl_connectors.learner.minibatches import CountedRows
 from marl_connectors.ops.ppo_loss import PPOCoefficients, PPOLoss, ppo_loss, ppo_loss_and_slopes
 from marl_connectors.ops.schedule import value_at
-from marl_connectors.rl_module.closed_form import differentiable_gradients, is_allowed
+from marl_connectors.rl_module.closed_form import are_plain
 from marl_connectors.rl_module.distributions import Distribution
 from marl_connectors.rl_module.module_calls import called, checked_inputs, checked_values, in_full, values_batch
 from marl_connectors.rl_module.rl_module import RLModule
@@ -189,7 +189,7 @@ class _ClosedLoss:
         rows = PPORows.of(self._config, inputs, values, batch, CountedRows.of(batch, stacked=self._stacked))
         closed = None
         if rows.inputs is inputs:
-            closed = _closed_form(self._dist_cls, self._learner._coefficients(self._module_ids), rows)
+            closed = slopes_of_rows(self._dist_cls, self._learner._coefficients(self._module_ids), rows)
         if closed is None:
             return None
         terms = [torch.from_numpy(term) for term in closed.terms]
@@ -258,13 +258,21 @@ def loss_of_rows(dist_cls: Any, coefficients: PPOCoefficients, rows: PPORows) ->
         coefficients: Weights and clips.
         rows: The rest.
     """
-    closed = _closed_form(dist_cls, coefficients, rows)
-    if closed is not None:
-        return PPOLoss(*_ClosedForm.apply(dist_cls, coefficients, closed, *rows))  # type: ignore[misc]
-    return PPOLoss(*_by_autograd(dist_cls, coefficients, None, *rows))
+    now = dist_cls.from_logits(rows.inputs)
+    return ppo_loss(
+        logp=now.logp(rows.actions),
+        old_logp=rows.old_logp,
+        advantages=rows.advantages,
+        entropy=now.entropy(),
+        values=rows.values,
+        value_targets=rows.value_targets,
+        kl=None if rows.before is None else dist_cls.from_logits(rows.before).kl(now),
+        weights=rows.weights,
+        **coefficients._asdict(),
+    )
 
 
-class _Slopes(NamedTuple):
+class Slopes(NamedTuple):
     """The terms of a loss, and how the total changes with what modules put out.
 
     Attributes:
@@ -278,8 +286,8 @@ class _Slopes(NamedTuple):
     by_values: Tensor | None
 
 
-def _closed_form(dist_cls: Any, coefficients: PPOCoefficients, rows: PPORows) -> _Slopes | None:
-    """The loss and its gradients in numpy; None where something is not plain, or only autograd knows. A hot path."""
+def slopes_of_rows(dist_cls: Any, coefficients: PPOCoefficients, rows: PPORows) -> Slopes | None:
+    """``loss_of_rows`` with its gradients, in numpy; None where only autograd knows them. A hot path."""
     if not _may_be_closed(dist_cls, coefficients, rows):
         return None
     lead, numbers = rows.advantages.shape, rows.inputs.shape[-1]
@@ -306,70 +314,22 @@ def _closed_form(dist_cls: Any, coefficients: PPOCoefficients, rows: PPORows) ->
         by_kl = None if slopes.by_kl is None else slopes.by_kl.reshape(-1)
         by_inputs = closed.gradient(slopes.by_logp.reshape(-1), slopes.by_entropy.reshape(-1), by_kl)
     by_values = None if slopes.by_values is None else torch.from_numpy(slopes.by_values)
-    return _Slopes(terms, torch.from_numpy(by_inputs).view(rows.inputs.shape), by_values)
+    return Slopes(terms, torch.from_numpy(by_inputs).view(rows.inputs.shape), by_values)
 
 
 def _may_be_closed(dist_cls: Any, coefficients: PPOCoefficients, rows: PPORows) -> bool:
-    """Whether everything is on the CPU and in one precision, and gradients are wanted of the modules' outputs alone."""
+    """Whether all shapes fit, and everything is on the CPU and in one precision."""
     if not (isinstance(dist_cls, type) and issubclass(dist_cls, Distribution) and type(rows.actions) is Tensor):
         return False
     inputs, values, actions, before, *others = rows
     lead = rows.advantages.shape
-    of_rows = [x for x in others if x is not None]
-    fixed = [x for x in (before, *of_rows, *coefficients) if isinstance(x, Tensor)]
-    if values is not None:
-        of_rows.append(values)
+    of_rows = [x for x in (values, *others) if x is not None]
+    numbers = [x for x in (inputs, before, *of_rows, *coefficients) if isinstance(x, Tensor)]
     return (
         {inputs.shape[:-1], actions.shape[: len(lead)], *[x.shape for x in of_rows]} == {lead}
         and len(lead) < 3
         and lead.numel() > 0
         and (before is None or before.shape == inputs.shape)
         and actions.is_cpu
-        and is_allowed([inputs, *of_rows, *fixed])
-        and not any(x.requires_grad for x in fixed)
+        and are_plain(numbers)
     )
-
-
-def _by_autograd(dist_cls: Any, coefficients: PPOCoefficients, closed: Any, *given: Any) -> PPOLoss:
-    rows = PPORows(*given)
-    now = dist_cls.from_logits(rows.inputs)
-    return ppo_loss(
-        logp=now.logp(rows.actions),
-        old_logp=rows.old_logp,
-        advantages=rows.advantages,
-        entropy=now.entropy(),
-        values=rows.values,
-        value_targets=rows.value_targets,
-        kl=None if rows.before is None else dist_cls.from_logits(rows.before).kl(now),
-        weights=rows.weights,
-        **coefficients._asdict(),
-    )
-
-
-class _ClosedForm(torch.autograd.Function):
-    """The loss as one operation, whose gradients are worked out in the forward pass."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, dist_cls: Any, coefficients: PPOCoefficients, closed: _Slopes, *given: Any
-    ) -> tuple[Tensor, ...]:
-        ctx.set_materialize_grads(False)
-        ctx.of_inputs, ctx.of_values = closed.by_inputs, closed.by_values
-        ctx.dist_cls, ctx.coefficients, ctx.actions = dist_cls, coefficients, PPORows(*given).actions
-        ctx.save_for_backward(*PPORows(*given)._replace(actions=None))
-        return tuple(map(torch.from_numpy, closed.terms))
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
-        total, *others = gradients
-        if torch.is_grad_enabled() or total is None or any(gradient is not None for gradient in others):
-            rows = PPORows(*ctx.saved_tensors)._replace(actions=ctx.actions)
-            inputs = (ctx.dist_cls, ctx.coefficients, None, *rows)
-            return differentiable_gradients(_by_autograd, inputs, ctx.needs_input_grad, gradients)
-        found: list[Any] = [None] * (3 + len(PPORows._fields))
-        total = total.unsqueeze(-1)
-        if ctx.needs_input_grad[3]:
-            found[3] = ctx.of_inputs * total.unsqueeze(-1)
-        if ctx.needs_input_grad[4]:
-            found[4] = ctx.of_values * total
-        return tuple(found)

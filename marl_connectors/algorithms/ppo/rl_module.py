@@ -23,7 +23,7 @@ from marl_connectors.rl_module.distributions import (
 )
 from marl_connectors.rl_module.encoders import Encoder, recurrent_layer
 from marl_connectors.rl_module.initializers import Initializers
-from marl_connectors.rl_module.layers import MLP, TrainingLayers, run_mlps
+from marl_connectors.rl_module.layers import MLP, TrainingLayers
 from marl_connectors.rl_module.recurrent_layers import RecurrentLayer
 from marl_connectors.rl_module.rl_module import RLModule
 
@@ -130,9 +130,6 @@ class DefaultPPORLModule(RLModule, ValueFunctionAPI, InferenceOnlyAPI):
         return outputs
 
     def _forward_train(self, batch: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
-        if self.rnn is None and not self.config.vf_share_layers and self._computes("_embed", "_action_dist_inputs"):
-            outputs = run_mlps((self.encoder, self.pi), batch[Columns.OBS])
-            return {Columns.ACTION_DIST_INPUTS: self._log_stds.inputs(outputs, self.log_std)}
         embeddings, _ = self._embed(batch)
         outputs = {Columns.ACTION_DIST_INPUTS: self._action_dist_inputs(embeddings)}
         if self.config.vf_share_layers:
@@ -159,15 +156,9 @@ class DefaultPPORLModule(RLModule, ValueFunctionAPI, InferenceOnlyAPI):
 
     def compute_values(self, batch: Mapping[str, Any], embeddings: Tensor | None = None) -> Tensor:
         """``[B]`` value estimates of ``batch["obs"]``; reuses ``embeddings`` if the value layers are shared."""
-        if self.vf_rnn is None and not self.config.vf_share_layers and self._computes("_embed_for_values"):
-            return run_mlps((self.vf_encoder, self.vf), batch[Columns.OBS]).squeeze(-1)
         if embeddings is None or not self.config.vf_share_layers:
             embeddings, _ = self._embed_for_values(batch)
         return self.vf(embeddings).squeeze(-1)
-
-    def _computes(self, *names: str) -> bool:
-        """Whether these methods are those of this class, so that no subclass does something else there."""
-        return all(getattr(type(self), name) is getattr(DefaultPPORLModule, name) for name in names)
 
     def get_non_inference_attributes(self) -> list[str]:
         """The value layers, but for those before a recurrent layer of the value function, which goes on when acting."""
