@@ -289,7 +289,7 @@ class LaneGroup:
         self.rows = LiveRows(self, module_ids=(), splits=(0,))
         self.t = np.zeros(0, np.int32)
         self.last_row = lookback
-        self._num_opened = 0
+        self._num_opened = self._spare_rows = 0
         self._free_numbers: list[int] = []  # a heap, of those below ``_num_opened``
         self._next_row: dict[int, int] = {}
         self._first: np.ndarray | None = None
@@ -541,9 +541,11 @@ class LaneGroup:
 
         Args:
             num_rows: How many steps it is for. A row more is needed for each last observation of an episode, and there
-                is room for as many of them as in the rollout before.
+                is room for as many of them as in the rollout before; where those were fewer than there was room for,
+                for half as many as that, but one.
         """
-        spare = min(max(self.last_row - self.lookback - num_rows, 0), num_rows)
+        spare = max(self.last_row - self.lookback - num_rows, (self._spare_rows + 1) // 2)
+        spare = self._spare_rows = min(spare, num_rows)
         oldest = self.rollout.cursor // max(self.rollout.num_lanes, 1) + 1
         oldest[self.order] = self.first_row[self.order]
         self.rollout = self.rollout.continued(num_rows + spare + self.lookback + 2, self.lookback, oldest)
