@@ -380,7 +380,7 @@ class EpisodeTracker:
         lanes, agent_ids = self.lanes.of_envs(ends.indices), [tuple(self.lanes.by_env[i]) for i in ends.indices]
         self._observe_ends(ends, lanes, result)
         ended = lanes.ended(ends.terminated, ends.truncated)
-        paid = lanes.gathered(lambda group, numbers: group.paid(numbers), np.float64)
+        paid = lanes.gathered(lambda group, numbers: group.paid(numbers))
         steps = ended.t_started + ended.stop_row - ended.start_row
         for index, infos in zip(ends.indices, ends.infos, strict=False):
             self.lanes.write_infos(index, infos)
@@ -401,7 +401,7 @@ class EpisodeTracker:
         """Writes the last observations to the newest rows of the agents' lanes."""
         env_of = np.repeat(np.arange(len(ends.t)), np.diff([*lanes.begins.tolist(), len(lanes.number)]))
         t, given = np.array(ends.t)[env_of], ends.observations
-        for group, places, numbers in lanes.by_group():
+        for group, places, numbers in lanes.by_group:
             rollout = group.rollout
             states = None if ends.states is None else take(ends.states, env_of[places])
             own = tree_map(lambda leaf, at=places: leaf[at], given) if not isinstance(given, list) else given
@@ -441,7 +441,7 @@ class EpisodeTracker:
             else:
                 rearranged |= self._begin_after(copy, (episode, modules))
         if again:
-            for group, _, numbers in self.lanes.of_envs(again).by_group():
+            for group, _, numbers in self.lanes.of_envs(again).by_group:
                 group.begin_again(numbers)
         for index in again:
             self.ongoing[index] = self._of_lanes(index, self.ongoing[index])  # type: ignore[arg-type]
@@ -588,7 +588,7 @@ class EpisodeTracker:
         lanes = self.lanes.of_envs(range(len(self.ongoing)))
         none = np.zeros(len(lanes.number), bool)
         ended = lanes.ended(none, none)
-        own = [(group, numbers, ended.stop_row[at], group.returns(numbers)) for group, at, numbers in lanes.by_group()]
+        own = [(group, numbers, ended.stop_row[at], group.returns(numbers)) for group, at, numbers in lanes.by_group]
         for group in self.lanes.groups:
             group.restart(num_rows)
         for group, numbers, last_rows, returns in own:

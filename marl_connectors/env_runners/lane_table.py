@@ -574,27 +574,23 @@ class LanesOfEnvs(NamedTuple):
         group: ``[N]`` the group of each.
         number: ``[N]`` its number there.
         begins: Where the lanes of each sub-environment begin.
+        by_group: Each group that has some of the lanes, their places among the ``N``, and their numbers in the group.
     """
 
     groups: tuple[LaneGroup, ...]
     group: np.ndarray
     number: np.ndarray
     begins: np.ndarray
+    by_group: list[tuple[LaneGroup, slice | np.ndarray, np.ndarray]]
 
-    def by_group(self) -> Iterator[tuple[LaneGroup, slice | np.ndarray, np.ndarray]]:
-        """Each group that has some of the lanes, their places among them, and their numbers in the group."""
-        for index, group in enumerate(self.groups):
-            places = np.flatnonzero(self.group == index)
-            if len(places) == len(self.number) > 0:
-                yield group, slice(None), self.number
-            elif len(places):
-                yield group, places, self.number[places]
-
-    def gathered(self, read: Callable[[LaneGroup, np.ndarray], np.ndarray], dtype: type) -> np.ndarray:
+    def gathered(self, read: Callable[[LaneGroup, np.ndarray], np.ndarray]) -> np.ndarray:
         """``[N]`` what ``read(group, numbers)`` gives for the lanes of each group."""
-        values = np.empty(len(self.number), dtype)
-        for group, places, numbers in self.by_group():
-            values[places] = read(group, numbers)
+        found = [(places, read(group, numbers)) for group, places, numbers in self.by_group]
+        if len(found) == 1:
+            return found[0][1]
+        values = np.empty(len(self.number), np.result_type(*(own for _, own in found)) if found else np.int64)
+        for places, own in found:
+            values[places] = own
         return values
 
     def ended(self, terminated: np.ndarray, truncated: np.ndarray) -> EndedLanes:
@@ -603,10 +599,10 @@ class LanesOfEnvs(NamedTuple):
             rollouts=tuple(group.rollout for group in self.groups),
             which=self.group,
             lane=self.number,
-            first_row=self.gathered(lambda group, numbers: group.first_row[numbers], np.int64),
-            start_row=self.gathered(lambda group, numbers: group.start_row[numbers], np.int64),
-            stop_row=self.gathered(lambda group, numbers: group.rows_of(numbers), np.int64),
-            t_started=self.gathered(lambda group, numbers: group.t_started[numbers], np.int64),
+            first_row=self.gathered(lambda group, numbers: group.first_row[numbers]),
+            start_row=self.gathered(lambda group, numbers: group.start_row[numbers]),
+            stop_row=self.gathered(lambda group, numbers: group.rows_of(numbers)),
+            t_started=self.gathered(lambda group, numbers: group.t_started[numbers]),
             terminated=terminated,
             truncated=truncated,
         )
@@ -678,7 +674,15 @@ class LaneTable:
         begins, counts = bounds[which], bounds[which + 1] - bounds[which]
         ends = np.cumsum(counts)
         which = np.repeat(begins - ends + counts, counts) + np.arange(int(ends[-1]))
-        return LanesOfEnvs(tuple(self.groups), group[which], number[which], ends - counts)
+        group, number = group[which], number[which]
+        by_group: list[tuple[LaneGroup, slice | np.ndarray, np.ndarray]] = []
+        for own in self.groups:
+            places = np.flatnonzero(group == own.index)
+            if len(places) == len(number) > 0:
+                by_group.append((own, slice(None), number))
+            elif len(places):
+                by_group.append((own, places, number[places]))
+        return LanesOfEnvs(tuple(self.groups), group, number, ends - counts, by_group)
 
     def open(self, env_index: int, agent_id: AgentID, module_id: ModuleID) -> Lane:
         """Gives an agent a lane that is fit for a module."""

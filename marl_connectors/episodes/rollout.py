@@ -74,9 +74,13 @@ def fits(column: Tree, values: Tree) -> bool:
     """Whether ``values`` can be written to ``column`` without changing its shape, or the values (rounding aside)."""
     if type(column) is not np.ndarray or type(values) is not np.ndarray:
         return same_structure(column, values) and all(map(fits, leaves(column), leaves(values)))
-    if column.shape[1:] != values.shape[1:] or not np.can_cast(values.dtype, column.dtype, "same_kind"):
+    if column.shape[1:] != values.shape[1:]:
         return False
-    if column.dtype == values.dtype or column.dtype.kind not in "iu":
+    if column.dtype == values.dtype:
+        return True
+    if not np.can_cast(values.dtype, column.dtype, "same_kind"):
+        return False
+    if column.dtype.kind not in "iu":
         return True
     return np.array_equal(values.astype(column.dtype), values)
 
@@ -171,10 +175,16 @@ class Rollout:
             t: The env step(s) at which they were made.
             states: ``[B, ...]`` the environments' states at that time, where they are kept.
         """
-        put(self.source(Columns.OBS), positions, observations)
-        self.columns[Columns.T][positions] = t
+        columns = self.columns
+        column = columns[Columns.OBS]
         if Columns.OBS in self.layered:
+            column = self.source(Columns.OBS)
             self.layered[Columns.OBS][positions] = 0
+        if type(column) is np.ndarray:
+            column[positions] = observations
+        else:
+            put(column, positions, observations)
+        columns[Columns.T][positions] = t
         for given in self.given.values():  # to the lane's former agent
             given[positions] = False
         if states is not None:
@@ -182,22 +192,21 @@ class Rollout:
 
     def record(self, positions: Positions, outputs: dict[str, Tree]) -> None:
         """Writes actions and module outputs, ``[B, ...]`` each, to the rows that they were computed for. A hot path."""
-        columns, is_plain = self.columns, not (self._layers or self.given)
+        columns = self.columns
         for name, values in outputs.items():
             if name not in columns:
                 size = self.num_rows * self.num_lanes
                 columns[name] = tree_map(lambda v, n=size: np.zeros((n, *v.shape[1:]), v.dtype), values)
             column = columns[name]
-            if is_plain and type(column) is type(values) is np.ndarray and column.shape[1:] == values.shape[1:]:
-                column[positions] = values
-                continue
-            column = self.source(name)
-            if not (is_plain and _put_dict(column, positions, values)):
-                put(column, positions, _shaped(values, column))
             if name in self.layered:
+                column = self.source(name)
                 self.layered[name][positions] = 0
             if name in self.given:
                 self.given[name][positions] = True
+            if type(column) is type(values) is np.ndarray and column.shape[1:] == values.shape[1:]:
+                column[positions] = values
+            elif not _put_dict(column, positions, values):
+                put(column, positions, _shaped(values, column))
 
     def reserve(self, row: int) -> None:
         """Makes sure that ``row`` exists, for all lanes."""
@@ -293,7 +302,10 @@ class Rollout:
             return
         layers = self._layers.get(name, [self.columns[name]])
         first = 1 if name == Columns.OBS else 0
-        level = next((i for i in reversed(range(first, len(layers))) if fits(layers[i], values)), len(layers))
+        level = len(layers) - 1
+        while level >= first and not fits(layers[level], values):
+            level -= 1
+        level = level if level >= first else len(layers)
         if level == len(layers):
             size = self.num_rows * self.num_lanes
             layers.append(tree_map(lambda v: np.zeros((size, *v.shape[1:]), v.dtype), values))
