@@ -24,10 +24,10 @@ from marl_connectors.environments.env_states import joined_states
 from marl_connectors.environments.garbage_pauses import without_collections
 from marl_connectors.environments.step_result import EpisodeEnds, Event, StepResult
 from marl_connectors.environments.vector_env import VectorEnv
-from marl_connectors.episodes.agent_views import EndedViews, agent_episode_id
+from marl_connectors.episodes.agent_views import AgentChunk, EndedViews, agent_episode_id
 from marl_connectors.episodes.column_batch import ColumnGroup
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
-from marl_connectors.episodes.packing import rows_of_episodes
+from marl_connectors.episodes.packing import chunks_of, rows_of_episodes
 from marl_connectors.episodes.rollout import take
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.episodes.state import decode, encode
@@ -125,25 +125,22 @@ class EpisodeTracker:
         return [episode for _, (episode, _) in sorted(self._ended.items(), key=itemgetter(0))]
 
     @property
-    def ended_agents(self) -> list[SingleAgentEpisode]:
-        """The agent episodes that did."""
-        found: list[SingleAgentEpisode] = []
+    def _ended_agents(self) -> list[SingleAgentEpisode | AgentChunk]:
+        """The agent episodes that did, none of which is made for this."""
+        found: list[SingleAgentEpisode | AgentChunk] = []
         for _, (episode, agent_episodes) in sorted(self._ended.items(), key=itemgetter(0)):
-            if agent_episodes is None:
-                found += episode.agent_episodes.values() if isinstance(episode, MultiAgentEpisode) else [episode]
-            else:
-                found += agent_episodes
+            found += chunks_of([episode]) if agent_episodes is None else agent_episodes
         return found
 
     def ended_rows(self) -> list[ColumnGroup]:
         """The last observations of the agents that ended in the newest step, for pieces that write to episodes."""
-        groups = []
-        for group in self.lanes.groups:
-            own = [e for e in self.ended_agents if e.storage.rollout is group.rollout]  # type: ignore[attr-defined]
-            if own:
-                rows = rows_of_episodes(own, list(self._rl_module.keys()), last_only=True)
-                groups.append(ColumnGroup(rows))
-        return groups
+        by_rollout: dict[int, list[SingleAgentEpisode | AgentChunk]] = {}
+        for own in self._ended_agents:
+            storage: Any = own if isinstance(own, AgentChunk) else own.storage
+            by_rollout.setdefault(id(storage.rollout), []).append(own)
+        found = [by_rollout[id(group.rollout)] for group in self.lanes.groups if id(group.rollout) in by_rollout]
+        module_ids = list(self._rl_module.keys())
+        return [ColumnGroup(rows_of_episodes(own, module_ids, last_only=True)) for own in found]
 
     def take_done(self) -> list[DoneEpisode]:
         """The episodes that ended since the last call."""

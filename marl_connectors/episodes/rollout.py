@@ -342,32 +342,26 @@ class Rollout:
             oldest: ``[num_lanes]`` the row of each lane from which on rows may come along; the row after the newest one
                 for a lane that is not in use. None for all rows there are.
         """
-        new = Rollout(
-            self.observation_space, self.action_space, num_rows=max(num_rows, lookback + 1), num_lanes=self.num_lanes
-        )
         here = self.cursor + self.num_lanes * np.arange(-lookback, 1)[:, None]  # [lookback + 1, num_lanes]
-        first = 0 if oldest is None else oldest * self.num_lanes
-        kept = here >= first
-        source, size = here[kept], new.num_rows * new.num_lanes
-        target = np.arange((lookback + 1) * self.num_lanes).reshape(kept.shape)[kept]
+        kept = here >= (0 if oldest is None else oldest * self.num_lanes)
+        source, target = here[kept], np.flatnonzero(kept)
+        num_rows = max(num_rows, lookback + 1)
+        size = num_rows * self.num_lanes
 
         def carried(leaf: np.ndarray) -> np.ndarray:
             fresh = np.zeros((size, *leaf.shape[1:]), leaf.dtype)
             fresh[target] = leaf[source]
             return fresh
 
-        for old, fresh in (
-            (self.columns, new.columns),
-            (self._layers, new._layers),
-            (self.layered, new.layered),
-            (self.given, new.given),
-        ):
+        new = Rollout.of_columns({}, self.observation_space, self.action_space, num_rows=num_rows)
+        new.num_lanes = self.num_lanes
+        for old, fresh in ((self._layers, new._layers), (self.layered, new.layered), (self.given, new.given)):
             for name, column in old.items():
                 fresh[name] = tree_map(carried, column)
-        new._share_layers()
-        unused = np.ones(size, bool)
-        unused[target] = False
-        new.columns[Columns.T][unused] = -1
+        for name, column in self.columns.items():
+            new.columns[name] = new._layers[name][-1] if name in new._layers else tree_map(carried, column)
+        new.columns[Columns.T] = np.full(size, -1, np.int32)
+        new.columns[Columns.T][target] = self.columns[Columns.T][source]
         if self.infos:
             for old_position, position in zip(source.tolist(), target.tolist(), strict=True):
                 if old_position in self.infos:
