@@ -644,6 +644,7 @@ class LaneTable:
         self._kinds: dict[ModuleID, tuple[RLModule, Hashable]] = {}
         self._num_rows = 0
         self._arrays: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
+        self._newest: tuple[tuple[int, ...], LanesOfEnvs] | None = None  # of ``of_envs``
         self.module_ids: list[ModuleID] = []
         self._module_places: dict[ModuleID, int] = {}
         self._changed: set[int] = set()  # sub-environments whose agents' ranks are to be found anew
@@ -661,7 +662,9 @@ class LaneTable:
         return [lane for lanes in self.by_env for lane in lanes.values()]
 
     def of_envs(self, indices: Sequence[int]) -> LanesOfEnvs:
-        """The lanes of some sub-environments, one at least."""
+        """The lanes of some sub-environments, one at least. The same object again if they are asked for twice."""
+        if self._newest is not None and self._newest[0] == tuple(indices):
+            return self._newest[1]
         if self._arrays is None:
             lanes = self.in_order()
             self._arrays = (
@@ -682,7 +685,9 @@ class LaneTable:
                 by_group.append((own, slice(None), number))
             elif len(places):
                 by_group.append((own, places, number[places]))
-        return LanesOfEnvs(tuple(self.groups), group, number, ends - counts, by_group)
+        found = LanesOfEnvs(tuple(self.groups), group, number, ends - counts, by_group)
+        self._newest = tuple(indices), found
+        return found
 
     def open(self, env_index: int, agent_id: AgentID, module_id: ModuleID) -> Lane:
         """Gives an agent a lane that is fit for a module."""
@@ -706,7 +711,7 @@ class LaneTable:
         return lane
 
     def _change(self, env_index: int) -> None:
-        self._arrays, self._is_sorted = None, False
+        self._arrays, self._newest, self._is_sorted = None, None, False
         self._changed.add(env_index)
 
     def set_module(self, lane: Lane, module_id: ModuleID) -> None:
@@ -737,7 +742,8 @@ class LaneTable:
         self.settle_counts()
         self._kinds = {module_id: own for module_id, own in self._kinds.items() if module_id in self._rl_module}
         self._num_rows = max([group.rollout.num_rows for group in self.groups], default=0)
-        self.groups, self._group_agents, self._arrays, self.live = [], [], None, []
+        self.groups, self._group_agents, self.live = [], [], []
+        self._arrays = self._newest = None
         self._known_spaces, self._changed = {}, set()
         self.by_env = [{} for _ in self.by_env]
 
