@@ -167,9 +167,9 @@ class EpisodeTracker:
             self.callbacks.create(copies)
         first = self._vector_env.reset_all()
         self.begin_all()
-        self._observe([given[agent] for copy, (given, _) in zip(copies, first, strict=True) for agent in copy.agents])
-        for copy, (_, infos) in zip(copies, first, strict=True):
-            self.lanes.write_infos(copy.index, infos)
+        given = list(zip(copies, first, strict=True))
+        observations = [own[agent] for copy, (own, _) in given for agent in copy.agents]
+        self.observe(StepResult([], observations, [(copy.index, infos) for copy, (_, infos) in given]))
 
     def begin_all(self) -> None:
         """Begins an episode in every sub-environment, all of which have been reset, but for what agents observe."""
@@ -276,7 +276,17 @@ class EpisodeTracker:
 
     def observe(self, result: StepResult) -> None:
         """Takes in the observations and infos of those who act next. A hot path."""
-        self._observe(result.observations, result.in_rows)
+        states = self._vector_env.states()
+        items = result.observations
+        for i, (group, pick) in enumerate(self.lanes.live):
+            own = items[i] if result.in_rows else items if pick is None else pick(items)
+            rollout = group.rollout
+            try:
+                values = spaces.stack(own, rollout.observation_space) if isinstance(own, (list, tuple)) else own
+                of_rows = None if states is None else take(states, group.env_indices)
+                rollout.observe(group.positions, values, group.t, of_rows)
+            except (TypeError, ValueError) as error:
+                raise bad_observations(group, self._vector_env, own) from error
         for env_index, infos in result.infos:
             self.lanes.write_infos(env_index, infos)
 
@@ -304,18 +314,6 @@ class EpisodeTracker:
                 self._credit_absent(env_index, agent_id, reward)
         for group, (numbers, rewards) in told.items():
             group.go_on(numbers, rewards)
-
-    def _observe(self, items: Any, in_rows: bool = False) -> None:
-        states = self._vector_env.states()
-        for i, (group, pick) in enumerate(self.lanes.live):
-            own = items[i] if in_rows else items if pick is None else pick(items)
-            rollout = group.rollout
-            try:
-                values = spaces.stack(own, rollout.observation_space) if isinstance(own, (list, tuple)) else own
-                of_rows = None if states is None else take(states, group.env_indices)
-                rollout.observe(group.positions, values, group.t, of_rows)
-            except (TypeError, ValueError) as error:
-                raise bad_observations(group, self._vector_env, own) from error
 
     def take_back(
         self, moved: Iterable[tuple[LaneGroup, np.ndarray, np.ndarray]], joined: Iterable[tuple[int, AgentID]]

@@ -177,7 +177,7 @@ class Rollout:
         """
         columns = self.columns
         column = columns[Columns.OBS]
-        if Columns.OBS in self.layered:
+        if self.layered and Columns.OBS in self.layered:
             column = self.source(Columns.OBS)
             self.layered[Columns.OBS][positions] = 0
         if type(column) is np.ndarray:
@@ -192,17 +192,17 @@ class Rollout:
 
     def record(self, positions: Positions, outputs: dict[str, Tree]) -> None:
         """Writes actions and module outputs, ``[B, ...]`` each, to the rows that they were computed for. A hot path."""
-        columns = self.columns
+        columns, layered, given = self.columns, self.layered, self.given
         for name, values in outputs.items():
             if name not in columns:
                 size = self.num_rows * self.num_lanes
                 columns[name] = tree_map(lambda v, n=size: np.zeros((n, *v.shape[1:]), v.dtype), values)
             column = columns[name]
-            if name in self.layered:
+            if layered and name in layered:
                 column = self.source(name)
-                self.layered[name][positions] = 0
-            if name in self.given:
-                self.given[name][positions] = True
+                layered[name][positions] = 0
+            if given and name in given:
+                given[name][positions] = True
             if type(column) is type(values) is np.ndarray and column.shape[1:] == values.shape[1:]:
                 column[positions] = values
             elif not _put_dict(column, positions, values):
