@@ -280,11 +280,10 @@ class EpisodeTracker:
         items = result.observations
         for i, (group, pick) in enumerate(self.lanes.live):
             own = items[i] if result.in_rows else items if pick is None else pick(items)
-            rollout = group.rollout
+            own = list(own) if type(own) is tuple else own
+            of_rows = None if states is None else take(states, group.env_indices)
             try:
-                values = spaces.stack(own, rollout.observation_space) if isinstance(own, (list, tuple)) else own
-                of_rows = None if states is None else take(states, group.env_indices)
-                rollout.observe(group.positions, values, group.t, of_rows)
+                group.rollout.observe(group.positions, own, group.t, of_rows)
             except (TypeError, ValueError) as error:
                 raise bad_observations(group, self._vector_env, own) from error
         for env_index, infos in result.infos:
@@ -403,8 +402,7 @@ class EpisodeTracker:
             if isinstance(given, list) and not isinstance(places, slice):
                 own = [given[i] for i in places.tolist()]
             try:
-                values = spaces.stack(own, rollout.observation_space) if isinstance(own, list) else own
-                rollout.observe(rollout.cursor[numbers], values, t[places], states)
+                rollout.observe(rollout.cursor[numbers], own, t[places], states)
             except (TypeError, ValueError) as error:
                 for lane, observation in zip(group.at(numbers), own, strict=False):
                     if not spaces.fits(rollout.observation_space, observation):
@@ -500,8 +498,7 @@ class EpisodeTracker:
             lanes, observations, times, states = zip(*own, strict=True)
             positions = group.rollout.cursor[[lane.number for lane in lanes]]
             try:
-                values = spaces.stack(observations, group.rollout.observation_space)
-                group.rollout.observe(positions, values, np.array(times), joined_states(states))
+                group.rollout.observe(positions, list(observations), np.array(times), joined_states(states))
             except (TypeError, ValueError):
                 continue  # whoever writes them one by one will find out which it is
             observed.update(lanes)
@@ -530,8 +527,7 @@ class EpisodeTracker:
             rollout.observe(here, newest, event.t, event.state)
             return
         try:
-            values = spaces.stack([observation], rollout.observation_space)
-            rollout.observe(here, values, event.t, event.state)
+            rollout.observe(here, [observation], event.t, event.state)
         except (TypeError, ValueError) as error:
             raise bad_observation(lane, self._vector_env, observation, result) from error
 

@@ -165,21 +165,30 @@ class Rollout:
         return self._layers[name][0] if name in self._layers else self.columns[name]
 
     def observe(
-        self, positions: Positions, observations: Tree, t: int | np.ndarray, states: Tree | None = None
+        self, positions: Positions, observations: Tree | list[Any], t: int | np.ndarray, states: Tree | None = None
     ) -> None:
-        """Opens rows.
+        """Opens rows. A hot path.
 
         Args:
             positions: Of ``B`` rows.
-            observations: ``[B, ...]`` of the observation space.
+            observations: ``[B, ...]`` of the observation space, or a list of ``B`` items.
             t: The env step(s) at which they were made.
             states: ``[B, ...]`` the environments' states at that time, where they are kept.
+
+        Raises:
+            TypeError: If the items are not numbers.
+            ValueError: If they do not fit the observation space.
         """
         columns = self.columns
         column = columns[Columns.OBS]
         if self.layered and Columns.OBS in self.layered:
             column = self.source(Columns.OBS)
             self.layered[Columns.OBS][positions] = 0
+        if type(observations) is list:
+            values = np.array(observations) if type(column) is np.ndarray else None
+            if values is None or values.dtype != column.dtype or values.shape[1:] != column.shape[1:]:
+                values = spaces.stack(observations, self.observation_space)
+            observations = values
         if type(column) is np.ndarray:
             column[positions] = observations
         else:
