@@ -203,19 +203,25 @@ class Rollout:
         """Writes actions and module outputs, ``[B, ...]`` each, to the rows that they were computed for. A hot path."""
         columns, layered, given = self.columns, self.layered, self.given
         for name, values in outputs.items():
-            if name not in columns:
-                size = self.num_rows * self.num_lanes
-                columns[name] = tree_map(lambda v, n=size: np.zeros((n, *v.shape[1:]), v.dtype), values)
-            column = columns[name]
-            if layered and name in layered:
-                column = self.source(name)
-                layered[name][positions] = 0
-            if given and name in given:
-                given[name][positions] = True
-            if type(column) is type(values) is np.ndarray and column.shape[1:] == values.shape[1:]:
+            column = columns.get(name)
+            is_array = type(column) is type(values) is np.ndarray and column.shape[1:] == values.shape[1:]
+            if is_array and name not in layered and name not in given:
                 column[positions] = values
-            elif not _put_dict(column, positions, values):
-                put(column, positions, _shaped(values, column))
+            else:
+                self._record(name, positions, values)
+
+    def _record(self, name: str, positions: Positions, values: Tree) -> None:
+        """Writes one column, which may not be there yet."""
+        if name not in self.columns:
+            size = self.num_rows * self.num_lanes
+            self.columns[name] = tree_map(lambda v: np.zeros((size, *v.shape[1:]), v.dtype), values)
+        column = self.source(name)
+        if not _put_dict(column, positions, values):
+            put(column, positions, _shaped(values, column))
+        if name in self.layered:
+            self.layered[name][positions] = 0
+        if name in self.given:
+            self.given[name][positions] = True
 
     def reserve(self, row: int) -> None:
         """Makes sure that ``row`` exists, for all lanes."""
