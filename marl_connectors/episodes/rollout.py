@@ -203,7 +203,7 @@ class Rollout:
         """Writes actions and module outputs, ``[B, ...]`` each, to the rows that they were computed for. A hot path."""
         columns, layered, given = self.columns, self.layered, self.given
         for name, values in outputs.items():
-            column = columns.get(name)
+            column: Any = columns.get(name)
             is_array = type(column) is type(values) is np.ndarray and column.shape[1:] == values.shape[1:]
             if is_array and name not in layered and name not in given:
                 column[positions] = values
