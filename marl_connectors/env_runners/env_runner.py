@@ -382,7 +382,7 @@ class EnvRunner:
 
     def _show_ended(self) -> None:
         """Last observations pass the pieces that may write to episodes, as others do in the step that acts on them."""
-        if self._plan.looks_ahead and self._episodes.ended_agents:
+        if self._plan.looks_ahead and self._episodes.ended:
             self._episodes.sync()
             began = perf_counter()
             self._plan.show(self._episodes.ended_rows(), self._episodes.ended)

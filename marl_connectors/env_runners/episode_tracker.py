@@ -24,10 +24,10 @@ from marl_connectors.environments.env_states import joined_states
 from marl_connectors.environments.garbage_pauses import without_collections
 from marl_connectors.environments.step_result import EpisodeEnds, Event, StepResult
 from marl_connectors.environments.vector_env import VectorEnv
-from marl_connectors.episodes.agent_views import EndedViews, agent_episode_id
+from marl_connectors.episodes.agent_views import AgentChunk, EndedViews, agent_episode_id
 from marl_connectors.episodes.column_batch import ColumnGroup
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
-from marl_connectors.episodes.packing import rows_of_episodes
+from marl_connectors.episodes.packing import chunks_of, rows_of_episodes
 from marl_connectors.episodes.rollout import take
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.episodes.state import decode, encode
@@ -125,25 +125,22 @@ class EpisodeTracker:
         return [episode for _, (episode, _) in sorted(self._ended.items(), key=itemgetter(0))]
 
     @property
-    def ended_agents(self) -> list[SingleAgentEpisode]:
-        """The agent episodes that did."""
-        found: list[SingleAgentEpisode] = []
+    def _ended_agents(self) -> list[SingleAgentEpisode | AgentChunk]:
+        """The agent episodes that did, none of which is made for this."""
+        found: list[SingleAgentEpisode | AgentChunk] = []
         for _, (episode, agent_episodes) in sorted(self._ended.items(), key=itemgetter(0)):
-            if agent_episodes is None:
-                found += episode.agent_episodes.values() if isinstance(episode, MultiAgentEpisode) else [episode]
-            else:
-                found += agent_episodes
+            found += chunks_of([episode]) if agent_episodes is None else agent_episodes
         return found
 
     def ended_rows(self) -> list[ColumnGroup]:
         """The last observations of the agents that ended in the newest step, for pieces that write to episodes."""
-        groups = []
-        for group in self.lanes.groups:
-            own = [e for e in self.ended_agents if e.storage.rollout is group.rollout]  # type: ignore[attr-defined]
-            if own:
-                rows = rows_of_episodes(own, list(self._rl_module.keys()), last_only=True)
-                groups.append(ColumnGroup(rows))
-        return groups
+        by_rollout: dict[int, list[SingleAgentEpisode | AgentChunk]] = {}
+        for own in self._ended_agents:
+            storage: Any = own if isinstance(own, AgentChunk) else own.storage
+            by_rollout.setdefault(id(storage.rollout), []).append(own)
+        found = [by_rollout[id(group.rollout)] for group in self.lanes.groups if id(group.rollout) in by_rollout]
+        module_ids = list(self._rl_module.keys())
+        return [ColumnGroup(rows_of_episodes(own, module_ids, last_only=True)) for own in found]
 
     def take_done(self) -> list[DoneEpisode]:
         """The episodes that ended since the last call."""
@@ -170,9 +167,9 @@ class EpisodeTracker:
             self.callbacks.create(copies)
         first = self._vector_env.reset_all()
         self.begin_all()
-        self._observe([given[agent] for copy, (given, _) in zip(copies, first, strict=True) for agent in copy.agents])
-        for copy, (_, infos) in zip(copies, first, strict=True):
-            self.lanes.write_infos(copy.index, infos)
+        given = list(zip(copies, first, strict=True))
+        observations = [own[agent] for copy, (own, _) in given for agent in copy.agents]
+        self.observe(StepResult([], observations, [(copy.index, infos) for copy, (_, infos) in given]))
 
     def begin_all(self) -> None:
         """Begins an episode in every sub-environment, all of which have been reset, but for what agents observe."""
@@ -279,7 +276,16 @@ class EpisodeTracker:
 
     def observe(self, result: StepResult) -> None:
         """Takes in the observations and infos of those who act next. A hot path."""
-        self._observe(result.observations, result.in_rows)
+        states = self._vector_env.states()
+        items = result.observations
+        for i, (group, pick) in enumerate(self.lanes.live):
+            own = items[i] if result.in_rows else items if pick is None else pick(items)
+            own = list(own) if type(own) is tuple else own
+            of_rows = None if states is None else take(states, group.env_indices)
+            try:
+                group.rollout.observe(group.positions, own, group.t, of_rows)
+            except (TypeError, ValueError) as error:
+                raise bad_observations(group, self._vector_env, own) from error
         for env_index, infos in result.infos:
             self.lanes.write_infos(env_index, infos)
 
@@ -307,18 +313,6 @@ class EpisodeTracker:
                 self._credit_absent(env_index, agent_id, reward)
         for group, (numbers, rewards) in told.items():
             group.go_on(numbers, rewards)
-
-    def _observe(self, items: Any, in_rows: bool = False) -> None:
-        states = self._vector_env.states()
-        for i, (group, pick) in enumerate(self.lanes.live):
-            own = items[i] if in_rows else items if pick is None else pick(items)
-            rollout = group.rollout
-            try:
-                values = spaces.stack(own, rollout.observation_space) if isinstance(own, (list, tuple)) else own
-                of_rows = None if states is None else take(states, group.env_indices)
-                rollout.observe(group.positions, values, group.t, of_rows)
-            except (TypeError, ValueError) as error:
-                raise bad_observations(group, self._vector_env, own) from error
 
     def take_back(
         self, moved: Iterable[tuple[LaneGroup, np.ndarray, np.ndarray]], joined: Iterable[tuple[int, AgentID]]
@@ -380,7 +374,7 @@ class EpisodeTracker:
         lanes, agent_ids = self.lanes.of_envs(ends.indices), [tuple(self.lanes.by_env[i]) for i in ends.indices]
         self._observe_ends(ends, lanes, result)
         ended = lanes.ended(ends.terminated, ends.truncated)
-        paid = lanes.gathered(lambda group, numbers: group.paid(numbers), np.float64)
+        paid = lanes.gathered(lambda group, numbers: group.paid(numbers))
         steps = ended.t_started + ended.stop_row - ended.start_row
         for index, infos in zip(ends.indices, ends.infos, strict=False):
             self.lanes.write_infos(index, infos)
@@ -401,15 +395,14 @@ class EpisodeTracker:
         """Writes the last observations to the newest rows of the agents' lanes."""
         env_of = np.repeat(np.arange(len(ends.t)), np.diff([*lanes.begins.tolist(), len(lanes.number)]))
         t, given = np.array(ends.t)[env_of], ends.observations
-        for group, places, numbers in lanes.by_group():
+        for group, places, numbers in lanes.by_group:
             rollout = group.rollout
             states = None if ends.states is None else take(ends.states, env_of[places])
             own = tree_map(lambda leaf, at=places: leaf[at], given) if not isinstance(given, list) else given
             if isinstance(given, list) and not isinstance(places, slice):
                 own = [given[i] for i in places.tolist()]
             try:
-                values = spaces.stack(own, rollout.observation_space) if isinstance(own, list) else own
-                rollout.observe(rollout.cursor[numbers], values, t[places], states)
+                rollout.observe(rollout.cursor[numbers], own, t[places], states)
             except (TypeError, ValueError) as error:
                 for lane, observation in zip(group.at(numbers), own, strict=False):
                     if not spaces.fits(rollout.observation_space, observation):
@@ -441,7 +434,7 @@ class EpisodeTracker:
             else:
                 rearranged |= self._begin_after(copy, (episode, modules))
         if again:
-            for group, _, numbers in self.lanes.of_envs(again).by_group():
+            for group, _, numbers in self.lanes.of_envs(again).by_group:
                 group.begin_again(numbers)
         for index in again:
             self.ongoing[index] = self._of_lanes(index, self.ongoing[index])  # type: ignore[arg-type]
@@ -505,8 +498,7 @@ class EpisodeTracker:
             lanes, observations, times, states = zip(*own, strict=True)
             positions = group.rollout.cursor[[lane.number for lane in lanes]]
             try:
-                values = spaces.stack(observations, group.rollout.observation_space)
-                group.rollout.observe(positions, values, np.array(times), joined_states(states))
+                group.rollout.observe(positions, list(observations), np.array(times), joined_states(states))
             except (TypeError, ValueError):
                 continue  # whoever writes them one by one will find out which it is
             observed.update(lanes)
@@ -535,8 +527,7 @@ class EpisodeTracker:
             rollout.observe(here, newest, event.t, event.state)
             return
         try:
-            values = spaces.stack([observation], rollout.observation_space)
-            rollout.observe(here, values, event.t, event.state)
+            rollout.observe(here, [observation], event.t, event.state)
         except (TypeError, ValueError) as error:
             raise bad_observation(lane, self._vector_env, observation, result) from error
 
@@ -588,7 +579,7 @@ class EpisodeTracker:
         lanes = self.lanes.of_envs(range(len(self.ongoing)))
         none = np.zeros(len(lanes.number), bool)
         ended = lanes.ended(none, none)
-        own = [(group, numbers, ended.stop_row[at], group.returns(numbers)) for group, at, numbers in lanes.by_group()]
+        own = [(group, numbers, ended.stop_row[at], group.returns(numbers)) for group, at, numbers in lanes.by_group]
         for group in self.lanes.groups:
             group.restart(num_rows)
         for group, numbers, last_rows, returns in own:

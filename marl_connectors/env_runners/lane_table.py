@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
@@ -289,7 +289,7 @@ class LaneGroup:
         self.rows = LiveRows(self, module_ids=(), splits=(0,))
         self.t = np.zeros(0, np.int32)
         self.last_row = lookback
-        self._num_opened = 0
+        self._num_opened = self._spare_rows = 0
         self._free_numbers: list[int] = []  # a heap, of those below ``_num_opened``
         self._next_row: dict[int, int] = {}
         self._first: np.ndarray | None = None
@@ -541,9 +541,11 @@ class LaneGroup:
 
         Args:
             num_rows: How many steps it is for. A row more is needed for each last observation of an episode, and there
-                is room for as many of them as in the rollout before.
+                is room for as many of them as in the rollout before; where those were fewer than there was room for,
+                for half as many as that, but one.
         """
-        spare = min(max(self.last_row - self.lookback - num_rows, 0), num_rows)
+        spare = max(self.last_row - self.lookback - num_rows, (self._spare_rows + 1) // 2)
+        spare = self._spare_rows = min(spare, num_rows)
         oldest = self.rollout.cursor // max(self.rollout.num_lanes, 1) + 1
         oldest[self.order] = self.first_row[self.order]
         self.rollout = self.rollout.continued(num_rows + spare + self.lookback + 2, self.lookback, oldest)
@@ -572,27 +574,23 @@ class LanesOfEnvs(NamedTuple):
         group: ``[N]`` the group of each.
         number: ``[N]`` its number there.
         begins: Where the lanes of each sub-environment begin.
+        by_group: Each group that has some of the lanes, their places among the ``N``, and their numbers in the group.
     """
 
     groups: tuple[LaneGroup, ...]
     group: np.ndarray
     number: np.ndarray
     begins: np.ndarray
+    by_group: list[tuple[LaneGroup, slice | np.ndarray, np.ndarray]]
 
-    def by_group(self) -> Iterator[tuple[LaneGroup, slice | np.ndarray, np.ndarray]]:
-        """Each group that has some of the lanes, their places among them, and their numbers in the group."""
-        for index, group in enumerate(self.groups):
-            places = np.flatnonzero(self.group == index)
-            if len(places) == len(self.number) > 0:
-                yield group, slice(None), self.number
-            elif len(places):
-                yield group, places, self.number[places]
-
-    def gathered(self, read: Callable[[LaneGroup, np.ndarray], np.ndarray], dtype: type) -> np.ndarray:
+    def gathered(self, read: Callable[[LaneGroup, np.ndarray], np.ndarray]) -> np.ndarray:
         """``[N]`` what ``read(group, numbers)`` gives for the lanes of each group."""
-        values = np.empty(len(self.number), dtype)
-        for group, places, numbers in self.by_group():
-            values[places] = read(group, numbers)
+        found = [(places, read(group, numbers)) for group, places, numbers in self.by_group]
+        if len(found) == 1:
+            return found[0][1]
+        values = np.empty(len(self.number), np.result_type(*(own for _, own in found)) if found else np.int64)
+        for places, own in found:
+            values[places] = own
         return values
 
     def ended(self, terminated: np.ndarray, truncated: np.ndarray) -> EndedLanes:
@@ -601,10 +599,10 @@ class LanesOfEnvs(NamedTuple):
             rollouts=tuple(group.rollout for group in self.groups),
             which=self.group,
             lane=self.number,
-            first_row=self.gathered(lambda group, numbers: group.first_row[numbers], np.int64),
-            start_row=self.gathered(lambda group, numbers: group.start_row[numbers], np.int64),
-            stop_row=self.gathered(lambda group, numbers: group.rows_of(numbers), np.int64),
-            t_started=self.gathered(lambda group, numbers: group.t_started[numbers], np.int64),
+            first_row=self.gathered(lambda group, numbers: group.first_row[numbers]),
+            start_row=self.gathered(lambda group, numbers: group.start_row[numbers]),
+            stop_row=self.gathered(lambda group, numbers: group.rows_of(numbers)),
+            t_started=self.gathered(lambda group, numbers: group.t_started[numbers]),
             terminated=terminated,
             truncated=truncated,
         )
@@ -646,6 +644,7 @@ class LaneTable:
         self._kinds: dict[ModuleID, tuple[RLModule, Hashable]] = {}
         self._num_rows = 0
         self._arrays: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
+        self._newest: tuple[tuple[int, ...], LanesOfEnvs] | None = None  # of ``of_envs``
         self.module_ids: list[ModuleID] = []
         self._module_places: dict[ModuleID, int] = {}
         self._changed: set[int] = set()  # sub-environments whose agents' ranks are to be found anew
@@ -663,7 +662,9 @@ class LaneTable:
         return [lane for lanes in self.by_env for lane in lanes.values()]
 
     def of_envs(self, indices: Sequence[int]) -> LanesOfEnvs:
-        """The lanes of some sub-environments, one at least."""
+        """The lanes of some sub-environments, one at least. The same object again if they are asked for twice."""
+        if self._newest is not None and self._newest[0] == tuple(indices):
+            return self._newest[1]
         if self._arrays is None:
             lanes = self.in_order()
             self._arrays = (
@@ -676,7 +677,17 @@ class LaneTable:
         begins, counts = bounds[which], bounds[which + 1] - bounds[which]
         ends = np.cumsum(counts)
         which = np.repeat(begins - ends + counts, counts) + np.arange(int(ends[-1]))
-        return LanesOfEnvs(tuple(self.groups), group[which], number[which], ends - counts)
+        group, number = group[which], number[which]
+        by_group: list[tuple[LaneGroup, slice | np.ndarray, np.ndarray]] = []
+        for own in self.groups:
+            places = np.flatnonzero(group == own.index)
+            if len(places) == len(number) > 0:
+                by_group.append((own, slice(None), number))
+            elif len(places):
+                by_group.append((own, places, number[places]))
+        found = LanesOfEnvs(tuple(self.groups), group, number, ends - counts, by_group)
+        self._newest = tuple(indices), found
+        return found
 
     def open(self, env_index: int, agent_id: AgentID, module_id: ModuleID) -> Lane:
         """Gives an agent a lane that is fit for a module."""
@@ -700,7 +711,7 @@ class LaneTable:
         return lane
 
     def _change(self, env_index: int) -> None:
-        self._arrays, self._is_sorted = None, False
+        self._arrays, self._newest, self._is_sorted = None, None, False
         self._changed.add(env_index)
 
     def set_module(self, lane: Lane, module_id: ModuleID) -> None:
@@ -731,7 +742,8 @@ class LaneTable:
         self.settle_counts()
         self._kinds = {module_id: own for module_id, own in self._kinds.items() if module_id in self._rl_module}
         self._num_rows = max([group.rollout.num_rows for group in self.groups], default=0)
-        self.groups, self._group_agents, self._arrays, self.live = [], [], None, []
+        self.groups, self._group_agents, self.live = [], [], []
+        self._arrays = self._newest = None
         self._known_spaces, self._changed = {}, set()
         self.by_env = [{} for _ in self.by_env]
 

@@ -45,10 +45,12 @@ from marl_connectors.environments.validation.checks import (
     raise_first,
 )
 from marl_connectors.errors import EnvError, MarlConnectorsError, describe_error
-from marl_connectors.seeding import derived_seed
+from marl_connectors.seeding import derived_seed, derived_seeds
 from marl_connectors.typing import AgentID, Tree
 
 _NOTHING: Any = object()
+_SEEDS_AT_ONCE = 32
+"""For so many episodes of a copy, seeds are derived at once, which takes as long as deriving seven of them."""
 _LOOK_EVERY = 16
 """So often a copy is asked for its agents, even if nothing in a step's dicts says that they have changed."""
 
@@ -103,6 +105,7 @@ class VectorEnv:
         self._states = None if state_space is None else EnvStates(state_space)
         self._garbage = None if restarts is None else GarbageCheck(restarts.observation_space)
         self._ends = EndsBuilder()
+        self._seeds: dict[int, tuple[int, int, list[int]]] = {}  # by copy: the run's, and those of episodes from one on
 
     @property
     def num_envs(self) -> int:
@@ -126,7 +129,15 @@ class VectorEnv:
 
     def reset_seed(self, copy: EnvCopy) -> int:
         """The seed of the copy's current episode."""
-        return derived_seed(self.seed, "env", copy.index, copy.episode_number)
+        run_seed, number = self.seed, copy.episode_number
+        if number < 1:  # most copies of short runs need one seed only
+            return derived_seed(run_seed, "env", copy.index, number)
+        known_run, first, seeds = self._seeds.get(copy.index, (None, 0, []))
+        if known_run != run_seed or not first <= number < first + len(seeds):
+            numbers = np.arange(number, number + _SEEDS_AT_ONCE)
+            first, seeds = number, derived_seeds(run_seed, "env", np.full(len(numbers), copy.index), numbers).tolist()
+            self._seeds[copy.index] = run_seed, first, seeds
+        return seeds[number - first]
 
     def reset_all(self) -> list[tuple[dict[AgentID, Any], dict[AgentID, dict]]]:
         """Starts the next episode of every copy."""

@@ -14,6 +14,7 @@ from scripted_envs import LifeEnv, small_config
 
 from marl_connectors.environments.step_result import StepResult, joined_ends
 from marl_connectors.environments.worker_vector_env import make_vector_env
+from marl_connectors.seeding import derived_seed
 from marl_connectors.trees import leaves
 
 PARALLEL = {"together": {}, "deaths": {"die": 0.15}, "joins": {"die": 0.2, "join": 0.3, "fixed": False}}
@@ -34,6 +35,17 @@ def vector_env_of(kind, seed, num_envs=4, num_workers=0):
         config = small_config(make).debugging(seed=seed)
     config.env_runners(num_envs_per_env_runner=num_envs, num_env_workers=num_workers)
     return config.build_algo().env_runner.vector_env
+
+
+def test_a_reset_has_the_seed_of_its_run_copy_and_episode():
+    vector_env, rng = vector_env_of("together", seed=5), np.random.default_rng(0)
+    for _ in range(60):
+        copy = vector_env.copies[rng.integers(4)]
+        number = copy.episode_number
+        copy.episode_number = max(number + int(rng.choice([1, 1, 1, 7, 40, -3])), 0)
+        vector_env.seed = int(rng.choice([5, 5, 5, 6]))
+        seed = vector_env.reset_seed(copy)
+        assert seed == derived_seed(vector_env.seed, "env", copy.index, copy.episode_number) and type(seed) is int
 
 
 def acting(vector_env):
