@@ -8,7 +8,7 @@ import pickle
 import signal
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from typing import Any, NamedTuple
@@ -22,8 +22,8 @@ from marl_connectors.environments.env_copy import Doing, EnvCopy
 from marl_connectors.environments.env_failures import EnvFailure, EnvRestarts
 from marl_connectors.environments.env_setup import EnvSetup
 from marl_connectors.environments.find_env import REGISTERED
-from marl_connectors.environments.shared_columns import ColumnReader, ColumnWriter, Note, SharedBlock
-from marl_connectors.environments.step_result import EpisodeEnds, Event
+from marl_connectors.environments.shared_memory import AgentSpaces, SharedBlock, StepMemory
+from marl_connectors.environments.step_result import StepResult
 from marl_connectors.environments.time_limits import stop_watching
 from marl_connectors.environments.turn_based_env import TurnBasedEnv
 from marl_connectors.environments.turn_based_vector_env import TurnBasedVectorEnv
@@ -60,6 +60,11 @@ class EnvFactory:
     def is_batched(self) -> bool:
         """Whether it makes natively batched environments."""
         return self._setup.is_batched
+
+    @property
+    def agent_spaces(self) -> AgentSpaces:
+        """The spaces of all agents that the sample environment has told of."""
+        return {agent: self._setup.agent_spaces(agent) for agent in self._setup.agent_ids}
 
     def parts(self) -> dict[str, Any]:
         """What another process must get, by the names that users know."""
@@ -143,38 +148,27 @@ class Reply:
     """What a worker has to say after it did what it was told.
 
     Attributes:
+        result: What was asked for. Of a step, what is not in shared memory.
         states: Of copies in which agents or episodes changed.
         failures: Of copies that went on with another episode.
-        rewards: Of all agents that acted.
-        observations: Of all agents that act next.
-        env_states: Of all copies, if they are wanted.
-        infos: As in ``StepResult``.
-        ends: Likewise.
-        events: Likewise.
-        told: Likewise.
-        result: What else was asked for.
     """
 
+    result: Any
     states: list[CopyState] = field(default_factory=list)
     failures: list[EnvFailure] = field(default_factory=list)
-    rewards: Note = None
-    observations: Note = None
-    env_states: Note = None
-    infos: list[tuple[int, dict[AgentID, dict]]] = field(default_factory=list)
-    ends: EpisodeEnds | None = None
-    events: list[Event] = field(default_factory=list)
-    told: list[tuple[int, AgentID]] | None = None
-    result: Any = None
 
-    @property
-    def is_ordinary(self) -> bool:
-        """Whether there is nothing to say."""
-        return not (
-            self.states
-            or self.failures
-            or self.infos
-            or any(note is not None for note in (self.rewards, self.observations, self.env_states))
-        )
+
+_ORDINARY = Reply(StepResult(None, None))  # all is in shared memory
+
+
+def spaces_of(make_env: Callable[..., Any]) -> AgentSpaces:
+    """The spaces of the agents, as far as a maker knows them."""
+    return getattr(make_env, "agent_spaces", {})
+
+
+def acting_in(copies: Iterable[EnvCopy]) -> list[AgentID]:
+    """Who acts next in some copies."""
+    return [agent for copy in copies for agent in copy.agents]
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,10 +182,7 @@ class WorkerTask:
         tolerance: As ``EnvRestarts.tolerance``; None to let every failure stop the run.
         observation_space: As in ``EnvRestarts``.
         state_space: As for VectorEnv.
-        actions: Written by the process that starts it.
-        rewards: Written by the worker.
-        observations: Likewise; the first numbers of the header are ``VectorEnv.at``.
-        env_states: Likewise, of all copies, if there is a ``state_space``.
+        block: The memory of its ``StepMemory``.
     """
 
     maker: bytes
@@ -200,10 +191,7 @@ class WorkerTask:
     tolerance: int | None
     observation_space: Any
     state_space: Space | None
-    actions: SharedBlock
-    rewards: SharedBlock
-    observations: SharedBlock
-    env_states: SharedBlock
+    block: SharedBlock
 
 
 def run_worker(channel: Channel, task: WorkerTask) -> None:
@@ -303,7 +291,8 @@ class EnvServer:
                 f"num_env_workers: a worker process cannot load the environment's maker: "
                 f"{describe_error(error)}. Define it in a module that can be imported, or set num_env_workers=0."
             ) from error
-        at = task.observations.header[:4]
+        self._memory = StepMemory(task.block, spaces_of(make_env), task.num_copies, task.state_space)
+        at = self._memory.at
         at[3] = Doing.MAKE
         envs = []
         for index in range(task.first_index, task.first_index + task.num_copies):
@@ -321,10 +310,6 @@ class EnvServer:
         self.vector_env.at = at
         self.vector_env.close_timeout_s = None  # the other process ends this one where close() hangs
         self._first_index = task.first_index
-        self._actions = ColumnReader(task.actions, copy=True)
-        self._rewards = ColumnWriter(task.rewards)
-        self._observations = ColumnWriter(task.observations)
-        self._env_states = None if task.state_space is None else ColumnWriter(task.env_states)
 
     def answer(self, message: bytes) -> bytes:
         """Does what a message says."""
@@ -334,58 +319,43 @@ class EnvServer:
             command, *arguments = pickle.loads(message)
             known = {"step": self._step, "reset": self._reset, "replay": self._replay}
             reply = known[command](*arguments)
-        if self.vector_env.failures:
-            reply.failures = self.vector_env.take_failures()
-        return Channel.STEP if reply.is_ordinary else self._packed(reply)
+        self._memory.write_states([copy.state for copy in self.vector_env.copies])
+        reply.failures = self.vector_env.take_failures()
+        return Channel.STEP if reply == _ORDINARY else self._packed(reply)
 
-    def _step(self, note: Note) -> Reply:
-        vector_env, actions = self.vector_env, self._actions.read(note)
-        step, copies = vector_env.step(actions), vector_env.copies
-        ended = [] if step.ends is None else step.ends.indices
-        changed = sorted({*ended, *(event.index for event in step.events)})
-        reply = Reply(
-            states=self._states()
-            if self.turn_based
-            else [CopyState.of(copies[i - self._first_index]) for i in changed],
-            rewards=self._rewards.write(step.rewards),
-            observations=self._observations.write(step.observations),
-            env_states=self._noted_states(),
-            infos=step.infos,
-            ends=step.ends,
-            events=step.events,
-            told=step.told,
-        )
+    def _step(self, sent: list[Any] | None) -> Reply:
+        vector_env, copies = self.vector_env, self.vector_env.copies
+        result = vector_env.step(self._memory.read_actions(acting_in(copies), sent))
+        ended = [] if result.ends is None else result.ends.indices
+        changed = {*ended, *(event.index for event in result.events)}
+        states = [CopyState.of(copy) for copy in copies if self.turn_based or copy.index in changed]
         for copy in copies:  # the other process keeps them
             copy.newest_actions.clear()
-        return reply
+        return Reply(self._memory.write_step(result, acting_in(copies)), states)
 
     def _reset(self, seed: int, states: list[tuple[int, int]]) -> Reply:
         self.vector_env.seed = seed
         for copy, (episode_number, num_failures) in zip(self.vector_env.copies, states, strict=True):
             copy.episode_number, copy.num_failures = episode_number, num_failures
         first = self.vector_env.reset_all()
-        return Reply(self._states(), env_states=self._noted_states(), result=first)
-
-    def _noted_states(self) -> Note:
-        return None if self._env_states is None else self._env_states.write([c.state for c in self.vector_env.copies])
+        return Reply(first, list(map(CopyState.of, self.vector_env.copies)))
 
     def _replay(self, seed: int, index: int, *arguments: Any) -> Reply:
         self.vector_env.seed = seed
         copy = self.vector_env.copies[index - self._first_index]
         found = self.vector_env.replay(copy, *arguments)
         copy.newest_actions.clear()
-        return Reply([CopyState.of(copy)], env_states=self._noted_states(), result=found)
-
-    def _states(self) -> list[CopyState]:
-        return [CopyState.of(copy) for copy in self.vector_env.copies]
+        return Reply(found, [CopyState.of(copy)])
 
     def _packed(self, reply: Reply) -> bytes:
         try:
             return pickle.dumps(reply)
         except Exception as error:
-            given: list[tuple[int, Any]] = [(event.index, event) for event in reply.events] + reply.infos
-            if reply.ends is not None and reply.ends.infos:
-                given += zip(reply.ends.indices, reply.ends.infos, strict=True)
+            given: list[tuple[int, Any]] = []
+            if isinstance(result := reply.result, StepResult):
+                given = [(event.index, event) for event in result.events] + result.infos
+                if result.ends is not None and result.ends.infos:
+                    given += zip(result.ends.indices, result.ends.infos, strict=True)
             who = next((f"environment copy {index}" for index, part in given if not _can_be_sent(part)), "environment")
             raise EnvError(
                 f"{who}: what it gave cannot be sent from its worker process: {error}. Keep what cannot be pickled out "

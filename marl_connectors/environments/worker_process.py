@@ -26,10 +26,12 @@ from marl_connectors.environments.env_worker import (
     Reply,
     WorkerError,
     WorkerTask,
+    acting_in,
     needs_main_script,
     run_worker,
 )
-from marl_connectors.environments.shared_columns import ColumnReader, ColumnWriter, SharedBlock
+from marl_connectors.environments.shared_memory import AgentSpaces, SharedBlock, StepMemory
+from marl_connectors.environments.step_result import StepResult
 from marl_connectors.environments.worker_threads import one_thread_for_children
 from marl_connectors.errors import ConfigError, EnvError
 
@@ -37,7 +39,6 @@ _LOG = logging.getLogger(__name__)
 
 _START_TIMEOUT_S = 300.0  # at least: importing an environment's packages may take long on a busy machine
 _STOP_TIMEOUT_S = 5.0
-_ORDINARY = Reply()
 
 
 class WorkerLost(Exception):
@@ -98,13 +99,13 @@ class WorkerProcess:
 
     Attributes:
         copies: The copies that it steps, as this process knows them.
-        rewards: Reads what the worker wrote.
-        observations: Likewise.
+        memory: What both processes share.
     """
 
     def __init__(
         self,
         maker: bytes,
+        agent_spaces: AgentSpaces,
         copies: list[EnvCopy],
         restarts: EnvRestarts | None,
         timeout_s: float | None,
@@ -115,6 +116,7 @@ class WorkerProcess:
             raise ConfigError("num_env_workers: worker processes need Linux or macOS. Set num_env_workers=0.")
         self.copies = copies
         self._maker = maker
+        self._agent_spaces = agent_spaces
         self._restarts = restarts
         self._timeout_s = timeout_s
         self._state_space = state_space
@@ -131,20 +133,15 @@ class WorkerProcess:
     @property
     def at(self) -> list[int]:
         """As ``VectorEnv.at``; the worker may have ended. Nothing was reset yet if the second number is -1."""
-        return self._at.tolist()
+        return self.memory.at.tolist()
 
     def start(self) -> None:
         """Starts a process, which is ready once ``finish_start`` has returned."""
         self.kill()
         restarts, first = self._restarts, self.copies[0].index
-        self._blocks = [SharedBlock() for _ in range(4)]
-        actions, rewards, observations, env_states = self._blocks
-        self._at = observations.header[:4]
-        self._at[:] = first, -1, -1, Doing.STEP
-        self._actions = ColumnWriter(actions)
-        self.rewards = ColumnReader(rewards, copy=False)
-        self.observations = ColumnReader(observations, copy=False)
-        self._env_states = ColumnReader(env_states, copy=False)
+        self._block = SharedBlock()
+        self.memory = StepMemory(self._block, self._agent_spaces, len(self.copies), self._state_space)
+        self.memory.at[:] = first, -1, -1, Doing.STEP
         task = WorkerTask(
             self._maker,
             first,
@@ -152,7 +149,7 @@ class WorkerProcess:
             None if restarts is None else restarts.tolerance,
             None if restarts is None else restarts.observation_space,
             self._state_space,
-            *self._blocks,
+            self._block,
         )
         context: Any = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([run_worker.__module__])
@@ -180,10 +177,16 @@ class WorkerProcess:
         limit = None if self._timeout_s is None else max(self._timeout_s, _START_TIMEOUT_S)
         return self._receive(limit, " while it started")
 
-    def send_step(self, actions: Any) -> None:
+    def send_step(self, actions: list[Any]) -> None:
         """Tells it to step its copies, with an action for each agent."""
-        note = self._actions.write(actions)
-        self._send(Channel.STEP if note is None else pickle.dumps(("step", note)))
+        self._num_acting = len(actions)
+        left = self.memory.write_actions(acting_in(self.copies), actions)
+        self._send(Channel.STEP if left is None else pickle.dumps(("step", left)))
+
+    def read_step(self, result: StepResult) -> StepResult:
+        """All of a step whose answer has come, once the copies know who acts next."""
+        num_rewards = self._num_acting if result.told is None else len(result.told)
+        return self.memory.read_step(result, num_rewards, acting_in(self.copies))
 
     def send(self, *message: Any) -> None:
         """Tells it to do anything else."""
@@ -202,12 +205,6 @@ class WorkerProcess:
         """
         return self._receive(self._timeout_s)
 
-    def take_states(self, reply: Reply) -> None:
-        """Gives the copies the states that came with an answer, good until the next one."""
-        if self._state_space is not None:
-            for copy, state in zip(self.copies, self._env_states.read(reply.env_states), strict=True):
-                copy.state = state
-
     def _receive(self, timeout_s: float | None, during: str = "") -> Any:
         try:
             message = self._channel.receive(timeout_s)
@@ -223,7 +220,7 @@ class WorkerProcess:
         except (EOFError, OSError):
             raise WorkerLost(f"{self._how_it_ended()}{during}") from None
         if message == Channel.STEP:
-            return _ORDINARY
+            return Reply(StepResult(None, None))
         said = pickle.loads(message)
         if isinstance(said, WorkerError):
             raise getattr(errors, said.name, EnvError)(said.text) from _RemoteTraceback(said.traceback)
@@ -288,5 +285,4 @@ class WorkerProcess:
                     with contextlib.suppress(OSError):
                         os.kill(pid, signal.SIGKILL)
             process.join(_STOP_TIMEOUT_S)
-        for block in self._blocks:
-            block.close()
+        self._block.close()

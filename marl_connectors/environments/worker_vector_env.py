@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable
 from multiprocessing.util import Finalize
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+import numpy as np
 from gymnasium import Space
 
 from marl_connectors.environments.action_history import ActionHistory
@@ -16,16 +17,17 @@ from marl_connectors.environments.batched_env import is_batched
 from marl_connectors.environments.batched_vector_env import BatchedVectorEnv
 from marl_connectors.environments.env_copy import EnvCopy
 from marl_connectors.environments.env_failures import EnvRestarts, close_env
-from marl_connectors.environments.env_worker import Reply, packed_maker
+from marl_connectors.environments.env_worker import Reply, packed_maker, spaces_of
 from marl_connectors.environments.gymnasium_copies import GymnasiumCopies
 from marl_connectors.environments.gymnasium_vector_env import gymnasium_vector_env
-from marl_connectors.environments.step_result import Event, StepResult, joined_ends
+from marl_connectors.environments.step_result import Event, StepResult, joined
 from marl_connectors.environments.turn_based_env import TurnBasedEnv
 from marl_connectors.environments.turn_based_vector_env import TurnBasedVectorEnv
 from marl_connectors.environments.vector_env import VectorEnv, add_observed
 from marl_connectors.environments.worker_process import WorkerLost, WorkerProcess
 from marl_connectors.errors import ConfigError, EnvError, MarlConnectorsError
-from marl_connectors.typing import AgentID
+from marl_connectors.trees import tree_map
+from marl_connectors.typing import AgentID, Tree
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
@@ -140,7 +142,7 @@ class WorkerVectorEnv(VectorEnv):
         num_workers = min(num_workers, num_envs)
         bounds = [num_envs * i // num_workers for i in range(num_workers + 1)]
         self.workers = [
-            WorkerProcess(maker, self.copies[begin:end], restarts, timeout_s, state_space)
+            WorkerProcess(maker, spaces_of(make_env), self.copies[begin:end], restarts, timeout_s, state_space)
             for begin, end in itertools.pairwise(bounds)
         ]
         self._are_up = False
@@ -180,7 +182,7 @@ class WorkerVectorEnv(VectorEnv):
             self._send_reset(worker)
         for worker in self.workers:
             try:
-                first += self._take(worker, worker.receive()).result
+                first += self._take(worker.receive()).result
             except WorkerLost as loss:
                 first += self._restart(worker, loss)
         return first
@@ -192,29 +194,22 @@ class WorkerVectorEnv(VectorEnv):
     def step(self, actions: Any) -> StepResult:
         """Steps all copies, and resets those whose episode ended; see VectorEnv. A hot path."""
         self._send_steps(actions)
-        result, ends = StepResult([], [], told=[] if self.turn_based else None), []
+        results = []
         for worker in self.workers:
             try:
                 reply = worker.receive()
             except WorkerLost as loss:
-                self._replace_all(worker, loss, result)
+                results.append(self._replace_all(worker, loss))
                 continue
             for copy in worker.copies:
                 copy.t += 1
-            if reply.is_ordinary:
-                worker.take_states(reply)
-            else:
-                self._take(worker, reply)
-                result.infos += reply.infos
-                result.events += reply.events
-                if reply.ends is not None:
-                    ends.append(reply.ends)
-                if result.told is not None:
-                    result.told += reply.told or []
-            result.rewards += worker.rewards.read(reply.rewards)
-            result.observations += worker.observations.read(reply.observations)
-        result.ends = joined_ends(ends)
-        return result
+            results.append(worker.read_step(self._take(reply).result))
+        return joined(results)
+
+    def states(self) -> Tree | None:
+        """As VectorEnv."""
+        states = [worker.memory.env_states for worker in self.workers]
+        return None if states[0] is None else tree_map(lambda *own: np.concatenate(own), *states)
 
     def _send_steps(self, actions: Any) -> None:
         if not self._are_up:
@@ -230,10 +225,9 @@ class WorkerVectorEnv(VectorEnv):
                 copy.newest_actions.append(actions[begin:end])
             worker.send_step(actions[first:end])
 
-    def _take(self, worker: WorkerProcess, reply: Reply) -> Reply:
+    def _take(self, reply: Reply) -> Reply:
         """Takes over what a worker says of its copies."""
         self.failures += reply.failures
-        worker.take_states(reply)
         for state in reply.states:
             copy = self.copies[state.index]
             _begin_episode(copy, state.episode_number)
@@ -242,13 +236,15 @@ class WorkerVectorEnv(VectorEnv):
 
     # Workers that are lost.
 
-    def _replace_all(self, worker: WorkerProcess, loss: WorkerLost, result: StepResult) -> None:
+    def _replace_all(self, worker: WorkerProcess, loss: WorkerLost) -> StepResult:
         """Begins other episodes in all copies of a lost worker."""
+        result = StepResult([], [], told=[])
         if not self.turn_based:
-            result.rewards += [0.0] * sum(len(copy.agents) for copy in worker.copies)
-        result.events += [Event(copy.index, copy.t, is_over=True, is_dropped=True) for copy in worker.copies]
+            result.rewards, result.told = [0.0] * sum(len(copy.agents) for copy in worker.copies), None
+        result.events = [Event(copy.index, copy.t, is_over=True, is_dropped=True) for copy in worker.copies]
         for copy, first in zip(worker.copies, self._restart(worker, loss), strict=True):
             add_observed(result, copy, *first)
+        return result
 
     def _restart(self, worker: WorkerProcess, loss: WorkerLost) -> _First:
         """Starts a worker and new episodes in all of its copies, if the run may go on after a loss."""
@@ -261,7 +257,7 @@ class WorkerVectorEnv(VectorEnv):
             self._start_anew(worker, copy)
             self._send_reset(worker)
             try:
-                return self._take(worker, worker.receive()).result
+                return self._take(worker.receive()).result
             except WorkerLost as another:
                 loss = another
 
@@ -303,7 +299,7 @@ class WorkerVectorEnv(VectorEnv):
                 f"{self._who(copy)}: while its episode was replayed, its worker process {loss}. Pass new_episodes=True "
                 f"(--new-episodes on the command line) to begin new episodes with all else that is in the checkpoint."
             ) from None
-        self._take(worker, reply)
+        self._take(reply)
         copy.history, copy.newest_actions = ActionHistory(), [list(actions) for actions in steps]
         return reply.result
 
