@@ -16,8 +16,8 @@ import numpy as np
 from gymnasium import spaces
 
 from marl_connectors import ActionMasking, FlattenObservations, ImageToFloat, PPOConfig
-from marl_connectors.environments.env_setup import EnvSetup
-from marl_connectors.environments.suites import SUITES, environments_of
+from marl_connectors.environments.making.registry import SUITES, environments_of
+from marl_connectors.environments.spec import EnvSetup
 
 SCREEN = ("color_reduction_v0:full", "resize_v1:84,84", "frame_skip_v0:4")
 """What is usual for Atari games: grey, small, and every fourth frame."""

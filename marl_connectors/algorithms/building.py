@@ -31,9 +31,9 @@ from marl_connectors.connectors.learner.learner_connector_pipeline import Learne
 from marl_connectors.connectors.module_to_env.module_to_env_pipeline import ModuleToEnvPipeline
 from marl_connectors.env_runners.agent_modules import ask_mapping
 from marl_connectors.env_runners.env_runner import EnvRunner
-from marl_connectors.environments.env_failures import EnvRestarts
-from marl_connectors.environments.env_setup import EnvSetup
-from marl_connectors.environments.env_worker import EnvFactory
+from marl_connectors.environments.spec import EnvSetup
+from marl_connectors.environments.vector.failures import EnvRestarts
+from marl_connectors.environments.vector.worker import EnvFactory
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.errors import ConfigError, MappingError
 from marl_connectors.learner.learner import Learner

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from marl_connectors.callbacks import CALLBACK_NAMES, Callbacks
 from marl_connectors.env_runners.episode_metrics import Tally
-from marl_connectors.environments.env_setup import EnvSetup
-from marl_connectors.environments.env_worker import EnvFactory
-from marl_connectors.environments.worker_count import auto_num_workers
+from marl_connectors.environments.spec import EnvSetup
+from marl_connectors.environments.vector.worker import EnvFactory
+from marl_connectors.environments.vector.worker_count import auto_num_workers
 
 if TYPE_CHECKING:
     from marl_connectors.algorithms.algorithm_config import AlgorithmConfig

@@ -35,7 +35,7 @@ from marl_connectors.typing import AgentID
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from marl_connectors.environments.step_result import StepResult
+    from marl_connectors.environments.vector.step_result import StepResult
 
 _OF_PROCESS = ("_call", "_plans")
 """What a copy of a policy makes anew."""

@@ -29,7 +29,7 @@ from marl_connectors.checkpoints import find_checkpoint, load_state, save_state
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.common.add_states_from_episodes_to_batch import AddStatesFromEpisodesToBatch
 from marl_connectors.env_runners.episode_metrics import Tally, tally_from_state
-from marl_connectors.environments.env_setup import EnvSetup
+from marl_connectors.environments.spec import EnvSetup
 from marl_connectors.errors import CheckpointError, EpisodeError
 from marl_connectors.metrics import MetricsLogger
 from marl_connectors.names import Names, brief

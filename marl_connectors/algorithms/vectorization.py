@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from marl_connectors.algorithms.env_workers import auto_env_workers
-from marl_connectors.environments.worker_count import num_cores
+from marl_connectors.environments.vector.worker_count import num_cores
 from marl_connectors.errors import ConfigError
 
 if TYPE_CHECKING:
     from marl_connectors.algorithms.algorithm_config import AlgorithmConfig
-    from marl_connectors.environments.env_setup import EnvSetup
-    from marl_connectors.environments.env_worker import EnvFactory
+    from marl_connectors.environments.spec import EnvSetup
+    from marl_connectors.environments.vector.worker import EnvFactory
 
 ASYNC, VECTOR_ENTRY_POINT = "async", "vector_entry_point"
 

@@ -10,7 +10,7 @@ from typing import Any
 from marl_connectors.cli.config_source import load_config, with_options
 from marl_connectors.cli.settings import TRAINING_DEFAULTS, RunSettings, training_settings, use_threads
 from marl_connectors.cli.values import jsonable, merged
-from marl_connectors.environments.make_env import env_name
+from marl_connectors.environments.making.factory import env_name
 from marl_connectors.errors import ConfigError
 
 LEGEND = "+ added   ~ changed   - removed   > written to the trajectories"

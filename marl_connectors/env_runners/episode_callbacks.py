@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from marl_connectors.callbacks import CallbackCalls
 from marl_connectors.env_runners.done_episodes import Episode
 from marl_connectors.env_runners.episode_tracker import EpisodeTracker
-from marl_connectors.environments.env_copy import EnvCopy
-from marl_connectors.environments.step_result import StepResult
+from marl_connectors.environments.vector.step_result import StepResult
+from marl_connectors.environments.vector.sub_environment import EnvCopy
 from marl_connectors.typing import EpisodeID
 
 if TYPE_CHECKING:

@@ -17,13 +17,12 @@ from marl_connectors.env_runners.done_episodes import DoneEpisode, Episode
 from marl_connectors.env_runners.episode_metrics import EpisodeTally, Tally, joint_tallies
 from marl_connectors.env_runners.lane_table import Lane, LaneGroup, LanesOfEnvs, LaneTable, LiveViews
 from marl_connectors.env_runners.plain_data import storable
-from marl_connectors.environments.action_history import ActionHistory
-from marl_connectors.environments.env_copy import EnvCopy, not_repeatable, task_of, with_tasks
-from marl_connectors.environments.env_failures import FailureCounts
-from marl_connectors.environments.env_states import joined_states
-from marl_connectors.environments.garbage_pauses import without_collections
-from marl_connectors.environments.step_result import EpisodeEnds, Event, StepResult
-from marl_connectors.environments.vector_env import VectorEnv
+from marl_connectors.environments.vector.failures import FailureCounts
+from marl_connectors.environments.vector.garbage_pauses import without_collections
+from marl_connectors.environments.vector.replay import ActionHistory
+from marl_connectors.environments.vector.step_result import EpisodeEnds, Event, StepResult, joined_states
+from marl_connectors.environments.vector.sub_environment import EnvCopy, not_repeatable, task_of, with_tasks
+from marl_connectors.environments.vector.sync import VectorEnv
 from marl_connectors.episodes.agent_views import EndedViews, agent_episode_id
 from marl_connectors.episodes.column_batch import ColumnGroup
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode

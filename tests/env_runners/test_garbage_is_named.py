@@ -13,8 +13,8 @@ from gymnasium import spaces
 from pettingzoo import AECEnv, ParallelEnv
 from scripted_envs import small_config
 
-from marl_connectors.environments.env_copy import EnvCopy
 from marl_connectors.environments.validation.checks import GarbageCheck
+from marl_connectors.environments.vector.sub_environment import EnvCopy
 from marl_connectors.errors import EnvError
 from marl_connectors.seeding import derived_seed
 

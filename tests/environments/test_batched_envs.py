@@ -33,7 +33,7 @@ from marl_connectors import (
     RLModuleSpec,
     check_env,
 )
-from marl_connectors.environments.batched_calls import BatchedCalls
+from marl_connectors.environments.adapters.batched import BatchedCalls
 from marl_connectors.episodes.storage import T
 from marl_connectors.seeding import derived_seed
 from marl_connectors.trees import leaves

@@ -17,11 +17,10 @@ from failing_envs import HangingEnv, LeavesChild, hang, start_workers_fast
 from scripted_envs import LifeEnv, small_config
 
 from marl_connectors.algorithms import algorithm
-from marl_connectors.environments import time_limits, worker_process
-from marl_connectors.environments.env_failures import EnvRestarts, close_env
-from marl_connectors.environments.time_limits import Watched, alarm
-from marl_connectors.environments.vector_env import VectorEnv
-from marl_connectors.environments.worker_vector_env import make_vector_env
+from marl_connectors.environments.vector import failures, process_handle
+from marl_connectors.environments.vector.failures import EnvRestarts, Watched, alarm, close_env
+from marl_connectors.environments.vector.subproc import make_vector_env
+from marl_connectors.environments.vector.sync import VectorEnv
 from marl_connectors.errors import EnvError
 from marl_connectors.seeding import derived_seed
 
@@ -74,7 +73,7 @@ def messages_of(caplog):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_close_that_hangs_is_named_and_its_worker_is_ended(caplog, monkeypatch, way):
-    monkeypatch.setattr(worker_process, "CLOSE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(process_handle, "CLOSE_TIMEOUT_S", 0.5)
     vector_env = reset_copies(partial(HangingEnv, where="close", way=way), num_envs=3, workers=2)
     pids = pids_of(vector_env)
     with caplog.at_level(logging.WARNING, LOG):
@@ -108,7 +107,7 @@ def test_a_close_that_ends_its_process_is_named(caplog):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_what_a_worker_that_hangs_has_started_is_ended_with_it(monkeypatch, tmp_path):
-    monkeypatch.setattr(worker_process, "CLOSE_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(process_handle, "CLOSE_TIMEOUT_S", 2.0)
     file = tmp_path / "child"
     vector_env = reset_copies(partial(HangingEnv, where="close", way="fork", file=str(file)))
     vector_env.close()
@@ -140,7 +139,7 @@ import os, sys
 from functools import partial
 sys.path.insert(0, {helpers!r})
 from failing_envs import HangingEnv
-from marl_connectors.environments.worker_vector_env import make_vector_env
+from marl_connectors.environments.vector.subproc import make_vector_env
 
 vector_env = make_vector_env(partial(HangingEnv, where="close", way="busy"), num_envs=2, seed=0, num_workers=2)
 vector_env.reset_all()
@@ -207,7 +206,7 @@ def test_a_class_that_has_hung_is_not_waited_for_again(caplog):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_run_stops_though_no_environment_of_it_closes(caplog, monkeypatch, workers):
-    monkeypatch.setattr(worker_process, "CLOSE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(process_handle, "CLOSE_TIMEOUT_S", 0.5)
     monkeypatch.setattr(VectorEnv, "close_timeout_s", 0.2)
     monkeypatch.setattr(algorithm, "close_env", partial(close_env, timeout_s=0.2))
     config = small_config(HangingEnv, env_config={"where": "close"})
@@ -326,7 +325,7 @@ def test_an_evaluation_survives_a_reset_that_hangs(tmp_path):
 
 
 def test_a_constructor_that_hangs_is_named(monkeypatch):
-    monkeypatch.setattr(worker_process, "_START_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(process_handle, "_START_TIMEOUT_S", 2.0)
     restarts = EnvRestarts(partial(HangingEnv, where="make"))
     with pytest.raises(EnvError, match=r"did not answer for 2 s while it started.* It was making environment copy 0\."):
         make_vector_env(restarts.make_env, num_envs=2, seed=0, num_workers=1, timeout_s=1.0, restarts=restarts)
@@ -349,9 +348,9 @@ def test_a_worker_that_is_gone_is_noticed_though_a_process_that_it_forked_is_not
 
 
 def test_the_log_is_told_once_of_what_takes_long(caplog, monkeypatch):
-    monkeypatch.setattr(time_limits, "PATIENCE_S", 0.05)
-    monkeypatch.setattr(time_limits, "_LOOK_EVERY_S", 0.01)
-    time_limits._watcher = None  # one that looks as often as that
+    monkeypatch.setattr(failures, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(failures, "_LOOK_EVERY_S", 0.01)
+    failures._watcher = None  # one that looks as often as that
     with caplog.at_level(logging.WARNING, LOG):
         with Watched(lambda: "quick"):
             pass
@@ -361,7 +360,7 @@ def test_the_log_is_told_once_of_what_takes_long(caplog, monkeypatch):
             slow.look()
     (message,) = messages_of(caplog)
     assert message.startswith("slow: reset() has not returned for 0.05 s. Only in worker processes")
-    assert not time_limits._CALLS
+    assert not failures._CALLS
 
 
 def test_a_reset_of_a_copy_is_watched(monkeypatch):
@@ -369,7 +368,7 @@ def test_a_reset_of_a_copy_is_watched(monkeypatch):
 
     class Looking(LifeEnv):
         def reset(self, seed=None, options=None):
-            seen.extend(call._what() for call in time_limits._CALLS.values())
+            seen.extend(call._what() for call in failures._CALLS.values())
             return super().reset(seed, options)
 
     VectorEnv([Looking()], seed=0).reset_all()
@@ -377,7 +376,7 @@ def test_a_reset_of_a_copy_is_watched(monkeypatch):
 
 
 def test_an_alarm_ends_what_waits_and_leaves_what_does_not():
-    with pytest.raises(time_limits.Hang), alarm(0.1):
+    with pytest.raises(failures.Hang), alarm(0.1):
         hang("sleep")
     with alarm(None):
         pass

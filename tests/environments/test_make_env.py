@@ -11,9 +11,10 @@ import pettingzoo
 import pytest
 from pettingzoo import AECEnv, ParallelEnv
 
-from marl_connectors.environments.env_maker import EnvMaker, call_maker
-from marl_connectors.environments.make_env import (
+from marl_connectors.environments.making.factory import (
+    EnvMaker,
     agent_ids,
+    call_maker,
     env_from_json,
     env_name,
     env_to_json,
@@ -21,7 +22,7 @@ from marl_connectors.environments.make_env import (
     register_env,
     supports_rendering,
 )
-from marl_connectors.environments.suites import importable_name, of_suite
+from marl_connectors.environments.making.registry import importable_name, of_suite
 from marl_connectors.errors import CheckpointError, ConfigError, EnvError
 
 SPREAD = "mpe2.simple_spread_v3"

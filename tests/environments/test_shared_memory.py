@@ -13,8 +13,8 @@ from random_spaces import assert_identical, in_another_form, random_item, random
 from scripted_envs import small_config
 
 from marl_connectors import spaces as space_tools
-from marl_connectors.environments.shared_memory import SharedBlock, StepMemory
-from marl_connectors.environments.step_result import StepResult
+from marl_connectors.environments.vector.shared_memory import SharedBlock, StepMemory
+from marl_connectors.environments.vector.step_result import StepResult
 from marl_connectors.trees import unstack
 
 BOX = spaces.Box(-1.0, 1.0, (3,), np.float32)

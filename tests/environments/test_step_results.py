@@ -13,8 +13,8 @@ from gymnasium_envs import vector_maker
 from random_aec import RandomAEC
 from scripted_envs import LifeEnv, small_config
 
-from marl_connectors.environments.step_result import StepResult, joined
-from marl_connectors.environments.worker_vector_env import make_vector_env
+from marl_connectors.environments.vector.step_result import StepResult, joined
+from marl_connectors.environments.vector.subproc import make_vector_env
 from marl_connectors.trees import as_list, leaves
 
 PARALLEL = {"together": {}, "deaths": {"die": 0.15}, "joins": {"die": 0.2, "join": 0.3, "fixed": False}}

@@ -11,7 +11,7 @@ import torch
 from scripted_envs import small_config
 
 from marl_connectors import EnvError, FlattenObservations, VmasEnv, check_env
-from marl_connectors.environments.make_env import make_env
+from marl_connectors.environments.making.factory import make_env
 
 
 @pytest.fixture

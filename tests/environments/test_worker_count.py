@@ -20,13 +20,13 @@ from marl_connectors.algorithms.env_workers import auto_env_workers, looks_at_en
 from marl_connectors.cli.explain import _algorithm
 from marl_connectors.cli.settings import RunSettings
 from marl_connectors.cli.values import number_or_auto
-from marl_connectors.environments import worker_count
-from marl_connectors.environments.env_setup import EnvSetup
-from marl_connectors.environments.env_worker import EnvFactory
+from marl_connectors.environments.spec import EnvSetup
 from marl_connectors.environments.validation import smoke_test
-from marl_connectors.environments.worker_count import auto_num_workers, num_worth_it
-from marl_connectors.environments.worker_process import WorkerProcess
-from marl_connectors.environments.worker_vector_env import WorkerVectorEnv
+from marl_connectors.environments.vector import worker_count
+from marl_connectors.environments.vector.process_handle import WorkerProcess
+from marl_connectors.environments.vector.subproc import WorkerVectorEnv
+from marl_connectors.environments.vector.worker import EnvFactory
+from marl_connectors.environments.vector.worker_count import auto_num_workers, num_worth_it
 
 COUNT_CORES = worker_count.num_cores
 LIFE = "scripted_envs:LifeEnv"

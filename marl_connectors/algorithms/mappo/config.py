@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from marl_connectors.connectors.connector_v2 import ConnectorV2
     from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
-    from marl_connectors.environments.env_setup import EnvSetup
+    from marl_connectors.environments.spec import EnvSetup
     from marl_connectors.rl_module.rl_module import RLModuleSpec
 
 

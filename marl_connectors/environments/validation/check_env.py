@@ -11,11 +11,10 @@ from gymnasium import spaces
 from pettingzoo import AECEnv, ParallelEnv
 
 from marl_connectors.connectors.action_masks import ACTION_MASK, flat_masks, is_binary, wanted_mask
-from marl_connectors.environments.batched_copy import BatchedCopy
-from marl_connectors.environments.batched_env import is_batched
-from marl_connectors.environments.make_env import env_name, make_env
-from marl_connectors.environments.single_agent_env import SingleAgentEnv
-from marl_connectors.environments.turn_based_env import TurnBasedEnv
+from marl_connectors.environments.adapters.batched import BatchedCopy, is_batched
+from marl_connectors.environments.adapters.single_agent import SingleAgentEnv
+from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
+from marl_connectors.environments.making.factory import env_name, make_env
 from marl_connectors.environments.validation import extras
 from marl_connectors.environments.validation.aliasing import GivenData
 from marl_connectors.environments.validation.calls import (

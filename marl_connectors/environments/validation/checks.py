@@ -22,14 +22,14 @@ from marl_connectors.connectors.action_masks import (
     mask_of_one_row,
     wanted_mask,
 )
-from marl_connectors.environments.env_failures import ENV_ERRORS
 from marl_connectors.environments.validation.rules import Violation, violation
+from marl_connectors.environments.vector.failures import ENV_ERRORS
 from marl_connectors.errors import EnvError, describe_error
 from marl_connectors.trees import leaves
 from marl_connectors.typing import AgentID
 
 if TYPE_CHECKING:
-    from marl_connectors.environments.env_copy import EnvCopy
+    from marl_connectors.environments.vector.sub_environment import EnvCopy
 
 ADVICE_ON_OLD_GYM = (
     "Wrap it where it is made (pip install shimmy): shimmy.openai_gym_compatibility.GymV26CompatibilityV0(env=env), or "

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from pettingzoo import AECEnv
 
-from marl_connectors.environments.single_agent_env import SingleAgentEnv
+from marl_connectors.environments.adapters.single_agent import SingleAgentEnv
 from marl_connectors.environments.validation import checks
 from marl_connectors.environments.validation.aliasing import GivenData
 from marl_connectors.environments.validation.calls import CallFailed, Calls, digest, outcome_in_child

@@ -11,9 +11,8 @@ from gymnasium import Space, spaces
 
 from marl_connectors import spaces as space_tools
 from marl_connectors.connectors.action_masks import ACTION_MASK, mask_of
-from marl_connectors.environments.batched_calls import BatchedCalls
-from marl_connectors.environments.batched_env import BatchedEnv
-from marl_connectors.environments.turn_based_env import TurnBasedEnv
+from marl_connectors.environments.adapters.batched import BatchedCalls, BatchedEnv
+from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
 from marl_connectors.environments.validation import checks
 from marl_connectors.environments.validation.rules import violation
 from marl_connectors.environments.validation.spaces import random_action
@@ -22,7 +21,7 @@ from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import DEFAULT_AGENT_ID, AgentID, Tree
 
 if TYPE_CHECKING:
-    from marl_connectors.environments.gymnasium_vector_env import GymnasiumVectorEnv
+    from marl_connectors.environments.vector.batched import GymnasiumVectorEnv
 
 NUM_COPIES = 3
 """Of an environment that steps several in one call."""

@@ -12,21 +12,18 @@ from gymnasium.vector import VectorEnv
 from pettingzoo import AECEnv
 
 from marl_connectors.connectors.action_masks import ACTION_MASK
-from marl_connectors.environments.batched_env import is_batched
-from marl_connectors.environments.env_failures import ENV_ERRORS, close_env, errors_named
-from marl_connectors.environments.env_states import state_space_of
-from marl_connectors.environments.find_env import is_importable
-from marl_connectors.environments.gymnasium_copies import GymnasiumCopies
-from marl_connectors.environments.gymnasium_vector_env import gymnasium_vector_env
-from marl_connectors.environments.make_env import env_name, make_env
-from marl_connectors.environments.reset_options import with_reset_options
-from marl_connectors.environments.single_agent_env import SingleAgentEnv
-from marl_connectors.environments.time_limits import Watched
-from marl_connectors.environments.turn_based_env import TurnBasedEnv
+from marl_connectors.environments.adapters.batched import is_batched
+from marl_connectors.environments.adapters.gymnasium_vector import GymnasiumCopies
+from marl_connectors.environments.adapters.single_agent import SingleAgentEnv
+from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
+from marl_connectors.environments.making.factory import env_name, make_env
+from marl_connectors.environments.making.registry import is_importable
+from marl_connectors.environments.making.wrappers import EnvWrapper, with_reset_options
 from marl_connectors.environments.validation.checks import ADVICE_ON_OLD_GYM
 from marl_connectors.environments.validation.smoke_test import NUM_COPIES, SmokeTest
 from marl_connectors.environments.validation.spaces import not_a_space
-from marl_connectors.environments.wrappers import EnvWrapper
+from marl_connectors.environments.vector.batched import gymnasium_vector_env
+from marl_connectors.environments.vector.failures import ENV_ERRORS, Watched, close_env, errors_named
 from marl_connectors.errors import ConfigError, EnvError, MarlConnectorsError, describe_error
 from marl_connectors.seeding import stream
 from marl_connectors.typing import DEFAULT_AGENT_ID, AgentID
@@ -252,3 +249,21 @@ class EnvSetup:
 def _number_of_parts(space: Any) -> int:
     parts = space.spaces if isinstance(space, gym.spaces.Tuple) else space
     return len(parts) if isinstance(parts, (list, tuple)) else 0
+
+
+def state_space_of(env: Any, name: str) -> Space:
+    """The space of the states of a PettingZoo environment.
+
+    Raises:
+        ConfigError: If it has none.
+    """
+    with errors_named(f"{name}: state_space"):
+        space = getattr(env, "state_space", None)
+    if not isinstance(space, Space) or not callable(getattr(env, "state", None)):
+        found = "no state_space" if space is None else f"state_space={space!r}"
+        raise ConfigError(
+            f"{name}: a critic is to see the environment's state(), but it has {found}. Let the environment have "
+            f"state() and state_space, as PettingZoo's ParallelEnv and AECEnv describe them, or use "
+            f"critic_obs='joint_observations'."
+        )
+    return space

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from marl_connectors.environments.env_states import joined_states
+from marl_connectors.trees import tree_map
 from marl_connectors.typing import AgentID, Tree
 
 
@@ -157,6 +157,13 @@ class EndsBuilder:
         ends = EpisodeEnds(self.indices, self.t, self._observations, terminated, truncated, infos, states)
         self.clear()
         return ends
+
+
+def joined_states(states: Sequence[Tree | None]) -> Tree | None:
+    """``[N, ...]`` states of some copies; None if they were not asked for theirs."""
+    if not states or states[0] is None:
+        return None
+    return tree_map(lambda *parts: np.concatenate(parts), *states)
 
 
 def joined(results: list[StepResult]) -> StepResult:

@@ -1,44 +1,50 @@
-"""From what a user calls an environment to one copy of it.
+"""From a maker to an environment: how it is called, with which settings, and what to say if that fails.
 
 Seeding, vectorising and checking what it returns are the callers' business.
 """
 
 from __future__ import annotations
 
+import inspect
 import re
+import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 import gymnasium
 from gymnasium.vector import VectorEnv
 from pettingzoo import AECEnv, ParallelEnv
 
-from marl_connectors.environments.batched_env import is_batched, missing_parts
-from marl_connectors.environments.env_failures import errors_named
-from marl_connectors.environments.env_maker import call_maker, check_keys
-from marl_connectors.environments.find_env import REGISTERED, VMAS, find_env
-from marl_connectors.environments.suites import GYMNASIUM_NAMESPACES, SUITES, importable_name
+from marl_connectors.environments.adapters.batched import is_batched, missing_parts
+from marl_connectors.environments.making.registry import (
+    GYMNASIUM_KEYS,
+    GYMNASIUM_NAMESPACES,
+    REGISTERED,
+    SUITES,
+    VMAS,
+    EnvMaker,
+    find_env,
+    importable_name,
+    parameters_of,
+)
+from marl_connectors.environments.making.wrappers import EnvWrapper, wrap_env
 from marl_connectors.environments.validation.checks import ADVICE_ON_OLD_GYM
-from marl_connectors.environments.wrappers import EnvWrapper, wrap_env
-from marl_connectors.errors import CheckpointError, ConfigError, EnvError
+from marl_connectors.environments.vector.failures import ENV_ERRORS, errors_named
+from marl_connectors.errors import (
+    CheckpointError,
+    ConfigError,
+    EnvError,
+    MarlConnectorsError,
+    describe_error,
+    did_you_mean,
+    place_of_definition,
+    place_of_error,
+)
 from marl_connectors.names import Expected, Names, brief, is_function, qualified_name
 from marl_connectors.typing import DEFAULT_AGENT_ID, AgentID
 
 EnvLike: TypeAlias = ParallelEnv | AECEnv | gymnasium.Env | VectorEnv
-
-
-def register_env(name: str, fn: Callable[[dict[str, Any]], Any]) -> None:
-    """Gives a name to a function that makes an environment from its ``env_config`` dict.
-
-    A later call for the same name replaces an earlier one.
-
-    Raises:
-        ConfigError: If ``fn`` cannot be called.
-    """
-    if not callable(fn):
-        raise ConfigError(f"register_env: expected a function of env_config for {name!r}, but got {fn!r}.")
-    REGISTERED[name] = fn
 
 
 def make_env(
@@ -287,3 +293,98 @@ def _checked_name(text: str, names: Names) -> str:
     if not colon and not names.accepts(found, _MAKER, package=module_name.partition(".")[0]):
         raise CheckpointError(f"{_WHO}: expected the name of an environment, but {text!r} is a module that has none.")
     return text
+
+
+_UNEXPECTED_KEY = re.compile(r"(?:([\w.<>]+)\.)?\w+\(\) got an unexpected keyword argument '(\w+)'")
+
+
+def _accepted_keys(maker: EnvMaker) -> tuple[list[str], bool]:
+    """The keywords that are known to be accepted, and whether there may be more."""
+    keys, open_ended = list(maker.extra_keys), False
+    for fn in maker.declared_by:
+        parameters = parameters_of(fn).values()
+        keys += [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        if not open_ended:
+            break
+    return keys, open_ended
+
+
+def check_keys(maker: EnvMaker, config: Mapping[str, Any]) -> None:
+    """Raises ConfigError for a key that ``make`` is known not to accept; names the closest one that it does."""
+    keys, open_ended = _accepted_keys(maker)
+    for key in config:
+        if not open_ended and key not in keys:
+            raise _unknown_key(maker, key, keys)
+
+
+def _unknown_key(maker: EnvMaker, key: str, keys: list[str]) -> ConfigError:
+    known = sorted({name for name in keys if name not in GYMNASIUM_KEYS} - {"self", "render_mode"})
+    hint = did_you_mean(key, known) if known else "Look at its documentation for what it accepts."
+    return ConfigError(f"env_config: environment {maker.name!r} does not accept {key!r}. {hint}")
+
+
+def call_maker(
+    maker: EnvMaker, config: dict[str, Any], render_mode: str | None, num_envs: int = 1, *, vector: bool = False
+) -> Any:
+    """What ``make`` gives.
+
+    Args:
+        maker: How to make it.
+        config: With which settings.
+        render_mode: Passed on where it is accepted.
+        num_envs: Passed on where there is such a parameter.
+        vector: Whether ``make`` gives all copies at once, so that it must get ``num_envs`` in any case.
+
+    Raises:
+        EnvError: If it fails.
+        ConfigError: If it does not accept a key.
+    """
+    keys, open_ended = _accepted_keys(maker)
+    wants_render = render_mode is not None and "render_mode" not in config
+    extra: dict[str, Any] = {}
+    if wants_render and ("render_mode" in keys or open_ended):
+        extra["render_mode"] = render_mode
+    if ("num_envs" in keys or (vector and not maker.takes_dict)) and "num_envs" not in config:
+        extra["num_envs"] = num_envs
+    try:
+        if maker.takes_dict:
+            return maker.make({"num_envs": num_envs, **config} if vector else dict(config), **extra)
+        return maker.make(**{**maker.settings, **config, **extra})
+    except MarlConnectorsError:
+        raise
+    except TypeError as cause:
+        match = _UNEXPECTED_KEY.search(str(cause))
+        if match and match[2] == "render_mode" and extra:
+            return call_maker(maker, config, None, num_envs, vector=vector)
+        if match and match[2] in config and not maker.takes_dict:
+            raise _unknown_key(maker, match[2], _keys_of_class(maker, match[1])) from cause
+        raise _failed(maker, cause) from cause
+    except ENV_ERRORS as cause:
+        raise _failed(maker, cause) from cause
+
+
+def _failed(maker: EnvMaker, cause: BaseException) -> EnvError:
+    what = describe_error(cause)
+    if not place_of_error(cause) and (place := place_of_definition(maker.make)):
+        what += f" (when {place} was called)"
+    return EnvError(f"environment {maker.name!r} could not be made: {what}. {_advice(maker, cause)}")
+
+
+def _advice(maker: EnvMaker, cause: BaseException) -> str:
+    if isinstance(cause, gymnasium.error.UnregisteredEnv):
+        return (
+            "If a package registers that id when it is imported, import the package in the function that makes the "
+            'environment, or let gymnasium.make do so: "its_package:MyEnv-v0".'
+        )
+    return maker.advice
+
+
+def _keys_of_class(maker: EnvMaker, qualified: str | None) -> list[str]:
+    """The keywords of the class that refused one, as far as the module of the environment's maker knows that class."""
+    keys, _ = _accepted_keys(maker)
+    modules = [sys.modules.get(getattr(fn, "__module__", "")) for fn in maker.declared_by]
+    for value in (value for module in modules if module is not None for value in vars(module).values()):
+        if inspect.isclass(value) and value.__qualname__ == qualified:
+            return keys + [name for name in parameters_of(value) if name != "kwargs"]
+    return keys

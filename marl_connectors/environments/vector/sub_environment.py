@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from marl_connectors.environments.action_history import ActionHistory
 from marl_connectors.environments.validation.checks import fault_in_infos, raise_first, reward_violation
+from marl_connectors.environments.vector.replay import ActionHistory
 from marl_connectors.errors import CheckpointError, EnvError
 from marl_connectors.typing import AgentID, Tree
 

@@ -18,10 +18,12 @@ from typing import Any
 from gymnasium import Space
 
 from marl_connectors import errors
-from marl_connectors.environments.channel import Channel, channel
-from marl_connectors.environments.env_copy import Doing, EnvCopy
-from marl_connectors.environments.env_failures import CLOSE_TIMEOUT_S, EnvRestarts
-from marl_connectors.environments.env_worker import (
+from marl_connectors.environments.vector.channel import Channel, channel
+from marl_connectors.environments.vector.failures import CLOSE_TIMEOUT_S, EnvRestarts
+from marl_connectors.environments.vector.shared_memory import AgentSpaces, SharedBlock, StepMemory
+from marl_connectors.environments.vector.step_result import StepResult
+from marl_connectors.environments.vector.sub_environment import Doing, EnvCopy
+from marl_connectors.environments.vector.worker import (
     LEFT_TO_PARENT,
     Reply,
     WorkerError,
@@ -30,9 +32,7 @@ from marl_connectors.environments.env_worker import (
     needs_main_script,
     run_worker,
 )
-from marl_connectors.environments.shared_memory import AgentSpaces, SharedBlock, StepMemory
-from marl_connectors.environments.step_result import StepResult
-from marl_connectors.environments.worker_threads import one_thread_for_children
+from marl_connectors.environments.vector.worker_threads import one_thread_for_children
 from marl_connectors.errors import ConfigError, EnvError
 
 _LOG = logging.getLogger(__name__)

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from marl_connectors.environments.env_setup import EnvSetup
-from marl_connectors.environments.env_worker import needs_main_script, packed_maker
+from marl_connectors.environments.spec import EnvSetup
+from marl_connectors.environments.vector.worker import needs_main_script, packed_maker
 from marl_connectors.errors import ConfigError
 
 LEAST_STEP_S = 1e-4

@@ -1,21 +1,89 @@
-"""Calls of a natively batched environment, whose results are checked."""
+"""The protocol of natively batched environments: arrays in, arrays out, for all copies at once."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-from gymnasium import Space
+from gymnasium import Env, Space
 from gymnasium.spaces import Dict as DictSpace
 from gymnasium.spaces import Tuple as TupleSpace
+from pettingzoo import AECEnv, ParallelEnv
 
 from marl_connectors import spaces
-from marl_connectors.environments.batched_env import BatchedEnv
-from marl_connectors.environments.env_failures import errors_named
+from marl_connectors.environments.validation.checks import ended_alone, raise_first
+from marl_connectors.environments.vector.failures import errors_named
 from marl_connectors.errors import EnvError, describe_error
 from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import AgentID, Tree
+
+
+@runtime_checkable
+class BatchedEnv(Protocol):
+    """``num_envs`` copies of one world with the same agents in each, stepped together. Nothing has to be inherited.
+
+    All agents of a copy live from its reset until they end together, in one step. Whoever makes the environment gets
+    ``num_envs`` as a keyword argument. Where agents have unlike spaces, observations and actions are dicts by agent,
+    ``{agent: [num_envs, ...]}``, instead of arrays ``[num_envs, num_agents, ...]``.
+
+    Attributes:
+        num_envs: How many copies.
+        possible_agents: The agents of a copy, in the order of the second axis of all arrays.
+    """
+
+    num_envs: int
+    possible_agents: list[AgentID]
+
+    def observation_space(self, agent: AgentID) -> Space:
+        """Of one agent."""
+        ...
+
+    def action_space(self, agent: AgentID) -> Space:
+        """Of one agent."""
+        ...
+
+    def reset(self, seeds: Sequence[int | None], mask: np.ndarray | None = None) -> Tree:
+        """Starts episodes.
+
+        Args:
+            seeds: One for each copy that is reset, from which, with its actions, its episode follows; None for others.
+            mask: ``[num_envs]`` bool, which copies; None for all. The others stay as they are.
+
+        Returns:
+            ``[num_envs, num_agents, ...]``, the observations of all copies, reset or not.
+        """
+        ...
+
+    def step(self, actions: Any) -> tuple[Tree, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """Steps all copies, and resets none: whoever called resets those that are over, before the next step.
+
+        Args:
+            actions: ``[num_envs, num_agents, ...]``.
+
+        Returns:
+            Observations ``[num_envs, num_agents, ...]``, rewards, terminations and truncations ``[num_envs,
+            num_agents]``, and infos: ``[num_envs, num_agents, ...]`` arrays by name, or ``{}``. The arrays may be used
+            again at the next call.
+        """
+        ...
+
+    def close(self) -> None:
+        """Frees what the environment holds."""
+        ...
+
+
+def is_batched(env: Any) -> bool:
+    """Whether an environment is natively batched, and not of another kind with like-named attributes."""
+    return not isinstance(env, (ParallelEnv, AECEnv, Env)) and isinstance(env, BatchedEnv)
+
+
+def missing_parts(env: Any) -> list[str]:
+    """What an object that says ``num_envs`` and ``possible_agents`` lacks to be a BatchedEnv; [] for others."""
+    parts = ("observation_space", "action_space", "reset", "step", "close")
+    if not (hasattr(env, "num_envs") and hasattr(env, "possible_agents")):
+        return []
+    return [name for name in parts if not hasattr(env, name)]
 
 
 class BatchedStep(NamedTuple):
@@ -254,3 +322,68 @@ def _items(tree: Tree) -> list[Any]:
 
 def _kind(tree: Any) -> str:
     return f"dict with {sorted(map(str, tree))}" if isinstance(tree, Mapping) else type(tree).__name__
+
+
+class BatchedCopy(ParallelEnv):
+    """A natively batched environment with ``num_envs=1`` as a PettingZoo parallel environment."""
+
+    def __init__(self, env: BatchedEnv, name: str):
+        """Takes the environment.
+
+        Args:
+            env: The environment.
+            name: For messages.
+
+        Raises:
+            EnvError: If it has no agents.
+        """
+        self.env = env
+        self.possible_agents = list(env.possible_agents)
+        self.agents: list[AgentID] = []
+        self.metadata = getattr(env, "metadata", None) or {"name": name, "render_modes": []}
+        self.render_mode = getattr(env, "render_mode", None)
+        self._name = name
+        self._calls = BatchedCalls(env, name)
+        self._seed = -1
+
+    def observation_space(self, agent: AgentID) -> Space:
+        """Of one agent."""
+        return self.env.observation_space(agent)
+
+    def action_space(self, agent: AgentID) -> Space:
+        """Of one agent."""
+        return self.env.action_space(agent)
+
+    def reset(self, seed: int | None = None, options: dict | None = None) -> tuple[dict[AgentID, Any], dict]:
+        """Starts an episode; without a seed it follows from the one before."""
+        self._seed = self._seed + 1 if seed is None else seed
+        observations = self._calls.reset([self._seed], None)
+        self.agents = list(self.possible_agents)
+        return self._by_agent(observations), {agent: {} for agent in self.agents}
+
+    def step(self, actions: dict[AgentID, Any]) -> tuple[dict, dict, dict, dict, dict]:
+        """Steps all agents."""
+        if not self.agents:
+            return {}, {}, {}, {}, {}
+        step = self._calls.step([np.asarray(actions[agent]) for agent in self.agents])
+        agents = self.agents
+        rewards, terminations, truncations = (
+            dict(zip(agents, values[0].tolist(), strict=True))
+            for values in (step.rewards, step.terminations, step.truncations)
+        )
+        infos = {agent: {name: v[0, i] for name, v in step.infos.items()} for i, agent in enumerate(agents)}
+        self.agents = [agent for agent in agents if not (terminations[agent] or truncations[agent])]
+        if self.agents and len(self.agents) < len(agents):
+            raise_first(self._name, [ended_alone([agent for agent in agents if agent not in self.agents])])
+        return self._by_agent(step.observations), rewards, terminations, truncations, infos
+
+    def _by_agent(self, observations: Tree) -> dict[AgentID, Any]:
+        return self._calls.of_copy(tree_map(np.array, observations), 0)  # the environment may use its arrays again
+
+    def render(self) -> Any:
+        """What the environment draws."""
+        return self.env.render()  # type: ignore[attr-defined]
+
+    def close(self) -> None:
+        """Closes the environment."""
+        self.env.close()

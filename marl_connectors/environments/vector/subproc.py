@@ -12,19 +12,17 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import numpy as np
 from gymnasium import Space
 
-from marl_connectors.environments.action_history import ActionHistory
-from marl_connectors.environments.batched_env import is_batched
-from marl_connectors.environments.batched_vector_env import BatchedVectorEnv
-from marl_connectors.environments.env_copy import EnvCopy
-from marl_connectors.environments.env_failures import EnvRestarts, close_env
-from marl_connectors.environments.env_worker import Reply, packed_maker, spaces_of
-from marl_connectors.environments.gymnasium_copies import GymnasiumCopies
-from marl_connectors.environments.gymnasium_vector_env import gymnasium_vector_env
-from marl_connectors.environments.step_result import Event, StepResult, joined
-from marl_connectors.environments.turn_based_env import TurnBasedEnv
-from marl_connectors.environments.turn_based_vector_env import TurnBasedVectorEnv
-from marl_connectors.environments.vector_env import VectorEnv, add_observed
-from marl_connectors.environments.worker_process import WorkerLost, WorkerProcess
+from marl_connectors.environments.adapters.batched import is_batched
+from marl_connectors.environments.adapters.gymnasium_vector import GymnasiumCopies
+from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
+from marl_connectors.environments.vector.batched import BatchedVectorEnv, gymnasium_vector_env
+from marl_connectors.environments.vector.failures import EnvRestarts, close_env
+from marl_connectors.environments.vector.process_handle import WorkerLost, WorkerProcess
+from marl_connectors.environments.vector.replay import ActionHistory
+from marl_connectors.environments.vector.step_result import Event, StepResult, joined
+from marl_connectors.environments.vector.sub_environment import EnvCopy
+from marl_connectors.environments.vector.sync import TurnBasedVectorEnv, VectorEnv, add_observed
+from marl_connectors.environments.vector.worker import Reply, packed_maker, spaces_of
 from marl_connectors.errors import ConfigError, EnvError, MarlConnectorsError
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import AgentID, Tree

@@ -17,17 +17,15 @@ import gymnasium
 import numpy as np
 from gymnasium import Space
 
-from marl_connectors.environments.channel import Channel
-from marl_connectors.environments.env_copy import Doing, EnvCopy
-from marl_connectors.environments.env_failures import EnvFailure, EnvRestarts
-from marl_connectors.environments.env_setup import EnvSetup
-from marl_connectors.environments.find_env import REGISTERED
-from marl_connectors.environments.shared_memory import AgentSpaces, SharedBlock, StepMemory
-from marl_connectors.environments.step_result import StepResult
-from marl_connectors.environments.time_limits import stop_watching
-from marl_connectors.environments.turn_based_env import TurnBasedEnv
-from marl_connectors.environments.turn_based_vector_env import TurnBasedVectorEnv
-from marl_connectors.environments.vector_env import VectorEnv
+from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
+from marl_connectors.environments.making.registry import REGISTERED
+from marl_connectors.environments.spec import EnvSetup
+from marl_connectors.environments.vector.channel import Channel
+from marl_connectors.environments.vector.failures import EnvFailure, EnvRestarts, stop_watching
+from marl_connectors.environments.vector.shared_memory import AgentSpaces, SharedBlock, StepMemory
+from marl_connectors.environments.vector.step_result import StepResult
+from marl_connectors.environments.vector.sub_environment import Doing, EnvCopy
+from marl_connectors.environments.vector.sync import TurnBasedVectorEnv, VectorEnv
 from marl_connectors.errors import ConfigError, EnvError, MarlConnectorsError, describe_error
 from marl_connectors.typing import AgentID
 

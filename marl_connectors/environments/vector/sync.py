@@ -11,29 +11,9 @@ from typing import Any
 import numpy as np
 from gymnasium import Space
 
-from marl_connectors.environments.action_history import ActionHistory
-from marl_connectors.environments.env_copy import (
-    Doing,
-    EnvCopy,
-    copied_infos,
-    not_repeatable,
-    task_of,
-    uncredited_rewards,
-)
-from marl_connectors.environments.env_failures import (
-    CLOSE_TIMEOUT_S,
-    ENV_ERRORS,
-    MOMENT_S,
-    EnvFailure,
-    EnvRestarts,
-    close_env,
-    sentence,
-)
-from marl_connectors.environments.env_states import EnvStates, joined_states
-from marl_connectors.environments.single_agent_env import SingleAgentEnv
-from marl_connectors.environments.step_result import EndsBuilder, Event, StepResult
-from marl_connectors.environments.time_limits import Hang, Watched, alarm
-from marl_connectors.environments.turn_based_env import TurnBasedEnv
+from marl_connectors import spaces
+from marl_connectors.environments.adapters.single_agent import SingleAgentEnv
+from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
 from marl_connectors.environments.validation.checks import (
     GarbageCheck,
     fault_in_reset,
@@ -43,9 +23,34 @@ from marl_connectors.environments.validation.checks import (
     nobody_there,
     not_observed,
     raise_first,
+    state_violation,
+)
+from marl_connectors.environments.vector.failures import (
+    CLOSE_TIMEOUT_S,
+    ENV_ERRORS,
+    MOMENT_S,
+    EnvFailure,
+    EnvRestarts,
+    Hang,
+    Watched,
+    alarm,
+    close_env,
+    sentence,
+)
+from marl_connectors.environments.vector.replay import ActionHistory
+from marl_connectors.environments.vector.step_result import EndsBuilder, Event, StepResult, joined_states
+from marl_connectors.environments.vector.sub_environment import (
+    Doing,
+    EnvCopy,
+    copied_infos,
+    finite_reward,
+    not_repeatable,
+    task_of,
+    uncredited_rewards,
 )
 from marl_connectors.errors import EnvError, MarlConnectorsError, describe_error
 from marl_connectors.seeding import derived_seed
+from marl_connectors.trees import leaves
 from marl_connectors.typing import AgentID, Tree
 
 _NOTHING: Any = object()
@@ -415,3 +420,131 @@ def add_observed(
 
 def _copied(observation: Any) -> Any:
     return observation.copy() if type(observation) is np.ndarray else copying.deepcopy(observation)
+
+
+class EnvStates:
+    """Asks copies for their ``state()``, after each reset and step.
+
+    A state is kept as a tree of arrays with a leading axis of 1, and shares nothing with the environment.
+    """
+
+    def __init__(self, space: Space):
+        """Takes the environment's ``state_space``."""
+        self.space = space
+        self._shapes = [leaf.shape for leaf in leaves(spaces.zeros(space, 1))]
+
+    def note(self, copy: EnvCopy) -> None:
+        """Keeps the copy's state of now.
+
+        Raises:
+            EnvError: If there is none, or one that does not fit the space; bounds do not matter.
+        """
+        try:
+            given = copy.env.state()
+        except Exception as error:
+            raise EnvError(
+                f"{copy}: state() raised {describe_error(error)}. A critic needs it after every reset and "
+                f"step, the last one included."
+            ) from error
+        try:
+            state = spaces.stack([given], self.space)
+            fine = [leaf.shape for leaf in leaves(state)] == self._shapes and all(map(_is_finite, leaves(state)))
+        except (TypeError, ValueError):
+            fine = False
+        if not fine:
+            why = state_violation(self.space, given) or f"the state is not like state_space: {given!r}"
+            raise EnvError(f"{copy}: {why}")
+        copy.state = state
+
+
+def _is_finite(values: np.ndarray) -> bool:
+    return values.dtype.kind in "biu" or (values.dtype.kind == "f" and bool(np.isfinite(values).all()))
+
+
+class TurnBasedVectorEnv(VectorEnv):
+    """Copies of one TurnBasedEnv. A copy's ``agents`` are those that act next: one of them, or nobody."""
+
+    turn_based = True
+
+    def __init__(self, envs: Sequence[TurnBasedEnv], **settings: Any):
+        """Takes the copies; see VectorEnv."""
+        super().__init__(envs, **settings)
+        self._paid_by_reset: dict[int, dict[AgentID, float]] = {}
+        self._known: dict[int, set[AgentID]] = {}  # by copy, who has had a turn and has not ended
+
+    def _begin(self, copy: EnvCopy) -> tuple[dict[AgentID, Any], dict[AgentID, dict]]:
+        """Starts the copy's next episode: observation and info of the agent that acts first."""
+        try:
+            observations, infos = self._reset(copy)
+        except EnvError as error:
+            if str(error).startswith(str(copy)):
+                raise
+            raise self._named(copy, error) from error
+        copy.agents = list(observations)
+        self._known[copy.index] = set(observations)
+        paid = copy.env.take_untold().items()
+        self._paid_by_reset[copy.index] = {agent: finite_reward(copy, agent, reward) for agent, reward in paid}
+        if self._garbage is not None:
+            self._garbage.check(copy, observations, observations, {})
+        if self._states is not None:
+            self._states.note(copy)
+        return observations, copied_infos(copy, copy.agents, infos)
+
+    def _step(self, copies: Sequence[EnvCopy], actions: list[Any]) -> StepResult:
+        result, end = StepResult([], [], told=[]), 0
+        for copy in copies:
+            begin, end = end, end + len(copy.agents)
+            t, self.at[0] = copy.t, copy.index
+            try:
+                self._take_turn(copy, actions[begin:end], result)
+            except ENV_ERRORS as error:
+                self._replace(copy, t, error, result)
+        return result
+
+    def _take_turn(self, copy: EnvCopy, chosen: list[Any], result: StepResult) -> None:
+        """A hot path. Nothing is added to the result before all is checked."""
+        copy.newest_actions.append(chosen)
+        try:
+            given = copy.step(dict(zip(copy.agents, chosen, strict=True)))
+        except MarlConnectorsError as error:
+            raise self._named(copy, error) from error
+        except ENV_ERRORS as error:
+            raise self._step_failed(copy, chosen, error) from error
+        copy.t += 1
+        observations, rewards, terminations, truncations, infos = given
+        terminations.pop("__all__", None)
+        truncations.pop("__all__", None)
+        paid = [finite_reward(copy, agent, reward) for agent, reward in rewards.items()]
+        infos = copied_infos(copy, terminations, infos) if any(infos.values()) else {}
+        copy.agents = [a for a in observations if not (terminations.get(a) or truncations.get(a))]
+        if self._garbage is not None:
+            self._garbage.check(copy, observations, observations, {})
+        if self._states is not None:
+            self._states.note(copy)
+        result.told += [(copy.index, agent) for agent in rewards]  # type: ignore[operator]
+        result.rewards += paid
+        known, is_over = self._known[copy.index], not copy.env.agents
+        uncredited = self._paid_by_reset.pop(copy.index, None) or {}
+        if is_over or uncredited or len(terminations) > len(copy.agents) or not known.issuperset(copy.agents):
+            ended = [agent for agent in terminations if agent not in copy.agents]
+            known.difference_update(ended)
+            known.update(copy.agents)
+            last = {agent: observations[agent] for agent in ended if agent in observations}
+            own = {agent: infos[agent] for agent in ended if agent in infos}
+            event = Event(copy.index, copy.t, last, terminations, truncations, own, uncredited, is_over)
+            event.state = copy.state
+            result.events.append(event)
+        if is_over:
+            self._end(copy, result)
+        else:
+            add_observed(result, copy, observations, infos)
+
+    def _named(self, copy: EnvCopy, error: Exception) -> EnvError:
+        return EnvError(f"{self._who(copy)}: {str(error).removeprefix(f'{copy.env.where}: ')}")
+
+    def _newest(self, copy: EnvCopy, newest: dict[AgentID, Any], result: StepResult) -> dict[AgentID, Any]:
+        """Of every agent that has had a turn and has not ended, as the environment's next step cannot change it."""
+        known = self._known[copy.index]
+        kept = {agent: observation for agent, observation in newest.items() if agent in known}
+        acting = zip(copy.agents, result.observations, strict=True)
+        return kept | {agent: copying.deepcopy(observation) for agent, observation in acting}
