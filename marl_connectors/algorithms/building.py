@@ -31,9 +31,9 @@ from marl_connectors.connectors.learner.learner_connector_pipeline import Learne
 from marl_connectors.connectors.module_to_env.module_to_env_pipeline import ModuleToEnvPipeline
 from marl_connectors.env_runners.agent_modules import ask_mapping
 from marl_connectors.env_runners.env_runner import EnvRunner
+from marl_connectors.environments.making.factory import EnvFactory
 from marl_connectors.environments.spec import EnvSetup
 from marl_connectors.environments.vector.failures import EnvRestarts
-from marl_connectors.environments.vector.worker import EnvFactory
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.errors import ConfigError, MappingError
 from marl_connectors.learner.learner import Learner
@@ -377,7 +377,7 @@ def build_env_runner(
 
     One whose episodes are ``for_training`` also records the environment's states, if the learner pipeline reads them.
     """
-    make_env = EnvFactory(setup, render_mode, first_render_mode=first_render_mode)
+    make_env = dataclasses.replace(setup.factory, render_mode=render_mode, first_render_mode=first_render_mode)
     return EnvRunner(
         make_env,
         num_envs=num_envs,
@@ -398,7 +398,7 @@ def build_env_runner(
         told_of_bounds=told_of_bounds,
         callbacks=config.make_callbacks(),
         env_config=config.env_config,
-        num_env_workers=0 if render_mode else num_env_workers(config, setup, make_env, num_envs),
+        num_env_workers=0 if render_mode else num_env_workers(config, setup, num_envs),
         sample_timeout_s=config.sample_timeout_s,
         restarts=_env_restarts(config, make_env),
         state_space=setup.state_space if for_training and reads_env_states(learner_pipeline) else None,

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from marl_connectors.callbacks import CALLBACK_NAMES, Callbacks
 from marl_connectors.env_runners.episode_metrics import Tally
 from marl_connectors.environments.spec import EnvSetup
-from marl_connectors.environments.vector.worker import EnvFactory
 from marl_connectors.environments.vector.worker_count import auto_num_workers
 
 if TYPE_CHECKING:
@@ -35,12 +34,12 @@ def are_worth_workers(setup: EnvSetup, num_episodes: int, recent: Collection[Tal
     return (setup.step_s or 0.0) * length * num_episodes >= LEAST_EPISODES_S
 
 
-def auto_env_workers(config: AlgorithmConfig, setup: EnvSetup, make_env: EnvFactory, num_envs: int) -> int:
+def auto_env_workers(config: AlgorithmConfig, setup: EnvSetup, num_envs: int) -> int:
     """As many as are worth it; none where somebody, or a callback, wants to see the environments."""
     is_shown = config.render_env or getattr(setup.user_env, "render_mode", None) == "human"
     if is_shown or looks_at_environments(config):
         return 0
-    return auto_num_workers(setup, make_env, num_envs, config.sample_timeout_s)
+    return auto_num_workers(setup, num_envs, config.sample_timeout_s)
 
 
 def looks_at_environments(config: AlgorithmConfig) -> bool:

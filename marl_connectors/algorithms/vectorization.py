@@ -11,12 +11,11 @@ from marl_connectors.errors import ConfigError
 if TYPE_CHECKING:
     from marl_connectors.algorithms.algorithm_config import AlgorithmConfig
     from marl_connectors.environments.spec import EnvSetup
-    from marl_connectors.environments.vector.worker import EnvFactory
 
 ASYNC, VECTOR_ENTRY_POINT = "async", "vector_entry_point"
 
 
-def num_env_workers(config: AlgorithmConfig, setup: EnvSetup, make_env: EnvFactory, num_envs: int) -> Any:
+def num_env_workers(config: AlgorithmConfig, setup: EnvSetup, num_envs: int) -> Any:
     """Over how many processes the copies are spread.
 
     Raises:
@@ -25,7 +24,7 @@ def num_env_workers(config: AlgorithmConfig, setup: EnvSetup, make_env: EnvFacto
     if config.num_env_workers not in (0, "auto"):
         return config.num_env_workers
     if config.gym_env_vectorize_mode != ASYNC:
-        return auto_env_workers(config, setup, make_env, num_envs) if config.num_env_workers else 0
+        return auto_env_workers(config, setup, num_envs) if config.num_env_workers else 0
     if setup.is_batched:
         raise ConfigError(
             f"gym_env_vectorize_mode='async': {setup.name} holds all copies itself and steps them in one call: there "

@@ -8,17 +8,15 @@ from typing import Any
 
 import gymnasium as gym
 from gymnasium import Space
-from gymnasium.vector import VectorEnv
-from pettingzoo import AECEnv
 
 from marl_connectors.connectors.action_masks import ACTION_MASK
 from marl_connectors.environments.adapters.batched import is_batched
 from marl_connectors.environments.adapters.gymnasium_vector import GymnasiumCopies
 from marl_connectors.environments.adapters.single_agent import SingleAgentEnv
 from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
-from marl_connectors.environments.making.factory import env_name, make_env
+from marl_connectors.environments.making.factory import EnvFactory, env_name
 from marl_connectors.environments.making.registry import is_importable
-from marl_connectors.environments.making.wrappers import EnvWrapper, with_reset_options
+from marl_connectors.environments.making.wrappers import EnvWrapper
 from marl_connectors.environments.validation.checks import ADVICE_ON_OLD_GYM
 from marl_connectors.environments.validation.smoke_test import NUM_COPIES, SmokeTest
 from marl_connectors.environments.validation.spaces import not_a_space
@@ -35,6 +33,7 @@ class EnvSetup:
     Attributes:
         name: For messages.
         single_agent: Whether it is a Gymnasium environment.
+        factory: Makes it.
         agent_ids: The possible agents, or those of the first reset where the environment does not say.
         info_masks: Of agents in whose infos ``check`` saw an action mask, the first one; None before.
     """
@@ -71,16 +70,12 @@ class EnvSetup:
         self._step_times: list[float] = []
         self._reset_s = 0.0
         self.name = env_name(env)
-        self._env = env
-        self._env_config = dict(env_config)
-        self._wrappers = tuple(wrappers)
-        self._vector_entry_point = vector_entry_point
+        options = None if reset_options is None else dict(reset_options)
+        self.factory = EnvFactory(env, dict(env_config), tuple(wrappers), vector_entry_point, action_mask_key, options)
         self._given = (observation_space, action_space)
         self.info_masks: dict[AgentID, Any] | None = None
-        self._action_mask_key = action_mask_key
-        self._reset_options = None if reset_options is None else dict(reset_options)
         with Watched(lambda: f"{self.name}: making it"):
-            self.probe = self.make()
+            self.probe = self.factory()
         self.single_agent = isinstance(self.probe, (SingleAgentEnv, GymnasiumCopies))
         with errors_named(f"{self.name}: possible_agents, or without it reset() and agents,"):
             agent_ids = getattr(self.probe, "possible_agents", None)
@@ -90,24 +85,7 @@ class EnvSetup:
                 agent_ids = self.probe.agents
             self.agent_ids: list[AgentID] = list(agent_ids)
         self._spaces = {agent_id: self._ask(agent_id) for agent_id in self.agent_ids}
-
-    def make(self, render_mode: str | None = None, num_envs: int = 1) -> Any:
-        """A copy, with the methods of a PettingZoo parallel environment; or a natively batched environment."""
-        env = make_env(
-            self._env,
-            self._env_config,
-            render_mode=render_mode,
-            wrappers=self._wrappers,
-            num_envs=num_envs,
-            vector_entry_point=self._vector_entry_point,
-        )
-        if isinstance(env, VectorEnv):
-            return GymnasiumCopies(env, self.name, self._reset_options)
-        if self._reset_options is not None:
-            env = with_reset_options(env, self._reset_options, self.name)
-        if isinstance(env, gym.Env):
-            return SingleAgentEnv(env)
-        return TurnBasedEnv(env, action_mask_key=self._action_mask_key) if isinstance(env, AECEnv) else env
+        self.factory.agent_spaces, self.factory.is_batched = self._spaces, self.is_batched
 
     @property
     def is_batched(self) -> bool:
@@ -117,7 +95,7 @@ class EnvSetup:
     @property
     def is_importable(self) -> bool:
         """Whether the environment was given by a name that another process can look up."""
-        return is_importable(self._env)
+        return is_importable(self.factory.env)
 
     @property
     def takes_turns(self) -> bool:
@@ -192,7 +170,7 @@ class EnvSetup:
             EnvError: For the first violation of what environments may give; names agent and step.
         """
         rng = stream(seed, "trial run")
-        test = SmokeTest(self.name, self.agent_spaces, rng, mask_key=self._action_mask_key)
+        test = SmokeTest(self.name, self.agent_spaces, rng, mask_key=self.factory.action_mask_key)
         self.info_masks = test.info_masks
         if self.is_batched:
             self._check_batched(test)
@@ -212,7 +190,7 @@ class EnvSetup:
         return EnvError(f"{error} {hint}") if hint else error
 
     def _check_batched(self, test: SmokeTest) -> None:
-        env = self.make(num_envs=NUM_COPIES)
+        env = self.factory(NUM_COPIES)
         try:
             if isinstance(env, GymnasiumCopies):
                 test.play_vector(gymnasium_vector_env(env, seed=0))

@@ -12,17 +12,15 @@ import pytest
 from pettingzoo import AECEnv, ParallelEnv
 
 from marl_connectors.environments.making.factory import (
-    EnvMaker,
     agent_ids,
     call_maker,
     env_from_json,
     env_name,
     env_to_json,
     make_env,
-    register_env,
     supports_rendering,
 )
-from marl_connectors.environments.making.registry import importable_name, of_suite
+from marl_connectors.environments.making.registry import EnvMaker, importable_name, of_suite, register_env
 from marl_connectors.errors import CheckpointError, ConfigError, EnvError
 
 SPREAD = "mpe2.simple_spread_v3"

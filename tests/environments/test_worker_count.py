@@ -25,7 +25,6 @@ from marl_connectors.environments.validation import smoke_test
 from marl_connectors.environments.vector import worker_count
 from marl_connectors.environments.vector.process_handle import WorkerProcess
 from marl_connectors.environments.vector.subproc import WorkerVectorEnv
-from marl_connectors.environments.vector.worker import EnvFactory
 from marl_connectors.environments.vector.worker_count import auto_num_workers, num_worth_it
 
 COUNT_CORES = worker_count.num_cores
@@ -102,7 +101,7 @@ def chosen(env, num_envs=4, step_s=0.01, timeout_s=None, **env_config):
     if step_s is not None:
         setup.check(0)
         setup._step_times = [] if setup.is_batched else [step_s]
-    return auto_num_workers(setup, EnvFactory(setup), num_envs, timeout_s)
+    return auto_num_workers(setup, num_envs, timeout_s)
 
 
 def test_there_is_a_worker_for_each_core_if_environments_are_slow(monkeypatch):
@@ -172,7 +171,7 @@ def test_an_environment_that_is_watched_stays_here(watched):
     setup._step_times = [0.01]
     setup.probe.render_mode = "human" if watched == "render_mode" else "rgb_array"
     config = small_config(LifeEnv, render_env=watched == "render_env")
-    assert auto_env_workers(config, setup, EnvFactory(setup), 3) == (0 if watched else 3)
+    assert auto_env_workers(config, setup, 3) == (0 if watched else 3)
 
 
 @pytest.mark.parametrize(("timeout_s", "expected"), [(None, 3), (0.079, 0), (0.081, 3)])
@@ -181,7 +180,7 @@ def test_no_worker_is_started_that_its_time_limit_might_end(timeout_s, expected)
     setup = EnvSetup(LIFE, {})
     setup.check(0)
     setup._step_times, setup._reset_s = [0.004, 0.004, 0.004], 0.01
-    assert auto_num_workers(setup, EnvFactory(setup), 5, timeout_s) == expected
+    assert auto_num_workers(setup, 5, timeout_s) == expected
 
 
 def test_a_process_of_a_pool_and_a_debugged_one_start_no_workers(monkeypatch):

@@ -10,13 +10,19 @@ import re
 import sys
 import warnings
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import gymnasium
+from gymnasium import Space
 from gymnasium.vector import VectorEnv
 from pettingzoo import AECEnv, ParallelEnv
 
+from marl_connectors.connectors.action_masks import ACTION_MASK
 from marl_connectors.environments.adapters.batched import is_batched, missing_parts
+from marl_connectors.environments.adapters.gymnasium_vector import GymnasiumCopies
+from marl_connectors.environments.adapters.single_agent import SingleAgentEnv
+from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
 from marl_connectors.environments.making.registry import (
     GYMNASIUM_KEYS,
     GYMNASIUM_NAMESPACES,
@@ -28,7 +34,7 @@ from marl_connectors.environments.making.registry import (
     importable_name,
     parameters_of,
 )
-from marl_connectors.environments.making.wrappers import EnvWrapper, wrap_env
+from marl_connectors.environments.making.wrappers import EnvWrapper, with_reset_options, wrap_env
 from marl_connectors.environments.validation.checks import ADVICE_ON_OLD_GYM
 from marl_connectors.environments.vector.failures import ENV_ERRORS, errors_named
 from marl_connectors.errors import (
@@ -151,6 +157,78 @@ def is_of_old_gym(env: Any) -> bool:
 
 def _is_what(env: Any) -> str:
     return "is a Gymnasium VectorEnv" if isinstance(env, VectorEnv) else "is natively batched"
+
+
+@dataclass
+class EnvFactory:
+    """Makes the sub-environments of a run, also in another process.
+
+    Attributes:
+        env: What ``make_env`` takes.
+        env_config: Likewise.
+        wrappers: Likewise.
+        vector_entry_point: Likewise.
+        action_mask_key: Under which key of observations or infos action masks are, for turn-based environments.
+        reset_options: What the environment gets as ``options`` with every reset.
+        render_mode: Of all that are made.
+        first_render_mode: Of the first one instead, of this process.
+        is_batched: Whether it makes natively batched environments.
+        agent_spaces: The observation and the action space of all agents that the sample environment has told of.
+    """
+
+    env: Any
+    env_config: Mapping[str, Any]
+    wrappers: tuple[EnvWrapper, ...] = ()
+    vector_entry_point: bool = False
+    action_mask_key: str | None = ACTION_MASK
+    reset_options: Mapping[str, Any] | None = None
+    render_mode: str | None = None
+    first_render_mode: str | None = None
+    is_batched: bool = False
+    agent_spaces: Mapping[AgentID, tuple[Space, Space]] = field(default_factory=dict)
+
+    def __call__(self, num_envs: int = 1) -> Any:
+        """One with the methods of a PettingZoo parallel environment; or a natively batched one of as many as wanted."""
+        first, self.first_render_mode = self.first_render_mode, None
+        env = make_env(
+            self.env,
+            self.env_config,
+            render_mode=first or self.render_mode,
+            wrappers=self.wrappers,
+            num_envs=num_envs,
+            vector_entry_point=self.vector_entry_point,
+        )
+        name = env_name(self.env)
+        if isinstance(env, VectorEnv):
+            return GymnasiumCopies(env, name, self.reset_options)
+        if self.reset_options is not None:
+            env = with_reset_options(env, self.reset_options, name)
+        if isinstance(env, gymnasium.Env):
+            return SingleAgentEnv(env)
+        return TurnBasedEnv(env, action_mask_key=self.action_mask_key) if isinstance(env, AECEnv) else env
+
+    def parts(self) -> dict[str, Any]:
+        """What another process must get, by the names that users know."""
+        return {
+            "the environment": self.env,
+            **{f"env_config[{key!r}]": value for key, value in self.env_config.items()},
+            "reset_options": self.reset_options,
+            **{f"wrappers[{i}]": wrapper for i, wrapper in enumerate(self.wrappers)},
+        }
+
+    def __getstate__(self) -> dict[str, Any]:
+        name = self.env if isinstance(self.env, str) else ""
+        return {
+            "own": {**vars(self), "first_render_mode": None},
+            "registered": {name: REGISTERED[name]} if name in REGISTERED else {},
+            "gymnasium": {name: gymnasium.registry[name]} if name in gymnasium.registry else {},
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        REGISTERED.update(state["registered"])
+        for name, spec in state["gymnasium"].items():
+            gymnasium.registry.setdefault(name, spec)
+        vars(self).update(state["own"])
 
 
 class WrappedMaker:

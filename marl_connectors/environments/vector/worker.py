@@ -13,13 +13,11 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from typing import Any, NamedTuple
 
-import gymnasium
 import numpy as np
 from gymnasium import Space
 
 from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
-from marl_connectors.environments.making.registry import REGISTERED
-from marl_connectors.environments.spec import EnvSetup
+from marl_connectors.environments.making.factory import EnvFactory
 from marl_connectors.environments.vector.channel import Channel
 from marl_connectors.environments.vector.failures import EnvFailure, EnvRestarts, stop_watching
 from marl_connectors.environments.vector.shared_memory import AgentSpaces, SharedBlock, StepMemory
@@ -31,68 +29,6 @@ from marl_connectors.typing import AgentID
 
 LEFT_TO_PARENT = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 """Signals that end a run, and its workers with it, but not workers alone. SIGINT is another one."""
-
-
-class EnvFactory:
-    """Makes environment copies as ``EnvSetup.make`` does, also in another process."""
-
-    def __init__(self, setup: EnvSetup, render_mode: str | None = None, *, first_render_mode: str | None = None):
-        """Takes the setup.
-
-        Args:
-            setup: What makes a copy.
-            render_mode: Of all copies.
-            first_render_mode: Of the first one instead, of this process.
-        """
-        self._setup = setup
-        self._render_mode = render_mode
-        self._first_render_mode = first_render_mode
-        self._registered: dict[str, Any] = {}
-
-    def __call__(self, num_envs: int = 1) -> Any:
-        """One copy; of a natively batched environment as many as wanted."""
-        first, self._first_render_mode = self._first_render_mode, None
-        return self._setup.make(first or self._render_mode, num_envs)
-
-    @property
-    def is_batched(self) -> bool:
-        """Whether it makes natively batched environments."""
-        return self._setup.is_batched
-
-    @property
-    def agent_spaces(self) -> AgentSpaces:
-        """The spaces of all agents that the sample environment has told of."""
-        return {agent: self._setup.agent_spaces(agent) for agent in self._setup.agent_ids}
-
-    def parts(self) -> dict[str, Any]:
-        """What another process must get, by the names that users know."""
-        config = vars(self._setup).get("_env_config", {})
-        wrappers = vars(self._setup).get("_wrappers", ())
-        return {
-            "the environment": vars(self._setup).get("_env"),
-            **{f"env_config[{key!r}]": value for key, value in config.items()},
-            "reset_options": vars(self._setup).get("_reset_options"),
-            **{f"wrappers[{i}]": wrapper for i, wrapper in enumerate(wrappers)},
-        }
-
-    def __getstate__(self) -> dict[str, Any]:
-        settings = {name: value for name, value in vars(self._setup).items() if name != "probe"}
-        env = settings.get("_env")
-        name = env if isinstance(env, str) else ""
-        return {
-            "settings": settings,
-            "render_mode": self._render_mode,
-            "registered": {name: REGISTERED[name]} if name in REGISTERED else {},
-            "gymnasium": {name: gymnasium.registry[name]} if name in gymnasium.registry else {},
-        }
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        REGISTERED.update(state["registered"])
-        for name, spec in state["gymnasium"].items():
-            gymnasium.registry.setdefault(name, spec)
-        self._setup = EnvSetup.__new__(EnvSetup)
-        vars(self._setup).update(state["settings"])
-        self._render_mode, self._first_render_mode = state["render_mode"], None
 
 
 def packed_maker(make_env: Callable[[], Any], num_workers: int) -> bytes:

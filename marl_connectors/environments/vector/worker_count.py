@@ -7,9 +7,7 @@ import math
 import multiprocessing
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from marl_connectors.environments.spec import EnvSetup
 from marl_connectors.environments.vector.worker import needs_main_script, packed_maker
@@ -23,9 +21,7 @@ MOST_OF_TIMEOUT = 0.25
 """The part of a worker's time limit that the slowest calls of all of its copies may take in the smoke test."""
 
 
-def auto_num_workers(
-    setup: EnvSetup, make_env: Callable[..., Any], num_envs: int, timeout_s: float | None = None
-) -> int:
+def auto_num_workers(setup: EnvSetup, num_envs: int, timeout_s: float | None = None) -> int:
     """As many worker processes as there are cores that this process may use and work for them; 0 if that is one.
 
     It is a rule by the step time that was measured in the smoke test, for environments that were given by an importable
@@ -40,7 +36,6 @@ def auto_num_workers(
 
     Args:
         setup: Says what a step takes. An environment that was not tried out gets no workers.
-        make_env: Makes a copy.
         num_envs: How many copies are stepped together.
         timeout_s: How long a worker may take for a step of its copies; None for any time.
     """
@@ -53,7 +48,7 @@ def auto_num_workers(
     if timeout_s is not None and setup.slowest_s * math.ceil(num_envs / number) > MOST_OF_TIMEOUT * timeout_s:
         return 0
     try:
-        maker = packed_maker(make_env, number)
+        maker = packed_maker(setup.factory, number)
     except ConfigError:
         return 0
     return 0 if needs_main_script(maker) else number
