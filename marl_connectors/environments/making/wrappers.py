@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import gymnasium
-import gymnasium as gym
 import numpy as np
 from gymnasium.vector import VectorEnv
 from pettingzoo import AECEnv, ParallelEnv
@@ -462,43 +461,32 @@ def with_reset_options(env: Any, options: Mapping[str, Any], name: str) -> Any:
     Raises:
         ConfigError: If it is of another kind, whose resets take no options.
     """
-    if isinstance(env, gym.Env):
-        return _GymnasiumEnv(env, options)
-    if isinstance(env, ParallelEnv):
-        return _ParallelEnv(env, options)
-    if isinstance(env, AECEnv):
-        return _TurnBasedEnv(env, options)
+    for kind, wrapper in _WITH_OPTIONS.items():
+        if isinstance(env, kind):
+            return wrapper(env, options)
     raise ConfigError(
         f"reset_options: {name!r} is a natively batched environment, whose reset(seeds, mask) takes no options. Put "
         f"them into env_config, and let its maker pass them on."
     )
 
 
-class _GymnasiumEnv(gym.Wrapper):
-    def __init__(self, env: gym.Env, options: Mapping[str, Any]):
-        super().__init__(env)
-        self._reset_options = options
-        self.step = env.step  # a hot path: nothing in between
+def _with_options(base: Any) -> Any:
+    """A wrapper class derived from another one."""
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        return self.env.reset(seed=seed, options={**copying.deepcopy(self._reset_options), **(options or {})})
+    class WithResetOptions(base):
+        def __init__(self, env: Any, options: Mapping[str, Any]):
+            super().__init__(env)
+            self._reset_options = options
+            self.step = env.step  # a hot path: nothing in between
 
+        def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+            return self.env.reset(seed=seed, options={**copying.deepcopy(self._reset_options), **(options or {})})
 
-class _ParallelEnv(BaseParallelWrapper):
-    def __init__(self, env: ParallelEnv, options: Mapping[str, Any]):
-        super().__init__(env)
-        self._reset_options = options
-        self.step = env.step
-
-    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        return self.env.reset(seed=seed, options={**copying.deepcopy(self._reset_options), **(options or {})})
+    return WithResetOptions
 
 
-class _TurnBasedEnv(BaseWrapper):
-    def __init__(self, env: AECEnv, options: Mapping[str, Any]):
-        super().__init__(env)
-        self._reset_options = options
-        self.step = env.step
-
-    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
-        self.env.reset(seed=seed, options={**copying.deepcopy(self._reset_options), **(options or {})})
+_WITH_OPTIONS = {
+    gymnasium.Env: _with_options(gymnasium.Wrapper),
+    ParallelEnv: _with_options(BaseParallelWrapper),
+    AECEnv: _with_options(BaseWrapper),
+}

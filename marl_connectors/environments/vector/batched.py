@@ -90,12 +90,15 @@ class BatchedVectorEnv(VectorEnv):
             result = StepResult(given.rewards.reshape(-1), self._calls.flat(given.observations))
         else:  # a reset may use the arrays again
             result = StepResult(given.rewards.flatten(), [], ends=self._ends_of(given, ended, over))
-        if given.infos:
-            which = np.flatnonzero(~over).tolist()
-            result.infos = [(index, info) for index in which if (info := self._info(given, index))]
+        result.infos = self._infos_of(given, ~over)
         if result.ends is not None:
             self._end_copies(result, given, over)
         return result
+
+    def _infos_of(self, given: BatchedStep, mask: np.ndarray) -> list[tuple[int, dict[AgentID, dict]]]:
+        if not given.infos:
+            return []
+        return [(index, info) for index in np.flatnonzero(mask).tolist() if (info := self._info(given, index))]
 
     def _info(self, given: BatchedStep, index: int) -> dict[AgentID, dict]:
         """Agent to info, of one copy in ``[num_envs, num_agents, ...]`` arrays by name."""
@@ -182,34 +185,15 @@ class GymnasiumVectorEnv(BatchedVectorEnv):
         first = super().reset_all()
         return [(own, self._first_infos(index)) for index, (own, _) in enumerate(first)]
 
-    def step(self, actions: Any) -> StepResult:
-        """Steps all copies, and resets those whose episode ended.
-
-        Args:
-            actions: ``[num_envs, ...]``.
-        """
-        given = self._calls.step(np.asarray(actions))
-        for copy in self.copies:
-            copy.t += 1
-        over = given.over
-        result = StepResult(given.rewards.flatten(), [], self._infos_of(given, ~over))
-        if not over.any():
-            result.observations = self._calls.flat(given.observations)
-            return result
-        result.ends = self._ends_of(given, over[:, None], over)
+    def _end_copies(self, result: StepResult, given: BatchedStep, over: np.ndarray) -> None:
+        assert result.ends is not None
         self._reset_over(result, over)
         for index in result.ends.indices:
             self._add_info(result, index, self._first_infos(index))
-        return result
 
     def _add_info(self, result: StepResult, index: int, info: dict[AgentID, dict]) -> None:
         if info:
             result.infos.append((index, info))
-
-    def _infos_of(self, given: BatchedStep, mask: np.ndarray) -> list[tuple[int, dict[AgentID, dict]]]:
-        if not given.infos:
-            return []
-        return [(index, info) for index in np.flatnonzero(mask).tolist() if (info := self._info(given, index))]
 
     def _info(self, given: BatchedStep, index: int) -> dict[AgentID, dict]:
         info = given.infos[INFOS][index, 0] if given.infos else {}
