@@ -14,7 +14,7 @@ from marl_connectors.environments.adapters.batched import is_batched
 from marl_connectors.environments.adapters.gymnasium_vector import GymnasiumCopies
 from marl_connectors.environments.adapters.single_agent import SingleAgentEnv
 from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
-from marl_connectors.environments.making.factory import EnvFactory, env_name
+from marl_connectors.environments.making.factory import EnvFactory, agent_ids, env_name
 from marl_connectors.environments.making.registry import is_importable
 from marl_connectors.environments.making.wrappers import EnvWrapper
 from marl_connectors.environments.validation.checks import ADVICE_ON_OLD_GYM
@@ -77,13 +77,7 @@ class EnvSetup:
         with Watched(lambda: f"{self.name}: making it"):
             self.probe = self.factory()
         self.single_agent = isinstance(self.probe, (SingleAgentEnv, GymnasiumCopies))
-        with errors_named(f"{self.name}: possible_agents, or without it reset() and agents,"):
-            agent_ids = getattr(self.probe, "possible_agents", None)
-            if not agent_ids:
-                with Watched(lambda: f"{self.name}: reset(seed=0)"):
-                    self.probe.reset(seed=0)
-                agent_ids = self.probe.agents
-            self.agent_ids: list[AgentID] = list(agent_ids)
+        self.agent_ids = agent_ids(self.probe, self.name)
         self._spaces = {agent_id: self._ask(agent_id) for agent_id in self.agent_ids}
         self.factory.agent_spaces, self.factory.is_batched = self._spaces, self.is_batched
 

@@ -36,7 +36,7 @@ from marl_connectors.environments.making.registry import (
 )
 from marl_connectors.environments.making.wrappers import EnvWrapper, with_reset_options, wrap_env
 from marl_connectors.environments.validation.checks import ADVICE_ON_OLD_GYM
-from marl_connectors.environments.vector.failures import ENV_ERRORS, errors_named
+from marl_connectors.environments.vector.failures import ENV_ERRORS, Watched, errors_named
 from marl_connectors.errors import (
     CheckpointError,
     ConfigError,
@@ -73,7 +73,7 @@ def make_env(
             does a function that is given as an object and has one required parameter that is not in ``env_config``.
         env_config: What to make it with. It is not changed.
         render_mode: Passed on where it is accepted, for example ``"rgb_array"``; the environment is made without it
-            elsewhere. ``supports_rendering`` tells which it was.
+            elsewhere.
         wrappers: What it is wrapped in, the innermost first: callables ``env -> env``, or names with arguments such as
             ``"frame_skip_v0:4"`` (SuperSuit's) and ``"my_module.my_wrapper:0.5"``.
         num_envs: How many copies a natively batched environment or a VectorEnv holds; passed on where there is such a
@@ -250,20 +250,16 @@ class WrappedMaker:
         return make_env(self._env, env_config, render_mode=render_mode, wrappers=self._wrappers)
 
 
-def supports_rendering(env: EnvLike) -> bool:
-    """Whether a made environment gives frames: it was made with ``"rgb_array"`` and knows that mode."""
-    modes = (getattr(env, "metadata", None) or {}).get("render_modes", ())
-    return getattr(env, "render_mode", None) == "rgb_array" and "rgb_array" in modes
-
-
-def agent_ids(env: EnvLike) -> list[AgentID]:
-    """The agents of an environment: its possible agents, or where it has no such list, those after a reset."""
+def agent_ids(env: Any, name: str = "") -> list[AgentID]:
+    """The agents of an environment: its possible agents, or where it does not name them, those after a reset."""
     if isinstance(env, (gymnasium.Env, VectorEnv)):
         return [DEFAULT_AGENT_ID]
-    with errors_named(f"{type(env).__name__}: possible_agents, or without it reset() and agents,"):
+    name = name or type(env).__name__
+    with errors_named(f"{name}: possible_agents, or without it reset() and agents,"):
         possible = getattr(env, "possible_agents", None)
-        if possible is None:
-            env.reset(seed=0)
+        if not possible:
+            with Watched(lambda: f"{name}: reset(seed=0)"):
+                env.reset(seed=0)
             possible = env.agents
         return list(possible)
 
