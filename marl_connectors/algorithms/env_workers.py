@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from marl_connectors.callbacks import CALLBACK_NAMES, Callbacks
 from marl_connectors.env_runners.episode_metrics import Tally
-from marl_connectors.environments.spec import EnvSetup
+from marl_connectors.environments.spec import EnvSpec
 from marl_connectors.environments.vector.worker_count import auto_num_workers
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ UNKNOWN_LENGTH = 100
 """Env steps that an episode is taken to have before any has ended."""
 
 
-def are_worth_workers(setup: EnvSetup, num_episodes: int, recent: Collection[Tally]) -> bool:
+def are_worth_workers(setup: EnvSpec, num_episodes: int, recent: Collection[Tally]) -> bool:
     """Whether playing so many episodes, and no more, may be worth workers of its own.
 
     Args:
@@ -34,7 +34,7 @@ def are_worth_workers(setup: EnvSetup, num_episodes: int, recent: Collection[Tal
     return (setup.step_s or 0.0) * length * num_episodes >= LEAST_EPISODES_S
 
 
-def auto_env_workers(config: AlgorithmConfig, setup: EnvSetup, num_envs: int) -> int:
+def auto_env_workers(config: AlgorithmConfig, setup: EnvSpec, num_envs: int) -> int:
     """As many as are worth it; none where somebody, or a callback, wants to see the environments."""
     is_shown = config.render_env or getattr(setup.user_env, "render_mode", None) == "human"
     if is_shown or looks_at_environments(config):

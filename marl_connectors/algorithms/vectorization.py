@@ -10,12 +10,12 @@ from marl_connectors.errors import ConfigError
 
 if TYPE_CHECKING:
     from marl_connectors.algorithms.algorithm_config import AlgorithmConfig
-    from marl_connectors.environments.spec import EnvSetup
+    from marl_connectors.environments.spec import EnvSpec
 
 ASYNC, VECTOR_ENTRY_POINT = "async", "vector_entry_point"
 
 
-def num_env_workers(config: AlgorithmConfig, setup: EnvSetup, num_envs: int) -> Any:
+def num_env_workers(config: AlgorithmConfig, setup: EnvSpec, num_envs: int) -> Any:
     """Over how many processes the copies are spread.
 
     Raises:
@@ -33,7 +33,7 @@ def num_env_workers(config: AlgorithmConfig, setup: EnvSetup, num_envs: int) -> 
     return min(num_envs, num_cores())
 
 
-def human_render_mode(config: AlgorithmConfig, setup: EnvSetup) -> str | None:
+def human_render_mode(config: AlgorithmConfig, setup: EnvSpec) -> str | None:
     """``"human"`` if the first copy is to draw itself.
 
     Raises:
@@ -46,7 +46,7 @@ def human_render_mode(config: AlgorithmConfig, setup: EnvSetup) -> str | None:
             f"render_env=True: {setup.name} holds all copies itself, and one cannot be drawn alone. Look at single "
             f"episodes with algo.render_episode(), or give a single environment."
         )
-    modes = (getattr(setup.probe, "metadata", None) or {}).get("render_modes") or ()
+    modes = (getattr(setup.sample_env, "metadata", None) or {}).get("render_modes") or ()
     if "human" not in modes:
         raise ConfigError(
             f"render_env=True: {setup.name} does not open windows; its metadata name the render modes "

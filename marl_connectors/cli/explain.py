@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     copies = algo.config.num_envs_per_env_runner
     env = algo.config.env if isinstance(algo.config.env, str) else env_name(algo.config.env)
-    print(f"{env}: what each piece does to one batch. {copies} environment copies.\n{LEGEND}")
+    print(f"{env}: what each piece does to one batch. {copies} sub-environments.\n{LEGEND}")
     print(f"Action masks: {algo.masking}\n" if str(algo.masking) else "")
     print("\n\n".join(str(each) for each in explanations.values()))
     return 0

@@ -210,7 +210,7 @@ def _where(group: LaneGroup, position: int, vector_env: VectorEnv, episodes: Epi
     env_index, episode, own = owner
     agent_id = DEFAULT_AGENT_ID if own.agent_id is None else own.agent_id
     episode_number = int(str(episode.id_).split("-")[1])
-    where = f"environment copy {env_index}, episode {episode_number}, agent {agent_id!r}, env step {t}"
+    where = f"sub-environment {env_index}, episode {episode_number}, agent {agent_id!r}, env step {t}"
     return where, _seed_of(vector_env, env_index, episode_number)
 
 
@@ -278,10 +278,10 @@ def bad_observation(lane: Lane, vector_env: VectorEnv, observation: Any, result:
 
 def _error_of(lane: Lane, vector_env: VectorEnv, text: str, result: StepResult | None) -> EnvError:
     """Names the copy's episode and step; those before the reset if a copy was reset in the same step."""
-    copy = vector_env.copies[lane.env_index]
-    episode_number, t = copy.episode_number, copy.t
+    sub_env = vector_env.sub_envs[lane.env_index]
+    episode_number, t = sub_env.episode_number, sub_env.t
     over = {} if result is None else result.over
-    if result is not None and copy.index in over and copy.index not in dict(result.late):
-        episode_number, t = episode_number - 1, over[copy.index]
-    where = f"environment copy {copy.index}, episode {episode_number}, step {t}, agent {lane.agent_id!r}"
-    return EnvError(f"{where}: {text}{_seed_of(vector_env, copy.index, episode_number)}")
+    if result is not None and sub_env.index in over and sub_env.index not in dict(result.late):
+        episode_number, t = episode_number - 1, over[sub_env.index]
+    where = f"sub-environment {sub_env.index}, episode {episode_number}, step {t}, agent {lane.agent_id!r}"
+    return EnvError(f"{where}: {text}{_seed_of(vector_env, sub_env.index, episode_number)}")

@@ -1,4 +1,4 @@
-"""EnvRunner: steps environment copies with a MultiRLModule and hands out episodes."""
+"""EnvRunner: steps sub-environments with a MultiRLModule and hands out episodes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from marl_connectors.env_runners.data_checks import OutOfBounds, check_columns
 from marl_connectors.env_runners.done_episodes import (
     DoneEpisode,
     check_sample_size,
-    first_of_each_copy,
+    first_of_each_sub_env,
     first_rounds,
     missing,
     shares,
@@ -36,7 +36,7 @@ from marl_connectors.env_runners.sampling_times import SamplingTimes
 from marl_connectors.environments.vector.failures import EnvRestarts, FailureCounts
 from marl_connectors.environments.vector.replay import HISTORY_BYTES
 from marl_connectors.environments.vector.step_result import StepResult
-from marl_connectors.environments.vector.sub_environment import EnvCopy
+from marl_connectors.environments.vector.sub_environment import SubEnvironment
 from marl_connectors.environments.vector.subproc import make_vector_env
 from marl_connectors.errors import CheckpointError, EnvError
 from marl_connectors.metrics import MetricsLogger, by_pipeline, with_logged
@@ -53,7 +53,7 @@ class EnvRunner:
     The same class runs PettingZoo environments (MultiAgentEpisodes) and Gymnasium ones (SingleAgentEpisodes).
 
     Attributes:
-        vector_env: The environment copies.
+        vector_env: The sub-environments.
         rl_module: The modules.
         env_to_module: From observations to a forward batch.
         module_to_env: From the modules' outputs to actions.
@@ -84,7 +84,7 @@ class EnvRunner:
         rollout_fragment_length: int = 64,
         complete_episodes: bool = False,
         check_spaces: bool = True,
-        told_of_bounds: dict[Any, set[int]] | None = None,
+        warned_of_bounds: dict[Any, set[int]] | None = None,
         callbacks: CallbackCalls | None = None,
         env_config: dict[str, Any] | None = None,
         num_env_workers: int = 0,
@@ -92,7 +92,7 @@ class EnvRunner:
         restarts: EnvRestarts | None = None,
         state_space: Space | None = None,
     ):
-        """Makes the environment copies; nothing is reset before the first ``sample``.
+        """Makes the sub-environments; nothing is reset before the first ``sample``.
 
         Args:
             make_env: Makes one copy: a PettingZoo parallel environment, or one that behaves like it. With worker
@@ -111,7 +111,7 @@ class EnvRunner:
             rollout_fragment_length: Env steps of each copy that ``sample`` takes unless told otherwise.
             complete_episodes: Whether ``sample`` takes an episode of each copy unless told otherwise.
             check_spaces: Whether observations are held against their space.
-            told_of_bounds: Components of observations whose leaving their bounds the run was warned of already; it
+            warned_of_bounds: Components of observations whose leaving their bounds the run was warned of already; it
                 grows. None if there are none.
             callbacks: Told of what happens here.
             env_config: For the callbacks.
@@ -141,7 +141,7 @@ class EnvRunner:
         self.num_agent_steps = 0
         self._seed = seed
         self._check_spaces = check_spaces
-        self._out_of_bounds = OutOfBounds(told_of_bounds)
+        self._out_of_bounds = OutOfBounds(warned_of_bounds)
         self._noise = ActionNoise(seed)
         self._episodes = EpisodeTracker(
             self.vector_env,
@@ -210,11 +210,11 @@ class EnvRunner:
         """
         began = perf_counter()
         if num_timesteps is None and num_episodes is None:
-            copies = len(self.vector_env.copies)
+            sub_envs = len(self.vector_env.sub_envs)
             if self.complete_episodes:
-                num_episodes = copies
+                num_episodes = sub_envs
             else:
-                num_timesteps = copies * self.rollout_fragment_length
+                num_timesteps = sub_envs * self.rollout_fragment_length
         check_sample_size(num_timesteps, num_episodes)
         explore = self.explore if explore is None else explore
         try:
@@ -237,22 +237,22 @@ class EnvRunner:
         is_enough: Callable[[int], bool] | None,
     ) -> list[Any]:
         self._begin(explore)
-        copies = len(self.vector_env.copies)
+        sub_envs = len(self.vector_env.sub_envs)
         callbacks = self._episodes.callbacks
         if callbacks is not None:
-            callbacks.begin_sample(None if num_episodes is None else shares(copies, num_episodes))
-        numbers = [copy.episode_number for copy in self.vector_env.copies]
+            callbacks.begin_sample(None if num_episodes is None else shares(sub_envs, num_episodes))
+        numbers = [sub_env.episode_number for sub_env in self.vector_env.sub_envs]
         if not self._goes_on or force_reset or num_episodes is not None:
             self._reset()
         if num_episodes is not None:
             wanted = num_episodes
 
             def must_stop() -> bool:
-                return is_enough is not None and is_enough(wanted - sum(missing(self._episodes.done, copies, wanted)))
+                return is_enough is not None and is_enough(wanted - sum(missing(self._episodes.done, sub_envs, wanted)))
 
-            while (done := first_of_each_copy(self._episodes.done, copies, wanted)) is None:
+            while (done := first_of_each_sub_env(self._episodes.done, sub_envs, wanted)) is None:
                 if must_stop():
-                    done = first_rounds(self._episodes.done, copies)
+                    done = first_rounds(self._episodes.done, sub_envs)
                     break
                 self._take_step(random_actions)
         else:
@@ -285,8 +285,8 @@ class EnvRunner:
         last = list(numbers)
         for entry in done:
             last[entry.env_index] = max(last[entry.env_index], int(str(entry.episode.id_).rpartition("-")[2]))
-        for copy, number in zip(self.vector_env.copies, last, strict=True):
-            copy.episode_number = number
+        for sub_env, number in zip(self.vector_env.sub_envs, last, strict=True):
+            sub_env.episode_number = number
 
     @property
     def told_with_all_callbacks(self) -> dict[str, Any]:
@@ -339,7 +339,7 @@ class EnvRunner:
             actions = [action for of_group in by_group for action in env_actions(of_group)]
         chosen = actions if pick is None else pick(actions)
         self._noise.step += 1
-        self.num_env_steps += len(actions) if vector_env.has_rests else len(vector_env.copies)
+        self.num_env_steps += len(actions) if vector_env.has_rests else len(vector_env.sub_envs)
         self.num_agent_steps += len(actions)
         episodes.lanes.counts.vector_steps += 1
         if self._turn_based:
@@ -375,7 +375,7 @@ class EnvRunner:
         """Tells the log of copies that go on with another episode, and counts."""
         failures = self.vector_env.take_failures()
         for failure in failures:
-            _LOG.warning("%s The copy goes on with another episode.", failure.message)
+            _LOG.warning("%s The sub-environment goes on with another episode.", failure.message)
         self._episodes.lost.num_env_failures += len(failures)
         for index in dict.fromkeys(failure.index for failure in failures):
             self._tell_of_environment(index)
@@ -425,7 +425,7 @@ class EnvRunner:
         """Counts the steps of those who act, before others do or before the counts are read."""
         groups = [group for group, _ in self._episodes.lanes.live]
         resting = self.vector_env.has_rests  # then each that acts is a sub-environment
-        num_envs = sum(group.num_acting for group in groups) if resting else len(self.vector_env.copies)
+        num_envs = sum(group.num_acting for group in groups) if resting else len(self.vector_env.sub_envs)
         self._episodes.lanes.counts.end_layout(groups, num_envs)
 
     def _place_in_time(self) -> None:
@@ -434,24 +434,24 @@ class EnvRunner:
         self._place_noise()
 
     def _place_noise(self) -> None:
-        copies = self.vector_env.copies
+        sub_envs = self.vector_env.sub_envs
         if self._turn_based:  # one agent acts in a copy at a time: a stream for each copy will do
-            self._place_turns(copies)
+            self._place_turns(sub_envs)
             return
-        numbers = np.array([copy.episode_number for copy in copies])
+        numbers = np.array([sub_env.episode_number for sub_env in sub_envs])
         for group, _ in self._episodes.lanes.live:
             own = group.env_indices
             if group.words is None:
                 group.words = self._noise.words_of(own, group.agent_words)
             self._noise.place(group.index, group.rows, group.words, numbers[own], group.t)
 
-    def _place_turns(self, copies: Sequence[EnvCopy]) -> None:
+    def _place_turns(self, sub_envs: Sequence[SubEnvironment]) -> None:
         """Tells the noise which sub-environments act; the streams of all go on until an episode begins."""
-        noise, numbers, placed = self._noise, [copy.episode_number for copy in copies], self._episodes_placed
+        noise, numbers, placed = self._noise, [sub_env.episode_number for sub_env in sub_envs], self._episodes_placed
         for group, _ in self._episodes.lanes.live:
             index, rows, env_indices = group.index, group.rows, group.env_indices
             if placed.get(index) != numbers or not noise.pick(index, rows, env_indices):
-                words, t = noise.words_of(np.arange(len(copies))), np.array([copy.t for copy in copies])
+                words, t = noise.words_of(np.arange(len(sub_envs))), np.array([sub_env.t for sub_env in sub_envs])
                 noise.place(index, rows, words, np.array(numbers), t, env_indices)
                 placed[index] = numbers
 
@@ -525,7 +525,7 @@ class EnvRunner:
         self._plan.forget()
 
     def close(self) -> None:
-        """Closes the environment copies."""
+        """Closes the sub-environments."""
         self.vector_env.close()
 
     # For checkpoints.
@@ -552,7 +552,7 @@ class EnvRunner:
             "uncredited_reward": self._uncredited_reward,
             "observations_out_of_bounds": self._out_of_bounds.count,
             "lost": self._episodes.lost.as_dict(),
-            "episode_numbers": [copy.episode_number for copy in self.vector_env.copies],
+            "episode_numbers": [sub_env.episode_number for sub_env in self.vector_env.sub_envs],
         }
 
     def why_episodes_are_not_kept(self) -> str:
@@ -575,10 +575,10 @@ class EnvRunner:
         Raises:
             CheckpointError: If there are not as many copies, or a replayed episode turns out differently.
         """
-        if len(state["episode_numbers"]) != len(self.vector_env.copies):
+        if len(state["episode_numbers"]) != len(self.vector_env.sub_envs):
             raise CheckpointError(
-                f"checkpoint: it has {len(state['episode_numbers'])} environment copies, this run has "
-                f"{len(self.vector_env.copies)}. Use the same num_envs_per_env_runner."
+                f"checkpoint: it has {len(state['episode_numbers'])} sub-environments, this run has "
+                f"{len(self.vector_env.sub_envs)}. Use the same num_envs_per_env_runner."
             )
         self._seed = self.vector_env.seed = state["seed"]
         self._noise.restart(self._seed, state["noise_step"])
@@ -588,8 +588,8 @@ class EnvRunner:
         self.num_env_steps, self.num_agent_steps = state["num_env_steps"], state["num_agent_steps"]
         self.env_to_module.set_state(state["env_to_module"])
         self.module_to_env.set_state(state["module_to_env"])
-        for copy, number in zip(self.vector_env.copies, state["episode_numbers"], strict=True):
-            copy.episode_number = number
+        for sub_env, number in zip(self.vector_env.sub_envs, state["episode_numbers"], strict=True):
+            sub_env.episode_number = number
         self._finished = [tally_from_state(tally) for tally in state["finished"]]
         self._uncredited_reward = state["uncredited_reward"]
         self._out_of_bounds.count = state.get("observations_out_of_bounds", 0)

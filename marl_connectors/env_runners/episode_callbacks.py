@@ -9,7 +9,7 @@ from marl_connectors.callbacks import CallbackCalls
 from marl_connectors.env_runners.done_episodes import Episode
 from marl_connectors.env_runners.episode_tracker import EpisodeTracker
 from marl_connectors.environments.vector.step_result import StepResult
-from marl_connectors.environments.vector.sub_environment import EnvCopy
+from marl_connectors.environments.vector.sub_environment import SubEnvironment
 from marl_connectors.typing import EpisodeID
 
 if TYPE_CHECKING:
@@ -40,23 +40,23 @@ class EpisodeCallbacks:
         if self._left is None or self._left[env_index]:
             self._calls.tell(name, episode=episode, env_index=env_index, **more, **self._runner.told_with_all_callbacks)
 
-    def create(self, copies: Iterable[EnvCopy]) -> None:
+    def create(self, sub_envs: Iterable[SubEnvironment]) -> None:
         """Makes the next episodes of copies that are about to be reset."""
-        for copy in copies:
-            self._create(copy.index, f"{copy.index}-{copy.episode_number + 1}")
+        for sub_env in sub_envs:
+            self._create(sub_env.index, f"{sub_env.index}-{sub_env.episode_number + 1}")
 
     def _create(self, env_index: int, id_: EpisodeID) -> Any:
         self._created[env_index] = episode = self._episodes.empty_episode(id_)
         self._tell("on_episode_created", episode, env_index)
         return episode
 
-    def take_created(self, copy: EnvCopy) -> Any:
+    def take_created(self, sub_env: SubEnvironment) -> Any:
         """The episode that a copy which was reset begins; made now if that reset could not be foreseen."""
-        id_ = f"{copy.index}-{copy.episode_number}"
-        episode = self._created.pop(copy.index, None)
+        id_ = f"{sub_env.index}-{sub_env.episode_number}"
+        episode = self._created.pop(sub_env.index, None)
         if episode is None or episode.id_ != id_:
-            episode = self._create(copy.index, id_)
-            del self._created[copy.index]
+            episode = self._create(sub_env.index, id_)
+            del self._created[sub_env.index]
         return episode
 
     def ended(self, result: StepResult, ongoing: Sequence[Episode]) -> None:
@@ -72,12 +72,12 @@ class EpisodeCallbacks:
                 if self._left is not None and self._left[env_index]:
                     self._left[env_index] -= 1
             if env_index in late:
-                self.create([self._runner.vector_env.copies[env_index]])
+                self.create([self._runner.vector_env.sub_envs[env_index]])
 
     def went_on(self, result: StepResult) -> None:
         """A step of all copies is recorded, in which some have begun an episode, or have ended one and rest now."""
         over = result.over
-        rest = {index for index in over if self._runner.vector_env.copies[index].rests}
+        rest = {index for index in over if self._runner.vector_env.sub_envs[index].rests}
         begun = {*over, *(event.index for event in result.events if event.begins)} - rest
         if not (begun or self._tells_of_steps):
             return

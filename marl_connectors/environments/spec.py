@@ -11,14 +11,14 @@ from gymnasium import Space
 
 from marl_connectors.connectors.action_masks import ACTION_MASK
 from marl_connectors.environments.adapters.batched import is_batched
-from marl_connectors.environments.adapters.gymnasium_vector import GymnasiumCopies
+from marl_connectors.environments.adapters.gymnasium_vector import GymnasiumBatch
 from marl_connectors.environments.adapters.single_agent import SingleAgentEnv
 from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
 from marl_connectors.environments.making.factory import EnvFactory, agent_ids, env_name
 from marl_connectors.environments.making.registry import is_importable
 from marl_connectors.environments.making.wrappers import EnvWrapper
 from marl_connectors.environments.validation.checks import ADVICE_ON_OLD_GYM
-from marl_connectors.environments.validation.smoke_test import NUM_COPIES, SmokeTest
+from marl_connectors.environments.validation.smoke_test import NUM_ENVS, SmokeTest
 from marl_connectors.environments.validation.spaces import not_a_space
 from marl_connectors.environments.vector.batched import gymnasium_vector_env
 from marl_connectors.environments.vector.failures import ENV_ERRORS, Watched, close_env, errors_named
@@ -27,7 +27,7 @@ from marl_connectors.seeding import stream
 from marl_connectors.typing import DEFAULT_AGENT_ID, AgentID
 
 
-class EnvSetup:
+class EnvSpec:
     """An environment's maker, and what one copy of it says about its agents.
 
     Attributes:
@@ -75,16 +75,16 @@ class EnvSetup:
         self._given = (observation_space, action_space)
         self.info_masks: dict[AgentID, Any] | None = None
         with Watched(lambda: f"{self.name}: making it"):
-            self.probe = self.factory()
-        self.single_agent = isinstance(self.probe, (SingleAgentEnv, GymnasiumCopies))
-        self.agent_ids = agent_ids(self.probe, self.name)
+            self.sample_env = self.factory()
+        self.single_agent = isinstance(self.sample_env, (SingleAgentEnv, GymnasiumBatch))
+        self.agent_ids = agent_ids(self.sample_env, self.name)
         self._spaces = {agent_id: self._ask(agent_id) for agent_id in self.agent_ids}
         self.factory.agent_spaces, self.factory.is_batched = self._spaces, self.is_batched
 
     @property
     def is_batched(self) -> bool:
         """Whether it is a natively batched environment."""
-        return is_batched(self.probe)
+        return is_batched(self.sample_env)
 
     @property
     def is_importable(self) -> bool:
@@ -94,7 +94,7 @@ class EnvSetup:
     @property
     def takes_turns(self) -> bool:
         """Whether the agents act one after another."""
-        return isinstance(self.probe, TurnBasedEnv)
+        return isinstance(self.sample_env, TurnBasedEnv)
 
     @property
     def agents_per_step(self) -> int:
@@ -104,8 +104,8 @@ class EnvSetup:
     @property
     def user_env(self) -> Any:
         """The copy to ask, as the user's own functions get it: without our wrapper."""
-        is_wrapped = isinstance(self.probe, (SingleAgentEnv, GymnasiumCopies, TurnBasedEnv))
-        return self.probe.env if is_wrapped else self.probe
+        is_wrapped = isinstance(self.sample_env, (SingleAgentEnv, GymnasiumBatch, TurnBasedEnv))
+        return self.sample_env.env if is_wrapped else self.sample_env
 
     @property
     def state_space(self) -> Space:
@@ -120,7 +120,7 @@ class EnvSetup:
                 f"{self.name}: a critic is to see the environment's state(), which PettingZoo environments have, but "
                 f"this one {what}. Use critic_obs='joint_observations'."
             )
-        return state_space_of(self.probe, self.name)
+        return state_space_of(self.sample_env, self.name)
 
     def agent_spaces(self, agent_id: AgentID) -> tuple[Space, Space]:
         """An agent's observation and action space."""
@@ -134,7 +134,7 @@ class EnvSetup:
                 given = given[agent_id]
             if given is None or isinstance(given, Mapping):
                 try:
-                    given = getattr(self.probe, kind)(agent_id)
+                    given = getattr(self.sample_env, kind)(agent_id)
                 except Exception as error:
                     raise EnvError(
                         f"{self.name}: {kind}({agent_id!r}) raised {describe_error(error)}. Every agent that "
@@ -171,7 +171,7 @@ class EnvSetup:
             return
         try:
             with Watched(lambda: f"{self.name}: the smoke test with random actions"):
-                test.play(self.probe)
+                test.play(self.sample_env)
         except MarlConnectorsError as error:
             raise self._hinted(error) from error.__cause__
         except ENV_ERRORS as error:
@@ -184,9 +184,9 @@ class EnvSetup:
         return EnvError(f"{error} {hint}") if hint else error
 
     def _check_batched(self, test: SmokeTest) -> None:
-        env = self.factory(NUM_COPIES)
+        env = self.factory(NUM_ENVS)
         try:
-            if isinstance(env, GymnasiumCopies):
+            if isinstance(env, GymnasiumBatch):
                 test.play_vector(gymnasium_vector_env(env, seed=0))
             else:
                 test.play_batched(env)

@@ -204,7 +204,7 @@ def test_a_module_that_is_gone_is_missed_in_the_next_episode():
     runner.sample(num_timesteps=3)
     runner.rl_module.remove_module("default_policy")
     with pytest.raises(MappingError, match="default_policy"):
-        runner._episodes._mapped(runner.vector_env.copies[0])
+        runner._episodes._mapped(runner.vector_env.sub_envs[0])
 
 
 def test_a_mapping_function_is_asked_once_for_each_agent_and_episode():

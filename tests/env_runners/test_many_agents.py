@@ -121,7 +121,7 @@ def endless(tmp_path_factory):
 
 def test_memory_is_bounded(endless):
     algo, (before, after), _, _ = endless
-    assert algo.env_runner.vector_env.copies[0].t == 200
+    assert algo.env_runner.vector_env.sub_envs[0].t == 200
     longest = max(after, key=after.get)
     # 10 steps (and 2 of lookback) of 200 live agents and of the lanes that others may need: 4,000 rows.
     assert after[longest] <= 5_000, longest

@@ -82,8 +82,8 @@ def test_a_close_that_hangs_is_named_and_its_worker_is_ended(caplog, monkeypatch
     assert all(map(is_gone, pids))
     end = "close() did not return within 0.5 s, so its worker process was ended."
     assert messages_of(caplog) == [
-        f"environment copy 0: {end}",
-        f"environment copy 1: {end} Nobody closed copies [2] of that process.",
+        f"sub-environment 0: {end}",
+        f"sub-environment 1: {end} Nobody closed sub-environments [2] of that process.",
     ]
 
 
@@ -101,7 +101,7 @@ def test_a_close_that_ends_its_process_is_named(caplog):
         vector_env.close()
     assert all(map(is_gone, pids))
     assert messages_of(caplog) == [
-        "environment copy 0: close() ended its worker process. Nobody closed copies [1] of that process."
+        "sub-environment 0: close() ended its worker process. Nobody closed sub-environments [1] of that process."
     ]
 
 
@@ -175,7 +175,7 @@ def test_a_close_that_hangs_in_this_process_is_interrupted(caplog, way):
     with caplog.at_level(logging.WARNING, LOG):
         vector_env.close()
     assert messages_of(caplog) == [
-        f"environment copy {i}: close() did not return within 0.2 s and was given up." for i in (0, 2)
+        f"sub-environment {i}: close() did not return within 0.2 s and was given up." for i in (0, 2)
     ]
 
 
@@ -215,7 +215,7 @@ def test_a_run_stops_though_no_environment_of_it_closes(caplog, monkeypatch, wor
     with caplog.at_level(logging.WARNING, LOG):
         algo.stop()
     first, second = messages_of(caplog)
-    assert first.startswith("environment copy 0: close() did not return within 0.")
+    assert first.startswith("sub-environment 0: close() did not return within 0.")
     assert second == "HangingEnv: close() did not return within 0.2 s and was given up."
 
 
@@ -239,9 +239,9 @@ def test_what_hangs_each_time_is_tried_as_often_as_is_tolerated(where, way):
         runner.sample(num_timesteps=20)
     episode = 1
     assert re.fullmatch(
-        rf"environment copy 0, episode {episode}, step 0 \(seed {derived_seed(0, 'env', 0, episode)}\): its worker "
+        rf"sub-environment 0, episode {episode}, step 0 \(seed {derived_seed(0, 'env', 0, episode)}\): its worker "
         rf"process did not answer for 1 s in {where}\(\) and was ended. If the environment may take that long, set "
-        r"sample_timeout_s above 1. This copy has failed 2 times without finishing an episode; "
+        r"sample_timeout_s above 1. This sub-environment has failed 2 times without finishing an episode; "
         r"num_consecutive_env_failures_tolerance is 1.",
         str(caught.value),
     )
@@ -253,7 +253,7 @@ def test_without_restarts_the_error_says_what_would_help():
     runner = runner_of(partial(HangingEnv, where="reset", here=os.getpid()), restart=False)
     with pytest.raises(
         EnvError,
-        match=r"copy 0, episode 0, step 0 \(seed \d+\): .* for 1 s in reset\(\) .* set sample_timeout_s above 1\. "
+        match=r"sub-environment 0, episode 0, step 0 \(seed \d+\): .* for 1 s in reset\(\) .* set sample_timeout_s above 1\. "
         r"With restart_failed_sub_environments=True the run would go on",
     ):
         runner.sample(num_timesteps=2)
@@ -304,7 +304,7 @@ def test_a_replay_that_hangs_is_an_error_that_says_how_to_go_on(tmp_path, restar
     file.touch()
     with pytest.raises(
         EnvError,
-        match=r"environment copy 0, episode 0, .*seed \d+.*: while its episode was replayed, its worker process did "
+        match=r"sub-environment 0, episode 0, .*seed \d+.*: while its episode was replayed, its worker process did "
         r"not answer for 1 s in step\(\).*Pass new_episodes=True",
     ):
         other.set_state(state)
@@ -327,7 +327,7 @@ def test_an_evaluation_survives_a_reset_that_hangs(tmp_path):
 def test_a_constructor_that_hangs_is_named(monkeypatch):
     monkeypatch.setattr(process_handle, "_START_TIMEOUT_S", 2.0)
     restarts = EnvRestarts(partial(HangingEnv, where="make"))
-    with pytest.raises(EnvError, match=r"did not answer for 2 s while it started.* It was making environment copy 0\."):
+    with pytest.raises(EnvError, match=r"did not answer for 2 s while it started.* It was making sub-environment 0\."):
         make_vector_env(restarts.make_env, num_envs=2, seed=0, num_workers=1, timeout_s=1.0, restarts=restarts)
 
 
@@ -372,7 +372,7 @@ def test_a_reset_of_a_copy_is_watched(monkeypatch):
             return super().reset(seed, options)
 
     VectorEnv([Looking()], seed=0).reset_all()
-    assert seen == [f"environment copy 0, episode 0, step 0: reset(seed={derived_seed(0, 'env', 0, 0)})"]
+    assert seen == [f"sub-environment 0, episode 0, step 0: reset(seed={derived_seed(0, 'env', 0, 0)})"]
 
 
 def test_an_alarm_ends_what_waits_and_leaves_what_does_not():

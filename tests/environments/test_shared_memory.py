@@ -182,7 +182,7 @@ def test_ordinary_steps_send_no_data(monkeypatch):
     runner = config.env_runners(num_envs_per_env_runner=4, num_env_workers=2).build_algo().env_runner
     vector_env = runner.vector_env
     vector_env.reset_all()
-    sent, replies, num_acting = [], [], sum(len(copy.agents) for copy in vector_env.copies)
+    sent, replies, num_acting = [], [], sum(len(copy.agents) for copy in vector_env.sub_envs)
     for worker in vector_env.workers:
         monkeypatch.setattr(worker, "_send", lambda m, send=worker._send: (sent.append(m), send(m)))
         channel = worker._channel

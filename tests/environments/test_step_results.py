@@ -38,7 +38,7 @@ def vector_env_of(kind, seed, num_envs=4, num_workers=0):
 
 
 def acting(vector_env):
-    return [(copy.index, agent) for copy in vector_env.copies if not copy.rests for agent in copy.agents]
+    return [(copy.index, agent) for copy in vector_env.sub_envs if not copy.rests for agent in copy.agents]
 
 
 def number_of(items):

@@ -1,4 +1,4 @@
-"""What environment copies give does not depend on the process that steps them, and no process outlives its run."""
+"""What sub-environments give does not depend on the process that steps them, and no process outlives its run."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def runner_of(env, workers, *, num_envs=3, policies="independent", **runner):
 
 def played(runner, samples=SAMPLES):
     """All that a runner's episodes hold."""
-    copies = len(runner.vector_env.copies)
+    copies = len(runner.vector_env.sub_envs)
     return [[episode.get_state() for episode in runner.sample(num_timesteps=n * copies)] for n in samples]
 
 
@@ -149,7 +149,7 @@ def test_a_checkpoint_goes_on_with_any_number_of_workers(case):
 
 def test_more_workers_than_copies_are_not_started():
     runner = runner_of(LifeEnv, 5, num_envs=2)
-    assert [[copy.index for copy in worker.copies] for worker in runner.vector_env.workers] == [[0], [1]]
+    assert [[copy.index for copy in worker.sub_envs] for worker in runner.vector_env.workers] == [[0], [1]]
     runner.close()
 
 

@@ -208,7 +208,7 @@ class BatchedCalls:
         i = self.agents.index(agent)
         return tree_map(lambda leaf: leaf[:, i], observations)
 
-    def of_copy(self, observations: Tree, index: int) -> dict[AgentID, Any]:
+    def of_sub_env(self, observations: Tree, index: int) -> dict[AgentID, Any]:
         """One copy's observations, by agent."""
         if not self.alike:
             return {agent: tree_map(lambda leaf: leaf[index], observations[agent]) for agent in self.agents}
@@ -324,7 +324,7 @@ def _kind(tree: Any) -> str:
     return f"dict with {sorted(map(str, tree))}" if isinstance(tree, Mapping) else type(tree).__name__
 
 
-class BatchedCopy(ParallelEnv):
+class BatchOfOne(ParallelEnv):
     """A natively batched environment with ``num_envs=1`` as a PettingZoo parallel environment."""
 
     def __init__(self, env: BatchedEnv, name: str):
@@ -378,7 +378,7 @@ class BatchedCopy(ParallelEnv):
         return self._by_agent(step.observations), rewards, terminations, truncations, infos
 
     def _by_agent(self, observations: Tree) -> dict[AgentID, Any]:
-        return self._calls.of_copy(tree_map(np.array, observations), 0)  # the environment may use its arrays again
+        return self._calls.of_sub_env(tree_map(np.array, observations), 0)  # the environment may use its arrays again
 
     def render(self) -> Any:
         """What the environment draws."""

@@ -21,10 +21,10 @@ NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"
 """The values of ``gymnasium.vector.AutoresetMode``, which Gymnasium 1.0 does not have."""
 _MEMBERS = {NEXT_STEP: "NEXT_STEP", SAME_STEP: "SAME_STEP", DISABLED: "DISABLED"}
 INFOS = "infos"
-"""The name of what ``GymnasiumCopies.step`` gives as infos, if any copy has some: a dict for each copy."""
+"""The name of what ``GymnasiumBatch.step`` gives as infos, if any copy has some: a dict for each copy."""
 
 
-class GymnasiumCopies:
+class GymnasiumBatch:
     """Copies of a single-agent environment in a ``gymnasium.vector.VectorEnv``, with the parts of a ``BatchedEnv``.
 
     How a copy that is over begins anew depends on the autoreset mode:

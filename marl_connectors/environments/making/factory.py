@@ -20,7 +20,7 @@ from pettingzoo import AECEnv, ParallelEnv
 
 from marl_connectors.connectors.action_masks import ACTION_MASK
 from marl_connectors.environments.adapters.batched import is_batched, missing_parts
-from marl_connectors.environments.adapters.gymnasium_vector import GymnasiumCopies
+from marl_connectors.environments.adapters.gymnasium_vector import GymnasiumBatch
 from marl_connectors.environments.adapters.single_agent import SingleAgentEnv
 from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
 from marl_connectors.environments.making.registry import (
@@ -102,8 +102,8 @@ def make_env(
             check_keys(maker, config)
         made = call_maker(maker, config, render_mode, num_envs, vector=vector_entry_point)
     with errors_named(f"environment {maker.name!r}: one of its attributes"):
-        is_of_all_copies = is_batched(made) or isinstance(made, VectorEnv)
-    if is_of_all_copies:
+        is_of_all = is_batched(made) or isinstance(made, VectorEnv)
+    if is_of_all:
         _check_batched(maker.name, made, num_envs, config, wrappers)
         return made
     if vector_entry_point:
@@ -200,7 +200,7 @@ class EnvFactory:
         )
         name = env_name(self.env)
         if isinstance(env, VectorEnv):
-            return GymnasiumCopies(env, name, self.reset_options)
+            return GymnasiumBatch(env, name, self.reset_options)
         if self.reset_options is not None:
             env = with_reset_options(env, self.reset_options, name)
         if isinstance(env, gymnasium.Env):

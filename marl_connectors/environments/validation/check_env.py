@@ -13,7 +13,7 @@ from gymnasium import spaces
 from pettingzoo import AECEnv, ParallelEnv
 
 from marl_connectors.connectors.action_masks import ACTION_MASK, flat_masks, is_binary, wanted_mask
-from marl_connectors.environments.adapters.batched import BatchedCopy, is_batched
+from marl_connectors.environments.adapters.batched import BatchOfOne, is_batched
 from marl_connectors.environments.adapters.single_agent import SingleAgentEnv
 from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
 from marl_connectors.environments.making.factory import env_name, make_env
@@ -38,7 +38,7 @@ from marl_connectors.environments.validation.players import (
 from marl_connectors.environments.validation.report import EnvFigures, EnvReport, Findings
 from marl_connectors.environments.validation.rules import violation
 from marl_connectors.environments.validation.seeds import SeedChecks, is_nondeterministic, play_and_watch
-from marl_connectors.environments.validation.smoke_test import NUM_COPIES, SmokeTest
+from marl_connectors.environments.validation.smoke_test import NUM_ENVS, SmokeTest
 from marl_connectors.environments.validation.spaces import SpaceBook
 from marl_connectors.errors import ConfigError, EnvError, describe_error
 from marl_connectors.seeding import stream
@@ -107,7 +107,7 @@ def check_env(
     return check.report()
 
 
-_COPIES_STEPS = 100
+_BATCH_STEPS = 100
 
 
 class _Check:
@@ -158,7 +158,7 @@ class _Check:
 
     def _make(self, render_mode: str | None = None) -> Any:
         env: Any = make_env(self._given, self._config, render_mode=render_mode) if self.can_make else self._given
-        return BatchedCopy(env, self._name()) if is_batched(env) else env
+        return BatchOfOne(env, self._name()) if is_batched(env) else env
 
     def _player(self, env: Any) -> Player:
         if isinstance(env, AECEnv):
@@ -203,7 +203,7 @@ class _Check:
                 self.session.calls("reset()", lambda: self.env.reset(seed=seed))
                 check_state(self.env, self.session)
             with self._part("copies"):
-                self._check_copies(seed)
+                self._check_sub_envs(seed)
             with self._part("turns"):
                 self._play_by_turns(seed, max_steps)
         with self._part("rendering"):
@@ -263,15 +263,15 @@ class _Check:
         env, calls = TurnBasedEnv(self.env), self.session.calls
         calls("A run's way to take turns", lambda: test.play(env), at_least=calls.time_left)
 
-    def _check_copies(self, seed: int) -> None:
+    def _check_sub_envs(self, seed: int) -> None:
         """Several copies of a natively batched environment; one of it has been played like any other environment."""
-        if not isinstance(self.env, BatchedCopy) or self.findings.has_errors:
+        if not isinstance(self.env, BatchOfOne) or self.findings.has_errors:
             return
-        env: Any = make_env(self._given, self._config, num_envs=NUM_COPIES)
+        env: Any = make_env(self._given, self._config, num_envs=NUM_ENVS)
         rng = stream(seed, "check", "copies")
         try:
             key = self.session.mask_key
-            test = SmokeTest(self._name(), self._agent_spaces, rng, mask_key=key, num_steps=_COPIES_STEPS)
+            test = SmokeTest(self._name(), self._agent_spaces, rng, mask_key=key, num_steps=_BATCH_STEPS)
             test.play_batched(env, twins=True)
         except EnvError as error:
             advice = "The runner steps all copies together: correct it before training."

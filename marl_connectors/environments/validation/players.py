@@ -285,7 +285,7 @@ class ParallelPlayer(Player):
     def reset(self, seed: int | None) -> Outcome:
         given = self.call_reset(seed)
         self._acted = set()
-        self.give_up(checks.fault_in_reset(given))
+        self.give_up(checks.reset_violation(given))
         agents = self.agents()
         if not agents:
             self.give_up(checks.nobody_there())
@@ -299,7 +299,7 @@ class ParallelPlayer(Player):
         for agent, token in before.items():
             if digest(actions[agent]) != token:
                 self.note("action-changed", "step() writes to the action array that it was given", agent)
-        self.give_up(checks.fault_in_result(given))
+        self.give_up(checks.result_violation(given))
         observations, rewards, terminations, truncations, infos = given
         flags = self._flags(acted, terminations, truncations)
         ended = {agent for agent, both in flags.items() if any(both)}

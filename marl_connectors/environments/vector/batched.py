@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from marl_connectors.environments.adapters.batched import BatchedCalls, BatchedEnv, BatchedStep
-from marl_connectors.environments.adapters.gymnasium_vector import INFOS, NEXT_STEP, GymnasiumCopies
+from marl_connectors.environments.adapters.gymnasium_vector import INFOS, NEXT_STEP, GymnasiumBatch
 from marl_connectors.environments.validation.checks import ended_alone, raise_first
 from marl_connectors.environments.vector.failures import Watched, close_env, sentence
 from marl_connectors.environments.vector.garbage_pauses import without_collections
 from marl_connectors.environments.vector.step_result import EpisodeEnds, Event, StepResult
-from marl_connectors.environments.vector.sub_environment import EnvCopy, not_repeatable
+from marl_connectors.environments.vector.sub_environment import SubEnvironment, not_repeatable
 from marl_connectors.environments.vector.sync import VectorEnv
 from marl_connectors.errors import EnvError
 from marl_connectors.seeding import derived_seeds
@@ -43,35 +43,35 @@ class BatchedVectorEnv(VectorEnv):
         self._calls = BatchedCalls(env)
         self.is_batched = self._calls.alike  # else lists, of unlike arrays
         self._agents = self._calls.agents
-        for copy in self.copies:
-            copy.agents = self._agents
-            copy.history.is_complete = False  # it cannot be replayed alone
+        for sub_env in self.sub_envs:
+            sub_env.agents = self._agents
+            sub_env.history.is_complete = False  # it cannot be replayed alone
 
     def reset_all(self) -> list[tuple[dict[AgentID, Any], dict[AgentID, dict]]]:
         """Starts the next episode of every copy, in one call."""
-        observations = self._reset_copies(self.copies, None)
-        return [(self._calls.of_copy(observations, copy.index), {}) for copy in self.copies]
+        observations = self._reset_sub_envs(self.sub_envs, None)
+        return [(self._calls.of_sub_env(observations, sub_env.index), {}) for sub_env in self.sub_envs]
 
-    def reset(self, copy: EnvCopy) -> tuple[dict[AgentID, Any], dict[AgentID, dict]]:
+    def reset(self, sub_env: SubEnvironment) -> tuple[dict[AgentID, Any], dict[AgentID, dict]]:
         """Starts the copy's next episode."""
-        mask = np.arange(len(self.copies)) == copy.index
-        return self._calls.of_copy(self._reset_copies([copy], mask), copy.index), {}
+        mask = np.arange(len(self.sub_envs)) == sub_env.index
+        return self._calls.of_sub_env(self._reset_sub_envs([sub_env], mask), sub_env.index), {}
 
-    def _reset_copies(self, copies: Collection[EnvCopy], mask: np.ndarray | None) -> Tree:
-        seeds: list[int | None] = [None] * len(self.copies)
-        for copy in copies:
-            copy.episode_number += 1
-            copy.t = 0
-        indices, numbers = np.array([(copy.index, copy.episode_number) for copy in copies]).T
+    def _reset_sub_envs(self, sub_envs: Collection[SubEnvironment], mask: np.ndarray | None) -> Tree:
+        seeds: list[int | None] = [None] * len(self.sub_envs)
+        for sub_env in sub_envs:
+            sub_env.episode_number += 1
+            sub_env.t = 0
+        indices, numbers = np.array([(sub_env.index, sub_env.episode_number) for sub_env in sub_envs]).T
         for index, seed in zip(
             indices.tolist(), derived_seeds(self.seed, "env", indices, numbers).tolist(), strict=True
         ):
             seeds[index] = seed  # as reset_seed gives it
         try:
-            with Watched(lambda: f"{next(iter(copies))} and others: reset()"):
+            with Watched(lambda: f"{next(iter(sub_envs))} and others: reset()"):
                 return self._calls.reset(seeds, mask)
         except EnvError as error:
-            raise self._placed(error, next(iter(copies))) from error.__cause__
+            raise self._placed(error, next(iter(sub_envs))) from error.__cause__
 
     def step(self, actions: Any) -> StepResult:
         """Steps all copies, and resets those whose episode ended. Per copy: one addition, if nothing ends.
@@ -82,9 +82,9 @@ class BatchedVectorEnv(VectorEnv):
         try:
             given = self._calls.step(actions)
         except EnvError as error:
-            raise self._placed(error, self.copies[0]) from error.__cause__
-        for copy in self.copies:
-            copy.t += 1
+            raise self._placed(error, self.sub_envs[0]) from error.__cause__
+        for sub_env in self.sub_envs:
+            sub_env.t += 1
         ended, over = given.ended, given.over
         if not ended.any():
             result = StepResult(given.rewards.reshape(-1), self._calls.flat(given.observations))
@@ -92,7 +92,7 @@ class BatchedVectorEnv(VectorEnv):
             result = StepResult(given.rewards.flatten(), [], ends=self._ends_of(given, ended, over))
         result.infos = self._infos_of(given, ~over)
         if result.ends is not None:
-            self._end_copies(result, given, over)
+            self._end_sub_envs(result, given, over)
         return result
 
     def _infos_of(self, given: BatchedStep, mask: np.ndarray) -> list[tuple[int, dict[AgentID, dict]]]:
@@ -105,30 +105,30 @@ class BatchedVectorEnv(VectorEnv):
         own = {name: values[index] for name, values in given.infos.items()}
         return {agent: {name: v[i] for name, v in own.items()} for i, agent in enumerate(self._agents)} if own else {}
 
-    def _placed(self, error: EnvError, copy: EnvCopy) -> EnvError:
+    def _placed(self, error: EnvError, sub_env: SubEnvironment) -> EnvError:
         """An error of all copies that also says where one of them was."""
-        where = f"{copy}, whose seed is {self.reset_seed(copy)}"
+        where = f"{sub_env}, whose seed is {self.reset_seed(sub_env)}"
         return EnvError(f"{sentence(error)} That was at {where}; the run's seed is {self.seed}.")
 
     def _ends_of(self, given: BatchedStep, ended: np.ndarray, over: np.ndarray) -> EpisodeEnds:
         partly = np.flatnonzero(ended.any(1) & ~over)
         if len(partly):
-            copy = self.copies[partly[0]]
-            gone = [agent for agent, flag in zip(self._agents, ended[copy.index].tolist(), strict=True) if flag]
-            raise_first(copy, [ended_alone(gone)])
+            sub_env = self.sub_envs[partly[0]]
+            gone = [agent for agent, flag in zip(self._agents, ended[sub_env.index].tolist(), strict=True) if flag]
+            raise_first(sub_env, [ended_alone(gone)])
         which = np.flatnonzero(over)
         terminated = given.terminations[which].ravel()
         last = tree_map(lambda leaf: leaf[which], given.observations)  # copies, as a reset may use the arrays again
         return EpisodeEnds(
             which.tolist(),
-            [self.copies[index].t for index in which.tolist()],
+            [self.sub_envs[index].t for index in which.tolist()],
             self._calls.flat(last),
             terminated,
             given.truncations[which].ravel() & ~terminated,
             [self._info(given, index) for index in which.tolist()] if given.infos else [],
         )
 
-    def _end_copies(self, result: StepResult, given: BatchedStep, over: np.ndarray) -> None:
+    def _end_sub_envs(self, result: StepResult, given: BatchedStep, over: np.ndarray) -> None:
         """Resets the copies that are over, now or when somebody has looked at them."""
         assert result.ends is not None
         if self.resets_late:
@@ -139,27 +139,27 @@ class BatchedVectorEnv(VectorEnv):
 
     def reset_over(self, result: StepResult) -> None:
         """Resets the copies that a step left at the end of their episodes, in one call."""
-        over = np.zeros(len(self.copies), bool)
+        over = np.zeros(len(self.sub_envs), bool)
         over[[index for index, _ in result.late]] = True
         self._reset_over(result, over)
 
     @without_collections
     def _reset_over(self, result: StepResult, over: np.ndarray) -> None:
-        copies = [self.copies[index] for index in np.flatnonzero(over).tolist()]
-        result.observations = self._calls.flat(self._reset_copies(copies, over))
+        sub_envs = [self.sub_envs[index] for index in np.flatnonzero(over).tolist()]
+        result.observations = self._calls.flat(self._reset_sub_envs(sub_envs, over))
 
     def replay(
-        self, copy: EnvCopy, episode_number: int, steps: Iterable[list[Any]], wanted: Collection[int]
+        self, sub_env: SubEnvironment, episode_number: int, steps: Iterable[list[Any]], wanted: Collection[int]
     ) -> tuple[dict[AgentID, Any], dict[int, dict[AgentID, dict]]]:
         """A copy cannot be replayed without the others."""
-        raise not_repeatable(copy)
+        raise not_repeatable(sub_env)
 
     def close(self) -> None:
         """Closes the environment."""
         close_env(self.env, f"{type(self.env).__name__} (natively batched)")
 
 
-def gymnasium_vector_env(env: GymnasiumCopies, *, seed: int) -> GymnasiumVectorEnv:
+def gymnasium_vector_env(env: GymnasiumBatch, *, seed: int) -> GymnasiumVectorEnv:
     """The copies, with rests where the VectorEnv resets copies in steps of their own."""
     rests = env.autoreset_mode == NEXT_STEP and not env.resets_alone
     return (NextStepVectorEnv if rests else GymnasiumVectorEnv)(env, seed=seed)
@@ -172,7 +172,7 @@ class GymnasiumVectorEnv(BatchedVectorEnv):
         env: The VectorEnv, as a natively batched environment.
     """
 
-    env: GymnasiumCopies
+    env: GymnasiumBatch
 
     @property
     def envs(self) -> list[Any]:
@@ -185,7 +185,7 @@ class GymnasiumVectorEnv(BatchedVectorEnv):
         first = super().reset_all()
         return [(own, self._first_infos(index)) for index, (own, _) in enumerate(first)]
 
-    def _end_copies(self, result: StepResult, given: BatchedStep, over: np.ndarray) -> None:
+    def _end_sub_envs(self, result: StepResult, given: BatchedStep, over: np.ndarray) -> None:
         assert result.ends is not None
         self._reset_over(result, over)
         for index in result.ends.indices:
@@ -220,16 +220,16 @@ class NextStepVectorEnv(GymnasiumVectorEnv):
             actions: ``[B, ...]`` of the copies that do not rest.
         """
         actions = np.asarray(actions)
-        rested = np.array([copy.rests for copy in self.copies])
+        rested = np.array([sub_env.rests for sub_env in self.sub_envs])
         given = self._calls.step(_for_all(actions, rested))
-        for copy in self.copies:
-            copy.t += not copy.rests
+        for sub_env in self.sub_envs:
+            sub_env.t += not sub_env.rests
         ended, observations = given.over, given.observations
         self._check_rested(rested, ended)
         rewards, infos = given.rewards[~rested, 0], self._infos_of(given, ~(ended | rested))
         result = StepResult(rewards, [], infos)
         for index in np.flatnonzero(rested).tolist():
-            self.copies[index].rests = False
+            self.sub_envs[index].rests = False
             result.events.append(Event(index, 0, begins=True))
             self._add_info(result, index, self._info(given, index))
         if ended.any():
@@ -245,32 +245,32 @@ class NextStepVectorEnv(GymnasiumVectorEnv):
         wrong = np.flatnonzero(rested & ended)
         if len(wrong):
             raise EnvError(
-                f"{self.copies[wrong[0]]}: it is terminated or truncated again by the step that was to reset it. The "
+                f"{self.sub_envs[wrong[0]]}: it is terminated or truncated again by the step that was to reset it. The "
                 f"VectorEnv says AutoresetMode.NEXT_STEP: such a step begins an episode, whatever the action, and "
                 f"both flags are False."
             )
 
     def _next_episodes(self, which: Collection[int]) -> None:
         for index in which:
-            copy = self.copies[index]
-            copy.episode_number += 1
-            copy.t = 0
-            copy.rests = True
+            sub_env = self.sub_envs[index]
+            sub_env.episode_number += 1
+            sub_env.t = 0
+            sub_env.rests = True
 
     def _begin_all(self, result: StepResult, actions: np.ndarray) -> Tree:
         """Resets all copies, which have all ended; their first observations."""
-        rested = np.ones(len(self.copies), bool)
+        rested = np.ones(len(self.sub_envs), bool)
         given = self._calls.step(_for_all(actions, rested))
         self._check_rested(rested, given.over)
-        for copy in self.copies:
-            copy.rests = False
-            self._add_info(result, copy.index, self._info(given, copy.index))
+        for sub_env in self.sub_envs:
+            sub_env.rests = False
+            self._add_info(result, sub_env.index, self._info(given, sub_env.index))
         return given.observations
 
-    def _reset_copies(self, copies: Collection[EnvCopy], mask: np.ndarray | None) -> Tree:
-        for copy in copies:
-            copy.rests = False
-        return super()._reset_copies(copies, mask)
+    def _reset_sub_envs(self, sub_envs: Collection[SubEnvironment], mask: np.ndarray | None) -> Tree:
+        for sub_env in sub_envs:
+            sub_env.rests = False
+        return super()._reset_sub_envs(sub_envs, mask)
 
 
 def _for_all(actions: np.ndarray, rested: np.ndarray) -> np.ndarray:

@@ -177,7 +177,7 @@ class Watched:
     __slots__ = ("_began", "_what", "is_told")
 
     def __init__(self, what: Callable[[], str]):
-        """Takes a function that gives the name of the call, such as ``"environment copy 3: reset()"``."""
+        """Takes a function that gives the name of the call, such as ``"sub-environment 3: reset()"``."""
         self._what, self.is_told = what, False
 
     def __enter__(self) -> None:

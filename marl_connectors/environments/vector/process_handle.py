@@ -22,7 +22,7 @@ from marl_connectors.environments.vector.channel import Channel, channel
 from marl_connectors.environments.vector.failures import CLOSE_TIMEOUT_S, EnvRestarts
 from marl_connectors.environments.vector.shared_memory import AgentSpaces, SharedBlock, StepMemory
 from marl_connectors.environments.vector.step_result import StepResult
-from marl_connectors.environments.vector.sub_environment import Doing, EnvCopy
+from marl_connectors.environments.vector.sub_environment import Doing, SubEnvironment
 from marl_connectors.environments.vector.worker import (
     LEFT_TO_PARENT,
     Reply,
@@ -94,7 +94,7 @@ def _started_by(pid: int) -> list[int]:
     return found[1:]
 
 
-class WorkerProcess:
+class ProcessHandle:
     """Starts, talks to and ends a worker process.
 
     Attributes:
@@ -106,7 +106,7 @@ class WorkerProcess:
         self,
         maker: bytes,
         agent_spaces: AgentSpaces,
-        copies: list[EnvCopy],
+        sub_envs: list[SubEnvironment],
         restarts: EnvRestarts | None,
         timeout_s: float | None,
         state_space: Space | None = None,
@@ -114,7 +114,7 @@ class WorkerProcess:
         """Prepares a worker; see WorkerVectorEnv."""
         if sys.platform == "win32":
             raise ConfigError("num_env_workers: worker processes need Linux or macOS. Set num_env_workers=0.")
-        self.copies = copies
+        self.sub_envs = sub_envs
         self._maker = maker
         self._agent_spaces = agent_spaces
         self._restarts = restarts
@@ -138,14 +138,14 @@ class WorkerProcess:
     def start(self) -> None:
         """Starts a process, which is ready once ``finish_start`` has returned."""
         self.kill()
-        restarts, first = self._restarts, self.copies[0].index
+        restarts, first = self._restarts, self.sub_envs[0].index
         self._block = SharedBlock()
-        self.memory = StepMemory(self._block, self._agent_spaces, len(self.copies), self._state_space)
+        self.memory = StepMemory(self._block, self._agent_spaces, len(self.sub_envs), self._state_space)
         self.memory.at[:] = first, -1, -1, Doing.STEP
         task = WorkerTask(
             self._maker,
             first,
-            len(self.copies),
+            len(self.sub_envs),
             None if restarts is None else restarts.tolerance,
             None if restarts is None else restarts.observation_space,
             self._state_space,
@@ -180,13 +180,13 @@ class WorkerProcess:
     def send_step(self, actions: list[Any]) -> None:
         """Tells it to step its copies, with an action for each agent."""
         self._num_acting = len(actions)
-        left = self.memory.write_actions(acting_in(self.copies), actions)
+        left = self.memory.write_actions(acting_in(self.sub_envs), actions)
         self._send(Channel.STEP if left is None else pickle.dumps(("step", left)))
 
     def read_step(self, result: StepResult) -> StepResult:
         """All of a step whose answer has come, once the copies know who acts next."""
         num_rewards = self._num_acting if result.told is None else len(result.told)
-        return self.memory.read_step(result, num_rewards, acting_in(self.copies))
+        return self.memory.read_step(result, num_rewards, acting_in(self.sub_envs))
 
     def send(self, *message: Any) -> None:
         """Tells it to do anything else."""
@@ -211,7 +211,7 @@ class WorkerProcess:
         except TimeoutError:
             index, _, _, doing = self.at
             where = f" in {Doing(doing).name.lower()}()" if doing != Doing.MAKE and not during else during
-            making = f" It was making environment copy {index}." if doing == Doing.MAKE else ""
+            making = f" It was making sub-environment {index}." if doing == Doing.MAKE else ""
             self.kill()
             raise WorkerLost(
                 f"did not answer for {timeout_s:g} s{where} and was ended.{making} If the environment may take that "
@@ -259,16 +259,16 @@ class WorkerProcess:
         self._process.join(timeout_s)
         index, _, _, doing = self.at
         in_close = index >= 0 and doing == Doing.CLOSE
-        others = [copy.index for copy in self.copies if copy.index > index]
-        rest = f" Nobody closed copies {others} of that process." if in_close and others else ""
+        others = [sub_env.index for sub_env in self.sub_envs if sub_env.index > index]
+        rest = f" Nobody closed sub-environments {others} of that process." if in_close and others else ""
         limit = f"within {self.stop_timeout_s:g} s, so its worker process was ended."
         if not self._process.is_alive():
             if in_close:
-                _LOG.warning("environment copy %d: close() ended its worker process.%s", index, rest)
+                _LOG.warning("sub-environment %d: close() ended its worker process.%s", index, rest)
         elif in_close:
-            _LOG.warning("environment copy %d: close() did not return %s%s", index, limit, rest)
+            _LOG.warning("sub-environment %d: close() did not return %s%s", index, limit, rest)
         else:
-            _LOG.warning("environment copy %d: what it has started did not end %s", self.copies[-1].index, limit)
+            _LOG.warning("sub-environment %d: what it has started did not end %s", self.sub_envs[-1].index, limit)
         self.kill()
 
     def kill(self) -> None:

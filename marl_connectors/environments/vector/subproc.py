@@ -13,14 +13,14 @@ import numpy as np
 from gymnasium import Space
 
 from marl_connectors.environments.adapters.batched import is_batched
-from marl_connectors.environments.adapters.gymnasium_vector import GymnasiumCopies
+from marl_connectors.environments.adapters.gymnasium_vector import GymnasiumBatch
 from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
 from marl_connectors.environments.vector.batched import BatchedVectorEnv, gymnasium_vector_env
 from marl_connectors.environments.vector.failures import EnvRestarts, close_env
-from marl_connectors.environments.vector.process_handle import WorkerLost, WorkerProcess
+from marl_connectors.environments.vector.process_handle import ProcessHandle, WorkerLost
 from marl_connectors.environments.vector.replay import ActionHistory
 from marl_connectors.environments.vector.step_result import Event, StepResult, joined
-from marl_connectors.environments.vector.sub_environment import EnvCopy
+from marl_connectors.environments.vector.sub_environment import SubEnvironment
 from marl_connectors.environments.vector.sync import TurnBasedVectorEnv, VectorEnv, add_observed
 from marl_connectors.environments.vector.worker import Reply, packed_maker, spaces_of
 from marl_connectors.errors import ConfigError, EnvError, MarlConnectorsError
@@ -73,7 +73,7 @@ def make_vector_env(
         _check_possible(num_workers, restarts)
         close_env(first, "the environment that was asked whether it is natively batched")
         env = make_env(num_envs)
-        return (gymnasium_vector_env if isinstance(env, GymnasiumCopies) else BatchedVectorEnv)(env, seed=seed)
+        return (gymnasium_vector_env if isinstance(env, GymnasiumBatch) else BatchedVectorEnv)(env, seed=seed)
     kind = TurnBasedVectorEnv if isinstance(first, TurnBasedEnv) else VectorEnv
     envs = [first, *(make_env() for _ in range(num_envs - 1))]
     return kind(envs, seed=seed, restarts=restarts, state_space=state_space)
@@ -140,7 +140,7 @@ class WorkerVectorEnv(VectorEnv):
         num_workers = min(num_workers, num_envs)
         bounds = [num_envs * i // num_workers for i in range(num_workers + 1)]
         self.workers = [
-            WorkerProcess(maker, spaces_of(make_env), self.copies[begin:end], restarts, timeout_s, state_space)
+            ProcessHandle(maker, spaces_of(make_env), self.sub_envs[begin:end], restarts, timeout_s, state_space)
             for begin, end in itertools.pairwise(bounds)
         ]
         self._are_up = False
@@ -185,8 +185,8 @@ class WorkerVectorEnv(VectorEnv):
                 first += self._restart(worker, loss)
         return first
 
-    def _send_reset(self, worker: WorkerProcess) -> None:
-        worker.send("reset", self.seed, [(copy.episode_number, copy.num_failures) for copy in worker.copies])
+    def _send_reset(self, worker: ProcessHandle) -> None:
+        worker.send("reset", self.seed, [(sub_env.episode_number, sub_env.num_failures) for sub_env in worker.sub_envs])
 
     @_or_end_all
     def step(self, actions: Any) -> StepResult:
@@ -199,8 +199,8 @@ class WorkerVectorEnv(VectorEnv):
             except WorkerLost as loss:
                 results.append(self._replace_all(worker, loss))
                 continue
-            for copy in worker.copies:
-                copy.t += 1
+            for sub_env in worker.sub_envs:
+                sub_env.t += 1
             results.append(worker.read_step(self._take(reply).result))
         return joined(results)
 
@@ -218,54 +218,54 @@ class WorkerVectorEnv(VectorEnv):
         end = 0
         for worker in self.workers:
             first = end
-            for copy in worker.copies:
-                begin, end = end, end + len(copy.agents)
-                copy.newest_actions.append(actions[begin:end])
+            for sub_env in worker.sub_envs:
+                begin, end = end, end + len(sub_env.agents)
+                sub_env.newest_actions.append(actions[begin:end])
             worker.send_step(actions[first:end])
 
     def _take(self, reply: Reply) -> Reply:
         """Takes over what a worker says of its copies."""
         self.failures += reply.failures
         for state in reply.states:
-            copy = self.copies[state.index]
-            _begin_episode(copy, state.episode_number)
-            copy.agents, copy.t, copy.num_failures = state.agents, state.t, state.num_failures
+            sub_env = self.sub_envs[state.index]
+            _begin_episode(sub_env, state.episode_number)
+            sub_env.agents, sub_env.t, sub_env.num_failures = state.agents, state.t, state.num_failures
         return reply
 
     # Workers that are lost.
 
-    def _replace_all(self, worker: WorkerProcess, loss: WorkerLost) -> StepResult:
+    def _replace_all(self, worker: ProcessHandle, loss: WorkerLost) -> StepResult:
         """Begins other episodes in all copies of a lost worker."""
         result = StepResult([], [], told=[])
         if not self.turn_based:
-            result.rewards, result.told = [0.0] * sum(len(copy.agents) for copy in worker.copies), None
-        result.events = [Event(copy.index, copy.t, is_over=True, is_dropped=True) for copy in worker.copies]
-        for copy, first in zip(worker.copies, self._restart(worker, loss), strict=True):
-            add_observed(result, copy, *first)
+            result.rewards, result.told = [0.0] * sum(len(sub_env.agents) for sub_env in worker.sub_envs), None
+        result.events = [Event(sub_env.index, sub_env.t, is_over=True, is_dropped=True) for sub_env in worker.sub_envs]
+        for sub_env, first in zip(worker.sub_envs, self._restart(worker, loss), strict=True):
+            add_observed(result, sub_env, *first)
         return result
 
-    def _restart(self, worker: WorkerProcess, loss: WorkerLost) -> _First:
+    def _restart(self, worker: ProcessHandle, loss: WorkerLost) -> _First:
         """Starts a worker and new episodes in all of its copies, if the run may go on after a loss."""
         while True:
             index, last_reset, episode_number, _ = worker.at
-            copy = self.copies[index]
+            sub_env = self.sub_envs[index]
             if last_reset == index:
-                _begin_episode(copy, episode_number)
-            self._failed(copy, self._loss(copy, loss))
-            self._start_anew(worker, copy)
+                _begin_episode(sub_env, episode_number)
+            self._failed(sub_env, self._loss(sub_env, loss))
+            self._start_anew(worker, sub_env)
             self._send_reset(worker)
             try:
                 return self._take(worker.receive()).result
             except WorkerLost as another:
                 loss = another
 
-    def _loss(self, copy: EnvCopy, loss: WorkerLost) -> EnvError:
+    def _loss(self, sub_env: SubEnvironment, loss: WorkerLost) -> EnvError:
         advice = ""
         if self._restarts is None:
             advice = " With restart_failed_sub_environments=True the run would go on with a new environment."
-        return EnvError(f"{self._who(copy)}: its worker process {loss}.{advice}")
+        return EnvError(f"{self._who(sub_env)}: its worker process {loss}.{advice}")
 
-    def _start_anew(self, worker: WorkerProcess, copy: EnvCopy) -> None:
+    def _start_anew(self, worker: ProcessHandle, sub_env: SubEnvironment) -> None:
         """Starts a worker until its environments are made; what fails meanwhile is counted as failures of ``copy``."""
         while True:
             worker.start()
@@ -273,32 +273,33 @@ class WorkerVectorEnv(VectorEnv):
                 worker.finish_start()
                 return
             except WorkerLost as loss:
-                self._failed(copy, self._loss(copy, loss))
+                self._failed(sub_env, self._loss(sub_env, loss))
             except MarlConnectorsError as error:
-                failure = EnvError(f"{self._who(copy)}: {error}")
+                failure = EnvError(f"{self._who(sub_env)}: {error}")
                 failure.__cause__ = error.__cause__
-                self._failed(copy, failure)
+                self._failed(sub_env, failure)
 
     # For checkpoints.
 
     @_or_end_all
     def replay(
-        self, copy: EnvCopy, episode_number: int, steps: Iterable[list[Any]], wanted: Collection[int]
+        self, sub_env: SubEnvironment, episode_number: int, steps: Iterable[list[Any]], wanted: Collection[int]
     ) -> tuple[dict[AgentID, Any], dict[int, dict[AgentID, dict]]]:
         """As VectorEnv."""
         if not self._are_up:
             self._start_all()
-        worker = next(worker for worker in self.workers if copy in worker.copies)
-        worker.send("replay", self.seed, copy.index, episode_number, steps, wanted)
+        worker = next(worker for worker in self.workers if sub_env in worker.sub_envs)
+        worker.send("replay", self.seed, sub_env.index, episode_number, steps, wanted)
         try:
             reply = worker.receive()
         except WorkerLost as loss:
             raise EnvError(
-                f"{self._who(copy)}: while its episode was replayed, its worker process {loss}. Pass new_episodes=True "
-                f"(--new-episodes on the command line) to begin new episodes with all else that is in the checkpoint."
+                f"{self._who(sub_env)}: while its episode was replayed, its worker process {loss}. Pass "
+                f"new_episodes=True (--new-episodes on the command line) to begin new episodes with all else "
+                f"that is in the checkpoint."
             ) from None
         self._take(reply)
-        copy.history, copy.newest_actions = ActionHistory(), [list(actions) for actions in steps]
+        sub_env.history, sub_env.newest_actions = ActionHistory(), [list(actions) for actions in steps]
         return reply.result
 
     # The end.
@@ -320,13 +321,13 @@ class WorkerVectorEnv(VectorEnv):
         _kill(self.workers)
 
 
-def _begin_episode(copy: EnvCopy, episode_number: int) -> None:
+def _begin_episode(sub_env: SubEnvironment, episode_number: int) -> None:
     """Takes note of a new episode that a worker has begun, if it is one."""
-    if copy.episode_number != episode_number:
-        copy.episode_number, copy.t = episode_number, 0
-        copy.newest_actions, copy.history = [], ActionHistory()
+    if sub_env.episode_number != episode_number:
+        sub_env.episode_number, sub_env.t = episode_number, 0
+        sub_env.newest_actions, sub_env.history = [], ActionHistory()
 
 
-def _kill(workers: list[WorkerProcess]) -> None:
+def _kill(workers: list[ProcessHandle]) -> None:
     for worker in workers:
         worker.kill()

@@ -15,15 +15,15 @@ from marl_connectors import spaces
 from marl_connectors.environments.adapters.single_agent import SingleAgentEnv
 from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
 from marl_connectors.environments.validation.checks import (
-    GarbageCheck,
-    fault_in_reset,
-    fault_in_result,
-    fault_in_step,
+    InvalidDataCheck,
     left_without_flag,
     nobody_there,
     not_observed,
     raise_first,
+    reset_violation,
+    result_violation,
     state_violation,
+    step_violation,
 )
 from marl_connectors.environments.vector.failures import (
     CLOSE_TIMEOUT_S,
@@ -41,7 +41,7 @@ from marl_connectors.environments.vector.replay import ActionHistory
 from marl_connectors.environments.vector.step_result import EndsBuilder, Event, StepResult, joined_states
 from marl_connectors.environments.vector.sub_environment import (
     Doing,
-    EnvCopy,
+    SubEnvironment,
     copied_infos,
     finite_reward,
     not_repeatable,
@@ -99,26 +99,26 @@ class VectorEnv:
             restarts: How to go on after failures; None to raise an error.
             state_space: That of the environments' ``state()``, if they are to be asked for it; else None.
         """
-        self.copies = [EnvCopy(env, index) for index, env in enumerate(envs, first_index)]
+        self.sub_envs = [SubEnvironment(env, index) for index, env in enumerate(envs, first_index)]
         self.seed = seed
         self.at: Any = [-1, -1, -1, Doing.STEP]
         self.failures: list[EnvFailure] = []
         self._restarts = restarts
         self._final: EnvError | None = None  # the failure that was one too many
         self._states = None if state_space is None else EnvStates(state_space)
-        self._garbage = None if restarts is None else GarbageCheck(restarts.observation_space)
+        self._data_check = None if restarts is None else InvalidDataCheck(restarts.observation_space)
         self._ends = EndsBuilder()
 
     @property
     def num_envs(self) -> int:
         """How many copies."""
-        return len(self.copies)
+        return len(self.sub_envs)
 
     @property
     def envs(self) -> list[Any]:
         """The copies' environments, as the user made them."""
         ours = (SingleAgentEnv, TurnBasedEnv)
-        return [copy.env.env if isinstance(copy.env, ours) else copy.env for copy in self.copies]
+        return [sub_env.env.env if isinstance(sub_env.env, ours) else sub_env.env for sub_env in self.sub_envs]
 
     @property
     def unwrapped(self) -> VectorEnv:
@@ -127,52 +127,54 @@ class VectorEnv:
 
     def states(self) -> Tree | None:
         """``[num_envs, ...]`` the copies' states, as after their newest resets and steps; None if nobody wants them."""
-        return None if self._states is None else joined_states([copy.state for copy in self.copies])
+        return None if self._states is None else joined_states([sub_env.state for sub_env in self.sub_envs])
 
-    def reset_seed(self, copy: EnvCopy) -> int:
+    def reset_seed(self, sub_env: SubEnvironment) -> int:
         """The seed of the copy's current episode."""
-        return derived_seed(self.seed, "env", copy.index, copy.episode_number)
+        return derived_seed(self.seed, "env", sub_env.index, sub_env.episode_number)
 
     def reset_all(self) -> list[tuple[dict[AgentID, Any], dict[AgentID, dict]]]:
         """Starts the next episode of every copy."""
         self._ends.clear()
-        return [self.reset(copy) for copy in self.copies]
+        return [self.reset(sub_env) for sub_env in self.sub_envs]
 
-    def reset(self, copy: EnvCopy) -> tuple[dict[AgentID, Any], dict[AgentID, dict]]:
+    def reset(self, sub_env: SubEnvironment) -> tuple[dict[AgentID, Any], dict[AgentID, dict]]:
         """Starts the copy's next episode: observations and infos by agent."""
         try:
-            return self._begin(copy)
+            return self._begin(sub_env)
         except ENV_ERRORS as error:
-            self._failed(copy, error)
-            return self._begin_anew(copy)
+            self._failed(sub_env, error)
+            return self._begin_anew(sub_env)
 
-    def _begin(self, copy: EnvCopy) -> tuple[dict[AgentID, Any], dict[AgentID, dict]]:
-        observations, infos = self._reset(copy)
-        copy.agents = list(copy.env.agents)
-        self._check_all_observed(copy, observations)
-        if self._garbage is not None:
-            self._garbage.check(copy, copy.agents, observations, {})
+    def _begin(self, sub_env: SubEnvironment) -> tuple[dict[AgentID, Any], dict[AgentID, dict]]:
+        observations, infos = self._reset(sub_env)
+        sub_env.agents = list(sub_env.env.agents)
+        self._check_all_observed(sub_env, observations)
+        if self._data_check is not None:
+            self._data_check.check(sub_env, sub_env.agents, observations, {})
         if self._states is not None:
-            self._states.note(copy)
-        return observations, copied_infos(copy, copy.agents, infos)
+            self._states.note(sub_env)
+        return observations, copied_infos(sub_env, sub_env.agents, infos)
 
-    def _reset(self, copy: EnvCopy) -> tuple[dict[AgentID, Any], dict[AgentID, dict]]:
-        copy.episode_number += 1
-        copy.task = task_of(copy.env)
-        self.at[:] = copy.index, copy.index, copy.episode_number, Doing.RESET
-        copy.t = 0
-        copy.newest_actions, copy.history = [], ActionHistory()
+    def _reset(self, sub_env: SubEnvironment) -> tuple[dict[AgentID, Any], dict[AgentID, dict]]:
+        sub_env.episode_number += 1
+        sub_env.task = task_of(sub_env.env)
+        self.at[:] = sub_env.index, sub_env.index, sub_env.episode_number, Doing.RESET
+        sub_env.t = 0
+        sub_env.newest_actions, sub_env.history = [], ActionHistory()
         try:
-            with Watched(lambda: f"{copy}: reset(seed={self.reset_seed(copy)})"):
-                given = copy.env.reset(seed=self.reset_seed(copy))
+            with Watched(lambda: f"{sub_env}: reset(seed={self.reset_seed(sub_env)})"):
+                given = sub_env.env.reset(seed=self.reset_seed(sub_env))
         except MarlConnectorsError:
             raise
         except ENV_ERRORS as error:
-            raise EnvError(f"{copy}: reset(seed={self.reset_seed(copy)}) raised {describe_error(error)}") from error
+            raise EnvError(
+                f"{sub_env}: reset(seed={self.reset_seed(sub_env)}) raised {describe_error(error)}"
+            ) from error
         self.at[3] = Doing.STEP
-        raise_first(copy, [fault_in_reset(given)])
-        if not copy.env.agents:
-            raise_first(copy, [nobody_there()])
+        raise_first(sub_env, [reset_violation(given)])
+        if not sub_env.env.agents:
+            raise_first(sub_env, [nobody_there()])
         return given[0], given[1] or {}
 
     # Failures.
@@ -182,7 +184,7 @@ class VectorEnv:
         taken, self.failures = self.failures, []
         return taken
 
-    def _failed(self, copy: EnvCopy, error: BaseException) -> None:
+    def _failed(self, sub_env: SubEnvironment, error: BaseException) -> None:
         """Takes note of a failure if the run can go on.
 
         Raises:
@@ -192,39 +194,39 @@ class VectorEnv:
             raise error
         failure = error
         if not isinstance(error, MarlConnectorsError):
-            failure = EnvError(f"{self._who(copy)}: {describe_error(error)}")
-        elif isinstance(error, EnvError) and copy.episode_number >= 0 and "seed" not in str(error):
-            failure = EnvError(f"{error} The episode's seed is {self.reset_seed(copy)}.")
-        copy.num_failures += 1
+            failure = EnvError(f"{self._who(sub_env)}: {describe_error(error)}")
+        elif isinstance(error, EnvError) and sub_env.episode_number >= 0 and "seed" not in str(error):
+            failure = EnvError(f"{error} The episode's seed is {self.reset_seed(sub_env)}.")
+        sub_env.num_failures += 1
         if self._restarts is None:
             raise failure from (error.__cause__ if failure is error else error)
-        if copy.num_failures > self._restarts.tolerance:
+        if sub_env.num_failures > self._restarts.tolerance:
             self._final = EnvError(
-                f"{sentence(failure)} This copy has failed {copy.num_failures} times without finishing an episode; "
-                f"num_consecutive_env_failures_tolerance is {self._restarts.tolerance}."
+                f"{sentence(failure)} This sub-environment has failed {sub_env.num_failures} times without finishing "
+                f"an episode; num_consecutive_env_failures_tolerance is {self._restarts.tolerance}."
             )
             raise self._final from error
-        self.failures.append(EnvFailure(copy.index, sentence(failure)))
+        self.failures.append(EnvFailure(sub_env.index, sentence(failure)))
 
-    def _who(self, copy: EnvCopy) -> str:
-        if copy.episode_number < 0:
-            return f"environment copy {copy.index}, before its first episode"
-        return f"{copy} (seed {self.reset_seed(copy)})"
+    def _who(self, sub_env: SubEnvironment) -> str:
+        if sub_env.episode_number < 0:
+            return f"sub-environment {sub_env.index}, before its first episode"
+        return f"{sub_env} (seed {self.reset_seed(sub_env)})"
 
-    def _begin_anew(self, copy: EnvCopy) -> tuple[dict[AgentID, Any], dict[AgentID, dict]]:
+    def _begin_anew(self, sub_env: SubEnvironment) -> tuple[dict[AgentID, Any], dict[AgentID, dict]]:
         """Starts the next episode in a new environment."""
         assert self._restarts is not None
         while True:
             try:
                 self.at[3] = Doing.CLOSE
                 with contextlib.suppress(*ENV_ERRORS, Hang), alarm(CLOSE_TIMEOUT_S):  # it is broken already
-                    copy.env.close()
+                    sub_env.env.close()
                 self.at[3] = Doing.MAKE
-                with Watched(lambda: f"{copy}: making its new environment"):
-                    copy.use(self._restarts.make_env())
-                return self._begin(copy)
+                with Watched(lambda: f"{sub_env}: making its new environment"):
+                    sub_env.use(self._restarts.make_env())
+                return self._begin(sub_env)
             except ENV_ERRORS as error:
-                self._failed(copy, error)
+                self._failed(sub_env, error)
 
     # Steps.
 
@@ -232,71 +234,71 @@ class VectorEnv:
         """Steps all copies, and resets those whose episode ended.
 
         Args:
-            actions: One for each agent, in the order of ``copies`` and their ``agents``.
+            actions: One for each agent, in the order of ``sub_envs`` and their ``agents``.
         """
-        return self._step(self.copies, actions)
+        return self._step(self.sub_envs, actions)
 
-    def _step(self, copies: Sequence[EnvCopy], actions: list[Any]) -> StepResult:
+    def _step(self, sub_envs: Sequence[SubEnvironment], actions: list[Any]) -> StepResult:
         """A hot path: a copy in which nothing out of the ordinary happened costs a handful of C calls."""
         rewards: list[Any] = []
         observations: list[Any] = []
         result = StepResult(rewards, observations)
-        end, at, garbage, states = 0, self.at, self._garbage, self._states
-        for copy in copies:
-            agents, t = copy.agents, copy.t
+        end, at, data_check, states = 0, self.at, self._data_check, self._states
+        for sub_env in sub_envs:
+            agents, t = sub_env.agents, sub_env.t
             begin = end
             end += len(agents)
             chosen = actions[begin:end]
-            copy.newest_actions.append(chosen)
-            at[0], given = copy.index, _NOTHING
+            sub_env.newest_actions.append(chosen)
+            at[0], given = sub_env.index, _NOTHING
             try:
-                given = copy.step(dict(zip(agents, chosen)))  # noqa: B905
-                copy.t = t + 1
+                given = sub_env.step(dict(zip(agents, chosen)))  # noqa: B905
+                sub_env.t = t + 1
                 obs, reward, terminations, truncations, infos = given
                 if states is not None:
-                    states.note(copy)
+                    states.note(sub_env)
                 if (
                     any(terminations.values())
                     or any(truncations.values())
                     or list(obs) != agents
                     or list(reward) != agents
-                    or (not copy.t % _LOOK_EVERY and list(copy.env.agents) != agents)
+                    or (not sub_env.t % _LOOK_EVERY and list(sub_env.env.agents) != agents)
                 ):
-                    self._unusual(copy, result, obs, reward, terminations, truncations, infos or {})
+                    self._unusual(sub_env, result, obs, reward, terminations, truncations, infos or {})
                 else:
-                    if garbage is not None:
-                        garbage.check(copy, agents, obs, reward)
+                    if data_check is not None:
+                        data_check.check(sub_env, agents, obs, reward)
                     if infos and any(infos.values()):
-                        result.infos.append((copy.index, copied_infos(copy, agents, infos)))
+                        result.infos.append((sub_env.index, copied_infos(sub_env, agents, infos)))
                     rewards += reward.values()
                     observations += obs.values()
             except ENV_ERRORS as error:
                 del rewards[begin:]
                 rewards.extend([0.0] * len(agents))
-                self._replace(copy, t, self._explained(copy, agents, chosen, given, error), result)
+                self._replace(sub_env, t, self._explained(sub_env, agents, chosen, given, error), result)
         result.ends = self._ends.take()
         return result
 
     def _explained(
-        self, copy: EnvCopy, agents: list[AgentID], chosen: list[Any], given: Any, error: BaseException
+        self, sub_env: SubEnvironment, agents: list[AgentID], chosen: list[Any], given: Any, error: BaseException
     ) -> BaseException:
         """What to say of a step that raised, or that gave what cannot be read."""
         if isinstance(error, MarlConnectorsError):
             return error
         if given is _NOTHING:
-            return self._step_failed(copy, chosen, error)
-        why = fault_in_result(given) or fault_in_step(agents, *given[2:])
-        return EnvError(f"{copy}: {why}") if why else error
+            return self._step_failed(sub_env, chosen, error)
+        why = result_violation(given) or step_violation(agents, *given[2:])
+        return EnvError(f"{sub_env}: {why}") if why else error
 
-    def _replace(self, copy: EnvCopy, t: int, error: BaseException, result: StepResult) -> None:
+    def _replace(self, sub_env: SubEnvironment, t: int, error: BaseException, result: StepResult) -> None:
         """Begins another episode in a copy that failed after ``t`` steps, if the run may go on."""
-        self._failed(copy, error)
-        result.events.append(Event(copy.index, t, is_over=True, is_dropped=True))
-        add_observed(result, copy, *self._begin_anew(copy))
+        self._failed(sub_env, error)
+        result.events.append(Event(sub_env.index, t, is_over=True, is_dropped=True))
+        add_observed(result, sub_env, *self._begin_anew(sub_env))
 
     def _unusual(
         self,
-        copy: EnvCopy,
+        sub_env: SubEnvironment,
         result: StepResult,
         obs: dict,
         reward: dict,
@@ -304,44 +306,46 @@ class VectorEnv:
         truncations: dict,
         infos: dict,
     ) -> None:
-        before = copy.agents
-        form = None if type(obs) is dict is type(reward) else fault_in_result((obs, reward, {}, {}, {}))
-        raise_first(copy, [form or fault_in_step(before, terminations, truncations, infos)])
+        before = sub_env.agents
+        form = None if type(obs) is dict is type(reward) else result_violation((obs, reward, {}, {}, {}))
+        raise_first(sub_env, [form or step_violation(before, terminations, truncations, infos)])
         result.rewards.extend([reward.get(agent, 0.0) for agent in before])
         alive = [agent for agent in before if not (terminations.get(agent) or truncations.get(agent))]
-        raise_first(copy, [left_without_flag(alive, copy.env.agents)])
+        raise_first(sub_env, [left_without_flag(alive, sub_env.env.agents)])
         ended = {agent for flags in (terminations, truncations) for agent, flag in flags.items() if flag}
-        copy.agents = alive + [agent for agent in copy.env.agents if agent not in before and agent not in ended]
-        uncredited = uncredited_rewards(copy, reward, set(before))
-        infos = copied_infos(copy, [*before, *copy.agents], infos)
-        if copy.agents:
-            self._check_all_observed(copy, obs)
-        if self._garbage is not None:
-            self._garbage.check(copy, {*before, *copy.agents}, obs, {a: reward[a] for a in before if a in reward})
-        is_over = not copy.agents
+        sub_env.agents = alive + [agent for agent in sub_env.env.agents if agent not in before and agent not in ended]
+        uncredited = uncredited_rewards(sub_env, reward, set(before))
+        infos = copied_infos(sub_env, [*before, *sub_env.agents], infos)
+        if sub_env.agents:
+            self._check_all_observed(sub_env, obs)
+        if self._data_check is not None:
+            self._data_check.check(
+                sub_env, {*before, *sub_env.agents}, obs, {a: reward[a] for a in before if a in reward}
+            )
+        is_over = not sub_env.agents
         if is_over and not uncredited and all(obs.get(agent) is not None for agent in before):
             # The reset may write to the very arrays that this step gave.
             last = [_copied(obs[agent]) for agent in before]
             flags = map(terminations.get, before), map(truncations.get, before)
-            self._ends.add(copy.index, copy.t, last, *flags, infos, copy.state)
-        elif is_over or copy.agents != before or uncredited:
+            self._ends.add(sub_env.index, sub_env.t, last, *flags, infos, sub_env.state)
+        elif is_over or sub_env.agents != before or uncredited:
             last = {agent: _copied(obs[agent]) for agent in before if agent in ended and agent in obs}
             own = {agent: info for agent, info in infos.items() if agent in ended}
-            event = Event(copy.index, copy.t, last, terminations, truncations, own, uncredited, is_over)
-            event.state = copy.state
+            event = Event(sub_env.index, sub_env.t, last, terminations, truncations, own, uncredited, is_over)
+            event.state = sub_env.state
             result.events.append(event)
         if not is_over:
-            add_observed(result, copy, obs, infos)
+            add_observed(result, sub_env, obs, infos)
         else:
-            self._end(copy, result)
+            self._end(sub_env, result)
 
-    def _end(self, copy: EnvCopy, result: StepResult) -> None:
+    def _end(self, sub_env: SubEnvironment, result: StepResult) -> None:
         """Resets a copy whose episode is over, now or when somebody has looked at it."""
-        copy.num_failures = 0
+        sub_env.num_failures = 0
         if self.resets_late:
-            result.late.append((copy.index, len(result.observations)))
+            result.late.append((sub_env.index, len(result.observations)))
         else:
-            add_observed(result, copy, *self.reset(copy))
+            add_observed(result, sub_env, *self.reset(sub_env))
 
     def reset_over(self, result: StepResult) -> None:
         """Resets the copies that a step left as they were at the end of their episodes, and completes the step."""
@@ -349,21 +353,21 @@ class VectorEnv:
         for index, place in result.late:
             result.observations += given[begin:place]
             begin = place
-            copy = self.copies[index]
-            add_observed(result, copy, *self.reset(copy))
+            sub_env = self.sub_envs[index]
+            add_observed(result, sub_env, *self.reset(sub_env))
         result.observations += given[begin:]
 
-    def _check_all_observed(self, copy: EnvCopy, observations: dict) -> None:
-        raise_first(copy, [not_observed(copy.agents, observations)])
+    def _check_all_observed(self, sub_env: SubEnvironment, observations: dict) -> None:
+        raise_first(sub_env, [not_observed(sub_env.agents, observations)])
 
-    def _step_failed(self, copy: EnvCopy, chosen: list[Any], error: BaseException) -> EnvError:
-        acted = dict(zip(copy.agents, chosen, strict=False))
-        failed = EnvError(f"{self._who(copy)}: step({acted}) raised {describe_error(error)}")
+    def _step_failed(self, sub_env: SubEnvironment, chosen: list[Any], error: BaseException) -> EnvError:
+        acted = dict(zip(sub_env.agents, chosen, strict=False))
+        failed = EnvError(f"{self._who(sub_env)}: step({acted}) raised {describe_error(error)}")
         failed.__cause__ = error
         return failed
 
     def replay(
-        self, copy: EnvCopy, episode_number: int, steps: Iterable[list[Any]], wanted: Collection[int]
+        self, sub_env: SubEnvironment, episode_number: int, steps: Iterable[list[Any]], wanted: Collection[int]
     ) -> tuple[dict[AgentID, Any], dict[int, dict[AgentID, dict]]]:
         """Brings a copy to where an episode stood: resets it with that episode's seed and repeats the actions.
 
@@ -379,43 +383,43 @@ class VectorEnv:
         Raises:
             CheckpointError: If the episode ends, or other agents act, than before.
         """
-        copy.episode_number = episode_number - 1
-        newest, infos = self._begin(copy)
-        newest = {agent_id: _copied(newest[agent_id]) for agent_id in copy.agents}
+        sub_env.episode_number = episode_number - 1
+        newest, infos = self._begin(sub_env)
+        newest = {agent_id: _copied(newest[agent_id]) for agent_id in sub_env.agents}
         infos_at = {0: infos} if 0 in wanted else {}
         for actions in steps:
-            result = self._step([copy], actions) if len(actions) == len(copy.agents) else None
-            if result is None or copy.episode_number != episode_number:
-                raise not_repeatable(copy)
-            newest = self._newest(copy, newest, result)
-            if copy.t in wanted:
-                infos_at[copy.t] = dict(result.infos).get(copy.index, {})
+            result = self._step([sub_env], actions) if len(actions) == len(sub_env.agents) else None
+            if result is None or sub_env.episode_number != episode_number:
+                raise not_repeatable(sub_env)
+            newest = self._newest(sub_env, newest, result)
+            if sub_env.t in wanted:
+                infos_at[sub_env.t] = dict(result.infos).get(sub_env.index, {})
         return newest, infos_at
 
-    def _newest(self, copy: EnvCopy, newest: dict[AgentID, Any], result: StepResult) -> dict[AgentID, Any]:
+    def _newest(self, sub_env: SubEnvironment, newest: dict[AgentID, Any], result: StepResult) -> dict[AgentID, Any]:
         """The newest observations of all agents that have not ended, after a step of one copy."""
-        return dict(zip(copy.agents, result.observations, strict=True))
+        return dict(zip(sub_env.agents, result.observations, strict=True))
 
     def close(self) -> None:
         """Closes all copies. Those whose turn comes after the time is used up have a moment only."""
         begin = time.monotonic()
-        for copy in self.copies:
-            self.at[0], self.at[3] = copy.index, Doing.CLOSE
+        for sub_env in self.sub_envs:
+            self.at[0], self.at[3] = sub_env.index, Doing.CLOSE
             left = self.close_timeout_s
             if left is not None:
                 left = max(left - (time.monotonic() - begin), MOMENT_S)
-            close_env(copy.env, f"environment copy {copy.index}", timeout_s=left)
+            close_env(sub_env.env, f"sub-environment {sub_env.index}", timeout_s=left)
         self.at[0] = -1
 
 
 def add_observed(
-    result: StepResult, copy: EnvCopy, observations: dict[AgentID, Any], infos: dict[AgentID, dict]
+    result: StepResult, sub_env: SubEnvironment, observations: dict[AgentID, Any], infos: dict[AgentID, dict]
 ) -> None:
     """Adds to a result what those observe that act next in a copy."""
-    result.observations += [observations[agent] for agent in copy.agents]
-    own = {agent: infos[agent] for agent in copy.agents if agent in infos}
+    result.observations += [observations[agent] for agent in sub_env.agents]
+    own = {agent: infos[agent] for agent in sub_env.agents if agent in infos}
     if own:
-        result.infos.append((copy.index, own))
+        result.infos.append((sub_env.index, own))
 
 
 def _copied(observation: Any) -> Any:
@@ -433,17 +437,17 @@ class EnvStates:
         self.space = space
         self._shapes = [leaf.shape for leaf in leaves(spaces.zeros(space, 1))]
 
-    def note(self, copy: EnvCopy) -> None:
+    def note(self, sub_env: SubEnvironment) -> None:
         """Keeps the copy's state of now.
 
         Raises:
             EnvError: If there is none, or one that does not fit the space; bounds do not matter.
         """
         try:
-            given = copy.env.state()
+            given = sub_env.env.state()
         except Exception as error:
             raise EnvError(
-                f"{copy}: state() raised {describe_error(error)}. A critic needs it after every reset and "
+                f"{sub_env}: state() raised {describe_error(error)}. A critic needs it after every reset and "
                 f"step, the last one included."
             ) from error
         try:
@@ -453,8 +457,8 @@ class EnvStates:
             fine = False
         if not fine:
             why = state_violation(self.space, given) or f"the state is not like state_space: {given!r}"
-            raise EnvError(f"{copy}: {why}")
-        copy.state = state
+            raise EnvError(f"{sub_env}: {why}")
+        sub_env.state = state
 
 
 def _is_finite(values: np.ndarray) -> bool:
@@ -472,79 +476,79 @@ class TurnBasedVectorEnv(VectorEnv):
         self._paid_by_reset: dict[int, dict[AgentID, float]] = {}
         self._known: dict[int, set[AgentID]] = {}  # by copy, who has had a turn and has not ended
 
-    def _begin(self, copy: EnvCopy) -> tuple[dict[AgentID, Any], dict[AgentID, dict]]:
+    def _begin(self, sub_env: SubEnvironment) -> tuple[dict[AgentID, Any], dict[AgentID, dict]]:
         """Starts the copy's next episode: observation and info of the agent that acts first."""
         try:
-            observations, infos = self._reset(copy)
+            observations, infos = self._reset(sub_env)
         except EnvError as error:
-            if str(error).startswith(str(copy)):
+            if str(error).startswith(str(sub_env)):
                 raise
-            raise self._named(copy, error) from error
-        copy.agents = list(observations)
-        self._known[copy.index] = set(observations)
-        paid = copy.env.take_untold().items()
-        self._paid_by_reset[copy.index] = {agent: finite_reward(copy, agent, reward) for agent, reward in paid}
-        if self._garbage is not None:
-            self._garbage.check(copy, observations, observations, {})
+            raise self._named(sub_env, error) from error
+        sub_env.agents = list(observations)
+        self._known[sub_env.index] = set(observations)
+        paid = sub_env.env.take_untold().items()
+        self._paid_by_reset[sub_env.index] = {agent: finite_reward(sub_env, agent, reward) for agent, reward in paid}
+        if self._data_check is not None:
+            self._data_check.check(sub_env, observations, observations, {})
         if self._states is not None:
-            self._states.note(copy)
-        return observations, copied_infos(copy, copy.agents, infos)
+            self._states.note(sub_env)
+        return observations, copied_infos(sub_env, sub_env.agents, infos)
 
-    def _step(self, copies: Sequence[EnvCopy], actions: list[Any]) -> StepResult:
+    def _step(self, sub_envs: Sequence[SubEnvironment], actions: list[Any]) -> StepResult:
         result, end = StepResult([], [], told=[]), 0
-        for copy in copies:
-            begin, end = end, end + len(copy.agents)
-            t, self.at[0] = copy.t, copy.index
+        for sub_env in sub_envs:
+            begin, end = end, end + len(sub_env.agents)
+            t, self.at[0] = sub_env.t, sub_env.index
             try:
-                self._take_turn(copy, actions[begin:end], result)
+                self._take_turn(sub_env, actions[begin:end], result)
             except ENV_ERRORS as error:
-                self._replace(copy, t, error, result)
+                self._replace(sub_env, t, error, result)
         return result
 
-    def _take_turn(self, copy: EnvCopy, chosen: list[Any], result: StepResult) -> None:
+    def _take_turn(self, sub_env: SubEnvironment, chosen: list[Any], result: StepResult) -> None:
         """A hot path. Nothing is added to the result before all is checked."""
-        copy.newest_actions.append(chosen)
+        sub_env.newest_actions.append(chosen)
         try:
-            given = copy.step(dict(zip(copy.agents, chosen, strict=True)))
+            given = sub_env.step(dict(zip(sub_env.agents, chosen, strict=True)))
         except MarlConnectorsError as error:
-            raise self._named(copy, error) from error
+            raise self._named(sub_env, error) from error
         except ENV_ERRORS as error:
-            raise self._step_failed(copy, chosen, error) from error
-        copy.t += 1
+            raise self._step_failed(sub_env, chosen, error) from error
+        sub_env.t += 1
         observations, rewards, terminations, truncations, infos = given
         terminations.pop("__all__", None)
         truncations.pop("__all__", None)
-        paid = [finite_reward(copy, agent, reward) for agent, reward in rewards.items()]
-        infos = copied_infos(copy, terminations, infos) if any(infos.values()) else {}
-        copy.agents = [a for a in observations if not (terminations.get(a) or truncations.get(a))]
-        if self._garbage is not None:
-            self._garbage.check(copy, observations, observations, {})
+        paid = [finite_reward(sub_env, agent, reward) for agent, reward in rewards.items()]
+        infos = copied_infos(sub_env, terminations, infos) if any(infos.values()) else {}
+        sub_env.agents = [a for a in observations if not (terminations.get(a) or truncations.get(a))]
+        if self._data_check is not None:
+            self._data_check.check(sub_env, observations, observations, {})
         if self._states is not None:
-            self._states.note(copy)
-        result.told += [(copy.index, agent) for agent in rewards]  # type: ignore[operator]
+            self._states.note(sub_env)
+        result.told += [(sub_env.index, agent) for agent in rewards]  # type: ignore[operator]
         result.rewards += paid
-        known, is_over = self._known[copy.index], not copy.env.agents
-        uncredited = self._paid_by_reset.pop(copy.index, None) or {}
-        if is_over or uncredited or len(terminations) > len(copy.agents) or not known.issuperset(copy.agents):
-            ended = [agent for agent in terminations if agent not in copy.agents]
+        known, is_over = self._known[sub_env.index], not sub_env.env.agents
+        uncredited = self._paid_by_reset.pop(sub_env.index, None) or {}
+        if is_over or uncredited or len(terminations) > len(sub_env.agents) or not known.issuperset(sub_env.agents):
+            ended = [agent for agent in terminations if agent not in sub_env.agents]
             known.difference_update(ended)
-            known.update(copy.agents)
+            known.update(sub_env.agents)
             last = {agent: observations[agent] for agent in ended if agent in observations}
             own = {agent: infos[agent] for agent in ended if agent in infos}
-            event = Event(copy.index, copy.t, last, terminations, truncations, own, uncredited, is_over)
-            event.state = copy.state
+            event = Event(sub_env.index, sub_env.t, last, terminations, truncations, own, uncredited, is_over)
+            event.state = sub_env.state
             result.events.append(event)
         if is_over:
-            self._end(copy, result)
+            self._end(sub_env, result)
         else:
-            add_observed(result, copy, observations, infos)
+            add_observed(result, sub_env, observations, infos)
 
-    def _named(self, copy: EnvCopy, error: Exception) -> EnvError:
-        return EnvError(f"{self._who(copy)}: {str(error).removeprefix(f'{copy.env.where}: ')}")
+    def _named(self, sub_env: SubEnvironment, error: Exception) -> EnvError:
+        return EnvError(f"{self._who(sub_env)}: {str(error).removeprefix(f'{sub_env.env.where}: ')}")
 
-    def _newest(self, copy: EnvCopy, newest: dict[AgentID, Any], result: StepResult) -> dict[AgentID, Any]:
+    def _newest(self, sub_env: SubEnvironment, newest: dict[AgentID, Any], result: StepResult) -> dict[AgentID, Any]:
         """Of every agent that has had a turn and has not ended, as the environment's next step cannot change it."""
-        known = self._known[copy.index]
+        known = self._known[sub_env.index]
         kept = {agent: observation for agent, observation in newest.items() if agent in known}
-        acting = zip(copy.agents, result.observations, strict=True)
+        acting = zip(sub_env.agents, result.observations, strict=True)
         return kept | {agent: copying.deepcopy(observation) for agent, observation in acting}

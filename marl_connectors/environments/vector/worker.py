@@ -1,4 +1,4 @@
-"""What a worker process does: it steps some of the environment copies for the process that started it."""
+"""What a worker process does: it steps some of the sub-environments for the process that started it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from marl_connectors.environments.vector.channel import Channel
 from marl_connectors.environments.vector.failures import EnvFailure, EnvRestarts, stop_watching
 from marl_connectors.environments.vector.shared_memory import AgentSpaces, SharedBlock, StepMemory
 from marl_connectors.environments.vector.step_result import StepResult
-from marl_connectors.environments.vector.sub_environment import Doing, EnvCopy
+from marl_connectors.environments.vector.sub_environment import Doing, SubEnvironment
 from marl_connectors.environments.vector.sync import TurnBasedVectorEnv, VectorEnv
 from marl_connectors.errors import ConfigError, EnvError, MarlConnectorsError, describe_error
 from marl_connectors.typing import AgentID
@@ -62,7 +62,7 @@ def _can_be_sent(part: Any) -> bool:
     return True
 
 
-class CopyState(NamedTuple):
+class SubEnvironmentState(NamedTuple):
     """What the other process must know of a copy in which something out of the ordinary happened."""
 
     index: int
@@ -72,9 +72,9 @@ class CopyState(NamedTuple):
     num_failures: int
 
     @classmethod
-    def of(cls, copy: EnvCopy) -> CopyState:
+    def of(cls, sub_env: SubEnvironment) -> SubEnvironmentState:
         """A copy's, now."""
-        return cls(copy.index, copy.agents, copy.t, copy.episode_number, copy.num_failures)
+        return cls(sub_env.index, sub_env.agents, sub_env.t, sub_env.episode_number, sub_env.num_failures)
 
 
 @dataclass(slots=True)
@@ -88,7 +88,7 @@ class Reply:
     """
 
     result: Any
-    states: list[CopyState] = field(default_factory=list)
+    states: list[SubEnvironmentState] = field(default_factory=list)
     failures: list[EnvFailure] = field(default_factory=list)
 
 
@@ -100,9 +100,9 @@ def spaces_of(make_env: Callable[..., Any]) -> AgentSpaces:
     return getattr(make_env, "agent_spaces", {})
 
 
-def acting_in(copies: Iterable[EnvCopy]) -> list[AgentID]:
+def acting_in(sub_envs: Iterable[SubEnvironment]) -> list[AgentID]:
     """Who acts next in some copies."""
-    return [agent for copy in copies for agent in copy.agents]
+    return [agent for sub_env in sub_envs for agent in sub_env.agents]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class WorkerTask:
     Attributes:
         maker: A pickled function that makes environments.
         first_index: Of its copies.
-        num_copies: How many it has.
+        num_envs: How many it has.
         tolerance: As ``EnvRestarts.tolerance``; None to let every failure stop the run.
         observation_space: As in ``EnvRestarts``.
         state_space: As for VectorEnv.
@@ -121,7 +121,7 @@ class WorkerTask:
 
     maker: bytes
     first_index: int
-    num_copies: int
+    num_envs: int
     tolerance: int | None
     observation_space: Any
     state_space: Space | None
@@ -225,11 +225,11 @@ class EnvServer:
                 f"num_env_workers: a worker process cannot load the environment's maker: "
                 f"{describe_error(error)}. Define it in a module that can be imported, or set num_env_workers=0."
             ) from error
-        self._memory = StepMemory(task.block, spaces_of(make_env), task.num_copies, task.state_space)
+        self._memory = StepMemory(task.block, spaces_of(make_env), task.num_envs, task.state_space)
         at = self._memory.at
         at[3] = Doing.MAKE
         envs = []
-        for index in range(task.first_index, task.first_index + task.num_copies):
+        for index in range(task.first_index, task.first_index + task.num_envs):
             at[0] = index
             envs.append(make_env())
         at[0], at[3] = task.first_index, Doing.STEP
@@ -253,33 +253,35 @@ class EnvServer:
             command, *arguments = pickle.loads(message)
             known = {"step": self._step, "reset": self._reset, "replay": self._replay}
             reply = known[command](*arguments)
-        self._memory.write_states([copy.state for copy in self.vector_env.copies])
+        self._memory.write_states([sub_env.state for sub_env in self.vector_env.sub_envs])
         reply.failures = self.vector_env.take_failures()
         return Channel.STEP if reply == _ORDINARY else self._packed(reply)
 
     def _step(self, sent: list[Any] | None) -> Reply:
-        vector_env, copies = self.vector_env, self.vector_env.copies
-        result = vector_env.step(self._memory.read_actions(acting_in(copies), sent))
+        vector_env, sub_envs = self.vector_env, self.vector_env.sub_envs
+        result = vector_env.step(self._memory.read_actions(acting_in(sub_envs), sent))
         ended = [] if result.ends is None else result.ends.indices
         changed = {*ended, *(event.index for event in result.events)}
-        states = [CopyState.of(copy) for copy in copies if self.turn_based or copy.index in changed]
-        for copy in copies:  # the other process keeps them
-            copy.newest_actions.clear()
-        return Reply(self._memory.write_step(result, acting_in(copies)), states)
+        states = [
+            SubEnvironmentState.of(sub_env) for sub_env in sub_envs if self.turn_based or sub_env.index in changed
+        ]
+        for sub_env in sub_envs:  # the other process keeps them
+            sub_env.newest_actions.clear()
+        return Reply(self._memory.write_step(result, acting_in(sub_envs)), states)
 
     def _reset(self, seed: int, states: list[tuple[int, int]]) -> Reply:
         self.vector_env.seed = seed
-        for copy, (episode_number, num_failures) in zip(self.vector_env.copies, states, strict=True):
-            copy.episode_number, copy.num_failures = episode_number, num_failures
+        for sub_env, (episode_number, num_failures) in zip(self.vector_env.sub_envs, states, strict=True):
+            sub_env.episode_number, sub_env.num_failures = episode_number, num_failures
         first = self.vector_env.reset_all()
-        return Reply(first, list(map(CopyState.of, self.vector_env.copies)))
+        return Reply(first, list(map(SubEnvironmentState.of, self.vector_env.sub_envs)))
 
     def _replay(self, seed: int, index: int, *arguments: Any) -> Reply:
         self.vector_env.seed = seed
-        copy = self.vector_env.copies[index - self._first_index]
-        found = self.vector_env.replay(copy, *arguments)
-        copy.newest_actions.clear()
-        return Reply(found, [CopyState.of(copy)])
+        sub_env = self.vector_env.sub_envs[index - self._first_index]
+        found = self.vector_env.replay(sub_env, *arguments)
+        sub_env.newest_actions.clear()
+        return Reply(found, [SubEnvironmentState.of(sub_env)])
 
     def _packed(self, reply: Reply) -> bytes:
         try:
@@ -290,7 +292,7 @@ class EnvServer:
                 given = [(event.index, event) for event in result.events] + result.infos
                 if result.ends is not None and result.ends.infos:
                     given += zip(result.ends.indices, result.ends.infos, strict=True)
-            who = next((f"environment copy {index}" for index, part in given if not _can_be_sent(part)), "environment")
+            who = next((f"sub-environment {index}" for index, part in given if not _can_be_sent(part)), "environment")
             raise EnvError(
                 f"{who}: what it gave cannot be sent from its worker process: {error}. Keep what cannot be pickled out "
                 f"of infos and observations, or set num_env_workers=0."

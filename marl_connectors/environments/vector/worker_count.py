@@ -9,7 +9,7 @@ import os
 import sys
 from pathlib import Path
 
-from marl_connectors.environments.spec import EnvSetup
+from marl_connectors.environments.spec import EnvSpec
 from marl_connectors.environments.vector.worker import needs_main_script, packed_maker
 from marl_connectors.errors import ConfigError
 
@@ -21,7 +21,7 @@ MOST_OF_TIMEOUT = 0.25
 """The part of a worker's time limit that the slowest calls of all of its copies may take in the smoke test."""
 
 
-def auto_num_workers(setup: EnvSetup, num_envs: int, timeout_s: float | None = None) -> int:
+def auto_num_workers(setup: EnvSpec, num_envs: int, timeout_s: float | None = None) -> int:
     """As many worker processes as there are cores that this process may use and work for them; 0 if that is one.
 
     It is a rule by the step time that was measured in the smoke test, for environments that were given by an importable
