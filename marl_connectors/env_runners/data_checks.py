@@ -116,7 +116,7 @@ def check_columns(
 
     Raises:
         EnvError: For a reward or observation that is not finite, or a Discrete, MultiDiscrete or MultiBinary value
-            outside its space; names copy, episode, agent, step and seed.
+            outside its space; names sub-environment, episode, agent, step and seed.
     """
     rollout = group.rollout
     begin = group.lookback * rollout.num_lanes
@@ -215,7 +215,7 @@ def _where(group: LaneGroup, position: int, vector_env: VectorEnv, episodes: Epi
 
 
 def owner_of(group: LaneGroup, position: int, episodes: Episodes) -> tuple[int, Episode, SingleAgentEpisode] | None:
-    """The copy, the episode and the agent episode that a row of a rollout is in; None if that was dropped."""
+    """The sub-environment, episode and agent episode that a row of a rollout is in; None if that was dropped."""
     row, number = divmod(position, group.rollout.num_lanes)
     for env_index, episode in episodes():
         owns = episode.all_agent_episodes() if isinstance(episode, MultiAgentEpisode) else [episode]
@@ -232,7 +232,7 @@ def owner_of(group: LaneGroup, position: int, episodes: Episodes) -> tuple[int, 
 
 
 def _seed_of(vector_env: VectorEnv, env_index: int, episode_number: int) -> str:
-    """A sentence about how to begin the episode again, where that is possible without the other copies."""
+    """A sentence about how to begin the episode again, where that is possible without the other sub-environments."""
     if vector_env.is_batched:
         return ""
     return f" The episode's seed is {derived_seed(vector_env.seed, 'env', env_index, episode_number)}."
@@ -277,7 +277,7 @@ def bad_observation(lane: Lane, vector_env: VectorEnv, observation: Any, result:
 
 
 def _error_of(lane: Lane, vector_env: VectorEnv, text: str, result: StepResult | None) -> EnvError:
-    """Names the copy's episode and step; those before the reset if a copy was reset in the same step."""
+    """Names the sub-environment's episode and step; those before the reset if it was reset in the same step."""
     sub_env = vector_env.sub_envs[lane.env_index]
     episode_number, t = sub_env.episode_number, sub_env.t
     over = {} if result is None else result.over

@@ -29,12 +29,12 @@ class DoneEpisode(NamedTuple):
 
 
 def shares(num_envs: int, num_episodes: int) -> list[int]:
-    """How many of the episodes each copy contributes."""
+    """How many of the episodes each sub-environment contributes."""
     return [num_episodes // num_envs + (index < num_episodes % num_envs) for index in range(num_envs)]
 
 
 def missing(done: Sequence[DoneEpisode], num_envs: int, num_episodes: int) -> list[int]:
-    """How many of their shares the copies lack."""
+    """How many of their shares the sub-environments lack."""
     lacking = shares(num_envs, num_episodes)
     for entry in done:
         lacking[entry.env_index] = max(lacking[entry.env_index] - 1, 0)
@@ -44,7 +44,8 @@ def missing(done: Sequence[DoneEpisode], num_envs: int, num_episodes: int) -> li
 def first_of_each_sub_env(done: Sequence[DoneEpisode], num_envs: int, num_episodes: int) -> list[DoneEpisode] | None:
     """Those that make up ``num_episodes`` without preferring short ones.
 
-    Each copy contributes its first ones, as many as any other copy (or one less). None while some are missing.
+    Each sub-environment contributes its first ones, as many as any other sub-environment (or one less). None while some
+    are missing.
     """
     quotas = shares(num_envs, num_episodes)
     chosen = []
@@ -56,7 +57,7 @@ def first_of_each_sub_env(done: Sequence[DoneEpisode], num_envs: int, num_episod
 
 
 def first_rounds(done: Sequence[DoneEpisode], num_envs: int) -> list[DoneEpisode]:
-    """The first ones of each copy, as many as the slowest copy has: so short ones are not preferred."""
+    """The first ones of each sub-environment, as many as the slowest one has: so short ones are not preferred."""
     ended = [0] * num_envs
     for entry in done:
         ended[entry.env_index] += 1

@@ -63,7 +63,7 @@ class EnvRunner:
         metrics: Where the pieces of ``env_to_module`` and ``module_to_env`` log.
         callback_metrics: Where callbacks log.
         times: Where the time of samples goes.
-        num_env_steps: Steps of all copies so far.
+        num_env_steps: Steps of all sub-environments so far.
         num_agent_steps: Actions of all agents so far.
     """
 
@@ -95,10 +95,10 @@ class EnvRunner:
         """Makes the sub-environments; nothing is reset before the first ``sample``.
 
         Args:
-            make_env: Makes one copy: a PettingZoo parallel environment, or one that behaves like it. With worker
-                processes it must be possible to pickle it. One that makes natively batched environments takes their
-                number of copies.
-            num_envs: How many copies.
+            make_env: Makes one sub-environment: a PettingZoo parallel environment, or one that behaves like it. With
+                worker processes it must be possible to pickle it. One that makes natively batched environments takes
+                their number of sub-environments.
+            num_envs: How many sub-environments.
             seed: The run's seed; everything random here follows from it.
             single_agent: Whether to hand out SingleAgentEpisodes.
             agent_spaces: An agent's observation and action space.
@@ -108,16 +108,17 @@ class EnvRunner:
             module_to_env: From the modules' outputs to actions.
             explore: Whether ``sample`` explores unless told otherwise.
             lookback: Steps that a chunk of an episode keeps from before it.
-            rollout_fragment_length: Env steps of each copy that ``sample`` takes unless told otherwise.
-            complete_episodes: Whether ``sample`` takes an episode of each copy unless told otherwise.
+            rollout_fragment_length: Env steps of each sub-environment that ``sample`` takes unless told otherwise.
+            complete_episodes: Whether ``sample`` takes an episode of each sub-environment unless told otherwise.
             check_spaces: Whether observations are held against their space.
             warned_of_bounds: Components of observations whose leaving their bounds the run was warned of already; it
                 grows. None if there are none.
             callbacks: Told of what happens here.
             env_config: For the callbacks.
-            num_env_workers: Over how many worker processes the copies are spread; 0 to step them in this process.
-            sample_timeout_s: How long a worker process may take for a step or a reset of its copies, before it counts
-                as hung; None for any time. What hangs in this process cannot be interrupted.
+            num_env_workers: Over how many worker processes the sub-environments are spread; 0 to step them in this
+                process.
+            sample_timeout_s: How long a worker process may take for a step or a reset of its sub-environments, before
+                it counts as hung; None for any time. What hangs in this process cannot be interrupted.
             restarts: How to go on after failures of environments and worker processes; None to raise an EnvError.
             state_space: That of the environments' ``state()``, to record it with each observation; else None.
         """
@@ -183,21 +184,25 @@ class EnvRunner:
     ) -> list[Any]:
         """Steps the environments and gives the episodes, and chunks of episodes, that came of it.
 
-        All copies step together. Without either number, a sample is ``rollout_fragment_length`` env steps of each copy
-        (as many in all, or a few more, where copies rest), or an episode of each copy with ``complete_episodes``.
+        All sub-environments step together. Without either number, a sample is ``rollout_fragment_length`` env steps of
+        each sub-environment (as many in all, or a few more, where sub-environments rest), or an episode of each
+        sub-environment with ``complete_episodes``.
 
         Args:
-            num_timesteps: At least so many env steps, counted over all copies, until a step of all copies reaches them:
-                with 8 copies, 10 are 16, two of each. Copies that rest in a step (VectorEnvs with ``NEXT_STEP``) are
-                not counted in it; then it need not be a multiple. 0 is allowed, and gives an empty list.
-            num_episodes: Exactly so many whole episodes: of each copy its first ones, the same number from each (or one
-                less, from the last copies). So short episodes are not preferred; the sample is as long as the slowest
-                copy, and what the others play meanwhile is dropped. Resets the copies first, and the next sample too.
+            num_timesteps: At least so many env steps, counted over all sub-environments, until a step of all
+                sub-environments reaches them: with 8 sub-environments, 10 are 16, two of each. Sub-environments that
+                rest in a step (VectorEnvs with ``NEXT_STEP``) are not counted in it; then it need not be a multiple. 0
+                is allowed, and gives an empty list.
+            num_episodes: Exactly so many whole episodes: the first ones of each sub-environment, the same number from each (or
+                one less, from the last ones). So short episodes are not preferred; the sample is as long as the
+                slowest sub-environment, and what the others play meanwhile is dropped. Resets the sub-environments
+                first, and the next sample too.
             explore: Overrides the runner's setting, for this sample.
             random_actions: Draw actions from the action spaces instead of asking the modules, whatever ``explore`` is.
             force_reset: Start new episodes even where old ones go on (these are dropped).
             is_enough: Called with how many of ``num_episodes`` have ended, after each step or several. Where it gives
-                True, the sample ends with fewer: the first ones of each copy, the same number from each, perhaps none.
+                True, the sample ends with fewer: the first ones of each sub-environment, the same number from each,
+                perhaps none.
 
         Returns:
             MultiAgentEpisodes or SingleAgentEpisodes. An episode that goes on beyond this sample is cut: the chunk is
@@ -220,7 +225,7 @@ class EnvRunner:
         try:
             episodes = self._sample(num_timesteps, num_episodes, explore, random_actions, force_reset, is_enough)
         except BaseException as error:
-            self.restart_episodes()  # nobody knows what the copies, or the episodes, are in the middle of
+            self.restart_episodes()  # nobody knows what the sub-environments, or the episodes, are in the middle of
             if isinstance(error, EnvError):
                 self._check_outputs()  # for which an environment could do nothing
             raise
@@ -278,9 +283,9 @@ class EnvRunner:
         return episodes
 
     def _forget_unfinished(self, done: Sequence[DoneEpisode], numbers: Sequence[int]) -> None:
-        """Goes back behind the last episode of each copy that was handed out.
+        """Goes back behind the last episode of each sub-environment that was handed out.
 
-        How many more a copy has begun depends on how long the others took, and the next sample must not.
+        How many more a sub-environment has begun depends on how long the others took, and the next sample must not.
         """
         last = list(numbers)
         for entry in done:
@@ -372,7 +377,7 @@ class EnvRunner:
         self._note_failures()
 
     def _note_failures(self) -> None:
-        """Tells the log of copies that go on with another episode, and counts."""
+        """Tells the log of sub-environments that go on with another episode, and counts."""
         failures = self.vector_env.take_failures()
         for failure in failures:
             _LOG.warning("%s The sub-environment goes on with another episode.", failure.message)
@@ -435,7 +440,7 @@ class EnvRunner:
 
     def _place_noise(self) -> None:
         sub_envs = self.vector_env.sub_envs
-        if self._turn_based:  # one agent acts in a copy at a time: a stream for each copy will do
+        if self._turn_based:  # one agent acts in a sub-environment at a time: a stream for each sub-environment will do
             self._place_turns(sub_envs)
             return
         numbers = np.array([sub_env.episode_number for sub_env in sub_envs])
@@ -573,7 +578,7 @@ class EnvRunner:
             new_episodes: Whether to begin new episodes instead.
 
         Raises:
-            CheckpointError: If there are not as many copies, or a replayed episode turns out differently.
+            CheckpointError: If there are not as many sub-environments, or a replayed episode turns out differently.
         """
         if len(state["episode_numbers"]) != len(self.vector_env.sub_envs):
             raise CheckpointError(

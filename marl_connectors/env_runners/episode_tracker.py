@@ -454,7 +454,7 @@ class EpisodeTracker:
         """Begins the next episode after one that has ended; True if lanes came or went, or changed their module.
 
         Args:
-            copy: The sub-environment.
+            sub_env: The sub-environment.
             begun: What ``_mapped`` gave, if it was called already.
         """
         lanes = self.lanes.by_env[sub_env.index]
@@ -749,7 +749,7 @@ class EpisodeTracker:
     def _replay(
         self, sub_env: SubEnvironment, actions: Mapping[str, Any], lanes: list[tuple[Lane, Mapping[str, Any]]]
     ) -> None:
-        """Brings a copy to where its lanes are, and gives these their infos."""
+        """Brings a sub-environment to where its lanes are, and gives these their infos."""
         observed_at = [[int(t) for t in lane.storage.column(Columns.T)] for lane, _ in lanes]
         unknown = {
             t

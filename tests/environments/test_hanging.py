@@ -253,8 +253,8 @@ def test_without_restarts_the_error_says_what_would_help():
     runner = runner_of(partial(HangingEnv, where="reset", here=os.getpid()), restart=False)
     with pytest.raises(
         EnvError,
-        match=r"sub-environment 0, episode 0, step 0 \(seed \d+\): .* for 1 s in reset\(\) .* set sample_timeout_s above 1\. "
-        r"With restart_failed_sub_environments=True the run would go on",
+        match=r"sub-environment 0, episode 0, step 0 \(seed \d+\): .* for 1 s in reset\(\) .* sample_timeout_s above 1"
+        r"\. With restart_failed_sub_environments=True the run would go on",
     ):
         runner.sample(num_timesteps=2)
 

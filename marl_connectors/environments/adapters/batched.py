@@ -1,4 +1,4 @@
-"""The protocol of natively batched environments: arrays in, arrays out, for all copies at once."""
+"""The protocol of natively batched environments: arrays in, arrays out, for all sub-environments at once."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from marl_connectors.typing import AgentID, Tree
 
 @runtime_checkable
 class BatchedEnv(Protocol):
-    """``num_envs`` copies of one world with the same agents in each, stepped together. Nothing has to be inherited.
+    """``num_envs`` worlds with the same agents in each, stepped together. Nothing has to be inherited.
 
-    All agents of a copy live from its reset until they end together, in one step. Whoever makes the environment gets
-    ``num_envs`` as a keyword argument. Where agents have unlike spaces, observations and actions are dicts by agent,
-    ``{agent: [num_envs, ...]}``, instead of arrays ``[num_envs, num_agents, ...]``.
+    All agents of a sub-environment live from its reset until they end together, in one step. Whoever makes the
+    environment gets ``num_envs`` as a keyword argument. Where agents have unlike spaces, observations and actions are
+    dicts by agent, ``{agent: [num_envs, ...]}``, instead of arrays ``[num_envs, num_agents, ...]``.
 
     Attributes:
-        num_envs: How many copies.
-        possible_agents: The agents of a copy, in the order of the second axis of all arrays.
+        num_envs: How many sub-environments.
+        possible_agents: The agents of a sub-environment, in the order of the second axis of all arrays.
     """
 
     num_envs: int
@@ -47,16 +47,17 @@ class BatchedEnv(Protocol):
         """Starts episodes.
 
         Args:
-            seeds: One for each copy that is reset, from which, with its actions, its episode follows; None for others.
-            mask: ``[num_envs]`` bool, which copies; None for all. The others stay as they are.
+            seeds: One for each sub-environment that is reset, from which, with its actions, its episode follows; None
+                for others.
+            mask: ``[num_envs]`` bool, which sub-environments; None for all. The others stay as they are.
 
         Returns:
-            ``[num_envs, num_agents, ...]``, the observations of all copies, reset or not.
+            ``[num_envs, num_agents, ...]``, the observations of all sub-environments, reset or not.
         """
         ...
 
     def step(self, actions: Any) -> tuple[Tree, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """Steps all copies, and resets none: whoever called resets those that are over, before the next step.
+        """Steps all sub-environments, and resets none: whoever called resets those that are over, before the next step.
 
         Args:
             actions: ``[num_envs, num_agents, ...]``.
@@ -87,7 +88,7 @@ def missing_parts(env: Any) -> list[str]:
 
 
 class BatchedStep(NamedTuple):
-    """What a step of all copies gave.
+    """What a step of all sub-environments gave.
 
     Attributes:
         observations: ``[num_envs, num_agents, ...]``, or by agent ``[num_envs, ...]`` where agents have unlike spaces;
@@ -132,7 +133,7 @@ class BatchedCalls:
             name: For messages, if not the environment's class.
 
         Raises:
-            EnvError: If it has no copies or agents, or actions that are no arrays.
+            EnvError: If it has no sub-environments or agents, or actions that are no arrays.
         """
         self.env = env
         self._name = name or f"{type(env).__name__} (natively batched)"
@@ -158,7 +159,7 @@ class BatchedCalls:
             return self.env.observation_space(agent), self.env.action_space(agent)
 
     def reset(self, seeds: Sequence[int | None], mask: np.ndarray | None) -> Tree:
-        """The observations of all copies after some, or all, were reset.
+        """The observations of all sub-environments after some, or all, were reset.
 
         Raises:
             EnvError: If the environment raises, or gives arrays of other shapes.
@@ -166,7 +167,7 @@ class BatchedCalls:
         return self._observations("reset()", self._called("reset()", lambda: self.env.reset(seeds, mask)))
 
     def step(self, actions: Any) -> BatchedStep:
-        """What a step of all copies gave; see ``reset``.
+        """What a step of all sub-environments gave; see ``reset``.
 
         Args:
             actions: ``[num_envs * num_agents, ...]``, or a list of as many if they are not ``alike``.
@@ -195,21 +196,21 @@ class BatchedCalls:
         return {agent: np.array(actions[i :: len(self.agents)]) for i, agent in enumerate(self.agents)}
 
     def flat(self, observations: Tree) -> Any:
-        """All agents' observations in ``N`` copies: ``[N * num_agents, ...]``, or a list if not ``alike``."""
+        """All agents' observations in ``N`` sub-environments: ``[N * num_agents, ...]``, or a list if not ``alike``."""
         if self.alike:
             return tree_map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), observations)
         by_agent = [_items(observations[agent]) for agent in self.agents]
         return [item for items in zip(*by_agent, strict=True) for item in items]
 
     def of_agent(self, observations: Tree, agent: AgentID) -> Tree:
-        """``[num_envs, ...]``, one agent's observations in all copies."""
+        """``[num_envs, ...]``, one agent's observations in all sub-environments."""
         if not self.alike:
             return observations[agent]
         i = self.agents.index(agent)
         return tree_map(lambda leaf: leaf[:, i], observations)
 
     def of_sub_env(self, observations: Tree, index: int) -> dict[AgentID, Any]:
-        """One copy's observations, by agent."""
+        """One sub-environment's observations, by agent."""
         if not self.alike:
             return {agent: tree_map(lambda leaf: leaf[index], observations[agent]) for agent in self.agents}
         if type(observations) is np.ndarray:

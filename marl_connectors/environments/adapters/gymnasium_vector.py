@@ -21,13 +21,13 @@ NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"
 """The values of ``gymnasium.vector.AutoresetMode``, which Gymnasium 1.0 does not have."""
 _MEMBERS = {NEXT_STEP: "NEXT_STEP", SAME_STEP: "SAME_STEP", DISABLED: "DISABLED"}
 INFOS = "infos"
-"""The name of what ``GymnasiumBatch.step`` gives as infos, if any copy has some: a dict for each copy."""
+"""The name of what ``GymnasiumBatch.step`` gives as infos, if there are any: a dict for each sub-environment."""
 
 
 class GymnasiumBatch:
-    """Copies of a single-agent environment in a ``gymnasium.vector.VectorEnv``, with the parts of a ``BatchedEnv``.
+    """A ``gymnasium.vector.VectorEnv`` of environments with one agent, with the parts of a ``BatchedEnv``.
 
-    How a copy that is over begins anew depends on the autoreset mode:
+    How a sub-environment that is over begins anew depends on the autoreset mode:
 
     * ``DISABLED``, and a plain ``SyncVectorEnv`` or ``AsyncVectorEnv`` with ``NEXT_STEP``: by ``reset`` with a
       ``reset_mask``, and with the seed that is given.
@@ -37,11 +37,11 @@ class GymnasiumBatch:
 
     Attributes:
         env: The VectorEnv.
-        num_envs: How many copies.
+        num_envs: How many sub-environments.
         possible_agents: The one agent.
         autoreset_mode: ``"NextStep"``, ``"SameStep"`` or ``"Disabled"``.
-        resets_alone: Whether single copies can be reset.
-        reset_infos: For each copy, the info that its newest episode began with.
+        resets_alone: Whether single sub-environments can be reset.
+        reset_infos: For each sub-environment, the info that its newest episode began with.
     """
 
     def __init__(self, env: gym.vector.VectorEnv, name: str, reset_options: Mapping[str, Any] | None = None):
@@ -53,8 +53,8 @@ class GymnasiumBatch:
             reset_options: What it gets as ``options`` with every reset, besides ``reset_mask``.
 
         Raises:
-            EnvError: If it does not say how its copies begin anew.
-            ConfigError: If there are options, but it resets copies without them.
+            EnvError: If it does not say how its sub-environments begin anew.
+            ConfigError: If there are options, but it resets sub-environments without them.
         """
         self.env = env
         self.num_envs = int(env.num_envs)
@@ -77,11 +77,11 @@ class GymnasiumBatch:
         self._begun: Tree = None  # SAME_STEP: the newest observations, of new episodes where old ones ended
 
     def observation_space(self, agent: AgentID) -> gym.Space:
-        """Of one copy."""
+        """Of one sub-environment."""
         return self.env.single_observation_space
 
     def action_space(self, agent: AgentID) -> gym.Space:
-        """Of one copy."""
+        """Of one sub-environment."""
         return self.env.single_action_space
 
     def reset(self, seeds: Sequence[int | None], mask: np.ndarray | None = None) -> Tree:
@@ -115,7 +115,7 @@ class GymnasiumBatch:
         return env.reset(seed=seeds if self._takes_seeds else _one_of(seeds), options=options)
 
     def step(self, actions: np.ndarray) -> tuple[Tree, Any, Any, Any, dict[str, Any]]:
-        """Steps all copies; see ``BatchedEnv``. Infos are an array of dicts, called ``INFOS``, if there are any."""
+        """Steps all; see ``BatchedEnv``. Infos are an array of dicts, called ``INFOS``, if there are any."""
         observations, rewards, terminations, truncations, infos = self.env.step(actions[:, 0])
         rewards, terminations, truncations = map(np.asarray, (rewards, terminations, truncations))
         infos = infos or {}
@@ -142,7 +142,7 @@ class GymnasiumBatch:
         )
 
     def render(self) -> Any:
-        """What the first copy draws."""
+        """What the first sub-environment draws."""
         frames: Any = self.env.render()
         return frames[0] if isinstance(frames, (tuple, list)) else frames
 
@@ -169,7 +169,7 @@ def _with_agents(observations: Any) -> Tree:
 
 
 def _final_info(finals: Any, index: int, num_envs: int) -> dict[str, Any]:
-    """The info of the step that ended a copy: of a dict for all, or a sequence with a dict for each."""
+    """The info of the step that ended a sub-environment: of a dict for all, or a sequence with a dict for each."""
     return info_of(finals, index, num_envs) if isinstance(finals, Mapping) else copied(finals[index] or {})
 
 
@@ -196,12 +196,12 @@ _FINAL = ("final_info", "_final_info", *_FINAL_OBSERVATIONS, *(f"_{name}" for na
 
 
 def info_of(infos: Mapping[str, Any], index: int, num_envs: int) -> dict[str, Any]:
-    """One copy's info, which nothing that the VectorEnv does later can change.
+    """One sub-environment's info, which nothing that the VectorEnv does later can change.
 
     Args:
-        infos: By name: something for each copy, or a dict of such; ``_name`` tells which copies have it. What is not of
-            this length is for all copies.
-        index: Which copy.
+        infos: By name: something for each sub-environment, or a dict of such; ``_name`` tells which sub-environments
+            have it. What is not of this length is for all sub-environments.
+        index: Which sub-environment.
         num_envs: How many there are.
     """
     own: dict[str, Any] = {}
@@ -217,12 +217,12 @@ def info_of(infos: Mapping[str, Any], index: int, num_envs: int) -> dict[str, An
 
 
 def infos_of(infos: Mapping[str, Any], num_envs: int) -> list[dict[str, Any]]:
-    """All copies' infos."""
+    """All sub-environments' infos."""
     return [info_of(infos, index, num_envs) for index in range(num_envs)] if infos else [{} for _ in range(num_envs)]
 
 
 def without_finals(infos: Mapping[str, Any]) -> dict[str, Any]:
-    """What is not about copies that have ended in this step, where they have begun anew in the same step."""
+    """What is not about sub-environments that have ended in this step, where they have begun anew in the same step."""
     return {name: values for name, values in infos.items() if name not in _FINAL}
 
 
@@ -233,8 +233,8 @@ def with_finals(name: str, observations: Tree, infos: Mapping[str, Any], ended: 
         name: For the message.
         observations: ``[num_envs, ...]``; they are not changed.
         infos: Those of the step.
-        ended: The copies that ended and have begun anew.
-        space: Of one copy.
+        ended: The sub-environments that ended and have begun anew.
+        space: Of one sub-environment.
 
     Raises:
         EnvError: If the final observations are not in the infos.

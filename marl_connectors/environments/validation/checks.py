@@ -344,7 +344,7 @@ def not_removed(agent: AgentID) -> Violation:
 
 
 def ended_alone(gone: list[AgentID]) -> Violation:
-    """In a natively batched environment, all agents of a copy must end in one step."""
+    """In a natively batched environment, all agents of a sub-environment must end in one step."""
     return violation(
         "copies",
         f"agents {gone} ended before the others",
@@ -418,7 +418,7 @@ class InvalidDataCheck:
     def check(
         self, sub_env: SubEnvironment, agents: Iterable[AgentID], observations: Mapping[AgentID, Any], rewards: Mapping
     ) -> None:
-        """Raises for what a copy gave: where environments are replaced, that must be before it is among good data."""
+        """Raises for invalid data: where environments are replaced, that must be before it is among good data."""
         for agent in agents:
             if agent not in observations:
                 continue

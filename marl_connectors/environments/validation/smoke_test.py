@@ -27,7 +27,7 @@ NUM_ENVS = 3
 """Of an environment that steps several in one call."""
 _NUM_STEPS = 20
 _RESET_AFTER = 2
-"""Steps after which one running copy is reset alone."""
+"""Steps after which one running sub-environment is reset alone."""
 
 
 class SmokeTest:
@@ -35,7 +35,7 @@ class SmokeTest:
 
     Attributes:
         info_masks: Of agents in whose infos there was an action mask, the first one.
-        step_times: Seconds that each step took. None are measured where several copies step in one call.
+        step_times: Seconds that each step took. None are measured where several sub-environments step in one call.
         reset_s: Seconds that the reset took.
     """
 
@@ -118,19 +118,19 @@ class SmokeTest:
             space.seed(int(self._rng.integers(2**31)))
         return random_action(space, allowed, self._rng)
 
-    # Several copies in one call.
+    # Several sub-environments in one call.
 
     def play_batched(self, env: BatchedEnv, *, twins: bool = False) -> None:
-        """Plays a natively batched environment; after two steps, one copy is reset while the others go on.
+        """Plays a natively batched environment; after two steps, one sub-environment is reset while the others go on.
 
         Args:
-            env: Three copies.
-            twins: Whether the first and the last copy get the same seed and actions, and must give the same until their
-                episode ends.
+            env: Three sub-environments.
+            twins: Whether the first and the last sub-environment get the same seed and actions, and must give the same
+                until their episode ends.
 
         Raises:
-            EnvError: For the first violation; also if some agents of a copy end before the others, or if resetting a
-                copy changes another one.
+            EnvError: For the first violation; also if some agents of a sub-environment end before the others, or if
+                resetting a sub-environment changes another one.
         """
         calls = BatchedCalls(env, self.name)
         observations = calls.reset([0, *range(1, env.num_envs - 1), 0 if twins else env.num_envs - 1], None)
@@ -174,7 +174,7 @@ class SmokeTest:
                 self._judge_rewards(sub_envs, agent, rewards[:, i], t)
 
     def _judge_observations(self, sub_envs: list[int], agent: AgentID, observations: Tree, t: int) -> None:
-        """Raises for an agent's observations, ``[B, ...]`` of some copies."""
+        """Raises for an agent's observations, ``[B, ...]`` of some sub-environments."""
         if not sub_envs:
             return
         space = self._agent_spaces(agent)[0]
@@ -241,7 +241,7 @@ def _reset(calls: BatchedCalls, name: str, observations: Tree, mask: np.ndarray)
 
 
 def _infos_after(infos: dict[str, np.ndarray], reset: np.ndarray, key: str) -> dict[str, np.ndarray]:
-    """The masks in infos after some copies were reset, which have none then: all is allowed there."""
+    """The masks in infos after some sub-environments were reset, which have none then: all is allowed there."""
     if key not in infos:
         return {}
     masks = np.array(infos[key])

@@ -22,7 +22,7 @@ from marl_connectors.typing import DEFAULT_AGENT_ID, AgentID, Tree
 
 
 class BatchedVectorEnv(VectorEnv):
-    """Copies that live in one environment and step in one call.
+    """Sub-environments that live in one environment and step in one call.
 
     What ``step`` gives are arrays, not lists, unless agents have unlike spaces.
 
@@ -36,7 +36,7 @@ class BatchedVectorEnv(VectorEnv):
         """Takes the environment.
 
         Raises:
-            EnvError: If it has no copies or agents.
+            EnvError: If it has no sub-environments or agents.
         """
         super().__init__([env] * env.num_envs, seed=seed)
         self.env = env
@@ -48,12 +48,12 @@ class BatchedVectorEnv(VectorEnv):
             sub_env.history.is_complete = False  # it cannot be replayed alone
 
     def reset_all(self) -> list[tuple[dict[AgentID, Any], dict[AgentID, dict]]]:
-        """Starts the next episode of every copy, in one call."""
+        """Starts the next episode of every sub-environment, in one call."""
         observations = self._reset_sub_envs(self.sub_envs, None)
         return [(self._calls.of_sub_env(observations, sub_env.index), {}) for sub_env in self.sub_envs]
 
     def reset(self, sub_env: SubEnvironment) -> tuple[dict[AgentID, Any], dict[AgentID, dict]]:
-        """Starts the copy's next episode."""
+        """Starts the sub-environment's next episode."""
         mask = np.arange(len(self.sub_envs)) == sub_env.index
         return self._calls.of_sub_env(self._reset_sub_envs([sub_env], mask), sub_env.index), {}
 
@@ -74,7 +74,7 @@ class BatchedVectorEnv(VectorEnv):
             raise self._placed(error, next(iter(sub_envs))) from error.__cause__
 
     def step(self, actions: Any) -> StepResult:
-        """Steps all copies, and resets those whose episode ended. Per copy: one addition, if nothing ends.
+        """Steps all, and resets those whose episode ended. Per sub-environment: one addition, if nothing ends.
 
         Args:
             actions: ``[num_envs * num_agents, ...]``, or a list of as many where agents have unlike spaces.
@@ -101,12 +101,12 @@ class BatchedVectorEnv(VectorEnv):
         return [(index, info) for index in np.flatnonzero(mask).tolist() if (info := self._info(given, index))]
 
     def _info(self, given: BatchedStep, index: int) -> dict[AgentID, dict]:
-        """Agent to info, of one copy in ``[num_envs, num_agents, ...]`` arrays by name."""
+        """Agent to info, of one sub-environment in ``[num_envs, num_agents, ...]`` arrays by name."""
         own = {name: values[index] for name, values in given.infos.items()}
         return {agent: {name: v[i] for name, v in own.items()} for i, agent in enumerate(self._agents)} if own else {}
 
     def _placed(self, error: EnvError, sub_env: SubEnvironment) -> EnvError:
-        """An error of all copies that also says where one of them was."""
+        """An error of all sub-environments that also says where one of them was."""
         where = f"{sub_env}, whose seed is {self.reset_seed(sub_env)}"
         return EnvError(f"{sentence(error)} That was at {where}; the run's seed is {self.seed}.")
 
@@ -129,7 +129,7 @@ class BatchedVectorEnv(VectorEnv):
         )
 
     def _end_sub_envs(self, result: StepResult, given: BatchedStep, over: np.ndarray) -> None:
-        """Resets the copies that are over, now or when somebody has looked at them."""
+        """Resets the sub-environments that are over, now or when somebody has looked at them."""
         assert result.ends is not None
         if self.resets_late:
             result.late = [(index, 0) for index in result.ends.indices]
@@ -138,7 +138,7 @@ class BatchedVectorEnv(VectorEnv):
             self._reset_over(result, over)
 
     def reset_over(self, result: StepResult) -> None:
-        """Resets the copies that a step left at the end of their episodes, in one call."""
+        """Resets the sub-environments that a step left at the end of their episodes, in one call."""
         over = np.zeros(len(self.sub_envs), bool)
         over[[index for index, _ in result.late]] = True
         self._reset_over(result, over)
@@ -151,7 +151,7 @@ class BatchedVectorEnv(VectorEnv):
     def replay(
         self, sub_env: SubEnvironment, episode_number: int, steps: Iterable[list[Any]], wanted: Collection[int]
     ) -> tuple[dict[AgentID, Any], dict[int, dict[AgentID, dict]]]:
-        """A copy cannot be replayed without the others."""
+        """A sub-environment cannot be replayed without the others."""
         raise not_repeatable(sub_env)
 
     def close(self) -> None:
@@ -160,13 +160,13 @@ class BatchedVectorEnv(VectorEnv):
 
 
 def gymnasium_vector_env(env: GymnasiumBatch, *, seed: int) -> GymnasiumVectorEnv:
-    """The copies, with rests where the VectorEnv resets copies in steps of their own."""
+    """The sub-environments, with rests where the VectorEnv resets them in steps of their own."""
     rests = env.autoreset_mode == NEXT_STEP and not env.resets_alone
     return (NextStepVectorEnv if rests else GymnasiumVectorEnv)(env, seed=seed)
 
 
 class GymnasiumVectorEnv(BatchedVectorEnv):
-    """Copies whose infos are dicts, of resets too, and that are reset when their episode is over.
+    """Sub-environments whose infos are dicts, of resets too, and that are reset when their episode is over.
 
     Attributes:
         env: The VectorEnv, as a natively batched environment.
@@ -176,12 +176,12 @@ class GymnasiumVectorEnv(BatchedVectorEnv):
 
     @property
     def envs(self) -> list[Any]:
-        """The copies, where the VectorEnv has them at hand (as a SyncVectorEnv); else the VectorEnv for each."""
+        """The environments, where the VectorEnv has them at hand (as a SyncVectorEnv); else the VectorEnv for each."""
         own = getattr(self.env.env.unwrapped, "envs", None)
         return [self.env.env] * self.num_envs if own is None else list(own)
 
     def reset_all(self) -> list[tuple[dict[AgentID, Any], dict[AgentID, dict]]]:
-        """Starts the next episode of every copy, in one call."""
+        """Starts the next episode of every sub-environment, in one call."""
         first = super().reset_all()
         return [(own, self._first_infos(index)) for index, (own, _) in enumerate(first)]
 
@@ -205,7 +205,7 @@ class GymnasiumVectorEnv(BatchedVectorEnv):
 
 
 class NextStepVectorEnv(GymnasiumVectorEnv):
-    """Copies that begin anew in the step after the one that ended their episode, and rest meanwhile.
+    """Sub-environments that begin anew in the step after the one that ended their episode, and rest meanwhile.
 
     That step is none of their episodes': whoever rests gets no action, gives nothing, and acts again once its first
     observation is there. Where all would rest, that step is taken at once.
@@ -214,10 +214,10 @@ class NextStepVectorEnv(GymnasiumVectorEnv):
     has_rests = True
 
     def step(self, actions: Any) -> StepResult:
-        """Steps all copies; those whose episode ended rest in the next step.
+        """Steps all sub-environments; those whose episode ended rest in the next step.
 
         Args:
-            actions: ``[B, ...]`` of the copies that do not rest.
+            actions: ``[B, ...]`` of the sub-environments that do not rest.
         """
         actions = np.asarray(actions)
         rested = np.array([sub_env.rests for sub_env in self.sub_envs])
@@ -258,7 +258,7 @@ class NextStepVectorEnv(GymnasiumVectorEnv):
             sub_env.rests = True
 
     def _begin_all(self, result: StepResult, actions: np.ndarray) -> Tree:
-        """Resets all copies, which have all ended; their first observations."""
+        """Resets all sub-environments, which have all ended; their first observations."""
         rested = np.ones(len(self.sub_envs), bool)
         given = self._calls.step(_for_all(actions, rested))
         self._check_rested(rested, given.over)

@@ -74,7 +74,7 @@ class EnvRestarts:
 
     Attributes:
         make_env: Makes one.
-        tolerance: Failures of one copy without a finished episode between them that do not stop the run.
+        tolerance: Failures of one sub-environment without a finished episode between them that do not stop the run.
         observation_space: Instead of the environments' own: a space, or ``{agent_id: space}``.
     """
 
@@ -85,11 +85,11 @@ class EnvRestarts:
 
 @dataclass(frozen=True, slots=True)
 class EnvFailure:
-    """What went wrong in a copy that goes on with another episode.
+    """What went wrong in a sub-environment that goes on with another episode.
 
     Attributes:
-        index: The copy's place.
-        message: Names the copy, its seed, episode and step.
+        index: The sub-environment's place.
+        message: Names the sub-environment, its seed, episode and step.
     """
 
     index: int

@@ -98,7 +98,7 @@ class ProcessHandle:
     """Starts, talks to and ends a worker process.
 
     Attributes:
-        copies: The copies that it steps, as this process knows them.
+        sub_envs: The sub-environments that it steps, as this process knows them.
         memory: What both processes share.
     """
 
@@ -166,25 +166,25 @@ class ProcessHandle:
             other.close()
 
     def finish_start(self) -> bool:
-        """Waits until the copies are made; whether they are turn-based.
+        """Waits until the sub-environments are made; whether they are turn-based.
 
         It may take 300 s, or as long as a step if that is more.
 
         Raises:
             WorkerLost: If the process ends, or takes longer.
-            EnvError: If a copy cannot be made.
+            EnvError: If a sub-environment cannot be made.
         """
         limit = None if self._timeout_s is None else max(self._timeout_s, _START_TIMEOUT_S)
         return self._receive(limit, " while it started")
 
     def send_step(self, actions: list[Any]) -> None:
-        """Tells it to step its copies, with an action for each agent."""
+        """Tells it to step its sub-environments, with an action for each agent."""
         self._num_acting = len(actions)
         left = self.memory.write_actions(acting_in(self.sub_envs), actions)
         self._send(Channel.STEP if left is None else pickle.dumps(("step", left)))
 
     def read_step(self, result: StepResult) -> StepResult:
-        """All of a step whose answer has come, once the copies know who acts next."""
+        """All of a step whose answer has come, once the sub-environments know who acts next."""
         num_rewards = self._num_acting if result.told is None else len(result.told)
         return self.memory.read_step(result, num_rewards, acting_in(self.sub_envs))
 
@@ -244,16 +244,16 @@ class ProcessHandle:
 
     @property
     def stop_timeout_s(self) -> float:
-        """How long it may take to close its copies and end."""
+        """How long it may take to close its sub-environments and end."""
         return CLOSE_TIMEOUT_S if self._timeout_s is None else min(self._timeout_s, CLOSE_TIMEOUT_S)
 
     def send_stop(self) -> None:
-        """Tells it to close its copies and end."""
+        """Tells it to close its sub-environments and end."""
         if self._process is not None and os.getpid() == self._owner:
             self._send(b"")
 
     def finish_stop(self, timeout_s: float) -> None:
-        """Waits until it has ended, or ends it; the log hears of a copy whose ``close()`` does not return."""
+        """Waits until it has ended, or ends it; the log hears of a ``close()`` that does not return."""
         if self._process is None or os.getpid() != self._owner:
             return
         self._process.join(timeout_s)

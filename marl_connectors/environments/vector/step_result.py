@@ -160,7 +160,7 @@ class EndsBuilder:
 
 
 def joined_states(states: Sequence[Tree | None]) -> Tree | None:
-    """``[N, ...]`` states of some copies; None if they were not asked for theirs."""
+    """``[N, ...]`` states of some sub-environments; None if they were not asked for theirs."""
     if not states or states[0] is None:
         return None
     return tree_map(lambda *parts: np.concatenate(parts), *states)

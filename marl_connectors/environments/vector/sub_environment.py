@@ -25,17 +25,17 @@ class Doing(IntEnum):
 
 
 class SubEnvironment:
-    """One copy of an environment, and where it is.
+    """One of the environments that are stepped together, and where it is.
 
     Attributes:
         env: A PettingZoo parallel environment, or one that behaves like it.
-        index: The copy's place among the copies.
+        index: Its place among the sub-environments, as ``env_index`` elsewhere.
         agents: Who acts next, in the order of all lists.
         episode_number: How many episodes were started, less one.
         t: Env steps since the reset.
         newest_actions: Those of the newest steps of the episode, which are not in ``history`` yet.
         expected: What its environment's agents are to observe, where that was asked for; see ``InvalidDataCheck``.
-        num_failures: How often the copy has failed since an episode was finished in it.
+        num_failures: How often the sub-environment has failed since an episode was finished in it.
         rests: Whether its next step only resets it, so that nobody acts in it; see NextStepVectorEnv.
         task: What ``get_task()`` of an environment with a curriculum gave before the newest reset; else None.
         state: What the environment's ``state()`` was after the newest reset or step, ``[1, ...]``; None where nobody

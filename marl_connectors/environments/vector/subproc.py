@@ -1,4 +1,4 @@
-"""Several copies of an environment, stepped by worker processes."""
+"""Sub-environments that are stepped by worker processes."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def make_vector_env(
     restarts: EnvRestarts | None = None,
     state_space: Space | None = None,
 ) -> VectorEnv:
-    """Copies of an environment, in this process or in worker processes.
+    """Sub-environments of one kind, in this process or in worker processes.
 
     Args:
-        make_env: Makes one copy: a PettingZoo parallel environment, or one that behaves like it.
-        num_envs: How many copies.
+        make_env: Makes one sub-environment: a PettingZoo parallel environment, or one that behaves like it.
+        num_envs: How many sub-environments.
         seed: The run's seed.
         num_workers: Over how many worker processes to spread them; 0 for none.
-        timeout_s: How long a worker may take for a step or a reset of its copies; None for any time.
+        timeout_s: How long a worker may take for a step or a reset of its sub-environments; None for any time.
         restarts: How to go on after failures; None to raise an error.
         state_space: That of the environments' ``state()``, if they are to be asked for it; else None.
 
@@ -82,13 +82,13 @@ def make_vector_env(
 def _check_possible(num_workers: int, restarts: EnvRestarts | None) -> None:
     if num_workers:
         raise ConfigError(
-            f"num_env_workers={num_workers}: the environment is natively batched, so all of its copies step in one "
-            f"call, in one process. Set num_env_workers=0, and num_envs_per_env_runner to the number of copies."
+            f"num_env_workers={num_workers}: the environment is natively batched, so all sub-environments step "
+            f"in one call, in one process. Set num_env_workers=0, and num_envs_per_env_runner to their number."
         )
     if restarts is not None:
         raise ConfigError(
             "restart_failed_sub_environments=True: the environment is natively batched, so a failure is one of all "
-            "copies, and none can be replaced alone. Set it to False."
+            "sub-environments, and none can be replaced alone. Set it to False."
         )
 
 
@@ -109,10 +109,11 @@ def _or_end_all(
 
 
 class WorkerVectorEnv(VectorEnv):
-    """A VectorEnv whose copies are in worker processes, an equal share in each.
+    """A VectorEnv whose sub-environments are in worker processes, an equal share in each.
 
-    What comes of a step is what would come of it in this process: each worker is a VectorEnv with some of the copies.
-    Actions, rewards and observations are in shared memory, whatever is out of the ordinary comes as a message.
+    What comes of a step is what would come of it in this process: each worker is a VectorEnv with some of the
+    sub-environments. Actions, rewards and observations are in shared memory, whatever is out of the ordinary comes as a
+    message.
 
     Attributes:
         workers: The workers.
@@ -129,11 +130,11 @@ class WorkerVectorEnv(VectorEnv):
         restarts: EnvRestarts | None = None,
         state_space: Space | None = None,
     ):
-        """Starts the workers and makes the copies; see ``make_vector_env``.
+        """Starts the workers and makes the sub-environments; see ``make_vector_env``.
 
         Raises:
             ConfigError: If ``make_env`` cannot be sent to another process.
-            EnvError: If a copy cannot be made.
+            EnvError: If a sub-environment cannot be made.
         """
         super().__init__([None] * num_envs, seed=seed, restarts=restarts, state_space=state_space)
         maker = packed_maker(make_env, num_workers)
@@ -172,7 +173,7 @@ class WorkerVectorEnv(VectorEnv):
 
     @_or_end_all
     def reset_all(self) -> _First:
-        """Starts the next episode of every copy."""
+        """Starts the next episode of every sub-environment."""
         if not self._are_up:
             self._start_all()
         first: _First = []
@@ -190,7 +191,7 @@ class WorkerVectorEnv(VectorEnv):
 
     @_or_end_all
     def step(self, actions: Any) -> StepResult:
-        """Steps all copies, and resets those whose episode ended; see VectorEnv. A hot path."""
+        """Steps all sub-environments, and resets those whose episode ended; see VectorEnv. A hot path."""
         self._send_steps(actions)
         results = []
         for worker in self.workers:
@@ -224,7 +225,7 @@ class WorkerVectorEnv(VectorEnv):
             worker.send_step(actions[first:end])
 
     def _take(self, reply: Reply) -> Reply:
-        """Takes over what a worker says of its copies."""
+        """Takes over what a worker says of its sub-environments."""
         self.failures += reply.failures
         for state in reply.states:
             sub_env = self.sub_envs[state.index]
@@ -235,7 +236,7 @@ class WorkerVectorEnv(VectorEnv):
     # Workers that are lost.
 
     def _replace_all(self, worker: ProcessHandle, loss: WorkerLost) -> StepResult:
-        """Begins other episodes in all copies of a lost worker."""
+        """Begins other episodes in all sub-environments of a lost worker."""
         result = StepResult([], [], told=[])
         if not self.turn_based:
             result.rewards, result.told = [0.0] * sum(len(sub_env.agents) for sub_env in worker.sub_envs), None
@@ -245,7 +246,7 @@ class WorkerVectorEnv(VectorEnv):
         return result
 
     def _restart(self, worker: ProcessHandle, loss: WorkerLost) -> _First:
-        """Starts a worker and new episodes in all of its copies, if the run may go on after a loss."""
+        """Starts a worker and new episodes in all of its sub-environments, if the run may go on after a loss."""
         while True:
             index, last_reset, episode_number, _ = worker.at
             sub_env = self.sub_envs[index]
@@ -266,7 +267,7 @@ class WorkerVectorEnv(VectorEnv):
         return EnvError(f"{self._who(sub_env)}: its worker process {loss}.{advice}")
 
     def _start_anew(self, worker: ProcessHandle, sub_env: SubEnvironment) -> None:
-        """Starts a worker until its environments are made; what fails meanwhile is counted as failures of ``copy``."""
+        """Starts a worker until its environments are made; what fails meanwhile counts as failures of ``sub_env``."""
         while True:
             worker.start()
             try:
@@ -305,7 +306,7 @@ class WorkerVectorEnv(VectorEnv):
     # The end.
 
     def close(self) -> None:
-        """Closes all copies, and ends the workers, those too whose copies do not close within some seconds."""
+        """Closes all sub-environments, and ends the workers, those too whose do not close within some seconds."""
         try:
             if self._are_up:
                 for worker in self.workers:

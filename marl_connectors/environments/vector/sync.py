@@ -1,4 +1,4 @@
-"""Several copies of an environment, stepped one after another in this process."""
+"""Sub-environments that are stepped one after another in this process."""
 
 from __future__ import annotations
 
@@ -55,24 +55,24 @@ from marl_connectors.typing import AgentID, Tree
 
 _NOTHING: Any = object()
 _LOOK_EVERY = 16
-"""So often a copy is asked for its agents, even if nothing in a step's dicts says that they have changed."""
+"""So often a sub-environment is asked for its agents, even if nothing in a step's dicts says that they have changed."""
 
 
 class VectorEnv:
-    """Copies of one environment. Every reset is seeded by (run seed, copy, episode), so any episode can be replayed.
+    """Sub-environments of one kind. Every reset is seeded by (run seed, ``env_index``, episode), so it can be replayed.
 
     Attributes:
-        copies: The copies.
+        sub_envs: The sub-environments.
         seed: The run's seed.
-        at: Four numbers, in an array where processes share them: the index of the copy that is at work, that of the one
-            reset last, its episode's number, and what the copy at work does, see ``Doing``. The first one is -1 once
-            all copies are closed.
-        failures: Of copies that went on with another episode; whoever reads them clears them.
+        at: Four numbers, in an array where processes share them: the index of the sub-environment that is at work, that
+            of the one reset last, its episode's number, and what the sub-environment at work does, see ``Doing``. The
+            first one is -1 once all sub-environments are closed.
+        failures: Of sub-environments that went on with another episode; whoever reads them clears them.
         turn_based: Whether agents act one after another: whoever has acted waits for its next turn.
-        is_batched: Whether actions, rewards and observations are arrays for all copies.
-        has_rests: Whether there are steps in which some copies do not act.
-        close_timeout_s: How long closing all copies may take, see ``close_env``.
-        resets_late: Whether copies whose episode ended wait for ``reset_over``, where that is possible.
+        is_batched: Whether actions, rewards and observations are arrays for all sub-environments.
+        has_rests: Whether there are steps in which some sub-environments do not act.
+        close_timeout_s: How long closing all sub-environments may take, see ``close_env``.
+        resets_late: Whether sub-environments whose episode ended wait for ``reset_over``, where that is possible.
     """
 
     turn_based = False
@@ -90,12 +90,12 @@ class VectorEnv:
         restarts: EnvRestarts | None = None,
         state_space: Space | None = None,
     ):
-        """Takes the copies.
+        """Takes the sub-environments.
 
         Args:
-            envs: One environment for each copy.
+            envs: One environment for each sub-environment.
             seed: The run's seed.
-            first_index: The place of the first of these copies among all copies of the run.
+            first_index: The place of the first of these sub-environments among all sub-environments of the run.
             restarts: How to go on after failures; None to raise an error.
             state_space: That of the environments' ``state()``, if they are to be asked for it; else None.
         """
@@ -111,12 +111,12 @@ class VectorEnv:
 
     @property
     def num_envs(self) -> int:
-        """How many copies."""
+        """How many sub-environments."""
         return len(self.sub_envs)
 
     @property
     def envs(self) -> list[Any]:
-        """The copies' environments, as the user made them."""
+        """The sub-environments' environments, as the user made them."""
         ours = (SingleAgentEnv, TurnBasedEnv)
         return [sub_env.env.env if isinstance(sub_env.env, ours) else sub_env.env for sub_env in self.sub_envs]
 
@@ -126,20 +126,20 @@ class VectorEnv:
         return self
 
     def states(self) -> Tree | None:
-        """``[num_envs, ...]`` the copies' states, as after their newest resets and steps; None if nobody wants them."""
+        """``[num_envs, ...]`` states, as after the newest resets and steps; None if nobody wants them."""
         return None if self._states is None else joined_states([sub_env.state for sub_env in self.sub_envs])
 
     def reset_seed(self, sub_env: SubEnvironment) -> int:
-        """The seed of the copy's current episode."""
+        """The seed of the sub-environment's current episode."""
         return derived_seed(self.seed, "env", sub_env.index, sub_env.episode_number)
 
     def reset_all(self) -> list[tuple[dict[AgentID, Any], dict[AgentID, dict]]]:
-        """Starts the next episode of every copy."""
+        """Starts the next episode of every sub-environment."""
         self._ends.clear()
         return [self.reset(sub_env) for sub_env in self.sub_envs]
 
     def reset(self, sub_env: SubEnvironment) -> tuple[dict[AgentID, Any], dict[AgentID, dict]]:
-        """Starts the copy's next episode: observations and infos by agent."""
+        """Starts the sub-environment's next episode: observations and infos by agent."""
         try:
             return self._begin(sub_env)
         except ENV_ERRORS as error:
@@ -231,7 +231,7 @@ class VectorEnv:
     # Steps.
 
     def step(self, actions: list[Any]) -> StepResult:
-        """Steps all copies, and resets those whose episode ended.
+        """Steps all sub-environments, and resets those whose episode ended.
 
         Args:
             actions: One for each agent, in the order of ``sub_envs`` and their ``agents``.
@@ -239,7 +239,7 @@ class VectorEnv:
         return self._step(self.sub_envs, actions)
 
     def _step(self, sub_envs: Sequence[SubEnvironment], actions: list[Any]) -> StepResult:
-        """A hot path: a copy in which nothing out of the ordinary happened costs a handful of C calls."""
+        """A hot path: a sub-environment in which nothing out of the ordinary happened costs a handful of C calls."""
         rewards: list[Any] = []
         observations: list[Any] = []
         result = StepResult(rewards, observations)
@@ -291,7 +291,7 @@ class VectorEnv:
         return EnvError(f"{sub_env}: {why}") if why else error
 
     def _replace(self, sub_env: SubEnvironment, t: int, error: BaseException, result: StepResult) -> None:
-        """Begins another episode in a copy that failed after ``t`` steps, if the run may go on."""
+        """Begins another episode in a sub-environment that failed after ``t`` steps, if the run may go on."""
         self._failed(sub_env, error)
         result.events.append(Event(sub_env.index, t, is_over=True, is_dropped=True))
         add_observed(result, sub_env, *self._begin_anew(sub_env))
@@ -340,7 +340,7 @@ class VectorEnv:
             self._end(sub_env, result)
 
     def _end(self, sub_env: SubEnvironment, result: StepResult) -> None:
-        """Resets a copy whose episode is over, now or when somebody has looked at it."""
+        """Resets a sub-environment whose episode is over, now or when somebody has looked at it."""
         sub_env.num_failures = 0
         if self.resets_late:
             result.late.append((sub_env.index, len(result.observations)))
@@ -348,7 +348,7 @@ class VectorEnv:
             add_observed(result, sub_env, *self.reset(sub_env))
 
     def reset_over(self, result: StepResult) -> None:
-        """Resets the copies that a step left as they were at the end of their episodes, and completes the step."""
+        """Resets those that a step left as they were at the end of their episodes, and completes the step."""
         given, result.observations, begin = result.observations, [], 0
         for index, place in result.late:
             result.observations += given[begin:place]
@@ -369,10 +369,10 @@ class VectorEnv:
     def replay(
         self, sub_env: SubEnvironment, episode_number: int, steps: Iterable[list[Any]], wanted: Collection[int]
     ) -> tuple[dict[AgentID, Any], dict[int, dict[AgentID, dict]]]:
-        """Brings a copy to where an episode stood: resets it with that episode's seed and repeats the actions.
+        """Brings one to where an episode stood: resets it with that episode's seed and repeats the actions.
 
         Args:
-            copy: Which.
+            sub_env: Which.
             episode_number: Of the episode.
             steps: The actions of all agents, step by step.
             wanted: Env steps whose infos are wanted.
@@ -397,11 +397,11 @@ class VectorEnv:
         return newest, infos_at
 
     def _newest(self, sub_env: SubEnvironment, newest: dict[AgentID, Any], result: StepResult) -> dict[AgentID, Any]:
-        """The newest observations of all agents that have not ended, after a step of one copy."""
+        """The newest observations of all agents that have not ended, after a step of one sub-environment."""
         return dict(zip(sub_env.agents, result.observations, strict=True))
 
     def close(self) -> None:
-        """Closes all copies. Those whose turn comes after the time is used up have a moment only."""
+        """Closes all sub-environments. Those whose turn comes after the time is used up have a moment only."""
         begin = time.monotonic()
         for sub_env in self.sub_envs:
             self.at[0], self.at[3] = sub_env.index, Doing.CLOSE
@@ -415,7 +415,7 @@ class VectorEnv:
 def add_observed(
     result: StepResult, sub_env: SubEnvironment, observations: dict[AgentID, Any], infos: dict[AgentID, dict]
 ) -> None:
-    """Adds to a result what those observe that act next in a copy."""
+    """Adds to a result what those observe that act next in a sub-environment."""
     result.observations += [observations[agent] for agent in sub_env.agents]
     own = {agent: infos[agent] for agent in sub_env.agents if agent in infos}
     if own:
@@ -427,7 +427,7 @@ def _copied(observation: Any) -> Any:
 
 
 class EnvStates:
-    """Asks copies for their ``state()``, after each reset and step.
+    """Asks sub-environments for their ``state()``, after each reset and step.
 
     A state is kept as a tree of arrays with a leading axis of 1, and shares nothing with the environment.
     """
@@ -438,7 +438,7 @@ class EnvStates:
         self._shapes = [leaf.shape for leaf in leaves(spaces.zeros(space, 1))]
 
     def note(self, sub_env: SubEnvironment) -> None:
-        """Keeps the copy's state of now.
+        """Keeps the sub-environment's state of now.
 
         Raises:
             EnvError: If there is none, or one that does not fit the space; bounds do not matter.
@@ -466,18 +466,18 @@ def _is_finite(values: np.ndarray) -> bool:
 
 
 class TurnBasedVectorEnv(VectorEnv):
-    """Copies of one TurnBasedEnv. A copy's ``agents`` are those that act next: one of them, or nobody."""
+    """Sub-environments that take turns. The ``agents`` of one are those that act next: one of them, or nobody."""
 
     turn_based = True
 
     def __init__(self, envs: Sequence[TurnBasedEnv], **settings: Any):
-        """Takes the copies; see VectorEnv."""
+        """Takes the sub-environments; see VectorEnv."""
         super().__init__(envs, **settings)
         self._paid_by_reset: dict[int, dict[AgentID, float]] = {}
-        self._known: dict[int, set[AgentID]] = {}  # by copy, who has had a turn and has not ended
+        self._known: dict[int, set[AgentID]] = {}  # by sub-environment, who has had a turn and has not ended
 
     def _begin(self, sub_env: SubEnvironment) -> tuple[dict[AgentID, Any], dict[AgentID, dict]]:
-        """Starts the copy's next episode: observation and info of the agent that acts first."""
+        """Starts the sub-environment's next episode: observation and info of the agent that acts first."""
         try:
             observations, infos = self._reset(sub_env)
         except EnvError as error:

@@ -63,7 +63,7 @@ def _can_be_sent(part: Any) -> bool:
 
 
 class SubEnvironmentState(NamedTuple):
-    """What the other process must know of a copy in which something out of the ordinary happened."""
+    """What the other process must know of a sub-environment in which something out of the ordinary happened."""
 
     index: int
     agents: list[AgentID]
@@ -73,7 +73,7 @@ class SubEnvironmentState(NamedTuple):
 
     @classmethod
     def of(cls, sub_env: SubEnvironment) -> SubEnvironmentState:
-        """A copy's, now."""
+        """A sub-environment's, now."""
         return cls(sub_env.index, sub_env.agents, sub_env.t, sub_env.episode_number, sub_env.num_failures)
 
 
@@ -83,8 +83,8 @@ class Reply:
 
     Attributes:
         result: What was asked for. Of a step, what is not in shared memory.
-        states: Of copies in which agents or episodes changed.
-        failures: Of copies that went on with another episode.
+        states: Of sub-environments in which agents or episodes changed.
+        failures: Of sub-environments that went on with another episode.
     """
 
     result: Any
@@ -101,7 +101,7 @@ def spaces_of(make_env: Callable[..., Any]) -> AgentSpaces:
 
 
 def acting_in(sub_envs: Iterable[SubEnvironment]) -> list[AgentID]:
-    """Who acts next in some copies."""
+    """Who acts next in some sub-environments."""
     return [agent for sub_env in sub_envs for agent in sub_env.agents]
 
 
@@ -111,7 +111,7 @@ class WorkerTask:
 
     Attributes:
         maker: A pickled function that makes environments.
-        first_index: Of its copies.
+        first_index: Of its sub-environments.
         num_envs: How many it has.
         tolerance: As ``EnvRestarts.tolerance``; None to let every failure stop the run.
         observation_space: As in ``EnvRestarts``.
@@ -214,10 +214,10 @@ class WorkerError(NamedTuple):
 
 
 class EnvServer:
-    """The copies of a worker, with what it takes to answer for them."""
+    """The sub-environments of a worker, with what it takes to answer for them."""
 
     def __init__(self, task: WorkerTask):
-        """Makes the copies."""
+        """Makes the sub-environments."""
         try:
             make_env = pickle.loads(task.maker)
         except Exception as error:
