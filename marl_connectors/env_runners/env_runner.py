@@ -193,8 +193,8 @@ class EnvRunner:
                 sub-environments reaches them: with 8 sub-environments, 10 are 16, two of each. Sub-environments that
                 rest in a step (VectorEnvs with ``NEXT_STEP``) are not counted in it; then it need not be a multiple. 0
                 is allowed, and gives an empty list.
-            num_episodes: Exactly so many whole episodes: the first ones of each sub-environment, the same number from each (or
-                one less, from the last ones). So short episodes are not preferred; the sample is as long as the
+            num_episodes: Exactly so many whole episodes: the first ones of each sub-environment, as many from each
+                (or one less, from the last ones). So short episodes are not preferred; the sample is as long as the
                 slowest sub-environment, and what the others play meanwhile is dropped. Resets the sub-environments
                 first, and the next sample too.
             explore: Overrides the runner's setting, for this sample.
