@@ -115,6 +115,11 @@ class VectorEnv:
         return len(self.sub_envs)
 
     @property
+    def copies(self) -> list[SubEnvironment]:
+        """What ``sub_envs`` was called in earlier versions."""
+        return self.sub_envs
+
+    @property
     def envs(self) -> list[Any]:
         """The sub-environments' environments, as the user made them."""
         ours = (SingleAgentEnv, TurnBasedEnv)
