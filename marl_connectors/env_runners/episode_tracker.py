@@ -17,13 +17,12 @@ from marl_connectors.env_runners.done_episodes import DoneEpisode, Episode
 from marl_connectors.env_runners.episode_metrics import EpisodeTally, Tally, joint_tallies
 from marl_connectors.env_runners.lane_table import Lane, LaneGroup, LanesOfEnvs, LaneTable, LiveViews
 from marl_connectors.env_runners.plain_data import storable
-from marl_connectors.environments.action_history import ActionHistory
-from marl_connectors.environments.env_copy import EnvCopy, not_repeatable, task_of, with_tasks
-from marl_connectors.environments.env_failures import FailureCounts
-from marl_connectors.environments.env_states import joined_states
-from marl_connectors.environments.garbage_pauses import without_collections
-from marl_connectors.environments.step_result import EpisodeEnds, Event, StepResult
-from marl_connectors.environments.vector_env import VectorEnv
+from marl_connectors.environments.vector.failures import FailureCounts
+from marl_connectors.environments.vector.garbage_pauses import without_collections
+from marl_connectors.environments.vector.replay import ActionHistory
+from marl_connectors.environments.vector.step_result import EpisodeEnds, Event, StepResult, joined_states
+from marl_connectors.environments.vector.sub_environment import SubEnvironment, not_repeatable, task_of, with_tasks
+from marl_connectors.environments.vector.sync import VectorEnv
 from marl_connectors.episodes.agent_views import AgentChunk, EndedViews, agent_episode_id
 from marl_connectors.episodes.column_batch import ColumnGroup
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
@@ -86,7 +85,7 @@ class EpisodeTracker:
             action_spaces: By agent, as the env-to-module pipeline has changed them.
             observation_spaces: Likewise, where agents may be mapped to modules that were built for others.
         """
-        num_envs = len(vector_env.copies)
+        num_envs = len(vector_env.sub_envs)
         self.lanes = LaneTable(num_envs, agent_spaces, rl_module, lookback)
         self.done: list[DoneEpisode] = []
         self.lost = FailureCounts()
@@ -112,8 +111,8 @@ class EpisodeTracker:
         """The episodes whose agents act next."""
         if not (self._vector_env.turn_based or self._vector_env.has_rests):
             return self.ongoing
-        copies = self._vector_env.copies
-        return [e for e, copy in zip(self.ongoing, copies, strict=True) if copy.agents and not copy.rests]
+        sub_envs = self._vector_env.sub_envs
+        return [e for e, sub_env in zip(self.ongoing, sub_envs, strict=True) if sub_env.agents and not sub_env.rests]
 
     def in_rollouts(self) -> list[tuple[int, Episode]]:
         """All episodes with rows in the rollouts, those that ended before the others, with their sub-environments."""
@@ -150,8 +149,8 @@ class EpisodeTracker:
     def sync(self) -> None:
         """Tells the multi-agent episodes what env step they are at."""
         if not self._single_agent:
-            for episode, copy in zip(self.ongoing, self._vector_env.copies, strict=True):
-                episode.env_t = copy.t  # type: ignore[union-attr]
+            for episode, sub_env in zip(self.ongoing, self._vector_env.sub_envs, strict=True):
+                episode.env_t = sub_env.t  # type: ignore[union-attr]
 
     def set_policy_mapping_fn(self, policy_mapping_fn: Callable[..., ModuleID]) -> None:
         """For episodes that begin from now on."""
@@ -162,36 +161,36 @@ class EpisodeTracker:
     @without_collections
     def reset(self) -> None:
         """Starts a new episode in every sub-environment, dropping what goes on."""
-        copies = self._vector_env.copies
+        sub_envs = self._vector_env.sub_envs
         if self.callbacks is not None:
-            self.callbacks.create(copies)
+            self.callbacks.create(sub_envs)
         first = self._vector_env.reset_all()
         self.begin_all()
-        given = list(zip(copies, first, strict=True))
-        observations = [own[agent] for copy, (own, _) in given for agent in copy.agents]
-        self.observe(StepResult([], observations, [(copy.index, infos) for copy, (_, infos) in given]))
+        given = list(zip(sub_envs, first, strict=True))
+        observations = [own[agent] for sub_env, (own, _) in given for agent in sub_env.agents]
+        self.observe(StepResult([], observations, [(sub_env.index, infos) for sub_env, (_, infos) in given]))
 
     def begin_all(self) -> None:
         """Begins an episode in every sub-environment, all of which have been reset, but for what agents observe."""
-        copies = self._vector_env.copies
+        sub_envs = self._vector_env.sub_envs
         self.done = []
         self._modules.forget()
         self.lanes.clear()
-        begun = [self._mapped(copy) for copy in copies]
+        begun = [self._mapped(sub_env) for sub_env in sub_envs]
         self.lanes.open_all([modules for _, modules in begun])
-        self.ongoing[:] = [self._begin_episode(copy, *own) for copy, own in zip(copies, begun, strict=True)]
+        self.ongoing[:] = [self._begin_episode(sub_env, *own) for sub_env, own in zip(sub_envs, begun, strict=True)]
         self.arrange()
 
-    def _mapped(self, copy: EnvCopy) -> tuple[MultiAgentEpisode | None, _Modules]:
+    def _mapped(self, sub_env: SubEnvironment) -> tuple[MultiAgentEpisode | None, _Modules]:
         """The next episode of a sub-environment, without agents (None for a single one), and its agents' modules."""
         if self._single_agent:
-            return None, dict.fromkeys(copy.agents, DEFAULT_MODULE_ID)
+            return None, dict.fromkeys(sub_env.agents, DEFAULT_MODULE_ID)
         episode: Any = (
-            self.empty_episode(f"{copy.index}-{copy.episode_number}")
+            self.empty_episode(f"{sub_env.index}-{sub_env.episode_number}")
             if self.callbacks is None
-            else self.callbacks.take_created(copy)
+            else self.callbacks.take_created(sub_env)
         )
-        return episode, self._modules.of_agents(episode, copy.agents)
+        return episode, self._modules.of_agents(episode, sub_env.agents)
 
     def empty_episode(self, id_: EpisodeID) -> Episode:
         """An episode that has not begun."""
@@ -201,9 +200,9 @@ class EpisodeTracker:
             id_, {}, env_t_started=0, env_t=0, agent_to_module_mapping_fn=self._modules.mapping
         )
 
-    def _begin_episode(self, copy: EnvCopy, episode: MultiAgentEpisode | None, modules: _Modules) -> Episode:
+    def _begin_episode(self, sub_env: SubEnvironment, episode: MultiAgentEpisode | None, modules: _Modules) -> Episode:
         """Lets the agents begin, in new lanes, or in those that they have."""
-        index = copy.index
+        index = sub_env.index
         lanes = self.lanes.by_env[index]
         self._tallies[index] = EpisodeTally()
         self._begun[index] = modules
@@ -220,10 +219,10 @@ class EpisodeTracker:
         lanes = self.lanes.by_env[index]
         if episode is None:
             (lane,) = lanes.values()
-            copy = self._vector_env.copies[index]
-            view = lane.view(f"{index}-{copy.episode_number}")
+            sub_env = self._vector_env.sub_envs[index]
+            view = lane.view(f"{index}-{sub_env.episode_number}")
             if self.callbacks is not None:
-                lane.episode = self.callbacks.take_created(copy)
+                lane.episode = self.callbacks.take_created(sub_env)
                 lane.episode.go_on_in(view)
             return lane.episode
         episode.let_be_views(LiveViews.of(lanes))
@@ -341,7 +340,7 @@ class EpisodeTracker:
 
     def set_clocks(self) -> None:
         """Tells the lanes at which env steps they are, after episodes have begun."""
-        self.lanes.set_clocks(np.array([copy.t for copy in self._vector_env.copies]))
+        self.lanes.set_clocks(np.array([sub_env.t for sub_env in self._vector_env.sub_envs]))
 
     # Ends.
 
@@ -363,10 +362,10 @@ class EpisodeTracker:
                 self.done[num_done:] = sorted(self.done[num_done:], key=attrgetter("env_index"))
         for event in result.events:
             if event.is_over:
-                rearranged |= self._begin_after(self._vector_env.copies[event.index])
+                rearranged |= self._begin_after(self._vector_env.sub_envs[event.index])
         if self._vector_env.has_rests:
             for index in {*result.over, *(event.index for event in result.events)}:
-                rearranged |= self.lanes.set_rest(index, self._vector_env.copies[index].rests)
+                rearranged |= self.lanes.set_rest(index, self._vector_env.sub_envs[index].rests)
         return rearranged
 
     def _end_together(self, ends: EpisodeEnds, result: StepResult) -> None:
@@ -422,8 +421,8 @@ class EpisodeTracker:
         """Begins the next episodes: without a look at the lanes where agents and modules are the same as before."""
         rearranged, again, known = False, [], None
         for index in indices:
-            copy = self._vector_env.copies[index]
-            episode, modules = self._mapped(copy)
+            sub_env = self._vector_env.sub_envs[index]
+            episode, modules = self._mapped(sub_env)
             if modules is not known and self.lanes.know(modules.values()):
                 known = modules
             is_same = modules == self._begun[index] and list(modules) == list(self.lanes.by_env[index])
@@ -432,7 +431,7 @@ class EpisodeTracker:
                 self._tallies[index] = EpisodeTally()
                 self.ongoing[index] = episode  # type: ignore[assignment]
             else:
-                rearranged |= self._begin_after(copy, (episode, modules))
+                rearranged |= self._begin_after(sub_env, (episode, modules))
         if again:
             for group, _, numbers in self.lanes.of_envs(again).by_group:
                 group.begin_again(numbers)
@@ -440,28 +439,30 @@ class EpisodeTracker:
             self.ongoing[index] = self._of_lanes(index, self.ongoing[index])  # type: ignore[arg-type]
         return rearranged
 
-    def _begin_after(self, copy: EnvCopy, begun: tuple[MultiAgentEpisode | None, _Modules] | None = None) -> bool:
+    def _begin_after(
+        self, sub_env: SubEnvironment, begun: tuple[MultiAgentEpisode | None, _Modules] | None = None
+    ) -> bool:
         """Begins the next episode after one that has ended; True if lanes came or went, or changed their module.
 
         Args:
-            copy: The sub-environment.
+            sub_env: The sub-environment.
             begun: What ``_mapped`` gave, if it was called already.
         """
-        lanes = self.lanes.by_env[copy.index]
+        lanes = self.lanes.by_env[sub_env.index]
         before = {agent_id: lane.module_id for agent_id, lane in lanes.items()}
-        episode, modules = begun or self._mapped(copy)
-        fit = self.lanes.fit(copy.index, modules)
+        episode, modules = begun or self._mapped(sub_env)
+        fit = self.lanes.fit(sub_env.index, modules)
         if fit:
             for lane in lanes.values():
                 lane.group.skip_row(lane)
         else:
-            self.lanes.close(copy.index, list(lanes))
-        self.ongoing[copy.index] = self._begin_episode(copy, episode, modules)
+            self.lanes.close(sub_env.index, list(lanes))
+        self.ongoing[sub_env.index] = self._begin_episode(sub_env, episode, modules)
         return not fit or modules != before
 
     def _follow_event(self, event: Event, observed: set[Lane], result: StepResult) -> bool:
         """Ends what one sub-environment reports; True if lanes were opened or closed."""
-        copy, lanes = self._vector_env.copies[event.index], self.lanes.by_env[event.index]
+        sub_env, lanes = self._vector_env.sub_envs[event.index], self.lanes.by_env[event.index]
         if event.begins:
             return False
         if event.is_dropped:
@@ -478,8 +479,8 @@ class EpisodeTracker:
         self.lanes.close(event.index, leaving)
         episode = self.ongoing[event.index]
         assert isinstance(episode, MultiAgentEpisode)
-        episode.env_t = copy.t
-        for agent_id in copy.agents:
+        episode.env_t = sub_env.t
+        for agent_id in sub_env.agents:
             if agent_id not in lanes:
                 self._begin_agent(episode, event.index, agent_id)
         return True
@@ -584,30 +585,30 @@ class EpisodeTracker:
             group.restart(num_rows)
         for group, numbers, last_rows, returns in own:
             group.continue_episodes(numbers, last_rows, returns)
-        for copy, begin in zip(self._vector_env.copies, lanes.begins.tolist(), strict=True):
-            copy.pack_history(at_least=_PACK_AFTER)
-            former = self.ongoing[copy.index]
+        for sub_env, begin in zip(self._vector_env.sub_envs, lanes.begins.tolist(), strict=True):
+            sub_env.pack_history(at_least=_PACK_AFTER)
+            former = self.ongoing[sub_env.index]
             was_asked_for = not isinstance(former, MultiAgentEpisode) or former.agent_views is None
-            self._freeze(copy.index, EndedViews(ended, begin, tuple(self.lanes.by_env[copy.index])))
+            self._freeze(sub_env.index, EndedViews(ended, begin, tuple(self.lanes.by_env[sub_env.index])))
             if was_asked_for:
-                for lane in self.lanes.by_env[copy.index].values():
+                for lane in self.lanes.by_env[sub_env.index].values():
                     lane.continue_episode()
-            successor = self._continued_episode(copy, former.id_, was_asked_for)
+            successor = self._continued_episode(sub_env, former.id_, was_asked_for)
             if isinstance(successor, MultiAgentEpisode):
                 successor.remember_from(former)  # type: ignore[arg-type]
-            self.ongoing[copy.index] = successor
+            self.ongoing[sub_env.index] = successor
         return chunks
 
-    def _continued_episode(self, copy: EnvCopy, id_: str, with_views: bool) -> Episode:
+    def _continued_episode(self, sub_env: SubEnvironment, id_: str, with_views: bool) -> Episode:
         """A chunk that goes on where the lanes stand, which have views of their own, or not yet."""
-        lanes = self.lanes.by_env[copy.index]
+        lanes = self.lanes.by_env[sub_env.index]
         if self._single_agent:
             return next(iter(lanes.values())).episode
         episode = MultiAgentEpisode.from_agent_episodes(
             id_,
             {agent_id: lane.episode for agent_id, lane in lanes.items()} if with_views else {},
-            env_t_started=copy.t,
-            env_t=copy.t,
+            env_t_started=sub_env.t,
+            env_t=sub_env.t,
             agent_to_module_mapping_fn=self._modules.mapping,
         )
         if not with_views:
@@ -638,7 +639,7 @@ class EpisodeTracker:
     @property
     def can_be_replayed(self) -> bool:
         """Whether the actions of all ongoing episodes are known."""
-        return all(copy.pack_history().is_complete for copy in self._vector_env.copies)
+        return all(sub_env.pack_history().is_complete for sub_env in self._vector_env.sub_envs)
 
     def get_state(self) -> dict[str, Any] | None:
         """The ongoing episodes, right after a cut; None if one of them is too long to be replayed.
@@ -646,19 +647,19 @@ class EpisodeTracker:
         Raises:
             EpisodeError: If custom data hold what no file can.
         """
-        copies = self._vector_env.copies
+        sub_envs = self._vector_env.sub_envs
         if not self.can_be_replayed:
             return None
         return {
             "copies": [
                 {
-                    "number": copy.episode_number,
-                    "actions": copy.history.get_state(),
+                    "number": sub_env.episode_number,
+                    "actions": sub_env.history.get_state(),
                     "memory": _memory_of(episode),
                     "tally": tally.get_state(),
-                    "tasks": _tasks_of(copy),
+                    "tasks": _tasks_of(sub_env),
                 }
-                for copy, episode, tally in zip(copies, self.ongoing, self._tallies, strict=True)
+                for sub_env, episode, tally in zip(sub_envs, self.ongoing, self._tallies, strict=True)
             ],
             "observed": self._observed,
             "groups": [
@@ -712,15 +713,15 @@ class EpisodeTracker:
             group.note_carried()
         restored = [(self._restore_lane(own), own) for own in state["lanes"]]
         self.ongoing.clear()
-        for copy, own in zip(self._vector_env.copies, state["copies"], strict=True):
-            copy.episode_number = own["number"]
+        for sub_env, own in zip(self._vector_env.sub_envs, state["copies"], strict=True):
+            sub_env.episode_number = own["number"]
             at_reset, now = own.get("tasks", (None, None))
-            _set_task(copy, at_reset)
-            self._replay(copy, own["actions"], [pair for pair in restored if pair[0].env_index == copy.index])
-            _set_task(copy, now)
-            self._tallies[copy.index] = EpisodeTally.from_state(own["tally"])
-            self._begun[copy.index] = {a: lane.module_id for a, lane in self.lanes.by_env[copy.index].items()}
-            episode = self._continued_episode(copy, f"{copy.index}-{copy.episode_number}", with_views=True)
+            _set_task(sub_env, at_reset)
+            self._replay(sub_env, own["actions"], [pair for pair in restored if pair[0].env_index == sub_env.index])
+            _set_task(sub_env, now)
+            self._tallies[sub_env.index] = EpisodeTally.from_state(own["tally"])
+            self._begun[sub_env.index] = {a: lane.module_id for a, lane in self.lanes.by_env[sub_env.index].items()}
+            episode = self._continued_episode(sub_env, f"{sub_env.index}-{sub_env.episode_number}", with_views=True)
             _remember(episode, own["memory"])
             self.ongoing.append(episode)
 
@@ -734,8 +735,10 @@ class EpisodeTracker:
         lane.episode.custom_data.update(decode(own["custom_data"]))
         return lane
 
-    def _replay(self, copy: EnvCopy, actions: Mapping[str, Any], lanes: list[tuple[Lane, Mapping[str, Any]]]) -> None:
-        """Brings a copy to where its lanes are, and gives these their infos."""
+    def _replay(
+        self, sub_env: SubEnvironment, actions: Mapping[str, Any], lanes: list[tuple[Lane, Mapping[str, Any]]]
+    ) -> None:
+        """Brings a sub-environment to where its lanes are, and gives these their infos."""
         observed_at = [[int(t) for t in lane.storage.column(Columns.T)] for lane, _ in lanes]
         unknown = {
             t
@@ -744,9 +747,9 @@ class EpisodeTracker:
             if info is None
         }
         steps = ActionHistory.from_state(actions)
-        observations, infos_at = self._vector_env.replay(copy, copy.episode_number, steps, unknown)
+        observations, infos_at = self._vector_env.replay(sub_env, sub_env.episode_number, steps, unknown)
         if list(observations) != [lane.agent_id for lane, _ in lanes]:
-            raise not_repeatable(copy)
+            raise not_repeatable(sub_env)
         for times, (lane, own) in zip(observed_at, lanes, strict=True):
             rollout, first_row = lane.group.rollout, lane.storage.first_row
             if self._observed is None:
@@ -756,7 +759,7 @@ class EpisodeTracker:
                 observed = take(self._observed[lane.group.index], slice(own["row"], own["row"] + 1))
             replayed = spaces.stack([observations[lane.agent_id]], rollout.observation_space)
             if not all(map(np.array_equal, leaves(observed), leaves(replayed))):
-                raise not_repeatable(copy, lane.agent_id)
+                raise not_repeatable(sub_env, lane.agent_id)
             for row, (t, saved) in enumerate(zip(times, own["infos"], strict=True), first_row):
                 info = infos_at[t].get(lane.agent_id) if saved is None else decode(saved)
                 if info:
@@ -786,13 +789,13 @@ def _remember(episode: Episode, memory: Mapping[str, Any]) -> None:
         episode._truncated_before = memory["any_truncated"]
 
 
-def _tasks_of(copy: EnvCopy) -> list[Any]:
+def _tasks_of(sub_env: SubEnvironment) -> list[Any]:
     """Of an environment with a curriculum: its task at the newest reset, and now."""
-    return [encode(task, f"get_task() of {copy}") for task in (copy.task, task_of(copy.env))]
+    return [encode(task, f"get_task() of {sub_env}") for task in (sub_env.task, task_of(sub_env.env))]
 
 
-def _set_task(copy: EnvCopy, task: Any) -> None:
-    settable = with_tasks(copy.env)
+def _set_task(sub_env: SubEnvironment, task: Any) -> None:
+    settable = with_tasks(sub_env.env)
     if settable is not None and task is not None:
         settable.set_task(decode(task))
 

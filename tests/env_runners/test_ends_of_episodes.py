@@ -13,7 +13,7 @@ from scripted_envs import LifeEnv, ScriptEnv, Step, small_config
 
 from marl_connectors import Callbacks, ConnectorV2, EnvError, MappingError
 from marl_connectors.env_runners.episode_tracker import EpisodeTracker
-from marl_connectors.environments.step_result import Event
+from marl_connectors.environments.vector.step_result import Event
 from marl_connectors.episodes.rollout import Rollout
 
 LIVES = {"agents": "abc", "die": 0.0, "max_steps": 7}
@@ -220,7 +220,7 @@ def test_a_module_that_is_gone_is_missed_in_the_next_episode():
     runner.sample(num_timesteps=3)
     runner.rl_module.remove_module("default_policy")
     with pytest.raises(MappingError, match="default_policy"):
-        runner._episodes._mapped(runner.vector_env.copies[0])
+        runner._episodes._mapped(runner.vector_env.sub_envs[0])
 
 
 def test_a_mapping_function_is_asked_once_for_each_agent_and_episode():

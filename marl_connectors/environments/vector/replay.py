@@ -25,7 +25,7 @@ _TREES = 128
 
 
 class ActionHistory:
-    """Steps of one environment copy, each with the actions of all agents that acted, in their order.
+    """Steps of one sub-environment, each with the actions of all agents that acted, in their order.
 
     Actions are numbers of Python's or numpy's, arrays, or dicts and tuples of them, of any number of kinds, and come
     back as they were.
