@@ -18,7 +18,7 @@ from marl_connectors.env_runners.episode_metrics import EpisodeTally, Tally, joi
 from marl_connectors.env_runners.lane_table import Lane, LaneGroup, LanesOfEnvs, LaneTable, LiveViews
 from marl_connectors.env_runners.plain_data import storable
 from marl_connectors.environments.action_history import ActionHistory
-from marl_connectors.environments.env_copy import EnvCopy, not_repeatable, task_of, with_tasks
+from marl_connectors.environments.env_copy import EnvCopy, not_repeatable
 from marl_connectors.environments.env_failures import FailureCounts
 from marl_connectors.environments.env_states import joined_states
 from marl_connectors.environments.garbage_pauses import without_collections
@@ -797,13 +797,13 @@ def _remember(episode: Episode, memory: Mapping[str, Any]) -> None:
 
 def _tasks_of(copy: EnvCopy) -> list[Any]:
     """Of an environment with a curriculum: its task at the newest reset, and now."""
-    return [encode(task, f"get_task() of {copy}") for task in (copy.task, task_of(copy.env))]
+    now = None if copy.settable is None else copy.settable.get_task()
+    return [encode(task, f"get_task() of {copy}") for task in (copy.task, now)]
 
 
 def _set_task(copy: EnvCopy, task: Any) -> None:
-    settable = with_tasks(copy.env)
-    if settable is not None and task is not None:
-        settable.set_task(decode(task))
+    if copy.settable is not None and task is not None:
+        copy.settable.set_task(decode(task))
 
 
 def _notes(episode: Episode) -> Any:

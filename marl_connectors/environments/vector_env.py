@@ -17,7 +17,6 @@ from marl_connectors.environments.env_copy import (
     EnvCopy,
     copied_infos,
     not_repeatable,
-    task_of,
     uncredited_rewards,
 )
 from marl_connectors.environments.env_failures import (
@@ -153,7 +152,7 @@ class VectorEnv:
 
     def _reset(self, copy: EnvCopy) -> tuple[dict[AgentID, Any], dict[AgentID, dict]]:
         copy.episode_number += 1
-        copy.task = task_of(copy.env)
+        copy.task = None if copy.settable is None else copy.settable.get_task()
         self.at[:] = copy.index, copy.index, copy.episode_number, Doing.RESET
         copy.t = 0
         copy.newest_actions, copy.history = [], ActionHistory()
@@ -299,22 +298,23 @@ class VectorEnv:
         truncations: dict,
         infos: dict,
     ) -> None:
-        before = copy.agents
+        """Takes in a step in which agents ended or joined, or of which a dict is not in the order of the agents."""
+        before, now = copy.agents, copy.env.agents
         form = None if type(obs) is dict is type(reward) else fault_in_result((obs, reward, {}, {}, {}))
         raise_first(copy, [form or fault_in_step(before, terminations, truncations, infos)])
         result.rewards.extend([reward.get(agent, 0.0) for agent in before])
-        alive = [agent for agent in before if not (terminations.get(agent) or truncations.get(agent))]
-        raise_first(copy, [left_without_flag(alive, copy.env.agents)])
         ended = {agent for flags in (terminations, truncations) for agent, flag in flags.items() if flag}
-        copy.agents = alive + [agent for agent in copy.env.agents if agent not in before and agent not in ended]
-        uncredited = uncredited_rewards(copy, reward, set(before))
-        infos = copied_infos(copy, [*before, *copy.agents], infos)
+        alive = [agent for agent in before if agent not in ended]
+        raise_first(copy, [left_without_flag(alive, now)])
+        copy.agents = alive + [agent for agent in now if agent not in before and agent not in ended]
+        uncredited = {} if list(reward) == before else uncredited_rewards(copy, reward, set(before))
+        infos = copied_infos(copy, [*before, *copy.agents], infos) if infos and any(infos.values()) else {}
         if copy.agents:
             self._check_all_observed(copy, obs)
         if self._garbage is not None:
             self._garbage.check(copy, {*before, *copy.agents}, obs, {a: reward[a] for a in before if a in reward})
         is_over = not copy.agents
-        if is_over and not uncredited and all(obs.get(agent) is not None for agent in before):
+        if is_over and not uncredited and all([obs.get(agent) is not None for agent in before]):
             # The reset may write to the very arrays that this step gave.
             last = [_copied(obs[agent]) for agent in before]
             flags = map(terminations.get, before), map(truncations.get, before)
