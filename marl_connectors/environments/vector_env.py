@@ -314,7 +314,7 @@ class VectorEnv:
         if self._garbage is not None:
             self._garbage.check(copy, {*before, *copy.agents}, obs, {a: reward[a] for a in before if a in reward})
         is_over = not copy.agents
-        if is_over and not uncredited and all([obs.get(agent) is not None for agent in before]):
+        if is_over and not uncredited and all(obs.get(agent) is not None for agent in before):
             # The reset may write to the very arrays that this step gave.
             last = [_copied(obs[agent]) for agent in before]
             flags = map(terminations.get, before), map(truncations.get, before)
