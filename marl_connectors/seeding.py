@@ -39,9 +39,11 @@ _MIX_LEFT, _MIX_RIGHT = 0xCA01F9DD, 0x4973F715
 _POOL_WORDS, _WORD, _LOW = 4, 2**32, 2**32 - 1
 
 
-@lru_cache(maxsize=4096)
-def _pool(seed: int, *name: str | int) -> tuple[tuple[int, ...], int]:
+@lru_cache(maxsize=2**15)
+def _pool(seed: int, *name: str | int) -> tuple[Sequence[int], int]:
     """A sequence's pool, and the factor that its next word is hashed with."""
+    if len(name) > 1 and _is_word(name[-1]):
+        return _with_word(*_pool(seed, *name[:-1]), name[-1])
     sequence = _sequence(seed, name)
     words_of_seed = -(-seed.bit_length() // 32)
     extra = max(words_of_seed - _POOL_WORDS, 0) + sum(max(1, -(-w.bit_length() // 32)) for w in sequence.spawn_key)
@@ -60,6 +62,10 @@ def _with_word(pool: Sequence[Any], factor: int, word: Any) -> tuple[list[Any], 
     return mixed, factor
 
 
+def _is_word(part: Any) -> bool:
+    return type(part) is int and 0 <= part < _WORD
+
+
 def _folded(word: Any) -> Any:
     return word ^ word >> 16
 
@@ -74,7 +80,7 @@ def derived_seed(seed: int, *name: str | int) -> int:
 
     The name may end with a number that grows: no more than a few operations are needed for each.
     """
-    if name and type(name[-1]) is int and 0 <= name[-1] < _WORD:
+    if name and _is_word(name[-1]):
         pool, factor = _pool(seed, *name[:-1])
         return _seed_of(_with_word(pool[:1], factor, name[-1])[0][0])
     return int(_sequence(seed, name).generate_state(1)[0] >> 1)

@@ -172,7 +172,8 @@ class EpisodeTracker:
         self.begin_all()
         self._observe([given[agent] for copy, (given, _) in zip(copies, first, strict=True) for agent in copy.agents])
         for copy, (_, infos) in zip(copies, first, strict=True):
-            self.lanes.write_infos(copy.index, infos)
+            if infos:
+                self.lanes.write_infos(copy.index, infos)
 
     def begin_all(self) -> None:
         """Begins an episode in every sub-environment, all of which have been reset, but for what agents observe."""
@@ -400,7 +401,7 @@ class EpisodeTracker:
 
     def _observe_ends(self, ends: EpisodeEnds, lanes: LanesOfEnvs, result: StepResult) -> None:
         """Writes the last observations to the newest rows of the agents' lanes."""
-        env_of = np.repeat(np.arange(len(ends.t)), np.diff([*lanes.begins.tolist(), len(lanes.number)]))
+        env_of = np.repeat(np.arange(len(ends.t)), lanes.counts)
         t, given = np.array(ends.t)[env_of], ends.observations
         for group, places, numbers in lanes.by_group:
             rollout = group.rollout

@@ -542,13 +542,15 @@ class LanesOfEnvs:
         group: ``[N]`` the group of each.
         number: ``[N]`` its number there.
         begins: Where the lanes of each sub-environment begin.
+        counts: How many each has.
         by_group: Each group that has some of the lanes, their places among them, and their numbers in the group.
     """
 
-    __slots__ = ("begins", "by_group", "group", "groups", "number")
+    __slots__ = ("begins", "by_group", "counts", "group", "groups", "number")
 
-    def __init__(self, groups: tuple[LaneGroup, ...], group: np.ndarray, number: np.ndarray, begins: np.ndarray):
-        self.groups, self.group, self.number, self.begins = groups, group, number, begins
+    def __init__(self, groups: tuple[LaneGroup, ...], group: np.ndarray, number: np.ndarray, counts: np.ndarray):
+        self.groups, self.group, self.number, self.counts = groups, group, number, counts
+        self.begins = np.cumsum(counts) - counts
         self.by_group: list[tuple[LaneGroup, slice | np.ndarray, np.ndarray]] = []
         for index, own in enumerate(groups):
             places = np.flatnonzero(group == index)
@@ -618,6 +620,7 @@ class LaneTable:
         self._kinds: dict[ModuleID, tuple[RLModule, Hashable]] = {}
         self._num_rows = 0
         self._arrays: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
+        self._asked: tuple[Sequence[int], LanesOfEnvs] | None = None
         self._members: dict[int, tuple[tuple[AgentID, ...], tuple[ModuleID, ...]]] = {}
         self.module_ids: list[ModuleID] = []
         self._module_places: dict[ModuleID, int] = {}
@@ -645,7 +648,9 @@ class LaneTable:
         return known
 
     def of_envs(self, indices: Sequence[int]) -> LanesOfEnvs:
-        """The lanes of some sub-environments, one at least."""
+        """The lanes of some sub-environments, one at least; the same object if the same are asked for again."""
+        if self._asked is not None and self._asked[0] == indices:
+            return self._asked[1]
         if self._arrays is None:
             lanes = self.in_order()
             self._arrays = (
@@ -658,7 +663,9 @@ class LaneTable:
         begins, counts = bounds[which], bounds[which + 1] - bounds[which]
         ends = np.cumsum(counts)
         which = np.repeat(begins - ends + counts, counts) + np.arange(int(ends[-1]))
-        return LanesOfEnvs(tuple(self.groups), group[which], number[which], ends - counts)
+        found = LanesOfEnvs(tuple(self.groups), group[which], number[which], counts)
+        self._asked = indices, found
+        return found
 
     def open(self, agents: Sequence[tuple[int, AgentID, ModuleID]]) -> None:
         """Gives agents lanes that are fit for their modules, and lets their episodes begin there.
@@ -696,7 +703,7 @@ class LaneTable:
         lane.group.module_of[lane.number] = self._place_of(lane.module_id)
 
     def _change(self, env_index: int) -> None:
-        self._arrays, self._is_sorted = None, False
+        self._arrays, self._asked, self._is_sorted = None, None, False
         self._changed.add(env_index)
         self._members.pop(env_index, None)
 
@@ -736,7 +743,7 @@ class LaneTable:
         self.settle_counts()
         self._kinds = {module_id: own for module_id, own in self._kinds.items() if module_id in self._rl_module}
         self._num_rows = max([group.rollout.num_rows for group in self.groups], default=0)
-        self.groups, self._group_agents, self._arrays, self.live = [], [], None, []
+        self.groups, self._group_agents, self._arrays, self._asked, self.live = [], [], None, None, []
         self._known_spaces, self._changed, self._members = {}, set(), {}
         self.by_env = [{} for _ in self.by_env]
 
