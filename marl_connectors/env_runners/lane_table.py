@@ -464,7 +464,8 @@ class LaneGroup:
         self.words = self._first = None
         self.locate()
         modules = self.module_of[numbers]
-        splits = [0, *(np.flatnonzero(np.diff(modules)) + 1).tolist(), len(numbers)] if len(numbers) else [0]
+        borders = (modules[1:] != modules[:-1]).nonzero()[0] + 1
+        splits = [0, *borders.tolist(), len(numbers)] if len(numbers) else [0]
         present = tuple([module_ids[int(modules[begin])] for begin in splits[:-1]])
         self.rows = LiveRows(self, module_ids=present, splits=tuple(splits))
 
@@ -488,7 +489,7 @@ class LaneGroup:
         last_rows = self.rows_of(numbers)
         low, high = int(first_rows.min()), int(last_rows.max())
         rewards = rollout.columns[Columns.REWARDS].reshape(rollout.num_rows, -1)[low:high]
-        if len(numbers) < rollout.num_lanes or (np.diff(numbers) != 1).any():
+        if len(numbers) < rollout.num_lanes or (numbers[1:] - numbers[:-1] != 1).any():
             rewards = rewards[:, numbers]
         if int(first_rows.max()) == low and int(last_rows.min()) == high:
             return rewards.sum(axis=0)
