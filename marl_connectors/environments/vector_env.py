@@ -44,7 +44,7 @@ from marl_connectors.environments.validation.checks import (
     raise_first,
 )
 from marl_connectors.errors import EnvError, MarlConnectorsError, describe_error
-from marl_connectors.seeding import derived_seed
+from marl_connectors.seeding import derived_seed, derived_seeds
 from marl_connectors.typing import AgentID, Tree
 
 _NOTHING: Any = object()
@@ -102,6 +102,7 @@ class VectorEnv:
         self._states = None if state_space is None else EnvStates(state_space)
         self._garbage = None if restarts is None else GarbageCheck(restarts.observation_space)
         self._ends = EndsBuilder()
+        self._seeds: dict[tuple[int, int], int] = {}  # of the episodes that begin together, by copy and number
 
     @property
     def num_envs(self) -> int:
@@ -125,12 +126,19 @@ class VectorEnv:
 
     def reset_seed(self, copy: EnvCopy) -> int:
         """The seed of the copy's current episode."""
-        return derived_seed(self.seed, "env", copy.index, copy.episode_number)
+        episode = copy.index, copy.episode_number
+        known = self._seeds.get(episode)
+        return derived_seed(self.seed, "env", *episode) if known is None else known
 
     def reset_all(self) -> list[tuple[dict[AgentID, Any], dict[AgentID, dict]]]:
         """Starts the next episode of every copy."""
         self._ends.clear()
-        return [self.reset(copy) for copy in self.copies]
+        episodes = [(copy.index, copy.episode_number + 1) for copy in self.copies]
+        seeds = derived_seeds(self.seed, "env", *np.array(episodes).T).tolist()
+        self._seeds = dict(zip(episodes, seeds, strict=True))
+        given = [self.reset(copy) for copy in self.copies]
+        self._seeds = {}
+        return given
 
     def reset(self, copy: EnvCopy) -> tuple[dict[AgentID, Any], dict[AgentID, dict]]:
         """Starts the copy's next episode: observations and infos by agent."""
