@@ -19,7 +19,7 @@ from marl_connectors.algorithms.results import iteration_results
 from marl_connectors.algorithms.vectorization import human_render_mode
 from marl_connectors.connectors.explain import Explanation
 from marl_connectors.env_runners.env_runner import EnvRunner
-from marl_connectors.env_runners.episode_metrics import Tally
+from marl_connectors.env_runners.episode_metrics import EpisodeTally
 from marl_connectors.environments.vector.failures import close_env, errors_named
 from marl_connectors.metrics import MetricsLogger, with_logged
 from marl_connectors.policy_mapping import PolicyMappingFn
@@ -80,7 +80,7 @@ class Algorithm(RestorableAlgorithm):
         self.iteration = 0
         self.time_total_s = 0.0
         self._num_evaluations = 0
-        self._recent: deque[Tally] = deque(maxlen=self.config.metrics_num_episodes_for_smoothing)
+        self._recent: deque[EpisodeTally] = deque(maxlen=self.config.metrics_num_episodes_for_smoothing)
         self.callbacks.tell("on_algorithm_init", algorithm=self, metrics_logger=self.metrics)
 
     def _runner(

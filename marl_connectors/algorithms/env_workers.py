@@ -8,7 +8,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from marl_connectors.callbacks import CALLBACK_NAMES, Callbacks
-from marl_connectors.env_runners.episode_metrics import Tally
+from marl_connectors.env_runners.episode_metrics import EpisodeTally
 from marl_connectors.environments.spec import EnvSpec
 from marl_connectors.environments.vector.worker_count import auto_num_workers
 
@@ -22,7 +22,7 @@ UNKNOWN_LENGTH = 100
 """Env steps that an episode is taken to have before any has ended."""
 
 
-def are_worth_workers(setup: EnvSpec, num_episodes: int, recent: Collection[Tally]) -> bool:
+def are_worth_workers(setup: EnvSpec, num_episodes: int, recent: Collection[EpisodeTally]) -> bool:
     """Whether playing so many episodes, and no more, may be worth workers of its own.
 
     Args:

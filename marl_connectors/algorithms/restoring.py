@@ -28,7 +28,7 @@ from marl_connectors.callbacks import CallbackCalls
 from marl_connectors.checkpoints import find_checkpoint, load_state, save_state
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.common.add_states_from_episodes_to_batch import AddStatesFromEpisodesToBatch
-from marl_connectors.env_runners.episode_metrics import Tally, tally_from_state
+from marl_connectors.env_runners.episode_metrics import EpisodeTally
 from marl_connectors.environments.spec import EnvSpec
 from marl_connectors.errors import CheckpointError, EpisodeError
 from marl_connectors.metrics import MetricsLogger
@@ -61,7 +61,7 @@ class RestorableAlgorithm(ChangingModules):
     iteration: int
     time_total_s: float
     _num_evaluations: int
-    _recent: deque[Tally]
+    _recent: deque[EpisodeTally]
     _has_warned_of_episodes = False
 
     def get_state(self) -> dict[str, Any]:
@@ -151,7 +151,7 @@ class RestorableAlgorithm(ChangingModules):
             self.time_total_s = state["time_total_s"]
             self._num_evaluations = state["num_evaluations"]
             self._recent.clear()
-            self._recent.extend(tally_from_state(tally) for tally in state["recent_tallies"])
+            self._recent.extend(EpisodeTally.from_state(tally) for tally in state["recent_tallies"])
             self.metrics.set_state(state.get("metrics", []))
         with taking_over("learner"):
             if AddStatesFromEpisodesToBatch.__name__ in state["env_runner"]["env_to_module"]:

@@ -29,7 +29,7 @@ from marl_connectors.env_runners.done_episodes import (
     shares,
 )
 from marl_connectors.env_runners.episode_callbacks import EPISODE_CALLBACKS, EpisodeCallbacks
-from marl_connectors.env_runners.episode_metrics import Tally, summarize, tally_from_state
+from marl_connectors.env_runners.episode_metrics import EpisodeTally, summarize
 from marl_connectors.env_runners.episode_tracker import EpisodeTracker
 from marl_connectors.env_runners.sampling_plan import SamplingPlan
 from marl_connectors.env_runners.sampling_times import SamplingTimes
@@ -161,7 +161,7 @@ class EnvRunner:
         self.explore = explore
         self.rollout_fragment_length = rollout_fragment_length
         self.complete_episodes = complete_episodes
-        self._finished: list[Tally] = []
+        self._finished: list[EpisodeTally] = []
         self._uncredited_reward = 0.0
         self.callbacks = callbacks or CallbackCalls()
         self.callback_metrics = MetricsLogger()
@@ -474,7 +474,7 @@ class EnvRunner:
 
     # What was sampled since the last call.
 
-    def take_finished(self) -> list[Tally]:
+    def take_finished(self) -> list[EpisodeTally]:
         """Returns and lengths of the episodes that ended since the last call."""
         finished, self._finished = self._finished, []
         return finished
@@ -595,7 +595,7 @@ class EnvRunner:
         self.module_to_env.set_state(state["module_to_env"])
         for sub_env, number in zip(self.vector_env.sub_envs, state["episode_numbers"], strict=True):
             sub_env.episode_number = number
-        self._finished = [tally_from_state(tally) for tally in state["finished"]]
+        self._finished = [EpisodeTally.from_state(tally) for tally in state["finished"]]
         self._uncredited_reward = state["uncredited_reward"]
         self._out_of_bounds.count = state.get("observations_out_of_bounds", 0)
         self._episodes.lanes.counts.vector_steps = 0

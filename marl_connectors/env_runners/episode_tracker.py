@@ -14,14 +14,14 @@ from marl_connectors.columns import Columns
 from marl_connectors.env_runners.agent_modules import AgentModules
 from marl_connectors.env_runners.data_checks import bad_observation, bad_observations, bad_rewards
 from marl_connectors.env_runners.done_episodes import DoneEpisode, Episode
-from marl_connectors.env_runners.episode_metrics import EpisodeTally, Tally, joint_tallies
+from marl_connectors.env_runners.episode_metrics import EpisodeTally, end_together
 from marl_connectors.env_runners.lane_table import Lane, LaneGroup, LanesOfEnvs, LaneTable, LiveViews
 from marl_connectors.env_runners.plain_data import storable
 from marl_connectors.environments.vector.failures import FailureCounts
 from marl_connectors.environments.vector.garbage_pauses import without_collections
 from marl_connectors.environments.vector.replay import ActionHistory
 from marl_connectors.environments.vector.step_result import EpisodeEnds, Event, StepResult, joined_states
-from marl_connectors.environments.vector.sub_environment import SubEnvironment, not_repeatable, task_of, with_tasks
+from marl_connectors.environments.vector.sub_environment import SubEnvironment, not_repeatable
 from marl_connectors.environments.vector.sync import VectorEnv
 from marl_connectors.episodes.agent_views import AgentChunk, EndedViews, agent_episode_id
 from marl_connectors.episodes.column_batch import ColumnGroup
@@ -201,17 +201,14 @@ class EpisodeTracker:
         )
 
     def _begin_episode(self, sub_env: SubEnvironment, episode: MultiAgentEpisode | None, modules: _Modules) -> Episode:
-        """Lets the agents begin, in new lanes, or in those that they have."""
+        """Begins an episode in the lanes that its agents have."""
         index = sub_env.index
         lanes = self.lanes.by_env[index]
         self._tallies[index] = EpisodeTally()
         self._begun[index] = modules
-        for agent_id, module_id in modules.items():
-            lane = lanes.get(agent_id) or self.lanes.open(index, agent_id, module_id)
-            if episode is not None:
-                self._modules.check_fit(lane, module_id)
-            self.lanes.set_module(lane, module_id)
-            lane.begin()
+        if episode is not None:
+            for agent_id, module_id in modules.items():
+                self._modules.check_fit(lanes[agent_id], module_id)
         return self._of_lanes(index, episode)
 
     def _of_lanes(self, index: int, episode: MultiAgentEpisode | None) -> Episode:
@@ -225,18 +222,27 @@ class EpisodeTracker:
                 lane.episode = self.callbacks.take_created(sub_env)
                 lane.episode.go_on_in(view)
             return lane.episode
-        episode.let_be_views(LiveViews.of(lanes))
+        episode.let_be_views(LiveViews(lanes))
         return episode
 
-    def _begin_agent(self, episode: MultiAgentEpisode, env_index: int, agent_id: AgentID) -> None:
-        """An agent joins an episode that goes on."""
-        _ = episode.agent_episodes  # views of the others are made now at the latest, while they are alone
-        module_id = self._modules.of_agent(episode, agent_id)
-        lane = self.lanes.open(env_index, agent_id, module_id)
-        self._modules.check_fit(lane, module_id)
-        lane.begin()
-        id_ = agent_episode_id(episode.id_, agent_id, episode.env_t)
-        episode.attach(agent_id, lane.view(id_, agent_id, module_id, episode.id_))
+    def _begin_agents(self, events: Sequence[Event]) -> bool:
+        """Lets agents join episodes that go on; whether there are any."""
+        joining: list[tuple[int, AgentID, ModuleID]] = []
+        for event in events:
+            sub_env, lanes = self._vector_env.sub_envs[event.index], self.lanes.by_env[event.index]
+            episode: Any = self.ongoing[event.index]
+            episode.env_t = sub_env.t
+            for agent_id in sub_env.agents:
+                if agent_id not in lanes:
+                    _ = episode.agent_episodes  # views of the others are made now at the latest, while they are alone
+                    joining.append((event.index, agent_id, self._modules.of_agent(episode, agent_id)))
+        self.lanes.open(joining)
+        for env_index, agent_id, module_id in joining:
+            lane, episode = self.lanes.by_env[env_index][agent_id], self.ongoing[env_index]
+            self._modules.check_fit(lane, module_id)
+            id_ = agent_episode_id(episode.id_, agent_id, episode.env_t)
+            episode.attach(agent_id, lane.view(id_, agent_id, module_id, episode.id_))
+        return bool(joining)
 
     # Steps.
 
@@ -330,7 +336,7 @@ class EpisodeTracker:
                 continue
             if lane.has_episode and lane.episode is episode.agent_episodes.get(agent_id):
                 episode.detach(agent_id)
-            self.lanes.close(env_index, [agent_id])
+            self.lanes.close([lane])
         self.lanes.arrange()
 
     def arrange(self) -> None:
@@ -347,12 +353,10 @@ class EpisodeTracker:
     @without_collections
     def _follow(self, result: StepResult, reset_over: Callable[[StepResult], None]) -> bool:
         """Ends and begins episodes; True if lanes were opened or closed, or changed their module, or rest or not."""
-        num_done, ends, rearranged = len(self.done), result.ends, False
+        num_done, ends = len(self.done), result.ends
         if ends is not None:
             self._end_together(ends, result)
-        observed = self._observe_last(result.events)
-        for event in result.events:
-            rearranged |= self._follow_event(event, observed, result)
+        rearranged = self._follow_events(result)
         if self.callbacks is not None:
             self.callbacks.ended(result, self.ongoing)
             reset_over(result)
@@ -370,29 +374,26 @@ class EpisodeTracker:
 
     def _end_together(self, ends: EpisodeEnds, result: StepResult) -> None:
         """Ends episodes for all of their agents. A hot path: per episode little more than its tally is made."""
-        lanes, agent_ids = self.lanes.of_envs(ends.indices), [tuple(self.lanes.by_env[i]) for i in ends.indices]
+        lanes = self.lanes.of_envs(ends.indices)
         self._observe_ends(ends, lanes, result)
         ended = lanes.ended(ends.terminated, ends.truncated)
         paid = lanes.gathered(lambda group, numbers: group.paid(numbers))
         steps = ended.t_started + ended.stop_row - ended.start_row
         for index, infos in zip(ends.indices, ends.infos, strict=False):
             self.lanes.write_infos(index, infos)
-        module_ids = [tuple([lane.module_id for lane in self.lanes.by_env[index].values()]) for index in ends.indices]
-        tallies = joint_tallies(ends.t, agent_ids, module_ids, paid, ends.truncated, steps, lanes.begins)
-        for index, begin, tally in zip(ends.indices, lanes.begins.tolist(), tallies, strict=True):
-            episode, before = self.ongoing[index], self._tallies[index]
-            self._freeze(index, EndedViews(ended, begin, tally.agent_ids))
-            if before.is_empty:
-                self._ended[index] = episode, None
-                self._end_episode(index, tally)
-            else:
-                self._ended[index] = episode, [lane.episode for lane in self.lanes.by_env[index].values()]
-                tally.end_in(before)
-                self._end_episode(index, before)
+        agent_ids, module_ids = zip(*map(self.lanes.members, ends.indices), strict=True)
+        tallies = [self._tallies[index] for index in ends.indices]
+        are_first = [tally.is_empty for tally in tallies]
+        end_together(tallies, ends.t, agent_ids, module_ids, paid, ends.truncated, steps, lanes.begins)
+        for index, begin, own, is_first in zip(ends.indices, lanes.begins.tolist(), agent_ids, are_first, strict=True):
+            self._freeze(index, EndedViews(ended, begin, own))
+            agent_episodes = None if is_first else [lane.episode for lane in self.lanes.by_env[index].values()]
+            self._ended[index] = self.ongoing[index], agent_episodes
+            self._end_episode(index, self._tallies[index])
 
     def _observe_ends(self, ends: EpisodeEnds, lanes: LanesOfEnvs, result: StepResult) -> None:
         """Writes the last observations to the newest rows of the agents' lanes."""
-        env_of = np.repeat(np.arange(len(ends.t)), np.diff([*lanes.begins.tolist(), len(lanes.number)]))
+        env_of = np.repeat(np.arange(len(ends.t)), lanes.counts)
         t, given = np.array(ends.t)[env_of], ends.observations
         for group, places, numbers in lanes.by_group:
             rollout = group.rollout
@@ -421,23 +422,32 @@ class EpisodeTracker:
         """Begins the next episodes: without a look at the lanes where agents and modules are the same as before."""
         rearranged, again, known = False, [], None
         for index in indices:
-            sub_env = self._vector_env.sub_envs[index]
+            sub_env, lanes = self._vector_env.sub_envs[index], self.lanes
             episode, modules = self._mapped(sub_env)
-            if modules is not known and self.lanes.know(modules.values()):
+            if modules is not known and lanes.know(modules.values()):
                 known = modules
-            is_same = modules == self._begun[index] and list(modules) == list(self.lanes.by_env[index])
-            if is_same and modules is known:
-                again.append(index)
-                self._tallies[index] = EpisodeTally()
-                self.ongoing[index] = episode  # type: ignore[assignment]
+            begun = self._begun[index]
+            is_same = modules is begun or modules == begun
+            if is_same and modules is known and tuple(modules) == lanes.members(index)[0]:
+                again.append((index, episode))
+                self._begun[index] = modules
             else:
                 rearranged |= self._begin_after(sub_env, (episode, modules))
         if again:
-            for group, _, numbers in self.lanes.of_envs(again).by_group:
+            for group, _, numbers in self.lanes.of_envs([index for index, _ in again]).by_group:
                 group.begin_again(numbers)
-        for index in again:
-            self.ongoing[index] = self._of_lanes(index, self.ongoing[index])  # type: ignore[arg-type]
+        for index, episode in again:
+            self._forget_views(index)
+            self._tallies[index] = EpisodeTally()
+            self.ongoing[index] = self._of_lanes(index, episode)
         return rearranged
+
+    def _forget_views(self, index: int) -> None:
+        """Lets the views of an episode that has ended be its own, if anybody has asked for them."""
+        episode = self.ongoing[index]
+        if not isinstance(episode, MultiAgentEpisode) or episode.agent_views is None:
+            for lane in self.lanes.by_env[index].values():
+                lane.has_no_view()
 
     def _begin_after(
         self, sub_env: SubEnvironment, begun: tuple[MultiAgentEpisode | None, _Modules] | None = None
@@ -448,76 +458,86 @@ class EpisodeTracker:
             sub_env: The sub-environment.
             begun: What ``_mapped`` gave, if it was called already.
         """
-        lanes = self.lanes.by_env[sub_env.index]
-        before = {agent_id: lane.module_id for agent_id, lane in lanes.items()}
+        index = sub_env.index
+        agent_ids, module_ids = self.lanes.members(index)
         episode, modules = begun or self._mapped(sub_env)
-        fit = self.lanes.fit(sub_env.index, modules)
+        fit = self.lanes.fit(index, modules)
         if fit:
-            for lane in lanes.values():
-                lane.group.skip_row(lane)
+            self._forget_views(index)
+            for group, _, numbers in self.lanes.of_envs([index]).by_group:
+                group.begin_again(numbers)
+            for lane, module_id in zip(self.lanes.by_env[index].values(), modules.values(), strict=True):
+                self.lanes.set_module(lane, module_id)
         else:
-            self.lanes.close(sub_env.index, list(lanes))
-        self.ongoing[sub_env.index] = self._begin_episode(sub_env, episode, modules)
-        return not fit or modules != before
+            self.lanes.close(list(self.lanes.by_env[index].values()))
+            self.lanes.open([(index, agent_id, module_id) for agent_id, module_id in modules.items()])
+        self.ongoing[index] = self._begin_episode(sub_env, episode, modules)
+        return not fit or modules != dict(zip(agent_ids, module_ids, strict=True))
 
-    def _follow_event(self, event: Event, observed: set[Lane], result: StepResult) -> bool:
-        """Ends what one sub-environment reports; True if lanes were opened or closed."""
-        sub_env, lanes = self._vector_env.sub_envs[event.index], self.lanes.by_env[event.index]
-        if event.begins:
-            return False
-        if event.is_dropped:
-            self._drop_episode(event)
-            return False
-        for agent_id in (leaving := _leaving(event, lanes)):
-            self._end_agent(event, lanes[agent_id], lanes[agent_id] in observed, result)
-        if result.told is None:
-            self._credit_uncredited(event)
-        if event.is_over:
-            self._tallies[event.index].length = event.t
-            self._end_episode(event.index, self._tallies[event.index])
-            return False
-        self.lanes.close(event.index, leaving)
-        episode = self.ongoing[event.index]
-        assert isinstance(episode, MultiAgentEpisode)
-        episode.env_t = sub_env.t
-        for agent_id in sub_env.agents:
-            if agent_id not in lanes:
-                self._begin_agent(episode, event.index, agent_id)
-        return True
+    def _follow_events(self, result: StepResult) -> bool:
+        """Ends what sub-environments report, and lets agents join; True if lanes were opened or closed."""
+        followed, leaving = [], []
+        for event in result.events:
+            if event.is_dropped:
+                self._drop_episode(event)
+            elif not event.begins:
+                lanes = self.lanes.by_env[event.index]
+                followed.append(event)
+                leaving += [(event, lanes[agent_id]) for agent_id in _leaving(event, lanes)]
+        if leaving:
+            self._end_agents(leaving, result)
+        for event in followed:
+            if result.told is None:
+                self._credit_uncredited(event)
+            if event.is_over:
+                self._tallies[event.index].length = event.t
+                self._end_episode(event.index, self._tallies[event.index])
+        left = [lane for event, lane in leaving if not event.is_over]
+        self.lanes.close(left)
+        return self._begin_agents([event for event in followed if not event.is_over]) or bool(left)
 
-    def _observe_last(self, events: Sequence[Event]) -> set[Lane]:
-        """Writes the last observations of all agents that leave, if they fit; whose. A hot path."""
-        found: dict[LaneGroup, list[tuple[Lane, Any, int, Tree | None]]] = {}
-        for event in events:
-            lanes = self.lanes.by_env[event.index]
-            for agent_id in _leaving(event, lanes):
-                observation, lane = event.observations.get(agent_id), lanes[agent_id]
-                if observation is not None:
-                    found.setdefault(lane.group, []).append((lane, observation, event.t, event.state))
-        observed: set[Lane] = set()
-        for group, own in found.items():
-            lanes, observations, times, states = zip(*own, strict=True)
-            positions = group.rollout.cursor[[lane.number for lane in lanes]]
+    def _end_agents(self, leaving: list[tuple[Event, Lane]], result: StepResult) -> None:
+        """Ends agents' episodes at their newest rows. A hot path."""
+        by_group: dict[LaneGroup, list[int]] = {}
+        for place, (_, lane) in enumerate(leaving):
+            by_group.setdefault(lane.group, []).append(place)
+        found: list[Any] = [None] * len(leaving)
+        for group, places in by_group.items():
+            own = [leaving[place] for place in places]
+            self._observe_last(group, own, result)
+            numbers = np.array([lane.number for _, lane in own])
+            paid, rows, start_rows = group.paid(numbers), group.rows_of(numbers), group.start_row[numbers]
+            steps = group.t_started[numbers] + rows - start_rows
+            for place, *of_agent in zip(places, rows.tolist(), paid.tolist(), steps.tolist(), strict=True):
+                found[place] = of_agent
+        for (event, lane), (row, paid, steps) in zip(leaving, found, strict=True):
+            agent_id, rollout, agent_episode = lane.agent_id, lane.group.rollout, lane.episode
+            info = event.infos.get(agent_id)
+            if info:
+                rollout.infos[row * rollout.num_lanes + lane.number] = info
+            terminated = bool(event.terminations.get(agent_id))
+            truncated = not terminated and bool(event.truncations.get(agent_id))
+            agent_episode.is_terminated, agent_episode.is_truncated = terminated, truncated
+            lane.storage.stop_row = row
+            ended = self._ended.setdefault(event.index, (self.ongoing[event.index], []))
+            ended[1].append(agent_episode)  # type: ignore[union-attr]
+            self._tallies[event.index].end_life(agent_id, lane.module_id, paid, truncated, steps)
+
+    def _observe_last(self, group: LaneGroup, leaving: list[tuple[Event, Lane]], result: StepResult) -> None:
+        """Writes the last observations of agents that leave, those before again where there are none."""
+        rollout = group.rollout
+        cursor = rollout.cursor
+        known = [(event, lane) for event, lane in leaving if event.observations.get(lane.agent_id) is not None]
+        others = leaving if not known else [own for own in leaving if own[0].observations.get(own[1].agent_id) is None]
+        if known:
             try:
-                group.rollout.observe(positions, list(observations), np.array(times), joined_states(states))
+                values = [e.observations[lane.agent_id] for e, lane in known]
+                times, states = np.array([e.t for e, _ in known]), joined_states([e.state for e, _ in known])
+                rollout.observe(cursor[[lane.number for _, lane in known]], values, times, states)
             except (TypeError, ValueError):
-                continue  # whoever writes them one by one will find out which it is
-            observed.update(lanes)
-        return observed
-
-    def _end_agent(self, event: Event, lane: Lane, is_observed: bool, result: StepResult) -> None:
-        rollout, agent_id = lane.group.rollout, lane.agent_id
-        position = int(rollout.cursor[lane.number])
-        if not is_observed:
-            self._observe_end(event, lane, position, result)
-        info = event.infos.get(agent_id)
-        if info:
-            rollout.infos[position] = info
-        self._ended.setdefault(lane.env_index, (self.ongoing[lane.env_index], []))[1].append(lane.episode)  # type: ignore[union-attr]
-        terminated = bool(event.terminations.get(agent_id))
-        truncated = bool(event.truncations.get(agent_id)) and not terminated
-        paid, steps = lane.end_episode(position, terminated, truncated)
-        self._tallies[lane.env_index].end_life(agent_id, lane.module_id, paid, truncated, steps)
+                others = leaving  # one by one, which says which it is
+        for event, lane in others:
+            self._observe_end(event, lane, int(cursor[lane.number]), result)
 
     def _observe_end(self, event: Event, lane: Lane, position: int, result: StepResult) -> None:
         rollout, observation = lane.group.rollout, event.observations.get(lane.agent_id)
@@ -549,7 +569,7 @@ class EpisodeTracker:
             agent_episode.uncredited_reward += reward
         self._tallies[env_index].pay(agent_id, reward)
 
-    def _end_episode(self, index: int, tally: Tally) -> None:
+    def _end_episode(self, index: int, tally: EpisodeTally) -> None:
         episode = self.ongoing[index]
         if isinstance(episode, MultiAgentEpisode):
             episode.env_t = tally.length
@@ -612,7 +632,7 @@ class EpisodeTracker:
             agent_to_module_mapping_fn=self._modules.mapping,
         )
         if not with_views:
-            episode.let_be_views(LiveViews.of(lanes))
+            episode.let_be_views(LiveViews(lanes))
         return episode
 
     # Newest observations that pieces may change.
@@ -791,13 +811,13 @@ def _remember(episode: Episode, memory: Mapping[str, Any]) -> None:
 
 def _tasks_of(sub_env: SubEnvironment) -> list[Any]:
     """Of an environment with a curriculum: its task at the newest reset, and now."""
-    return [encode(task, f"get_task() of {sub_env}") for task in (sub_env.task, task_of(sub_env.env))]
+    now = None if sub_env.settable is None else sub_env.settable.get_task()
+    return [encode(task, f"get_task() of {sub_env}") for task in (sub_env.task, now)]
 
 
 def _set_task(sub_env: SubEnvironment, task: Any) -> None:
-    settable = with_tasks(sub_env.env)
-    if settable is not None and task is not None:
-        settable.set_task(decode(task))
+    if sub_env.settable is not None and task is not None:
+        sub_env.settable.set_task(decode(task))
 
 
 def _notes(episode: Episode) -> Any:

@@ -117,7 +117,7 @@ def counted(monkeypatch, cls, name):
 
 @pytest.mark.parametrize("case", ["together", "two kinds of spaces", "batched", "one agent"])
 def test_nothing_is_done_agent_by_agent(case, monkeypatch):
-    ends, made = counted(monkeypatch, EpisodeTracker, "_end_agent"), counted(monkeypatch, EpisodeTracker, "_freeze")
+    ends, made = counted(monkeypatch, EpisodeTracker, "_end_agents"), counted(monkeypatch, EpisodeTracker, "_freeze")
     runner = runner_of(case)
     chunks = [chunk for _ in range(4) for chunk in runner.sample(num_timesteps=60)]
     assert sum(chunk.is_done for chunk in chunks) > 4 and made and not ends

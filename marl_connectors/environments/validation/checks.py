@@ -72,7 +72,7 @@ def wrong_values(method: str, given: Any) -> Violation | None:
 
 
 def _not_by_agent(word: str, given: Any) -> Violation | None:
-    if isinstance(given, Mapping):
+    if type(given) is dict or isinstance(given, Mapping):
         return None
     advice = f"Return a dict with the {word} of each agent."
     return violation("wrong-result", f"the {word}s are {reprlib.repr(given)}, not a dict", advice=advice)
@@ -114,7 +114,7 @@ def step_violation(agents: Iterable[AgentID], terminations: Any, truncations: An
 def infos_violation(agents: Iterable[AgentID], infos: Any) -> Violation | None:
     """As ``step_violation``, of infos alone."""
     if not infos or (type(infos) is dict and set(map(type, infos.values())) <= _DICT):
-        return None if infos is None or isinstance(infos, Mapping) else _not_by_agent("info", infos)
+        return _infos_not_by_agent(infos)
     if found := _not_by_agent("info", infos):
         return found
     for agent in agents:

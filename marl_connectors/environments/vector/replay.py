@@ -36,6 +36,8 @@ class ActionHistory:
     [[1, 2], [0]]
     """
 
+    __slots__ = ("_counts", "_items", "_order", "_trees", "is_complete")
+
     def __init__(self) -> None:
         self._counts = array("I")  # actions of each step
         self._order = bytearray()  # for each action, which of the kinds it is of

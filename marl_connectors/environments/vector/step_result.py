@@ -141,8 +141,8 @@ class EndsBuilder:
         self.indices.append(index)
         self.t.append(t)
         self._observations += observations
-        self._terminated += map(bool, terminated)
-        self._truncated += map(bool, truncated)
+        self._terminated += terminated
+        self._truncated += truncated
         self._infos.append(infos)
         self._states.append(state)
 

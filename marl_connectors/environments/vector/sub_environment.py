@@ -36,6 +36,7 @@ class SubEnvironment:
         newest_actions: Those of the newest steps of the episode, which are not in ``history`` yet.
         expected: What its environment's agents are to observe, where that was asked for; see ``InvalidDataCheck``.
         num_failures: How often the sub-environment has failed since an episode was finished in it.
+        settable: The environment with RLlib's ``get_task`` and ``set_task``, if it, or the one within, has them.
         rests: Whether its next step only resets it, so that nobody acts in it; see NextStepVectorEnv.
         task: What ``get_task()`` of an environment with a curriculum gave before the newest reset; else None.
         state: What the environment's ``state()`` was after the newest reset or step, ``[1, ...]``; None where nobody
@@ -52,6 +53,7 @@ class SubEnvironment:
         "newest_actions",
         "num_failures",
         "rests",
+        "settable",
         "state",
         "step",
         "t",
@@ -75,6 +77,7 @@ class SubEnvironment:
     def use(self, env: Any) -> None:
         """Goes on in another environment."""
         self.env = env
+        self.settable = _with_tasks(env)
         self.expected: dict[AgentID, Any] = {}
         self.step: Callable[..., Any] = _elsewhere if env is None else env.step
 
@@ -89,19 +92,13 @@ class SubEnvironment:
         return f"sub-environment {self.index}, episode {self.episode_number}, step {self.t}"
 
 
-def with_tasks(env: Any) -> Any:
+def _with_tasks(env: Any) -> Any:
     """The environment, or the one within its wrappers, that has RLlib's ``get_task`` and ``set_task``, if any."""
     inner = getattr(env, "env", env)
     for candidate in (env, inner, getattr(inner, "unwrapped", None)):
         if callable(getattr(candidate, "get_task", None)) and callable(getattr(candidate, "set_task", None)):
             return candidate
     return None
-
-
-def task_of(env: Any) -> Any:
-    """What an environment with a curriculum is set to; None for any other, and for one in another process."""
-    settable = with_tasks(env)
-    return None if settable is None else settable.get_task()
 
 
 def _elsewhere(*args: Any) -> Any:

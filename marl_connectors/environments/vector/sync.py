@@ -45,7 +45,6 @@ from marl_connectors.environments.vector.sub_environment import (
     copied_infos,
     finite_reward,
     not_repeatable,
-    task_of,
     uncredited_rewards,
 )
 from marl_connectors.errors import EnvError, MarlConnectorsError, describe_error
@@ -163,7 +162,7 @@ class VectorEnv:
 
     def _reset(self, sub_env: SubEnvironment) -> tuple[dict[AgentID, Any], dict[AgentID, dict]]:
         sub_env.episode_number += 1
-        sub_env.task = task_of(sub_env.env)
+        sub_env.task = None if sub_env.settable is None else sub_env.settable.get_task()
         self.at[:] = sub_env.index, sub_env.index, sub_env.episode_number, Doing.RESET
         sub_env.t = 0
         sub_env.newest_actions, sub_env.history = [], ActionHistory()
@@ -311,16 +310,17 @@ class VectorEnv:
         truncations: dict,
         infos: dict,
     ) -> None:
-        before = sub_env.agents
+        """Takes in a step in which agents ended or joined, or of which a dict is not in the order of the agents."""
+        before, now = sub_env.agents, sub_env.env.agents
         form = None if type(obs) is dict is type(reward) else result_violation((obs, reward, {}, {}, {}))
         raise_first(sub_env, [form or step_violation(before, terminations, truncations, infos)])
         result.rewards.extend([reward.get(agent, 0.0) for agent in before])
-        alive = [agent for agent in before if not (terminations.get(agent) or truncations.get(agent))]
-        raise_first(sub_env, [left_without_flag(alive, sub_env.env.agents)])
         ended = {agent for flags in (terminations, truncations) for agent, flag in flags.items() if flag}
-        sub_env.agents = alive + [agent for agent in sub_env.env.agents if agent not in before and agent not in ended]
-        uncredited = uncredited_rewards(sub_env, reward, set(before))
-        infos = copied_infos(sub_env, [*before, *sub_env.agents], infos)
+        alive = [agent for agent in before if agent not in ended]
+        raise_first(sub_env, [left_without_flag(alive, now)])
+        sub_env.agents = alive + [agent for agent in now if agent not in before and agent not in ended]
+        uncredited = {} if list(reward) == before else uncredited_rewards(sub_env, reward, set(before))
+        infos = copied_infos(sub_env, [*before, *sub_env.agents], infos) if infos and any(infos.values()) else {}
         if sub_env.agents:
             self._check_all_observed(sub_env, obs)
         if self._data_check is not None:
