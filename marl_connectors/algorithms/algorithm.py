@@ -19,7 +19,7 @@ from marl_connectors.algorithms.results import iteration_results
 from marl_connectors.algorithms.vectorization import human_render_mode
 from marl_connectors.connectors.explain import Explanation
 from marl_connectors.env_runners.env_runner import EnvRunner
-from marl_connectors.env_runners.episode_metrics import EpisodeTally
+from marl_connectors.env_runners.run_metrics import EpisodeTally
 from marl_connectors.environments.vector.failures import close_env, errors_named
 from marl_connectors.metrics import MetricsLogger, with_logged
 from marl_connectors.policy_mapping import PolicyMappingFn

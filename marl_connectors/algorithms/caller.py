@@ -13,7 +13,8 @@ from marl_connectors import spaces
 from marl_connectors.algorithms.observation_batches import as_batch, infos_of_sub_envs
 from marl_connectors.connectors.module_to_env.listify_data_for_vector_env import env_actions
 from marl_connectors.env_runners.action_noise import ActionNoise
-from marl_connectors.env_runners.lane_table import LaneGroup, LaneTable
+from marl_connectors.env_runners.lane_group import LaneGroup
+from marl_connectors.env_runners.lane_table import LaneTable
 from marl_connectors.environments.vector.step_result import Event, StepResult
 from marl_connectors.environments.vector.sub_environment import SubEnvironment
 from marl_connectors.episodes.rollout import take

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from marl_connectors.columns import Columns
-from marl_connectors.env_runners.episode_metrics import Returns
+from marl_connectors.env_runners.run_metrics import Returns
 from marl_connectors.environments.vector.failures import FailureCounts
 from marl_connectors.episodes.column_batch import Phase
 from marl_connectors.errors import CheckpointError, MarlConnectorsError

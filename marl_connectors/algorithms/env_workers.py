@@ -8,7 +8,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from marl_connectors.callbacks import CALLBACK_NAMES, Callbacks
-from marl_connectors.env_runners.episode_metrics import EpisodeTally
+from marl_connectors.env_runners.run_metrics import EpisodeTally
 from marl_connectors.environments.spec import EnvSpec
 from marl_connectors.environments.vector.worker_count import auto_num_workers
 

@@ -22,9 +22,9 @@ from marl_connectors.connectors.module_to_env.get_actions import ACTION_NOISE
 from marl_connectors.connectors.module_to_env.module_to_env_pipeline import ModuleToEnvPipeline
 from marl_connectors.env_runners.action_noise import ActionNoise
 from marl_connectors.env_runners.episode_tracker import EpisodeTracker
-from marl_connectors.env_runners.live_rows import LiveRows
+from marl_connectors.env_runners.lane_group import LiveRows
+from marl_connectors.env_runners.run_metrics import SamplingTimes
 from marl_connectors.env_runners.sampling_plan import SamplingPlan
-from marl_connectors.env_runners.sampling_times import SamplingTimes
 from marl_connectors.errors import ConnectorError, EpisodeError, MappingError, did_you_mean
 from marl_connectors.metrics import MetricsLogger
 from marl_connectors.policy_mapping import PolicyMappingFn

@@ -28,7 +28,7 @@ from marl_connectors.callbacks import CallbackCalls
 from marl_connectors.checkpoints import find_checkpoint, load_state, save_state
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.common.add_states_from_episodes_to_batch import AddStatesFromEpisodesToBatch
-from marl_connectors.env_runners.episode_metrics import EpisodeTally
+from marl_connectors.env_runners.run_metrics import EpisodeTally
 from marl_connectors.environments.spec import EnvSpec
 from marl_connectors.errors import CheckpointError, EpisodeError
 from marl_connectors.metrics import MetricsLogger

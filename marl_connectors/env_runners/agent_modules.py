@@ -9,7 +9,7 @@ from gymnasium.spaces import Dict as DictSpace
 
 from marl_connectors import spaces
 from marl_connectors.connectors.common.agent_to_module_mapping import unknown_module
-from marl_connectors.env_runners.lane_table import Lane
+from marl_connectors.env_runners.lane_group import Lane
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.errors import MappingError, describe_error
 from marl_connectors.policy_mapping import goes_by_agent_alone

@@ -17,7 +17,7 @@ from gymnasium.spaces import Box
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
 from marl_connectors.env_runners.done_episodes import Episode
-from marl_connectors.env_runners.lane_table import Lane, LaneGroup
+from marl_connectors.env_runners.lane_group import Lane, LaneGroup
 from marl_connectors.environments.validation.checks import no_observation, observation_violations, reward_violation
 from marl_connectors.environments.validation.rules import Violation
 from marl_connectors.environments.vector.step_result import StepResult

@@ -29,10 +29,9 @@ from marl_connectors.env_runners.done_episodes import (
     shares,
 )
 from marl_connectors.env_runners.episode_callbacks import EPISODE_CALLBACKS, EpisodeCallbacks
-from marl_connectors.env_runners.episode_metrics import EpisodeTally, summarize
 from marl_connectors.env_runners.episode_tracker import EpisodeTracker
+from marl_connectors.env_runners.run_metrics import EpisodeTally, SamplingTimes, summarize
 from marl_connectors.env_runners.sampling_plan import SamplingPlan
-from marl_connectors.env_runners.sampling_times import SamplingTimes
 from marl_connectors.environments.vector.failures import EnvRestarts, FailureCounts
 from marl_connectors.environments.vector.replay import HISTORY_BYTES
 from marl_connectors.environments.vector.step_result import StepResult
@@ -169,7 +168,14 @@ class EnvRunner:
         self._single_agent = single_agent
         if self.callbacks.wants(*EPISODE_CALLBACKS):
             self.vector_env.resets_late = True
-            self._episodes.callbacks = EpisodeCallbacks(self.callbacks, self, self._episodes)
+            self._episodes.callbacks = EpisodeCallbacks(
+                self.callbacks,
+                self._arguments_of_callbacks,
+                sub_envs=self.vector_env.sub_envs,
+                ongoing=self._episodes.ongoing,
+                make_episode=self._episodes.empty_episode,
+                sync=self._episodes.sync,
+            )
         self._tell_of_environment(None)
 
     def sample(
@@ -293,8 +299,7 @@ class EnvRunner:
         for sub_env, number in zip(self.vector_env.sub_envs, last, strict=True):
             sub_env.episode_number = number
 
-    @property
-    def told_with_all_callbacks(self) -> dict[str, Any]:
+    def _arguments_of_callbacks(self) -> dict[str, Any]:
         """What all callbacks of episodes get."""
         module: Any = self.rl_module[DEFAULT_MODULE_ID] if self._single_agent else self.rl_module
         return {

@@ -1,31 +1,48 @@
-"""What callbacks are told of a runner's episodes."""
+"""Calls of the callbacks that concern a runner's episodes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from marl_connectors.callbacks import CallbackCalls
 from marl_connectors.env_runners.done_episodes import Episode
-from marl_connectors.env_runners.episode_tracker import EpisodeTracker
 from marl_connectors.environments.vector.step_result import StepResult
 from marl_connectors.environments.vector.sub_environment import SubEnvironment
 from marl_connectors.typing import EpisodeID
-
-if TYPE_CHECKING:
-    from marl_connectors.env_runners.env_runner import EnvRunner
 
 EPISODE_CALLBACKS = ("on_episode_created", "on_episode_start", "on_episode_step", "on_episode_end")
 
 
 class EpisodeCallbacks:
-    """Tells of episodes' beginnings, steps and ends. Only there if somebody wants to know: it is slow."""
+    """Calls the callbacks for beginnings, steps and ends of episodes. It is slow, so it exists only if there are any."""
 
-    def __init__(self, calls: CallbackCalls, runner: EnvRunner, episodes: EpisodeTracker):
-        """Takes who is told, by whom, and of which episodes."""
+    def __init__(
+        self,
+        calls: CallbackCalls,
+        arguments: Callable[[], Mapping[str, Any]],
+        *,
+        sub_envs: Sequence[SubEnvironment],
+        ongoing: Sequence[Episode],
+        make_episode: Callable[[EpisodeID], Any],
+        sync: Callable[[], None],
+    ):
+        """Binds the callbacks.
+
+        Args:
+            calls: The callbacks.
+            arguments: Returns what every callback gets beside the episode and the ``env_index``.
+            sub_envs: All of them.
+            ongoing: The episode of each, a list that changes as episodes begin.
+            make_episode: Makes an empty episode with an id.
+            sync: Brings the ongoing episodes up to date, before callbacks look at them.
+        """
         self._calls = calls
-        self._runner = runner
-        self._episodes = episodes
+        self._arguments = arguments
+        self._sub_envs = sub_envs
+        self._ongoing = ongoing
+        self._make_episode = make_episode
+        self._sync = sync
         self._created: dict[int, Any] = {}
         self._tells_of_steps = calls.wants("on_episode_step")
         self._keeps_chunks = calls.wants("on_episode_end")
@@ -38,7 +55,7 @@ class EpisodeCallbacks:
 
     def _tell(self, name: str, episode: Any, env_index: int, **more: Any) -> None:
         if self._left is None or self._left[env_index]:
-            self._calls.tell(name, episode=episode, env_index=env_index, **more, **self._runner.told_with_all_callbacks)
+            self._calls.tell(name, episode=episode, env_index=env_index, **more, **self._arguments())
 
     def create(self, sub_envs: Iterable[SubEnvironment]) -> None:
         """Makes the next episodes of sub-environments that are about to be reset."""
@@ -46,7 +63,7 @@ class EpisodeCallbacks:
             self._create(sub_env.index, f"{sub_env.index}-{sub_env.episode_number + 1}")
 
     def _create(self, env_index: int, id_: EpisodeID) -> Any:
-        self._created[env_index] = episode = self._episodes.empty_episode(id_)
+        self._created[env_index] = episode = self._make_episode(id_)
         self._tell("on_episode_created", episode, env_index)
         return episode
 
@@ -72,17 +89,17 @@ class EpisodeCallbacks:
                 if self._left is not None and self._left[env_index]:
                     self._left[env_index] -= 1
             if env_index in late:
-                self.create([self._runner.vector_env.sub_envs[env_index]])
+                self.create([self._sub_envs[env_index]])
 
     def went_on(self, result: StepResult) -> None:
         """A step of all is recorded, in which some have begun an episode, or have ended one and rest now."""
         over = result.over
-        rest = {index for index in over if self._runner.vector_env.sub_envs[index].rests}
+        rest = {index for index in over if self._sub_envs[index].rests}
         begun = {*over, *(event.index for event in result.events if event.begins)} - rest
         if not (begun or self._tells_of_steps):
             return
-        self._episodes.sync()
-        for env_index, episode in enumerate(self._episodes.ongoing):
+        self._sync()
+        for env_index, episode in enumerate(self._ongoing):
             if env_index in begun:
                 self._tell("on_episode_start", episode, env_index)
             elif self._tells_of_steps and env_index not in rest:
@@ -90,7 +107,7 @@ class EpisodeCallbacks:
 
     def started(self) -> None:
         """All sub-environments have begun an episode."""
-        for env_index, episode in enumerate(self._episodes.ongoing):
+        for env_index, episode in enumerate(self._ongoing):
             self._tell("on_episode_start", episode, env_index)
 
     def cut(self, chunks: Iterable[Episode]) -> None:
@@ -98,5 +115,5 @@ class EpisodeCallbacks:
         if self._keeps_chunks:
             for chunk in chunks:
                 self._chunks.setdefault(chunk.id_, []).append(chunk)
-            going_on = {episode.id_ for episode in self._episodes.ongoing}
+            going_on = {episode.id_ for episode in self._ongoing}
             self._chunks = {id_: own for id_, own in self._chunks.items() if id_ in going_on}

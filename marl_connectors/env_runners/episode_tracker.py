@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from gymnasium import Space
@@ -12,11 +12,13 @@ from gymnasium import Space
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
 from marl_connectors.env_runners.agent_modules import AgentModules
+from marl_connectors.env_runners.checkpoint_data import storable
 from marl_connectors.env_runners.data_checks import bad_observation, bad_observations, bad_rewards
 from marl_connectors.env_runners.done_episodes import DoneEpisode, Episode
-from marl_connectors.env_runners.episode_metrics import EpisodeTally, end_together
-from marl_connectors.env_runners.lane_table import Lane, LaneGroup, LanesOfEnvs, LaneTable, LiveViews
-from marl_connectors.env_runners.plain_data import storable
+from marl_connectors.env_runners.episode_callbacks import EpisodeCallbacks
+from marl_connectors.env_runners.lane_group import Lane, LaneGroup, LiveViews
+from marl_connectors.env_runners.lane_table import LanesOfEnvs, LaneTable
+from marl_connectors.env_runners.run_metrics import EpisodeTally, end_together
 from marl_connectors.environments.vector.failures import FailureCounts
 from marl_connectors.environments.vector.garbage_pauses import without_collections
 from marl_connectors.environments.vector.replay import ActionHistory
@@ -34,9 +36,6 @@ from marl_connectors.errors import CheckpointError
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.trees import leaves, same_structure, tree_map
 from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID, EpisodeID, ModuleID, Tree
-
-if TYPE_CHECKING:
-    from marl_connectors.env_runners.episode_callbacks import EpisodeCallbacks
 
 _PACK_AFTER = 1000
 """Env steps after which an episode's actions are packed: few episodes are that long, and those that are not are spared

@@ -28,13 +28,11 @@ from marl_connectors.connectors.module_to_env.remove_single_ts_time_rank_from_ba
     RemoveSingleTsTimeRankFromBatch,
 )
 from marl_connectors.env_runners.acting_check import check_outputs_of_rows, check_seen_rows
-from marl_connectors.env_runners.action_noise import ActionNoise
+from marl_connectors.env_runners.action_noise import ActionNoise, random_columns
+from marl_connectors.env_runners.checkpoint_data import batch_from_state, batch_to_state
 from marl_connectors.env_runners.data_checks import check_actions, check_forward_batch
-from marl_connectors.env_runners.lane_table import LaneGroup
-from marl_connectors.env_runners.live_rows import LiveRows
-from marl_connectors.env_runners.random_actions import random_columns
-from marl_connectors.env_runners.sampling_times import SamplingTimes
-from marl_connectors.env_runners.saved_batch import batch_from_state, batch_to_state
+from marl_connectors.env_runners.lane_group import LaneGroup, LiveRows
+from marl_connectors.env_runners.run_metrics import SamplingTimes
 from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup, Phase
 from marl_connectors.rl_module.architecture import Structure, has_own_methods, is_stackable
 from marl_connectors.rl_module.array_forward import ArrayForward, SeparateForwards, bind_forward, can_be_bound

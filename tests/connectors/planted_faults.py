@@ -16,8 +16,7 @@ from marl_connectors.connectors.common.tensor_to_numpy import TensorToNumpy
 from marl_connectors.connectors.module_to_env.listify_data_for_vector_env import env_actions
 from marl_connectors.connectors.module_to_env.unbatch_to_individual_items import UnBatchToIndividualItems
 from marl_connectors.env_runners.episode_tracker import EpisodeTracker
-from marl_connectors.env_runners.lane_table import LaneGroup
-from marl_connectors.env_runners.live_rows import picker
+from marl_connectors.env_runners.lane_group import LaneGroup, picker
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.episodes.rollout import Rollout
 from marl_connectors.trees import leaves, tree_map

@@ -12,7 +12,7 @@ from random_aec import RandomAEC
 from scripted_envs import LifeEnv, small_config
 
 from marl_connectors.checkpoints import load_state, save_state
-from marl_connectors.env_runners.episode_metrics import (
+from marl_connectors.env_runners.run_metrics import (
     EpisodeTally,
     Returns,
     end_together,

@@ -13,8 +13,7 @@ from gymnasium import spaces
 from pettingzoo import AECEnv, ParallelEnv
 from scripted_envs import small_config
 
-from marl_connectors.environments.validation.checks import InvalidDataCheck
-from marl_connectors.environments.vector.sub_environment import SubEnvironment
+from marl_connectors.environments.vector.sub_environment import InvalidDataCheck, SubEnvironment
 from marl_connectors.errors import EnvError
 from marl_connectors.seeding import derived_seed
 

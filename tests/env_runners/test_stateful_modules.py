@@ -14,7 +14,7 @@ from recurrent_runs import CLASSES, WIDE_CLASSES, Account, changing, config_of
 from marl_connectors import Algorithm, Columns, PPOConfig, RLModuleSpec
 from marl_connectors.checkpoints import load_state, save_state
 from marl_connectors.connectors.common.add_states_from_episodes_to_batch import AddStatesFromEpisodesToBatch
-from marl_connectors.env_runners.lane_table import LaneGroup
+from marl_connectors.env_runners.lane_group import LaneGroup
 from marl_connectors.episodes.rows import Rows
 from marl_connectors.trees import leaves, tree_map
 

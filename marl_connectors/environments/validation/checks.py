@@ -7,10 +7,9 @@ replaced, that error costs an episode.
 
 from __future__ import annotations
 
-import math
 import reprlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from gymnasium import Space, spaces
@@ -23,13 +22,9 @@ from marl_connectors.connectors.action_masks import (
     wanted_mask,
 )
 from marl_connectors.environments.validation.rules import Violation, violation
-from marl_connectors.environments.vector.failures import ENV_ERRORS
-from marl_connectors.errors import EnvError, describe_error
+from marl_connectors.errors import EnvError
 from marl_connectors.trees import leaves
 from marl_connectors.typing import AgentID
-
-if TYPE_CHECKING:
-    from marl_connectors.environments.vector.sub_environment import SubEnvironment
 
 ADVICE_ON_OLD_GYM = (
     "Wrap it where it is made (pip install shimmy): shimmy.openai_gym_compatibility.GymV26CompatibilityV0(env=env), or "
@@ -50,7 +45,6 @@ _VALUES = {
 _INVALID = {"observation-shape", "observation-structure", "observation-not-finite"}
 """What no column can hold, or no network can read, whatever the bounds of a space."""
 _BOOL, _DICT = {bool}, {dict}
-_MANY_AGENTS = 1000
 
 
 # The form of what reset() and step() give.
@@ -403,47 +397,6 @@ def forbids_all(agent: AgentID, key: str, *, takes_turns: bool) -> Violation:
 
 def _mask_is(mask: Any) -> str:
     return f"the action mask is {_short(mask)}"
-
-
-# In a run where environments that fail are replaced.
-
-
-class InvalidDataCheck:
-    """Finds what no column can hold, and what is not a finite number, before it gets among good data."""
-
-    def __init__(self, observation_space: Any):
-        """Takes a space, ``{agent_id: space}``, or None for what the environments say."""
-        self._given = observation_space
-
-    def check(
-        self, sub_env: SubEnvironment, agents: Iterable[AgentID], observations: Mapping[AgentID, Any], rewards: Mapping
-    ) -> None:
-        """Raises for invalid data: where environments are replaced, that must be before it is among good data."""
-        for agent in agents:
-            if agent not in observations:
-                continue
-            space = sub_env.expected.get(agent)
-            if space is None:
-                space = self._learn(sub_env, agent)
-            if observations[agent] is None and agent in sub_env.agents:
-                raise_first(sub_env, [no_observation(agent, True)])
-            raise_first(sub_env, invalid_data(agent, space, observations[agent]))
-        for agent, reward in rewards.items():
-            if type(reward) is not float or not math.isfinite(reward):
-                raise_first(sub_env, [reward_violation(agent, reward)])
-
-    def _learn(self, sub_env: SubEnvironment, agent: AgentID) -> Space:
-        try:
-            given = self._given.get(agent) if isinstance(self._given, Mapping) else self._given
-            space = sub_env.env.observation_space(agent) if given is None else given
-            space_tools.zeros(space)  # raises if its values have no fixed shape
-        except ENV_ERRORS as error:
-            what = f"the observation has no space: observation_space({agent!r}) raised {describe_error(error)}"
-            raise EnvError(f"{sub_env}: {violation('space-missing', what, agent)}") from error
-        if len(sub_env.expected) >= max(_MANY_AGENTS, 2 * len(sub_env.agents)):  # names that may never come again
-            sub_env.expected.clear()
-        sub_env.expected[agent] = space
-        return space
 
 
 def invalid_data(agent: AgentID | None, space: Space, observation: Any) -> list[Violation]:

@@ -8,11 +8,24 @@ from enum import IntEnum
 from typing import Any
 
 import numpy as np
+from gymnasium import Space
 
-from marl_connectors.environments.validation.checks import infos_violation, raise_first, reward_violation
+from marl_connectors import spaces as space_tools
+from marl_connectors.environments.validation.checks import (
+    infos_violation,
+    invalid_data,
+    no_observation,
+    raise_first,
+    reward_violation,
+)
+from marl_connectors.environments.validation.rules import violation
+from marl_connectors.environments.vector.failures import ENV_ERRORS
 from marl_connectors.environments.vector.replay import ActionHistory
-from marl_connectors.errors import CheckpointError, EnvError
+from marl_connectors.errors import CheckpointError, EnvError, describe_error
 from marl_connectors.typing import AgentID, Tree
+
+_MANY_AGENTS = 1000
+"""The observation spaces of at least so many agents are remembered."""
 
 
 class Doing(IntEnum):
@@ -164,3 +177,41 @@ def not_repeatable(sub_env: SubEnvironment, agent_id: AgentID | None = None) -> 
         f"continued exactly. Pass new_episodes=True (--new-episodes on the command line) to begin new episodes with "
         f"all else that is in the checkpoint, and see docs/checkpoints.md for environments with a curriculum."
     )
+
+
+class InvalidDataCheck:
+    """Finds what no column can hold, and what is not a finite number, before it gets among good data."""
+
+    def __init__(self, observation_space: Any):
+        """Takes a space, ``{agent_id: space}``, or None for what the environments say."""
+        self._given = observation_space
+
+    def check(
+        self, sub_env: SubEnvironment, agents: Iterable[AgentID], observations: Mapping[AgentID, Any], rewards: Mapping
+    ) -> None:
+        """Raises for invalid data: where environments are replaced, that must be before it is among good data."""
+        for agent in agents:
+            if agent not in observations:
+                continue
+            space = sub_env.expected.get(agent)
+            if space is None:
+                space = self._learn(sub_env, agent)
+            if observations[agent] is None and agent in sub_env.agents:
+                raise_first(sub_env, [no_observation(agent, True)])
+            raise_first(sub_env, invalid_data(agent, space, observations[agent]))
+        for agent, reward in rewards.items():
+            if type(reward) is not float or not math.isfinite(reward):
+                raise_first(sub_env, [reward_violation(agent, reward)])
+
+    def _learn(self, sub_env: SubEnvironment, agent: AgentID) -> Space:
+        try:
+            given = self._given.get(agent) if isinstance(self._given, Mapping) else self._given
+            space = sub_env.env.observation_space(agent) if given is None else given
+            space_tools.zeros(space)  # raises if its values have no fixed shape
+        except ENV_ERRORS as error:
+            what = f"the observation has no space: observation_space({agent!r}) raised {describe_error(error)}"
+            raise EnvError(f"{sub_env}: {violation('space-missing', what, agent)}") from error
+        if len(sub_env.expected) >= max(_MANY_AGENTS, 2 * len(sub_env.agents)):  # names that may never come again
+            sub_env.expected.clear()
+        sub_env.expected[agent] = space
+        return space

@@ -15,7 +15,6 @@ from marl_connectors import spaces
 from marl_connectors.environments.adapters.single_agent import SingleAgentEnv
 from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
 from marl_connectors.environments.validation.checks import (
-    InvalidDataCheck,
     left_without_flag,
     nobody_there,
     not_observed,
@@ -41,6 +40,7 @@ from marl_connectors.environments.vector.replay import ActionHistory
 from marl_connectors.environments.vector.step_result import EndsBuilder, Event, StepResult, joined_states
 from marl_connectors.environments.vector.sub_environment import (
     Doing,
+    InvalidDataCheck,
     SubEnvironment,
     copied_infos,
     finite_reward,

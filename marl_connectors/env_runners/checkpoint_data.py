@@ -1,6 +1,6 @@
-"""The next forward batch, and what pieces left for one another, in a checkpoint.
+"""What of a runner a checkpoint holds beside episodes: plain data, and a forward batch that waits for the next sample.
 
-Making the batch anew would run the env-to-module pipeline a second time on the same observations, and its pieces may
+Making such a batch anew would run the env-to-module pipeline a second time on the same observations, and its pieces may
 count, learn from, or change what they see.
 """
 
@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from marl_connectors.env_runners.plain_data import is_numeric, storable
 from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup, Phase
 from marl_connectors.episodes.rows import Rows
-from marl_connectors.episodes.state import decode
-from marl_connectors.errors import CheckpointError
+from marl_connectors.episodes.state import decode, encode
+from marl_connectors.errors import CheckpointError, EpisodeError
 from marl_connectors.trees import leaves, tree_map
 
 
@@ -59,3 +58,30 @@ def _is_plain(leaf: Any) -> bool:
 
 def _to_array(leaf: Any) -> np.ndarray:
     return leaf.detach().cpu().numpy() if isinstance(leaf, torch.Tensor) else leaf
+
+
+def storable(value: Any) -> Any:
+    """``value`` as plain data and numeric arrays, for ``marl_connectors.episodes.state.decode``; None if it cannot be.
+
+    >>> storable({"goal": (1, 2)})
+    {'goal': {'__tuple__': [1, 2]}}
+    >>> storable({"goal": {1, 2}}) is None
+    True
+    """
+    try:
+        data = encode(value)
+    except EpisodeError:
+        return None
+    return data if _is_numeric(data) else None
+
+
+def is_numeric(array: np.ndarray) -> bool:
+    """Whether a tensor file can hold an array."""
+    return array.dtype.kind in "biuf" and array.dtype.itemsize <= 8
+
+
+def _is_numeric(data: Any) -> bool:
+    if isinstance(data, np.ndarray):
+        return is_numeric(data)
+    parts = data.values() if isinstance(data, dict) else data if isinstance(data, list) else ()
+    return all(map(_is_numeric, parts))
