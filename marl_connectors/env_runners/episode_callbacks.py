@@ -15,7 +15,7 @@ EPISODE_CALLBACKS = ("on_episode_created", "on_episode_start", "on_episode_step"
 
 
 class EpisodeCallbacks:
-    """Calls the callbacks for beginnings, steps and ends of episodes. It is slow, so it exists only if there are any."""
+    """Calls the callbacks for beginnings, steps and ends of episodes. Calls are slow; without callbacks there is none."""
 
     def __init__(
         self,

@@ -210,6 +210,17 @@ def test_a_vector_step_visits_no_more_than_it_did(name):
     visits.check(LIMITS[name])
 
 
+def test_the_architecture_page_names_every_file_that_a_plain_step_visits():
+    visits = Visits()
+    algo = STEPS["plain step"](visits).build_algo()
+    algo.env_runner.sample()
+    visits.begin()
+    algo.env_runner.sample()
+    algo.stop()
+    page = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text()
+    assert {file for file, _ in visits.calls if f"`{file}`" not in page} == set()
+
+
 @pytest.mark.parametrize(("name", "policies"), [("update", "shared"), ("update of independent modules", "independent")])
 def test_an_update_visits_no_more_than_it_did(name, policies):
     visits = Visits()

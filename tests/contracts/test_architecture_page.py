@@ -1,0 +1,25 @@
+"""docs/architecture.md is true to the code: what it names exists, and what a step runs through is named."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import marl_connectors
+
+PACKAGE = Path(marl_connectors.__file__).parent
+PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"
+
+
+def test_all_files_and_folders_that_the_page_names_exist():
+    named = re.findall(r"`([\w/]+(?:\.py|/))`", PAGE.read_text())
+    assert len(named) > 40
+    missing = [path for path in named if not (PACKAGE / path).exists()]
+    assert not missing
+
+
+def test_all_folders_are_in_the_picture():
+    picture = PAGE.read_text().split("```")[1]
+    folders = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
+    of_rllib = {"core", "env", "ops", "callbacks"}  # its paths, formulas, and what is called from everywhere
+    assert {folder for folder in folders - of_rllib if f"{folder}/" not in picture} == set()
