@@ -15,7 +15,7 @@ EPISODE_CALLBACKS = ("on_episode_created", "on_episode_start", "on_episode_step"
 
 
 class EpisodeCallbacks:
-    """Calls the callbacks for beginnings, steps and ends of episodes. Calls are slow; without callbacks there is none."""
+    """Calls the callbacks for beginnings, steps and ends of episodes. Calls are slow: without callbacks it is None."""
 
     def __init__(
         self,
