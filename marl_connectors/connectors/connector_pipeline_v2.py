@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
+import torch
 from gymnasium import Space
 
 from marl_connectors.connectors.column_check import checked_on_columns
 from marl_connectors.connectors.connector_v2 import ConnectorV2, works_on_columns
+from marl_connectors.connectors.explain import Explanation, PieceReport, Snapshot
 from marl_connectors.connectors.failures import progress
 from marl_connectors.connectors.item_adapter import checked_batch, run_piece
 from marl_connectors.connectors.requirements import check_pieces
-from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup, Phase
-from marl_connectors.errors import ConfigError, ConnectorError, did_you_mean, place_of_error
+from marl_connectors.episodes.column_batch import EPISODES_OF_RUN, ColumnBatch, ColumnGroup, Phase
+from marl_connectors.errors import ConfigError, ConnectorError, describe_error, did_you_mean, place_of_error
+from marl_connectors.metrics import MetricsLogger
 from marl_connectors.typing import AgentID
-
-if TYPE_CHECKING:
-    from marl_connectors.connectors.explain import Explanation
 
 
 class ConnectorPipelineV2(ConnectorV2):
@@ -321,22 +324,92 @@ class ConnectorPipelineV2(ConnectorV2):
         shared_data: dict[str, Any] | None = None,
         metrics: Any = None,
     ) -> Explanation:
-        """What each piece does to a batch: its columns before and after, and the time.
+        """Reports what each piece does to a batch: its columns before and after, and its time.
 
-        A dry run on copies: batch, episodes and the pieces' states are afterwards as they were before.
+        This is a dry run on copies: batch, episodes and the pieces' states are afterwards as they were before. It runs
+        twice, and the second run, when everything is warm, is reported.
 
         Args:
-            batch: Columns, as ``run`` takes them; a batch of items, or None for an empty one, as calling takes them.
+            batch: Columns, as ``run`` accepts them, or a batch of items, as a call accepts it; None for an empty one.
             rl_module: As in ``run``.
             episodes: As in ``run``.
             explore: As in ``run``.
             shared_data: As in ``run``.
             metrics: As in ``run``.
-        """
-        from marl_connectors.connectors.explain import explain
 
-        common = {"rl_module": rl_module, "explore": explore, "metrics": metrics}
-        return explain(self, {} if batch is None else batch, episodes, shared_data, **common)
+        Raises:
+            ConnectorError: If the batch, the episodes or ``shared_data`` hold something that cannot be copied.
+        """
+        state = self.get_state()
+        originals = ({} if batch is None else batch, list(episodes), {} if shared_data is None else shared_data)
+        explanation = Explanation(type(self).__name__, ())
+        for _ in range(2):
+            try:
+                own_batch, own_episodes, own_data = copy.deepcopy(originals, {id(rl_module): rl_module})
+            except Exception as error:
+                raise ConnectorError(
+                    f"{type(self).__name__}: explain works on copies, but batch, episodes or shared_data cannot be "
+                    f"copied: {describe_error(error)}."
+                ) from error
+            try:
+                with torch.random.fork_rng(devices=[]):
+                    explanation, _ = self.trace(
+                        own_batch,
+                        episodes=own_episodes,
+                        shared_data=own_data,
+                        rl_module=rl_module,
+                        explore=explore,
+                        metrics=MetricsLogger() if metrics is None else copy.deepcopy(metrics),
+                    )
+            finally:
+                self.set_state(copy.deepcopy(state))
+        return explanation
+
+    def trace(
+        self,
+        batch: ColumnBatch | dict[str, Any],
+        *,
+        episodes: Sequence[Any],
+        shared_data: dict[str, Any] | None = None,
+        **common: Any,
+    ) -> tuple[Explanation, Any]:
+        """Runs the pieces on a batch, not on a copy of it, and reports what each of them does.
+
+        Args:
+            batch: Columns, as ``run`` accepts them, or a batch of items, as a call accepts it.
+            episodes: As in ``run``.
+            shared_data: As in ``run``.
+            **common: ``rl_module``, ``explore`` and ``metrics``, as in ``run``.
+
+        Returns:
+            What each piece did, and the batch after the last piece.
+        """
+        shared_data = {} if shared_data is None else shared_data
+        one_piece = copy.copy(self)
+        reports: list[PieceReport] = []
+        for name, step in zip(self.names(), self._steps, strict=True):
+            piece, on_columns, on_items, _ = step
+            if isinstance(piece, ConnectorPipelineV2):
+                try:
+                    inner, batch = piece.trace(batch, episodes=episodes, shared_data=shared_data, **common)
+                except ConnectorError as error:
+                    raise self._failure(piece, error) from error.__cause__
+                reports += [dataclasses.replace(report, name=f"{name}.{report.name}") for report in inner]
+                continue
+            one_piece._steps = [step]
+            before = Snapshot(batch, episodes)
+            run = one_piece.run if isinstance(batch, ColumnBatch) else one_piece
+            began = time.perf_counter()
+            batch = run(batch=batch, episodes=episodes, shared_data=shared_data, **common)  # type: ignore[operator]
+            before.wait_for_gpu()
+            seconds = time.perf_counter() - began
+            episodes = shared_data.get(EPISODES_OF_RUN, episodes)  # a piece may have extended them for later pieces
+            after = Snapshot(batch, episodes, keep_values=False)
+            form = "items"
+            if isinstance(batch, ColumnBatch) and not on_items:
+                form = "idle" if on_columns is None else "columns"
+            reports.append(PieceReport.between(name, form, seconds, before, after))
+        return Explanation(type(self).__name__, tuple(reports)), batch
 
     def set_input_spaces(self, observation_space: Space | None, action_space: Space | None) -> None:
         """Passes the spaces through all pieces."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,12 +11,10 @@ import optree
 import torch
 
 from marl_connectors.columns import Columns
-from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from marl_connectors.connectors.item_adapter import agent_episodes
-from marl_connectors.episodes.column_batch import EPISODES_OF_RUN, ColumnBatch
+from marl_connectors.episodes.column_batch import ColumnBatch
 from marl_connectors.episodes.extended_episodes import originals
-from marl_connectors.errors import ConnectorError, EpisodeError, describe_error
-from marl_connectors.metrics import MetricsLogger
+from marl_connectors.errors import EpisodeError
 from marl_connectors.trees import leaves
 from marl_connectors.typing import ModuleID
 
@@ -80,6 +76,32 @@ class PieceReport:
     written_before: tuple[ColumnShape, ...]
     written_after: tuple[ColumnShape, ...]
 
+    @classmethod
+    def between(cls, name: str, form: str, seconds: float, before: Snapshot, after: Snapshot) -> PieceReport:
+        """The report on a piece that ran between two snapshots.
+
+        Args:
+            name: The piece's name.
+            form: As the attribute.
+            seconds: How long the piece took.
+            before: Taken before the piece ran, with its values.
+            after: Taken after the piece ran.
+        """
+        written = after.writes_since(before)
+        return cls(
+            name=name,
+            form=form,
+            seconds=seconds,
+            before=before.shapes,
+            after=after.shapes,
+            added=tuple(column for column in after.names if column not in before.names),
+            changed=after.changed_since(before),
+            removed=tuple(column for column in before.names if column not in after.names),
+            written=tuple(written),
+            written_before=tuple(shape for was, _ in written.values() for shape in was),
+            written_after=tuple(shape for _, now in written.values() for shape in now),
+        )
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Explanation:
@@ -138,120 +160,6 @@ class Explanation:
                 lines.append((start + text).rstrip())
                 start = " " * len(start)
         return "\n".join(lines)
-
-
-def trace(
-    pipeline: ConnectorPipelineV2,
-    batch: Any,
-    *,
-    episodes: Sequence[Any],
-    shared_data: dict[str, Any] | None = None,
-    **common: Any,
-) -> tuple[Explanation, Any]:
-    """Runs a pipeline for real, and watches.
-
-    Args:
-        pipeline: What to run.
-        batch: Columns, or a batch of items.
-        episodes: As for the pipeline.
-        shared_data: As for the pipeline.
-        **common: ``rl_module``, ``explore``, ``metrics``.
-
-    Returns:
-        What each piece did, and the batch that came out.
-    """
-    name = type(pipeline).__name__
-    shared_data = {} if shared_data is None else shared_data
-    one_piece = copy.copy(pipeline)
-    reports: list[PieceReport] = []
-    for piece_name, step in zip(pipeline.names(), pipeline._steps, strict=True):
-        piece, on_columns, *_ = step
-        if isinstance(piece, ConnectorPipelineV2):
-            try:
-                inner, batch = trace(piece, batch, episodes=episodes, shared_data=shared_data, **common)
-            except ConnectorError as error:
-                raise pipeline._failure(piece, error) from error.__cause__
-            reports += [dataclasses.replace(report, name=f"{piece_name}.{report.name}") for report in inner]
-            continue
-        one_piece._steps = [step]
-        before = Snapshot(batch, episodes)
-        run = one_piece.run if isinstance(batch, ColumnBatch) else one_piece
-        began = time.perf_counter()
-        batch = run(batch=batch, episodes=episodes, shared_data=shared_data, **common)  # type: ignore[operator]
-        _wait_for_gpu(before)
-        seconds = time.perf_counter() - began
-        episodes = shared_data.get(EPISODES_OF_RUN, episodes)  # a piece may have made them longer for all after it
-        after = Snapshot(batch, episodes, keep_values=False)
-        form = "items"
-        if isinstance(batch, ColumnBatch) and not step[2]:
-            form = "idle" if on_columns is None else "columns"
-        reports.append(_report(piece_name, form, seconds, before, after))
-    return Explanation(name, tuple(reports)), batch
-
-
-def explain(
-    pipeline: ConnectorPipelineV2,
-    batch: Any,
-    episodes: Sequence[Any],
-    shared_data: dict[str, Any] | None,
-    *,
-    rl_module: Any,
-    **common: Any,
-) -> Explanation:
-    """As ``ConnectorPipelineV2.explain``: ``trace`` on copies, the second time, when everything is warm.
-
-    Raises:
-        ConnectorError: If the episodes hold something that cannot be copied.
-    """
-    state = pipeline.get_state()
-    metrics = common.pop("metrics", None)
-    explanation = Explanation(type(pipeline).__name__, ())
-    for _ in range(2):
-        try:
-            own_batch, own_episodes, own_data = copy.deepcopy(
-                (batch, list(episodes), {} if shared_data is None else shared_data), {id(rl_module): rl_module}
-            )
-        except Exception as error:
-            raise ConnectorError(
-                f"{type(pipeline).__name__}: explain works on copies, but batch, episodes or shared_data cannot be "
-                f"copied: {describe_error(error)}."
-            ) from error
-        try:
-            with torch.random.fork_rng(devices=[]):
-                explanation, _ = trace(
-                    pipeline,
-                    own_batch,
-                    episodes=own_episodes,
-                    shared_data=own_data,
-                    rl_module=rl_module,
-                    metrics=MetricsLogger() if metrics is None else copy.deepcopy(metrics),
-                    **common,
-                )
-        finally:
-            pipeline.set_state(copy.deepcopy(state))
-    return explanation
-
-
-def _report(name: str, form: str, seconds: float, before: Snapshot, after: Snapshot) -> PieceReport:
-    written = after.writes_since(before)
-    return PieceReport(
-        name=name,
-        form=form,
-        seconds=seconds,
-        before=before.shapes,
-        after=after.shapes,
-        added=tuple(column for column in after.names if column not in before.names),
-        changed=after.changed_since(before),
-        removed=tuple(column for column in before.names if column not in after.names),
-        written=tuple(written),
-        written_before=tuple(shape for was, _ in written.values() for shape in was),
-        written_after=tuple(shape for _, now in written.values() for shape in now),
-    )
-
-
-def _wait_for_gpu(snapshot: Snapshot) -> None:
-    if torch.cuda.is_initialized() and any("cuda" in shape.device for shape in snapshot.shapes):
-        torch.cuda.synchronize()
 
 
 # The table.
@@ -340,6 +248,11 @@ class Snapshot:
             self._steps = {
                 key: (module, [_copies(step) for step in steps]) for key, (module, steps) in self._steps.items()
             }
+
+    def wait_for_gpu(self) -> None:
+        """Waits for a GPU's pending work if the batch has columns on one, so that its time can be taken."""
+        if torch.cuda.is_initialized() and any("cuda" in shape.device for shape in self.shapes):
+            torch.cuda.synchronize()
 
     def changed_since(self, earlier: Snapshot) -> tuple[str, ...]:
         """Columns of both snapshots that differ in anything."""
