@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from gymnasium import Space
 
-from marl_connectors.connectors.learner.changes_rewards import ChangesRewards
+from marl_connectors.connectors.learner.reward_transform import RewardTransform
 from marl_connectors.errors import ConfigError
 
 
-class ClipRewards(ChangesRewards):
+class ClipRewards(RewardTransform):
     """Changes ``rewards`` in the train batch; the episodes, and so the reported returns, keep the environment's.
 
     ``.environment(clip_rewards=...)`` puts it behind AddColumnsFromEpisodesToTrainBatch. Keeps no state.

@@ -8,9 +8,8 @@ import numpy as np
 from gymnasium import Space
 
 from marl_connectors.connectors.connector_v2 import LEARNER, ConnectorV2
-from marl_connectors.connectors.learner.changes_rewards import rewards_of_columns
+from marl_connectors.connectors.learner.reward_transform import checked_gamma, rewards_of_columns
 from marl_connectors.episodes.column_batch import ColumnGroup
-from marl_connectors.errors import ConfigError
 from marl_connectors.ops.discounting import discounted_sums
 
 RETURNS_TO_GO = "returns_to_go"
@@ -49,14 +48,3 @@ class ComputeReturnsToGo(ConnectorV2):
         rewards = rewards if acted is None else np.where(acted, rewards, 0.0)
         lengths = np.array(columns.rows.counts)
         columns[RETURNS_TO_GO] = discounted_sums(rewards[::-1], lengths[::-1], self.gamma)[::-1].astype(np.float32)
-
-
-def checked_gamma(who: str, gamma: float) -> float:
-    """A discount factor.
-
-    Raises:
-        ConfigError: If it is none.
-    """
-    if not isinstance(gamma, (int, float)) or not 0.0 <= gamma <= 1.0:
-        raise ConfigError(f"{who}: gamma must be a number in [0, 1], not {gamma!r}.")
-    return float(gamma)

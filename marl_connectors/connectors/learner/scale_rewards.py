@@ -7,11 +7,11 @@ from typing import Any
 
 from gymnasium import Space
 
-from marl_connectors.connectors.learner.changes_rewards import ChangesRewards
+from marl_connectors.connectors.learner.reward_transform import RewardTransform
 from marl_connectors.errors import ConfigError
 
 
-class ScaleRewards(ChangesRewards):
+class ScaleRewards(RewardTransform):
     """Makes each of the train batch's ``rewards`` ``scale * reward + shift``; the episodes keep the environment's.
 
     Keeps no state.

@@ -9,7 +9,7 @@ from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import MODULE_TO_ENV, ConnectorV2
 from marl_connectors.episodes.column_batch import ColumnGroup
 from marl_connectors.errors import ConnectorError
-from marl_connectors.rl_module.module_states import are_stateful, check_state_out, is_stateful, member
+from marl_connectors.rl_module.module_states import are_stateful, check_state_out, member
 from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import ModuleID
 
@@ -46,21 +46,6 @@ class RemoveSingleTsTimeRankFromBatch(ConnectorV2):
                     if leaf.ndim < 2 or leaf.shape[1] != 1:
                         raise _no_time_axis(name, columns.module_ids[0], tuple(leaf.shape))
                 columns[name] = tree_map(lambda leaf: leaf[:, 0], column)
-
-
-def _checked(rl_module: Any, module_id: ModuleID | None, item: Any) -> Any:
-    if is_stateful(rl_module, module_id):
-        check_state_out(member(rl_module, module_id), module_id, item, None)
-    return item
-
-
-def _without_time(item: Any, name: str, batch: dict[str, Any], module_id: ModuleID | None) -> Any:
-    if Columns.STATE_OUT not in batch:
-        raise _no_state((module_id,), batch)
-    for leaf in leaves(item):
-        if not leaf.ndim or len(leaf) != 1:
-            raise _no_time_axis(name, module_id, (1, *leaf.shape))
-    return tree_map(lambda leaf: leaf[0], item)
 
 
 def _no_state(module_ids: Sequence[ModuleID | None], outputs: dict[str, Any]) -> ConnectorError:

@@ -78,7 +78,7 @@ NEEDS_BEFORE: dict[str, dict[str, str]] = {
 """Piece to the pieces that must stand before it where a pipeline has both, and why: what it does, ``{}`` the other."""
 
 _OF_EPISODES = "works on observations by episode, which {} does away with"
-NEEDS_BEHIND: dict[str, dict[str, str]] = {
+NEEDS_AFTER: dict[str, dict[str, str]] = {
     **dict.fromkeys((*_OBSERVATION_PIECES, _WRITE), dict.fromkeys(_LEAVE_EPISODES, _OF_EPISODES)),
     "FrameStacking": {_ADD: "adds stacked observations to the batch, to which {} has then added single ones"},
     "MeanStdFilter": {
@@ -155,7 +155,7 @@ def _check_order(pipeline: str, kind: str | None, pieces: Sequence[ConnectorV2])
                     f"{pipeline}: {name} stands before {other}, but {why.format(other)}. Put {name} behind {other}, "
                     f'for example with insert_after("{other}", ...), or leave one of the two out.'
                 )
-        for other, why in _needs_behind(piece, names[i], kind, behind).items():
+        for other, why in _needs_after(piece, names[i], kind, behind).items():
             if other in before:
                 raise ConfigError(
                     f"{pipeline}: {name} stands behind {other}, but {why.format(other)}. Put {name} before {other}, "
@@ -171,9 +171,9 @@ def _needs_before(names: Sequence[str], before: Sequence[ConnectorV2]) -> Mappin
     return needs
 
 
-def _needs_behind(piece: ConnectorV2, names: Sequence[str], kind: str | None, behind: set[str]) -> Mapping[str, str]:
+def _needs_after(piece: ConnectorV2, names: Sequence[str], kind: str | None, behind: set[str]) -> Mapping[str, str]:
     """What must stand behind a piece, if anywhere."""
-    needs = {other: why for name in names for other, why in NEEDS_BEHIND.get(name, {}).items()}
+    needs = {other: why for name in names for other, why in NEEDS_AFTER.get(name, {}).items()}
     learns = kind == LEARNER
     if isinstance(piece, InBothPipelines):
         open_yet = kind is None and piece.as_learner_connector is None and LEARNER in piece.belongs_in

@@ -62,7 +62,7 @@ from marl_connectors.connectors.learner.scale_rewards import ScaleRewards
 from marl_connectors.connectors.module_to_env.get_actions import GetActions
 from marl_connectors.connectors.module_to_env.module_to_env_pipeline import ModuleToEnvPipeline
 from marl_connectors.connectors.module_to_env.normalize_and_clip_actions import NormalizeAndClipActions
-from marl_connectors.connectors.requirements import NEEDS_BEFORE, NEEDS_BEHIND
+from marl_connectors.connectors.piece_order import NEEDS_AFTER, NEEDS_BEFORE
 from marl_connectors.episodes.column_batch import ColumnBatch
 from marl_connectors.errors import ConfigError
 
@@ -114,7 +114,7 @@ def built_in():
         for _, cls in inspect.getmembers(importlib.import_module(module.name), inspect.isclass):
             if issubclass(cls, ConnectorV2) and cls.__module__.startswith("marl_connectors.connectors."):
                 found.add(cls)
-    general = {"ConnectorV2", "ColumnConnector", "InBothPipelines", "ObservationTransform", "ChangesRewards"}
+    general = {"ConnectorV2", "ColumnConnector", "InBothPipelines", "ObservationTransform", "RewardTransform"}
     return [c for c in found if not issubclass(c, ConnectorPipelineV2) and c.__name__ not in general]
 
 
@@ -129,7 +129,7 @@ def test_every_piece_of_the_library_says_where_it_belongs():
 
 def test_every_name_in_the_tables_is_of_a_piece_or_a_base():
     names = {cls.__name__ for cls in built_in()} | {"ObservationTransform"}
-    for table in (NEEDS_BEFORE, NEEDS_BEHIND):
+    for table in (NEEDS_BEFORE, NEEDS_AFTER):
         assert {*table, *(other for needed in table.values() for other in needed)} <= names
 
 
@@ -223,7 +223,7 @@ def test_rewards_and_observations_of_a_train_batch_have_their_places_too():
 
 
 def test_no_message_repeats_itself():
-    for table in (NEEDS_BEFORE, NEEDS_BEHIND):
+    for table in (NEEDS_BEFORE, NEEDS_AFTER):
         for needed in table.values():
             for why in needed.values():
                 assert why.count("{}") == 1

@@ -10,7 +10,7 @@ from scripted_envs import BOX, LifeEnv, Recorded, ScriptEnv, Step, small_config
 
 from marl_connectors import AddJointObservationsFromEpisodesToTrainBatch as AddJoint
 from marl_connectors import Columns, ConfigError, ConnectorError, FrameStacking, MAPPOConfig, MeanStdFilter
-from marl_connectors.connectors.learner.joint_observations import JointObservations
+from marl_connectors.connectors.learner.add_joint_observations_from_episodes_to_train_batch import JointObservations
 from marl_connectors.episodes.packing import rows_of_episodes
 
 WIDE = spaces.Box(-1.0, 1.0, (2, 2), np.float64)

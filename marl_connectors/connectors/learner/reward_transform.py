@@ -9,9 +9,10 @@ import numpy as np
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import LEARNER, ConnectorV2
 from marl_connectors.episodes.column_batch import ColumnGroup
+from marl_connectors.errors import ConfigError
 
 
-class ChangesRewards(ConnectorV2):
+class RewardTransform(ConnectorV2):
     """Base of pieces that change ``rewards`` in the train batch, one by one.
 
     Reads the batch's rewards or, where no piece has added them yet, those of the episodes. The episodes, and so the
@@ -34,3 +35,14 @@ def rewards_of_columns(columns: ColumnGroup) -> Any:
     if Columns.REWARDS in columns:
         return columns[Columns.REWARDS]
     return columns.rows.get(Columns.REWARDS).astype(np.float32)
+
+
+def checked_gamma(who: str, gamma: float) -> float:
+    """A discount factor.
+
+    Raises:
+        ConfigError: If it is none.
+    """
+    if not isinstance(gamma, (int, float)) or not 0.0 <= gamma <= 1.0:
+        raise ConfigError(f"{who}: gamma must be a number in [0, 1], not {gamma!r}.")
+    return float(gamma)
