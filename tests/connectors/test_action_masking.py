@@ -307,7 +307,7 @@ def test_errors_name_the_agent_and_the_sizes():
         ConnectorError, match=r"but a piece before has changed them to Box\(6,\).*Put ActionMasking first"
     ):
         late(rl_module=None, batch={}, episodes=[episode])
-    with pytest.raises(ConfigError, match="belongs into the env-to-module pipeline"):
+    with pytest.raises(ConfigError, match="belongs in the env-to-module pipeline"):
         LearnerConnectorPipeline(WITH_MASK, ACTIONS, connectors=[ActionMasking()])
 
 

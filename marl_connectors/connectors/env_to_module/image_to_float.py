@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from marl_connectors.connectors.observation_transform import ObservationTransform, Plan, Steps
-from marl_connectors.connectors.space_trees import map_space, map_values, parts_of
+from marl_connectors.connectors.space_trees import leaf_spaces, map_space, map_values
 from marl_connectors.errors import ConfigError
 from marl_connectors.spaces import describe
 from marl_connectors.typing import AgentID, Tree
@@ -51,7 +51,7 @@ class ImageToFloat(ObservationTransform):
 
     def prepare(self, agents: Mapping[AgentID | None, tuple[Space, Space | None]]) -> None:
         """Looks for an image."""
-        if not self.learns and not any(_is_image(part) for space, _ in agents.values() for part in parts_of(space)):
+        if not self.learns and not any(_is_image(part) for space, _ in agents.values() for part in leaf_spaces(space)):
             space = next(iter(agents.values()))[0]
             raise ConfigError(
                 f"ImageToFloat: there is no image, which is a uint8 Box (height, width, channels) or (height, width), "
@@ -60,7 +60,7 @@ class ImageToFloat(ObservationTransform):
 
     def plan(self, agent_id: AgentID | None, space: Space, action_space: Space | None) -> Plan:
         """The space of float images; ``how`` says whether there are any."""
-        return Plan(space, map_space(self._changed_space, space), any(map(_is_image, parts_of(space))))
+        return Plan(space, map_space(self._changed_space, space), any(map(_is_image, leaf_spaces(space))))
 
     def _changed_space(self, space: Space) -> Space:
         if not _is_image(space):

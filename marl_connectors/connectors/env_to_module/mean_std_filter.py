@@ -10,7 +10,7 @@ from gymnasium import Space, spaces
 from marl_connectors.connectors.connector_v2 import ENV_TO_MODULE
 from marl_connectors.connectors.observation_transform import Agents, ObservationTransform, Plan, Steps
 from marl_connectors.connectors.running_stats import Grouping, StatsTable, merge_streams, to_state
-from marl_connectors.connectors.space_trees import fits, map_space, map_values, parts_of
+from marl_connectors.connectors.space_trees import fits, leaf_spaces, map_space, map_values
 from marl_connectors.episodes.column_batch import ColumnGroup
 from marl_connectors.episodes.episode_rows import EpisodeRows
 from marl_connectors.errors import ConfigError, ConnectorError
@@ -93,7 +93,7 @@ class MeanStdFilter(ObservationTransform):
 
     def plan(self, agent_id: AgentID | None, space: Space, action_space: Space | None) -> Plan:
         """The bounded space; ``how`` is the number of numbers, and the key of agents that share statistics."""
-        boxes = [part for part in parts_of(space) if isinstance(part, spaces.Box)]
+        boxes = [part for part in leaf_spaces(space) if isinstance(part, spaces.Box)]
         features = sum(int(np.prod(box.shape)) for box in boxes)
         if not features:
             raise ConfigError(

@@ -9,7 +9,7 @@ from gymnasium import Space, spaces
 
 from marl_connectors.connectors.flattening import one_hot, one_hot_size
 from marl_connectors.connectors.observation_transform import ObservationTransform, Plan, Steps
-from marl_connectors.connectors.space_trees import map_space, map_values, parts_of
+from marl_connectors.connectors.space_trees import leaf_spaces, map_space, map_values
 from marl_connectors.typing import AgentID, Tree
 
 _DISCRETE = (spaces.Discrete, spaces.MultiDiscrete)
@@ -30,7 +30,7 @@ class OneHotObservations(ObservationTransform):
             ),
             space,
         )
-        return Plan(space, after, any(isinstance(part, _DISCRETE) for part in parts_of(space)))
+        return Plan(space, after, any(isinstance(part, _DISCRETE) for part in leaf_spaces(space)))
 
     def transform(self, observations: Tree, plan: Plan, steps: Steps) -> Tree:
         """Changes the discrete parts."""
