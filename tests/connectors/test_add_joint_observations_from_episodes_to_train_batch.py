@@ -184,5 +184,5 @@ def test_unknown_agents_and_odd_observations_are_named():
 def test_a_single_agent_has_no_joint_observation():
     with pytest.raises(ConfigError, match=r"MAPPOConfig: CartPole-v1 has a single agent.*PPOConfig"):
         small_config("CartPole-v1", algorithm=MAPPOConfig).build_algo()
-    with pytest.raises(ConfigError, match="needs the observation spaces of all agents"):
+    with pytest.raises(ConfigError, match="expected the observation spaces of all agents"):
         _ = AddJoint().joint

@@ -1,4 +1,4 @@
-"""Takes the time axis of length 1 out again."""
+"""Removes the time axis of length 1 from the outputs of stateful modules."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from marl_connectors.typing import ModuleID
 
 
 class RemoveSingleTsTimeRankFromBatch(ConnectorV2):
-    """What stateful modules put out, ``[B, 1, ...]``, becomes ``[B, ...]``; ``state_out`` never had a time axis.
+    """Turns outputs ``[B, 1, ...]`` of stateful modules into ``[B, ...]``; ``state_out`` has no time axis.
 
-    Reads and writes all columns of stateful modules; leaves those of stateless ones alone. Keeps no state.
+    Reads and writes all columns of stateful modules; those of stateless modules stay as they are. Keeps no state.
     """
 
     belongs_in = (MODULE_TO_ENV,)
@@ -28,8 +28,8 @@ class RemoveSingleTsTimeRankFromBatch(ConnectorV2):
         """Drops the second axis.
 
         Raises:
-            ConnectorError: If a module put out no state, or something without a time axis.
-            ModuleError: If the state is not like the one that the module begins in.
+            ConnectorError: If a module has output no state, or a column without a time axis.
+            ModuleError: If the state differs in structure, shape or dtype from the module's initial state.
         """
         if not are_stateful(type(self).__name__, rl_module, columns.module_ids):
             return
@@ -55,13 +55,13 @@ def _no_state(module_ids: Sequence[ModuleID | None], outputs: dict[str, Any]) ->
         else f"one of the modules {', '.join(map(repr, module_ids))}"
     )
     return ConnectorError(
-        f"{who} has an initial state (get_initial_state), but put out no 'state_out', only {sorted(outputs)}, so it "
-        f"would forget what it has seen. Return Columns.STATE_OUT from its _forward."
+        f"{who} has an initial state (get_initial_state), but output no 'state_out', only {sorted(outputs)}, so its "
+        f"state would be lost. Return Columns.STATE_OUT from its _forward."
     )
 
 
 def _no_time_axis(name: str, module_id: ModuleID | None, shape: tuple[int, ...]) -> ConnectorError:
     return ConnectorError(
-        f"stateful module {module_id!r} put out {name!r} with shape {shape}, expected (rows, 1, ...): its inputs have "
+        f"stateful module {module_id!r} output {name!r} with shape {shape}, expected (rows, 1, ...): its inputs have "
         f"a time axis, so its outputs need one, too (state_out excepted)."
     )
