@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from histories import ACT_SPACE, EPISODES, MAPPINGS, OBS_SPACE, agent_episodes, columns_of, play
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from multi_agent_histories import ACT_SPACE, EPISODES, MAPPINGS, OBS_SPACE, agent_episodes, columns_of, play
 
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from marl_connectors.connectors.connector_v2 import ConnectorV2, item_key

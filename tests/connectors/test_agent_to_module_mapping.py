@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
-from histories import AGENTS, MAPPINGS, MODULES, make_modules
 from hypothesis import given
 from hypothesis import strategies as st
+from multi_agent_histories import AGENTS, MAPPINGS, MODULES, make_modules
 
 from marl_connectors.connectors.common.agent_to_module_mapping import MAPPING, AgentToModuleMapping
 from marl_connectors.connectors.common.module_to_agent_unmapping import ModuleToAgentUnmapping

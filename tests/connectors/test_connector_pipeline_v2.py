@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gymnasium import spaces
-from histories import columns_of, make_modules, play
+from multi_agent_histories import columns_of, make_modules, play
 
 from marl_connectors import connectors
 from marl_connectors.connectors.common.add_observations_from_episodes_to_batch import (

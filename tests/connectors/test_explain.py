@@ -9,8 +9,8 @@ import json
 import numpy as np
 import pytest
 import torch
-from histories import columns_of, make_modules, play
-from test_custom_pieces import AddLastRewardToObservations, MortalEnv, config
+from custom_pieces import AddLastRewardToObservations, MortalEnv, config
+from multi_agent_histories import columns_of, make_modules, play
 
 from marl_connectors.algorithms.explain import explain_algorithm
 from marl_connectors.connectors.column_connector import ColumnConnector

@@ -42,7 +42,9 @@ class AgentIdEncoding(ObservationTransform):
             ConfigError: If ``agent_ids`` is not a list of different agent ids.
         """
         if isinstance(agent_ids, str) or (agent_ids is not None and len(set(agent_ids)) < max(len(agent_ids), 1)):
-            raise ConfigError(f"AgentIdEncoding: agent_ids must be a list of one or more different agent ids, not {agent_ids!r}.")
+            raise ConfigError(
+                f"AgentIdEncoding: agent_ids must be a list of one or more different agent ids, not {agent_ids!r}."
+            )
         self._given = agent_ids
         self._alias: dict[AgentID | None, AgentID] = {}
         self._number: dict[AgentID | None, int] = {} if agent_ids is None else _numbered(agent_ids)
