@@ -61,7 +61,7 @@ class ObservationTransform(InBothPipelines):
             input_action_space: As for every piece.
             multi_agent: Whether the spaces are Dicts by agent id. With None, they are if both are Dicts with the same
                 keys.
-            as_learner_connector: Whether the piece stands in a learner pipeline; None leaves it to the pipeline.
+            as_learner_connector: Whether the piece is in a learner pipeline; None leaves it to the pipeline.
         """
         self._multi_agent = multi_agent
         self.as_learner_connector = as_learner_connector

@@ -246,7 +246,7 @@ def test_an_episode_that_nobody_knows_cannot_be_put_in():
     def puts_in(piece, batch, run_episodes):
         run_episodes[0] = play(HISTORIES[1:], COLOURS)[0]
 
-    with pytest.raises(ConnectorError, match=r"has put agent 'a' \(module 'red', episode 'e0'\) into the episodes"):
+    with pytest.raises(ConnectorError, match=r"has added agent 'a' \(module 'red', episode 'e0'\) to the episodes"):
         run(item_piece(puts_in), cls=LearnerConnectorPipeline)
 
 
