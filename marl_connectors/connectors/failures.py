@@ -38,8 +38,7 @@ class Progress(threading.local):
 
     def begin(self, in_train_batch: bool | None) -> None:
         """Clears the record before a piece runs."""
-        self.episode = self.item = self.converting = self.unlike = self.module_id = None
-        self._left = ()
+        vars(self).clear()
         self.in_train_batch = in_train_batch
 
     def leave_loop(self) -> None:
