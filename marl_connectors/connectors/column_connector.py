@@ -134,22 +134,22 @@ class ColumnConnector(ConnectorV2):
                     f"yet. Return it for every module."
                 )
             parts.append(own[name] if name in own else batch[name])
-        kinds = {m: _kind(part) for m, part in zip(columns.module_ids, parts, strict=True)}
-        first = kinds[columns.module_ids[0]]
-        for module_id, kind in kinds.items():
-            if kind != first:
+        forms = {m: _item_form(part) for m, part in zip(columns.module_ids, parts, strict=True)}
+        first = forms[columns.module_ids[0]]
+        for module_id, form in forms.items():
+            if form != first:
                 raise ConnectorError(
-                    f"transform returned {name!r} of {kind} for module {module_id!r}, but of {first} for module "
+                    f"transform returned {name!r} of {form} for module {module_id!r}, but of {first} for module "
                     f"{columns.module_ids[0]!r}. Agents with like spaces need like columns."
                 )
         return concatenated(parts)
 
 
-def _kind(column: Tree) -> str:
+def _item_form(column: Tree) -> str:
     """Describes the type and the shape of a column's items."""
     if isinstance(column, (np.ndarray, torch.Tensor)):
         return f"{type(column).__name__} {tuple(column.shape[1:])}"
-    return ", ".join(_kind(leaf) for leaf in leaves(column))
+    return ", ".join(_item_form(leaf) for leaf in leaves(column))
 
 
 class ModuleColumns(Mapping[str, Any]):

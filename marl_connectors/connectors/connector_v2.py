@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import Space
 
 from marl_connectors.connectors.failures import progress
-from marl_connectors.connectors.item_adapter import call_on_items, item_key, parts_of
+from marl_connectors.connectors.item_adapter import agent_episodes_of, call_on_items, item_key
 from marl_connectors.episodes.column_batch import ColumnGroup, Phase
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
@@ -264,7 +264,7 @@ class ConnectorV2:
         before = progress.episode  # an error message names the episode if the caller fails on it
         try:
             for episode in episodes:
-                for part in parts_of(episode, stepped_only=agents_that_stepped_only):
+                for part in agent_episodes_of(episode, stepped_only=agents_that_stepped_only):
                     progress.episode = part
                     if zip_with_batch_column is None:
                         yield part

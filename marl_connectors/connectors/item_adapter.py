@@ -55,10 +55,10 @@ def item_key(episode: SingleAgentEpisode) -> ItemKey:
 
 def agent_episodes(episodes: Iterable[Any], *, stepped_only: bool) -> list[SingleAgentEpisode]:
     """Returns all SingleAgentEpisodes, as ``ConnectorV2.single_agent_episode_iterator`` yields them."""
-    return [part for episode in episodes for part in parts_of(episode, stepped_only=stepped_only)]
+    return [part for episode in episodes for part in agent_episodes_of(episode, stepped_only=stepped_only)]
 
 
-def parts_of(episode: Any, *, stepped_only: bool) -> list[SingleAgentEpisode]:
+def agent_episodes_of(episode: Any, *, stepped_only: bool) -> list[SingleAgentEpisode]:
     """Returns the agent episodes of an episode; see ``ConnectorV2.single_agent_episode_iterator``."""
     if not isinstance(episode, MultiAgentEpisode):
         return [episode]
@@ -700,7 +700,7 @@ class _ByHand:
     def __init__(self, piece: Any, batch: dict[str, Any], episodes: Sequence[Any], rl_module: Any, mapping: Any):
         self._batch = batch
         self._rl_module = rl_module
-        self._apart = getattr(piece, "stands_apart", lambda agent_id: None)
+        self._apart = getattr(piece, "grouping_key", lambda agent_id: None)
         self._by_module = _is_sorted_by_module(batch)
         self._train = _is_train(piece, batch, episodes)
         own = agent_episodes(episodes, stepped_only=not self._train)
@@ -745,7 +745,7 @@ class _ByHand:
         families: dict[Any, dict[ModuleID, list[_Share]]] = {}
         for share in sorted(self._shares, key=lambda share: order.get(share.module_id, len(order))):
             state = modules.state_kind(share.module_id) if share.module_id in order else None
-            kind = (frozenset(share.columns), bool(share.lengths), state, _kind(share, self._apart))
+            kind = (frozenset(share.columns), bool(share.lengths), state, _grouping_key(share, self._apart))
             ended = share.episode is not None and share.episode.is_done and not self._train
             families.setdefault((ended, kind), {}).setdefault(share.module_id, []).append(share)
         return [families[kind] for kind in sorted(families, key=lambda kind: kind[0])]
@@ -965,7 +965,7 @@ def _num_items(batch: dict[str, Any]) -> int:
     return max(lengths, default=0)
 
 
-def _kind(share: _Share, apart: Callable[[Any], Any]) -> Any:
+def _grouping_key(share: _Share, apart: Callable[[Any], Any]) -> Any:
     """Returns a key that is equal for agent episodes whose rows can be in one group."""
     episode = share.episode
     if episode is None:

@@ -100,7 +100,7 @@ class ObservationTransform(InBothPipelines):
     def prepare(self, agents: Mapping[AgentID | None, tuple[Space, Space | None]]) -> None:
         """Prepares for the spaces of all agents. It is called before their plans are made."""
 
-    def stands_apart(self, agent_id: AgentID | None) -> Hashable:
+    def grouping_key(self, agent_id: AgentID | None) -> Hashable:
         """Returns a key. If the piece is called by hand, agents with different keys are not put into one array."""
         return None
 

@@ -87,7 +87,7 @@ class FlattenObservations(ObservationTransform):
         flatten = Flattener(space, leave_out=self._keys_to_remove)
         return Plan(space, flatten.space, flatten)
 
-    def stands_apart(self, agent_id: AgentID | None) -> bool:
+    def grouping_key(self, agent_id: AgentID | None) -> bool:
         """Whether the agent is in ``agent_ids``."""
         return self._agent_ids is not None and agent_id in self._agent_ids
 

@@ -119,8 +119,8 @@ class ActionMasking(ObservationTransform):
                     f"change observations."
                 )
             return
-        kinds = [action_space for _, action_space in agents.values()]
-        if kinds and all(kind is not None and values_per_choice(kind) is None for kind in kinds):
+        action_spaces = [action_space for _, action_space in agents.values()]
+        if action_spaces and all(s is not None and values_per_choice(s) is None for s in action_spaces):
             whose, (_, action_space) = next(iter(agents.items()))
             assert action_space is not None
             raise self._without_choices(whose, action_space)

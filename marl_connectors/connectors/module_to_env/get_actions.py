@@ -153,20 +153,20 @@ class GetActions(ConnectorV2):
             if Columns.ACTIONS not in own:
                 _add_actions(module_id, rl_module[module_id], own, explore, None if noise is None else noise[begin:end])
             found[module_id] = {name: own[name] for name in (Columns.ACTIONS, Columns.ACTION_LOGP) if name in own}
-        _check_kinds({module_id: own[Columns.ACTIONS] for module_id, own in found.items()})
+        _check_dtypes({module_id: own[Columns.ACTIONS] for module_id, own in found.items()})
         try:
             put_together(columns, list(found.values()))
         except (RuntimeError, TypeError, KeyError, AttributeError) as error:
             raise unlike_outputs(found, error) from error
 
 
-def _check_kinds(actions: Mapping[ModuleID, Any]) -> None:
+def _check_dtypes(actions: Mapping[ModuleID, Any]) -> None:
     """Checks that modules do not mix integer and float actions, since joining them would make all floats."""
-    kinds = {m: own.dtype for m, own in actions.items() if isinstance(own, (torch.Tensor, np.ndarray))}
-    floats = [m for m, kind in kinds.items() if "float" in str(kind)]
-    if 0 < len(floats) < len(kinds):
+    dtypes = {m: own.dtype for m, own in actions.items() if isinstance(own, (torch.Tensor, np.ndarray))}
+    floats = [m for m, dtype in dtypes.items() if "float" in str(dtype)]
+    if 0 < len(floats) < len(dtypes):
         raise ModuleError(
-            f"GetActions: module {floats[0]!r} output 'actions' as {kinds[floats[0]]}, other modules for agents with "
+            f"GetActions: module {floats[0]!r} output 'actions' as {dtypes[floats[0]]}, other modules for agents with "
             f"like spaces as whole numbers. Return them as torch.int64."
         )
 
