@@ -7,7 +7,7 @@ from typing import Any
 
 from marl_connectors.algorithms.algorithm import Algorithm
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
-from marl_connectors.connectors.explain import Explanation, trace
+from marl_connectors.connectors.explain import Explanation
 from marl_connectors.episodes.column_batch import ColumnBatch
 from marl_connectors.metrics import MetricsLogger
 from marl_connectors.seeding import derived_seed, torch_stream
@@ -58,7 +58,7 @@ class _Watched:
 
     def run(self, batch: ColumnBatch, **common: Any) -> ColumnBatch:
         rows = sum(len(group.rows) for group in batch.groups)
-        explanation, batch = trace(self._pipeline, batch, **common)
+        explanation, batch = self._pipeline.trace(batch, **common)
         if rows >= self._rows:
             self._rows, self.explanation = rows, explanation
         return batch

@@ -1,4 +1,4 @@
-"""What an environment may give as an action mask, as flat bools: one for each value of each choice."""
+"""Converts the action masks of environments to flat bools, one for each value of each choice."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from marl_connectors.trees import leaves
 from marl_connectors.typing import Tree
 
 ACTION_MASK = "action_mask"
-"""The key under which PettingZoo's environments give masks, in observations or infos."""
+"""The key of masks in the observations or infos of PettingZoo's environments."""
 
 
 def wanted_mask(space: Space | None) -> str:
-    """What a mask for a space looks like, in words."""
+    """Describes a mask for a space, for messages."""
     if isinstance(space, spaces.Discrete):
         return f"{space.n} numbers, one for each action"
     if isinstance(space, spaces.MultiDiscrete):
@@ -39,19 +39,19 @@ def _is_masked(space: Space) -> bool:
 
 
 def flat_masks(space: Space | None, masks: Tree) -> np.ndarray | None:
-    """Masks of several rows, each as one vector.
+    """Converts the masks of several rows to one vector a row.
 
     Args:
-        space: Of the actions: Discrete, MultiDiscrete or MultiBinary, or a Dict or Tuple with such parts; None for
-            Discrete of any size.
-        masks: ``[B, n]`` numbers, 0 or False for what is forbidden; for MultiDiscrete also a tuple of such arrays, one
-            for each choice, as in Gymnasium; for MultiBinary ``[B, *shape]`` of 0, 1 and 2, as in Gymnasium, or two
-            numbers for each bit. For a Dict or Tuple a dict or tuple of these; parts that are left out of a dict, are
-            None or are arrays without numbers, allow everything.
+        space: The action space: Discrete, MultiDiscrete or MultiBinary, or a Dict or Tuple with such parts. None stands
+            for a Discrete space of any size.
+        masks: ``[B, n]`` numbers, 0 or False for forbidden values. For MultiDiscrete, it may also be a tuple of such
+            arrays, one for each choice, as in Gymnasium. For MultiBinary, it is ``[B, *shape]`` of 0, 1 and 2, as in
+            Gymnasium, or two numbers for each bit. For a Dict or Tuple, it is a dict or tuple of masks of the parts.
+            Parts that are missing in a dict, are None or are empty arrays allow everything.
 
     Returns:
-        ``[B, n]`` bool, a copy; those of parts one after another, in the space's order. None if the masks do not fit
-        the space.
+        ``[B, n]`` bool, a new array; the masks of parts are concatenated in the space's order. None if the masks do not
+        fit the space.
     """
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
         return _flat_masks_of_parts(space, masks)
@@ -72,7 +72,7 @@ def flat_masks(space: Space | None, masks: Tree) -> np.ndarray | None:
 
 
 def is_binary(space: Space, action_space: Space | None) -> bool:
-    """Whether all values of a mask's space are 0 and 1, or 2 for a bit of MultiBinary actions that is free."""
+    """Whether all values of a mask's space are 0 or 1, or also 2 (a free bit) for MultiBinary actions."""
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
         of_actions: dict[Any, Space] = {}
         if isinstance(action_space, (spaces.Dict, spaces.Tuple)):
@@ -87,9 +87,10 @@ def is_binary(space: Space, action_space: Space | None) -> bool:
 
 
 def mask_of(observation: Any, info: Mapping[str, Any] | None, key: Any = ACTION_MASK) -> Any:
-    """The actions that PettingZoo's ``action_mask``, in an observation or an info, allows: ``[n]``, or None.
+    """Returns the mask in an observation or else in an info dict, or None if neither has one.
 
-    That of a MultiDiscrete space may be a tuple of arrays, that of a Dict or Tuple a dict or tuple.
+    The mask is ``[n]``; for a MultiDiscrete space it may be a tuple of arrays, and for a Dict or Tuple space it is a
+    dict or tuple.
     """
     for holder in (observation, info):
         if isinstance(holder, Mapping) and key in holder:
@@ -99,7 +100,7 @@ def mask_of(observation: Any, info: Mapping[str, Any] | None, key: Any = ACTION_
 
 
 def mask_of_one_row(mask: Any) -> Any:
-    """A single mask, of lists or arrays, as ``flat_masks`` takes several."""
+    """Adds a batch axis of length 1 to a single mask, of lists or arrays, for ``flat_masks``."""
     if isinstance(mask, dict):
         return {key: mask_of_one_row(part) for key, part in mask.items()}
     if isinstance(mask, tuple):
@@ -131,7 +132,7 @@ def _flat_masks_of_parts(space: spaces.Dict | spaces.Tuple, masks: Tree) -> np.n
 
 
 def _is_empty(mask: Any) -> bool:
-    """Whether a part of masks says nothing: None, or nothing but None and arrays without numbers."""
+    """Whether masks are None, or consist of None and empty arrays only."""
     if mask is None:
         return True
     if isinstance(mask, (dict, tuple)):
@@ -147,11 +148,14 @@ def _arrays(masks: Any) -> list[np.ndarray]:
 
 
 def free_where_nothing_is_left(space: Space | None, masks: np.ndarray) -> np.ndarray:
-    """The masks themselves, in which choices that allow no value allow all: nobody is asked to make them.
+    """Allows all values of choices that allow none, since an agent with such a mask does not act.
 
     Args:
-        space: Of the actions.
+        space: The action space.
         masks: ``[B, n]`` bool, changed in place.
+
+    Returns:
+        ``masks``.
     """
     lens = values_per_choice(space) or [masks.shape[1]]
     if len(lens) == 1:
@@ -166,12 +170,15 @@ def free_where_nothing_is_left(space: Space | None, masks: np.ndarray) -> np.nda
 
 
 def draw(space: Space, masks: np.ndarray, rng: np.random.Generator | StreamGenerator) -> Tree:
-    """Actions drawn uniformly from those that masks allow, ``[B, ...]``, counted from 0.
+    """Draws actions uniformly from those that masks allow.
 
     Args:
-        space: Of one action.
+        space: The space of one action.
         masks: ``[B, n]``, a number for each value of each choice; ``n`` is 0 for actions without choices.
-        rng: Draws the numbers, of each row ``n`` for the choices and one for each part that has none.
+        rng: The generator. It draws ``n`` numbers a row for the choices, and one for each part without choices.
+
+    Returns:
+        ``[B, ...]`` actions, which count from 0.
     """
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
         parts, end = {}, 0

@@ -1,4 +1,4 @@
-"""What a user's piece has made of columns is checked, before anybody trains on it."""
+"""Checks the columns that a user's piece has set, before a module is trained on them."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from marl_connectors.trees import leaves
 
 
 def checked_on_columns(piece: ConnectorV2) -> Callable[..., None]:
-    """``piece.on_columns``; of a piece that is not the library's own, with a look at what it has done."""
+    """Returns ``piece.on_columns``; for a user's piece, followed by a check of the columns that it has set."""
     if type(piece).__module__.startswith("marl_connectors."):
         return piece.on_columns
 
-    return partial(_run_checked, piece)  # which can be copied and pickled
+    return partial(_run_checked, piece)  # a partial can be copied and pickled, a closure cannot
 
 
 def _run_checked(piece: ConnectorV2, *, columns: ColumnGroup, **common: Any) -> None:
@@ -56,7 +56,7 @@ def _known(columns: ColumnGroup) -> dict[str, Any]:
 
 
 _SOLID = (np.ndarray, Tensor)
-"""Columns that cannot get another number of rows without becoming others."""
+"""Types of columns that keep their number of rows as long as they are the same object."""
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -68,19 +68,19 @@ def _leaves(column: Any) -> list[Any]:
 
 
 def _check(name: str, found: list[Any], rows: int) -> None:
-    """Raises unless a column is made of arrays with so many rows."""
-    expected = f"expected an array [{rows}, ...] with one row for each of the batch"
+    """Raises a ConnectorError unless a column consists of arrays with this number of rows."""
+    expected = f"expected an array [{rows}, ...] with one row for each row of the batch"
     if not found:
-        raise ConnectorError(f"set column {name!r} to nothing at all, {expected}. Delete it, or set an array.")
+        raise ConnectorError(f"set column {name!r} to an empty tree, {expected}. Delete it, or set an array.")
     for leaf in found:
         if not isinstance(leaf, (np.ndarray, torch.Tensor, InfoColumn)):
             raise ConnectorError(
-                f"set column {name!r} to a {type(leaf).__name__}, or a list or tree of them, {expected}. Make it an "
-                f"array first."
+                f"set column {name!r} to a {type(leaf).__name__}, or a list or tree of them, {expected}. Convert it to "
+                f"an array first."
             )
         shape = (len(leaf),) if isinstance(leaf, InfoColumn) else tuple(leaf.shape)
         if not shape or shape[0] != rows:
             raise ConnectorError(
                 f"set column {name!r} of shape {shape}, {expected}. Rows cannot be added or left out here; in a "
-                f"learner pipeline, set 'loss_mask' to False for steps that are not to be trained on."
+                f"learner pipeline, set 'loss_mask' to False for steps that must not be trained on."
             )

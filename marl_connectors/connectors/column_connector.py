@@ -1,4 +1,4 @@
-"""The short way to write a piece that works on columns."""
+"""ColumnConnector, the short way to write a piece that works on columns."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ from marl_connectors.typing import ModuleID, Tree
 class ColumnConnector(ConnectorV2):
     """A piece that gets a module's columns as arrays and returns the columns to set. Override ``transform``.
 
-    Reads what ``transform`` reads of the batch and, through ``rows``, of the trajectories. Writes the columns that it
-    returns: to the batch, or to the trajectories where ``write_to_episodes`` names them. Keeps no state of its own.
+    Reads the columns of the batch and, through ``rows``, of the trajectories that ``transform`` reads. Writes the
+    columns that ``transform`` returns to the batch, or to the trajectories if ``write_to_episodes`` names them. Keeps
+    no state unless a subclass does.
 
     >>> import numpy as np
     >>> class ScaleObservations(ColumnConnector):
@@ -37,11 +38,11 @@ class ColumnConnector(ConnectorV2):
     """
 
     write_to_episodes: tuple[str, ...] = ()
-    """Returned columns that go to the trajectories, where all later pieces and the learner see them, and not to the
-    batch."""
+    """The names of returned columns that are written to the trajectories instead of the batch. All later pieces and the
+    learner get them from there."""
     by_module: bool = True
-    """False for a piece that treats all modules alike, which is faster with many: ``transform`` is then called once for
-    all modules of agents with like spaces, with None as ``module_id``."""
+    """Whether ``transform`` is called once for each module. With False it is called once for all modules of agents with
+    like spaces, with None as ``module_id``, which is faster if there are many modules."""
 
     def transform(
         self,
@@ -52,16 +53,16 @@ class ColumnConnector(ConnectorV2):
         explore: bool | None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Works on the rows of one module; called once for each module that has any.
+        """Returns new columns for the rows of one module. It is called once for each module that has rows.
 
         Args:
-            batch: The columns that earlier pieces made, ``[B, ...]`` (arrays, after NumpyToTensor tensors). ``"obs"``
-                is always there: from the trajectories while no piece has put it into the batch. Arrays cannot be
-                written to; return new ones.
-            rows: The agent-steps that the ``B`` rows stand for, and the way to the rest of their trajectories.
-            module_id: Whose rows these are; None where ``by_module`` is False.
-            explore: Whether actions are to be sampled; None in a learner pipeline.
-            **kwargs: ``rl_module``, ``shared_data``, ``metrics``, and whatever a newer version adds.
+            batch: The columns that earlier pieces made, ``[B, ...]``: arrays, or tensors after NumpyToTensor. ``"obs"``
+                is always present, and is read from the trajectories until a piece adds it to the batch. The arrays are
+                read-only; return new ones.
+            rows: The agent-steps of the ``B`` rows, and access to the rest of their trajectories.
+            module_id: The module of the rows; None if ``by_module`` is False.
+            explore: Whether actions will be sampled; None in a learner pipeline.
+            **kwargs: ``rl_module``, ``shared_data``, ``metrics``, and arguments that newer versions may add.
 
         Returns:
             The columns to set, ``[B, ...]`` each; ``{}`` for none.
@@ -69,10 +70,10 @@ class ColumnConnector(ConnectorV2):
         raise NotImplementedError(f"{type(self).__name__}: override transform(batch, *, rows, module_id, explore).")
 
     def on_columns(self, *, rl_module: Any, columns: ColumnGroup, explore: bool | None = None, **kwargs: Any) -> None:
-        """Calls ``transform`` for each module, and sets what comes back.
+        """Calls ``transform`` for each module, and sets the columns that it returns.
 
         Raises:
-            ConnectorError: If what comes back is not one row for each that went in.
+            ConnectorError: If a returned column does not have one row for each row of the module.
         """
         everyone = columns.rows
         several = self.by_module and len(columns.module_ids) > 1
@@ -123,7 +124,7 @@ class ColumnConnector(ConnectorV2):
                     )
 
     def _joined(self, name: str, made: list[dict[str, Any]], before: list[ModuleColumns], columns: ColumnGroup) -> Any:
-        """A column of all modules; of those that returned nothing, what they had before."""
+        """Returns a column of all modules; modules that returned no such column keep theirs."""
         parts: list[Any] = []
         for module_id, own, batch in zip(columns.module_ids, made, before, strict=True):
             if name not in own and name not in batch:
@@ -133,26 +134,26 @@ class ColumnConnector(ConnectorV2):
                     f"yet. Return it for every module."
                 )
             parts.append(own[name] if name in own else batch[name])
-        kinds = {m: _kind(part) for m, part in zip(columns.module_ids, parts, strict=True)}
-        first = kinds[columns.module_ids[0]]
-        for module_id, kind in kinds.items():
-            if kind != first:
+        forms = {m: _item_form(part) for m, part in zip(columns.module_ids, parts, strict=True)}
+        first = forms[columns.module_ids[0]]
+        for module_id, form in forms.items():
+            if form != first:
                 raise ConnectorError(
-                    f"transform returned {name!r} of {kind} for module {module_id!r}, but of {first} for module "
+                    f"transform returned {name!r} of {form} for module {module_id!r}, but of {first} for module "
                     f"{columns.module_ids[0]!r}. Agents with like spaces need like columns."
                 )
         return concatenated(parts)
 
 
-def _kind(column: Tree) -> str:
-    """What an item of a column looks like."""
+def _item_form(column: Tree) -> str:
+    """Describes the type and the shape of a column's items."""
     if isinstance(column, (np.ndarray, torch.Tensor)):
         return f"{type(column).__name__} {tuple(column.shape[1:])}"
-    return ", ".join(_kind(leaf) for leaf in leaves(column))
+    return ", ".join(_item_form(leaf) for leaf in leaves(column))
 
 
 class ModuleColumns(Mapping[str, Any]):
-    """The columns of one module; ``"obs"`` is read from the trajectories while it is not in the batch."""
+    """The columns of one module. ``"obs"`` is read from the trajectories until a piece adds it to the batch."""
 
     __slots__ = ("_columns", "_rows")
 
@@ -181,12 +182,12 @@ class ModuleColumns(Mapping[str, Any]):
 
 
 class ModuleRows:
-    """The agent-steps of one module's part of a batch, and the way to their trajectories.
+    """The agent-steps of one module in a batch, and access to their trajectories.
 
     Args:
-        rows: Those of all modules of a group.
-        index: Which module of theirs; None for all.
-        parts: ``rows.parts``, worked out when a first module needs them.
+        rows: The rows of all modules of a group.
+        index: The index of the module in the group; None for all modules.
+        parts: A list that is filled with ``rows.parts`` when a first module needs them.
     """
 
     def __init__(self, rows: Rows, index: int | None, parts: list[RowPart]):
@@ -198,7 +199,7 @@ class ModuleRows:
         self._bounds = (begin, end)
 
     def _own(self) -> Rows:
-        """The rows of the module, for reading and writing; worked out when they are first needed."""
+        """Returns the rows of the module, for reading and writing. They are computed when they are first needed."""
         if self._found is None:
             rows, index = self._all, self._index
             if index is None:
@@ -212,23 +213,24 @@ class ModuleRows:
     def __len__(self) -> int:
         return self._bounds[1] - self._bounds[0]
 
-    # What the trajectories hold.
+    # The columns of the trajectories.
 
     def has(self, column: str) -> bool:
         """Whether the trajectories hold this column."""
         return self._own().has(column)
 
     def get(self, column: str, offset: int = 0, fill: float | None = None) -> Tree:
-        """The items of a column of the trajectories, ``[B, ...]``; arrays that cannot be written to.
+        """Returns the items of a column of the trajectories, ``[B, ...]``, as read-only arrays.
 
         Args:
-            column: Such as ``Columns.OBS`` or ``Columns.REWARDS``.
-            offset: Whose item: 0 for the row itself, -1 for the same agent's step before, 1 for the one after.
-            fill: A number that stands before the beginning of the agent's episode, and behind its newest row.
+            column: The column's name, such as ``Columns.OBS`` or ``Columns.REWARDS``.
+            offset: 0 for the row itself, -1 for the same agent's previous step, 1 for its next step.
+            fill: The number that is returned for steps before the beginning of the agent's episode and after its newest
+                row.
 
         Raises:
-            EpisodeError: If there is no such column; if a row is out of reach and there is no ``fill``, or if the
-                episode has had it, but did not keep it.
+            EpisodeError: If there is no such column; if a step does not exist and there is no ``fill``; or if the
+                episode had the step but did not keep it in its lookback.
         """
         return read_only(self._own().get(column, offset, fill))
 
@@ -236,16 +238,16 @@ class ModuleRows:
         """Writes ``[B, ...]`` items back to the trajectories, where all later pieces and pipelines see them."""
         self._own().set(column, values)
 
-    # Whose rows they are.
+    # The agents, episodes and times of the rows.
 
     @property
     def action_space(self) -> Space:
-        """Of the agents."""
+        """The agents' action space."""
         return self._own().action_space
 
     @cached_property
     def counts(self) -> np.ndarray:
-        """``[N]`` how many rows each agent episode has."""
+        """``[N]`` the number of rows of each agent episode."""
         return np.array(self._all.counts[slice(*self._of_episodes)])
 
     @cached_property
@@ -255,7 +257,7 @@ class ModuleRows:
 
     @cached_property
     def agent_ids(self) -> np.ndarray:
-        """``[B]`` objects: whose row it is; None in single-agent use."""
+        """``[B]`` objects: the agent of each row; None in single-agent use."""
         return self._repeated([episode.agent_id for episode in self.episodes])
 
     @cached_property
@@ -299,7 +301,7 @@ class ModuleRows:
 
 
 def read_only(values: Tree) -> Tree:
-    """Views of arrays that cannot be written to; all else as it is."""
+    """Returns read-only views of arrays; all other leaves stay as they are."""
     if type(values) is np.ndarray:
         view = values.view()
         view.flags.writeable = False
@@ -310,7 +312,7 @@ def read_only(values: Tree) -> Tree:
 
 
 def _writeable(values: Tree) -> Tree:
-    """Copies of arrays that cannot be written to; all else as it is."""
+    """Returns copies of read-only arrays; all other leaves stay as they are."""
     return tree_map(
         lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) and not leaf.flags.writeable else leaf, values
     )

@@ -1,43 +1,46 @@
-"""A pipeline: connector pieces, one after another."""
+"""ConnectorPipelineV2, which runs connector pieces one after another."""
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
+import torch
 from gymnasium import Space
 
 from marl_connectors.connectors.column_check import checked_on_columns
 from marl_connectors.connectors.connector_v2 import ConnectorV2, works_on_columns
+from marl_connectors.connectors.explain import Explanation, PieceReport, Snapshot
 from marl_connectors.connectors.failures import progress
 from marl_connectors.connectors.item_adapter import checked_batch, run_piece
-from marl_connectors.connectors.requirements import check_pieces
-from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup, Phase
-from marl_connectors.errors import ConfigError, ConnectorError, did_you_mean, place_of_error
+from marl_connectors.connectors.piece_order import check_pieces
+from marl_connectors.episodes.column_batch import EPISODES_OF_RUN, ColumnBatch, ColumnGroup, Phase
+from marl_connectors.errors import ConfigError, ConnectorError, describe_error, did_you_mean, place_of_error
+from marl_connectors.metrics import MetricsLogger
 from marl_connectors.typing import AgentID
-
-if TYPE_CHECKING:
-    from marl_connectors.connectors.explain import Explanation
 
 
 class ConnectorPipelineV2(ConnectorV2):
-    """Connector pieces in order. A pipeline is a piece itself, so pipelines nest.
+    """Connector pieces in order. A pipeline is itself a piece, so pipelines can be nested.
 
-    ``pipeline(rl_module=..., batch={}, episodes=[...])`` runs all pieces on items. ``pipeline.run(batch, ...)`` is what
-    runners and learners call: it keeps the batch in columns wherever the pieces allow it. ``pipeline.explain(...)``
-    says what each piece does to a batch.
+    ``pipeline(rl_module=..., batch={}, episodes=[...])`` runs all pieces on items. Runners and learners call
+    ``pipeline.run(batch, ...)``, which keeps the batch in columns wherever the pieces allow it.
+    ``pipeline.explain(...)`` reports what each piece does to a batch.
 
-    Pieces are named by their class; a second piece of one class is called ``Name_2``, and so on.
+    Pieces are named after their class; a second piece of one class is called ``Name_2``, and so on.
 
     Raises:
-        ConfigError: If one of the library's pieces stands where it does not belong: in another kind of pipeline, or
-            before one whose work it needs.
+        ConfigError: If one of the library's pieces is in another kind of pipeline than it belongs in, or before a
+            piece whose work it needs.
     """
 
     kind: str | None = None
-    """Which of the three pipelines this is; None for a plain one."""
+    """The kind of pipeline: ``"env_to_module"``, ``"module_to_env"`` or ``"learner"``; None for a plain one."""
 
     def __init__(
         self,
@@ -65,7 +68,7 @@ class ConnectorPipelineV2(ConnectorV2):
         return iter(self.connectors)
 
     def __contains__(self, piece: object) -> bool:
-        """Whether a piece stands here: by its name, its class, or itself."""
+        """Whether the pipeline has a piece, given by its name or class or as the object."""
         if isinstance(piece, (str, type)):
             return piece in self.names() or any(type(other) is piece for other in self.connectors)
         return any(other is piece for other in self.connectors)
@@ -73,7 +76,7 @@ class ConnectorPipelineV2(ConnectorV2):
     def __getitem__(self, key: int | str | type) -> ConnectorV2:
         if not isinstance(key, (int, str, type)):
             raise TypeError(
-                f"{type(self).__name__}: expected a position, a name or a class between the brackets, got {key!r}. "
+                f"{type(self).__name__}: expected an index, a name or a class between the brackets, got {key!r}. "
                 f"Use list(pipeline) for a slice."
             )
         if isinstance(key, int) and not -len(self) <= key < len(self):
@@ -98,15 +101,15 @@ class ConnectorPipelineV2(ConnectorV2):
         self._insert(0, connector)
 
     def insert_before(self, name_or_class: str | type, connector: ConnectorV2) -> None:
-        """Adds a piece before the (first) one that is named."""
+        """Adds a piece before the first one with this name or class."""
         self._insert(self._find(name_or_class), connector)
 
     def insert_after(self, name_or_class: str | type, connector: ConnectorV2) -> None:
-        """Adds a piece after the (first) one that is named."""
+        """Adds a piece after the first one with this name or class."""
         self._insert(self._find(name_or_class) + 1, connector)
 
     def remove(self, name_or_class: str | type) -> ConnectorV2:
-        """Takes the (first) piece that is named out and gives it back."""
+        """Removes the first piece with this name or class, and returns it."""
         index = self._find(name_or_class)
         piece = self.connectors[index]
         self._edit([*self.connectors[:index], *self.connectors[index + 1 :]])
@@ -119,7 +122,7 @@ class ConnectorPipelineV2(ConnectorV2):
         self._adopt(connector)
 
     def _edit(self, pieces: list[ConnectorV2]) -> None:
-        """Takes other pieces, unless these or the pipelines around would be impossible: then nothing changes."""
+        """Replaces the pieces. If these or an outer pipeline would be invalid, it raises and changes nothing."""
         before, self.connectors = self.connectors, pieces
         try:
             self._check_pieces()
@@ -134,14 +137,14 @@ class ConnectorPipelineV2(ConnectorV2):
             piece._outer.add(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies and pickles, which weak references do not survive."""
+        """Replaces the weak references, which can be neither copied nor pickled."""
         return {**self.__dict__, "_outer": list(self._outer)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _outer=WeakSet(state["_outer"]))
 
     def _pass_spaces(self) -> None:
-        """Passes the spaces through all pieces here and in the pipelines around."""
+        """Passes the spaces through all pieces of this pipeline and of the outer ones."""
         self.set_input_spaces(self.input_observation_space, self.input_action_space)
         for outer in self._outer:
             outer._pass_spaces()
@@ -155,15 +158,15 @@ class ConnectorPipelineV2(ConnectorV2):
         raise KeyError(f"{type(self).__name__}: no piece {wanted!r}. {did_you_mean(wanted, names)}")
 
     def _check_pieces(self) -> None:
-        """Here and in the pipelines around."""
+        """Checks the pieces of this pipeline and of the outer ones."""
         check_pieces(type(self).__name__, self.kind, list(self._flat()))
         for outer in self._outer:
             outer._check_pieces()
 
     def _flat(self, around: tuple[ConnectorPipelineV2, ...] = ()) -> Iterator[ConnectorV2]:
-        """All pieces, those of nested pipelines in their place."""
+        """Yields all pieces; a nested pipeline is replaced by its pieces."""
         if any(outer is self for outer in around):
-            raise ConfigError(f"{type(self).__name__}: a pipeline cannot stand in itself. Give it a copy.")
+            raise ConfigError(f"{type(self).__name__}: a pipeline cannot contain itself. Insert a copy.")
         for piece in self.connectors:
             if isinstance(piece, ConnectorPipelineV2):
                 yield from piece._flat((*around, self))
@@ -186,7 +189,8 @@ class ConnectorPipelineV2(ConnectorV2):
         """Runs all pieces on items.
 
         Raises:
-            ConnectorError: If a piece fails; names the pipeline and the piece, with the piece's own error as cause.
+            ConnectorError: If a piece fails. The error names the pipeline and the piece, and its cause is the piece's
+                own error.
         """
         shared_data = {} if shared_data is None else shared_data
         common = {"explore": explore, "shared_data": shared_data, "metrics": metrics, **kwargs}
@@ -200,7 +204,7 @@ class ConnectorPipelineV2(ConnectorV2):
         return batch
 
     def _failure(self, piece: ConnectorV2, error: Exception, group: ColumnGroup | None = None) -> ConnectorError:
-        """The error for a failure inside a piece: on items of an agent, or on the columns of a group."""
+        """Returns the error for a failure inside a piece: on items of an agent, or on the columns of a group."""
         who = type(self).__name__
         if isinstance(error, ConnectorError) and isinstance(piece, ConnectorPipelineV2):
             return ConnectorError(f"{who}: {error}")  # the inner pipeline has named itself and the piece
@@ -224,12 +228,13 @@ class ConnectorPipelineV2(ConnectorV2):
         shared_data: dict[str, Any] | None = None,
         metrics: Any = None,
     ) -> ColumnBatch:
-        """Runs all pieces, on columns where they can, and on items (with a conversion before and after) where not.
+        """Runs all pieces: on columns if they can, else on items, with a conversion before and after.
 
-        With column pieces only, the cost is one call for each piece and group.
+        If all pieces work on columns, the cost is one call for each piece and group.
 
         Raises:
-            ConnectorError: If a piece fails; names the pipeline and the piece, with the piece's own error as cause.
+            ConnectorError: If a piece fails. The error names the pipeline and the piece, and its cause is the piece's
+                own error.
         """
         common = {"rl_module": rl_module, "explore": explore, "shared_data": shared_data, "metrics": metrics}
         piece: ConnectorV2 = self
@@ -260,17 +265,16 @@ class ConnectorPipelineV2(ConnectorV2):
         pieces: slice = slice(None),
         **common: Any,
     ) -> list[BoundCall]:
-        """The work of some pieces on the groups of a batch, as calls without arguments.
+        """Returns the work of some pieces on the groups of a batch, as calls without arguments.
 
-        It is for whoever runs the same pieces many times on groups that stay the same objects while their rows and
-        columns are others. It holds until pieces come or go, or somebody replaces a method of one.
+        The calls can be run many times on the same groups, whose rows and columns may change in between. They are valid
+        until pieces are added or removed, or a method of a piece is replaced.
 
         Args:
-            batch: What the calls work on. Its phase is set by those that look at it.
-            episodes: Gives the episodes to pieces that work on items.
-            pieces: Which.
-            **common: Whatever else the pieces are given in each call: ``rl_module``, ``explore``, ``shared_data`` and
-                ``metrics``.
+            batch: The batch that the calls work on. Calls that depend on its phase set it.
+            episodes: Returns the episodes; called for pieces that work on items.
+            pieces: Which of the pieces to bind.
+            **common: All other arguments of the pieces: ``rl_module``, ``explore``, ``shared_data`` and ``metrics``.
         """
         calls: list[BoundCall] = []
         phase = batch.phase
@@ -296,7 +300,7 @@ class ConnectorPipelineV2(ConnectorV2):
         episodes: Callable[[], Sequence[Any]],
         common: dict[str, Any],
     ) -> None:
-        """Runs a piece on items, or a pipeline, and puts what comes of it into the groups of the batch."""
+        """Runs a piece on items, or a pipeline, and puts the result into the groups of the batch."""
         batch.phase = phase
         found = self._run_piece(piece, batch, episodes(), common)
         for group, made in zip(batch.groups, found.groups, strict=True):
@@ -321,22 +325,92 @@ class ConnectorPipelineV2(ConnectorV2):
         shared_data: dict[str, Any] | None = None,
         metrics: Any = None,
     ) -> Explanation:
-        """What each piece does to a batch: its columns before and after, and the time.
+        """Reports what each piece does to a batch: its columns before and after, and its time.
 
-        A dry run on copies: batch, episodes and the pieces' states are afterwards as they were before.
+        This is a dry run on copies: batch, episodes and the pieces' states are afterwards as they were before. It runs
+        twice, and the second run, when everything is warm, is reported.
 
         Args:
-            batch: Columns, as ``run`` takes them; a batch of items, or None for an empty one, as calling takes them.
+            batch: Columns, as ``run`` accepts them, or a batch of items, as a call accepts it; None for an empty one.
             rl_module: As in ``run``.
             episodes: As in ``run``.
             explore: As in ``run``.
             shared_data: As in ``run``.
             metrics: As in ``run``.
-        """
-        from marl_connectors.connectors.explain import explain
 
-        common = {"rl_module": rl_module, "explore": explore, "metrics": metrics}
-        return explain(self, {} if batch is None else batch, episodes, shared_data, **common)
+        Raises:
+            ConnectorError: If the batch, the episodes or ``shared_data`` hold something that cannot be copied.
+        """
+        state = self.get_state()
+        originals = ({} if batch is None else batch, list(episodes), {} if shared_data is None else shared_data)
+        explanation = Explanation(type(self).__name__, ())
+        for _ in range(2):
+            try:
+                own_batch, own_episodes, own_data = copy.deepcopy(originals, {id(rl_module): rl_module})
+            except Exception as error:
+                raise ConnectorError(
+                    f"{type(self).__name__}: explain works on copies, but batch, episodes or shared_data cannot be "
+                    f"copied: {describe_error(error)}."
+                ) from error
+            try:
+                with torch.random.fork_rng(devices=[]):
+                    explanation, _ = self.trace(
+                        own_batch,
+                        episodes=own_episodes,
+                        shared_data=own_data,
+                        rl_module=rl_module,
+                        explore=explore,
+                        metrics=MetricsLogger() if metrics is None else copy.deepcopy(metrics),
+                    )
+            finally:
+                self.set_state(copy.deepcopy(state))
+        return explanation
+
+    def trace(
+        self,
+        batch: ColumnBatch | dict[str, Any],
+        *,
+        episodes: Sequence[Any],
+        shared_data: dict[str, Any] | None = None,
+        **common: Any,
+    ) -> tuple[Explanation, Any]:
+        """Runs the pieces on a batch, not on a copy of it, and reports what each of them does.
+
+        Args:
+            batch: Columns, as ``run`` accepts them, or a batch of items, as a call accepts it.
+            episodes: As in ``run``.
+            shared_data: As in ``run``.
+            **common: ``rl_module``, ``explore`` and ``metrics``, as in ``run``.
+
+        Returns:
+            What each piece did, and the batch after the last piece.
+        """
+        shared_data = {} if shared_data is None else shared_data
+        one_piece = copy.copy(self)
+        reports: list[PieceReport] = []
+        for name, step in zip(self.names(), self._steps, strict=True):
+            piece, on_columns, on_items, _ = step
+            if isinstance(piece, ConnectorPipelineV2):
+                try:
+                    inner, batch = piece.trace(batch, episodes=episodes, shared_data=shared_data, **common)
+                except ConnectorError as error:
+                    raise self._failure(piece, error) from error.__cause__
+                reports += [dataclasses.replace(report, name=f"{name}.{report.name}") for report in inner]
+                continue
+            one_piece._steps = [step]
+            before = Snapshot(batch, episodes)
+            run = one_piece.run if isinstance(batch, ColumnBatch) else one_piece
+            began = time.perf_counter()
+            batch = run(batch=batch, episodes=episodes, shared_data=shared_data, **common)  # type: ignore[operator]
+            before.wait_for_gpu()
+            seconds = time.perf_counter() - began
+            episodes = shared_data.get(EPISODES_OF_RUN, episodes)  # a piece may have extended them for later pieces
+            after = Snapshot(batch, episodes, keep_values=False)
+            form = "items"
+            if isinstance(batch, ColumnBatch) and not on_items:
+                form = "idle" if on_columns is None else "columns"
+            reports.append(PieceReport.between(name, form, seconds, before, after))
+        return Explanation(type(self).__name__, tuple(reports)), batch
 
     def set_input_spaces(self, observation_space: Space | None, action_space: Space | None) -> None:
         """Passes the spaces through all pieces."""
@@ -347,7 +421,7 @@ class ConnectorPipelineV2(ConnectorV2):
                 piece.in_learner_pipeline = self.in_learner_pipeline
             if observation_space is not None or action_space is not None:
                 piece.set_input_spaces(observation_space, action_space)
-            elif isinstance(piece, ConnectorPipelineV2):  # which keeps those that it was given, as any piece does
+            elif isinstance(piece, ConnectorPipelineV2):  # it keeps its spaces, as any piece does
                 piece.set_input_spaces(piece.input_observation_space, piece.input_action_space)
             observation_space, action_space = piece.observation_space, piece.action_space
         self._observation_space, self._action_space = observation_space, action_space
@@ -360,21 +434,21 @@ class ConnectorPipelineV2(ConnectorV2):
             self._steps.append((piece, on_columns, on_items, piece.before_columns if looks_at_all else None))
 
     def know_agent(self, agent_id: AgentID, like: AgentID) -> None:
-        """Tells all pieces."""
+        """Adds the agent to all pieces."""
         for piece in self.connectors:
             piece.know_agent(agent_id, like)
 
     # State.
 
     def get_state(self) -> dict[str, Any]:
-        """Each piece's state, by name."""
+        """Returns each piece's state, by name."""
         return {name: piece.get_state() for name, piece in zip(self.names(), self.connectors, strict=True)}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Takes what ``get_state`` gave.
+        """Sets a state that ``get_state`` has returned.
 
         Raises:
-            ConfigError: If the pieces are not those of the state.
+            ConfigError: If the state has other pieces than this pipeline.
         """
         self._check_state(state)
         for name, piece in zip(self.names(), self.connectors, strict=True):
@@ -382,14 +456,14 @@ class ConnectorPipelineV2(ConnectorV2):
                 piece.set_state(state[name])
             except KeyError as error:
                 raise ConfigError(
-                    f"{type(self).__name__}: {name}: the state has no {error}. Give it one that its get_state gave."
+                    f"{type(self).__name__}: {name}: the state has no {error}. Pass one that its get_state returned."
                 ) from error
 
     def merge_states(self, states: list[dict[str, Any]]) -> dict[str, Any]:
-        """One state from those of several runners' copies of the pipeline: each piece merges its own.
+        """Merges the states that the pipeline has in several runners into one: each piece merges its own.
 
         Raises:
-            ConfigError: If a state is of other pieces.
+            ConfigError: If a state has other pieces than this pipeline.
         """
         for state in states:
             self._check_state(state)
@@ -401,10 +475,10 @@ class ConnectorPipelineV2(ConnectorV2):
         }
 
     def _check_state(self, state: dict[str, Any]) -> None:
-        """Checks that a state is of these pieces, nested ones too, before anything is changed."""
+        """Checks that a state has these pieces, also in nested pipelines, before anything is changed."""
         if list(state) != self.names():
             raise ConfigError(
-                f"{type(self).__name__}: the state is of the pieces {list(state)}, but these are {self.names()}. "
+                f"{type(self).__name__}: the state has the pieces {list(state)}, but the pipeline has {self.names()}. "
                 f"Build it with the same connectors."
             )
         for name, piece in zip(self.names(), self.connectors, strict=True):
@@ -412,7 +486,7 @@ class ConnectorPipelineV2(ConnectorV2):
                 piece._check_state(state[name])
 
     def reset_state(self) -> None:
-        """Lets every piece forget what it has learned."""
+        """Resets the state of every piece."""
         for piece in self.connectors:
             piece.reset_state()
 
@@ -421,12 +495,12 @@ class ConnectorPipelineV2(ConnectorV2):
 
 
 class BoundCall(NamedTuple):
-    """A piece's work on a group, or on a whole batch, with everything that it is given.
+    """A piece's work on a group, or on a whole batch, with all of its arguments.
 
     Attributes:
-        run: Does it.
-        pipeline: Where the piece stands.
-        piece: Whose work it is.
+        run: The call that does the work.
+        pipeline: The pipeline of the piece.
+        piece: The piece.
         group: The group; None for all groups at once.
     """
 
@@ -436,17 +510,17 @@ class BoundCall(NamedTuple):
     group: ColumnGroup | None
 
     def failure(self, error: Exception) -> ConnectorError:
-        """The error to raise, from ``cause_of(error)``, when ``run`` has failed."""
+        """Returns the error to raise from ``cause_of(error)`` when ``run`` has failed."""
         return self.pipeline._failure(self.piece, error, self.group)
 
 
 def cause_of(error: Exception) -> BaseException:
-    """The piece's own error behind one that a pipeline has raised."""
+    """Returns the piece's own error, which is the cause of one that a pipeline has raised."""
     return error.__cause__ if isinstance(error, ConnectorError) and error.__cause__ else error
 
 
 def _phase_after(piece: ConnectorV2) -> Phase | None:
-    """What a batch looks like after a piece; None if that is as before."""
+    """Returns the phase of a batch after a piece; None if the piece does not change it."""
     if not isinstance(piece, ConnectorPipelineV2):
         return piece.phase_after
     return next((phase for inner in reversed(piece.connectors) if (phase := _phase_after(inner)) is not None), None)

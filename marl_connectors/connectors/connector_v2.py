@@ -1,4 +1,4 @@
-"""ConnectorV2: one step in the translation between episodes, batches and actions."""
+"""ConnectorV2, the base class of all connector pieces, and what pipelines need to know about a piece."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import Space
 
 from marl_connectors.connectors.failures import progress
-from marl_connectors.connectors.item_adapter import call_on_items, item_key, parts_of
+from marl_connectors.connectors.item_adapter import agent_episodes_of, call_on_items, item_key
 from marl_connectors.episodes.column_batch import ColumnGroup, Phase
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
@@ -30,37 +30,37 @@ class ConnectorV2:
 
     A piece works on *items*, on *columns*, or on both with identical results:
 
-    * On items, override ``__call__``: it gets the episodes and the batch under construction, a nested dict of lists of
-      single items, and may read from and write to both. The most convenient form, at the price of Python per item.
-      Items are made of a column when the piece looks at it.
-    * On columns, override ``on_columns``: it gets arrays with one row for each agent-step. The fast form. A pipeline
-      whose pieces all have it never touches a single item; around pieces that do not, the batch is converted.
-      ``ColumnConnector`` makes this form as short as the other one.
+    * On items, override ``__call__``. It gets the episodes and the batch under construction, a nested dict of lists of
+      single items, and may read from and write to both. This form is the most convenient one, but it costs Python code
+      for each item. The items of a column are made when the piece first looks at that column.
+    * On columns, override ``on_columns``. It gets arrays with one row for each agent-step. This form is the fast one:
+      a pipeline in which all pieces have it never makes a single item. Around a piece without it, the pipeline converts
+      the batch. ``ColumnConnector`` makes this form as short as the other one.
 
     A piece that changes spaces overrides ``recompute_output_observation_space`` (or ``..._action_space``).
     """
 
     phase_after: Phase | None = None
-    """What the batch looks like to pieces after this one, if this one changes that."""
+    """The phase of the batch after this piece; None if the piece does not change the phase."""
     nothing_on_columns = False
-    """True for a piece whose work on items has no counterpart in columns; a pipeline of columns passes it over."""
+    """True for a piece whose work on items has no counterpart in columns. A pipeline that runs on columns skips it."""
     in_learner_pipeline: bool | None = None
-    """Whether the piece makes train batches; pipelines say so to their pieces, None where nobody has."""
+    """Whether the piece makes train batches. Its pipeline sets this; None while no pipeline has."""
     looks_at_other_agents: bool | None = None
-    """Whether what the piece does for an agent depends on which other agents there are in the same step.
+    """Whether the piece's result for an agent depends on which other agents are present in the same step.
 
-    A Policy that acts agent by agent goes by it; see ``Policy``. The library's pieces look at each agent alone, unless
-    they say True. Of a piece of yours that leaves it at None, a Policy finds it out by trying when that matters.
+    A ``Policy`` that acts agent by agent needs to know. The library's pieces look at each agent alone unless they set
+    this to True. For a user's piece that leaves it at None, a ``Policy`` tries it out when it matters.
     """
     belongs_in: tuple[str, ...] = ()
-    """The kinds of pipeline that the piece may stand in: ``"env_to_module"``, ``"module_to_env"``, ``"learner"``.
+    """The kinds of pipeline that the piece may be in: ``"env_to_module"``, ``"module_to_env"``, ``"learner"``.
 
-    Nothing for all of them. A subclass of one of the library's pieces is held to what that one needs, also of the
-    order, unless it sets this to ``()``.
+    An empty tuple allows all of them. A subclass of one of the library's pieces inherits its rules, also those about
+    the order of pieces, unless it sets this to ``()``.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Names arguments that the constructor does not take, with the closest one that it does."""
+        """Raises an error for an unknown argument, which names the closest one that the constructor accepts."""
         _check_arguments(cls, kwargs)
         return super().__new__(cls)
 
@@ -85,19 +85,24 @@ class ConnectorV2:
         metrics: Any = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Works on items. Those of a piece that has ``on_columns`` only are made columns for it, and items again.
+        """Works on items. If the piece has ``on_columns`` only, the items are converted to columns and back.
 
         Args:
             rl_module: The (Multi)RLModule whose batch is made or whose output is translated.
-            batch: What the pieces before made; the first one gets ``{}``.
-            episodes: SingleAgentEpisodes or MultiAgentEpisodes; what is written to them is seen later.
-            explore: Whether actions are to be sampled; None in a learner pipeline.
-            shared_data: For pieces to pass data to later pieces of the same call, also of the module-to-env pipeline.
-            metrics: A place to log to, if there is one.
-            **kwargs: Whatever a newer version adds.
+            batch: The batch that the pieces before made; the first piece gets ``{}``.
+            episodes: SingleAgentEpisodes or MultiAgentEpisodes. Later pieces and the learner see what a piece writes
+                to them.
+            explore: Whether actions will be sampled; None in a learner pipeline.
+            shared_data: Pieces use this dict to pass data to later pieces of the same step, also to those of the
+                module-to-env pipeline.
+            metrics: A MetricsLogger, or None.
+            **kwargs: Arguments that newer versions may add.
 
         Returns:
             The batch for the next piece.
+
+        Raises:
+            NotImplementedError: If the class overrides neither ``__call__`` nor ``on_columns``.
         """
         if type(self).on_columns is ConnectorV2.on_columns:
             raise NotImplementedError(
@@ -116,10 +121,10 @@ class ConnectorV2:
         metrics: Any = None,
         **kwargs: Any,
     ) -> None:
-        """Works on columns: reads and sets ``columns[name]`` (``[B, ...]``), in place.
+        """Works on columns: reads and sets ``columns[name]`` (``[B, ...]``) in place.
 
-        Called once for each group of agents with like spaces. ``columns.rows.get(name, offset)`` reads the agents'
-        trajectories, ``columns.rows.set(name, values)`` writes back to them.
+        The pipeline calls it once for each group of agents with like spaces. ``columns.rows.get(name, offset)`` reads
+        the agents' trajectories, and ``columns.rows.set(name, values)`` writes back to them.
 
         Args:
             rl_module: As in ``__call__``.
@@ -127,57 +132,67 @@ class ConnectorV2:
             explore: As in ``__call__``.
             shared_data: As in ``__call__``.
             metrics: As in ``__call__``.
-            **kwargs: Whatever a newer version adds.
+            **kwargs: Arguments that newer versions may add.
         """
         raise NotImplementedError(f"{type(self).__name__}: override __call__ (on items) or on_columns (on columns).")
 
     def before_columns(self, groups: Sequence[ColumnGroup], rl_module: Any) -> None:
-        """Called with all groups of a batch before ``on_columns`` is called for each. For what is done once for all.
+        """Does what is done once for all groups of a batch. It is called before ``on_columns`` is called for each.
 
         Args:
-            groups: What ``on_columns`` is given next, one after another.
+            groups: The groups that ``on_columns`` gets next, one after another.
             rl_module: As in ``__call__``.
         """
 
     def recompute_output_observation_space(
         self, input_observation_space: Space | None, input_action_space: Space | None
     ) -> Space | None:
-        """The observation space after this piece. In multi-agent use, a Dict space by agent id, both ways."""
+        """Returns the observation space after this piece.
+
+        Args:
+            input_observation_space: The space before this piece. In multi-agent use it is a Dict space by agent id, and
+                so is the returned one.
+            input_action_space: The action space before this piece, in the same form.
+        """
         return input_observation_space
 
     def recompute_output_action_space(
         self, input_observation_space: Space | None, input_action_space: Space | None
     ) -> Space | None:
-        """The action space after this piece. In multi-agent use, a Dict space by agent id, both ways."""
+        """Returns the action space after this piece; see ``recompute_output_observation_space``."""
         return input_action_space
 
     def know_agent(self, agent_id: AgentID, like: AgentID) -> None:
-        """Tells the piece of an agent that is in none of the spaces, and which agent in them it is to be treated like.
+        """Adds an agent that is in none of the spaces, and treats it like an agent that is.
 
-        A Policy does so that acts by a module for agents that were not there in training. Nothing to do for a piece
-        that keeps nothing by agent id.
+        A ``Policy`` calls this when it acts for agents that were absent in training. A piece that keeps nothing by
+        agent id need not override it.
+
+        Args:
+            agent_id: The new agent.
+            like: An agent of the spaces.
         """
 
     def get_state(self) -> dict[str, Any]:
-        """What the piece has learned, as JSON data and arrays."""
+        """Returns what the piece has learned, as JSON data and arrays."""
         return {}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Takes what ``get_state`` gave."""
+        """Sets a state that ``get_state`` has returned."""
 
     def reset_state(self) -> None:
         """Forgets what the piece has learned."""
 
     def merge_states(self, states: list[dict[str, Any]]) -> dict[str, Any]:
-        """One state from those of several runners' copies of the piece. Override it if these can differ.
+        """Merges the states that the piece has in several runners into one. Override it if they can differ.
 
         Raises:
-            ConnectorError: If they do differ, and the piece has no ``merge_states`` of its own.
+            ConnectorError: If the states differ and the class does not override this method.
         """
         if any(not _same_state(states[0], state) for state in states[1:]):
             raise ConnectorError(
-                f"{type(self).__name__}: its {len(states)} states differ, and it does not say what to make of them. "
-                f"Override merge_states(states) to give one state."
+                f"{type(self).__name__}: the {len(states)} states of this piece differ, and the class does not say how "
+                f"to merge them. Override merge_states(states) and return one state."
             )
         return states[0] if states else {}
 
@@ -212,7 +227,7 @@ class ConnectorV2:
         return self._action_space
 
     def set_input_spaces(self, observation_space: Space | None, action_space: Space | None) -> None:
-        """Tells the piece what comes in, so that it works out what comes out."""
+        """Sets the spaces before this piece and works out those after it."""
         self._input_observation_space = observation_space
         self._input_action_space = action_space
         self._observation_space = (
@@ -232,20 +247,24 @@ class ConnectorV2:
         agents_that_stepped_only: bool = True,
         zip_with_batch_column: Mapping[ItemKey, list] | None = None,
     ) -> Iterator[Any]:
-        """All SingleAgentEpisodes, those inside MultiAgentEpisodes too.
+        """Iterates over all SingleAgentEpisodes, also over those inside MultiAgentEpisodes.
 
         Args:
-            episodes: Of either kind.
-            agents_that_stepped_only: Of a MultiAgentEpisode, only agents that observed at its newest env step; those
-                that ended there only if all of them did, since no batch for acting has rows for the others.
-            zip_with_batch_column: A column of a batch of items, ``{key: [item, ...]}``; then pairs of episode and its
-                next item are given, for episodes that have one.
+            episodes: SingleAgentEpisodes, MultiAgentEpisodes, or both.
+            agents_that_stepped_only: Whether to leave out agents of a MultiAgentEpisode that did not observe at its
+                newest env step. Agents that ended at that step are left out too, unless all of them did, since a batch
+                for acting has no rows for them.
+            zip_with_batch_column: A column of a batch of items, ``{key: [item, ...]}``. With it, the iterator yields
+                pairs of an episode and its next item, for episodes that have one.
+
+        Yields:
+            SingleAgentEpisodes, or pairs of a SingleAgentEpisode and an item.
         """
         items = {key: iter(values) for key, values in (zip_with_batch_column or {}).items()}
-        before = progress.episode  # noted for the error message if the caller fails on an episode
+        before = progress.episode  # an error message names the episode if the caller fails on it
         try:
             for episode in episodes:
-                for part in parts_of(episode, stepped_only=agents_that_stepped_only):
+                for part in agent_episodes_of(episode, stepped_only=agents_that_stepped_only):
                     progress.episode = part
                     if zip_with_batch_column is None:
                         yield part
@@ -263,7 +282,7 @@ class ConnectorV2:
     def add_batch_item(
         batch: dict[str, Any], column: str, item_to_add: Any, single_agent_episode: SingleAgentEpisode | None = None
     ) -> None:
-        """Appends an item to a column of a batch of items, under its episode's key (or to a plain list without one)."""
+        """Appends an item to a column of a batch, under its episode's key, or to a plain list without an episode."""
         if single_agent_episode is None:
             batch.setdefault(column, []).append(item_to_add)
         else:
@@ -277,14 +296,21 @@ class ConnectorV2:
         num_items: int,
         single_agent_episode: SingleAgentEpisode | None = None,
     ) -> None:
-        """Appends ``num_items`` items: a list, or an array or tree of arrays whose first axis counts them.
+        """Appends several items to a column of a batch.
+
+        Args:
+            batch: The batch of items.
+            column: The column's name.
+            items_to_add: A list of items, or an array or tree of arrays whose first axis counts them.
+            num_items: The number of items.
+            single_agent_episode: The episode whose key the items go under; without one they go to a plain list.
 
         Raises:
-            ValueError: If there are not as many.
+            ValueError: If ``items_to_add`` does not have ``num_items`` items.
         """
         items = items_to_add if isinstance(items_to_add, list) else unstack(items_to_add)
         if len(items) != num_items:
-            raise ValueError(f"add_n_batch_items: {num_items} items announced for {column!r}, {len(items)} given.")
+            raise ValueError(f"add_n_batch_items: expected {num_items} items of {column!r}, got {len(items)}.")
         if single_agent_episode is None:
             batch.setdefault(column, []).extend(items)
         else:
@@ -296,8 +322,8 @@ class ConnectorV2:
     ) -> None:
         """Replaces each item by ``func(item, eps_id, agent_id, module_id)``.
 
-        With several columns, ``func`` gets and gives a tuple with one item for each. Items in a plain list have None
-        for all ids; items that stand by module have their module's.
+        With several columns, ``func`` gets and returns a tuple with one item for each. For items in a plain list all
+        ids are None; for items by module only ``module_id`` is set.
 
         Raises:
             ValueError: If the batch has no such column.
@@ -315,7 +341,7 @@ class ConnectorV2:
 
     @staticmethod
     def switch_batch_from_column_to_module_ids(batch: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-        """``{column: {module_id: x}}`` as ``{module_id: {column: x}}``."""
+        """Turns ``{column: {module_id: x}}`` into ``{module_id: {column: x}}``."""
         switched: dict[str, dict[str, Any]] = {}
         for column, by_module in batch.items():
             for module_id, values in by_module.items():
@@ -327,32 +353,32 @@ class ConnectorV2:
 
 
 class InBothPipelines(ConnectorV2):
-    """Base of pieces of env-to-module and learner pipelines that must know which of the two they stand in.
+    """Base of pieces for env-to-module and learner pipelines that must know which of the two they are in.
 
-    The pipeline tells them. ``as_learner_connector`` says it where there is no pipeline, or a plain one; it must not
-    say the opposite of the pipeline.
+    The pipeline sets this. ``as_learner_connector`` sets it for a piece outside of a pipeline, or in a plain
+    ``ConnectorPipelineV2``; it must not contradict the pipeline.
     """
 
     belongs_in = (ENV_TO_MODULE, LEARNER)
     as_learner_connector: bool | None = None
-    """What the piece was built with; None leaves it to the pipeline."""
+    """The constructor's argument; None leaves it to the pipeline."""
 
     @property
     def learns(self) -> bool:
-        """Whether the piece works on all steps, for a train batch."""
+        """Whether the piece works on all steps of the episodes, for a train batch."""
         said = self.as_learner_connector
         return bool(self.in_learner_pipeline) if said is None else said
 
 
 class UnknownArgumentError(ConfigError, TypeError):
-    """An argument that a piece's constructor does not take."""
+    """An argument that a piece's constructor does not accept."""
 
 
 def _check_arguments(cls: type, names: Iterable[str]) -> None:
-    """Holds names of keyword arguments against those of ``cls.__init__``.
+    """Checks names of keyword arguments against the parameters of ``cls.__init__``.
 
     Raises:
-        UnknownArgumentError: If one is unknown. A constructor with ``**kwargs`` decides for itself.
+        UnknownArgumentError: If a name is unknown and the constructor has no ``**kwargs``.
     """
     parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
@@ -364,7 +390,7 @@ def _check_arguments(cls: type, names: Iterable[str]) -> None:
 
 
 def _same_state(one: Any, other: Any) -> bool:
-    """Whether two states, JSON data and arrays, are equal."""
+    """Whether two states, which consist of JSON data and arrays, are equal."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(_same_state(part, other[key]) for key, part in one.items())
     if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
@@ -375,14 +401,14 @@ def _same_state(one: Any, other: Any) -> bool:
 
 
 def looks_at_other_agents(piece: ConnectorV2) -> bool | None:
-    """``piece.looks_at_other_agents``, where the library's own pieces that say nothing look at each agent alone."""
+    """``piece.looks_at_other_agents``; False for the library's own pieces that leave it at None."""
     if piece.looks_at_other_agents is None and type(piece).__module__.startswith("marl_connectors."):
         return False
     return piece.looks_at_other_agents
 
 
 def _item_lists(batch: dict[str, Any], names: list[str]) -> Iterator[tuple[dict[str, list], tuple[Any, ...]]]:
-    """Lists of items of the named columns that belong together, with (eps_id, agent_id, module_id)."""
+    """Yields the lists of items of the named columns that belong together, with (eps_id, agent_id, module_id)."""
     if names[0] in batch:
         if not isinstance(batch[names[0]], dict):
             yield {name: batch[name] for name in names}, (None, None, None)
@@ -400,7 +426,7 @@ def _item_lists(batch: dict[str, Any], names: list[str]) -> Iterator[tuple[dict[
 
 
 def works_on_columns(piece: ConnectorV2) -> bool:
-    """Whether a pipeline hands a piece columns: the most derived class that has either method decides."""
+    """Whether a pipeline runs a piece on columns. The most derived class that has either method decides."""
     for cls in type(piece).__mro__:
         own = vars(cls)
         if "on_columns" in own or "__call__" in own:

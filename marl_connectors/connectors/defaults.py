@@ -1,4 +1,4 @@
-"""The three default pipelines, with the user's own pieces where the documents place them."""
+"""Builds the three default pipelines, with the user's pieces where RLlib puts them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ DEFAULT_PIECES = (
     AddOneTsToEpisodesAndTruncate,
     AddColumnsFromEpisodesToTrainBatch,
 )
-"""The classes of the default pieces, none of which writes to episodes."""
+"""The classes of the default pieces. None of them writes to episodes."""
 
 _BUILDER_ARGUMENTS = (
     "env",
@@ -70,7 +70,7 @@ _BUILDER_ARGUMENTS = (
     "obs_space",
     "act_space",
 )
-"""Names by which a builder's parameter with a default says that it wants to be given something else."""
+"""A builder's parameter with a default gets an argument only if it has one of these names."""
 
 Builder = Callable[..., ConnectorV2 | Sequence[ConnectorV2]]
 
@@ -85,7 +85,7 @@ def env_to_module_pipeline(
     add_defaults: bool = True,
     stateful: bool = False,
 ) -> EnvToModulePipeline:
-    """Custom pieces first, then the defaults."""
+    """Builds an env-to-module pipeline: custom pieces first, then the defaults."""
     pieces = list(custom)
     if add_defaults:
         pieces.append(AddObservationsFromEpisodesToBatch())
@@ -108,7 +108,7 @@ def module_to_env_pipeline(
     add_defaults: bool = True,
     stateful: bool = False,
 ) -> ModuleToEnvPipeline:
-    """The defaults, with custom pieces before actions get the environment's range."""
+    """Builds a module-to-env pipeline: the defaults, with custom pieces before NormalizeAndClipActions."""
     if not add_defaults:
         return ModuleToEnvPipeline(observation_space, action_space, connectors=custom)
     pieces: list[ConnectorV2] = [
@@ -140,9 +140,10 @@ def learner_pipeline(
     add_defaults: bool = True,
     stateful: bool = False,
 ) -> LearnerConnectorPipeline:
-    """A step more for each episode, custom pieces, then the defaults, with those of an algorithm that add columns.
+    """Builds a learner pipeline: AddOneTsToEpisodesAndTruncate, custom pieces, then the other defaults.
 
-    Algorithms append others, such as GeneralAdvantageEstimation.
+    ``of_algorithm`` are an algorithm's pieces that add columns. Algorithms append other pieces, such as
+    GeneralAdvantageEstimation, to the pipeline.
     """
     pieces = list(custom)
     if add_defaults:
@@ -159,7 +160,7 @@ def learner_pipeline(
 
 
 def add_state_pieces(pipeline: ConnectorPipelineV2) -> None:
-    """Gives a pipeline of default pieces those that only stateful modules need, unless it has them already."""
+    """Adds the pieces that only stateful modules need to a default pipeline, unless it has them already."""
     names = pipeline.names()
     if isinstance(pipeline, ModuleToEnvPipeline):
         if RemoveSingleTsTimeRankFromBatch.__name__ not in names:
@@ -174,19 +175,18 @@ def add_state_pieces(pipeline: ConnectorPipelineV2) -> None:
 
 
 def call_builder(setting: str, builder: Builder | None, *arguments: Any) -> list[ConnectorV2]:
-    """The pieces that a user's builder function gives.
+    """Returns the pieces that a user's builder function returns.
 
-    The function gets as many of ``arguments`` as it has positional parameters (of those with a default, only such as
-    are named like an argument: ``lambda env, n=n: ...`` gets the environment alone).
+    The function gets as many of ``arguments`` as it has positional parameters. A parameter with a default gets an
+    argument only if it is named like one: ``lambda env, n=n: ...`` gets the environment alone.
 
     Args:
         setting: The name of the setting that the builder was given as, for messages.
         builder: The user's function, or None.
-        *arguments: What builders of this kind may take, the most important first.
+        *arguments: The arguments for builders of this kind, the most important first.
 
     Raises:
-        ConfigError: If it wants more parameters than there are arguments, or gives anything but pieces, or if it
-            raises an error, which is the cause then.
+        ConfigError: If the function needs more arguments than there are, or returns anything but pieces.
     """
     if builder is None:
         return []
@@ -201,15 +201,15 @@ def call_builder(setting: str, builder: Builder | None, *arguments: Any) -> list
 
 
 def num_arguments(setting: str, builder: Any, most: int) -> int:
-    """How many arguments a user's builder function gets; see ``call_builder``.
+    """Returns the number of arguments that a user's builder function gets; see ``call_builder``.
 
     Args:
         setting: The name of the setting that the builder was given as, for messages.
-        builder: What the user gave.
-        most: How many there are.
+        builder: The user's function.
+        most: The number of arguments that can be passed.
 
     Raises:
-        ConfigError: If it is no function, or wants more arguments than there are.
+        ConfigError: If ``builder`` is not a function, or needs more arguments than there are.
     """
     cls = builder if isinstance(builder, type) else type(builder)
     if not callable(builder) or issubclass(cls, ConnectorV2):
@@ -222,8 +222,8 @@ def num_arguments(setting: str, builder: Any, most: int) -> int:
         signature = inspect.signature(builder)
     except ValueError:
         raise ConfigError(
-            f"{setting}: expected a function that says which arguments it takes, got {shown(builder)}. Put it into a "
-            f"function of yours."
+            f"{setting}: expected a function whose signature is known, got {shown(builder)}. Wrap it in a function of "
+            f"your own."
         ) from None
     kinds = inspect.Parameter
     parameters = list(signature.parameters.values())
@@ -231,7 +231,7 @@ def num_arguments(setting: str, builder: Any, most: int) -> int:
     required = [p for p in positional if p.default is kinds.empty]
     if len(required) > most or any(p.kind is kinds.KEYWORD_ONLY and p.default is kinds.empty for p in parameters):
         raise ConfigError(
-            f"{setting}: the function takes {signature}, but at most {most} positional arguments are passed."
+            f"{setting}: the function has the signature {signature}, but gets at most {most} positional arguments."
         )
     if any(p.kind is kinds.VAR_POSITIONAL for p in parameters) and most > len(positional):
         return most

@@ -1,4 +1,4 @@
-"""The columns of all groups of a batch to a device, and back, in one copy each way."""
+"""Moves the columns of all groups of a batch to a device, or back to the CPU, in one copy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from marl_connectors.transfers import all_on_host, transfer
 
 
 def to_device(tree: Any, device: torch.device) -> Any:
-    """A tree whose arrays are tensors on a device. Whatever else is in it stays as it is."""
+    """Returns a tree whose arrays are tensors on a device; all other leaves stay as they are."""
     leaves, structure = optree.tree_flatten(tree)
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, np.ndarray) and leaf.dtype != object]
     for i, tensor in zip(places, transfer(device).to_device([leaves[i] for i in places]), strict=True):
@@ -24,7 +24,7 @@ def to_device(tree: Any, device: torch.device) -> Any:
 
 
 def to_host(tree: Any) -> Any:
-    """A tree whose tensors are on the CPU. Whatever else is in it stays as it is."""
+    """Returns a tree whose tensors are on the CPU; all other leaves stay as they are."""
     leaves, structure = optree.tree_flatten(tree)
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and not leaf.is_cpu]
     if not places:
@@ -35,7 +35,7 @@ def to_host(tree: Any) -> Any:
 
 
 def columns_to_device(groups: Sequence[ColumnGroup], device: torch.device, rl_module: Any) -> None:
-    """Moves the arrays of all groups, and what a forward pass needs to stack their rows."""
+    """Moves the arrays of all groups, and the indices that a forward pass needs to stack their rows."""
     stackings = [stacking_of(rl_module, group) for group in groups]
     moved = to_device(
         [
@@ -53,7 +53,7 @@ def columns_to_device(groups: Sequence[ColumnGroup], device: torch.device, rl_mo
 
 
 def columns_to_host(groups: Sequence[ColumnGroup]) -> None:
-    """Moves the tensors of all groups, if any is on a device. A hot path."""
+    """Moves the tensors of all groups to the CPU, if any of them is on another device."""
     for group in groups:
         for column in group.values():
             if type(column) is not torch.Tensor or not column.is_cpu:

@@ -1,10 +1,8 @@
-"""The X-ray of a pipeline: what each piece does to a batch."""
+"""Reports on a pipeline: what each piece does to a batch, and how long it takes."""
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,17 +11,15 @@ import optree
 import torch
 
 from marl_connectors.columns import Columns
-from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from marl_connectors.connectors.item_adapter import agent_episodes
-from marl_connectors.episodes.column_batch import EPISODES_OF_RUN, ColumnBatch
+from marl_connectors.episodes.column_batch import ColumnBatch
 from marl_connectors.episodes.extended_episodes import originals
-from marl_connectors.errors import ConnectorError, EpisodeError, describe_error
-from marl_connectors.metrics import MetricsLogger
+from marl_connectors.errors import EpisodeError
 from marl_connectors.trees import leaves
 from marl_connectors.typing import ModuleID
 
 WIDTH = 120
-"""Of the table, in characters."""
+"""The width of the table in characters."""
 _HEADER = ("piece", "form", "µs", "columns")
 
 
@@ -32,12 +28,12 @@ class ColumnShape:
     """One column of one group of modules (or one leaf of it, where it is a tree).
 
     Attributes:
-        modules: The modules whose rows these are; empty where a batch of items does not say.
+        modules: The modules that the rows belong to; empty where a batch of items does not say.
         name: The column's name.
-        leaf: Where in a tree, such as ``"['position']"``; empty for a plain column.
-        shape: Of the column, or of its list of items.
-        dtype: Of the numbers; ``"list of ..."`` for items.
-        device: ``"cpu"`` also for arrays; empty for lists.
+        leaf: The path in a tree, such as ``"['position']"``; empty for a plain column.
+        shape: The shape of the column, or of its list of items.
+        dtype: The dtype of the numbers; ``"list of ..."`` for items.
+        device: The device; ``"cpu"`` for arrays, empty for lists.
     """
 
     modules: tuple[ModuleID, ...]
@@ -50,22 +46,22 @@ class ColumnShape:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PieceReport:
-    """What one piece did.
+    """What one piece did to a batch.
 
     Attributes:
-        name: As the pipeline names it; pieces of nested pipelines have theirs in front.
-        form: ``"columns"``, ``"items"`` (with a conversion before and after where the batch is in columns), or
-            ``"idle"`` for a piece that has nothing to do on columns.
-        seconds: How long it took.
-        before: The columns that came in.
-        after: The columns that went out.
-        added: Names of columns that are new.
-        changed: Names of columns whose values, shape, dtype or device are others.
-        removed: Names of columns that are gone.
-        written: Names of columns of the trajectories that it changed.
-        written_before: Those columns as they were, for the batch's rows; or for the single steps that it changed,
-            where the batch has no rows or it changed others.
-        written_after: The same as they are now.
+        name: The name of the piece in the pipeline; for pieces of a nested pipeline, after the name of that pipeline.
+        form: ``"columns"``, ``"items"`` (with a conversion before and after if the batch is in columns), or
+            ``"idle"`` for a piece that does nothing on columns.
+        seconds: The time that the piece took.
+        before: The columns before the piece.
+        after: The columns after the piece.
+        added: Names of columns that the piece added.
+        changed: Names of columns of which the piece changed values, shape, dtype or device.
+        removed: Names of columns that the piece removed.
+        written: Names of columns of the trajectories that the piece changed.
+        written_before: These columns before the piece: their rows of the batch, or only the steps that changed if the
+            batch has no rows for them.
+        written_after: The same columns after the piece.
     """
 
     name: str
@@ -80,17 +76,43 @@ class PieceReport:
     written_before: tuple[ColumnShape, ...]
     written_after: tuple[ColumnShape, ...]
 
+    @classmethod
+    def between(cls, name: str, form: str, seconds: float, before: Snapshot, after: Snapshot) -> PieceReport:
+        """The report on a piece that ran between two snapshots.
+
+        Args:
+            name: The piece's name.
+            form: As the attribute.
+            seconds: How long the piece took.
+            before: Taken before the piece ran, with its values.
+            after: Taken after the piece ran.
+        """
+        written = after.writes_since(before)
+        return cls(
+            name=name,
+            form=form,
+            seconds=seconds,
+            before=before.shapes,
+            after=after.shapes,
+            added=tuple(column for column in after.names if column not in before.names),
+            changed=after.changed_since(before),
+            removed=tuple(column for column in before.names if column not in after.names),
+            written=tuple(written),
+            written_before=tuple(shape for was, _ in written.values() for shape in was),
+            written_after=tuple(shape for _, now in written.values() for shape in now),
+        )
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Explanation:
-    """What each piece of a pipeline did to one batch. ``str()`` is a table, ``to_dict()`` JSON data.
+    """What each piece of a pipeline did to one batch. ``str()`` returns a table, ``to_dict()`` returns JSON data.
 
-    In the table, ``+`` stands for a column that was added, ``~`` for one that was changed, ``-`` for one that was
-    removed, and ``>`` for a column of the trajectories that was written to.
+    In the table, ``+`` marks a column that was added, ``~`` one that was changed, ``-`` one that was removed, and ``>``
+    a column of the trajectories that was written to.
 
     Attributes:
         pipeline: The pipeline's name.
-        pieces: In order, those of nested pipelines in the place of these.
+        pieces: The reports in order; a nested pipeline is replaced by its pieces.
     """
 
     pipeline: str
@@ -112,11 +134,11 @@ class Explanation:
 
     @property
     def seconds(self) -> float:
-        """How long all pieces took."""
+        """The time that all pieces took together."""
         return sum(piece.seconds for piece in self.pieces)
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as JSON data."""
+        """Returns the explanation as JSON data."""
         return {
             "pipeline": self.pipeline,
             "seconds": self.seconds,
@@ -140,136 +162,22 @@ class Explanation:
         return "\n".join(lines)
 
 
-def trace(
-    pipeline: ConnectorPipelineV2,
-    batch: Any,
-    *,
-    episodes: Sequence[Any],
-    shared_data: dict[str, Any] | None = None,
-    **common: Any,
-) -> tuple[Explanation, Any]:
-    """Runs a pipeline for real, and watches.
-
-    Args:
-        pipeline: What to run.
-        batch: Columns, or a batch of items.
-        episodes: As for the pipeline.
-        shared_data: As for the pipeline.
-        **common: ``rl_module``, ``explore``, ``metrics``.
-
-    Returns:
-        What each piece did, and the batch that came out.
-    """
-    name = type(pipeline).__name__
-    shared_data = {} if shared_data is None else shared_data
-    one_piece = copy.copy(pipeline)
-    reports: list[PieceReport] = []
-    for piece_name, step in zip(pipeline.names(), pipeline._steps, strict=True):
-        piece, on_columns, *_ = step
-        if isinstance(piece, ConnectorPipelineV2):
-            try:
-                inner, batch = trace(piece, batch, episodes=episodes, shared_data=shared_data, **common)
-            except ConnectorError as error:
-                raise pipeline._failure(piece, error) from error.__cause__
-            reports += [dataclasses.replace(report, name=f"{piece_name}.{report.name}") for report in inner]
-            continue
-        one_piece._steps = [step]
-        before = Snapshot(batch, episodes)
-        run = one_piece.run if isinstance(batch, ColumnBatch) else one_piece
-        began = time.perf_counter()
-        batch = run(batch=batch, episodes=episodes, shared_data=shared_data, **common)  # type: ignore[operator]
-        _wait_for_gpu(before)
-        seconds = time.perf_counter() - began
-        episodes = shared_data.get(EPISODES_OF_RUN, episodes)  # a piece may have made them longer for all after it
-        after = Snapshot(batch, episodes, keep_values=False)
-        form = "items"
-        if isinstance(batch, ColumnBatch) and not step[2]:
-            form = "idle" if on_columns is None else "columns"
-        reports.append(_report(piece_name, form, seconds, before, after))
-    return Explanation(name, tuple(reports)), batch
-
-
-def explain(
-    pipeline: ConnectorPipelineV2,
-    batch: Any,
-    episodes: Sequence[Any],
-    shared_data: dict[str, Any] | None,
-    *,
-    rl_module: Any,
-    **common: Any,
-) -> Explanation:
-    """As ``ConnectorPipelineV2.explain``: ``trace`` on copies, the second time, when everything is warm.
-
-    Raises:
-        ConnectorError: If the episodes hold something that cannot be copied.
-    """
-    state = pipeline.get_state()
-    metrics = common.pop("metrics", None)
-    explanation = Explanation(type(pipeline).__name__, ())
-    for _ in range(2):
-        try:
-            own_batch, own_episodes, own_data = copy.deepcopy(
-                (batch, list(episodes), {} if shared_data is None else shared_data), {id(rl_module): rl_module}
-            )
-        except Exception as error:
-            raise ConnectorError(
-                f"{type(pipeline).__name__}: explain works on copies, but batch, episodes or shared_data cannot be "
-                f"copied: {describe_error(error)}."
-            ) from error
-        try:
-            with torch.random.fork_rng(devices=[]):
-                explanation, _ = trace(
-                    pipeline,
-                    own_batch,
-                    episodes=own_episodes,
-                    shared_data=own_data,
-                    rl_module=rl_module,
-                    metrics=MetricsLogger() if metrics is None else copy.deepcopy(metrics),
-                    **common,
-                )
-        finally:
-            pipeline.set_state(copy.deepcopy(state))
-    return explanation
-
-
-def _report(name: str, form: str, seconds: float, before: Snapshot, after: Snapshot) -> PieceReport:
-    written = after.writes_since(before)
-    return PieceReport(
-        name=name,
-        form=form,
-        seconds=seconds,
-        before=before.shapes,
-        after=after.shapes,
-        added=tuple(column for column in after.names if column not in before.names),
-        changed=after.changed_since(before),
-        removed=tuple(column for column in before.names if column not in after.names),
-        written=tuple(written),
-        written_before=tuple(shape for was, _ in written.values() for shape in was),
-        written_after=tuple(shape for _, now in written.values() for shape in now),
-    )
-
-
-def _wait_for_gpu(snapshot: Snapshot) -> None:
-    if torch.cuda.is_initialized() and any("cuda" in shape.device for shape in snapshot.shapes):
-        torch.cuda.synchronize()
-
-
 # The table.
 
 
 def _changes(piece: PieceReport) -> list[str]:
-    """A cell for each column that was added, changed, removed or written to."""
+    """Returns a cell for each column that was added, changed, removed or written to."""
     cells = []
     marked = [("+", piece.added, piece.after), ("~", piece.changed, piece.after), ("-", piece.removed, ())]
     for mark, names, after in (*marked, (">", piece.written, piece.written_after)):
         for name in names:
             shapes = [shape for shape in after if shape.name == name]
-            cells.append(f"{mark}{_short(name, 28)} {_kinds(shapes)}".rstrip())
+            cells.append(f"{mark}{_short(name, 28)} {_forms(shapes)}".rstrip())
     return cells or [""]
 
 
-def _kinds(shapes: Sequence[ColumnShape]) -> str:
-    """Like shapes once, with the number of groups or modules that have them."""
+def _forms(shapes: Sequence[ColumnShape]) -> str:
+    """Describes shapes; equal ones once, with the number of groups or modules that have them."""
     counts: dict[str, int] = {}
     for shape in shapes:
         text = f"{_sizes(shape.shape)} {shape.dtype}" + ("" if shape.device in ("", "cpu") else f" {shape.device}")
@@ -286,7 +194,7 @@ def _short(text: str, width: int) -> str:
 
 
 def _folded(cells: Sequence[str], width: int) -> list[str]:
-    """Cells side by side, on as many lines as they need."""
+    """Returns cells side by side, on as many lines as they need."""
     lines = [""]
     for cell in cells:
         cell = _short(cell, width)
@@ -299,13 +207,13 @@ def _folded(cells: Sequence[str], width: int) -> list[str]:
 
 
 def _listed(values: Any) -> Any:
-    """Tuples as lists, as JSON has them."""
+    """Returns tuples as lists, as JSON has them."""
     if isinstance(values, dict):
         return {key: _listed(value) for key, value in values.items()}
     return [_listed(value) for value in values] if isinstance(values, (list, tuple)) else values
 
 
-# What is in a batch, and in the trajectories behind it, at one moment.
+# The contents of a batch and of its trajectories at one moment.
 
 _TRAJECTORIES = (Columns.OBS, Columns.ACTIONS, Columns.REWARDS)
 
@@ -314,17 +222,17 @@ class Snapshot:
     """The columns of a batch, with their values.
 
     Attributes:
-        shapes: Of all columns.
-        names: Of all columns, without repetition.
+        shapes: The shapes of all columns.
+        names: The names of all columns, each once.
     """
 
     def __init__(self, batch: Any, episodes: Sequence[Any], *, keep_values: bool = True):
-        """Looks at a batch.
+        """Takes the snapshot.
 
         Args:
             batch: Columns, or items in any phase.
-            episodes: The episodes behind it.
-            keep_values: Whether to copy the values, for a later snapshot to be compared with.
+            episodes: The episodes that the batch is made of.
+            keep_values: Whether to copy the values, so that a later snapshot can be compared with this one.
         """
         self._columns: dict[tuple[Any, ...], tuple[ColumnShape, list[Any]]] = {}
         for modules, name, column in _columns(batch):
@@ -341,8 +249,13 @@ class Snapshot:
                 key: (module, [_copies(step) for step in steps]) for key, (module, steps) in self._steps.items()
             }
 
+    def wait_for_gpu(self) -> None:
+        """Waits for a GPU's pending work if the batch has columns on one, so that its time can be taken."""
+        if torch.cuda.is_initialized() and any("cuda" in shape.device for shape in self.shapes):
+            torch.cuda.synchronize()
+
     def changed_since(self, earlier: Snapshot) -> tuple[str, ...]:
-        """Columns of both snapshots that differ in anything."""
+        """Returns the columns of both snapshots whose values, shape, dtype or device differ."""
         both = [name for name in self.names if name in earlier.names]
         return tuple(name for name in both if not self._same(name, earlier))
 
@@ -353,9 +266,9 @@ class Snapshot:
         )
 
     def writes_since(self, earlier: Snapshot) -> dict[str, tuple[list[ColumnShape], list[ColumnShape]]]:
-        """The columns of the trajectories that differ, each as it was and as it is.
+        """Returns the columns of the trajectories that differ, each as it was and as it is.
 
-        These are the batch's rows, or the single steps that differ, where no row does.
+        The values are those of the batch's rows, or of the single steps that differ if no row does.
         """
         found: dict[str, tuple[list[ColumnShape], list[ColumnShape]]] = {}
         for name in dict.fromkeys(key[1] for key in (*self._rows, *self._steps)):
@@ -392,7 +305,7 @@ class Snapshot:
 
 
 def _columns(batch: Any) -> Iterator[tuple[tuple[ModuleID, ...], str, Any]]:
-    """``(modules, name, column)`` of a batch of either form."""
+    """Yields ``(modules, name, column)`` of a batch of either form."""
     if isinstance(batch, ColumnBatch):
         for group in batch.groups:
             for name, column in group.items():
@@ -413,7 +326,7 @@ def _columns(batch: Any) -> Iterator[tuple[tuple[ModuleID, ...], str, Any]]:
 
 
 def _leaves(column: Any) -> Iterator[tuple[str, list[Any], bool]]:
-    """``(leaf, arrays, is_list)`` of a column: one array, or one for each item of a list."""
+    """Yields ``(leaf, arrays, is_list)`` of a column: one array, or one for each item of a list."""
     found: dict[str, list[Any]] = {}
     for item in column if isinstance(column, list) else [column]:
         paths, values, _ = optree.tree_flatten_with_path(item)
@@ -424,18 +337,18 @@ def _leaves(column: Any) -> Iterator[tuple[str, list[Any], bool]]:
 
 
 def _info_leaves(column: Any) -> list[tuple[str, list[Any], bool]]:
-    """As ``_leaves``; info dicts hold anything, and are compared by what they show."""
+    """As ``_leaves``. Info dicts may hold anything, so they are compared by their text."""
     return [("", [str(info) for info in column], True)] if len(column) else []
 
 
 def _shape(modules: tuple[ModuleID, ...], name: str, leaf: str, values: list[Any], is_list: bool) -> ColumnShape:
     first = values[0]
     dtype = str(first.dtype).removeprefix("torch.") if hasattr(first, "dtype") else type(first).__name__
-    kind = "tensor " if isinstance(first, torch.Tensor) else ""
+    tensor = "tensor " if isinstance(first, torch.Tensor) else ""
     if is_list:
-        return ColumnShape(modules, name, leaf, (len(values), *np.shape(first)), f"list of {kind}{dtype}", "")
+        return ColumnShape(modules, name, leaf, (len(values), *np.shape(first)), f"list of {tensor}{dtype}", "")
     device = str(first.device) if isinstance(first, torch.Tensor) else "cpu"
-    return ColumnShape(modules, name, leaf, tuple(np.shape(first)), f"{kind}{dtype}", device)
+    return ColumnShape(modules, name, leaf, tuple(np.shape(first)), f"{tensor}{dtype}", device)
 
 
 def _shape_of_steps(modules: tuple[ModuleID, ...], name: str, items: list[Any]) -> ColumnShape:
@@ -444,7 +357,7 @@ def _shape_of_steps(modules: tuple[ModuleID, ...], name: str, items: list[Any]) 
 
 
 def _rows_of(batch: Any) -> dict[tuple[Any, ...], tuple[ColumnShape, list[Any]]]:
-    """What the trajectories have for the rows of the batch."""
+    """Returns the columns of the trajectories at the rows of the batch."""
     found: dict[tuple[Any, ...], tuple[ColumnShape, list[Any]]] = {}
     for group in batch.groups if isinstance(batch, ColumnBatch) else []:
         for name in dict.fromkeys(name for part in group.rows.parts for name in part.rollout.columns):
@@ -460,7 +373,7 @@ def _rows_of(batch: Any) -> dict[tuple[Any, ...], tuple[ColumnShape, list[Any]]]
 def _steps_of(
     batch: Any, episodes: Sequence[Any]
 ) -> dict[tuple[int, str], tuple[tuple[ModuleID, ...], list[list[Any]]]]:
-    """The columns of all agent episodes, step by step, each step as its leaves."""
+    """Returns the columns of all agent episodes, step by step, each step as its leaves."""
     found: dict[tuple[int, str], tuple[tuple[ModuleID, ...], list[list[Any]]]] = {}
     for i, episode in enumerate(_agent_episodes(batch, episodes)):
         modules = () if episode.module_id is None else (episode.module_id,)

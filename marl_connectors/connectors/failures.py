@@ -1,4 +1,4 @@
-"""What a connector piece was working on when it failed, as far as that is known."""
+"""Records what a connector piece works on, so that an error can name the agent, the column and the module."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 
 
 class Progress(threading.local):
-    """Where the piece that runs now is. Written on the way, read only when it fails.
+    """What the running piece works on. It is written as the piece runs, and read only if the piece fails.
 
     Attributes:
-        episode: The agent episode that ``single_agent_episode_iterator`` gave last and that the piece works on.
+        episode: The agent episode that ``single_agent_episode_iterator`` yielded last and that the piece works on.
         item: Column(s) and ``(episode id, agent id, module id)`` of an item whose change failed.
-        converting: The items that are about to become columns.
-        unlike: A column of theirs, and those of its items that did not go into one array.
-        module_id: The module on whose columns a piece failed.
-        in_train_batch: Whether the piece stands in a learner pipeline; None if unknown.
+        converting: The items that are being converted to columns.
+        unlike: The name of a column of these items, and the items that could not be stacked.
+        module_id: The module whose columns a piece failed on.
+        in_train_batch: Whether the piece is in a learner pipeline; None if that is unknown.
     """
 
     episode: SingleAgentEpisode | None = None
@@ -37,21 +37,21 @@ class Progress(threading.local):
     _left: tuple[tuple[SingleAgentEpisode, CodeType, int], ...] = ()
 
     def begin(self, in_train_batch: bool | None) -> None:
-        """A piece begins, of whose work nothing is known yet."""
+        """Clears the record before a piece runs."""
         vars(self).clear()
         self.in_train_batch = in_train_batch
 
     def leave_loop(self) -> None:
-        """The loop over agent episodes was left before its end: by ``break``, or by an error, which is not known yet.
+        """Records that a loop over agent episodes was left early, by ``break`` or by an error that is not known yet.
 
-        If by an error, its traceback has the very instruction that the loop's function stands at now.
+        If it was an error, its traceback contains the instruction at which the loop's function is now.
         """
         if self.episode is not None:
             frame = sys._getframe(2)
             self._left = (*self._left[-7:], (self.episode, frame.f_code, frame.f_lasti))
 
     def _episode_of(self, error: BaseException) -> SingleAgentEpisode | None:
-        """The agent episode on which an error was raised."""
+        """Returns the agent episode that an error was raised on."""
         if self.episode is not None or not self._left:
             return self.episode
         raised: set[tuple[CodeType, int]] = set()
@@ -62,7 +62,7 @@ class Progress(threading.local):
         return next((episode for episode, *place in self._left if tuple(place) in raised), None)
 
     def describe(self, error: BaseException) -> str:
-        """`` for agent 'a' (...) at env step 7``, or nothing if nothing is known."""
+        """Returns `` for agent 'a' (...) at env step 7``, or an empty string if nothing is known."""
         if self.item is not None:
             column, ids = self.item
             whose = _whose(*ids)
@@ -75,14 +75,14 @@ class Progress(threading.local):
         return ""
 
     def modules(self, module_ids: Sequence[str]) -> str:
-        """`` for module 'a'`` if one is known to be at fault, else all whose columns the piece was given."""
+        """Returns `` for module 'a'`` for the module that a piece failed on, or all that the piece worked on."""
         known = self.module_id
         return modules_named([known] if known is not None and known in module_ids else module_ids)
 
     def odd_item(self) -> str:
-        """A sentence that names the first item that is unlike most others, or nothing.
+        """Returns a sentence that names the first item of an unusual shape, or an empty string.
 
-        Only of those that did not go into one array; within one module, if they differ there.
+        It looks only at items that could not be stacked, within one module if they differ there.
         """
         if self.unlike is None:
             return ""
@@ -99,11 +99,11 @@ class Progress(threading.local):
             counts = Counter(shape for _, shape in own)
             usual, times = counts.most_common(1)[0] if len(counts) > 1 else ("", 0)
             if own is shapes and 2 * times <= len(own):
-                break  # modules differ, and none of them is the odd one
+                break  # the modules differ, and no shape is the usual one
             for key, shape in own if times else ():
                 if shape != usual:
                     whose = _whose(*(*key, None, None)[:3])
-                    return f" The first item of {name!r} that is not {usual} but {shape} is of {whose}."
+                    return f" The first item of {name!r} with shape {shape} instead of {usual} belongs to {whose}."
         return ""
 
     def _env_steps(self, episode: SingleAgentEpisode) -> str:
@@ -120,7 +120,7 @@ progress = Progress()
 
 
 def modules_named(module_ids: Iterable[str]) -> str:
-    """`` for module 'a'`` or `` for modules 'a', 'b'``; the first few of many."""
+    """Returns `` for module 'a'`` or `` for modules 'a', 'b'``; it names only the first few of many."""
     names = list(module_ids)
     shown = ", ".join(repr(name) for name in names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
     return f" for module{'s' if len(names) > 1 else ''} {shown}" if names else ""

@@ -1,4 +1,4 @@
-"""Values of any space as flat vectors of numbers, a whole batch at once."""
+"""Converts batches of any space's values to flat vectors of numbers."""
 
 from __future__ import annotations
 
@@ -13,44 +13,53 @@ from marl_connectors.spaces import byte_scale, describe, in_key_order
 from marl_connectors.typing import Tree
 
 
-class _Part(NamedTuple):
+class _Segment(NamedTuple):
+    """The place of one subspace in the flat vector.
+
+    Attributes:
+        path: The keys that lead to the subspace.
+        begin: Its first number in the vector.
+        end: One past its last number.
+        sizes: The number of values of each component; None if the segment is not one-hot.
+        levels: The value that each number stands for; None if the segment is not one-hot.
+        scale: The factor of the numbers; None for 1.
+    """
+
     path: tuple[Any, ...]
     begin: int
     end: int
     sizes: np.ndarray | None
-    """Of a one-hot part: how many numbers each component gets."""
     levels: np.ndarray | None
-    """Of a one-hot part: the value that each of those numbers stands for."""
     scale: float | None
-    """What numbers are multiplied with, if with anything."""
 
 
 class Flattener:
-    """Makes ``[B, size]`` float32 of a batch of a space's values.
+    """Converts a batch of a space's values to ``[B, size]`` float32.
 
-    Parts stand in the order of ``gymnasium.spaces.flatten``: numbers as they are, Discrete and MultiDiscrete values as
-    one-hot vectors. A value outside of its Discrete space gives all zeros.
+    The order is that of ``gymnasium.spaces.flatten``. Numbers stay as they are; Discrete and MultiDiscrete values
+    become one-hot vectors. A value outside of its Discrete space becomes all zeros.
 
     Attributes:
-        size: How many numbers an item has.
-        space: The float32 Box of flat items, with the bounds of the parts.
+        size: The number of numbers in a flat vector.
+        space: The float32 Box of flat vectors, with the bounds of the subspaces.
     """
 
     def __init__(
         self, space: Space, *, leave_out: Collection[Any] = (), count_from_0: bool = False, scale_bytes: bool = False
     ):
-        """Works out where each part goes.
+        """Works out the place of each subspace.
 
         Args:
-            space: Box, Discrete, MultiDiscrete or MultiBinary, or a Dict or Tuple of such.
-            leave_out: Keys of a Dict space whose parts are left out.
-            count_from_0: Whether values of a Discrete space are without its ``start``, as the modules' actions are.
-            scale_bytes: Whether whole numbers of 8 bits are scaled to [0, 1], as default modules do it.
+            space: Box, Discrete, MultiDiscrete or MultiBinary, or a Dict or Tuple of them.
+            leave_out: Keys of a Dict space that are left out.
+            count_from_0: Whether values of a Discrete space count from 0, as the modules' actions do, and not from its
+                ``start``.
+            scale_bytes: Whether integers of 8 bits are scaled to [0, 1], as default modules do.
 
         Raises:
-            ConfigError: If a part has no fixed size, or nothing is left.
+            ConfigError: If a subspace has no fixed size, or nothing is left.
         """
-        self._parts: list[_Part] = []
+        self._segments: list[_Segment] = []
         self._bounds: list[tuple[np.ndarray, np.ndarray]] = []
         self._count_from_0 = count_from_0
         self._scale_bytes = scale_bytes
@@ -59,11 +68,11 @@ class Flattener:
             space = in_key_order((key, part) for key, part in space.spaces.items() if key not in leave_out)
         self._add(space, ())
         if not self.size:
-            raise ConfigError(f"Flattener: there is nothing in {describe(space)} that could be made flat.")
+            raise ConfigError(f"Flattener: expected a space with at least one number, got {describe(space)}.")
         lows, highs = zip(*self._bounds, strict=True)
         self.space = spaces.Box(np.concatenate(lows), np.concatenate(highs), dtype=np.float32)
-        only = self._parts[0]
-        self._plain = len(self._parts) == 1 and only.levels is None and only.scale is None and not only.path
+        only = self._segments[0]
+        self._plain = len(self._segments) == 1 and only.levels is None and only.scale is None and not only.path
 
     def _add(self, space: Space, path: tuple[Any, ...]) -> None:
         if isinstance(space, (spaces.Dict, spaces.Tuple)):
@@ -84,27 +93,27 @@ class Flattener:
             low, high = np.zeros(len(levels), np.float32), np.ones(len(levels), np.float32)
         else:
             raise ConfigError(
-                f"Flattener: values of {space} have no fixed number of numbers, so they cannot be made flat vectors. "
+                f"Flattener: values of {space} have no fixed size, so they cannot be converted to flat vectors. "
                 f"Use Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple."
             )
-        self._parts.append(_Part(path, self.size, self.size + len(low), sizes, levels, scale))
+        self._segments.append(_Segment(path, self.size, self.size + len(low), sizes, levels, scale))
         self._bounds.append((low, high))
         self.size += len(low)
 
     def __call__(self, values: Tree) -> np.ndarray:
-        """A hot path.
+        """Flattens a batch.
 
         Args:
             values: ``[B, ...]`` array or tree of arrays.
 
         Returns:
-            ``[B, size]`` float32; the very same array if it is that already.
+            ``[B, size]`` float32; ``values`` itself if it has this shape and dtype already.
         """
         if self._plain:
             flat = values.reshape(len(values), self.size)
             return flat if flat.dtype == np.float32 else flat.astype(np.float32)
         out = None
-        for path, begin, end, sizes, levels, scale in self._parts:
+        for path, begin, end, sizes, levels, scale in self._segments:
             part = values
             for key in path:
                 part = part[key]
@@ -121,18 +130,18 @@ class Flattener:
 
 
 def one_hot(space: spaces.Discrete | spaces.MultiDiscrete, values: np.ndarray) -> np.ndarray:
-    """``[B, n]`` float32 one-hot vectors of ``[B, ...]`` values; those of a MultiDiscrete one after another."""
+    """Returns ``[B, n]`` float32 one-hot vectors of ``[B, ...]`` values; several components are concatenated."""
     sizes, levels = _levels(space, False)
     return (_spread(values, sizes) == levels).astype(np.float32)
 
 
 def one_hot_size(space: spaces.Discrete | spaces.MultiDiscrete) -> int:
-    """How long the one-hot vectors of a space are."""
+    """Returns the length of a space's one-hot vectors."""
     return int(space.nvec.sum()) if isinstance(space, spaces.MultiDiscrete) else int(space.n)
 
 
 def _spread(values: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """``[B, n]``, each component as often as it has values (or ``[B, 1]``, which is as good)."""
+    """Repeats each component as often as it has values: ``[B, n]``, or ``[B, 1]``, which broadcasts to it."""
     flat = values.reshape(len(values), len(sizes))
     return flat if len(sizes) == 1 else np.repeat(flat, sizes, axis=1)
 

@@ -1,12 +1,11 @@
-"""Items at the border: between batches in columns and the nested dicts of single items that pieces may work on.
+"""Converts between batches in columns and the nested dicts of single items that a user's pieces may work on.
 
-Two kinds of calls need it, and nothing else does:
+Only two kinds of calls need it:
 
-* a piece that works on items stands in a pipeline that runs on columns: ``run_piece`` gives it items, and takes
-  them back;
-* a piece that works on columns is called by hand, on items: ``call_on_items`` gives it columns and takes them back.
+* A piece on items is in a pipeline that runs on columns: ``run_piece`` converts the batch to items and back.
+* A piece on columns is called by hand, on items: ``call_on_items`` converts the batch to columns and back.
 
-See ``Phase`` for what a batch of items looks like at which point.
+``Phase`` describes the forms of a batch of items.
 """
 
 from __future__ import annotations
@@ -41,26 +40,26 @@ from marl_connectors.transfers import moved
 from marl_connectors.trees import as_list, leaves, tree_map, unstack
 from marl_connectors.typing import DEFAULT_MODULE_ID, ItemKey, ModuleID
 
-# Whose items they are.
+# The keys of items.
 
 MAPPING = "memorized_map_structure"
 """Key in ``shared_data``: ``{module_id: [item key, ...]}``, the order of each module's items."""
 
 
 def item_key(episode: SingleAgentEpisode) -> ItemKey:
-    """``(episode_id,)`` alone, ``(episode_id, agent_id, module_id)`` for an agent of a MultiAgentEpisode."""
+    """Returns ``(episode_id,)``, or ``(episode_id, agent_id, module_id)`` for an agent of a MultiAgentEpisode."""
     if episode.agent_id is None or episode.multi_agent_episode_id is None:
         return (episode.id_,)
     return (episode.multi_agent_episode_id, episode.agent_id, episode.module_id)
 
 
 def agent_episodes(episodes: Iterable[Any], *, stepped_only: bool) -> list[SingleAgentEpisode]:
-    """All SingleAgentEpisodes, those inside MultiAgentEpisodes too; ``single_agent_episode_iterator`` says which."""
-    return [part for episode in episodes for part in parts_of(episode, stepped_only=stepped_only)]
+    """Returns all SingleAgentEpisodes, as ``ConnectorV2.single_agent_episode_iterator`` yields them."""
+    return [part for episode in episodes for part in agent_episodes_of(episode, stepped_only=stepped_only)]
 
 
-def parts_of(episode: Any, *, stepped_only: bool) -> list[SingleAgentEpisode]:
-    """The agent episodes of an episode."""
+def agent_episodes_of(episode: Any, *, stepped_only: bool) -> list[SingleAgentEpisode]:
+    """Returns the agent episodes of an episode; see ``ConnectorV2.single_agent_episode_iterator``."""
     if not isinstance(episode, MultiAgentEpisode):
         return [episode]
     if not stepped_only:
@@ -73,13 +72,13 @@ def parts_of(episode: Any, *, stepped_only: bool) -> list[SingleAgentEpisode]:
 # From columns to items, and back.
 
 _UNMADE: Any = object()
-"""Stands for the items of a column that nobody has looked at yet."""
+"""Placeholder for the items of a column that no piece has looked at yet."""
 
 
 class ItemBatch(dict[str, Any]):
-    """``{column: {item key: [item, ...]}}``, where a column's items are made when somebody looks at them.
+    """``{column: {item key: [item, ...]}}``, where a column's items are made when a piece first looks at them.
 
-    Columns that a piece has not looked at go back as they are.
+    Columns that a piece has not looked at are not converted at all.
     """
 
     __slots__ = ("_names", "source")
@@ -92,11 +91,11 @@ class ItemBatch(dict[str, Any]):
 
     @property
     def is_untouched(self) -> bool:
-        """Whether nobody has looked at any column, or put one in or out."""
+        """Whether the piece has looked at no column, and has added or removed none."""
         return list(self) == self._names and all(map(self.kept, self._names))
 
     def kept(self, name: str) -> bool:
-        """Whether a column is there and nobody has looked at it."""
+        """Whether the batch has a column and the piece has not looked at it."""
         return dict.get(self, name) is _UNMADE
 
     def __getitem__(self, name: str) -> Any:
@@ -123,7 +122,7 @@ class ItemBatch(dict[str, Any]):
         name = next(reversed(self.keys()))
         return name, self.pop(name)
 
-    def __iter__(self) -> Iterator[str]:  # without it, dict(batch) would copy what nobody has looked at
+    def __iter__(self) -> Iterator[str]:  # without it, dict(batch) would copy the placeholders
         return super().__iter__()
 
     def _all(self) -> dict[str, Any]:
@@ -165,11 +164,11 @@ def _unflattened(names: Any, columns: Any) -> Any:
 
 _EVERYWHERE: Any = registry.__GLOBAL_NAMESPACE
 optree.register_pytree_node(ItemBatch, _flattened, _unflattened, namespace=_EVERYWHERE)  # type: ignore[arg-type]
-"""Tree functions see an ordinary dict."""
+"""Tree functions treat an ItemBatch as an ordinary dict."""
 
 
 def _item_names(group: ColumnGroup) -> Iterator[str]:
-    """The columns that a group's items are of."""
+    """Yields the names of a group's columns that have items."""
     if group.sequences is None:
         yield from group
         return
@@ -178,7 +177,7 @@ def _item_names(group: ColumnGroup) -> Iterator[str]:
 
 
 def to_items(batch: ColumnBatch) -> dict[str, Any]:
-    """A batch as the pieces of its phase expect it."""
+    """Converts a batch in columns to items, in the form of its phase."""
     if batch.phase is Phase.ITEMS:
         return ItemBatch(batch)
     by_module = columns_by_module(_without_infos(batch))
@@ -191,11 +190,11 @@ def to_items(batch: ColumnBatch) -> dict[str, Any]:
 
 
 def to_columns(items: dict[str, Any], like: ColumnBatch) -> ColumnBatch:
-    """A batch of items as columns again, in the row order of ``like``.
+    """Converts a batch of items to columns, in the row order of ``like``.
 
     Args:
-        items: What a piece gave.
-        like: The batch in columns that the piece's input was made from; its phase is that of ``items``.
+        items: The batch that a piece returned.
+        like: The batch in columns that the piece's input was made from. Its phase is that of ``items``.
 
     Raises:
         ConnectorError: If items are missing, or do not have one shape.
@@ -234,10 +233,10 @@ def to_columns(items: dict[str, Any], like: ColumnBatch) -> ColumnBatch:
 
 
 def _items_of_rows(name: str, items: Any, group: ColumnGroup, source: ColumnGroup, keys: list[ItemKey]) -> list | None:
-    """The items of a column, one for each row of a group; None for a column of other groups, such as states."""
+    """Returns the items of a column, one for each row of a group; None if only other groups have the column."""
     if isinstance(items, dict):
         if group.rows.acted is None and not source.holders and all(len(items.get(key, ())) == 1 for key in keys):
-            return [items[key][0] for key in keys]  # a hot path: who acts has one row, and a key of its own
+            return [items[key][0] for key in keys]  # most steps: each acting agent has one row and its own key
         if name != Columns.OBS and not any(key in items for key in keys):
             return None
         by_episode = _by_episode(name, _filled_up(name, items, source), group, keys)
@@ -250,7 +249,7 @@ def _items_of_rows(name: str, items: Any, group: ColumnGroup, source: ColumnGrou
 
 
 def _row_items(group: ColumnGroup, name: str) -> tuple[list, Sequence[int]]:
-    """The items of a group's column, and how many each agent episode has. In sequences, each of these is an item."""
+    """Returns the items of a group's column and their number for each agent episode. A sequence is one item."""
     if group.sequences is None:
         return unstack(group[name]), group.rows.counts
     items = [item for _, own in group.module_columns() if name in own for item in unstack(own[name])]
@@ -258,7 +257,7 @@ def _row_items(group: ColumnGroup, name: str) -> tuple[list, Sequence[int]]:
 
 
 def _share_out(by_key: dict[ItemKey, list], group: ColumnGroup, name: str) -> None:
-    """Puts the items of a group's column under the episodes' keys."""
+    """Adds the items of a group's column under the episodes' keys."""
     if name not in group and group.sequences is None:
         return
     items, counts = _row_items(group, name)
@@ -270,7 +269,7 @@ def _share_out(by_key: dict[ItemKey, list], group: ColumnGroup, name: str) -> No
 
 
 def _filled_up(name: str, by_key: dict[Any, list], source: ColumnGroup) -> dict[Any, list]:
-    """The items of a column by key, with blank ones for the modules that had none."""
+    """Returns the items of a column by key, with zeros for the modules that have no such column."""
     if name not in source.holders or not any(by_key.values()):
         return by_key
     blank = tree_map(lambda leaf: leaf * 0, next(items[0] for items in by_key.values() if items))
@@ -286,10 +285,10 @@ def _module_of(episode: SingleAgentEpisode) -> ModuleID:
 
 
 def _sequences_made(items: dict[str, Any], group: ColumnGroup) -> Sequences | None:
-    """The sequences that a piece has just made of a group's rows; None if it has not.
+    """Returns the sequences that a piece has made of a group's rows, or None.
 
     Raises:
-        ConnectorError: If they do not have all rows of each chunk.
+        ConnectorError: If the sequences do not cover all rows of each chunk.
     """
     lengths_by_key = {key: list(lengths) for key, lengths in items.get(Columns.SEQ_LENS, {}).items()}
     if group.rows.acted is None or lengths_by_key.keys().isdisjoint(map(item_key, group.rows.episodes)):
@@ -323,7 +322,7 @@ def _sequences_made(items: dict[str, Any], group: ColumnGroup) -> Sequences | No
 
 
 def _from_sequence_items(items: dict[str, Any], group: ColumnGroup, sequences: Sequences) -> None:
-    """The rows of items that are sequences."""
+    """Sets a group's columns from items that are sequences."""
     sharing: dict[Any, int] = {}
     by_module: dict[ModuleID, dict[str, list]] = {module_id: {} for module_id in group.module_ids}
     for episode, count in zip(group.rows.episodes, sequences.counts.tolist(), strict=True):
@@ -342,7 +341,7 @@ def _from_sequence_items(items: dict[str, Any], group: ColumnGroup, sequences: S
 
 
 def _without_infos(batch: ColumnBatch) -> ColumnBatch:
-    """The other columns: no array is made of info dicts."""
+    """Returns the batch without info dicts, which are never converted to arrays."""
     if not any(Columns.INFOS in group for group in batch.groups):
         return batch
     groups = [group.like() for group in batch.groups]
@@ -376,10 +375,10 @@ def _set_infos(batch: ColumnBatch, by_module: dict[ModuleID, list]) -> None:
 
 
 def _by_episode(name: str, by_key: dict[Any, list], group: ColumnGroup, keys: list[ItemKey]) -> list[list]:
-    """The items of a column for each episode of a group; chunks of one episode, and an agent's lives, share a key.
+    """Returns the items of a column for each episode of a group. Several chunks or episodes of an agent share a key.
 
-    In a train batch, an episode's last row stands for its last observation, and other columns mean nothing there. So
-    a piece may give one item for each step; the last of them is repeated.
+    In a train batch, the last row of an episode is its last observation, and other columns have no meaning there. So a
+    piece may return one item for each step, and the last item is repeated.
     """
     counts, is_train = group.rows.counts, group.rows.acted is not None
     sharing: dict[Any, list[int]] = {}
@@ -403,7 +402,7 @@ def _by_episode(name: str, by_key: dict[Any, list], group: ColumnGroup, keys: li
 
 
 def _wrong_number(name: str, key: Any, given: int, wanted: int, steps: int) -> str:
-    """What went wrong with the items of an episode, and what to do."""
+    """Returns the message for a wrong number of items of an episode."""
     message = f"{given} items of {name!r} for episode {key}, expected {wanted}"
     if wanted == steps:
         return (
@@ -413,7 +412,7 @@ def _wrong_number(name: str, key: Any, given: int, wanted: int, steps: int) -> s
     also = "" if name == Columns.OBS else f" (or {steps}, without the last observation)"
     return (
         f"{message}{also}: a train batch has one for each of the {steps} steps and one for the last observation. "
-        f"Behind AddOneTsToEpisodesAndTruncate, which is first in the default learner pipeline, add one for each i in "
+        f"After AddOneTsToEpisodesAndTruncate, which is first in the default learner pipeline, add one for each i in "
         f"range(len(episode)) of every episode that single_agent_episode_iterator(episodes, "
         f"agents_that_stepped_only=False) gives. Without that piece, add one more of 'obs', for "
         f"episode.get_observations(-1)."
@@ -431,27 +430,27 @@ def _stacked(name: str, items: list) -> Any:
         progress.unlike = (name, items)
         shapes = sorted({str(np.shape(item)) for item in items})
         raise ConnectorError(
-            f"the items of {name!r} differ in shape ({', '.join(shapes[:4])}), so they cannot stand in one batch."
+            f"the items of {name!r} differ in shape ({', '.join(shapes[:4])}), so they cannot be stacked."
         ) from error
 
 
 def in_item_order(by_module: dict[ModuleID, Any], batch: ColumnBatch) -> None:
-    """Puts rows by module into the order in which items stand, in place: what shares a key stands together.
+    """Sorts rows by module into the order of items, in place, so that rows with the same key are next to each other.
 
-    Chunks of one episode and lives of one agent share a key, whatever stands between their episodes among rows.
+    Chunks of one episode, and an agent's episodes in one MultiAgentEpisode, share a key; their rows may be apart.
     """
     for module_id, order in _orders(batch).items():
         _reorder(by_module, module_id, order)
 
 
 def in_row_order(by_module: dict[ModuleID, Any], batch: ColumnBatch) -> None:
-    """The way back."""
+    """Sorts items by module into the order of rows, in place."""
     for module_id, order in _orders(batch).items():
         _reorder(by_module, module_id, np.argsort(order))
 
 
 def _orders(batch: ColumnBatch) -> dict[ModuleID, np.ndarray]:
-    """For each module whose items stand in another order than its rows, which row each item is."""
+    """Returns each item's row, for each module whose items are in another order than its rows."""
     places: dict[ModuleID, dict[Any, list[int]]] = {}
     sizes: dict[ModuleID, int] = {}
     for group in batch.groups:
@@ -485,7 +484,7 @@ def _picked(column: Any, order: np.ndarray) -> Any:
 
 
 def drop_last_rows(batch: ColumnBatch, by_module: dict[ModuleID, dict[str, Any]]) -> None:
-    """Lets the groups of a train batch go without last observations where a piece has taken them out of all columns."""
+    """Drops the rows of last observations from a train batch if a piece has removed them from all columns."""
     for group in batch.groups:
         acted = group.rows.acted
         if acted is None or not acted.any() or group.splits != group.rows.splits:
@@ -500,7 +499,7 @@ def drop_last_rows(batch: ColumnBatch, by_module: dict[ModuleID, dict[str, Any]]
 
 
 def without_last_rows(group: ColumnGroup, keep: np.ndarray) -> None:
-    """Works out which rows and sequences each module has once only those of ``keep`` are left; columns stay."""
+    """Updates a group's rows and sequences by module to those of ``keep``; columns stay as they are."""
     before = np.concatenate([[0], np.cumsum(keep)])
     group.splits = tuple(before[list(group.splits)].tolist())
     sizes = set(np.diff(group.splits).tolist())
@@ -510,13 +509,13 @@ def without_last_rows(group: ColumnGroup, keep: np.ndarray) -> None:
 
 
 def _counts(group: ColumnGroup) -> dict[ModuleID, int]:
-    """How many rows, or sequences, each module has."""
+    """Returns the number of rows, or of sequences, of each module."""
     splits = group.splits if group.sequences is None else group.sequences.splits
     return dict(zip(group.module_ids, np.diff(splits).tolist(), strict=True))
 
 
 def _have(columns: dict[str, Any], count: int) -> bool:
-    """Whether all of a module's columns have so many rows."""
+    """Whether all of a module's columns have this number of rows."""
     return bool(columns) and all(
         (len(column) if isinstance(column, list) else len(leaves(column)[0])) == count
         for name, column in columns.items()
@@ -524,14 +523,14 @@ def _have(columns: dict[str, Any], count: int) -> bool:
     )
 
 
-# Episodes that a piece has taken out of a run.
+# Episodes that a piece has removed from a run.
 
 
 def without_taken_out(batch: ColumnBatch, episodes: Sequence[Any]) -> ColumnBatch:
-    """The batch without the rows of episodes that a piece has taken out of the run.
+    """Returns the batch without the rows of episodes that a piece has removed from the run.
 
     Raises:
-        ConnectorError: If it has put others in.
+        ConnectorError: If the piece has added other episodes.
     """
     if not isinstance(episodes, EpisodesOfRun) or not episodes.replaced or batch.phase is not Phase.ITEMS:
         return batch
@@ -541,15 +540,15 @@ def without_taken_out(batch: ColumnBatch, episodes: Sequence[Any]) -> ColumnBatc
     for part in parts:
         if len(part) and id(part) not in known:
             raise ConnectorError(
-                f"a piece has put {whose(part)} into the episodes, which is none of those that the batch is made of. "
-                f"Take episodes out only, change their data in place, or run the pipeline on items."
+                f"a piece has added {whose(part)} to the episodes, but the batch is not made of it. "
+                f"Only remove episodes, change their data in place, or run the pipeline on items."
             )
     groups = [_only(group, left) for group in batch.groups]
     return ColumnBatch([group for group in groups if len(group.rows)], batch.phase)
 
 
 def _only(group: ColumnGroup, left: set[int]) -> ColumnGroup:
-    """The rows of some agent episodes."""
+    """Returns a group with the rows of some agent episodes only."""
     rows = group.rows
     keep = np.repeat([id(episode) in left for episode in rows.episodes], rows.counts)
     if keep.all():
@@ -580,10 +579,10 @@ def _only(group: ColumnGroup, left: set[int]) -> ColumnGroup:
 
 
 def run_piece(piece: Any, batch: ColumnBatch, episodes: Sequence[Any], **common: Any) -> ColumnBatch:
-    """What a piece that works on items makes of a batch in columns.
+    """Runs a piece that works on items on a batch in columns.
 
     Raises:
-        ConnectorError: If what it gives is no batch, or cannot stand in columns.
+        ConnectorError: If the piece returns no batch, or one that cannot be converted to columns.
     """
     progress.begin(piece.in_learner_pipeline)
     given = to_items(batch)
@@ -598,7 +597,7 @@ def run_piece(piece: Any, batch: ColumnBatch, episodes: Sequence[Any], **common:
 
 
 def checked_batch(batch: Any) -> dict[str, Any]:
-    """What a piece on items has given, if that is a batch."""
+    """Returns the result of a piece on items; raises a ConnectorError if it is not a batch."""
     if not isinstance(batch, dict):
         raise ConnectorError(
             f"returned {type(batch).__name__} instead of the batch. End its __call__ with 'return batch'."
@@ -610,13 +609,13 @@ def checked_batch(batch: Any) -> dict[str, Any]:
 
 
 def call_on_items(piece: Any, batch: dict[str, Any], episodes: Sequence[Any], **common: Any) -> dict[str, Any]:
-    """What ``piece.on_columns`` makes of a batch of items, in any phase of its construction.
+    """Runs ``piece.on_columns`` on a batch of items, in any phase.
 
-    Whether all steps of the episodes are meant or their newest observations alone is told by the pipeline that the
-    piece stands in; where there is none, by the number of items that the batch has.
+    The pipeline of the piece decides whether the rows are all steps of the episodes or their newest observations only.
+    Without a pipeline, the number of items in the batch decides.
 
     Raises:
-        ConnectorError: If the batch has other numbers of items than the episodes have steps.
+        ConnectorError: If the number of items in the batch does not fit the steps of the episodes.
     """
     rl_module = common.get("rl_module")
     shared = common["shared_data"] = {} if common.get("shared_data") is None else common["shared_data"]
@@ -627,7 +626,7 @@ def call_on_items(piece: Any, batch: dict[str, Any], episodes: Sequence[Any], **
         piece.before_columns(given.groups, rl_module)
         for group in given.groups:
             given.run(piece, group, common)
-            if group.action_dist_cls is not None:  # it left them to be computed for all steps at once
+            if group.action_dist_cls is not None:  # the piece has deferred the log-probabilities
                 distribution = group.action_dist_cls.from_logits(group[Columns.ACTION_DIST_INPUTS])
                 group[Columns.ACTION_LOGP] = distribution.logp(group[Columns.ACTIONS])
     finally:
@@ -637,19 +636,19 @@ def call_on_items(piece: Any, batch: dict[str, Any], episodes: Sequence[Any], **
 
 
 class _Share:
-    """The items of one agent episode, or those of a key that belongs to none of the episodes.
+    """The items of one agent episode, or of a key without an episode.
 
     Attributes:
-        key: Under which they stand.
-        episode: Whose they are, if known.
-        module_id: Its module.
-        columns: One item for each row.
-        lengths: Of its sequences, where the batch has some.
-        states: Before their first steps, where the batch has them.
-        max_len: What sequences are filled up to.
-        has_last: Whether there is an item for its last observation, in any column.
-        short: The columns that have none.
-        made: What comes out.
+        key: The key of the items.
+        episode: The agent episode, if it is known.
+        module_id: The module of the episode.
+        columns: The items by column, one for each row.
+        lengths: The lengths of the sequences, if the batch has sequences.
+        states: The states before the sequences, if the batch has them.
+        max_len: The length that sequences are padded to.
+        has_last: Whether any column has an item for the last observation.
+        short: The columns without an item for the last observation.
+        made: The items that the piece has made, by column.
     """
 
     def __init__(self, key: Any, episode: SingleAgentEpisode | None, module_id: ModuleID):
@@ -665,7 +664,7 @@ class _Share:
         self.made: dict[str, list] = {}
 
     def add_last(self) -> None:
-        """Adds missing items for the last observation: that itself, in other columns something that means nothing."""
+        """Adds missing items for the last observation; in columns other than ``obs`` they have no meaning."""
         episode = self.episode
         assert episode is not None
         self.short = {name for name, items in self.columns.items() if len(items) == len(episode)}
@@ -689,10 +688,10 @@ class _Share:
 
 
 class _ByHand:
-    """A batch of items, the groups of columns that are made of it, and the way back.
+    """A batch of items of a call by hand, converted to groups of columns and back.
 
-    Agent episodes stand in one group where their spaces, trajectories and items are alike. Below modules, each module
-    has a group of its own.
+    Agent episodes are in one group if their spaces, trajectories and items are alike. If the items are sorted by
+    module, each module has its own group.
 
     Attributes:
         groups: The columns, for a piece to work on.
@@ -701,7 +700,7 @@ class _ByHand:
     def __init__(self, piece: Any, batch: dict[str, Any], episodes: Sequence[Any], rl_module: Any, mapping: Any):
         self._batch = batch
         self._rl_module = rl_module
-        self._apart = getattr(piece, "stands_apart", lambda agent_id: None)
+        self._apart = getattr(piece, "grouping_key", lambda agent_id: None)
         self._by_module = _is_sorted_by_module(batch)
         self._train = _is_train(piece, batch, episodes)
         own = agent_episodes(episodes, stepped_only=not self._train)
@@ -714,7 +713,7 @@ class _ByHand:
         self._given = [dict(group) for group in self.groups]
 
     def run(self, piece: Any, group: ColumnGroup, common: dict[str, Any]) -> None:
-        """Lets a piece work on a group. Items of none of the episodes stay as they are if it needs to know whose."""
+        """Runs a piece on a group. Items without episodes stay as they are if the piece needs their episodes."""
         before = dict(group)
         try:
             piece.on_columns(columns=group, **common)
@@ -727,7 +726,7 @@ class _ByHand:
     # From items to columns.
 
     def _read_keys(self) -> list[dict[ModuleID, list[_Share]]]:
-        """Gives each agent episode what stands under its key; those that can stand in one group, by module."""
+        """Assigns items to agent episodes by their keys; returns those that can be in one group, by module."""
         by_key: dict[Any, list[_Share]] = {}
         for share in self._shares:
             by_key.setdefault(share.key, []).append(share)
@@ -746,7 +745,7 @@ class _ByHand:
         families: dict[Any, dict[ModuleID, list[_Share]]] = {}
         for share in sorted(self._shares, key=lambda share: order.get(share.module_id, len(order))):
             state = modules.state_kind(share.module_id) if share.module_id in order else None
-            kind = (frozenset(share.columns), bool(share.lengths), state, _kind(share, self._apart))
+            kind = (frozenset(share.columns), bool(share.lengths), state, _grouping_key(share, self._apart))
             ended = share.episode is not None and share.episode.is_done and not self._train
             families.setdefault((ended, kind), {}).setdefault(share.module_id, []).append(share)
         return [families[kind] for kind in sorted(families, key=lambda kind: kind[0])]
@@ -756,7 +755,7 @@ class _ByHand:
         return self._shares[-1:] if columns else []
 
     def _read_modules(self, mapping: Mapping[ModuleID, list]) -> list[dict[ModuleID, list[_Share]]]:
-        """Gives each agent episode its part of its module's columns."""
+        """Assigns the rows of modules' columns to agent episodes."""
         by_key: dict[ItemKey, list[_Share]] = {}
         for share in self._shares:
             by_key.setdefault(share.key, []).append(share)
@@ -783,7 +782,7 @@ class _ByHand:
         return len(share.episode) if self._train and share.episode is not None else 1
 
     def _share_out(self, items_by_name: dict[str, list], shares: list[_Share]) -> None:
-        """Gives each of those who share a place their part of its items, row by row."""
+        """Splits items among the agent episodes that share a key or module, row by row."""
         if len(shares) == 1 and shares[0].episode is None:
             shares[0].columns.update(items_by_name)
             return
@@ -811,7 +810,7 @@ class _ByHand:
                     share.columns[name] = [row for item, length in pairs for row in unstack(item)[:length]]
 
     def _sequences(self, given: Sequence[Any], shares: list[_Share]) -> list[int]:
-        """Notes how long the sequences of each agent episode are; how many each has."""
+        """Sets the lengths of each agent episode's sequences; returns the number of sequences of each."""
         lengths, steps = [int(length) for length in given], list(map(self._steps, shares))
         has_last = sum(lengths) == sum(steps) + len(steps)
         rest = iter(lengths)
@@ -823,7 +822,7 @@ class _ByHand:
             if sum(share.lengths) != count + has_last:
                 raise ConnectorError(
                     f"the sequences for episode {share.key} have {sum(share.lengths)} steps, expected {count}: one for "
-                    f"each step of a chunk, and one for its last observation behind AddOneTsToEpisodesAndTruncate."
+                    f"each step of a chunk, and one for its last observation after AddOneTsToEpisodesAndTruncate."
                 )
             share.has_last = has_last
         return [len(share.lengths) for share in shares]
@@ -874,7 +873,7 @@ class _ByHand:
     # From columns to items.
 
     def with_columns(self) -> dict[str, Any]:
-        """The batch with what a piece has made of the columns."""
+        """Returns the batch with the columns that the piece has made."""
         given = [share for share in self._shares if share.columns]
         if self._train and not (any(share.has_last for share in given) if given else self._is_extended):
             for group in self.groups:
@@ -886,7 +885,7 @@ class _ByHand:
         return self._batch
 
     def _module_columns(self) -> dict[str, Any]:
-        """The columns of each module, as lists where they came as lists."""
+        """Returns the columns of each module, as lists if they were lists before."""
         found: dict[str, Any] = {}
         for group in self.groups:
             for module_id, columns in group.module_columns():
@@ -895,7 +894,7 @@ class _ByHand:
         return {module_id: found.get(module_id, columns) for module_id, columns in self._batch.items()}
 
     def _keyed_columns(self) -> dict[str, Any]:
-        """The columns by key, in the order of the episodes. Those that the piece has not set stay as they are."""
+        """Returns the columns by key, in the order of the episodes. Columns that the piece has not set stay."""
         names = dict.fromkeys(name for group in self.groups for name in _item_names(group))
         found: dict[str, Any] = {}
         for name in self._batch:
@@ -923,7 +922,7 @@ class _ByHand:
 
 
 def _drop_last_rows(group: ColumnGroup) -> None:
-    """Takes the rows of last observations out, which were not there before."""
+    """Removes the rows of last observations, which the items did not have."""
     acted = group.rows.acted
     if acted is None or acted.all():
         return
@@ -938,7 +937,7 @@ def _drop_last_rows(group: ColumnGroup) -> None:
 
 
 def _is_train(piece: Any, batch: dict[str, Any], episodes: Sequence[Any]) -> bool:
-    """Whether a batch has all steps of the episodes."""
+    """Whether a batch holds all steps of the episodes, not their newest observations only."""
     if piece.belongs_in == ("learner",):
         return True
     if hasattr(piece, "learns"):
@@ -949,13 +948,13 @@ def _is_train(piece: Any, batch: dict[str, Any], episodes: Sequence[Any]) -> boo
 
 
 def _is_sorted_by_module(batch: dict[str, Any]) -> bool:
-    """``{module: {column: ...}}``, not ``{column: {key: ...}}``: keys are tuples."""
+    """Whether a batch is ``{module: {column: ...}}`` and not ``{column: {key: ...}}``, whose keys are tuples."""
     inner = [column for column in batch.values() if isinstance(column, dict) and column]
     return bool(inner) and all(isinstance(key, str) for column in inner for key in column)
 
 
 def _num_items(batch: dict[str, Any]) -> int:
-    """The length of a batch's longest column; 0 for an empty batch."""
+    """Returns the length of a batch's longest column; 0 for an empty batch."""
     if _is_sorted_by_module(batch):
         longest: dict[str, int] = {}
         for columns in batch.values():
@@ -966,8 +965,8 @@ def _num_items(batch: dict[str, Any]) -> int:
     return max(lengths, default=0)
 
 
-def _kind(share: _Share, apart: Callable[[Any], Any]) -> Any:
-    """Equal for agent episodes whose rows can stand in one group."""
+def _grouping_key(share: _Share, apart: Callable[[Any], Any]) -> Any:
+    """Returns a key that is equal for agent episodes whose rows can be in one group."""
     episode = share.episode
     if episode is None:
         return share.module_id
@@ -982,7 +981,7 @@ def _like(value: Any, like: Any) -> Any:
 
 
 def _last_item(episode: SingleAgentEpisode, name: str, like: Any) -> Any:
-    """What stands in the row of a last observation: that, where its shape fits; else nothing that means something."""
+    """Returns the item for the row of a last observation: that itself in ``obs`` if its shape fits, else ``like``."""
     if name != Columns.OBS:
         return like
     last = as_list(episode.storage.column(Columns.OBS))[-1]

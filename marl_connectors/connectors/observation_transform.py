@@ -1,4 +1,4 @@
-"""What the built-in pieces that change observations have in common."""
+"""ObservationTransform, the base of the built-in pieces that change observations."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Plan(NamedTuple):
     """What a piece does with the observations of one agent.
 
     Attributes:
-        before: The observation space that comes in.
-        after: The one that goes out.
-        how: Whatever else the piece wants to remember.
+        before: The observation space before the piece.
+        after: The observation space after the piece.
+        how: The piece's own data.
     """
 
     before: Space
@@ -37,11 +37,11 @@ class Plan(NamedTuple):
 
 
 class ObservationTransform(InBothPipelines):
-    """A piece that makes another observation of each observation. Base of the built-in ones.
+    """Base of the built-in pieces that change each observation.
 
-    Reads ``obs``: from the batch, if a piece before has put it there, else from the episodes. Writes it back to where
-    it was; in a learner pipeline (see ``as_learner_connector``) always to the batch. What has the shape that comes
-    out already is left as it is, so that the piece may run twice over the same steps.
+    Reads ``obs``: from the batch, if an earlier piece has added it, else from the episodes. Writes it back to the same
+    place; in a learner pipeline (see ``as_learner_connector``) always to the batch. Observations that already have the
+    shape of the new space stay as they are, so the piece may run twice over the same steps.
 
     Subclasses override ``plan`` and ``transform``.
     """
@@ -59,9 +59,9 @@ class ObservationTransform(InBothPipelines):
         Args:
             input_observation_space: As for every piece.
             input_action_space: As for every piece.
-            multi_agent: Whether the spaces are Dicts by agent id. None finds out: they are if both are Dicts with the
-                same keys.
-            as_learner_connector: Whether the piece stands in a learner pipeline; None leaves it to the pipeline.
+            multi_agent: Whether the spaces are Dicts by agent id. With None, they are if both are Dicts with the same
+                keys.
+            as_learner_connector: Whether the piece is in a learner pipeline; None leaves it to the pipeline.
         """
         self._multi_agent = multi_agent
         self.as_learner_connector = as_learner_connector
@@ -74,32 +74,38 @@ class ObservationTransform(InBothPipelines):
     # To override.
 
     def plan(self, agent_id: AgentID | None, space: Space, action_space: Space | None) -> Plan:
-        """What to do with the observations of an agent (None in single-agent use) that has these spaces.
+        """Returns the plan for the observations of an agent.
+
+        Args:
+            agent_id: The agent; None in single-agent use.
+            space: The agent's observation space before this piece.
+            action_space: The agent's action space, if it is known.
 
         Raises:
-            ConfigError: If nothing can be done with them.
+            ConfigError: If the piece cannot be used with these spaces.
         """
         raise NotImplementedError
 
     def transform(self, observations: Tree, plan: Plan, steps: Steps) -> Tree:
-        """The observations to go on with, ``[B, ...]``; the very same object if nothing has to be done.
+        """Returns the new observations, ``[B, ...]``, or the same object if nothing changes.
 
         Args:
-            observations: ``[B, ...]`` of ``plan.before``. They may be views of the trajectories: not to be changed.
-            plan: Of the agents that have these steps.
-            steps: The steps behind the observations.
+            observations: ``[B, ...]`` of ``plan.before``. They may be views of the trajectories, so they must not be
+                changed in place.
+            plan: The plan of the agents with these steps.
+            steps: The steps of the observations.
         """
         raise NotImplementedError
 
     def prepare(self, agents: Mapping[AgentID | None, tuple[Space, Space | None]]) -> None:
-        """Called with the spaces of all agents before their plans are made."""
+        """Prepares for the spaces of all agents. It is called before their plans are made."""
 
-    def stands_apart(self, agent_id: AgentID | None) -> Hashable:
-        """Where the piece is called by hand, agents for which this differs do not stand in one array."""
+    def grouping_key(self, agent_id: AgentID | None) -> Hashable:
+        """Returns a key. If the piece is called by hand, agents with different keys are not put into one array."""
         return None
 
     def remembered(self, ids: tuple[AgentID | None, ...], find: Callable[[tuple[AgentID | None, ...]], Any]) -> Any:
-        """``find(ids)``, once for the same agents: what takes Python for each of them. A hot path."""
+        """Returns ``find(ids)``, and calls it once for the same agents: it runs Python code for each of them."""
         known = self._of_agents.get(ids)
         if known is None:
             if len(self._of_agents) >= _REMEMBERED:
@@ -108,7 +114,7 @@ class ObservationTransform(InBothPipelines):
         return known
 
     def forget(self) -> None:
-        """Empties what ``remembered`` remembers."""
+        """Clears the results that ``remembered`` keeps."""
         self._of_agents.clear()
 
     # Spaces.
@@ -128,7 +134,7 @@ class ObservationTransform(InBothPipelines):
         return spaces.Dict({agent_id: plan.after for agent_id, plan in self._plans.items()})  # type: ignore[misc]
 
     def know_agent(self, agent_id: AgentID, like: AgentID) -> None:
-        """The agent has the other one's plan."""
+        """Gives the agent the other one's plan."""
         if like in self._plans:
             self._plans[agent_id] = self._plans[like]
             self.forget()
@@ -156,7 +162,7 @@ class ObservationTransform(InBothPipelines):
         )
 
     def _plan_for(self, steps: Steps) -> Plan:
-        """The plan of agents with like spaces; agents that no space has announced go by those of their episodes."""
+        """Returns the plan of agents with like spaces; agents in no space use the spaces of their episodes."""
         plans = self._plans
         if None in plans:
             return plans[None]
@@ -179,7 +185,7 @@ class ObservationTransform(InBothPipelines):
         return plan
 
     def changed(self, observations: Tree, steps: Steps) -> Tree:
-        """``transform`` of observations, unless they have been through it already."""
+        """Returns ``transform`` of observations, unless they have been transformed already."""
         plan = self._plan_for(steps)
         comes, went = fits(plan.before, observations), fits(plan.after, observations)
         if comes and went and not has_dtypes(plan.before, observations):
@@ -191,21 +197,21 @@ class ObservationTransform(InBothPipelines):
         raise ConnectorError(
             f"{type(self).__name__}: expected observations of {describe(plan.before)} from agent "
             f"{steps.agents.ids[0]!r}, but they are {shape_of(observations)}. A piece that changes observations must "
-            f"say so in recompute_output_observation_space, do it for every agent at every step, and stand before "
-            f"NumpyToTensor."
+            f"override recompute_output_observation_space, change them for every agent at every step, and be placed "
+            f"before NumpyToTensor."
         )
 
     def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
-        """Works on all rows of a group at once. A hot path."""
+        """Changes the observations of all rows of a group at once."""
         observations = self.given(columns)
         self.give_back(columns, observations, self.changed(observations, Steps(columns.rows, self._lookup)))
 
     def given(self, columns: ColumnGroup) -> Tree:
-        """The observations that a call on columns is about."""
+        """Returns the observations that a call on columns works on."""
         return columns[Columns.OBS] if Columns.OBS in columns else columns.rows.get(Columns.OBS)
 
     def give_back(self, columns: ColumnGroup, observations: Tree, changed: Tree) -> None:
-        """Puts what has become of ``given`` observations where it belongs."""
+        """Writes changed observations to the batch or back to the episodes."""
         if Columns.OBS in columns or self.learns:
             columns[Columns.OBS] = changed
         elif changed is not observations:
@@ -213,16 +219,16 @@ class ObservationTransform(InBothPipelines):
 
 
 def _alike(one: Space | None, other: Space | None) -> bool:
-    """Whether two spaces have the same parts, in whatever order."""
+    """Whether two spaces have the same parts, in any order."""
     return one is other or (one is not None and other is not None and same(one, other, ordered=False))
 
 
 def _in_one_order(
     agents: Mapping[AgentID, tuple[Space, Space | None]],
 ) -> dict[AgentID | None, tuple[Space, Space | None]]:
-    """The agents' spaces, of which those that differ in the order of keys alone are replaced by the first.
+    """Replaces spaces that differ from an earlier one in the order of keys alone by the earlier one.
 
-    The parts of a flat vector then stand in one order for all agents of a module.
+    So the parts of a flat vector have one order for all agents of a module.
     """
     firsts: list[Space] = []
 
@@ -237,7 +243,7 @@ def _in_one_order(
     return {agent_id: tuple(map(first_like, pair)) for agent_id, pair in agents.items()}  # type: ignore[misc]
 
 
-# What is known about the agent-steps behind observations.
+# The agent-steps of observations.
 
 _REMEMBERED_ROWS = 16
 
@@ -246,8 +252,8 @@ class Recent(NamedTuple):
     """The newest items of a column, as seen from each of ``B`` agent-steps.
 
     Attributes:
-        values: ``[B, n, ...]`` array or tree of arrays, oldest first; zeros where the episode does not reach.
-        reached: ``[B, n]`` bool, False there.
+        values: ``[B, n, ...]`` array or tree of arrays, oldest first; zeros before the episode's beginning.
+        reached: ``[B, n]`` bool, False for these zeros.
     """
 
     values: Tree
@@ -255,11 +261,11 @@ class Recent(NamedTuple):
 
 
 class Agents(NamedTuple):
-    """Whose agent-steps these are.
+    """The agents that some agent-steps belong to.
 
     Attributes:
-        ids: The agents that have steps here, each once; (None,) in single-agent use.
-        index: ``[B]`` the place in ``ids`` of each step's agent.
+        ids: The agents that have steps, each once; (None,) in single-agent use.
+        index: ``[B]`` the index in ``ids`` of each step's agent.
     """
 
     ids: tuple[AgentID | None, ...]
@@ -267,10 +273,11 @@ class Agents(NamedTuple):
 
 
 class AgentLookup:
-    """Works out whose rows are whose, once for each set of rows that go on and on.
+    """Looks up the agents of rows, once for rows that are the same object from step to step.
 
     Attributes:
-        checked: ``(n, newest)`` to the ``RowPart.first`` of rows that were found to reach back far enough for it.
+        checked: ``{(n, newest): first}``, where ``first`` is the ``RowPart.first`` of rows that are known to keep
+            enough history.
     """
 
     def __init__(self) -> None:
@@ -278,7 +285,7 @@ class AgentLookup:
         self._known: dict[int, tuple[Rows, Agents]] = {}
 
     def of(self, rows: Rows) -> Agents:
-        """A hot path: a runner's rows are the same object from step to step, as long as no agent comes or goes."""
+        """Returns the agents of rows. A runner's rows stay the same object until an agent joins or leaves."""
         known = self._known.get(id(rows))
         if known is not None and known[0] is rows:
             return known[1]
@@ -294,7 +301,7 @@ class AgentLookup:
 
 
 class Steps:
-    """``B`` agent-steps: what a piece that changes observations may know about them."""
+    """``B`` agent-steps, with the agents, spaces and histories that a piece may need to change observations."""
 
     __slots__ = ("_lookup", "_parts", "rows")
 
@@ -305,35 +312,36 @@ class Steps:
 
     @property
     def parts(self) -> tuple[RowPart, ...]:
-        """Where the rows are; live rows work that out anew whenever they are asked."""
+        """The places of the rows in rollouts. A runner's rows compute them at each access, so they are kept here."""
         if self._parts is None:
             self._parts = self.rows.parts
         return self._parts
 
     @property
     def agents(self) -> Agents:
-        """Whose they are."""
+        """The agents of the steps."""
         return self._lookup.of(self.rows)
 
     @property
     def spaces(self) -> tuple[Space | None, Space | None]:
-        """The observation and action spaces that the environment names, where known."""
+        """The environment's observation and action spaces of the agents, if they are known."""
         if not self.parts:
             return self.rows.observation_space, self.rows.action_space
         rollout = self.parts[0].rollout
         return rollout.observation_space, rollout.action_space
 
     def recent(self, column: str, n: int, *, newest: int, who: str) -> Recent:
-        """The ``n`` newest items of a column.
+        """Returns the ``n`` newest items of a column.
 
         Args:
             column: A column of the trajectories.
-            n: How many.
-            newest: Which one is the last: 0 the step's own (of observations), -1 the one before (of actions).
+            n: The number of items.
+            newest: The offset of the last item: 0 for the step's own (for observations), -1 for the one before (for
+                actions and rewards).
             who: The piece, for messages.
 
         Raises:
-            ConnectorError: If the episode went on before its lookback, so that there are items that are not kept.
+            ConnectorError: If the episode has earlier items that its lookback does not keep.
         """
         found = [_recent(part, column, n, newest) for part in self.parts] or [self._one_by_one(column, n, newest)]
         values, reached = found[0]
@@ -345,13 +353,13 @@ class Steps:
         return Recent(values, reached)
 
     def _one_by_one(self, column: str, n: int, newest: int) -> Recent:
-        """For rows of episodes that stand in no rollout."""
+        """Reads the items of episodes that are in no rollout."""
         steps = [self.rows.reach(column, offset) for offset in range(newest - n + 1, newest + 1)]
         values = tree_map(lambda *leaves: np.stack(leaves, axis=1), *(values for values, _ in steps))
         return Recent(values, np.stack([reached for _, reached in steps], axis=1))
 
     def _check_beginnings(self, short: np.ndarray, column: str, n: int, newest: int, who: str) -> None:
-        """Once for the same episodes: while they go on, fewer and fewer of them are short."""
+        """Checks that missing items are from before the episode, once for the same episodes."""
         first = self.parts[0].first if self.parts else None
         if first is not None and self._lookup.checked.get((n, newest)) is first:
             return
@@ -364,7 +372,7 @@ class Steps:
 
 
 def _recent(part: RowPart, column: str, n: int, newest: int) -> Recent:
-    """One gather for all rows and offsets."""
+    """Reads the items of all rows and offsets in one gather."""
     rollout, positions = part.rollout, part.positions
     if isinstance(positions, slice):
         recent = _recent_of_run(part, positions, column, n, newest)
@@ -387,7 +395,7 @@ def _recent(part: RowPart, column: str, n: int, newest: int) -> Recent:
 
 
 def _recent_of_run(part: RowPart, run: slice, column: str, n: int, newest: int) -> Recent | None:
-    """A hot path: one copy for each offset, of rows in one run that all reach so far; None for others."""
+    """Reads rows in one slice with one copy for each offset; returns None if some do not reach back that far."""
     rollout, lanes = part.rollout, part.rollout.num_lanes
     begin = run.start + (newest - n + 1) * lanes
     if run.step not in (None, 1) or (begin + np.arange(run.stop - run.start) < part.first).any():
@@ -401,14 +409,14 @@ def _recent_of_run(part: RowPart, run: slice, column: str, n: int, newest: int) 
 
 
 def check_beginning(episode: SingleAgentEpisode, column: str, n: int, newest: int, who: str) -> None:
-    """Raises a ConnectorError if an episode began before its lookback, so that items exist which are not kept."""
+    """Raises a ConnectorError if an episode has items from before its lookback, which it does not keep."""
     kept = episode.storage.lookback
     if episode.t_started <= kept:
         return
     wanted = n - 1 if newest == 0 else n
-    name = "observations" if column == Columns.OBS else column
+    name, steps = "observations" if column == Columns.OBS else column, "step" if wanted == 1 else f"{wanted} steps"
     raise ConnectorError(
-        f"{who}: looks {wanted} steps back for {name}, but {_name(episode)} went on for {episode.t_started} steps "
+        f"{who}: needs {name} of the last {steps}, but {_name(episode)} had {episode.t_started} steps "
         f"before this chunk, of which {kept} are kept. Set .env_runners(episode_lookback_horizon={wanted}) or more."
     )
 

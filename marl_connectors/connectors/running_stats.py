@@ -1,4 +1,4 @@
-"""Means and variances of streams of numbers, exact under any way of splitting and merging."""
+"""Running means and variances of streams of vectors, which do not depend on how the data is split and merged."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 
 
 class Moments(NamedTuple):
-    """What is known of ``K`` streams of vectors; all float64.
+    """Count, mean and squared deviations of ``K`` streams of vectors, all in float64.
 
     Attributes:
-        count: ``[K]`` how many vectors each has brought.
-        mean: ``[K, F]`` their mean.
-        squares: ``[K, F]`` their squared distances from the mean, summed up.
+        count: ``[K]`` the number of vectors of each stream.
+        mean: ``[K, F]`` the mean of each stream.
+        squares: ``[K, F]`` the sum of squared distances from the mean.
     """
 
     count: np.ndarray
@@ -23,25 +23,25 @@ class Moments(NamedTuple):
 
     @classmethod
     def nothing(cls, streams: int, features: int) -> Moments:
-        """Of streams that have brought nothing."""
+        """Returns the moments of streams without vectors."""
         return cls(np.zeros(streams), np.zeros((streams, features)), np.zeros((streams, features)))
 
     @classmethod
     def of(cls, values: np.ndarray, index: np.ndarray) -> tuple[np.ndarray, Moments]:
-        """The moments of a batch, in two passes.
+        """Returns the moments of a batch, computed in two passes.
 
         Args:
             values: ``[B, F]`` float64, B > 0.
             index: ``[B]`` the stream of each vector.
 
         Returns:
-            The streams that brought anything, ascending, and their moments.
+            The streams that have vectors in the batch, ascending, and their moments.
         """
         grouping = Grouping(index)
         return grouping.streams, grouping.moments(values)
 
     def merged(self, other: Moments) -> Moments:
-        """Of both together: Chan, Golub and LeVeque (1979), equation 2.1."""
+        """Returns the moments of both sets of vectors: Chan, Golub and LeVeque (1979), equation 2.1."""
         count = self.count + other.count
         share = other.count / np.maximum(count, 1.0)
         apart = other.mean - self.mean
@@ -49,35 +49,35 @@ class Moments(NamedTuple):
         return Moments(count, self.mean + apart * share[:, None], squares)
 
     def at(self, streams: Any) -> Moments:
-        """Of some of the streams."""
+        """Returns the moments of some of the streams."""
         return Moments(self.count[streams], self.mean[streams], self.squares[streams])
 
     def put(self, streams: Any, moments: Moments) -> None:
-        """Replaces those of some of the streams, in place."""
+        """Replaces the moments of some of the streams, in place."""
         self.count[streams], self.mean[streams], self.squares[streams] = moments
 
     def grown(self) -> Moments:
-        """With one more stream."""
+        """Returns the moments with one more, empty stream."""
         return Moments(*(np.concatenate([part, np.zeros((1, *part.shape[1:]))]) for part in self))
 
     def std(self) -> np.ndarray:
-        """``[K, F]`` standard deviations (divided by ``count - 1``); 1 of streams with fewer than two vectors."""
+        """Returns ``[K, F]`` standard deviations (with ``count - 1``); 1 for streams with fewer than two vectors."""
         known = self.count > 1
         variance = self.squares / np.where(known, self.count - 1, 1.0)[:, None]
         return np.where(known[:, None], np.sqrt(variance), 1.0)
 
 
 class Grouping:
-    """Which stream each vector of a batch is of, for batches that come again and again.
+    """Groups the vectors of a batch by stream. It is made once and used for many batches with the same streams.
 
     Attributes:
-        streams: ``[K]`` those that have any, ascending.
+        streams: ``[K]`` the streams that have vectors in the batch, ascending.
     """
 
     __slots__ = ("_begins", "_counts", "_order", "_place", "streams")
 
     def __init__(self, index: np.ndarray):
-        """``index``: ``[B]`` the stream of each vector, B > 0."""
+        """Groups by ``index``: ``[B]`` the stream of each vector, B > 0."""
         self.streams, self._counts = index[:1], np.array([float(len(index))])
         if (index == index[0]).all():
             return
@@ -89,7 +89,7 @@ class Grouping:
         self._place = np.repeat(np.arange(len(counts)), counts)
 
     def moments(self, values: np.ndarray) -> Moments:
-        """The moments of each of ``streams`` in ``[B, F]`` float64 values, in two passes. A hot path."""
+        """Returns the moments of each of ``streams`` in ``[B, F]`` float64 values, computed in two passes."""
         if len(self.streams) == 1:
             mean = values.mean(axis=0)
             return Moments(self._counts.copy(), mean[None], np.square(values - mean).sum(axis=0)[None])
@@ -103,8 +103,8 @@ class Grouping:
 class StatsTable:
     """The running statistics of streams that have a key each and vectors of one size.
 
-    They are kept in two parts: ``base``, which all copies of a filter share since they were last merged, and ``own``,
-    which only this copy has seen. So merging counts nothing twice.
+    They are split in two: ``base`` holds what all runners' filters shared when they were last merged, ``own`` what only
+    this filter has seen since. So merging counts nothing twice.
     """
 
     def __init__(self, features: int):
@@ -114,21 +114,21 @@ class StatsTable:
         self._merged = False
 
     def stream_of(self, key: Hashable) -> int:
-        """The place of a key's stream, a new one if need be."""
+        """Returns the index of a key's stream, which is added if it does not exist."""
         if key not in self.keys:
             self.keys[key] = len(self.keys)
             self.base, self.own = self.base.grown(), self.own.grown()
         return self.keys[key]
 
     def add(self, streams: np.ndarray, moments: Moments) -> None:
-        """Takes what some streams brought, which are named once each in ascending order."""
+        """Adds the moments of new vectors to some streams, which are given once each, in ascending order."""
         if len(streams) == len(self.keys):
             self.own = self.own.merged(moments)
         else:
             self.own.put(streams, self.own.at(streams).merged(moments))
 
     def total(self, streams: np.ndarray) -> Moments:
-        """All that is known of some streams, which are named as in ``add``; not to be changed."""
+        """Returns the total moments of some streams, given as in ``add``. They must not be changed."""
         whole = len(streams) == len(self.keys)
         own = self.own if whole else self.own.at(streams)
         if not self._merged:
@@ -136,7 +136,7 @@ class StatsTable:
         return (self.base if whole else self.base.at(streams)).merged(own)
 
     def restore(self, key: Hashable, base: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-        """Sets one stream's statistics from what ``to_state`` gave."""
+        """Sets one stream's statistics from two results of ``to_state``."""
         stream = self.stream_of(key)
         for kept, given in ((self.base, base), (self.own, own)):
             kept.put(stream, Moments(given["count"], given["mean"], given["squares"]))
@@ -144,7 +144,7 @@ class StatsTable:
 
 
 def to_state(moments: Moments, stream: int) -> dict[str, Any]:
-    """One stream's statistics as plain data and arrays of its own."""
+    """Returns one stream's statistics as plain data and copies of arrays."""
     return {
         "count": int(moments.count[stream]),
         "mean": moments.mean[stream].copy(),
@@ -153,7 +153,7 @@ def to_state(moments: Moments, stream: int) -> dict[str, Any]:
 
 
 def merge_streams(states: list[dict[str, Any]]) -> dict[str, Any]:
-    """One stream's statistics from the ``{"base": ..., "own": ...}`` of all copies: what all have seen is the base."""
+    """Merges one stream's ``{"base": ..., "own": ...}`` of several filters; the total becomes the new base."""
     base = max((state["base"] for state in states), key=lambda part: part["count"])
     total = _moments(base)
     for state in states:

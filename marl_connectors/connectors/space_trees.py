@@ -1,4 +1,4 @@
-"""Nested spaces and batches of their values, part by part."""
+"""Maps and checks nested spaces and batches of their values, leaf by leaf."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from marl_connectors.typing import Tree
 
 
 def fits(space: Space, values: Tree) -> bool:
-    """Whether a batch has the structure and the item shapes of a space. Says nothing about the numbers."""
+    """Whether a batch has the structure and the item shapes of a space. The numbers are not checked."""
     if isinstance(space, spaces.Dict):
         return (
             isinstance(values, dict)
@@ -26,7 +26,7 @@ def fits(space: Space, values: Tree) -> bool:
 
 
 def has_dtypes(space: Space, values: Tree) -> bool:
-    """Whether a batch that ``fits`` a space has its dtypes, too."""
+    """Whether a batch that ``fits`` a space has its dtypes too."""
     if isinstance(space, spaces.Dict):
         return all(has_dtypes(part, values[key]) for key, part in space.spaces.items())
     if isinstance(space, spaces.Tuple):
@@ -35,7 +35,7 @@ def has_dtypes(space: Space, values: Tree) -> bool:
 
 
 def map_space(change: Callable[[Space], Space], space: Space) -> Space:
-    """The space in which each part that is no Dict or Tuple is replaced by ``change(part)``; keys are sorted."""
+    """Replaces each leaf space, which is no Dict or Tuple, by ``change(leaf)``; keys are sorted."""
     if isinstance(space, spaces.Dict):
         return in_key_order((key, map_space(change, part)) for key, part in space.spaces.items())
     if isinstance(space, spaces.Tuple):
@@ -44,7 +44,7 @@ def map_space(change: Callable[[Space], Space], space: Space) -> Space:
 
 
 def map_values(change: Callable[[Space, Any], Any], space: Space, values: Tree) -> Tree:
-    """The values in which each array is replaced by ``change(its part of the space, array)``."""
+    """Replaces each array of the values by ``change(its leaf space, array)``."""
     if isinstance(space, spaces.Dict):
         return {key: map_values(change, part, values[key]) for key, part in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
@@ -52,17 +52,17 @@ def map_values(change: Callable[[Space, Any], Any], space: Space, values: Tree) 
     return change(space, values)
 
 
-def parts_of(space: Space) -> list[Space]:
-    """All parts that are no Dict or Tuple, in order."""
+def leaf_spaces(space: Space) -> list[Space]:
+    """Returns all leaf spaces, which are no Dict or Tuple, in order."""
     if isinstance(space, spaces.Dict):
-        return [leaf for part in space.spaces.values() for leaf in parts_of(part)]
+        return [leaf for part in space.spaces.values() for leaf in leaf_spaces(part)]
     if isinstance(space, spaces.Tuple):
-        return [leaf for part in space.spaces for leaf in parts_of(part)]
+        return [leaf for part in space.spaces for leaf in leaf_spaces(part)]
     return [space]
 
 
 def shape_of(values: Tree) -> str:
-    """What a batch of values looks like, without its first axis; for messages."""
+    """Describes a batch of values without its first axis, for messages."""
     if isinstance(values, dict):
         return "Dict(" + ", ".join(f"{key}: {shape_of(part)}" for key, part in values.items()) + ")"
     if isinstance(values, tuple):

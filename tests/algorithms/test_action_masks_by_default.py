@@ -488,7 +488,7 @@ def test_without_default_pieces_nothing_is_added():
             {"actions": LINE},
             r"masks are for Discrete, .* but those of the agent are Box\(2,\).*action_mask_key=None",
         ),
-        ({"parts": ()}, "is nothing but its mask.*action_mask_key=None"),
+        ({"parts": ()}, "has no part but its mask.*action_mask_key=None"),
         (
             {"space": spaces.Box(-5, 5, (3,), np.int8)},
             r"'action_mask' in the observation of agent .* should be an action mask, so of 0 and 1, but its space is "

@@ -257,7 +257,7 @@ def dict_with(mask_space, **parts):
         ),
         (WITH_MASK, spaces.Discrete(3), {}, r"must have 3 numbers, one for each action, but is Box\(4,\) int8"),
         (dict_with(spaces.Discrete(4), o=BOX), ACTIONS, {}, r"must have 4 numbers.* but is Discrete\(4\)"),
-        (dict_with(BOX), spaces.Discrete(2), {}, "is nothing but its mask"),
+        (dict_with(BOX), spaces.Discrete(2), {}, "has no part but its mask"),
         (BOX, ACTIONS, {"source": "observations"}, "no observation has a part 'action_mask'"),
         (BOX, ACTIONS, {"source": "info"}, "source must be one of auto, observations, infos, not 'info'"),
         (BOX, ACTIONS, {"observation_key": "action_mask"}, "are both 'action_mask'"),
@@ -299,15 +299,15 @@ def test_errors_name_the_agent_and_the_sizes():
     episode = SingleAgentEpisode(observations=[WITH_MASK.sample()])
     piece = ActionMasking(WITH_MASK, ACTIONS)
     piece(rl_module=None, batch={}, episodes=[episode])
-    with pytest.raises(ConnectorError, match=r"but they are float32\[2\].* takes the mask out of each once"):
+    with pytest.raises(ConnectorError, match=r"but they are float32\[2\].* use it once"):
         piece(rl_module=None, batch={}, episodes=[episode])
     episode = SingleAgentEpisode(observations=[WITH_MASK.sample()], observation_space=WITH_MASK, action_space=ACTIONS)
     late = EnvToModulePipeline(WITH_MASK, ACTIONS, connectors=[FreeFlattening(), ActionMasking()])
     with pytest.raises(
-        ConnectorError, match=r"but a piece before has changed them to Box\(6,\).*Put ActionMasking first"
+        ConnectorError, match=r"but an earlier piece has changed them to Box\(6,\).*Put ActionMasking first"
     ):
         late(rl_module=None, batch={}, episodes=[episode])
-    with pytest.raises(ConfigError, match="belongs into the env-to-module pipeline"):
+    with pytest.raises(ConfigError, match="belongs in the env-to-module pipeline"):
         LearnerConnectorPipeline(WITH_MASK, ACTIONS, connectors=[ActionMasking()])
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from histories import ACT_SPACE, EPISODES, MAPPINGS, OBS_SPACE, agent_episodes, columns_of, play
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from multi_agent_histories import ACT_SPACE, EPISODES, MAPPINGS, OBS_SPACE, agent_episodes, columns_of, play
 
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from marl_connectors.connectors.connector_v2 import ConnectorV2, item_key
@@ -294,7 +294,7 @@ def test_in_any_other_pipeline_the_list_holds_longer_episodes_afterwards():
     assert (len(source), source.is_truncated) == (2, False)
     assert batch["loss_mask"] == {("x",): [True, True, False]}
     assert batch["numbered"] == {("x",): [0.5, 101.5, 200.0]}
-    with pytest.raises(ConnectorError, match=r"must be in a list, .* but tuple came. Pass list\(episodes\)"):
+    with pytest.raises(ConnectorError, match=r"expected a list of episodes, .* got tuple. Pass list\(episodes\)"):
         AddOneTsToEpisodesAndTruncate()(rl_module=None, batch={}, episodes=(source,))
 
 

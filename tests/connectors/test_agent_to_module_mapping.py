@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
-from histories import AGENTS, MAPPINGS, MODULES, make_modules
 from hypothesis import given
 from hypothesis import strategies as st
+from multi_agent_histories import AGENTS, MAPPINGS, MODULES, make_modules
 
 from marl_connectors.connectors.common.agent_to_module_mapping import MAPPING, AgentToModuleMapping
 from marl_connectors.connectors.common.module_to_agent_unmapping import ModuleToAgentUnmapping
@@ -62,7 +62,7 @@ def test_an_unknown_module_is_named_together_with_its_agent():
 
 def test_too_few_rows_from_a_module_are_an_error():
     shared_data = {MAPPING: {"red": [("e", "a", "red"), ("e", "b", "red")]}}
-    with pytest.raises(ConnectorError, match="module 'red' gave 1 rows of 'actions' for 2 agents"):
+    with pytest.raises(ConnectorError, match="module 'red' output 1 rows of 'actions' for 2 agents"):
         back({"red": {"actions": np.zeros(1)}}, shared_data)
 
 

@@ -7,8 +7,10 @@ import copy
 import numpy as np
 import pytest
 import torch
+from custom_pieces import MortalEnv, by_agent, config, train_and_spy
 from gymnasium import spaces
-from histories import (
+from hypothesis import given, settings
+from multi_agent_histories import (
     EPISODES,
     MAPPINGS,
     assert_same_batch,
@@ -18,8 +20,6 @@ from histories import (
     real_rows,
     sorted_by_observation,
 )
-from hypothesis import given, settings
-from test_custom_pieces import MortalEnv, by_agent, config, train_and_spy
 
 from marl_connectors.connectors.column_connector import ColumnConnector
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2

@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gymnasium import spaces
-from histories import columns_of, make_modules, play
+from multi_agent_histories import columns_of, make_modules, play
 
 from marl_connectors import connectors
 from marl_connectors.connectors.common.add_observations_from_episodes_to_batch import (
@@ -33,7 +33,7 @@ from marl_connectors.connectors.module_to_env.get_actions import GetActions
 from marl_connectors.connectors.module_to_env.module_to_env_pipeline import ModuleToEnvPipeline
 from marl_connectors.connectors.module_to_env.normalize_and_clip_actions import NormalizeAndClipActions
 from marl_connectors.connectors.module_to_env.unbatch_to_individual_items import UnBatchToIndividualItems
-from marl_connectors.connectors.requirements import NEEDS_BEFORE
+from marl_connectors.connectors.piece_order import NEEDS_BEFORE
 from marl_connectors.errors import ConfigError, ConnectorError
 
 
@@ -125,7 +125,7 @@ def test_two_pieces_of_one_class_keep_separate_state():
 
 
 def test_state_of_other_pieces_is_an_error():
-    with pytest.raises(ConfigError, match=r"the state is of the pieces \['Note'\], but these are \['Other'\]"):
+    with pytest.raises(ConfigError, match=r"the state has the pieces \['Note'\], but the pipeline has \['Other'\]"):
         ConnectorPipelineV2(connectors=[Other()]).set_state({"Note": {"calls": 1}})
 
 
@@ -259,7 +259,7 @@ def test_a_subclass_that_overrides_call_works_on_items_and_one_with_on_columns_o
 
 def test_a_slice_is_an_error_and_so_is_a_position_beyond_the_end():
     pipeline = ConnectorPipelineV2(connectors=[Note("a"), Note("b")])
-    with pytest.raises(TypeError, match=r"expected a position, a name or a class .* Use list\(pipeline\)"):
+    with pytest.raises(TypeError, match=r"expected an index, a name or a class .* Use list\(pipeline\)"):
         pipeline[0:1]
     for position in (2, -3):
         with pytest.raises(IndexError, match=rf"there is no piece {position}; it has 2: \['Note', 'Note_2'\]"):
@@ -303,9 +303,7 @@ def test_a_state_of_other_inner_pieces_changes_nothing_and_is_an_error():
     pipeline, other = nested(), nested()
     other[1].append(Note())
     other[0].calls = 5
-    message = (
-        r"^ConnectorPipelineV2: the state is of the pieces \['Note', 'Adding', 'Adding_2', 'Note_2'\], but these are"
-    )
+    message = r"^ConnectorPipelineV2: the state has the pieces \['Note', 'Adding', 'Adding_2', 'Note_2'\], but the"
     with pytest.raises(ConfigError, match=message):
         pipeline.set_state(other.get_state())
     with pytest.raises(ConfigError, match=message):
@@ -322,42 +320,42 @@ def test_a_state_of_other_inner_pieces_changes_nothing_and_is_an_error():
         (
             EnvToModulePipeline,
             [BatchIndividualItems(), AddObservationsFromEpisodesToBatch()],
-            "EnvToModulePipeline: BatchIndividualItems stands before AddObservationsFromEpisodesToBatch, but needs",
+            "EnvToModulePipeline: BatchIndividualItems is placed before AddObservationsFromEpisodesToBatch, but needs",
         ),
         (
             ModuleToEnvPipeline,
             [ModuleToAgentUnmapping(), UnBatchToIndividualItems()],
-            "ModuleToAgentUnmapping stands before UnBatchToIndividualItems, but needs the lists of items that UnBatch",
+            "ModuleToAgentUnmapping is placed before UnBatchToIndividualItems, but needs the lists of items",
         ),
         (
             ConnectorPipelineV2,
             [NumpyToTensor(), Note(), BatchIndividualItems()],
-            "NumpyToTensor stands before BatchIndividualItems, but needs the arrays that BatchIndividualItems makes",
+            "NumpyToTensor is placed before BatchIndividualItems, but needs the arrays that BatchIndividualItems makes",
         ),
         (
             LearnerConnectorPipeline,
             [GeneralAdvantageEstimation(), NumpyToTensor()],
-            "GeneralAdvantageEstimation stands before NumpyToTensor, but needs the tensors that NumpyToTensor makes",
+            "GeneralAdvantageEstimation is placed before NumpyToTensor, but needs the tensors that NumpyToTensor makes",
         ),
         (
             ModuleToEnvPipeline,
             [NormalizeAndClipActions(), GetActions()],
-            r'needs the actions that GetActions adds. Put NormalizeAndClipActions behind .*after\("GetActions"',
+            r'needs the actions that GetActions adds. Put NormalizeAndClipActions after .*after\("GetActions"',
         ),
         (
             LearnerConnectorPipeline,
             [GeneralAdvantageEstimation(), ClipRewards()],
-            "GeneralAdvantageEstimation stands before ClipRewards, but needs the rewards that ClipRewards",
+            "GeneralAdvantageEstimation is placed before ClipRewards, but needs the rewards that ClipRewards",
         ),
         (
             LearnerConnectorPipeline,
             [AddColumnsFromEpisodesToTrainBatch(), AddOneTsToEpisodesAndTruncate()],
-            "AddColumnsFromEpisodesToTrainBatch stands before AddOneTsToEpisodesAndTruncate, but needs the step",
+            "AddColumnsFromEpisodesToTrainBatch is placed before AddOneTsToEpisodesAndTruncate, but needs the step",
         ),
         (
             EnvToModulePipeline,
             [ConnectorPipelineV2(connectors=[NumpyToTensor()]), BatchIndividualItems()],
-            "EnvToModulePipeline: NumpyToTensor stands before BatchIndividualItems",
+            "EnvToModulePipeline: NumpyToTensor is placed before BatchIndividualItems",
         ),
     ],
 )
@@ -377,7 +375,7 @@ def test_the_default_pipelines_are_in_order_and_each_swap_of_what_needs_each_oth
     for i, j in swaps:
         pieces = list(pipeline)
         pieces[i], pieces[j] = pieces[j], pieces[i]
-        with pytest.raises(ConfigError, match="stands before"):
+        with pytest.raises(ConfigError, match="is placed before"):
             type(pipeline)(connectors=pieces)
 
 
@@ -385,7 +383,7 @@ def test_an_edit_that_would_misorder_a_pipeline_is_an_error_and_changes_nothing(
     pipeline = env_to_module_pipeline(multi_agent=True)
     before = pipeline.names()
     piece = pipeline.remove("NumpyToTensor")
-    with pytest.raises(ConfigError, match="NumpyToTensor stands before BatchIndividualItems"):
+    with pytest.raises(ConfigError, match="NumpyToTensor is placed before BatchIndividualItems"):
         pipeline.prepend(piece)
     pipeline.append(piece)
     assert pipeline.names() == before
@@ -419,7 +417,7 @@ def test_any_piece_may_be_left_out_and_a_users_piece_may_stand_anywhere():
             pipeline.remove(name)
             type(pipeline)(connectors=list(pipeline))
     ConnectorPipelineV2(connectors=[ClipRewards(), AddOneTsToEpisodesAndTruncate()])
-    with pytest.raises(ConfigError, match="NumpyToTensor stands before BatchIndividualItems"):
+    with pytest.raises(ConfigError, match="NumpyToTensor is placed before BatchIndividualItems"):
         ConnectorPipelineV2(connectors=[NumpyToTensor(), MyBatching()])  # which does its base's work too late
 
 
@@ -526,7 +524,9 @@ def test_an_item_of_another_shape_is_named_with_its_agent():
                 self.add_batch_item(batch, "x", np.zeros(3 + (episode.agent_id == "b")), episode)
             return batch
 
-    message = r"first item of 'x' that is not \(3,\) but \(4,\) is of agent 'b' \(module 'green', episode 'e0'\)\."
+    message = (
+        r"first item of 'x' with shape \(4,\) instead of \(3,\) belongs to agent 'b' \(module 'green', episode 'e0'\)\."
+    )
     with pytest.raises(ConnectorError, match=message):
         ConnectorPipelineV2(connectors=[Adds()]).run(
             columns_of(episodes := play([[]], COLOURS), train=False), rl_module=None, episodes=episodes
@@ -561,8 +561,8 @@ def test_a_builder_may_give_several_pieces_or_none():
 @pytest.mark.parametrize(
     ("builder", "message"),
     [
-        (lambda a, b, c, d: Note(), r"takes \(a, b, c, d\), but at most 3"),
-        (lambda *, device: Note(), r"takes \(\*, device\), but at most 3"),
+        (lambda a, b, c, d: Note(), r"signature \(a, b, c, d\), but gets at most 3"),
+        (lambda *, device: Note(), r"signature \(\*, device\), but gets at most 3"),
         (lambda env: "piece", "must return a ConnectorV2 or a list of them, not 'p'"),
         (lambda env: [Note], "must return a ConnectorV2"),
         (Note(), "expected a function that makes connector pieces"),

@@ -42,7 +42,7 @@ def test_n_items_come_as_a_list_an_array_or_a_tree():
 
 
 def test_a_wrong_number_of_items_is_an_error():
-    with pytest.raises(ValueError, match="3 items announced for 'x', 2 given"):
+    with pytest.raises(ValueError, match="expected 3 items of 'x', got 2"):
         ConnectorV2.add_n_batch_items({}, "x", [1, 2], 3, SingleAgentEpisode("e"))
 
 
@@ -130,7 +130,7 @@ def test_like_states_are_merged_and_others_need_a_piece_that_knows_how():
     assert ConnectorV2().merge_states([state, copy.deepcopy(state)]) is state
     assert ConnectorV2().merge_states([]) == {}
     for other in ({"a": 2, "b": state["b"]}, {"a": 1}, {"a": 1, "b": [np.array([1.0, 2.0]), {"c": None}]}, {"x": 1}):
-        with pytest.raises(ConnectorError, match=r"ConnectorV2: its 2 states differ.*Override merge_states"):
+        with pytest.raises(ConnectorError, match=r"ConnectorV2: the 2 states .* differ.*Override merge_states"):
             ConnectorV2().merge_states([state, other])
 
 

@@ -9,8 +9,8 @@ import json
 import numpy as np
 import pytest
 import torch
-from histories import columns_of, make_modules, play
-from test_custom_pieces import AddLastRewardToObservations, MortalEnv, config
+from custom_pieces import AddLastRewardToObservations, MortalEnv, config
+from multi_agent_histories import columns_of, make_modules, play
 
 from marl_connectors.algorithms.explain import explain_algorithm
 from marl_connectors.connectors.column_connector import ColumnConnector
@@ -19,7 +19,7 @@ from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.defaults import env_to_module_pipeline, learner_pipeline
 from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
 from marl_connectors.connectors.env_to_module.mean_std_filter import MeanStdFilter
-from marl_connectors.connectors.explain import WIDTH, ColumnShape, trace
+from marl_connectors.connectors.explain import WIDTH, ColumnShape
 from marl_connectors.connectors.learner.general_advantage_estimation import GeneralAdvantageEstimation
 from marl_connectors.errors import ConnectorError
 from marl_connectors.metrics import MetricsLogger
@@ -171,7 +171,7 @@ def test_watching_a_run_gives_what_the_run_gives():
     arguments = acting()
     pipeline = env_to_module_pipeline([Overwrites()], multi_agent=True)
     plain = pipeline.run(**copy.deepcopy(arguments))
-    _, watched = trace(pipeline, **arguments)
+    _, watched = pipeline.trace(**arguments)
     assert watched.phase is plain.phase
     torch.testing.assert_close(watched.groups[0]["obs"], plain.groups[0]["obs"])
 

@@ -145,7 +145,7 @@ def test_agents_with_like_spaces_are_all_named_or_none_of_them():
         ({"agent_ids": ["q"]}, r"agent_ids names 'q', which has no observation space. Known: x"),
         ({"agent_ids": "x"}, "must be a list of agent ids"),
         ({"keys_to_remove": ["aa"]}, r"keys_to_remove names 'aa', which no Dict observation has. Did you mean 'a'"),
-        ({"keys_to_remove": ["a", "b", "c"]}, "nothing in .* that could be made flat"),
+        ({"keys_to_remove": ["a", "b", "c"]}, "expected a space with at least one number"),
     ],
 )
 def test_wrong_use_is_named(options, message):

@@ -86,7 +86,7 @@ def test_the_lookback_of_a_chunk_is_used():
 def test_a_lookback_that_is_too_short_is_an_error_and_not_zeros():
     vectors = [np.array([t], np.float32) for t in (1, 2, 3, 4)]
     message = (
-        r"FrameStacking\(num_frames=4\): looks 3 steps back for observations, but episode 'x' went on for 7 steps "
+        r"FrameStacking\(num_frames=4\): needs observations of the last 3 steps, but episode 'x' had 7 steps "
         r"before this chunk, of which 1 are kept. Set .env_runners\(episode_lookback_horizon=3\)"
     )
     piece = FrameStacking(num_frames=4, as_learner_connector=True)

@@ -231,7 +231,7 @@ def test_what_is_not_finite_is_an_error_and_not_learned():
     piece = MeanStdFilter(SPACE, None)
     see(piece, [1, -2], [3, 0])
     before = str(piece.get_state())
-    with pytest.raises(ConnectorError, match="is not finite, which would stay in the statistics"):
+    with pytest.raises(ConnectorError, match="is not finite, which would make its statistics"):
         see(piece, [np.inf, 0])
     assert str(piece.get_state()) == before
 
@@ -246,7 +246,7 @@ def test_a_learner_pipeline_is_no_place_for_it():
         len_lookback_buffer=0,
     )
     group = ColumnGroup(rows_of_episodes([episode], ["default_policy"]))
-    with pytest.raises(ConnectorError, match="stands in an env-to-module pipeline"):
+    with pytest.raises(ConnectorError, match="belongs in an env-to-module pipeline"):
         MeanStdFilter(SPACE, None).on_columns(rl_module=None, columns=group)
 
 

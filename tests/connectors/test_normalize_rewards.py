@@ -9,9 +9,9 @@ import json
 import numpy as np
 import pytest
 import torch
-from histories import EPISODES, MAPPINGS, agent_episodes, columns_of, make_modules, play
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from multi_agent_histories import EPISODES, MAPPINGS, agent_episodes, columns_of, make_modules, play
 
 from marl_connectors import ConfigError, PPOConfig
 from marl_connectors.connectors.item_adapter import to_items

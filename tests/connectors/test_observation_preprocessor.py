@@ -111,7 +111,7 @@ def test_agents_with_like_spaces_need_observations_of_one_shape():
         def preprocess(self, observation, episode):
             return np.zeros(ord(episode.agent_id) - 96)
 
-    with pytest.raises(ConnectorError, match=r"cannot stand in one batch: float64\[1\], float64\[3\], float64\[4\]"):
+    with pytest.raises(ConnectorError, match=r"cannot be stacked: float64\[1\], float64\[3\], float64\[4\]"):
         Ragged().on_columns(rl_module=None, columns=newest(play(HISTORY, MAPPING)))
 
 
@@ -146,7 +146,7 @@ def test_agents_that_are_left_out_keep_theirs_and_strangers_are_an_error():
     assert episode.agent_episodes["a"].get_observations(-1).tolist() == [0, 0, 0]
     np.testing.assert_array_equal(episode.agent_episodes["c"].get_observations(-1), before)
     First.who = "b"
-    with pytest.raises(ConnectorError, match="an observation for agent 'b', which got none at this step"):
+    with pytest.raises(ConnectorError, match="an observation for agent 'b', which did not observe at this"):
         First()(rl_module=None, batch={}, episodes=[episode])
 
 

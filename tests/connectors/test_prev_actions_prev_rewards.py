@@ -81,7 +81,7 @@ def test_a_lookback_that_is_too_short_is_an_error_and_not_zeros(n):
     assert newest(PrevActionsPrevRewards(OBS, space, n_prev_actions=n, n_prev_rewards=n), chunk).shape == (1 + 3 * n,)
     chunk = episode([0, 1], [1.0, 2.0], space, t_started=4, len_lookback_buffer=2)
     piece = PrevActionsPrevRewards(OBS, space, n_prev_actions=0, n_prev_rewards=3)
-    with pytest.raises(ConnectorError, match=r"looks 3 steps back for rewards.*episode_lookback_horizon=3"):
+    with pytest.raises(ConnectorError, match=r"needs rewards of the last 3 steps.*episode_lookback_horizon=3"):
         piece(rl_module=None, batch={}, episodes=[chunk])
     assert piece.lookback == 3
 

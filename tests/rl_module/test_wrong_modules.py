@@ -169,9 +169,9 @@ def trained(module_class, policies="shared"):
     [
         (
             TooManyLogits,
-            r"'(default_policy|a)' put out 'action_dist_inputs' of shape \(\d, 5\), but TorchCategorical needs 3",
+            r"'(default_policy|a)' output 'action_dist_inputs' of shape \(\d, 5\), but TorchCategorical needs 3",
         ),
-        (NoLogits, r"'(default_policy|a)' put out \['logits'\], but neither 'actions' nor 'action_dist_inputs'"),
+        (NoLogits, r"'(default_policy|a)' output \['logits'\], but neither 'actions' nor 'action_dist_inputs'"),
         (AnotherColumn, r"AnotherColumn.* found no 'observation' \(a KeyError\).*columns \['obs'\]: if it was"),
         (
             ValuesWithAnAxis,
@@ -193,9 +193,9 @@ def trained(module_class, policies="shared"):
             r"module '.*' \(AnotherColumnForValues\): its compute_values .*no (column )?'critic_obs'.*obs",
         ),
         (OwnKey, r"module '.*' \(OwnKey\): its _forward.* found no 'speed' \(a KeyError\).*if it was looked for there"),
-        (DropsRows, r"module '.*' put out 'action_dist_inputs' of shape \(0, 3\) for \d rows"),
+        (DropsRows, r"module '.*' output 'action_dist_inputs' of shape \(0, 3\) for \d rows"),
         (Detached, r"loss of '.*' has no gradient.*detach"),
-        (Forgetful, r"put out no 'state_out'"),
+        (Forgetful, r"output no 'state_out'"),
         (
             HalfPrecision,
             r"parameters are torch.bfloat16, its observations torch.float32: convert these .*autocast_dtype",

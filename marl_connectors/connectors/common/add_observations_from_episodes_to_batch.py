@@ -1,4 +1,4 @@
-"""Puts observations into the batch."""
+"""Adds observations to the batch."""
 
 from __future__ import annotations
 
@@ -10,16 +10,25 @@ from marl_connectors.episodes.column_batch import ColumnGroup
 
 
 class AddObservationsFromEpisodesToBatch(InBothPipelines):
-    """Adds ``obs``, unless a piece before has done so.
+    """Adds ``obs``, unless an earlier piece has done so.
 
-    Before a forward pass: the newest observation of each acting agent. For a train batch: all observations that were
-    acted on. Two episodes of 10 and 20 steps make 30 rows, and 32 with AddOneTsToEpisodesAndTruncate before. Which of
-    the two is told by the pipeline, or by ``as_learner_connector``. Keeps no state.
+    Before a forward pass, it adds the newest observation of each acting agent. For a train batch, it adds all
+    observations that were acted on: two episodes of 10 and 20 steps make 30 rows, and 32 after
+    AddOneTsToEpisodesAndTruncate. The pipeline, or ``as_learner_connector``, decides which of the two.
+
+    Reads ``obs`` of the episodes; writes ``obs`` to the batch. Keeps no state.
     """
 
     def __init__(
         self, input_observation_space=None, input_action_space=None, *, as_learner_connector: bool | None = None
     ):
+        """Builds the piece.
+
+        Args:
+            input_observation_space: As for every piece.
+            input_action_space: As for every piece.
+            as_learner_connector: Whether the piece is in a learner pipeline; None leaves it to the pipeline.
+        """
         super().__init__(input_observation_space, input_action_space)
         self.as_learner_connector = as_learner_connector
 

@@ -1,4 +1,4 @@
-"""Gives stateful modules the states that they were in."""
+"""Adds the states of stateful modules to the batch."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from marl_connectors.typing import Tree
 
 
 class AddStatesFromEpisodesToBatch(InBothPipelines):
-    """Adds ``state_in`` for stateful modules: the ``state_out`` of the agent's step before.
+    """Adds ``state_in`` for stateful modules: the ``state_out`` of the agent's previous step.
 
-    At an agent episode's first step it is the module's ``get_initial_state()``. A state is carried over the cut between
-    two chunks of an episode, and never from one episode (or one life of an agent) to the next.
+    At the first step of an agent's episode, the state is the module's ``get_initial_state()``. A state is carried over
+    from one chunk of an episode to the next chunk, but never from one episode of an agent to its next episode.
 
-    Before a forward pass there is one state for each row, without a time axis. For a train batch there is one for the
-    first step of each sequence; in columns it is in ``columns.sequences.state_in``. Episodes without ``state_out`` (not
-    played by this module) are given the initial state for every sequence.
+    Before a forward pass, there is one state for each row, without a time axis. For a train batch, there is one for the
+    first step of each sequence; in columns it is in ``columns.sequences.state_in``. In episodes without ``state_out``
+    (another module played them), every sequence gets the initial state.
 
     Reads ``state_out`` of the trajectories; writes ``state_in`` to the batch. Keeps no state of its own.
     """
@@ -53,7 +53,7 @@ class AddStatesFromEpisodesToBatch(InBothPipelines):
         self.as_learner_connector = as_learner_connector
 
     def on_columns(self, *, rl_module: Any, columns: ColumnGroup, **kwargs: Any) -> None:
-        """One gather for all rows, or for the first rows of all sequences.
+        """Adds the states of all rows, or of the first rows of all sequences, in one gather.
 
         Raises:
             ConnectorError: If a train batch has no sequences, or the state before a chunk was not kept.
@@ -73,7 +73,7 @@ class AddStatesFromEpisodesToBatch(InBothPipelines):
     def _states(
         self, rl_module: Any, columns: ColumnGroup, rows: Rows, splits: Sequence[int], counts: np.ndarray | None
     ) -> Tree:
-        """``[N, ...]`` the states before ``rows``, of which ``counts`` belong to each agent episode (None: 1)."""
+        """Returns ``[N, ...]`` states before ``rows``, of which ``counts`` (None: 1) belong to each agent episode."""
         states, reached, kept = _recorded(rows)
         if states is not None and reached.all():
             return states
@@ -91,7 +91,7 @@ class AddStatesFromEpisodesToBatch(InBothPipelines):
         return states
 
     def _check_beginnings(self, columns: ColumnGroup, missing: np.ndarray, counts: np.ndarray | None) -> None:
-        """A chunk that goes on must keep the state that it goes on from."""
+        """Checks that a chunk that continues an episode keeps the state at its beginning."""
         if not missing.any():
             return
         rows, number = columns.rows, len(columns.rows.counts)
@@ -107,9 +107,13 @@ class AddStatesFromEpisodesToBatch(InBothPipelines):
 
 
 def _recorded(rows: Rows) -> tuple[Tree | None, np.ndarray, np.ndarray]:
-    """The states put out in the rows before, ``[N, ...]`` or None; where there is one; where episodes have any.
+    """Returns the states that modules output one row before, and which of them exist.
 
-    Hand-made episodes without states may stand beside those of a runner.
+    Episodes without states, made by hand, may be in one batch with those of a runner.
+
+    Returns:
+        The states ``[N, ...]``, or None; ``[N]`` bool, True where there is one; ``[N]`` bool, True for rows of episodes
+        that have states.
     """
     if rows.has(Columns.STATE_OUT):
         states, reached = rows.reach(Columns.STATE_OUT, -1)

@@ -1,4 +1,4 @@
-"""Gives batches of stateful modules a time axis."""
+"""Adds a time axis to the batches of stateful modules."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from marl_connectors.trees import tree_map
 
 
 class AddTimeDimToBatchAndZeroPad(InBothPipelines):
-    """Stateful modules see time: every column gets a second axis for it.
+    """Adds a second axis, for time, to all columns of stateful modules.
 
-    Before a forward pass the axis has length 1: ``[B, ...]`` becomes ``[B, 1, ...]``. For a train batch each chunk of
-    an agent episode is cut into sequences of ``max_seq_len`` steps (from the module's ``model_config``), the last one
-    filled up with zeros at its right: ``[S, max_seq_len, ...]``. ``loss_mask`` is False there, and ``seq_lens``
-    (``[S]``) counts the real steps.
+    Before a forward pass, the axis has length 1: ``[B, ...]`` becomes ``[B, 1, ...]``. For a train batch, each chunk of
+    an agent's episode is cut into sequences of ``max_seq_len`` steps (from the module's ``model_config``), and the last
+    one is padded with zeros at its end: ``[S, max_seq_len, ...]``. ``loss_mask`` is False for the padding, and
+    ``seq_lens`` (``[S]``) counts the real steps.
 
-    In columns a train batch stays as it is, a row for each agent-step; ``columns.sequences`` says how they follow one
-    another, and the zeros come in when a module gets its minibatch.
+    In columns, a train batch keeps one row for each agent-step. ``columns.sequences`` holds the sequences, and they are
+    padded when a module gets its minibatch.
 
-    Reads and writes all columns of stateful modules in the batch; leaves those of stateless ones alone. Keeps no state.
+    Reads and writes all columns of stateful modules in the batch; those of stateless modules stay as they are. Keeps no
+    state.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Sorts agents' data by the modules that they are mapped to."""
+"""Regroups the agents' data by the modules that they are mapped to."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from marl_connectors.typing import AgentID, ModuleID
 
 
 class AgentToModuleMapping(ConnectorV2):
-    """``{column: {(episode, agent, module): items}}`` becomes ``{module: {column: items}}``.
+    """Turns ``{column: {(episode, agent, module): items}}`` into ``{module: {column: items}}``.
 
-    In columns there is nothing to move: rows stand in module order from the start. Keeps no state.
+    In columns nothing moves, since rows are in module order from the start. Reads and writes all columns. Keeps no
+    state.
 
     Raises:
-        MappingError: For an agent whose module does not exist.
+        MappingError: If an agent is mapped to a module that does not exist.
     """
 
     belongs_in = (ENV_TO_MODULE, LEARNER)
@@ -46,7 +47,7 @@ class AgentToModuleMapping(ConnectorV2):
         shared_data: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Moves the items, and remembers their order in ``shared_data`` for the way back."""
+        """Moves the items, and stores their order in ``shared_data`` for ModuleToAgentUnmapping."""
         order = {module_id: i for i, module_id in enumerate(rl_module.keys())}
         keys = list(dict.fromkeys(key for by_key in batch.values() for key in by_key))  # one order for all columns
         for _, agent_id, module_id in keys:
@@ -66,7 +67,7 @@ class AgentToModuleMapping(ConnectorV2):
 
 
 def unknown_module(agent_id: AgentID, module_id: object, known: Any) -> MappingError:
-    """The error for an agent that is mapped to a module which does not exist."""
+    """Returns the error for an agent that is mapped to a module which does not exist."""
     hint = did_you_mean(module_id, known.keys())
     hint = f"{hint} " if hint.startswith("Did") else ""
     return MappingError(

@@ -1,4 +1,4 @@
-"""Makes arrays of lists of items."""
+"""Stacks lists of items to arrays."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from marl_connectors.typing import DEFAULT_MODULE_ID
 
 
 class BatchIndividualItems(ConnectorV2):
-    """Lists of items become arrays whose first axis is the batch. In columns they are arrays from the start.
+    """Stacks lists of items to arrays whose first axis is the batch. Columns are arrays from the start.
 
-    In single-agent use, where no AgentToModuleMapping comes before, the columns are also put under
-    ``DEFAULT_MODULE_ID``. Keeps no state.
+    In single-agent use there is no AgentToModuleMapping, so this piece also puts the columns under
+    ``DEFAULT_MODULE_ID``. Reads and writes all columns. Keeps no state.
     """
 
     belongs_in = (ENV_TO_MODULE, LEARNER)
@@ -26,6 +26,13 @@ class BatchIndividualItems(ConnectorV2):
     phase_after = Phase.ARRAYS
 
     def __init__(self, input_observation_space=None, input_action_space=None, *, multi_agent: bool = False):
+        """Builds the piece.
+
+        Args:
+            input_observation_space: As for every piece.
+            input_action_space: As for every piece.
+            multi_agent: Whether an AgentToModuleMapping comes before it.
+        """
         super().__init__(input_observation_space, input_action_space)
         self._multi_agent = multi_agent
 

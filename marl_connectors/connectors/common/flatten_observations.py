@@ -1,4 +1,4 @@
-"""Makes flat vectors of observations."""
+"""Flattens observations to vectors."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from marl_connectors.typing import AgentID, Tree
 
 
 class FlattenObservations(ObservationTransform):
-    """Turns observations of any space into float32 vectors, ``(n,)``.
+    """Flattens observations of any space to float32 vectors, ``(n,)``.
 
-    Parts of Dict and Tuple spaces stand one after another, in the order of ``gymnasium.spaces.flatten``; Discrete and
-    MultiDiscrete values become one-hot vectors. Writes ``obs`` back to the episodes, so that the learner gets flat ones
-    without a piece of its own. Keeps no state.
+    Parts of Dict and Tuple spaces are concatenated in the order of ``gymnasium.spaces.flatten``; Discrete and
+    MultiDiscrete values become one-hot vectors.
+
+    Reads ``obs``; writes it back to the episodes, so the learner pipeline does not need the piece. Keeps no state.
     """
 
     def __init__(
@@ -36,12 +37,16 @@ class FlattenObservations(ObservationTransform):
         Args:
             input_observation_space: As for every piece.
             input_action_space: As for every piece.
-            multi_agent: Whether the spaces are Dicts by agent id; None finds out.
-            agent_ids: The agents whose observations are made flat; None for all. Of agents whose observations stand in
-                one array, such as those of one module, either all or none.
-            as_learner_connector: Whether the piece stands in a learner pipeline, where it puts flat observations into
-                the batch: for episodes that have not been through an env-to-module pipeline with this piece.
-            keys_to_remove: Parts of Dict observations that are left out.
+            multi_agent: Whether the spaces are Dicts by agent id; None infers it.
+            agent_ids: The agents whose observations are flattened; None for all. Agents with like spaces and one module
+                share an array, so either all or none of them must be named.
+            as_learner_connector: Whether the piece is in a learner pipeline, where it adds flat observations to the
+                batch, for episodes that no env-to-module pipeline with this piece has changed. None leaves it to the
+                pipeline.
+            keys_to_remove: Keys of Dict observations that are left out.
+
+        Raises:
+            ConfigError: If ``agent_ids`` is a string, or if it or ``keys_to_remove`` names something unknown.
         """
         if isinstance(agent_ids, str):
             raise ConfigError(f"FlattenObservations: agent_ids must be a list of agent ids, not {agent_ids!r}.")
@@ -55,11 +60,11 @@ class FlattenObservations(ObservationTransform):
         )
 
     def prepare(self, agents: Mapping[AgentID | None, tuple[Space, Space | None]]) -> None:
-        """Looks for names that do not exist."""
+        """Checks that the named agents and keys exist."""
         if self._agent_ids is not None:
             if None in agents:
                 raise ConfigError(
-                    "FlattenObservations: agent_ids is for several agents, but there is one. Leave it out."
+                    "FlattenObservations: agent_ids is for several agents, but there is one. Leave the argument out."
                 )
             for agent_id in self._agent_ids:
                 if agent_id not in agents:
@@ -76,18 +81,18 @@ class FlattenObservations(ObservationTransform):
                 )
 
     def plan(self, agent_id: AgentID | None, space: Space, action_space: Space | None) -> Plan:
-        """How to flatten, or None."""
+        """Returns the flat space and how to flatten; the same space for agents that are not in ``agent_ids``."""
         if self._agent_ids is not None and agent_id not in self._agent_ids:
             return Plan(space, space)
         flatten = Flattener(space, leave_out=self._keys_to_remove)
         return Plan(space, flatten.space, flatten)
 
-    def stands_apart(self, agent_id: AgentID | None) -> bool:
-        """Whether an agent's observations are flattened, while others of its module may not be."""
+    def grouping_key(self, agent_id: AgentID | None) -> bool:
+        """Whether the agent is in ``agent_ids``."""
         return self._agent_ids is not None and agent_id in self._agent_ids
 
     def transform(self, observations: Tree, plan: Plan, steps: Steps) -> Tree:
-        """Flattens, unless the agents are none of ``agent_ids``."""
+        """Flattens the observations if the agents are in ``agent_ids``."""
         if self._agent_ids is not None and not self.remembered(steps.agents.ids, self._are_chosen):
             return observations
         return plan.how(observations)
@@ -99,7 +104,6 @@ class FlattenObservations(ObservationTransform):
             other = next(agent_id for agent_id in ids if agent_id not in self._agent_ids)
             raise ConnectorError(
                 f"FlattenObservations: agent_ids names {chosen[0]!r}, but not {other!r}, whose spaces are the same. "
-                f"Their observations stand in one array, so name both or none of them, or map them to different "
-                f"modules."
+                f"Their observations share an array, so name both or none of them, or map them to different modules."
             )
         return bool(chosen)

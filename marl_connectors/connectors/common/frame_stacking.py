@@ -1,4 +1,4 @@
-"""Stacks the newest observations."""
+"""Stacks the newest observations of each agent."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from marl_connectors.typing import AgentID, Tree
 
 
 class FrameStacking(ObservationTransform):
-    """Puts the newest ``num_frames`` observations of each agent together, oldest first.
+    """Concatenates the newest ``num_frames`` observations of each agent, oldest first.
 
-    They stand one after another along the last axis: ``(w, h, 1)`` becomes ``(w, h, N)``, ``(w, h, c)`` becomes
-    ``(w, h, c * N)``, ``(n,)`` becomes ``(n * N,)``, and a number ``(N,)``. Parts of Dict and Tuple observations are
-    stacked one by one. Before an episode's (an agent's life's) first observation there are zeros.
+    They are concatenated along the last axis: ``(w, h, 1)`` becomes ``(w, h, N)``, ``(w, h, c)`` becomes
+    ``(w, h, c * N)``, ``(n,)`` becomes ``(n * N,)``, and a number becomes ``(N,)``. Each part of Dict and Tuple
+    observations is stacked. Frames before the first observation of an agent's episode are zeros.
 
-    Reads ``obs`` of the episodes, and writes it to the batch: the episodes keep single observations, so the learner
+    Reads ``obs`` of the episodes; writes it to the batch. The episodes keep single observations, so the learner
     pipeline needs the piece too. Keeps no state.
     """
 
@@ -42,10 +42,13 @@ class FrameStacking(ObservationTransform):
         Args:
             input_observation_space: As for every piece.
             input_action_space: As for every piece.
-            num_frames: How many observations. The episodes must keep ``num_frames - 1`` steps from before each chunk
-                (``episode_lookback_horizon``).
-            multi_agent: Whether the spaces are Dicts by agent id; None finds out.
-            as_learner_connector: Whether the piece stands in a learner pipeline; None leaves it to the pipeline.
+            num_frames: The number of observations. The episodes must keep ``num_frames - 1`` steps from before each
+                chunk (``episode_lookback_horizon``).
+            multi_agent: Whether the spaces are Dicts by agent id; None infers it.
+            as_learner_connector: Whether the piece is in a learner pipeline; None leaves it to the pipeline.
+
+        Raises:
+            ConfigError: If ``num_frames`` is not an integer > 0.
         """
         if isinstance(num_frames, bool) or not isinstance(num_frames, int) or num_frames < 1:
             raise ConfigError(f"FrameStacking: num_frames must be a whole number > 0, not {num_frames!r}.")
@@ -59,11 +62,11 @@ class FrameStacking(ObservationTransform):
 
     @property
     def lookback(self) -> int:
-        """How many steps before a chunk its episode must keep."""
+        """The number of steps that an episode must keep from before each chunk."""
         return self.num_frames - 1
 
     def plan(self, agent_id: AgentID | None, space: Space, action_space: Space | None) -> Plan:
-        """The space of stacked observations."""
+        """Returns the space of stacked observations."""
         return Plan(space, map_space(self._stacked_space, space))
 
     def _stacked_space(self, space: Space) -> Space:
@@ -81,8 +84,8 @@ class FrameStacking(ObservationTransform):
         if self.learns:  # observations may have been changed since the environment gave them
             return space
         raise ConfigError(
-            f"FrameStacking: observations of {describe(space)} cannot be stacked, since 0 would stand for a value "
-            f"before the episode's start. Put FlattenObservations or OneHotObservations before it."
+            f"FrameStacking: observations of {describe(space)} cannot be stacked, since frames before the episode's "
+            f"start are 0, which is a value of its own here. Put FlattenObservations or OneHotObservations before it."
         )
 
     def _arranged(self, recent: Recent) -> Tree:
@@ -97,7 +100,7 @@ class FrameStacking(ObservationTransform):
         return f"FrameStacking(num_frames={self.num_frames})"
 
     def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
-        """One gather for all rows and frames."""
+        """Stacks the frames of all rows in one gather."""
         self._check_empty(columns)
         recent = Steps(columns.rows, self._lookup).recent(Columns.OBS, self.num_frames, newest=0, who=self._who())
         columns[Columns.OBS] = self._arranged(recent)
@@ -105,6 +108,6 @@ class FrameStacking(ObservationTransform):
     def _check_empty(self, batch: Any) -> None:
         if Columns.OBS in batch:
             raise ConnectorError(
-                "FrameStacking: 'obs' is in the batch already, where there are no earlier observations to stack. Put "
+                "FrameStacking: 'obs' is in the batch already, without the earlier observations to stack. Put "
                 "FrameStacking before the piece that adds it (AddObservationsFromEpisodesToBatch, for example)."
             )

@@ -1,4 +1,4 @@
-"""Gives modules' outputs back to the agents that they were computed for."""
+"""Regroups modules' outputs by the agents that they were computed for."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from marl_connectors.errors import ConnectorError
 
 
 class ModuleToAgentUnmapping(ConnectorV2):
-    """``{module: {column: items}}`` becomes ``{column: {(episode, agent, module): [item]}}``.
+    """Turns ``{module: {column: items}}`` into ``{column: {(episode, agent, module): [item]}}``.
 
-    In columns there is nothing to move: row ``i`` of the output belongs to row ``i`` of the input. Keeps no state.
+    In columns nothing moves, since row ``i`` of the output belongs to row ``i`` of the input. Reads and writes all
+    columns. Keeps no state.
     """
 
     belongs_in = (MODULE_TO_ENV,)
@@ -24,7 +25,11 @@ class ModuleToAgentUnmapping(ConnectorV2):
     def __call__(
         self, *, batch: dict[str, Any], shared_data: dict[str, Any] | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """Moves the items, in the order that AgentToModuleMapping remembered."""
+        """Moves the items, in the order that AgentToModuleMapping stored in ``shared_data``.
+
+        Raises:
+            ConnectorError: If ``shared_data`` has no such order, or a module's outputs have another number of rows.
+        """
         if not shared_data or MAPPING not in shared_data:
             raise ConnectorError("ModuleToAgentUnmapping: needs the shared_data that AgentToModuleMapping wrote to.")
         by_column: dict[str, dict] = {}
@@ -33,7 +38,7 @@ class ModuleToAgentUnmapping(ConnectorV2):
             for column, items in columns.items():
                 if len(items) != len(keys):
                     raise ConnectorError(
-                        f"ModuleToAgentUnmapping: module {module_id!r} gave {len(items)} rows of {column!r} for "
+                        f"ModuleToAgentUnmapping: module {module_id!r} output {len(items)} rows of {column!r} for "
                         f"{len(keys)} agents."
                     )
                 for key, item in zip(keys, items, strict=True):

@@ -1,4 +1,4 @@
-"""Makes tensors of arrays."""
+"""Converts arrays to tensors."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from marl_connectors.trees import tree_map
 
 
 class NumpyToTensor(ConnectorV2):
-    """All arrays become tensors on ``device``; float64 becomes float32. Keeps no state.
+    """Converts all arrays to tensors on ``device``; float64 becomes float32.
 
-    To a GPU they go in one copy, whatever the number of columns and modules.
+    All columns of all modules are moved to a GPU in one copy. On the CPU, tensors share the arrays' memory. Reads and
+    writes all columns. Keeps no state.
     """
 
     belongs_in = (ENV_TO_MODULE, LEARNER)
@@ -28,17 +29,24 @@ class NumpyToTensor(ConnectorV2):
     def __init__(
         self, input_observation_space=None, input_action_space=None, *, device: str | torch.device | None = None
     ):
+        """Builds the piece.
+
+        Args:
+            input_observation_space: As for every piece.
+            input_action_space: As for every piece.
+            device: The device of the tensors; None for the CPU.
+        """
         super().__init__(input_observation_space, input_action_space)
         self.device = torch.device(device or "cpu")
         self._on_cpu = self.device.type == "cpu"
 
     def before_columns(self, groups: Sequence[ColumnGroup], rl_module: Any) -> None:
-        """Moves all groups at once, if they are to be moved."""
+        """Moves all groups at once, unless the device is the CPU."""
         if not self._on_cpu:
             columns_to_device(groups, self.device, rl_module)
 
     def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
-        """A hot path: on the CPU, tensors share the arrays' memory."""
+        """Converts the columns of a group."""
         for name, column in columns.items():
             columns[name] = self._tensor(column) if type(column) is np.ndarray else tree_map(self._tensor, column)
         sequences = columns.sequences
@@ -48,7 +56,7 @@ class NumpyToTensor(ConnectorV2):
                 sequences.state_in = tree_map(self._tensor, sequences.state_in)
 
     def __call__(self, *, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """Converts every leaf."""
+        """Converts every array of the batch."""
         return tree_map(self._tensor, batch) if self._on_cpu else to_device(batch, self.device)
 
     def _tensor(self, values: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Makes arrays of tensors."""
+"""Converts tensors to arrays."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from marl_connectors.trees import tree_map
 
 
 class TensorToNumpy(ConnectorV2):
-    """All tensors become arrays; on the CPU they share memory. bfloat16 becomes float32. Keeps no state.
+    """Converts all tensors to arrays; bfloat16 becomes float32.
 
-    From a GPU they come in one copy, whatever the number of columns and modules.
+    All columns of all modules are moved from a GPU in one copy. On the CPU, arrays share the tensors' memory. Reads and
+    writes all columns. Keeps no state.
     """
 
     belongs_in = (MODULE_TO_ENV,)
@@ -24,16 +25,16 @@ class TensorToNumpy(ConnectorV2):
     phase_after = Phase.ARRAYS
 
     def before_columns(self, groups: Sequence[ColumnGroup], rl_module: Any) -> None:
-        """Brings all groups at once, where they are on a device."""
+        """Moves all groups to the CPU at once, if they are on another device."""
         columns_to_host(groups)
 
     def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
-        """A hot path."""
+        """Converts the columns of a group."""
         for name, column in columns.items():
             columns[name] = _array(column) if type(column) is torch.Tensor else tree_map(_array, column)
 
     def __call__(self, *, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """Converts every leaf."""
+        """Converts every tensor of the batch."""
         return tree_map(_array, to_host(batch))
 
 
@@ -42,4 +43,4 @@ def _array(values: Any) -> Any:
         return values
     if values.requires_grad:
         values = values.detach()
-    return (values if values.dtype is not torch.bfloat16 else values.float()).numpy()  # of which numpy knows nothing
+    return (values if values.dtype is not torch.bfloat16 else values.float()).numpy()  # numpy has no bfloat16

@@ -1,4 +1,4 @@
-"""Keeps agents from choosing actions that the environment forbids."""
+"""Applies the environment's action masks, so that agents choose only valid actions."""
 
 from __future__ import annotations
 
@@ -28,37 +28,40 @@ _SOURCES = ("auto", "observations", "infos")
 
 
 class _Masks(NamedTuple):
-    """Where the masks of some agents come from.
+    """The source of the masks of some agents.
 
     Attributes:
-        action_space: Theirs, where known.
+        action_space: The agents' action space, if it is known.
         in_observation: Whether the mask is a part of the observation.
-        in_info: Whether it may be in the info dict.
-        goes_on: The part of the observation that goes on alone; None for all parts but the mask.
+        in_info: Whether the mask may be in the info dict.
+        kept: The key of the only part of the observation that is kept; None for all parts but the mask.
     """
 
     action_space: Space | None
     in_observation: bool
     in_info: bool
-    goes_on: str | None = None
+    kept: str | None = None
 
 
 class ActionMasking(ObservationTransform):
     """Makes forbidden actions impossible, for any module.
 
-    A mask has a number for each action of a Discrete space, 0 or False for those that are forbidden; for MultiDiscrete
-    spaces one for each value of each choice, as one vector or as a tuple of them; for MultiBinary spaces 0, 1 or 2 for
-    each bit that must be 0, must be 1 or is free; for Dicts and Tuples a dict or tuple of masks of their parts, without
-    those that have no choices (``space.sample(mask)`` takes the same). It is looked for, for each
-    agent, in its Dict observation, as PettingZoo's classic games have it (``{"observation": ...,
-    "action_mask": ...}``), else in its info dict; an agent without a mask may do anything, and so may one whose mask
-    forbids everything, as that of a player who waits for its turn.
+    The form of a mask depends on the action space, and is the one that ``space.sample(mask)`` accepts:
 
-    The masks go to the batch as ``Columns.ACTION_MASK`` (``[B, n]`` bool, a number for each value of each choice).
-    ``RLModule`` applies them to what a module puts out, and hands them on, so that they come back in the train batch
-    and are applied there too. Where they were part of the observation, the rest is written back to the episodes: later
-    pieces and the module never see a mask, unless ``keep_in_observations`` leaves observations as they are.
-    So this piece stands before all others that change observations.
+    * Discrete: a number for each action, 0 or False if it is forbidden.
+    * MultiDiscrete: such a number for each value of each choice, as one vector or as a tuple of vectors.
+    * MultiBinary: 0, 1 or 2 for each bit that must be 0, must be 1 or is free.
+    * Dict and Tuple: a dict or tuple of the masks of their parts; parts without choices have no mask.
+
+    Each agent's mask is read from its Dict observation, as in PettingZoo's classic games (``{"observation": ...,
+    "action_mask": ...}``), or else from its info dict. All actions are allowed for an agent without a mask, and for one
+    whose mask forbids all of them, as that of a player waiting for its turn does.
+
+    The batch gets the masks as ``Columns.ACTION_MASK`` (``[B, n]`` bool, a number for each value of each choice).
+    ``RLModule`` applies them to a module's outputs. The trajectories keep them, so that they are applied to the train
+    batch too. If the masks were part of the observations, the rest of these is written back to the episodes, so later
+    pieces and the module get no mask, unless ``keep_in_observations`` leaves observations as they are. For this reason
+    the piece must be before all others that change observations.
 
     Reads ``obs`` and ``infos``; writes ``action_mask`` to the batch, and ``obs`` back to the episodes. Keeps no state.
     """
@@ -81,14 +84,17 @@ class ActionMasking(ObservationTransform):
         Args:
             input_observation_space: As for every piece.
             input_action_space: As for every piece.
-            action_mask_key: Under which key of a Dict observation, or of an info dict, the mask is.
-            observation_key: The part of a Dict observation that goes on as the observation, and alone. None, or a key
-                that the observation lacks, for all parts but the mask, as a Dict. ``"auto"`` for ``"observation"``
-                where it is the only part beside the mask, and for all parts where there are others.
-            source: Where masks are: ``"observations"``, ``"infos"``, or ``"auto"`` for an agent's observation, if its
-                space has the key, else its info.
-            keep_in_observations: Whether observations stay as they are, so that later pieces and modules see the masks.
-            multi_agent: Whether the spaces are Dicts by agent id; None finds out.
+            action_mask_key: The key of the mask in a Dict observation or in an info dict.
+            observation_key: The key of the part of a Dict observation that becomes the observation. With None, or with
+                a key that the observation lacks, a Dict of all parts but the mask is kept. ``"auto"`` stands for
+                ``"observation"`` if that is the only part in addition to the mask, else for None.
+            source: The source of masks: ``"observations"``, ``"infos"``, or ``"auto"`` for an agent's observation if
+                its space has the key, else its info dict.
+            keep_in_observations: Whether observations stay as they are, so that later pieces and modules get the masks.
+            multi_agent: Whether the spaces are Dicts by agent id; None infers it.
+
+        Raises:
+            ConfigError: If ``source`` is unknown, or both keys are the same.
         """
         if source not in _SOURCES:
             raise ConfigError(f"ActionMasking: source must be one of {', '.join(_SOURCES)}, not {source!r}.")
@@ -103,7 +109,7 @@ class ActionMasking(ObservationTransform):
     # Spaces.
 
     def prepare(self, agents: Mapping[AgentID | None, tuple[Space, Space | None]]) -> None:
-        """Looks for agents that can have no masks."""
+        """Checks that agents can have masks."""
         if self.source == "observations":
             if not any(self._is_in(space) for space, _ in agents.values()):
                 whose, (space, _) = next(iter(agents.items()))
@@ -113,14 +119,14 @@ class ActionMasking(ObservationTransform):
                     f"change observations."
                 )
             return
-        kinds = [action_space for _, action_space in agents.values()]
-        if kinds and all(kind is not None and values_per_choice(kind) is None for kind in kinds):
+        action_spaces = [action_space for _, action_space in agents.values()]
+        if action_spaces and all(s is not None and values_per_choice(s) is None for s in action_spaces):
             whose, (_, action_space) = next(iter(agents.items()))
             assert action_space is not None
             raise self._without_choices(whose, action_space)
 
     def plan(self, agent_id: AgentID | None, space: Space, action_space: Space | None) -> Plan:
-        """The space without the mask, and where the mask is."""
+        """Returns the space without the mask, and the source of the mask."""
         in_observation = self.source != "infos" and self._is_in(space)
         in_info = self.source != "observations" and not in_observation
         masks = _Masks(action_space, in_observation, in_info)
@@ -140,15 +146,15 @@ class ActionMasking(ObservationTransform):
         rest = {key: part for key, part in space.spaces.items() if key != self.action_mask_key}
         if not rest:
             raise ConfigError(
-                f"ActionMasking: the observation of {_name(agent_id)} is nothing but its mask, so its module would see "
-                f"nothing. {self._remedy('Give it another part, or the mask in the info dict')}"
+                f"ActionMasking: the observation of {_name(agent_id)} has no part but its mask, so its module would "
+                f"get no observation. {self._remedy('Give it another part, or the mask in the info dict')}"
             )
-        goes_on = self.observation_key
-        if goes_on == "auto":
-            goes_on = "observation" if set(rest) == {"observation"} else None
-        if goes_on not in rest:
+        kept = self.observation_key
+        if kept == "auto":
+            kept = "observation" if set(rest) == {"observation"} else None
+        if kept not in rest:
             return Plan(space, in_key_order(rest.items()), masks)
-        return Plan(space, rest[goes_on], masks._replace(goes_on=goes_on))
+        return Plan(space, rest[kept], masks._replace(kept=kept))
 
     def _remedy(self, fix: str) -> str:
         return (
@@ -167,15 +173,15 @@ class ActionMasking(ObservationTransform):
         )
 
     def transform(self, observations: Tree, plan: Plan, steps: Steps) -> Tree:
-        """The observations without their masks."""
+        """Returns the observations without their masks."""
         if not plan.how.in_observation or self.keep_in_observations:
             return observations
-        if plan.how.goes_on is not None:
-            return observations[plan.how.goes_on]
+        if plan.how.kept is not None:
+            return observations[plan.how.kept]
         return {key: part for key, part in observations.items() if key != self.action_mask_key}
 
     def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
-        """Works on all rows of a group at once. A hot path, but for masks in infos: those are single objects."""
+        """Adds the masks of all rows of a group. Masks in info dicts cost Python code for each row."""
         if Columns.ACTION_MASK not in columns:
             rows = columns.rows
             steps = Steps(rows, self._lookup)
@@ -191,14 +197,14 @@ class ActionMasking(ObservationTransform):
             super().on_columns(columns=columns, **kwargs)
 
     def _from_observations(self, observations: Tree, plan: Plan, steps: Steps) -> np.ndarray:
-        """``[B, n]`` bool, from the observations as the environment gave them."""
-        if not fits(plan.before, observations):  # the masks were taken out before, as when a run is restored
+        """Returns ``[B, n]`` bool, from the environment's own observations."""
+        if not fits(plan.before, observations):  # the masks were taken out earlier, as in a restored run
             observations = steps.rows.source(Columns.OBS)
         if not fits(plan.before, observations):
             raise ConnectorError(
                 f"ActionMasking: expected observations of {describe(plan.before)} from {_name(steps.agents.ids[0])}, "
-                f"but they are {shape_of(observations)}. The piece stands before all others that change observations, "
-                f"and takes the mask out of each once."
+                f"but they are {shape_of(observations)}. Put the piece before all others that change observations, and "
+                f"use it once."
             )
         action_space = plan.how.action_space or steps.spaces[1]
         mask = flat_masks(action_space, observations[self.action_mask_key])
@@ -212,12 +218,12 @@ class ActionMasking(ObservationTransform):
     def _from_infos(
         self, infos: Sequence[Mapping[str, Any]], count: int, plan: Plan, steps: Steps
     ) -> np.ndarray | None:
-        """``[B, n]`` bool, True in rows whose info has no mask; None for agents whose actions have no masks."""
+        """Returns ``[B, n]`` bool, True in rows without a mask; None for agents whose actions cannot be masked."""
         key = self.action_mask_key
         if self.source == "auto" and self._is_in(steps.spaces[0]) and not self._is_in(plan.before):
             raise ConnectorError(
                 f"ActionMasking: the environment's observations of {_name(steps.agents.ids[0])} have a part {key!r}, "
-                f"but a piece before has changed them to {describe(plan.before)}. Put ActionMasking first, or set "
+                f"but an earlier piece has changed them to {describe(plan.before)}. Put ActionMasking first, or set "
                 f"source='infos'."
             )
         found = [(row, info[key]) for row, info in enumerate(infos) if info.get(key) is not None]
@@ -251,7 +257,7 @@ class ActionMasking(ObservationTransform):
 
 
 def _stacked(masks: Sequence[Any], action_space: Space) -> np.ndarray | None:
-    """``[k, n]`` bool, or None if they are not all masks for that space."""
+    """Returns ``[k, n]`` bool, or None if not all of them are masks for the space."""
     try:
         if not isinstance(action_space, (spaces.Dict, spaces.Tuple)):
             return flat_masks(action_space, stack(list(masks)))
@@ -270,7 +276,7 @@ def _shape(mask: Any) -> str:
 
 
 def _infos(rows: Rows) -> Sequence[Mapping[str, Any]]:
-    """The info dict of each row; nothing if no row has any."""
+    """Returns the info dict of each row, or ``()`` if all of them are empty."""
     if rows.parts and not any(part.rollout.infos for part in rows.parts):
         return ()
     return rows.get(Columns.INFOS)

@@ -1,4 +1,4 @@
-"""Tells a shared module which agent it decides for."""
+"""Appends the agent's number to its observation, so that a shared module knows which agent it acts for."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from marl_connectors.typing import AgentID, Tree
 
 
 class AgentIdEncoding(ObservationTransform):
-    """Appends the agent's place among ``agent_ids``, as a one-hot vector, to flat observations.
+    """Appends the agent's number in ``agent_ids``, as a one-hot vector, to flat observations.
 
-    ``(n,)`` becomes ``(n + number of agents,)``, float32. Agents that share a module can so learn to behave
-    differently. Writes ``obs`` back to the episodes. Keeps no state.
+    ``(n,)`` becomes ``(n + number of agents,)``, float32. So agents that share a module can learn to behave
+    differently. Reads ``obs``; writes it back to the episodes. Keeps no state.
     """
 
     def __init__(
@@ -34,13 +34,16 @@ class AgentIdEncoding(ObservationTransform):
         Args:
             input_observation_space: As for every piece.
             input_action_space: As for every piece.
-            agent_ids: All agents, in the order of their numbers. None for those of the observation space.
-            multi_agent: Whether the spaces are Dicts by agent id; None finds out.
-            as_learner_connector: Whether the piece stands in a learner pipeline; None leaves it to the pipeline.
+            agent_ids: All agents, in the order of their numbers; None for those of the observation space.
+            multi_agent: Whether the spaces are Dicts by agent id; None infers it.
+            as_learner_connector: Whether the piece is in a learner pipeline; None leaves it to the pipeline.
+
+        Raises:
+            ConfigError: If ``agent_ids`` is not a list of different agent ids.
         """
         if isinstance(agent_ids, str) or (agent_ids is not None and len(set(agent_ids)) < max(len(agent_ids), 1)):
             raise ConfigError(
-                f"AgentIdEncoding: agent_ids must be a list of agent ids, each once, and not {agent_ids!r}."
+                f"AgentIdEncoding: agent_ids must be a list of one or more different agent ids, not {agent_ids!r}."
             )
         self._given = agent_ids
         self._alias: dict[AgentID | None, AgentID] = {}
@@ -55,14 +58,14 @@ class AgentIdEncoding(ObservationTransform):
     def prepare(self, agents: Mapping[AgentID | None, tuple[Space, Space | None]]) -> None:
         """Numbers the agents."""
         if None in agents:
-            raise ConfigError("AgentIdEncoding: is for several agents, but there is one. Leave it out.")
+            raise ConfigError("AgentIdEncoding: this piece is for several agents, but there is one. Leave it out.")
         if self._given is None:
             self._number = _numbered(list(agents))
         for agent_id in agents:
             self._number_of(agent_id, ConfigError)
 
     def know_agent(self, agent_id: AgentID, like: AgentID) -> None:
-        """The agent has the other one's number."""
+        """Gives the agent the other one's number."""
         super().know_agent(agent_id, like)
         if like in self._number:
             self._alias[agent_id] = like
@@ -71,17 +74,17 @@ class AgentIdEncoding(ObservationTransform):
         agent_id = self._alias.get(agent_id, agent_id)
         if agent_id not in self._number:
             raise error(
-                f"AgentIdEncoding: agent {agent_id!r} is none of the agents that are numbered. "
+                f"AgentIdEncoding: agent {agent_id!r} has no number. "
                 f"{did_you_mean(agent_id, self._number)} Name all agents that may appear in agent_ids."
             )
         return self._number[agent_id]
 
     def plan(self, agent_id: AgentID | None, space: Space, action_space: Space | None) -> Plan:
-        """The longer space."""
+        """Returns the space with the one-hot vector."""
         if not isinstance(space, spaces.Box) or len(space.shape) != 1:
             raise ConfigError(
-                f"AgentIdEncoding: takes flat observations, but those of agent {agent_id!r} are {describe(space)}. Put "
-                f"FlattenObservations before it."
+                f"AgentIdEncoding: expected flat observations, but those of agent {agent_id!r} are {describe(space)}. "
+                f"Put FlattenObservations before it."
             )
         more = len(self._number)
         with np.errstate(over="ignore"):
@@ -90,7 +93,7 @@ class AgentIdEncoding(ObservationTransform):
         return Plan(space, spaces.Box(low, high, dtype=np.float32), space.shape[0])
 
     def transform(self, observations: Tree, plan: Plan, steps: Steps) -> Tree:
-        """Writes all one-hot vectors at once."""
+        """Appends all one-hot vectors at once."""
         ids, index = steps.agents
         numbers = self.remembered(ids, lambda ids: np.array([self._number_of(i, ConnectorError) for i in ids]))
         longer = np.zeros((len(observations), plan.how + len(self._number)), np.float32)

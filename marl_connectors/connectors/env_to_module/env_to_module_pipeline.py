@@ -1,4 +1,4 @@
-"""The pipeline from ongoing episodes to a forward batch."""
+"""EnvToModulePipeline, the pipeline from ongoing episodes to a forward batch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from marl_connectors.connectors.env_to_module.write_observations_to_episodes imp
 
 
 class EnvToModulePipeline(ConnectorPipelineV2):
-    """From the newest observations of ongoing episodes to a forward batch."""
+    """Makes a forward batch of the newest observations of ongoing episodes."""
 
     kind = ENV_TO_MODULE
     in_learner_pipeline = False
@@ -27,9 +27,9 @@ class EnvToModulePipeline(ConnectorPipelineV2):
     def observation_space_in_episodes(self) -> Space | None:
         """The space of the observations that the episodes hold once all pieces have run.
 
-        It is what the environment gives, as pieces have changed it that write to episodes; the modules may see another
-        one. Of pieces on items that change the observation space, it is assumed that they write to episodes, unless
-        the observations are in the batch already.
+        It is the environment's space after the changes of all pieces that write to the episodes. The modules may get
+        another one. A piece on items that changes the observation space is assumed to write to the episodes, unless the
+        observations are in the batch already.
         """
         held, in_batch = self.input_observation_space, False
         for piece in _flat(self):

@@ -1,3 +1,3 @@
-"""FlattenObservations, where RLlib's env-to-module pieces are."""
+"""FlattenObservations, at RLlib's import path."""
 
 from marl_connectors.connectors.common.flatten_observations import FlattenObservations as FlattenObservations

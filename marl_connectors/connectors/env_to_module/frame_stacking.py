@@ -1,4 +1,4 @@
-"""FrameStacking for env-to-module pipelines."""
+"""FrameStacking for env-to-module pipelines, at RLlib's import path."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""Makes images what convolutions take."""
+"""Converts images to the form that convolutions need."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from marl_connectors.connectors.observation_transform import ObservationTransform, Plan, Steps
-from marl_connectors.connectors.space_trees import map_space, map_values, parts_of
+from marl_connectors.connectors.space_trees import leaf_spaces, map_space, map_values
 from marl_connectors.errors import ConfigError
 from marl_connectors.spaces import describe
 from marl_connectors.typing import AgentID, Tree
 
 
 class ImageToFloat(ObservationTransform):
-    """Turns uint8 images ``(height, width, channels)`` into float32 ones in [0, 1], ``(channels, height, width)``.
+    """Converts uint8 images ``(height, width, channels)`` to float32 in [0, 1], ``(channels, height, width)``.
 
-    Images ``(height, width)`` get one channel. In Dict and Tuple spaces each image is changed and all other parts stay
-    as they are. Writes ``obs`` back to the episodes, four times as large; where FrameStacking stands before it, it
-    changes the batch only, and the learner pipeline needs both pieces. Keeps no state.
+    Images ``(height, width)`` get one channel. In Dict and Tuple spaces, all images are converted and all other parts
+    stay as they are.
+
+    Reads ``obs``; writes it back to the episodes, where it needs four times the memory. After FrameStacking it changes
+    the batch only, and the learner pipeline needs both pieces. Keeps no state.
     """
 
     def __init__(
@@ -37,9 +39,9 @@ class ImageToFloat(ObservationTransform):
         Args:
             input_observation_space: As for every piece.
             input_action_space: As for every piece.
-            channels_first: Whether the channels become the first axis, as torch's convolutions want it, or stay last.
-            multi_agent: Whether the spaces are Dicts by agent id; None finds out.
-            as_learner_connector: Whether the piece stands in a learner pipeline; None leaves it to the pipeline.
+            channels_first: Whether the channels become the first axis, as torch's convolutions need, or stay last.
+            multi_agent: Whether the spaces are Dicts by agent id; None infers it.
+            as_learner_connector: Whether the piece is in a learner pipeline; None leaves it to the pipeline.
         """
         self._channels_first = channels_first
         super().__init__(
@@ -50,17 +52,17 @@ class ImageToFloat(ObservationTransform):
         )
 
     def prepare(self, agents: Mapping[AgentID | None, tuple[Space, Space | None]]) -> None:
-        """Looks for an image."""
-        if not self.learns and not any(_is_image(part) for space, _ in agents.values() for part in parts_of(space)):
+        """Checks that there is an image."""
+        if not self.learns and not any(_is_image(part) for space, _ in agents.values() for part in leaf_spaces(space)):
             space = next(iter(agents.values()))[0]
             raise ConfigError(
-                f"ImageToFloat: there is no image, which is a uint8 Box (height, width, channels) or (height, width), "
-                f"in {describe(space)}. Leave the piece out."
+                f"ImageToFloat: expected an image, a uint8 Box (height, width, channels) or (height, width), in the "
+                f"observation space, got {describe(space)}. Leave the piece out."
             )
 
     def plan(self, agent_id: AgentID | None, space: Space, action_space: Space | None) -> Plan:
-        """The space of float images; ``how`` says whether there are any."""
-        return Plan(space, map_space(self._changed_space, space), any(map(_is_image, parts_of(space))))
+        """Returns the space of float images; ``how`` is True if there is an image."""
+        return Plan(space, map_space(self._changed_space, space), any(map(_is_image, leaf_spaces(space))))
 
     def _changed_space(self, space: Space) -> Space:
         if not _is_image(space):
@@ -80,7 +82,7 @@ class ImageToFloat(ObservationTransform):
         return np.divide(values, np.float32(255), out=scaled, dtype=np.float32, casting="unsafe")
 
     def transform(self, observations: Tree, plan: Plan, steps: Steps) -> Tree:
-        """Changes the images."""
+        """Converts the images."""
         return map_values(self._changed, plan.before, observations) if plan.how else observations
 
 

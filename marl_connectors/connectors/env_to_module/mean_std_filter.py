@@ -10,7 +10,7 @@ from gymnasium import Space, spaces
 from marl_connectors.connectors.connector_v2 import ENV_TO_MODULE
 from marl_connectors.connectors.observation_transform import Agents, ObservationTransform, Plan, Steps
 from marl_connectors.connectors.running_stats import Grouping, StatsTable, merge_streams, to_state
-from marl_connectors.connectors.space_trees import fits, map_space, map_values, parts_of
+from marl_connectors.connectors.space_trees import fits, leaf_spaces, map_space, map_values
 from marl_connectors.episodes.column_batch import ColumnGroup
 from marl_connectors.episodes.episode_rows import EpisodeRows
 from marl_connectors.errors import ConfigError, ConnectorError
@@ -21,12 +21,12 @@ _TINY = 1e-8
 
 
 class _Streams(NamedTuple):
-    """Whose statistics some agent-steps are about.
+    """The streams of statistics that some agent-steps belong to.
 
     Attributes:
-        table: Where they are.
-        streams: ``[K]`` their places there, ascending.
-        index: ``[B]`` the place of each step's among ``streams``.
+        table: The table of the streams.
+        streams: ``[K]`` the indices of the streams in the table, ascending.
+        index: ``[B]`` the index in ``streams`` of each step's stream.
         grouping: The steps by stream.
     """
 
@@ -39,17 +39,18 @@ class _Streams(NamedTuple):
 class MeanStdFilter(ObservationTransform):
     """Subtracts the running mean from each number of an observation and divides by the running standard deviation.
 
-    Works on all Box parts, also in Dict and Tuple spaces; other parts stay as they are. Floats keep their dtype,
-    whole numbers become float32. Observations count before they are changed, all of one call together, and each that
-    is acted on exactly once: the last one of an ended episode is standardised, but not counted.
+    The filter works on all Box parts, also in Dict and Tuple spaces; other parts stay as they are. Floats keep their
+    dtype, integers become float32. The statistics are updated with all observations of a call before these are
+    standardised. Each observation that is acted on counts exactly once; the last one of an ended episode is
+    standardised, but does not count.
 
-    As in RLlib each agent has statistics of its own; ``share_between_agents=True`` gives one to all agents with like
-    spaces, which is what agents with one module usually want. Agents that no space has announced share theirs, so that
-    ever new agents do not pile up.
+    As in RLlib, each agent has its own statistics. With ``share_between_agents=True``, all agents with like spaces
+    share them, which usually suits agents that share a module. Agents that are in no space always share them, so that
+    the state does not grow with each new agent.
 
-    Reads ``obs``; writes it back to the episodes, so that the learner gets what the policy got. State: count, mean and
-    sum of squared distances (float64) for each key; ``merge_states`` makes of several runners' states what one filter
-    would have that had seen everything (Chan et al.), to which all of them are then set.
+    Reads ``obs``; writes it back to the episodes, so that the learner gets the same observations as the policy. State:
+    count, mean and sum of squared distances (float64) for each key. ``merge_states`` computes from the states of
+    several runners the state of one filter that has seen all of their observations (Chan et al.).
     """
 
     belongs_in = (ENV_TO_MODULE,)
@@ -71,12 +72,16 @@ class MeanStdFilter(ObservationTransform):
         Args:
             input_observation_space: As for every piece.
             input_action_space: As for every piece.
-            multi_agent: Whether the spaces are Dicts by agent id; None finds out.
+            multi_agent: Whether the spaces are Dicts by agent id; None infers it.
             de_mean_to_zero: Whether to subtract the mean.
             de_std_to_one: Whether to divide by the standard deviation.
-            clip_by_value: What comes out is kept in [-x, x]; None for no bound.
-            update_stats: Whether observations count; False for evaluation. May be changed at any time.
-            share_between_agents: Whether agents with like spaces have one set of statistics.
+            clip_by_value: The bound x of standardised numbers, which are clipped to [-x, x]; None for no bound.
+            update_stats: Whether observations update the statistics; False for evaluation. The attribute may be changed
+                at any time.
+            share_between_agents: Whether agents with like spaces share one set of statistics.
+
+        Raises:
+            ConfigError: If ``clip_by_value`` is not a number > 0.
         """
         if clip_by_value is not None and not (isinstance(clip_by_value, (int, float)) and clip_by_value > 0):
             raise ConfigError(f"MeanStdFilter: clip_by_value must be a number > 0 or None, not {clip_by_value!r}.")
@@ -92,8 +97,8 @@ class MeanStdFilter(ObservationTransform):
     # Spaces.
 
     def plan(self, agent_id: AgentID | None, space: Space, action_space: Space | None) -> Plan:
-        """The bounded space; ``how`` is the number of numbers, and the key of agents that share statistics."""
-        boxes = [part for part in parts_of(space) if isinstance(part, spaces.Box)]
+        """Returns the bounded space; ``how`` is the number of features and the key of agents that share statistics."""
+        boxes = [part for part in leaf_spaces(space) if isinstance(part, spaces.Box)]
         features = sum(int(np.prod(box.shape)) for box in boxes)
         if not features:
             raise ConfigError(
@@ -112,7 +117,7 @@ class MeanStdFilter(ObservationTransform):
         return spaces.Box(-bound, bound, space.shape, _dtype(space).type)
 
     def know_agent(self, agent_id: AgentID, like: AgentID) -> None:
-        """The agent begins with the other one's statistics."""
+        """Gives the agent the other one's statistics to begin with."""
         super().know_agent(agent_id, like)
         known = self.get_state().get(like)  # type: ignore[call-overload]
         if known is not None and like in self._plans:
@@ -121,18 +126,18 @@ class MeanStdFilter(ObservationTransform):
             self.forget()
 
     def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
-        """Counts all rows of a group, then standardises them."""
+        """Updates the statistics with all rows of a group, then standardises the rows."""
         rows = columns.rows
         if self.in_learner_pipeline or len(rows) != len(rows.counts):
             raise _misplaced()
         observations, steps = self.given(columns), Steps(rows, self._lookup)
-        is_by_hand = isinstance(rows, EpisodeRows)  # of episodes that may have ended
+        is_by_hand = isinstance(rows, EpisodeRows)  # then the episodes may have ended
         if self.update_stats and rows.acted is None and not (is_by_hand and rows.episodes[0].is_done):
             self._count(observations, steps)
         self.give_back(columns, observations, self.changed(observations, steps))
 
     def _streams(self, plan: Plan, steps: Steps) -> _Streams:
-        """Whose statistics these steps are about. A hot path: a runner's rows are those of the same agents for long."""
+        """Returns the streams of some steps. A runner's rows often have the same agents, so the newest are cached."""
         agents = steps.agents
         known = self._newest.get(plan.how)
         if known is not None and known[0] is agents:
@@ -162,7 +167,7 @@ class MeanStdFilter(ObservationTransform):
     def _count(self, observations: Tree, steps: Steps) -> None:
         plan = self._plan_for(steps)
         if not fits(plan.before, observations):
-            return  # the error comes with the change
+            return  # transforming them raises the error
         table, streams, _, grouping = self._streams(plan, steps)
         with np.errstate(invalid="ignore", over="ignore"):
             moments = grouping.moments(_numbers(plan.before, observations))
@@ -170,13 +175,13 @@ class MeanStdFilter(ObservationTransform):
             bad = int(np.flatnonzero(~np.isfinite(moments.mean).all(axis=1))[0])
             keys = list(table.keys)
             raise ConnectorError(
-                f"MeanStdFilter: an observation of {keys[streams[bad]]!r} is not finite, which would stay in "
-                f"the statistics for ever. Fix the environment."
+                f"MeanStdFilter: an observation of {keys[streams[bad]]!r} is not finite, which would make its "
+                f"statistics useless. Fix the environment."
             )
         table.add(streams, moments)
 
     def transform(self, observations: Tree, plan: Plan, steps: Steps) -> Tree:
-        """Standardises with what is known so far."""
+        """Standardises the observations with the statistics so far."""
         table, streams, index, _ = self._streams(plan, steps)
         total = table.total(streams)
         values = _numbers(plan.before, observations)
@@ -205,7 +210,10 @@ class MeanStdFilter(ObservationTransform):
     # State.
 
     def get_state(self) -> dict[str, Any]:
-        """``{key: {"base": ..., "own": ...}}``: what was merged last, and what came since. Keys are agent ids."""
+        """Returns ``{key: {"base": ..., "own": ...}}``: the statistics that were merged last, and those since then.
+
+        Keys are agent ids, or what agents that share statistics have in common.
+        """
         return {
             key: {"base": to_state(table.base, stream), "own": to_state(table.own, stream)}
             for table in self._tables.values()
@@ -213,10 +221,10 @@ class MeanStdFilter(ObservationTransform):
         }  # type: ignore[return-value]
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Takes what ``get_state`` or ``merge_states`` gave.
+        """Sets a state that ``get_state`` or ``merge_states`` has returned.
 
         Raises:
-            ConfigError: If an agent's observations have another size than those of the state.
+            ConfigError: If an agent's observations have another size than the statistics in the state.
         """
         for key, own in state.items():
             size, plan = len(own["own"]["mean"]), self._plans.get(key)
@@ -231,7 +239,7 @@ class MeanStdFilter(ObservationTransform):
             self._tables.setdefault(size, StatsTable(size)).restore(key, own["base"], own["own"])
 
     def reset_state(self) -> None:
-        """Forgets all statistics."""
+        """Clears all statistics."""
         self._tables = {}
         self.forget()
 
@@ -240,15 +248,15 @@ class MeanStdFilter(ObservationTransform):
         self._newest = {}
 
     def merge_states(self, states: list[dict[str, Any]]) -> dict[str, Any]:
-        """What one filter would know that had seen what all of them have, and nothing twice."""
+        """Merges states to that of one filter that has seen all observations, each of them once."""
         keys = dict.fromkeys(key for state in states for key in state)
         return {key: merge_streams([state[key] for state in states if key in state]) for key in keys}
 
 
 def _misplaced() -> ConnectorError:
     return ConnectorError(
-        "MeanStdFilter: stands in an env-to-module pipeline, not in a learner pipeline: it writes to the episodes what "
-        "the learner then finds there. Pass it as env_to_module_connector."
+        "MeanStdFilter: this piece belongs in an env-to-module pipeline, not in a learner pipeline: it writes to the "
+        "episodes, where the learner reads the standardised observations. Pass it as env_to_module_connector."
     )
 
 
@@ -258,7 +266,7 @@ def _dtype(space: Space) -> np.dtype:
 
 
 def _numbers(space: Space, observations: Tree) -> np.ndarray:
-    """``[B, F]`` float64 of its own, all Box parts one after another."""
+    """Returns a new array ``[B, F]`` float64 with all Box parts, concatenated."""
     if isinstance(space, spaces.Box):
         return observations.reshape(len(observations), -1).astype(np.float64)
     found: list[np.ndarray] = []

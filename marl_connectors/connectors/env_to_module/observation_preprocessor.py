@@ -1,4 +1,4 @@
-"""The simplest way to change observations: a function of one observation."""
+"""Base classes of pieces that change observations by a function of one observation."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from marl_connectors.typing import AgentID, Tree
 
 
 class SingleAgentObservationPreprocessor(ConnectorV2):
-    """Base of pieces that make a new observation of each agent's newest one.
+    """Base of pieces that compute a new observation from each agent's newest one.
 
     Override ``preprocess``, and ``recompute_output_observation_space`` if the space changes (with several agents, it
-    gets and gives a Dict by agent id). For speed, override ``preprocess_batch`` instead or as well.
+    gets and returns a Dict by agent id). For speed, override ``preprocess_batch`` instead or as well.
 
-    Reads ``obs``; writes it back to the episodes. If a piece before has put ``obs`` into the batch, that is what is
-    read and written. Keeps no state unless a subclass does.
+    Reads ``obs``; writes it back to the episodes. If an earlier piece has added ``obs`` to the batch, it reads and
+    writes that column instead. Keeps no state unless a subclass does.
     """
 
     belongs_in = (ENV_TO_MODULE,)
@@ -36,27 +36,30 @@ class SingleAgentObservationPreprocessor(ConnectorV2):
     _takes_episode: bool | None = None
 
     def preprocess(self, observation: Any, episode: SingleAgentEpisode) -> Any:
-        """Override: the new observation. The parameter ``episode`` may be left out.
+        """Returns the new observation. Override this; the parameter ``episode`` may be left out.
 
         Args:
-            observation: One item, an array of its own.
-            episode: Where it is from; has ``agent_id`` and ``module_id``.
+            observation: One observation, a copy that may be changed in place.
+            episode: The agent's episode; it has ``agent_id`` and ``module_id``.
         """
         raise NotImplementedError(
             f"{type(self).__name__}: override preprocess(observation, episode) or preprocess_batch(observations, rows)."
         )
 
     def preprocess_batch(self, observations: Tree, rows: Rows) -> Tree:
-        """Override: the new observations of all agents with like spaces at once.
+        """Returns the new observations of all agents with like spaces at once. Override this for speed.
 
         Args:
-            observations: ``[B, ...]``, not to be changed in place.
-            rows: The agent-steps behind them.
+            observations: ``[B, ...]``, which cannot be changed in place.
+            rows: The agent-steps of the observations.
+
+        Returns:
+            ``[B, ...]`` observations, in the same order.
         """
         raise NotImplementedError
 
     def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
-        """All rows at once if the class has ``preprocess_batch``, else one after another."""
+        """Preprocesses all rows at once if the class has ``preprocess_batch``, else one after another."""
         rows = columns.rows
         in_batch = Columns.OBS in columns
         observations = columns[Columns.OBS] if in_batch else rows.get(Columns.OBS)
@@ -92,20 +95,20 @@ class SingleAgentObservationPreprocessor(ConnectorV2):
         except ValueError as error:
             shapes = sorted({shape_of(tree_map(lambda leaf: np.asarray(leaf)[None], item)) for item in items})
             raise ConnectorError(
-                f"preprocess gave observations that cannot stand in one batch: {', '.join(shapes[:4])}. Give all "
-                f"agents with like spaces observations of one shape."
+                f"preprocess returned observations that cannot be stacked: {', '.join(shapes[:4])}. Return "
+                f"observations of one shape for all agents with like spaces."
             ) from error
 
 
 ObservationPreprocessor = SingleAgentObservationPreprocessor
-"""The documents' name."""
+"""The name in RLlib's documents."""
 
 
 class MultiAgentObservationPreprocessor(ConnectorV2):
-    """Base of pieces that make new observations of those that all agents of an environment got at one step.
+    """Base of pieces that compute new observations from those of all agents of an environment at one step.
 
-    Override ``preprocess``, and ``recompute_output_observation_space`` if spaces change. Works on items. Agents that
-    ended while others go on get their last observations preprocessed in a call of their own.
+    Override ``preprocess``, and ``recompute_output_observation_space`` if spaces change. The piece works on items. The
+    last observations of agents that ended while others continue are preprocessed in a separate call.
 
     Reads ``obs``; writes it back to the episodes. Keeps no state unless a subclass does.
     """
@@ -114,21 +117,27 @@ class MultiAgentObservationPreprocessor(ConnectorV2):
     looks_at_other_agents = True
 
     def preprocess(self, observations: dict[AgentID, Any], episode: MultiAgentEpisode) -> Mapping[AgentID, Any]:
-        """Override: the new observations by agent; agents that are left out keep theirs.
+        """Returns the new observations by agent; agents that are left out keep theirs. Override this.
 
         Args:
-            observations: By agent, of those that observed at the newest env step.
-            episode: Where they are from.
+            observations: The observations by agent, of all agents that observed at the newest env step. They are copies
+                that may be changed in place.
+            episode: The agents' episode.
         """
         raise NotImplementedError(f"{type(self).__name__}: override preprocess(observations, episode).")
 
     def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any) -> dict[str, Any]:
-        """One environment's episode after another."""
+        """Preprocesses one environment's episode after another.
+
+        Raises:
+            ConnectorError: If an episode is a SingleAgentEpisode, or ``preprocess`` returns an observation for an agent
+                that did not observe.
+        """
         for episode in episodes:
             if not isinstance(episode, MultiAgentEpisode):
                 raise ConnectorError(
-                    f"{type(self).__name__}: is for several agents, but {type(episode).__name__} {episode.id_!r} has "
-                    f"one. Derive it from SingleAgentObservationPreprocessor."
+                    f"{type(self).__name__}: this piece is for several agents, but {type(episode).__name__} "
+                    f"{episode.id_!r} has one. Derive it from SingleAgentObservationPreprocessor."
                 )
             parts = {part.agent_id: part for part in self.single_agent_episode_iterator([episode])}
             if not parts:
@@ -137,8 +146,8 @@ class MultiAgentObservationPreprocessor(ConnectorV2):
             for agent_id, observation in self.preprocess(before, episode).items():
                 if agent_id not in parts:
                     raise ConnectorError(
-                        f"{type(self).__name__}: preprocess gave an observation for agent {agent_id!r}, which got none "
-                        f"at this step. Those that did: {', '.join(map(repr, parts))}."
+                        f"{type(self).__name__}: preprocess returned an observation for agent {agent_id!r}, which did "
+                        f"not observe at this step. Agents that did: {', '.join(map(repr, parts))}."
                     )
                 parts[agent_id].set_observations(new_data=observation, at_indices=-1)
         return batch

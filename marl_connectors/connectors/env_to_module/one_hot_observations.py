@@ -1,4 +1,4 @@
-"""Makes one-hot vectors of discrete observations."""
+"""Converts discrete observations to one-hot vectors."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from gymnasium import Space, spaces
 
 from marl_connectors.connectors.flattening import one_hot, one_hot_size
 from marl_connectors.connectors.observation_transform import ObservationTransform, Plan, Steps
-from marl_connectors.connectors.space_trees import map_space, map_values, parts_of
+from marl_connectors.connectors.space_trees import leaf_spaces, map_space, map_values
 from marl_connectors.typing import AgentID, Tree
 
 _DISCRETE = (spaces.Discrete, spaces.MultiDiscrete)
 
 
 class OneHotObservations(ObservationTransform):
-    """Turns Discrete and MultiDiscrete observations into float32 one-hot vectors, ``(n,)``.
+    """Converts Discrete and MultiDiscrete observations to float32 one-hot vectors, ``(n,)``.
 
-    Those of a MultiDiscrete space stand one after another. In Dict and Tuple spaces each discrete part is changed and
-    all others stay as they are. Writes ``obs`` back to the episodes. Keeps no state.
+    The vectors of a MultiDiscrete space are concatenated. In Dict and Tuple spaces, the discrete parts are converted
+    and all other parts stay as they are. Reads ``obs``; writes it back to the episodes. Keeps no state.
     """
 
     def plan(self, agent_id: AgentID | None, space: Space, action_space: Space | None) -> Plan:
-        """The space of one-hot vectors; ``how`` says whether there is a discrete part."""
+        """Returns the space of one-hot vectors; ``how`` is True if there is a discrete part."""
         after = map_space(
             lambda part: (
                 spaces.Box(0.0, 1.0, (one_hot_size(part),), np.float32) if isinstance(part, _DISCRETE) else part
             ),
             space,
         )
-        return Plan(space, after, any(isinstance(part, _DISCRETE) for part in parts_of(space)))
+        return Plan(space, after, any(isinstance(part, _DISCRETE) for part in leaf_spaces(space)))
 
     def transform(self, observations: Tree, plan: Plan, steps: Steps) -> Tree:
-        """Changes the discrete parts."""
+        """Converts the discrete parts."""
         return map_values(_changed, plan.before, observations) if plan.how else observations
 
 

@@ -1,4 +1,4 @@
-"""Makes agents with observations of different sizes fit one module."""
+"""Pads observations, so that agents with observations of different sizes can share a module."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from marl_connectors.typing import AgentID, Tree
 
 
 class PadObservations(ObservationTransform):
-    """Appends zeros to flat observations until those of all agents are as long as the longest.
+    """Pads flat observations with zeros to the length of the longest agent's.
 
-    All agents get one and the same space, so they can share a module (if their action spaces are alike). Writes ``obs``
+    All agents get the same space, so they can share a module if their action spaces are alike. Reads ``obs``; writes it
     back to the episodes. Keeps no state.
     """
 
     _common: spaces.Box | None = None
 
     def prepare(self, agents: Mapping[AgentID | None, tuple[Space, Space | None]]) -> None:
-        """Works out the space that holds everyone's padded observations."""
+        """Works out the space that contains the padded observations of all agents."""
         boxes = [_flat(agent_id, space) for agent_id, (space, _) in agents.items()]
         size = max(box.shape[0] for box in boxes)
         dtype = np.result_type(*(box.dtype for box in boxes))  # type: ignore[arg-type]
@@ -34,18 +34,18 @@ class PadObservations(ObservationTransform):
         self._common = spaces.Box(low.min(axis=0), high.max(axis=0), dtype=dtype.type)
 
     def plan(self, agent_id: AgentID | None, space: Space, action_space: Space | None) -> Plan:
-        """The common space."""
+        """Returns the common space."""
         size = _flat(agent_id, space).shape[0]
         if self._common is None or size > self._common.shape[0]:
             longest = 0 if self._common is None else self._common.shape[0]
             raise ConfigError(
-                f"PadObservations: agent {agent_id!r} has observations of {describe(space)}, but the longest that were "
-                f"announced have {longest} numbers. The environment's possible_agents must name it."
+                f"PadObservations: agent {agent_id!r} has observations of {describe(space)}, but the longest of the "
+                f"known agents have {longest} numbers. Name the agent in the environment's possible_agents."
             )
         return Plan(space, self._common, size)
 
     def transform(self, observations: Tree, plan: Plan, steps: Steps) -> Tree:
-        """Copies into zeros."""
+        """Pads the observations."""
         after = plan.after
         assert isinstance(after, spaces.Box)
         if plan.how == after.shape[0] and observations.dtype == after.dtype:
@@ -59,7 +59,7 @@ def _flat(agent_id: AgentID | None, space: Space) -> spaces.Box:
     if not isinstance(space, spaces.Box) or len(space.shape) != 1:
         who = "" if agent_id is None else f" of agent {agent_id!r}"
         raise ConfigError(
-            f"PadObservations: takes flat observations, but those{who} are {describe(space)}. Put FlattenObservations "
-            f"before it."
+            f"PadObservations: expected flat observations, but those{who} are {describe(space)}. Put "
+            f"FlattenObservations before it."
         )
     return space

@@ -1,4 +1,4 @@
-"""Adds what an agent did and was paid before to its observation."""
+"""Adds an agent's previous actions and rewards to its observation."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class _How(NamedTuple):
 class PrevActionsPrevRewards(ObservationTransform):
     """Adds the newest actions and rewards of each agent to its observation.
 
-    What comes out is one float32 vector: the flat observation, the actions (oldest first; Discrete ones one-hot), the
-    rewards (oldest first). Before an episode's (an agent's life's) first step there are zeros. Takes observations and
-    actions of all spaces that FlattenObservations takes.
+    The new observation is one float32 vector: the flat observation, the actions (oldest first; Discrete ones one-hot),
+    and the rewards (oldest first). Actions and rewards before the first step of an agent's episode are zeros. All
+    spaces that FlattenObservations accepts are possible, for observations and actions.
 
-    With ``flatten=False`` it is RLlib's Dict of ``_orig_obs`` (the observation as it is), ``prev_n_actions`` and
-    ``prev_n_rewards``, for modules that take a Dict.
+    With ``flatten=False`` the new observation is RLlib's Dict of ``_orig_obs`` (the observation as it is),
+    ``prev_n_actions`` and ``prev_n_rewards``, for modules that accept a Dict.
 
     Reads ``obs``, ``actions`` and ``rewards``; writes ``obs`` back to the episodes. Keeps no state.
     """
@@ -54,14 +54,17 @@ class PrevActionsPrevRewards(ObservationTransform):
         Args:
             input_observation_space: As for every piece.
             input_action_space: As for every piece.
-            multi_agent: Whether the spaces are Dicts by agent id; None finds out.
-            n_prev_actions: How many actions. The episodes must keep as many steps from before each chunk
+            multi_agent: Whether the spaces are Dicts by agent id; None infers it.
+            n_prev_actions: The number of actions. The episodes must keep as many steps from before each chunk
                 (``episode_lookback_horizon``).
-            n_prev_rewards: How many rewards, likewise.
-            as_learner_connector: Whether the piece stands in a learner pipeline, where it puts the longer observations
-                into the batch: for episodes that have not been through an env-to-module pipeline with this piece. None
-                leaves it to the pipeline.
-            flatten: Whether observations become flat; False for RLlib's Dict.
+            n_prev_rewards: The number of rewards. The episodes must keep as many steps, too.
+            as_learner_connector: Whether the piece is in a learner pipeline, where it adds the new observations to the
+                batch, for episodes that no env-to-module pipeline with this piece has changed. None leaves it to the
+                pipeline.
+            flatten: Whether the new observation is a vector; False for RLlib's Dict.
+
+        Raises:
+            ConfigError: If both numbers are 0, or one is not an integer >= 0.
         """
         for name, value in (("n_prev_actions", n_prev_actions), ("n_prev_rewards", n_prev_rewards)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
@@ -82,11 +85,11 @@ class PrevActionsPrevRewards(ObservationTransform):
 
     @property
     def lookback(self) -> int:
-        """How many steps before a chunk its episode must keep."""
+        """The number of steps that an episode must keep from before each chunk."""
         return max(self.n_prev_actions, self.n_prev_rewards)
 
     def plan(self, agent_id: AgentID | None, space: Space, action_space: Space | None) -> Plan:
-        """How to flatten observations and actions."""
+        """Returns the new space, and how to flatten observations and actions."""
         actions, width = None, 0
         if self.n_prev_actions:
             if action_space is None:
@@ -112,7 +115,7 @@ class PrevActionsPrevRewards(ObservationTransform):
         return Plan(space, spaces.Box(low, high, dtype=np.float32), how)
 
     def transform(self, observations: Tree, plan: Plan, steps: Steps) -> Tree:
-        """Reads the history of all steps at once."""
+        """Adds the history of all steps at once."""
         how: _How = plan.how
         own: list[tuple[str, np.ndarray]] = []
         if how.actions is not None:

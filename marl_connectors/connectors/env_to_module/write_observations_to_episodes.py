@@ -1,4 +1,4 @@
-"""Makes what is in the batch what the episodes hold."""
+"""Writes the batch's observations back to the episodes."""
 
 from __future__ import annotations
 
@@ -15,32 +15,36 @@ from marl_connectors.trees import leaves
 
 
 class WriteObservationsToEpisodes(ConnectorV2):
-    """Writes the batch's ``obs`` over the newest observations of the episodes; the batch stays as it is.
+    """Replaces the newest observations of the episodes by the batch's ``obs``; the batch stays as it is.
 
-    Stands after a piece that puts observations into the batch, and before AgentToModuleMapping. What it writes is what
-    the learner gets. Keeps no state.
+    It must be after a piece that adds observations to the batch, and before AgentToModuleMapping. The learner gets the
+    observations that it writes. Reads ``obs`` of the batch; writes ``obs`` to the episodes. Keeps no state.
     """
 
     belongs_in = (ENV_TO_MODULE,)
 
     def before_columns(self, groups: Sequence[ColumnGroup], rl_module: Any) -> None:
-        """Checks that there are observations for all, or for nobody."""
+        """Checks that either all groups have observations or none has."""
         having = [group for group in groups if Columns.OBS in group]
         if having and len(having) < len(groups):
             given, wanted = (sum(len(group.rows) for group in some) for some in (having, groups))
             raise ConnectorError(
                 f"WriteObservationsToEpisodes: expected one item of 'obs' for each of {wanted} acting agents, but "
-                f"there are {given}. It stands in an env-to-module pipeline, before AgentToModuleMapping."
+                f"there are {given}. Put it into an env-to-module pipeline, before AgentToModuleMapping."
             )
 
     def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
-        """Writes all rows at once."""
+        """Writes all rows at once.
+
+        Raises:
+            ConnectorError: If the batch has no ``obs``, or ``obs`` has tensors.
+        """
         if Columns.OBS not in columns:
             raise _nothing()
         observations = columns[Columns.OBS]
         if any(not isinstance(leaf, np.ndarray) for leaf in leaves(observations)):
             raise ConnectorError(
-                "WriteObservationsToEpisodes: 'obs' is no array any more. Put it before NumpyToTensor."
+                "WriteObservationsToEpisodes: expected arrays in 'obs', got tensors. Put it before NumpyToTensor."
             )
         columns.rows.set(Columns.OBS, observations)
 

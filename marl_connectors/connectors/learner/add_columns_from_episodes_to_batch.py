@@ -1,4 +1,4 @@
-"""The documents' other name for AddColumnsFromEpisodesToTrainBatch."""
+"""AddColumnsFromEpisodesToBatch, another name of AddColumnsFromEpisodesToTrainBatch in RLlib's documents."""
 
 from marl_connectors.connectors.learner.add_columns_from_episodes_to_train_batch import (
     AddColumnsFromEpisodesToTrainBatch as AddColumnsFromEpisodesToTrainBatch,

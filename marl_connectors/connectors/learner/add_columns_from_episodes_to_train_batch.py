@@ -1,4 +1,4 @@
-"""Puts everything but observations into the train batch."""
+"""Adds actions, rewards, flags and module outputs to the train batch."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ _NOT_OUTPUTS = (
 class AddColumnsFromEpisodesToTrainBatch(ConnectorV2):
     """Adds ``actions``, ``rewards``, ``terminateds``, ``truncateds`` and all module outputs that the episodes keep.
 
-    States are left out: they are large, and AddStatesFromEpisodesToBatch adds those that are needed.
+    It leaves out ``state_out``, since states are large and AddStatesFromEpisodesToBatch adds those that are needed.
     Columns that are in the batch already stay as they are. A chunk that was cut is neither terminated nor truncated.
-    Keeps no state.
+
+    Reads the episodes; writes these columns to the batch, ``[B, ...]`` each. Keeps no state.
     """
 
     belongs_in = (LEARNER,)
 
     def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
-        """Reads the columns of the rows. In an episode's last row, which was not acted on, they mean nothing."""
+        """Adds the columns. Their values in an episode's last row, which was not acted on, have no meaning."""
         rows = columns.rows
         outputs = [name for name in rows.columns() if name not in _NOT_OUTPUTS]
         for name in (Columns.ACTIONS, Columns.REWARDS, *outputs):

@@ -1,4 +1,4 @@
-"""Puts the environment's state into the train batch."""
+"""Adds the environment's state to the train batch."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ from marl_connectors.typing import AgentID
 class AddEnvStatesFromEpisodesToTrainBatch(ConnectorV2):
     """Adds ``critic_obs``, the environment's ``state()`` at the time of each agent-step, for a centralised critic.
 
-    Each is a vector ``[size]``: the state, flat, whole numbers of 8 bits scaled to [0, 1]; then, one-hot, whose step it
-    is, all zeros for an agent that is not among ``agent_ids``. Where this piece is in the learner pipeline when a run
-    is built, its runner records the states. Keeps no state of its own.
+    Each row is a vector ``[size]``: the flattened state, with integers of 8 bits scaled to [0, 1], and then the one-hot
+    number of the row's agent, which is all zeros for an agent that is not in ``agent_ids``. A runner records the states
+    if this piece is in the learner pipeline when the run is built.
+
+    Reads ``env_state`` of the episodes; writes ``critic_obs`` to the batch, ``[B, size]`` float32. Keeps no state.
 
     Attributes:
-        size: How many numbers a vector has.
+        size: The number of numbers in a vector.
     """
 
     belongs_in = (LEARNER,)
@@ -44,9 +46,12 @@ class AddEnvStatesFromEpisodesToTrainBatch(ConnectorV2):
         Args:
             input_observation_space: As for every piece.
             input_action_space: As for every piece.
-            state_space: The environment's.
-            agent_ids: Who is told apart, in order; None for the agents of ``input_observation_space``, if it is a Dict
-                of agents, else for nobody.
+            state_space: The space of the environment's state.
+            agent_ids: The agents with a one-hot number, in order. None stands for the agents of
+                ``input_observation_space`` if it is a Dict by agent id, else for no agents.
+
+        Raises:
+            ConfigError: If a state has no fixed size.
         """
         super().__init__(input_observation_space, input_action_space)
         self.state_space = state_space
@@ -55,23 +60,23 @@ class AddEnvStatesFromEpisodesToTrainBatch(ConnectorV2):
 
     @property
     def agent_ids(self) -> list[AgentID]:
-        """Who is told apart, in order."""
+        """The agents with a one-hot number, in order."""
         if self._given is None and isinstance(self.input_observation_space, spaces.Dict):
             return list(self.input_observation_space.spaces)
         return self._given or []
 
     @property
     def size(self) -> int:
-        """How many numbers a vector has."""
+        """The number of numbers in a vector."""
         return self._flattener.size + len(self.agent_ids)
 
     def _at(self, rows: Rows) -> np.ndarray:
-        """``[B, size]`` float32. A hot path: nothing in Python for each row."""
+        """Returns ``[B, size]`` float32."""
         if not rows.has(Columns.ENV_STATE):
             raise ConnectorError(
-                "the episodes hold no states of the environment. Those that a run's own runner samples do, if this "
-                "piece was in its learner pipeline when it was built; copies and slices of episodes, and episodes that "
-                "were made by hand, do not."
+                "the episodes hold no states of the environment. A run records them if this piece is in its learner "
+                "pipeline when it is built. Copies and slices of episodes, and episodes that were made by hand, have "
+                "none. Train on the episodes that the run's own runner has sampled."
             )
         agent_ids, size = self.agent_ids, self._flattener.size
         out = np.zeros((len(rows), size + len(agent_ids)), np.float32)
@@ -83,6 +88,6 @@ class AddEnvStatesFromEpisodesToTrainBatch(ConnectorV2):
         return out
 
     def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
-        """Reads the states of all rows of a group at once."""
+        """Adds the vectors of all rows of a group at once."""
         if Columns.CRITIC_OBS not in columns:
             columns[Columns.CRITIC_OBS] = self._at(columns.rows)

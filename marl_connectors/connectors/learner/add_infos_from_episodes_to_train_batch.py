@@ -1,4 +1,4 @@
-"""Puts info dicts into the train batch."""
+"""Adds info dicts to the train batch."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from marl_connectors.episodes.column_batch import ColumnGroup
 
 
 class AddInfosFromEpisodesToTrainBatch(ConnectorV2):
-    """Adds ``infos``, a list with the info dict that came with each row's observation, unless a piece has done so.
+    """Adds ``infos``, a list with the info dict of each row's observation, unless an earlier piece has done so.
 
-    The column stays a list of dicts throughout: no array or tensor is made of it. Of all built-in pieces in columns it
-    is the only one that costs Python for each row. Keeps no state.
+    The column stays a list of dicts: it is never converted to an array or tensor. This piece is the only built-in one
+    that runs Python code for each row. Reads ``infos`` of the episodes; writes ``infos`` to the batch. Keeps no state.
     """
 
     belongs_in = (LEARNER,)
 
     def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
-        """Reads the info dicts of the rows."""
+        """Adds the info dicts of the rows."""
         if Columns.INFOS not in columns:
             columns[Columns.INFOS] = columns.rows.get(Columns.INFOS)

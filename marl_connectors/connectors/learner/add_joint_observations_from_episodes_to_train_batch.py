@@ -1,29 +1,33 @@
-"""Puts what all agents saw into the train batch."""
+"""Adds the joint observations of all agents to the train batch, for a centralised critic."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
 from gymnasium import Space, spaces
 
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import LEARNER, ConnectorV2
-from marl_connectors.connectors.learner.joint_observations import JointObservations, SeenInEpisodes
+from marl_connectors.connectors.flattening import Flattener
 from marl_connectors.episodes.agent_views import AgentChunk
 from marl_connectors.episodes.column_batch import EPISODES_OF_RUN, ColumnGroup
 from marl_connectors.episodes.extended_episodes import original
-from marl_connectors.episodes.packing import chunks_of
-from marl_connectors.errors import ConfigError
-from marl_connectors.typing import AgentID
+from marl_connectors.episodes.packing import chunks_of, rows_of_episodes
+from marl_connectors.episodes.rows import Rows
+from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
+from marl_connectors.errors import ConfigError, ConnectorError
+from marl_connectors.spaces import describe
+from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID
 
 
 class AddJointObservationsFromEpisodesToTrainBatch(ConnectorV2):
     """Adds ``critic_obs``, the observations of all agents at the time of each agent-step, for a centralised critic.
 
-    Each is a vector ``[size]`` of the agents' newest observations, in order and flat, zeros for agents that are not
-    there; then who is there; then whose step it is. Reads the episodes of all agents, also of those that are not
-    trained. Keeps no state.
+    Each row is a vector ``[size]`` as ``JointObservations`` describes it. Reads the observations in the episodes of all
+    agents, also of those that are not trained. Writes ``critic_obs`` to the batch, ``[B, size]`` float32. Keeps no
+    state.
     """
 
     belongs_in = (LEARNER,)
@@ -40,8 +44,8 @@ class AddJointObservationsFromEpisodesToTrainBatch(ConnectorV2):
         Args:
             input_observation_space: As for every piece.
             input_action_space: As for every piece.
-            agent_spaces: For each agent that there may be, the space of the observations that the episodes hold; None
-                for those of ``input_observation_space``, a Dict of agents.
+            agent_spaces: The observation space of each agent that may appear, as the episodes hold its observations.
+                None stands for the spaces of ``input_observation_space``, a Dict by agent id.
         """
         super().__init__(input_observation_space, input_action_space)
         self._agent_spaces = None if agent_spaces is None else dict(agent_spaces)
@@ -49,10 +53,10 @@ class AddJointObservationsFromEpisodesToTrainBatch(ConnectorV2):
 
     @property
     def joint(self) -> JointObservations:
-        """How the vectors are made.
+        """The layout of the vectors.
 
         Raises:
-            ConfigError: If the agents are not known.
+            ConfigError: If the agents' spaces are not known.
         """
         if self._joint is None:
             given: Any = self._agent_spaces or self.input_observation_space
@@ -60,7 +64,7 @@ class AddJointObservationsFromEpisodesToTrainBatch(ConnectorV2):
                 given = given.spaces
             if not isinstance(given, Mapping):
                 raise ConfigError(
-                    f"{type(self).__name__}: needs the observation spaces of all agents, a Dict by agent id, but has "
+                    f"{type(self).__name__}: expected the observation spaces of all agents, a Dict by agent id, got "
                     f"{given}. Use it in a multi-agent run, or pass agent_spaces={{agent_id: space}}."
                 )
             self._joint = JointObservations(given)
@@ -68,11 +72,11 @@ class AddJointObservationsFromEpisodesToTrainBatch(ConnectorV2):
 
     @property
     def size(self) -> int:
-        """How many numbers a vector has."""
+        """The number of numbers in a vector."""
         return self.joint.size
 
-    def _seen(self, episodes: Sequence[Any], shared_data: dict[str, Any] | None) -> SeenInEpisodes:
-        """Looked up once for all groups of a batch."""
+    def _of_episodes(self, episodes: Sequence[Any], shared_data: dict[str, Any] | None) -> EpisodeJointObservations:
+        """Returns the joint observations of the episodes, which are prepared once for all groups of a batch."""
         shared = {} if shared_data is None else shared_data
         if "joint_observations" not in shared:
             own = [chunk if isinstance(chunk, AgentChunk) else original(chunk) for chunk in chunks_of(episodes)]
@@ -80,7 +84,155 @@ class AddJointObservationsFromEpisodesToTrainBatch(ConnectorV2):
         return shared["joint_observations"]
 
     def on_columns(self, *, columns: ColumnGroup, shared_data: dict[str, Any], **kwargs: Any) -> None:
-        """Looks all rows of a group up at once."""
+        """Adds the vectors of all rows of a group at once."""
         if Columns.CRITIC_OBS not in columns:
-            seen = self._seen(shared_data[EPISODES_OF_RUN].unextended, shared_data)
-            columns[Columns.CRITIC_OBS] = seen.at(columns.rows)
+            joint = self._of_episodes(shared_data[EPISODES_OF_RUN].unextended, shared_data)
+            columns[Columns.CRITIC_OBS] = joint.at(columns.rows)
+
+
+class _AgentObservations(NamedTuple):
+    """The observations of one agent in all episodes.
+
+    Attributes:
+        when: ``[N]`` episode and env step as one number, ascending.
+        until: ``[N]`` when the agent had left; this is the time of its last observation if it ended with that.
+        observations: ``[N, size]`` float32.
+    """
+
+    when: np.ndarray
+    until: np.ndarray
+    observations: np.ndarray
+
+
+class JointObservations:
+    """The layout of vectors that hold the observations of all agents at an agent-step.
+
+    A vector holds three parts. The first has each agent's newest observation at that env step, in order: flattened,
+    integers of 8 bits scaled to [0, 1], zeros if the agent is absent. The second has 1 for each agent that is present
+    and 0 for each that is absent. The third is the one-hot number of the agent whose step it is. An agent that ended in
+    an env step is present only for agents that ended in the same one, since their last observations are bootstrapped
+    from if they were truncated.
+
+    Attributes:
+        size: The number of numbers in a vector.
+    """
+
+    def __init__(self, agent_spaces: Mapping[AgentID, Space]):
+        """Works out the order.
+
+        Args:
+            agent_spaces: The observation space of each agent that may appear.
+
+        Raises:
+            ConfigError: If observations of an agent have no fixed size.
+        """
+        self._spaces = dict(agent_spaces)
+        self._flatteners = {agent_id: Flattener(space, scale_bytes=True) for agent_id, space in agent_spaces.items()}
+        self._slots = {agent_id: slot for slot, agent_id in enumerate(agent_spaces)}
+        self.size = sum(flattener.size for flattener in self._flatteners.values()) + 2 * len(self._slots)
+
+    def of_episodes(self, episodes: Iterable[SingleAgentEpisode | AgentChunk]) -> EpisodeJointObservations:
+        """Prepares the joint observations of some episodes.
+
+        Args:
+            episodes: All agent episodes of some MultiAgentEpisodes, or of chunks of them.
+        """
+        return EpisodeJointObservations(self, list(episodes))
+
+    def slot(self, episode: SingleAgentEpisode | AgentChunk) -> int:
+        """Returns the number of an episode's agent.
+
+        Raises:
+            ConnectorError: If the agent is unknown.
+        """
+        slot = self._slots.get(episode.agent_id)
+        if slot is None:
+            raise ConnectorError(
+                f"agent {episode.agent_id!r} is not among the agents of the joint observation, "
+                f"{', '.join(map(repr, self._slots))}. Name all agents that can appear in the environment's "
+                f"possible_agents."
+            )
+        return slot
+
+    def flat(self, agent_id: AgentID, rows: Rows) -> np.ndarray:
+        """Returns the flattened observations of an agent, ``[N, size]``.
+
+        Raises:
+            ConnectorError: If the observations do not fit the agent's space.
+        """
+        flattener = self._flatteners[agent_id]
+        try:
+            return flattener(rows.get(Columns.OBS))
+        except (ValueError, TypeError, KeyError, IndexError) as error:
+            raise ConnectorError(
+                f"the observations of agent {agent_id!r} in the episodes do not fit "
+                f"{describe(self._spaces[agent_id])}: {error}. A piece that changes observations must override "
+                f"recompute_output_observation_space."
+            ) from error
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def agents(self) -> Iterable[tuple[AgentID, int]]:
+        """Yields each agent and the size of its flattened observations."""
+        return ((agent_id, flattener.size) for agent_id, flattener in self._flatteners.items())
+
+
+class EpisodeJointObservations:
+    """The joint observations of some episodes."""
+
+    def __init__(self, joint: JointObservations, episodes: list[SingleAgentEpisode | AgentChunk]):
+        self._joint = joint
+        self._numbers: dict[str | None, int] = {}
+        by_agent: dict[AgentID, list[SingleAgentEpisode | AgentChunk]] = {}
+        for episode in episodes:
+            joint.slot(episode)
+            self._numbers.setdefault(episode.multi_agent_episode_id, len(self._numbers))
+            by_agent.setdefault(episode.agent_id, []).append(episode)
+        rows = {agent_id: _rows_of(own) for agent_id, own in by_agent.items()}
+        self._span = 1 + max((int(own.get(Columns.T).max()) for own in rows.values()), default=0)
+        self._by_agent = {agent_id: self._observations(agent_id, own) for agent_id, own in rows.items()}
+
+    def _observations(self, agent_id: AgentID, rows: Rows) -> _AgentObservations:
+        """Returns the observations of an agent, sorted by time."""
+        when = self._when(rows)
+        gone = [chunk.is_done for chunk in rows.chunks]
+        last = np.cumsum(rows.counts) - 1
+        until = (when // self._span + 1) * self._span  # the end of the multi-agent episode
+        until[last] = np.where(gone, when[last], until[last])
+        order = np.argsort(when, kind="stable")
+        return _AgentObservations(when[order], until[order], self._joint.flat(agent_id, rows)[order])
+
+    def _when(self, rows: Rows) -> np.ndarray:
+        """Returns ``[B]`` episode and env step of rows as one number."""
+        numbers = np.array([self._numbers[chunk.multi_agent_episode_id] for chunk in rows.chunks], np.int64)
+        return np.repeat(numbers, rows.counts) * self._span + rows.get(Columns.T)
+
+    def at(self, rows: Rows) -> np.ndarray:
+        """Returns ``[B, size]`` float32 joint observations at rows of these episodes."""
+        when, num_agents = self._when(rows), len(self._joint)
+        ended = np.zeros(len(rows), bool)
+        ended[np.cumsum(rows.counts) - 1] = [chunk.is_done for chunk in rows.chunks]
+        own = np.repeat([self._joint.slot(chunk) for chunk in rows.chunks], rows.counts)
+        out = np.zeros((len(rows), self._joint.size), np.float32)
+        begin, presence = 0, self._joint.size - 2 * num_agents
+        for slot, (agent_id, size) in enumerate(self._joint.agents()):
+            found = self._by_agent.get(agent_id)
+            if found is not None:
+                newest = np.searchsorted(found.when, when, side="right") - 1
+                present = (newest >= 0) & (when // self._span == found.when[newest] // self._span)
+                present &= (when < found.until[newest]) | (ended & (when == found.when[newest]))
+                out[:, begin : begin + size] = np.where(present[:, None], found.observations[newest], 0.0)
+                out[:, presence + slot] = present
+            mine = np.flatnonzero(own == slot)  # an agent that came back has a newer observation at this env step
+            if len(mine):
+                out[mine, begin : begin + size] = self._joint.flat(agent_id, rows.at(mine))
+                out[mine, presence + slot] = out[mine, presence + num_agents + slot] = 1.0
+            begin += size
+        return out
+
+
+def _rows_of(episodes: list[SingleAgentEpisode | AgentChunk]) -> Rows:
+    """Returns all rows of the episodes, also the lookback: an agent may have been waiting since then."""
+    modules = list(dict.fromkeys(episode.module_id or DEFAULT_MODULE_ID for episode in episodes))
+    return rows_of_episodes(episodes, modules, with_lookback=True)

@@ -1,4 +1,4 @@
-"""Puts the observations after each step into the train batch."""
+"""Adds the observation after each step to the train batch."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from marl_connectors.trees import tree_map
 
 
 class AddNextObservationsFromEpisodesToTrainBatch(ConnectorV2):
-    """Adds ``new_obs``, what the agent saw next, unless a piece before has done so.
+    """Adds ``new_obs``, the agent's next observation, unless an earlier piece has done so.
 
-    Reads the episodes' observations, whatever stands in the batch's ``obs``. In an episode's last row, which was not
-    acted on, ``new_obs`` is the last observation itself. Keeps no state.
+    Reads the episodes' observations, also if the batch's ``obs`` differs from them. In an episode's last row, which was
+    not acted on, ``new_obs`` is the last observation itself. Writes ``new_obs`` to the batch. Keeps no state.
     """
 
     belongs_in = (LEARNER,)
 
     def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
-        """Reads the observations one row further."""
+        """Adds the observations of the next rows."""
         if Columns.NEXT_OBS in columns:
             return
         rows = columns.rows

@@ -1,4 +1,4 @@
-"""Gives each episode a step to be bootstrapped from."""
+"""Adds an artificial step to each episode, whose value can be bootstrapped from."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from marl_connectors.errors import ConnectorError
 
 
 class AddOneTsToEpisodesAndTruncate(ConnectorV2):
-    """Lets pieces after it see every episode with one artificial step more, in which the last observation is repeated.
+    """Adds an artificial step to each episode, with the last observation repeated, for all later pieces.
 
-    The artificial step has the reward 0 and zeros for actions and module outputs. Episodes that have not ended are
-    truncated there. What is written to real steps reaches the episodes themselves, which stay as long as they are.
+    The artificial step has the reward 0, and zeros for actions and module outputs. Episodes that have not ended are
+    truncated there. Later pieces that work on items get views of the episodes with this step. What they write to real
+    steps reaches the episodes themselves, whose length does not change.
 
-    Writes ``loss_mask``, False for artificial steps. In columns there is nothing else to do: each episode's last
-    observation has a row in any train batch. Stands first in a LearnerConnectorPipeline, and in PPO's it does. Keeps no
-    state.
+    Writes ``loss_mask``, False for artificial steps. Columns need nothing else, since each episode's last observation
+    has a row in any train batch. It must be the first piece of a LearnerConnectorPipeline, as in PPO's default one.
+    Keeps no state.
     """
 
     belongs_in = (LEARNER,)
 
     def on_columns(self, *, columns: ColumnGroup, shared_data: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        """Adds the mask, and lets later pieces that work on items see longer episodes."""
+        """Adds the mask, and extends the episodes for later pieces that work on items."""
         rows = columns.rows
         if Columns.LOSS_MASK not in columns:
             columns[Columns.LOSS_MASK] = np.ones(len(rows), bool) if rows.acted is None else rows.acted.copy()
@@ -36,10 +37,10 @@ class AddOneTsToEpisodesAndTruncate(ConnectorV2):
             shared_data[EPISODES_OF_RUN].extend()
 
     def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **common: Any) -> dict[str, Any]:
-        """Called by hand. In a list, the episodes are replaced by views that are one step longer.
+        """Replaces the episodes in a list by views that are one step longer, if the piece is called by hand.
 
         Raises:
-            ConnectorError: If the episodes stand in anything but a list.
+            ConnectorError: If the episodes are not in a list.
         """
         if isinstance(episodes, EpisodesOfRun):
             episodes.extend()
@@ -47,7 +48,7 @@ class AddOneTsToEpisodesAndTruncate(ConnectorV2):
             episodes[:] = [extended(episode) for episode in episodes]
         else:
             raise ConnectorError(
-                f"AddOneTsToEpisodesAndTruncate: the episodes must be in a list, so that longer ones can stand in it, "
-                f"but {type(episodes).__name__} came. Pass list(episodes), or use a LearnerConnectorPipeline."
+                f"AddOneTsToEpisodesAndTruncate: expected a list of episodes, so that they can be replaced by longer "
+                f"ones, got {type(episodes).__name__}. Pass list(episodes), or use a LearnerConnectorPipeline."
             )
         return super().__call__(batch=batch, episodes=episodes, **common)

@@ -1,4 +1,4 @@
-"""Bounds rewards before they reach a loss."""
+"""Clips rewards before they reach a loss."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 from gymnasium import Space
 
-from marl_connectors.connectors.learner.changes_rewards import ChangesRewards
+from marl_connectors.connectors.learner.reward_transform import RewardTransform
 from marl_connectors.errors import ConfigError
 
 
-class ClipRewards(ChangesRewards):
-    """Changes ``rewards`` in the train batch; the episodes, and so the reported returns, keep the environment's.
+class ClipRewards(RewardTransform):
+    """Clips the train batch's ``rewards``; the episodes, and so the reported returns, keep the environment's.
 
-    ``.environment(clip_rewards=...)`` puts it behind AddColumnsFromEpisodesToTrainBatch. Keeps no state.
+    ``.environment(clip_rewards=...)`` inserts it after AddColumnsFromEpisodesToTrainBatch. Keeps no state.
     """
 
     def __init__(
@@ -30,6 +30,9 @@ class ClipRewards(ChangesRewards):
             input_observation_space: As for every piece.
             input_action_space: As for every piece.
             clip_rewards: True for the sign of each reward (-1, 0 or 1); a number x > 0 to keep rewards in [-x, x].
+
+        Raises:
+            ConfigError: If ``clip_rewards`` is neither True nor a number > 0.
         """
         super().__init__(input_observation_space, input_action_space)
         if clip_rewards is not True and not (isinstance(clip_rewards, (int, float)) and clip_rewards > 0):
@@ -37,7 +40,7 @@ class ClipRewards(ChangesRewards):
         self.clip_rewards = clip_rewards
 
     def changed(self, rewards: Any) -> Any:
-        """Signs, or clipped rewards."""
+        """Returns the signs of rewards, or clipped rewards."""
         return (
             np.sign(rewards) if self.clip_rewards is True else np.clip(rewards, -self.clip_rewards, self.clip_rewards)
         )

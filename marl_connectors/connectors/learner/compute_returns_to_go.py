@@ -1,4 +1,4 @@
-"""Adds what is still to come."""
+"""Adds returns-to-go to the train batch."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import numpy as np
 from gymnasium import Space
 
 from marl_connectors.connectors.connector_v2 import LEARNER, ConnectorV2
-from marl_connectors.connectors.learner.changes_rewards import rewards_of_columns
+from marl_connectors.connectors.learner.reward_transform import checked_gamma, rewards_of_columns
 from marl_connectors.episodes.column_batch import ColumnGroup
-from marl_connectors.errors import ConfigError
 from marl_connectors.ops.discounting import discounted_sums
 
 RETURNS_TO_GO = "returns_to_go"
-"""``[B]`` discounted sum of the rewards from a step to the end of its episode, or chunk."""
+"""Column ``[B]``: the discounted sum of the rewards from a step to the end of its episode or chunk."""
 
 
 class ComputeReturnsToGo(ConnectorV2):
     """Adds ``returns_to_go``: at each step, the discounted sum of its own and all later rewards of its episode.
 
-    A chunk that was cut or truncated ends where it ends; nothing is bootstrapped. Reads the batch's ``rewards`` or,
-    where no piece has added them yet, those of the episodes. Keeps no state.
+    The sum ends with the chunk, also if it was cut or truncated: nothing is bootstrapped. Reads the batch's ``rewards``
+    or, if no piece has added them yet, those of the episodes. Writes ``returns_to_go`` to the batch, ``[B]`` float32.
+    Keeps no state.
     """
 
     belongs_in = (LEARNER,)
@@ -39,24 +39,16 @@ class ComputeReturnsToGo(ConnectorV2):
             input_observation_space: As for every piece.
             input_action_space: As for every piece.
             gamma: Discount per agent step, in [0, 1].
+
+        Raises:
+            ConfigError: If ``gamma`` is not in [0, 1].
         """
         super().__init__(input_observation_space, input_action_space)
         self.gamma = checked_gamma("ComputeReturnsToGo", gamma)
 
     def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
-        """Works on all episodes of a group at once."""
+        """Adds the column for all episodes of a group at once."""
         rewards, acted = np.asarray(rewards_of_columns(columns), np.float64), columns.rows.acted
         rewards = rewards if acted is None else np.where(acted, rewards, 0.0)
         lengths = np.array(columns.rows.counts)
         columns[RETURNS_TO_GO] = discounted_sums(rewards[::-1], lengths[::-1], self.gamma)[::-1].astype(np.float32)
-
-
-def checked_gamma(who: str, gamma: float) -> float:
-    """A discount factor.
-
-    Raises:
-        ConfigError: If it is none.
-    """
-    if not isinstance(gamma, (int, float)) or not 0.0 <= gamma <= 1.0:
-        raise ConfigError(f"{who}: gamma must be a number in [0, 1], not {gamma!r}.")
-    return float(gamma)

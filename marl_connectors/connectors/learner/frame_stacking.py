@@ -1,4 +1,4 @@
-"""FrameStacking for learner pipelines."""
+"""FrameStacking for learner pipelines, at RLlib's import path."""
 
 from functools import partial
 

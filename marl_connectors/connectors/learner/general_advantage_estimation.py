@@ -26,16 +26,16 @@ _OF_SEQUENCES = (Columns.STATE_IN, Columns.SEQ_LENS)
 
 
 class GeneralAdvantageEstimation(ConnectorV2):
-    """Adds ``advantages`` and ``value_targets``, and drops the rows that were only there to be bootstrapped from.
+    """Adds ``advantages`` and ``value_targets``, and drops the rows of last observations, used to bootstrap.
 
-    Reads ``obs``, ``rewards`` and the episodes' ends; asks each module for its values (ValueFunctionAPI). A terminated
-    episode is worth nothing after its last action; a truncated one, or a chunk that was cut, is worth the value of its
-    last observation. Advantages are standardised (mean 0, standard deviation 1) for each module over its own, real
-    rows.
+    Reads ``obs``, ``rewards`` and the episodes' ends; calls each module's ``compute_values`` (ValueFunctionAPI). The
+    value after the last action of a terminated episode is 0. After a truncated episode, or a chunk that was cut, it is
+    the value of the last observation. Advantages are standardised (mean 0, standard deviation 1) for each module, over
+    its real rows.
 
-    Steps that a piece of yours has set ``loss_mask`` to False for take part in the other steps' advantages, but in no
-    mean and no loss: their rows are dropped too. In the sequences of a stateful module they stay where they are, and so
-    does ``loss_mask``. Keeps no state.
+    Steps for which a user's piece has set ``loss_mask`` to False count in the advantages of other steps, but not in the
+    mean or in the loss, and their rows are dropped too. In the sequences of a stateful module these rows stay, and so
+    does ``loss_mask``. Writes both columns to the batch, ``[B]`` float32. Keeps no state.
     """
 
     belongs_in = (LEARNER,)
@@ -55,10 +55,10 @@ class GeneralAdvantageEstimation(ConnectorV2):
         Args:
             input_observation_space: As for every piece.
             input_action_space: As for every piece.
-            gamma: Discount per agent step.
-            lambda_: Bias/variance trade-off.
+            gamma: Discount per agent step, in [0, 1].
+            lambda_: Bias/variance trade-off, in [0, 1].
             standardize: Whether to standardise the advantages.
-            module_settings: ``{module_id: {"gamma": ..., "lambda_": ...}}`` for modules that have their own.
+            module_settings: ``{module_id: {"gamma": ..., "lambda_": ...}}`` for modules with other settings.
         """
         super().__init__(input_observation_space, input_action_space)
         self.gamma = gamma
@@ -70,7 +70,7 @@ class GeneralAdvantageEstimation(ConnectorV2):
         return self.module_settings.get(module_id, {}).get(name, getattr(self, name))
 
     def _settings_of_episodes(self, rows: Rows) -> tuple[Any, Any]:
-        """Discounts and trade-offs: one of each, or ``[E]`` where modules differ."""
+        """Returns gamma and lambda: one number each, or ``[E]``, one for each episode, if modules differ."""
         own = {m: (self._setting("gamma", m), self._setting("lambda_", m)) for m in rows.module_ids}
         if len(set(own.values())) == 1:
             return next(iter(own.values()))
@@ -78,12 +78,17 @@ class GeneralAdvantageEstimation(ConnectorV2):
         return found[:, 0], found[:, 1]
 
     def on_columns(self, *, rl_module: Any, columns: ColumnGroup, **kwargs: Any) -> None:
-        """Works on all episodes of all modules of a group at once."""
+        """Works on all episodes of all modules of a group at once.
+
+        Raises:
+            ConnectorError: If an earlier piece has dropped the rows of last observations.
+            ModuleError: If a module has no value function.
+        """
         rows = columns.rows
         if rows.acted is not None and rows.acted.all() and len(rows):
             raise ConnectorError(
                 "an earlier piece has dropped the rows of last observations, whose values the last steps' advantages "
-                "need. Put that piece behind this one."
+                "need. Put that piece after this one."
             )
         check_observations(columns, rl_module, train=True)
         device = columns[Columns.REWARDS].device
@@ -101,7 +106,7 @@ class GeneralAdvantageEstimation(ConnectorV2):
         )
         acted = np.ones(len(rows), bool) if rows.acted is None else rows.acted
         counted = acted & masks[0].astype(bool) if masks else acted
-        # A stateful module is led through masked steps of its sequences, so they stay.
+        # A stateful module must step through the masked steps of its sequences, so they stay.
         real = np.flatnonzero(counted if columns.sequences is None else acted)
         counted = counted[real]
         splits = np.searchsorted(real, columns.splits)
@@ -122,18 +127,18 @@ class GeneralAdvantageEstimation(ConnectorV2):
 
 
 def _rows(column: Any, index: torch.Tensor) -> Any:
-    """The rows that ``index`` names, of tensors, trees of them, or info dicts."""
+    """Returns some rows of a tensor, a tree of tensors, or a list of info dicts."""
     return tree_map(lambda leaf: leaf.index_select(0, index.to(leaf.device)), column)
 
 
 def standardized(values: np.ndarray, counted: np.ndarray | None = None) -> np.ndarray:
-    """Mean 0, standard deviation 1 (if there is any), over those that count."""
+    """Returns values with mean 0 and standard deviation 1 over those where ``counted`` is True."""
     own = values if counted is None else values[counted]
     return (values - own.mean()) / max(own.std(), 1e-4) if len(own) else values
 
 
 def compute_values(rl_module: Any, columns: ColumnGroup) -> torch.Tensor:
-    """``[B]`` value estimates of all rows of a group, without gradients; a whole bucket in one go."""
+    """Returns ``[B]`` values of all rows of a group, without gradients; a bucket's modules are called at once."""
     with torch.no_grad():
         bucket = rl_module.bucket_of(columns.module_ids)
         if bucket is not None and StackedRows.pays(bucket, columns):
@@ -153,19 +158,19 @@ def compute_values(rl_module: Any, columns: ColumnGroup) -> torch.Tensor:
 
 
 def _lead(columns: Any) -> tuple[int, ...]:
-    """The axes that stand before those of a row."""
+    """Returns the leading axes of a batch, before those of a row."""
     return tuple(columns[Columns.REWARDS].shape)
 
 
 def _unpadded(values: torch.Tensor, columns: ColumnGroup) -> torch.Tensor:
-    """``[B]`` of ``[S, T]``, for sequences of several modules with one length."""
+    """Turns ``[S, T]`` values into ``[B]``, for sequences of several modules with one length."""
     sequences = columns.sequences
     assert sequences is not None
     return values[torch.cat([sequences.within(i) for i in range(len(columns.module_ids))])]
 
 
 def _values(rl_module: Any, module_id: str, columns: Any, outputs: dict[str, Any]) -> torch.Tensor:
-    """A module's values; from its embeddings, if it does not make these itself."""
+    """Returns a module's values, computed from its embeddings if ``outputs`` has some."""
     module = _with_values(rl_module, module_id)
     if module_id not in outputs:
         return called(module, module.compute_values, columns)
@@ -177,7 +182,7 @@ def _with_values(rl_module: Any, module_id: str) -> Any:
     module = rl_module[module_id]
     if not isinstance(module, ValueFunctionAPI):
         raise ModuleError(
-            f"GeneralAdvantageEstimation: module {module_id!r} ({type(module).__name__}) has no value function. Let it "
-            f"inherit from ValueFunctionAPI and implement compute_values(batch), or set use_critic=False."
+            f"GeneralAdvantageEstimation: module {module_id!r} ({type(module).__name__}) has no value function. Derive "
+            f"it from ValueFunctionAPI and implement compute_values(batch), or set use_critic=False."
         )
     return module

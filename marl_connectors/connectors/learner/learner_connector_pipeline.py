@@ -1,4 +1,4 @@
-"""The pipeline from episodes to a train batch."""
+"""LearnerConnectorPipeline, the pipeline from episodes to a train batch."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from marl_connectors.episodes.column_batch import EPISODES_OF_RUN, ColumnBatch, 
 
 
 class LearnerConnectorPipeline(ConnectorPipelineV2):
-    """From finished episodes, or chunks of them, to a train batch.
+    """Makes a train batch of finished episodes, or of chunks of them.
 
-    Behind an AddOneTsToEpisodesAndTruncate, and for the length of one run, pieces that work on items see episodes that
-    are one artificial step longer. The caller's episodes stay as they are.
+    During a run, pieces after AddOneTsToEpisodesAndTruncate that work on items get episodes with an additional
+    artificial step. The caller's episodes stay as they are.
     """
 
     kind = LEARNER
@@ -23,7 +23,7 @@ class LearnerConnectorPipeline(ConnectorPipelineV2):
     def run(
         self, batch: ColumnBatch, *, episodes: Sequence[Any], shared_data: dict[str, Any] | None = None, **common: Any
     ) -> ColumnBatch:
-        """Runs all pieces, on columns where they can; see ``ConnectorPipelineV2.run``."""
+        """Runs all pieces, on columns if they can; see ``ConnectorPipelineV2.run``."""
         return super().run(batch, **_of_run(episodes, shared_data), **common)
 
     def __call__(
@@ -34,7 +34,7 @@ class LearnerConnectorPipeline(ConnectorPipelineV2):
 
 
 def _of_run(episodes: Sequence[Any], shared_data: dict[str, Any] | None) -> dict[str, Any]:
-    if not isinstance(episodes, EpisodesOfRun):  # an inner pipeline's episodes are those of the outer one
+    if not isinstance(episodes, EpisodesOfRun):  # an inner pipeline gets the episodes of the outer one
         episodes = EpisodesOfRun(episodes)
     shared_data = {} if shared_data is None else shared_data
     shared_data[EPISODES_OF_RUN] = episodes

@@ -1,4 +1,4 @@
-"""Brings rewards to a common scale before they reach a loss."""
+"""Normalises rewards by the standard deviation of the return before they reach a loss."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from gymnasium import Space
 
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import LEARNER, ConnectorV2
-from marl_connectors.connectors.learner.changes_rewards import rewards_of_columns
-from marl_connectors.connectors.learner.compute_returns_to_go import checked_gamma
+from marl_connectors.connectors.learner.reward_transform import checked_gamma, rewards_of_columns
 from marl_connectors.episodes.column_batch import ColumnGroup
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.errors import ConfigError, ConnectorError
@@ -19,18 +18,19 @@ from marl_connectors.ops.discounting import discounted_sums, rows_within
 from marl_connectors.typing import DEFAULT_MODULE_ID, EpisodeID, ModuleID
 
 _KEEP_AT_LEAST = 256
-"""So many running returns of a module are kept, or four for each of its episodes in a batch if those are more."""
+"""The number of running returns that are kept for a module, at least; four for each of its episodes in a batch if that
+is more."""
 
 
 class Moments(NamedTuple):
-    """How many numbers there were, their mean, and the sum of their squared distances from it."""
+    """The count of some numbers, their mean, and the sum of their squared distances from it."""
 
     count: float = 0.0
     mean: float = 0.0
     squares: float = 0.0
 
     def merged(self, other: Moments) -> Moments:
-        """The moments of both sets of numbers: Chan, Golub and LeVeque (1979), equation 2.1."""
+        """Returns the moments of both sets of numbers: Chan, Golub and LeVeque (1979), equation 2.1."""
         count = self.count + other.count
         if not count:
             return self
@@ -40,7 +40,7 @@ class Moments(NamedTuple):
 
     @property
     def variance(self) -> float:
-        """1 while there are no numbers."""
+        """The variance of the numbers; 1 if there are none."""
         return self.squares / self.count if self.count else 1.0
 
 
@@ -48,11 +48,12 @@ class NormalizeRewards(ConnectorV2):
     """Divides the train batch's ``rewards`` by the running standard deviation of the discounted return.
 
     The return ``R(t) = gamma * R(t - 1) + r(t)`` runs forwards along each agent's episode, through all of its chunks,
-    and begins anew with each episode, as in Gymnasium's NormalizeReward. Each module has its own statistics, of all
-    returns that its agents have had so far, those of the batch included.
+    and restarts with each episode, as in Gymnasium's NormalizeReward. Each module has its own statistics, of all
+    returns of its agents so far, including those of the batch.
 
-    Reads the batch's rewards or, where no piece has added them yet, those of the episodes, which keep the
-    environment's. State: the statistics, and the returns of episodes that go on.
+    Reads the batch's ``rewards`` or, if no piece has added them yet, those of the episodes. Writes ``rewards`` to the
+    batch, ``[B]`` float32; the episodes keep the environment's rewards. State: the statistics, and the returns of
+    episodes that have not ended.
     """
 
     belongs_in = (LEARNER,)
@@ -72,10 +73,13 @@ class NormalizeRewards(ConnectorV2):
         Args:
             input_observation_space: As for every piece.
             input_action_space: As for every piece.
-            gamma: Discount per agent step, in [0, 1]: the algorithm's.
-            clip: Normalised rewards are kept in [-clip, clip]; None for no bounds.
-            epsilon: Added to the variance.
-            update_stats: False to use the statistics as they are.
+            gamma: Discount per agent step, in [0, 1]; use the algorithm's.
+            clip: The bound of normalised rewards, which are clipped to [-clip, clip]; None for no bound.
+            epsilon: The number that is added to the variance.
+            update_stats: Whether to update the statistics; False uses them as they are.
+
+        Raises:
+            ConfigError: If an argument is out of its range.
         """
         super().__init__(input_observation_space, input_action_space)
         self.gamma = checked_gamma("NormalizeRewards", gamma)
@@ -88,7 +92,7 @@ class NormalizeRewards(ConnectorV2):
         self.reset_state()
 
     def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
-        """Works on all rows of a group at once."""
+        """Normalises the rewards of all rows of a group at once."""
         rewards, rows = rewards_of_columns(columns), columns.rows
         if not isinstance(rewards, np.ndarray):
             raise ConnectorError("NormalizeRewards: the rewards are tensors already. Put it before NumpyToTensor.")
@@ -104,7 +108,7 @@ class NormalizeRewards(ConnectorV2):
         columns[Columns.REWARDS] = self._normalized(rewards, np.repeat(scales, np.diff(columns.splits)))
 
     def _returns(self, rewards: np.ndarray, columns: ColumnGroup, has_last: bool) -> np.ndarray:
-        """``[B]`` running returns, and notes how the episodes that go on stand."""
+        """Returns ``[B]`` running returns, and stores those of episodes that have not ended."""
         rows = columns.rows
         lengths = np.array(rows.counts)
         returns = discounted_sums(rewards, lengths, self.gamma)
@@ -121,18 +125,18 @@ class NormalizeRewards(ConnectorV2):
         return returns
 
     def _continued(self, episode: SingleAgentEpisode) -> float:
-        """The return at the end of the chunk before, if this one goes on there."""
+        """Returns the return at the end of the previous chunk; 0 if this chunk does not continue it."""
         t, total = self._ongoing.setdefault(_module_of(episode), {}).get(episode.id_, (-1, 0.0))
         return total if t == episode.t_started else 0.0
 
     def _note(self, episode: SingleAgentEpisode, total: float) -> None:
         ongoing = self._ongoing[_module_of(episode)]
-        ongoing.pop(episode.id_, None)  # so that the newest stand last
+        ongoing.pop(episode.id_, None)  # so that the newest come last
         if not episode.is_done:
             ongoing[episode.id_] = (episode.t_started + len(episode), total)
 
     def _forget_oldest(self, episodes: Iterable[SingleAgentEpisode]) -> None:
-        """Episodes that nobody finishes must not be remembered for ever."""
+        """Forgets the oldest returns, since some episodes are never finished."""
         counts: dict[ModuleID, int] = {}
         for episode in episodes:
             module_id = _module_of(episode)
@@ -159,11 +163,11 @@ class NormalizeRewards(ConnectorV2):
     # State.
 
     def standard_deviations(self) -> dict[ModuleID, float]:
-        """What each module's rewards are divided by."""
+        """Returns the number that each module's rewards are divided by."""
         return {module_id: self._scale(module_id) for module_id in self._moments}
 
     def get_state(self) -> dict[str, Any]:
-        """The statistics, ``[count, mean, sum of squares]`` by module, and the returns of episodes that go on."""
+        """Returns ``[count, mean, sum of squares]`` by module, and the returns of episodes that have not ended."""
         return {
             "moments": {module_id: list(moments) for module_id, moments in self._moments.items()},
             "ongoing": {
@@ -178,7 +182,7 @@ class NormalizeRewards(ConnectorV2):
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Takes what ``get_state`` gave."""
+        """Sets a state that ``get_state`` or ``merge_states`` has returned."""
         self._moments = {module_id: Moments(*map(float, moments)) for module_id, moments in state["moments"].items()}
         self._ongoing = {
             module_id: dict(
@@ -192,12 +196,12 @@ class NormalizeRewards(ConnectorV2):
         }
 
     def reset_state(self) -> None:
-        """Forgets the statistics and all returns."""
+        """Clears the statistics and all returns."""
         self._moments: dict[ModuleID, Moments] = {}
         self._ongoing: dict[ModuleID, dict[EpisodeID, tuple[int, float]]] = {}
 
     def merge_states(self, states: list[dict[str, Any]]) -> dict[str, Any]:
-        """The statistics of one piece that has seen what all of them have seen, each something else."""
+        """Merges states of pieces that have each seen different rewards."""
         merged = NormalizeRewards()
         for state in states:
             other = NormalizeRewards()

@@ -1,4 +1,4 @@
-"""Changes the unit of rewards before they reach a loss."""
+"""Scales and shifts rewards before they reach a loss."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 from gymnasium import Space
 
-from marl_connectors.connectors.learner.changes_rewards import ChangesRewards
+from marl_connectors.connectors.learner.reward_transform import RewardTransform
 from marl_connectors.errors import ConfigError
 
 
-class ScaleRewards(ChangesRewards):
-    """Makes each of the train batch's ``rewards`` ``scale * reward + shift``; the episodes keep the environment's.
+class ScaleRewards(RewardTransform):
+    """Replaces each of the train batch's ``rewards`` by ``scale * reward + shift``; the episodes keep the old ones.
 
     Keeps no state.
     """
@@ -30,8 +30,11 @@ class ScaleRewards(ChangesRewards):
         Args:
             input_observation_space: As for every piece.
             input_action_space: As for every piece.
-            scale: Factor.
-            shift: Added to every reward, after scaling.
+            scale: The factor.
+            shift: The number that is added to every reward after scaling.
+
+        Raises:
+            ConfigError: If ``scale`` or ``shift`` is not a finite number.
         """
         super().__init__(input_observation_space, input_action_space)
         for name, value in (("scale", scale), ("shift", shift)):
@@ -41,5 +44,5 @@ class ScaleRewards(ChangesRewards):
         self.shift = float(shift)
 
     def changed(self, rewards: Any) -> Any:
-        """Scaled and shifted rewards."""
+        """Returns scaled and shifted rewards."""
         return rewards * self.scale + self.shift

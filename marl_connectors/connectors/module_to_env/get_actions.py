@@ -1,4 +1,4 @@
-"""Chooses actions."""
+"""Samples actions, or takes the most likely ones."""
 
 from __future__ import annotations
 
@@ -23,18 +23,20 @@ from marl_connectors.spaces import describe
 from marl_connectors.typing import ModuleID
 
 ACTION_NOISE = "action_noise"
-"""Key in ``shared_data``: the runner's ActionNoise, so that sampled actions follow from the run's seed."""
+"""Key in ``shared_data`` of the runner's ActionNoise, from which actions are sampled with the run's seed."""
 
 
 class GetActions(ConnectorV2):
-    """Adds ``actions`` and ``action_logp``, unless the module put out ``actions`` itself.
+    """Adds ``actions`` and ``action_logp``, unless the module has output ``actions`` itself.
 
-    Some modules may put out ``actions``, as rules do, and others beside them not.
-    Reads ``action_dist_inputs``, as parameters of the module's exploration (or inference) distribution; samples when
-    exploring, else takes the most likely action. Keeps no state.
+    Some modules of a batch may output ``actions``, as rules do, while others do not.
 
-    What modules put out on a GPU is wanted by the trajectories, on the CPU, in any case. So it is brought there first,
-    in one copy whatever the number of columns and modules, and actions are chosen there.
+    Reads ``action_dist_inputs``, the parameters of the module's exploration or inference distribution. If ``explore``
+    is True it samples from the distribution, else it takes the most likely action. Writes ``actions`` (``[B, ...]``)
+    and ``action_logp`` (``[B]``) to the batch. Keeps no state.
+
+    The outputs of modules on a GPU are first moved to the CPU, all in one copy, since the trajectories need them there,
+    and actions are sampled on the CPU.
     """
 
     belongs_in = (MODULE_TO_ENV,)
@@ -47,17 +49,17 @@ class GetActions(ConnectorV2):
         Args:
             input_observation_space: As for every piece.
             input_action_space: As for every piece.
-            defer_logp: In columns, leave ``action_logp`` to be computed once for a whole fragment, from the recorded
-                inputs and actions. Only where no later piece changes either.
+            defer_logp: Whether, in columns, the runner computes ``action_logp`` once for a whole fragment, from the
+                recorded inputs and actions. No later piece may change either of them.
         """
         super().__init__(input_observation_space, input_action_space)
         self._defer_logp = defer_logp
-        self._defers_now = False  # and not for a fragment in which modules of different classes may act
+        self._defers_now = False  # False where modules with different distribution classes may act
         self._asked: tuple[Any, bool | None, Any] | None = None
         self._common: type[Distribution] | None = None
 
     def before_columns(self, groups: Sequence[ColumnGroup], rl_module: Any) -> None:
-        """Brings all groups at once, where they are on a device."""
+        """Moves all groups to the CPU at once, if they are on another device."""
         columns_to_host(groups)
 
     def on_columns(
@@ -69,7 +71,12 @@ class GetActions(ConnectorV2):
         shared_data: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """A hot path: one distribution for all modules of a group, if they agree on its class."""
+        """Makes one distribution for all modules of a group if they have the same class, else one for each module.
+
+        Raises:
+            ModuleError: If a module has output neither ``actions`` nor ``action_dist_inputs``, or has output inputs
+                that do not fit its distribution.
+        """
         if Columns.ACTIONS in columns and Columns.ACTIONS not in columns.holders:
             return
         if isinstance(rl_module, RLModule):
@@ -78,7 +85,7 @@ class GetActions(ConnectorV2):
         source = shared_data.get(ACTION_NOISE) if shared_data and explore else None
         noise = None
         if source is not None and dist_cls is not None and not isinstance(columns.rows, EpisodeRows):
-            noise = source.for_rows(columns, dist_cls)  # of a runner's rows
+            noise = source.for_rows(columns, dist_cls)  # the rows are a runner's
         if noise is not None and columns[Columns.ACTION_DIST_INPUTS].ndim > noise.ndim:
             noise = noise.unsqueeze(1)  # for a stateful module's time axis of length 1
         with source.torch_stream() if source is not None and noise is None else nullcontext():
@@ -95,9 +102,10 @@ class GetActions(ConnectorV2):
     def bound_dist_cls(
         self, rl_module: Any, module_ids: Sequence[ModuleID], action_space: Any, explore: bool, num_inputs: int
     ) -> tuple[type[Distribution], bool] | None:
-        """The distribution class of modules that put out ``[B, num_inputs]``, and whether logp is left for later.
+        """Returns the distribution class of modules that output ``[B, num_inputs]``, and whether logp is deferred.
 
-        None if they have several, or one that draws without noise, or that takes another number of inputs.
+        It returns None if the modules have several classes, or one that samples without noise or needs another number
+        of inputs.
         """
         classes = {_dist_cls(m, rl_module[m], explore) for m in module_ids}
         if len(classes) > 1:
@@ -113,14 +121,14 @@ class GetActions(ConnectorV2):
         return dist_cls, self._defer_logp and self._is_common(dist_cls, rl_module, action_space, explore)
 
     def _is_common(self, dist_cls: Any, rl_module: Any, action_space: Any, explore: bool | None) -> bool:
-        """Whether all modules for an action space choose by one distribution class, whoever acts later."""
+        """Whether all modules with an action space have the same distribution class, also those that act later."""
         peers = {
             _dist_cls(m, module, explore) for m, module in rl_module.items() if module.action_space == action_space
         }
         return len(peers | {dist_cls}) == 1
 
     def _common_dist_cls(self, rl_module: Any, columns: ColumnGroup, explore: bool | None) -> type[Distribution] | None:
-        """The distribution class of all modules of a group that choose by one, asked for once; None if they differ."""
+        """Returns the common distribution class of a group's modules, or None if they differ; cached by rows."""
         asked = (columns.rows, explore, columns.holders)
         if self._asked is None or self._asked[0] is not asked[0] or self._asked[1:] != asked[1:]:
             choosing = [m for m in columns.module_ids if not columns.is_of(m, Columns.ACTIONS)]
@@ -138,28 +146,28 @@ class GetActions(ConnectorV2):
     def _module_by_module(
         self, rl_module: Any, columns: ColumnGroup, explore: bool | None, noise: torch.Tensor | None
     ) -> None:
-        """For modules that put out actions themselves beside others, or whose distributions are of several classes."""
+        """Adds actions where some modules output them, or where modules have distributions of several classes."""
         found: dict[ModuleID, dict[str, Any]] = {}
         for (module_id, part), (begin, end) in zip(columns.module_columns(), pairwise(columns.splits), strict=True):
             own = dict(part)
             if Columns.ACTIONS not in own:
                 _add_actions(module_id, rl_module[module_id], own, explore, None if noise is None else noise[begin:end])
             found[module_id] = {name: own[name] for name in (Columns.ACTIONS, Columns.ACTION_LOGP) if name in own}
-        _check_kinds({module_id: own[Columns.ACTIONS] for module_id, own in found.items()})
+        _check_dtypes({module_id: own[Columns.ACTIONS] for module_id, own in found.items()})
         try:
             put_together(columns, list(found.values()))
         except (RuntimeError, TypeError, KeyError, AttributeError) as error:
             raise unlike_outputs(found, error) from error
 
 
-def _check_kinds(actions: Mapping[ModuleID, Any]) -> None:
-    """Whole numbers of one module would become floats beside another one's."""
-    kinds = {m: own.dtype for m, own in actions.items() if isinstance(own, (torch.Tensor, np.ndarray))}
-    floats = [m for m, kind in kinds.items() if "float" in str(kind)]
-    if 0 < len(floats) < len(kinds):
+def _check_dtypes(actions: Mapping[ModuleID, Any]) -> None:
+    """Checks that modules do not mix integer and float actions, since joining them would make all floats."""
+    dtypes = {m: own.dtype for m, own in actions.items() if isinstance(own, (torch.Tensor, np.ndarray))}
+    floats = [m for m, dtype in dtypes.items() if "float" in str(dtype)]
+    if 0 < len(floats) < len(dtypes):
         raise ModuleError(
-            f"GetActions: module {floats[0]!r} put out 'actions' as {kinds[floats[0]]}, other modules for agents with "
-            f"like spaces as whole numbers. Give them as torch.int64."
+            f"GetActions: module {floats[0]!r} output 'actions' as {dtypes[floats[0]]}, other modules for agents with "
+            f"like spaces as whole numbers. Return them as torch.int64."
         )
 
 
@@ -179,13 +187,14 @@ def _dist_cls(module_id: ModuleID, module: RLModule, explore: bool | None) -> ty
     dist_cls = module.get_exploration_action_dist_cls() if explore else module.get_inference_action_dist_cls()
     if not hasattr(dist_cls, "from_logits"):
         raise ModuleError(
-            f"GetActions: the action distribution of module {module_id!r} is {dist_cls!r}, no Distribution."
+            f"GetActions: expected the action distribution of module {module_id!r} to be a subclass of Distribution, "
+            f"got {dist_cls!r}. Return one from its get_..._action_dist_cls methods."
         )
     return dist_cls
 
 
 def _check_inputs(module_id: ModuleID, module: RLModule, explore: bool | None, columns: Mapping[str, Any]) -> None:
-    """Holds what a module put out against what its distribution needs."""
+    """Checks that a module's outputs fit its distribution."""
     dist_cls, space = _dist_cls(module_id, module, explore), module.action_space
     inputs = _inputs(module_id, columns)
     if space is None or not issubclass(dist_cls, Distribution):
@@ -195,14 +204,14 @@ def _check_inputs(module_id: ModuleID, module: RLModule, explore: bool | None, c
     rows = len(columns.rows) if isinstance(columns, ColumnGroup) else None
     if found and rows is not None and found[0] != rows:
         raise ModuleError(
-            f"GetActions: module {module_id!r} put out 'action_dist_inputs' of shape {found} for {rows} rows. Give "
-            f"every row that came in one that goes out, in the same order."
+            f"GetActions: module {module_id!r} output 'action_dist_inputs' of shape {found} for {rows} rows. Return "
+            f"one row for each input row, in the same order."
         )
     if not found or found[-1] != wanted:
         raise ModuleError(
-            f"GetActions: module {module_id!r} put out 'action_dist_inputs' of shape {found}, but {dist_cls.__name__} "
+            f"GetActions: module {module_id!r} output 'action_dist_inputs' of shape {found}, but {dist_cls.__name__} "
             f"needs {wanted} numbers in each row for actions of {describe(space)}. Give the last layer of its policy "
-            f"so many outputs."
+            f"{wanted} outputs."
         )
 
 
@@ -214,6 +223,6 @@ def _inputs(module_id: ModuleID, columns: Mapping[str, Any]) -> torch.Tensor:
 
 def _no_actions(module_id: ModuleID, names: Iterable[str]) -> ModuleError:
     return ModuleError(
-        f"GetActions: module {module_id!r} put out {sorted(names)}, but neither 'actions' nor 'action_dist_inputs'. "
+        f"GetActions: module {module_id!r} output {sorted(names)}, but neither 'actions' nor 'action_dist_inputs'. "
         f"Return one of them from its _forward."
     )

@@ -1,4 +1,4 @@
-"""Hands the actions to the environments."""
+"""Turns batches of actions into lists for the environments."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 
 
 class ListifyDataForVectorEnv(ConnectorV2):
-    """``{column: {key: [item]}}`` becomes ``{column: [x, ...]}`` with one ``x`` for each episode's environment.
+    """Turns ``{column: {key: [item]}}`` into ``{column: [x, ...]}``, with one ``x`` for each episode's sub-environment.
 
-    ``x`` is the item of a SingleAgentEpisode, and ``{agent_id: item}`` for a MultiAgentEpisode. In columns the runner
-    reads the rows themselves. Keeps no state.
+    ``x`` is the item of a SingleAgentEpisode, or ``{agent_id: item}`` for a MultiAgentEpisode. In columns it does
+    nothing, since the runner reads the rows. Reads and writes all columns. Keeps no state.
     """
 
     belongs_in = (MODULE_TO_ENV,)
@@ -22,7 +22,7 @@ class ListifyDataForVectorEnv(ConnectorV2):
     nothing_on_columns = True
 
     def __call__(self, *, batch: dict[str, Any], episodes: Sequence[Any], **kwargs: Any) -> dict[str, Any]:
-        """Sorts the items by environment."""
+        """Groups the items by sub-environment."""
         listed: dict[str, list] = {}
         for column, by_key in batch.items():
             listed[column] = []
@@ -36,13 +36,13 @@ class ListifyDataForVectorEnv(ConnectorV2):
 
 
 def env_action_array(columns: dict[str, Any]) -> Any:
-    """``[B, ...]`` what the environments get."""
+    """Returns the actions for the environments, ``[B, ...]``: ``actions_for_env`` if present, else ``actions``."""
     actions = columns.get(Columns.ACTIONS_FOR_ENV)
     return columns[Columns.ACTIONS] if actions is None else actions
 
 
 def env_actions(actions: Any) -> list:
-    """``[B, ...]`` actions one by one, as Python numbers or arrays."""
+    """Splits ``[B, ...]`` actions into a list of Python numbers, arrays or trees."""
     if isinstance(actions, (dict, tuple)):
         return unstack(actions)
     return actions.tolist() if actions.ndim == 1 else list(actions)

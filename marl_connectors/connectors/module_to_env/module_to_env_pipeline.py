@@ -1,4 +1,4 @@
-"""The pipeline from a module's outputs to actions."""
+"""ModuleToEnvPipeline, the pipeline from a module's outputs to actions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from marl_connectors.connectors.connector_v2 import MODULE_TO_ENV
 
 
 class ModuleToEnvPipeline(ConnectorPipelineV2):
-    """From a module's outputs to actions."""
+    """Makes actions for the environments of modules' outputs."""
 
     kind = MODULE_TO_ENV
     in_learner_pipeline = False

@@ -1,4 +1,4 @@
-"""Translates actions from the module's range to the environment's."""
+"""Converts actions from the module's range to the environment's."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from marl_connectors.spaces import describe, from_start, zeros
 from marl_connectors.trees import in_parts_of, tree_map
 
 _REMEMBERED = 100
-"""So many spaces' ranges are remembered."""
+"""The largest number of spaces whose ranges are cached."""
 
 
 class NormalizeAndClipActions(ConnectorV2):
-    """Adds ``actions_for_env`` where the environment needs other numbers than ``actions``, which stay as they are.
+    """Adds ``actions_for_env`` if the environment needs other numbers than ``actions``, which stay as they are.
 
-    * Box actions get the space's shape and dtype. With ``normalize_actions``, [-1, 1] is stretched to the space's
-      range where it is finite, and what lies beyond is clipped. With ``clip_actions``, actions are clipped only.
+    * Box actions get the space's shape and dtype. With ``normalize_actions``, [-1, 1] is scaled to the space's range
+      where that is finite, and values beyond it are clipped. With ``clip_actions``, actions are clipped only.
     * MultiDiscrete and MultiBinary actions get the space's shape and dtype.
-    * Discrete and MultiDiscrete actions get the space's ``start`` added.
-    * Each part of Dict and Tuple actions is treated by its own space.
+    * The space's ``start`` is added to Discrete and MultiDiscrete actions.
+    * Each part of Dict and Tuple actions is converted according to its own space.
 
-    Keeps no state.
+    Reads ``actions``; writes ``actions_for_env`` to the batch, ``[B, ...]``. Keeps no state.
     """
 
     belongs_in = (MODULE_TO_ENV,)
@@ -40,35 +40,43 @@ class NormalizeAndClipActions(ConnectorV2):
         normalize_actions: bool = True,
         clip_actions: bool = False,
     ):
+        """Builds the piece.
+
+        Args:
+            input_observation_space: As for every piece.
+            input_action_space: As for every piece.
+            normalize_actions: Whether [-1, 1] is scaled to the range of Box spaces.
+            clip_actions: Whether Box actions are clipped to their space, if they are not normalised.
+        """
         super().__init__(input_observation_space, input_action_space)
         self.normalize_actions = normalize_actions
         self.clip_actions = clip_actions
         self._ranges: dict[int, _Range] = {}
 
     def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
-        """Works on all rows of a group at once."""
+        """Converts the actions of all rows of a group at once."""
         given = columns.get(Columns.ACTIONS_FOR_ENV)
         if given is not None and Columns.ACTIONS_FOR_ENV not in columns.holders:
             return
         columns[Columns.ACTIONS] = _in_parts(columns.rows.action_space, columns[Columns.ACTIONS])
         actions = self._for_env(columns[Columns.ACTIONS], columns.rows.action_space)
-        if given is not None:  # some of the modules have put them out themselves
+        if given is not None:  # some of the modules have output actions_for_env themselves
             held = columns.held_rows(Columns.ACTIONS_FOR_ENV)
             others = columns[Columns.ACTIONS] if actions is None else actions
-            actions = tree_map(lambda own, other: np.where(_beside(held, own), own, other), given, others)
+            actions = tree_map(lambda own, other: np.where(_broadcast(held, own), own, other), given, others)
             columns.holders = {n: own for n, own in columns.holders.items() if n != Columns.ACTIONS_FOR_ENV}
         if actions is not None:
             columns[Columns.ACTIONS_FOR_ENV] = actions
 
     def __call__(self, *, batch: dict[str, Any], **common: Any) -> dict[str, Any]:
-        """Called by hand, ``actions_for_env`` has an item for each action if it has any."""
+        """Works on items. ``actions_for_env`` gets an item for each action if any action needs one."""
         batch = super().__call__(batch=batch, **common)
         if Columns.ACTIONS_FOR_ENV in batch:
             batch[Columns.ACTIONS_FOR_ENV] = {**batch[Columns.ACTIONS], **batch[Columns.ACTIONS_FOR_ENV]}
         return batch
 
     def _for_env(self, actions: Any, space: Space) -> Any:
-        """``[B, ...]`` actions for the environment, or None if they are ``actions`` themselves."""
+        """Returns ``[B, ...]`` actions for the environment, or None if ``actions`` need no change."""
         if isinstance(space, (spaces.Dict, spaces.Tuple)):
             is_dict = isinstance(space, spaces.Dict)
             parts = dict(space.spaces) if is_dict else dict(enumerate(space.spaces))
@@ -108,13 +116,13 @@ class _Range(NamedTuple):
     """The range of a Box, in float64: wide bounds would overflow in float32.
 
     Attributes:
-        space: Whose it is.
+        space: The Box.
         low: The lower bounds.
         high: The upper bounds.
-        bounded: Where both are finite.
-        all_bounded: Whether they are everywhere.
-        middle: Between the bounds; 0 where there are none.
-        half: From there to the bounds; 1 where there are none.
+        bounded: True where both bounds are finite.
+        all_bounded: Whether all bounds are finite.
+        middle: The middle between the bounds; 0 where they are not finite.
+        half: The distance from the middle to the bounds; 1 where they are not finite.
     """
 
     space: spaces.Box
@@ -127,23 +135,23 @@ class _Range(NamedTuple):
 
     @classmethod
     def of(cls, space: spaces.Box) -> _Range:
-        """Looks at a space."""
+        """Returns the range of a space."""
         low, high = space.low.astype(np.float64), space.high.astype(np.float64)
         bounded = np.isfinite(low) & np.isfinite(high)
         below, above = np.where(bounded, low, -1.0), np.where(bounded, high, 1.0)
         return cls(space, low, high, bounded, bool(bounded.all()), (below + above) / 2, (above - below) / 2)
 
 
-def _beside(held: np.ndarray, column: np.ndarray) -> np.ndarray:
-    """``[B]`` as ``[B, 1, ...]``, with as many axes as a column."""
+def _broadcast(held: np.ndarray, column: np.ndarray) -> np.ndarray:
+    """Reshapes ``[B]`` to ``[B, 1, ...]``, with as many axes as a column."""
     return held.reshape(-1, *[1] * (column.ndim - 1))
 
 
 def _in_parts(space: Space | None, actions: Any) -> Any:
-    """A batch of actions in a tree like the space's (if that is known), whatever pieces and modules have made of them.
+    """Returns a batch of actions as a tree with the structure of the space, if the space is known.
 
     Raises:
-        ConnectorError: If they have other parts.
+        ConnectorError: If the actions have other parts than the space.
     """
     if space is None or (type(actions) is np.ndarray and space.shape is not None):
         return actions
@@ -152,5 +160,5 @@ def _in_parts(space: Space | None, actions: Any) -> Any:
     except ValueError as error:
         raise ConnectorError(
             f"NormalizeAndClipActions: the actions do not have the parts of their space, {describe(space)}: {error} "
-            f"Let modules and pieces give one array for each part."
+            f"Modules and pieces must return one array for each part."
         ) from error

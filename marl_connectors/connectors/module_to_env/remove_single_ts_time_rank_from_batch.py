@@ -1,4 +1,4 @@
-"""Takes the time axis of length 1 out again."""
+"""Removes the time axis of length 1 from the outputs of stateful modules."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import MODULE_TO_ENV, ConnectorV2
 from marl_connectors.episodes.column_batch import ColumnGroup
 from marl_connectors.errors import ConnectorError
-from marl_connectors.rl_module.module_states import are_stateful, check_state_out, is_stateful, member
+from marl_connectors.rl_module.module_states import are_stateful, check_state_out, member
 from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import ModuleID
 
 
 class RemoveSingleTsTimeRankFromBatch(ConnectorV2):
-    """What stateful modules put out, ``[B, 1, ...]``, becomes ``[B, ...]``; ``state_out`` never had a time axis.
+    """Turns outputs ``[B, 1, ...]`` of stateful modules into ``[B, ...]``; ``state_out`` has no time axis.
 
-    Reads and writes all columns of stateful modules; leaves those of stateless ones alone. Keeps no state.
+    Reads and writes all columns of stateful modules; those of stateless modules stay as they are. Keeps no state.
     """
 
     belongs_in = (MODULE_TO_ENV,)
@@ -28,8 +28,8 @@ class RemoveSingleTsTimeRankFromBatch(ConnectorV2):
         """Drops the second axis.
 
         Raises:
-            ConnectorError: If a module put out no state, or something without a time axis.
-            ModuleError: If the state is not like the one that the module begins in.
+            ConnectorError: If a module has output no state, or a column without a time axis.
+            ModuleError: If the state differs in structure, shape or dtype from the module's initial state.
         """
         if not are_stateful(type(self).__name__, rl_module, columns.module_ids):
             return
@@ -48,21 +48,6 @@ class RemoveSingleTsTimeRankFromBatch(ConnectorV2):
                 columns[name] = tree_map(lambda leaf: leaf[:, 0], column)
 
 
-def _checked(rl_module: Any, module_id: ModuleID | None, item: Any) -> Any:
-    if is_stateful(rl_module, module_id):
-        check_state_out(member(rl_module, module_id), module_id, item, None)
-    return item
-
-
-def _without_time(item: Any, name: str, batch: dict[str, Any], module_id: ModuleID | None) -> Any:
-    if Columns.STATE_OUT not in batch:
-        raise _no_state((module_id,), batch)
-    for leaf in leaves(item):
-        if not leaf.ndim or len(leaf) != 1:
-            raise _no_time_axis(name, module_id, (1, *leaf.shape))
-    return tree_map(lambda leaf: leaf[0], item)
-
-
 def _no_state(module_ids: Sequence[ModuleID | None], outputs: dict[str, Any]) -> ConnectorError:
     who = (
         f"module {module_ids[0]!r}"
@@ -70,13 +55,13 @@ def _no_state(module_ids: Sequence[ModuleID | None], outputs: dict[str, Any]) ->
         else f"one of the modules {', '.join(map(repr, module_ids))}"
     )
     return ConnectorError(
-        f"{who} has an initial state (get_initial_state), but put out no 'state_out', only {sorted(outputs)}, so it "
-        f"would forget what it has seen. Return Columns.STATE_OUT from its _forward."
+        f"{who} has an initial state (get_initial_state), but output no 'state_out', only {sorted(outputs)}, so its "
+        f"state would be lost. Return Columns.STATE_OUT from its _forward."
     )
 
 
 def _no_time_axis(name: str, module_id: ModuleID | None, shape: tuple[int, ...]) -> ConnectorError:
     return ConnectorError(
-        f"stateful module {module_id!r} put out {name!r} with shape {shape}, expected (rows, 1, ...): its inputs have "
+        f"stateful module {module_id!r} output {name!r} with shape {shape}, expected (rows, 1, ...): its inputs have "
         f"a time axis, so its outputs need one, too (state_out excepted)."
     )

@@ -1,4 +1,4 @@
-"""Takes batches apart into items."""
+"""Splits batches into items."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from marl_connectors.typing import DEFAULT_MODULE_ID
 
 
 class UnBatchToIndividualItems(ConnectorV2):
-    """Arrays become lists of items. In columns they stay arrays: their rows are the items. Keeps no state.
+    """Splits arrays into lists of items. Columns stay arrays, since their rows are the items.
 
-    In single-agent use, where no ModuleToAgentUnmapping follows, the items are also given back to their episodes.
+    In single-agent use there is no ModuleToAgentUnmapping, so this piece also puts the items under the keys of their
+    episodes. Reads and writes all columns. Keeps no state.
     """
 
     belongs_in = (MODULE_TO_ENV,)
@@ -21,6 +22,13 @@ class UnBatchToIndividualItems(ConnectorV2):
     phase_after = Phase.MODULE_ITEMS
 
     def __init__(self, input_observation_space=None, input_action_space=None, *, multi_agent: bool = False):
+        """Builds the piece.
+
+        Args:
+            input_observation_space: As for every piece.
+            input_action_space: As for every piece.
+            multi_agent: Whether a ModuleToAgentUnmapping comes after it.
+        """
         super().__init__(input_observation_space, input_action_space)
         self._multi_agent = multi_agent
         if not multi_agent:

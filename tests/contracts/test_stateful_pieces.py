@@ -313,7 +313,7 @@ def test_states_without_sequences_are_an_error_on_items_and_columns():
 def test_state_pieces_in_the_wrong_order_are_an_error(earlier, later):
     pipeline = learner_pipeline(multi_agent=True, stateful=True)
     piece = pipeline.remove(later)
-    with pytest.raises(ConfigError, match=f"{earlier} stands before {later}"):
+    with pytest.raises(ConfigError, match=f"{earlier} is placed before {later}"):
         pipeline.insert_after(earlier, piece)
 
 
@@ -331,9 +331,9 @@ def test_the_state_before_a_cut_that_was_not_kept_is_an_error_on_items_and_colum
         },
     )
     pipeline = ppo_pipeline()
-    with pytest.raises(ConnectorError, match=r"AddStates.*looks 1 steps back for state_out.*episode_lookback_horizon"):
+    with pytest.raises(ConnectorError, match=r"AddStates.*needs state_out of the last step.*episode_lookback_horizon"):
         pipeline(rl_module=modules, batch={}, episodes=[copy.deepcopy(rest)])
-    with pytest.raises(ConnectorError, match=r"AddStates.*looks 1 steps back for state_out.*episode_lookback_horizon"):
+    with pytest.raises(ConnectorError, match=r"AddStates.*needs state_out of the last step.*episode_lookback_horizon"):
         pipeline.run(train_columns([rest], modules), rl_module=modules, episodes=[rest])
 
 

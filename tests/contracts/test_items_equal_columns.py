@@ -7,7 +7,8 @@ import copy
 import numpy as np
 import pytest
 import torch
-from histories import (
+from hypothesis import given, settings
+from multi_agent_histories import (
     ACT_SPACE,
     EPISODES,
     MAPPINGS,
@@ -20,7 +21,6 @@ from histories import (
     real_rows,
     sorted_by_observation,
 )
-from hypothesis import given, settings
 
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
 from marl_connectors.connectors.common.add_observations_from_episodes_to_batch import (

@@ -10,7 +10,7 @@ from scripted_envs import BOX, LifeEnv, Recorded, ScriptEnv, Step, small_config
 
 from marl_connectors import AddJointObservationsFromEpisodesToTrainBatch as AddJoint
 from marl_connectors import Columns, ConfigError, ConnectorError, FrameStacking, MAPPOConfig, MeanStdFilter
-from marl_connectors.connectors.learner.joint_observations import JointObservations
+from marl_connectors.connectors.learner.add_joint_observations_from_episodes_to_train_batch import JointObservations
 from marl_connectors.episodes.packing import rows_of_episodes
 
 WIDE = spaces.Box(-1.0, 1.0, (2, 2), np.float64)
@@ -184,5 +184,5 @@ def test_unknown_agents_and_odd_observations_are_named():
 def test_a_single_agent_has_no_joint_observation():
     with pytest.raises(ConfigError, match=r"MAPPOConfig: CartPole-v1 has a single agent.*PPOConfig"):
         small_config("CartPole-v1", algorithm=MAPPOConfig).build_algo()
-    with pytest.raises(ConfigError, match="needs the observation spaces of all agents"):
+    with pytest.raises(ConfigError, match="expected the observation spaces of all agents"):
         _ = AddJoint().joint

@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from gymnasium import spaces
 from hypothesis import strategies as st
+from recurrent_modules import CounterModule, StatelessModule, StepwiseGRU, StepwiseLSTM
 
-_HELPERS = str(Path(__file__).parents[1] / "helpers")
-if _HELPERS not in sys.path:
-    sys.path.append(_HELPERS)
-
-from recurrent_modules import CounterModule, StatelessModule, StepwiseGRU, StepwiseLSTM  # noqa: E402
-
-from marl_connectors import Columns, MultiRLModule  # noqa: E402
-from marl_connectors.connectors.connector_v2 import ConnectorV2  # noqa: E402
-from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup  # noqa: E402
-from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode  # noqa: E402
-from marl_connectors.episodes.packing import rows_of_episodes  # noqa: E402
-from marl_connectors.episodes.rollout import Rollout  # noqa: E402
-from marl_connectors.episodes.rows import RowPart, Rows  # noqa: E402
-from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode  # noqa: E402
-from marl_connectors.rl_module.module_states import state_kind  # noqa: E402
-from marl_connectors.spaces import stack  # noqa: E402
-from marl_connectors.trees import leaves, tree_map  # noqa: E402
+from marl_connectors import Columns, MultiRLModule
+from marl_connectors.connectors.connector_v2 import ConnectorV2
+from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup
+from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
+from marl_connectors.episodes.packing import rows_of_episodes
+from marl_connectors.episodes.rollout import Rollout
+from marl_connectors.episodes.rows import RowPart, Rows
+from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
+from marl_connectors.rl_module.module_states import state_kind
+from marl_connectors.spaces import stack
+from marl_connectors.trees import leaves, tree_map
 
 BOX = spaces.Box(-100.0, 100.0, (3,), np.float32)
 DICT = spaces.Dict({"where": spaces.Box(-100.0, 100.0, (2,), np.float32), "when": spaces.Box(0, 99, (1,), np.float32)})

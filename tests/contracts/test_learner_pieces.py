@@ -7,7 +7,9 @@ import copy
 import numpy as np
 import pytest
 import torch
-from histories import (
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from multi_agent_histories import (
     ACT_SPACE,
     EPISODES,
     MAPPINGS,
@@ -18,8 +20,6 @@ from histories import (
     play,
     real_rows,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scripted_envs import LifeEnv, small_config
 
 from marl_connectors import ConfigError

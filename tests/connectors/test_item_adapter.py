@@ -6,7 +6,7 @@ import copy
 
 import numpy as np
 import pytest
-from histories import OBS_SPACE, columns_of, make_modules, observation, play
+from multi_agent_histories import OBS_SPACE, columns_of, make_modules, observation, play
 from recurrent_modules import GRUModule
 
 from marl_connectors import SingleAgentEpisode

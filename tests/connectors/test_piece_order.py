@@ -62,7 +62,7 @@ from marl_connectors.connectors.learner.scale_rewards import ScaleRewards
 from marl_connectors.connectors.module_to_env.get_actions import GetActions
 from marl_connectors.connectors.module_to_env.module_to_env_pipeline import ModuleToEnvPipeline
 from marl_connectors.connectors.module_to_env.normalize_and_clip_actions import NormalizeAndClipActions
-from marl_connectors.connectors.requirements import NEEDS_BEFORE, NEEDS_BEHIND
+from marl_connectors.connectors.piece_order import NEEDS_AFTER, NEEDS_BEFORE
 from marl_connectors.episodes.column_batch import ColumnBatch
 from marl_connectors.errors import ConfigError
 
@@ -114,7 +114,7 @@ def built_in():
         for _, cls in inspect.getmembers(importlib.import_module(module.name), inspect.isclass):
             if issubclass(cls, ConnectorV2) and cls.__module__.startswith("marl_connectors.connectors."):
                 found.add(cls)
-    general = {"ConnectorV2", "ColumnConnector", "InBothPipelines", "ObservationTransform", "ChangesRewards"}
+    general = {"ConnectorV2", "ColumnConnector", "InBothPipelines", "ObservationTransform", "RewardTransform"}
     return [c for c in found if not issubclass(c, ConnectorPipelineV2) and c.__name__ not in general]
 
 
@@ -129,7 +129,7 @@ def test_every_piece_of_the_library_says_where_it_belongs():
 
 def test_every_name_in_the_tables_is_of_a_piece_or_a_base():
     names = {cls.__name__ for cls in built_in()} | {"ObservationTransform"}
-    for table in (NEEDS_BEFORE, NEEDS_BEHIND):
+    for table in (NEEDS_BEFORE, NEEDS_AFTER):
         assert {*table, *(other for needed in table.values() for other in needed)} <= names
 
 
@@ -141,18 +141,18 @@ def test_a_piece_may_stand_only_where_it_belongs_and_anywhere_in_a_plain_pipelin
     if kind in cls.belongs_in:
         PIPELINES[kind](connectors=[make()])
         return
-    with pytest.raises(ConfigError, match=rf"Pipeline: {cls.__name__} stands in an? [\w-]+ pipeline, but belongs into"):
+    with pytest.raises(ConfigError, match=rf"Pipeline: {cls.__name__} is in an? [\w-]+ pipeline, but belongs in"):
         PIPELINES[kind](connectors=[ConnectorPipelineV2(connectors=[make()])])
 
 
 def test_the_message_says_where_to():
     message = (
-        r"^EnvToModulePipeline: ClipRewards stands in an env-to-module pipeline, but belongs into the learner "
-        r"pipeline. Give it to \.learners\(learner_connector=\.\.\.\)\.$"
+        r"^EnvToModulePipeline: ClipRewards is in an env-to-module pipeline, but belongs in the learner "
+        r"pipeline. Pass it to \.learners\(learner_connector=\.\.\.\)\.$"
     )
     with pytest.raises(ConfigError, match=message):
         EnvToModulePipeline(connectors=[ClipRewards()])
-    with pytest.raises(ConfigError, match="Preprocessor stands in a learner pipeline, but belongs into the env-to-mod"):
+    with pytest.raises(ConfigError, match="Preprocessor is in a learner pipeline, but belongs in the env-to-mod"):
         LearnerConnectorPipeline(connectors=[AddOneTsToEpisodesAndTruncate(), Preprocessor()])
 
 
@@ -166,12 +166,12 @@ def test_a_subclass_is_held_to_what_its_base_needs_unless_it_says_otherwise():
     class Mine(ConnectorV2):
         belongs_in = (LEARNER,)
 
-    with pytest.raises(ConfigError, match="Filter stands in a learner pipeline"):
+    with pytest.raises(ConfigError, match="Filter is in a learner pipeline"):
         LearnerConnectorPipeline(connectors=[Filter()])
-    with pytest.raises(ConfigError, match="Filter stands behind NumpyToTensor"):
+    with pytest.raises(ConfigError, match="Filter is placed after NumpyToTensor"):
         EnvToModulePipeline(connectors=[NumpyToTensor(), Filter()])
     LearnerConnectorPipeline(connectors=[NumpyToTensor(), Free(), Mine()])
-    with pytest.raises(ConfigError, match="Mine stands in a module-to-env pipeline"):
+    with pytest.raises(ConfigError, match="Mine is in a module-to-env pipeline"):
         ModuleToEnvPipeline(connectors=[Mine()])
 
 
@@ -183,7 +183,7 @@ def test_observation_pieces_stand_before_what_reads_the_episodes(make):
     name = make.__name__
     for later in (AddObservationsFromEpisodesToBatch, AgentToModuleMapping, BatchIndividualItems, NumpyToTensor):
         EnvToModulePipeline(connectors=[make(), later()])
-        with pytest.raises(ConfigError, match=rf"{name} stands behind {later.__name__}, but .*Put {name} before"):
+        with pytest.raises(ConfigError, match=rf"{name} is placed after {later.__name__}, but .*Put {name} before"):
             EnvToModulePipeline(connectors=[later(), make()])
     add, write = AddObservationsFromEpisodesToBatch(), WriteObservationsToEpisodes()
     EnvToModulePipeline(connectors=[add, make(), write])  # which brings it to the episodes
@@ -192,15 +192,15 @@ def test_observation_pieces_stand_before_what_reads_the_episodes(make):
 def test_frames_are_stacked_before_single_observations_are_added():
     for cls in (EnvToModulePipeline, LearnerConnectorPipeline, ConnectorPipelineV2):
         cls(connectors=[FrameStacking(num_frames=2), AddObservationsFromEpisodesToBatch()])
-        with pytest.raises(ConfigError, match=r"FrameStacking stands behind AddObs\w+, but adds stacked observations"):
+        with pytest.raises(ConfigError, match=r"FrameStacking is placed after AddObs\w+, but adds stacked"):
             cls(connectors=[AddObservationsFromEpisodesToBatch(), FrameStacking(num_frames=2)])
-    with pytest.raises(ConfigError, match="MeanStdFilter stands behind FrameStacking, but changes what the learner"):
+    with pytest.raises(ConfigError, match="MeanStdFilter is placed after FrameStacking, but must write to the"):
         EnvToModulePipeline(connectors=[FrameStacking(num_frames=2), MeanStdFilter()])
 
 
 @pytest.mark.parametrize("cls", [c for c in OBSERVATION_PIECES if c not in (ActionMasking, Preprocessor, Together)])
 def test_masks_are_taken_out_first_unless_they_are_in_infos(cls):
-    with pytest.raises(ConfigError, match=rf"ActionMasking stands behind {cls.__name__}, but takes the mask out"):
+    with pytest.raises(ConfigError, match=rf"ActionMasking is placed after {cls.__name__}, but takes the mask out"):
         EnvToModulePipeline(connectors=[cls(), ActionMasking()])
     EnvToModulePipeline(connectors=[ActionMasking(), cls()])
     EnvToModulePipeline(connectors=[cls(), ActionMasking(source="infos")])
@@ -208,22 +208,22 @@ def test_masks_are_taken_out_first_unless_they_are_in_infos(cls):
 
 def test_what_is_written_back_must_have_been_added():
     write, add = WriteObservationsToEpisodes, AddObservationsFromEpisodesToBatch
-    with pytest.raises(ConfigError, match=r"WriteObservationsToEpisodes stands before Add\w+, but needs the observat"):
+    with pytest.raises(ConfigError, match=r"WriteObservationsToEpisodes is placed before Add\w+, but needs the obs"):
         EnvToModulePipeline(connectors=[write(), add()])
     EnvToModulePipeline(connectors=[add(), write(), add()])
     EnvToModulePipeline(connectors=[AddsObservations(), write(), add()])
 
 
 def test_rewards_and_observations_of_a_train_batch_have_their_places_too():
-    with pytest.raises(ConfigError, match="NormalizeRewards stands behind AgentToModuleMapping, but needs the rewards"):
+    with pytest.raises(ConfigError, match="NormalizeRewards is placed after AgentToModuleMapping, but needs the"):
         LearnerConnectorPipeline(connectors=[AgentToModuleMapping(), NormalizeRewards()])
-    with pytest.raises(ConfigError, match="FlattenObservations stands before AddOneTs"):
+    with pytest.raises(ConfigError, match="FlattenObservations is placed before AddOneTs"):
         LearnerConnectorPipeline(connectors=[FlattenObservations(), AddOneTsToEpisodesAndTruncate()])
     LearnerConnectorPipeline(connectors=[AddObservationsFromEpisodesToBatch(), FlattenObservations()])
 
 
 def test_no_message_repeats_itself():
-    for table in (NEEDS_BEFORE, NEEDS_BEHIND):
+    for table in (NEEDS_BEFORE, NEEDS_AFTER):
         for needed in table.values():
             for why in needed.values():
                 assert why.count("{}") == 1
@@ -235,12 +235,12 @@ def test_no_message_repeats_itself():
 
 def test_one_object_has_one_place():
     piece, pipeline = MeanStdFilter(), ConnectorPipelineV2()
-    with pytest.raises(ConfigError, match="the same MeanStdFilter object stands in it twice"):
+    with pytest.raises(ConfigError, match="the same MeanStdFilter object is in it twice"):
         ConnectorPipelineV2(connectors=[piece, ConnectorPipelineV2(connectors=[piece])])
-    with pytest.raises(ConfigError, match="a pipeline cannot stand in itself"):
+    with pytest.raises(ConfigError, match="a pipeline cannot contain itself"):
         pipeline.append(pipeline)
     around = ConnectorPipelineV2(connectors=[pipeline])
-    with pytest.raises(ConfigError, match="a pipeline cannot stand in itself"):
+    with pytest.raises(ConfigError, match="a pipeline cannot contain itself"):
         pipeline.append(around)
     assert len(pipeline) == 0
     pipeline.append(piece)
@@ -270,9 +270,9 @@ def test_an_edit_inside_is_checked_against_the_pipelines_around_and_refreshes_th
     innermost = outer[0][0]
     innermost.append(FlattenObservations())
     assert outer.observation_space["a"].shape == (4,)
-    with pytest.raises(ConfigError, match="EnvToModulePipeline: BatchIndividualItems stands before AddObservations"):
+    with pytest.raises(ConfigError, match="EnvToModulePipeline: BatchIndividualItems is placed before AddObservations"):
         innermost.append(BatchIndividualItems())
-    with pytest.raises(ConfigError, match="GetActions stands in an env-to-module pipeline"):
+    with pytest.raises(ConfigError, match="GetActions is in an env-to-module pipeline"):
         innermost.append(GetActions())
     assert innermost.names() == ["FlattenObservations"]
     innermost.remove("FlattenObservations")
@@ -291,7 +291,7 @@ def test_an_edit_that_the_spaces_forbid_changes_nothing():
 def test_a_removal_that_leaves_an_impossible_order_changes_nothing():
     add = AddObservationsFromEpisodesToBatch
     pipeline = EnvToModulePipeline(connectors=[add(), WriteObservationsToEpisodes(), add()])
-    with pytest.raises(ConfigError, match="WriteObservationsToEpisodes stands before"):
+    with pytest.raises(ConfigError, match="WriteObservationsToEpisodes is placed before"):
         pipeline.remove(add)
     assert len(pipeline) == 3
 

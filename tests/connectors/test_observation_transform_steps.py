@@ -88,7 +88,7 @@ def test_a_lookback_that_is_long_enough_for_some_rows_is_not_taken_for_enough_fo
         recent = Steps(begun_here, lookup).recent(Columns.OBS, 3, newest=0, who="test")
         assert recent.reached.tolist() == [[False, True, True]] * 2
     went_on = rows_at(rollout, 3, [2, 2], t_started=[7, 7])
-    with pytest.raises(ConnectorError, match="agent 'a0' went on for 7 steps"):
+    with pytest.raises(ConnectorError, match="agent 'a0' had 7 steps"):
         Steps(went_on, lookup).recent(Columns.OBS, 3, newest=0, who="test")
 
 
@@ -97,7 +97,7 @@ def test_what_is_long_enough_to_look_back_one_step_is_not_taken_for_enough_for_t
     rows = rows_at(rollout, 3, [3, 2], t_started=[0, 7])
     recent = Steps(rows, lookup).recent(Columns.OBS, 2, newest=0, who="test")
     assert recent.reached.tolist() == [[False, True], [True, True]]
-    with pytest.raises(ConnectorError, match="looks 3 steps back"):
+    with pytest.raises(ConnectorError, match="observations of the last 3 steps"):
         Steps(rows, lookup).recent(Columns.OBS, 4, newest=0, who="test")
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import optree
 import pytest
 import torch
-from histories import EPISODES, MAPPINGS, columns_of, make_modules, play
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from multi_agent_histories import EPISODES, MAPPINGS, columns_of, make_modules, play
 
 from marl_connectors import (
     AddColumnsFromEpisodesToTrainBatch,

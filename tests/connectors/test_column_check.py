@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from histories import AGENTS, MODULES, columns_of, make_modules, play
+from multi_agent_histories import AGENTS, MODULES, columns_of, make_modules, play
 
 from marl_connectors.connectors.column_connector import ColumnConnector
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
@@ -83,7 +83,7 @@ def chunk(agent_id="pia", lookback=1, t_started=5):
         (lambda n: np.float32(1), r"'x' to a float32"),
         (lambda n: np.array(1.0), r"'x' of shape \(\), expected"),
         (lambda n: [0.0] * n, r"'x' to a float, or a list or tree of them"),
-        (lambda n: None, r"'x' to nothing at all"),
+        (lambda n: None, r"'x' to an empty tree"),
         (lambda n: InfoColumn([{}] * (n - 1)), r"'x' of shape \({short},\)"),
     ],
 )
@@ -246,7 +246,7 @@ def test_an_episode_that_nobody_knows_cannot_be_put_in():
     def puts_in(piece, batch, run_episodes):
         run_episodes[0] = play(HISTORIES[1:], COLOURS)[0]
 
-    with pytest.raises(ConnectorError, match=r"has put agent 'a' \(module 'red', episode 'e0'\) into the episodes"):
+    with pytest.raises(ConnectorError, match=r"has added agent 'a' \(module 'red', episode 'e0'\) to the episodes"):
         run(item_piece(puts_in), cls=LearnerConnectorPipeline)
 
 
@@ -384,7 +384,7 @@ def test_the_odd_item_is_one_of_the_column_that_failed():
         batch.setdefault("a", {})[("other", "z", "none")] = [np.zeros(1), np.zeros(2)]
 
     pieces = of_shapes(lambda episode: (3,) if episode.multi_agent_episode_id == "e0" else (4,), also)
-    with pytest.raises(ConnectorError, match=r"first item of 'x' that is not \(4,\) but \(3,\) is of agent 'a'"):
+    with pytest.raises(ConnectorError, match=r"first item of 'x' with shape \(3,\) instead of \(4,\) belongs to agent"):
         run(pieces)
 
 

@@ -1,8 +1,8 @@
-"""Where pieces may stand, checked when a pipeline is built and whenever it is edited.
+"""Checks the kind of pipeline and the order of pieces, when a pipeline is built and whenever it is edited.
 
-The library's own pieces are held to a kind of pipeline (their ``belongs_in``) and to an order, and so are subclasses of
-them unless they set ``belongs_in`` to nothing. Other pieces may stand anywhere, and any piece may be left out: it is
-then up to the others to do its work.
+The library's own pieces, and subclasses of them, have rules: a kind of pipeline (``belongs_in``) and an order. A
+subclass that sets ``belongs_in`` to ``()`` has none. Other pieces may be anywhere, and any piece may be left out: other
+pieces must then do its work.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ NEEDS_BEFORE: dict[str, dict[str, str]] = {
         "BatchIndividualItems": _ARRAYS,
         "NumpyToTensor": "needs the tensors that {} makes",
     },
-    "TensorToNumpy": {"GetActions": "takes away the tensors from which {} draws"},
+    "TensorToNumpy": {"GetActions": "converts the tensors that {} samples from"},
     "UnBatchToIndividualItems": {"GetActions": _ACTIONS, "TensorToNumpy": _ARRAYS},
     "ModuleToAgentUnmapping": {
         "GetActions": _ACTIONS,
@@ -75,22 +75,23 @@ NEEDS_BEFORE: dict[str, dict[str, str]] = {
         "NormalizeAndClipActions": "needs the actions in the environment's range, which {} adds",
     },
 }
-"""Piece to the pieces that must stand before it where a pipeline has both, and why: what it does, ``{}`` the other."""
+"""``{piece: {other: why}}``: if a pipeline has both, the other piece must be before the piece. ``{}`` in the reason
+stands for the other piece."""
 
-_OF_EPISODES = "works on observations by episode, which {} does away with"
-NEEDS_BEHIND: dict[str, dict[str, str]] = {
+_OF_EPISODES = "works on observations by episode, which {} regroups"
+NEEDS_AFTER: dict[str, dict[str, str]] = {
     **dict.fromkeys((*_OBSERVATION_PIECES, _WRITE), dict.fromkeys(_LEAVE_EPISODES, _OF_EPISODES)),
-    "FrameStacking": {_ADD: "adds stacked observations to the batch, to which {} has then added single ones"},
+    "FrameStacking": {_ADD: "adds stacked observations to the batch, where {} has added single ones already"},
     "MeanStdFilter": {
         **dict.fromkeys(_LEAVE_EPISODES, _OF_EPISODES),
-        "FrameStacking": "changes what the learner gets only where {} has not put observations into the batch already",
+        "FrameStacking": "must write to the episodes, which is too late once {} has added observations to the batch",
     },
-    "NormalizeRewards": dict.fromkeys(_LEAVE_EPISODES, "needs the rewards by episode, which {} does away with"),
+    "NormalizeRewards": dict.fromkeys(_LEAVE_EPISODES, "needs the rewards by episode, which {} regroups"),
 }
-"""Piece to the pieces that must stand behind it where a pipeline has both, and why."""
+"""``{piece: {other: why}}``: if a pipeline has both, the other piece must be after the piece."""
 
-_WRITES = "changes observations in the episodes, which {} has then read already"
-_MASKS = "takes the mask out of the environment's observation, which {} has then changed already"
+_WRITES = "changes observations in the episodes, which {} has read already"
+_MASKS = "takes the mask out of the environment's observation, which {} has changed already"
 _AFTER_MASKS = (
     "AgentIdEncoding",
     "FlattenObservations",
@@ -104,21 +105,21 @@ _AFTER_MASKS = (
 
 
 def check_pieces(pipeline: str, kind: str | None, pieces: Sequence[ConnectorV2]) -> None:
-    """Holds pieces against the kind of pipeline that they stand in, and against each other.
+    """Checks that pieces belong in a kind of pipeline, and that their order is right.
 
     Args:
-        pipeline: Its name, for the message.
-        kind: What it is; None for a plain one, whose pieces may be of any kind.
-        pieces: In order, those of nested pipelines in the place of these.
+        pipeline: The pipeline's name, for the message.
+        kind: The kind of pipeline; None for a plain one, which may have pieces of any kind.
+        pieces: The pieces in order; a nested pipeline is replaced by its pieces.
 
     Raises:
-        ConfigError: If a piece stands twice, in the wrong kind of pipeline, or in the wrong order.
+        ConfigError: If a piece occurs twice, in the wrong kind of pipeline, or in the wrong order.
     """
     known: set[int] = set()
     for piece in pieces:
         if id(piece) in known:
             raise ConfigError(
-                f"{pipeline}: the same {type(piece).__name__} object stands in it twice. Make one for each place."
+                f"{pipeline}: the same {type(piece).__name__} object is in it twice. Make a second object."
             )
         known.add(id(piece))
     if kind is not None:
@@ -132,14 +133,12 @@ def _check_kind(pipeline: str, kind: str, piece: ConnectorV2) -> None:
     if piece.belongs_in and kind not in piece.belongs_in:
         where = " or ".join(f"the {_KINDS[other][0].split(' ', 1)[1]} pipeline" for other in piece.belongs_in)
         settings = " or ".join(_KINDS[other][1] for other in piece.belongs_in)
-        raise ConfigError(
-            f"{pipeline}: {name} stands in {here} pipeline, but belongs into {where}. Give it to {settings}."
-        )
+        raise ConfigError(f"{pipeline}: {name} is in {here} pipeline, but belongs in {where}. Pass it to {settings}.")
     said = piece.as_learner_connector if isinstance(piece, InBothPipelines) else None
     if said is not None and said != (kind == LEARNER):
         raise ConfigError(
-            f"{pipeline}: {name} stands in {here} pipeline, but was built with as_learner_connector={said}. Leave the "
-            f"argument out: the pipeline tells the piece where it stands."
+            f"{pipeline}: {name} is in {here} pipeline, but was built with as_learner_connector={said}. Leave the "
+            f"argument out: the pipeline sets it."
         )
 
 
@@ -148,37 +147,37 @@ def _check_order(pipeline: str, kind: str | None, pieces: Sequence[ConnectorV2])
     for i, piece in enumerate(pieces):
         name = type(piece).__name__
         before = set[str]().union(*names[:i])
-        behind = set[str]().union(*names[i + 1 :])
+        after = set[str]().union(*names[i + 1 :])
         for other, why in _needs_before(names[i], pieces[:i]).items():
-            if other in behind - before:
+            if other in after - before:
                 raise ConfigError(
-                    f"{pipeline}: {name} stands before {other}, but {why.format(other)}. Put {name} behind {other}, "
+                    f"{pipeline}: {name} is placed before {other}, but {why.format(other)}. Put {name} after {other}, "
                     f'for example with insert_after("{other}", ...), or leave one of the two out.'
                 )
-        for other, why in _needs_behind(piece, names[i], kind, behind).items():
+        for other, why in _needs_after(piece, names[i], kind, after).items():
             if other in before:
                 raise ConfigError(
-                    f"{pipeline}: {name} stands behind {other}, but {why.format(other)}. Put {name} before {other}, "
+                    f"{pipeline}: {name} is placed after {other}, but {why.format(other)}. Put {name} before {other}, "
                     f'for example with insert_before("{other}", ...), or leave one of the two out.'
                 )
 
 
 def _needs_before(names: Sequence[str], before: Sequence[ConnectorV2]) -> Mapping[str, str]:
-    """What must stand before a piece, if anywhere."""
+    """Returns the pieces that must be before a piece, and why."""
     needs = {other: why for name in names for other, why in NEEDS_BEFORE.get(name, {}).items()}
     if any(not piece.belongs_in or "FrameStacking" in _names(piece) for piece in before) and _WRITE in names:
         return {}  # one of them adds the observations
     return needs
 
 
-def _needs_behind(piece: ConnectorV2, names: Sequence[str], kind: str | None, behind: set[str]) -> Mapping[str, str]:
-    """What must stand behind a piece, if anywhere."""
-    needs = {other: why for name in names for other, why in NEEDS_BEHIND.get(name, {}).items()}
+def _needs_after(piece: ConnectorV2, names: Sequence[str], kind: str | None, after: set[str]) -> Mapping[str, str]:
+    """Returns the pieces that must be after a piece, and why."""
+    needs = {other: why for name in names for other, why in NEEDS_AFTER.get(name, {}).items()}
     learns = kind == LEARNER
     if isinstance(piece, InBothPipelines):
         open_yet = kind is None and piece.as_learner_connector is None and LEARNER in piece.belongs_in
         learns = learns or piece.learns or open_yet
-    if not set(names).isdisjoint(_OBSERVATION_PIECES) and not learns and _WRITE not in behind:
+    if not set(names).isdisjoint(_OBSERVATION_PIECES) and not learns and _WRITE not in after:
         needs.setdefault(_ADD, _WRITES)
     if "ActionMasking" in names and getattr(piece, "source", None) != "infos":
         needs.update(dict.fromkeys(_AFTER_MASKS, f'{_MASKS} (source="infos" would not)'))
@@ -186,7 +185,7 @@ def _needs_behind(piece: ConnectorV2, names: Sequence[str], kind: str | None, be
 
 
 def _names(piece: ConnectorV2) -> tuple[str, ...]:
-    """The library's pieces whose work a piece does: a user's subclass does its base's. Nothing for free ones."""
+    """Returns the names of a piece's class and of its bases in the library; empty for a piece without rules."""
     if not piece.belongs_in:
         return ()
     return tuple(cls.__name__ for cls in type(piece).__mro__ if cls.__module__.startswith("marl_connectors."))

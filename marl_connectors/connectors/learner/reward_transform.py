@@ -1,0 +1,52 @@
+"""RewardTransform, the base of pieces that change the rewards of a train batch, and helpers for such pieces."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from marl_connectors.columns import Columns
+from marl_connectors.connectors.connector_v2 import LEARNER, ConnectorV2
+from marl_connectors.episodes.column_batch import ColumnGroup
+from marl_connectors.errors import ConfigError
+
+
+class RewardTransform(ConnectorV2):
+    """Base of pieces that change each reward of the train batch by itself.
+
+    Reads the batch's ``rewards`` or, if no piece has added them yet, those of the episodes. Writes ``rewards`` to the
+    batch. The episodes, and so the reported returns, keep the environment's rewards.
+    """
+
+    belongs_in = (LEARNER,)
+
+    def changed(self, rewards: Any) -> Any:
+        """Returns the new rewards for ``[B]`` rewards or for a single one."""
+        raise NotImplementedError(f"{type(self).__name__}: override changed(rewards).")
+
+    def on_columns(self, *, columns: ColumnGroup, **kwargs: Any) -> None:
+        """Changes the rewards of all rows of a group at once."""
+        columns[Columns.REWARDS] = self.changed(rewards_of_columns(columns))
+
+
+def rewards_of_columns(columns: ColumnGroup) -> Any:
+    """Returns ``[B]`` rewards of the batch or, if it has none, those of the trajectories as float32."""
+    if Columns.REWARDS in columns:
+        return columns[Columns.REWARDS]
+    return columns.rows.get(Columns.REWARDS).astype(np.float32)
+
+
+def checked_gamma(who: str, gamma: float) -> float:
+    """Checks a discount factor and returns it as a float.
+
+    Args:
+        who: The piece, for the message.
+        gamma: The discount factor.
+
+    Raises:
+        ConfigError: If ``gamma`` is not a number in [0, 1].
+    """
+    if not isinstance(gamma, (int, float)) or not 0.0 <= gamma <= 1.0:
+        raise ConfigError(f"{who}: gamma must be a number in [0, 1], not {gamma!r}.")
+    return float(gamma)
