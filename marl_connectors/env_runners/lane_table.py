@@ -22,9 +22,9 @@ from marl_connectors.episodes.lane_storage import LaneStorage
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.episodes.rollout import Positions, Rollout
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
-from marl_connectors.rl_module.module_states import state_kind
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.rl_module.rl_module import RLModule
+from marl_connectors.rl_module.states import state_kind
 from marl_connectors.seeding import name_word
 from marl_connectors.typing import AgentID, EpisodeID, ModuleID
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from marl_connectors.errors import LearnerError
-from marl_connectors.rl_module.bucket import BucketPart
 from marl_connectors.rl_module.closed_form import ClosedForward
+from marl_connectors.rl_module.stacking import BucketPart
 from marl_connectors.typing import ModuleID
 
 _TINY = 1e-6

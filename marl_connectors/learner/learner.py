@@ -16,7 +16,7 @@ from marl_connectors.connectors.learner.learner_connector_pipeline import Learne
 from marl_connectors.episodes.column_batch import ColumnBatch
 from marl_connectors.errors import LearnerError
 from marl_connectors.learner.gradients import ClosedLoss, ClosedUpdate, clip_gradients, set_gradients
-from marl_connectors.learner.losses import (
+from marl_connectors.learner.loss_stats import (
     FiniteCheck,
     LossStatistics,
     checked_losses,

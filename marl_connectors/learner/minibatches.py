@@ -21,7 +21,7 @@ from marl_connectors.episodes.column_batch import ColumnGroup
 from marl_connectors.episodes.info_column import InfoColumn
 from marl_connectors.episodes.sequences import PaddedColumns, Sequences
 from marl_connectors.errors import did_you_mean
-from marl_connectors.rl_module.bucket import SPARE_ROWS, each_leaf
+from marl_connectors.rl_module.stacking import SPARE_ROWS, each_leaf
 from marl_connectors.transfers import all_moved, all_on_host, moved
 from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import ModuleID

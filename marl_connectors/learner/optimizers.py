@@ -12,9 +12,9 @@ from torch.optim.adam import adam
 
 from marl_connectors.errors import LearnerError, did_you_mean
 from marl_connectors.learner.gradients import clip_gradients, clip_stacked_gradients, global_norm
-from marl_connectors.learner.losses import FiniteCheck
+from marl_connectors.learner.loss_stats import FiniteCheck
 from marl_connectors.ops.schedule import Schedule, schedule, value_at
-from marl_connectors.rl_module.bucket import BucketPart, MemberRow
+from marl_connectors.rl_module.stacking import BucketPart, MemberRow
 from marl_connectors.typing import SHARED, ModuleID
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from marl_connectors.episodes.agent_views import AgentChunk
 from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup
 from marl_connectors.episodes.packing import chunks_of, rows_of_episodes
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
-from marl_connectors.learner.losses import has_self_supervised_loss
+from marl_connectors.learner.loss_stats import has_self_supervised_loss
 from marl_connectors.learner.minibatches import MiniBatch, Shuffle, minibatches_of_epoch
 from marl_connectors.rl_module.module_columns import columns_by_module
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule

@@ -14,9 +14,8 @@ from torch import nn
 from marl_connectors.rl_module.architecture import has_hooks, has_own_methods, overrides_methods_of
 from marl_connectors.rl_module.array_layers import BLOCK, Activation, is_watched, row_tile
 from marl_connectors.rl_module.encoders import Encoder, FlatPart
-from marl_connectors.rl_module.layers import ACTIVATIONS, MLP, LayerNorm, Linear
+from marl_connectors.rl_module.layers import ACTIVATIONS, GRU, LSTM, MLP, LayerNorm, Linear, RecurrentLayer
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
-from marl_connectors.rl_module.recurrent_layers import GRU, LSTM, RecurrentLayer
 from marl_connectors.rl_module.rl_module import RLModule
 from marl_connectors.typing import ModuleID, Tree
 

@@ -7,16 +7,19 @@ in, ``[M, B, k]`` out. Without that axis it is an ordinary torch layer.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from marl_connectors.columns import Columns
-from marl_connectors.errors import ModuleError, did_you_mean
+from marl_connectors.errors import ConfigError, ModuleError, did_you_mean
 from marl_connectors.rl_module.array_layers import (
     BOUND_ACTIVATIONS,
     NUMPY_ACTIVATIONS,
@@ -25,7 +28,6 @@ from marl_connectors.rl_module.array_layers import (
     is_watched,
     run_layers,
 )
-from marl_connectors.rl_module.initializers import Initializers
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "tanh": nn.Tanh,
@@ -52,6 +54,65 @@ def make_activation(name: str) -> nn.Module:
     if name not in ACTIVATIONS:
         raise ModuleError(f"MLP: unknown activation {name!r}. {did_you_mean(name, ACTIVATIONS)}")
     return ACTIVATIONS[name]()
+
+
+INITIALIZERS = tuple(sorted(name for name in dir(nn.init) if name.endswith("_") and not name.startswith("_")))
+"""The names that an initializer may have."""
+
+
+@dataclass(frozen=True)
+class Initializers:
+    """What fills new weights and biases: a function of a tensor, or the name of one in ``torch.nn.init``.
+
+    Weights start orthogonal with a gain of ``sqrt(2)``, biases at 0, unless the user says otherwise (Engstrom et al.
+    (2020), arXiv:2005.12729, on why that matters for PPO).
+    """
+
+    kernel: str | Callable[..., Any] | None = None
+    kernel_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    bias: str | Callable[..., Any] | None = None
+    bias_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, config: Any, prefix: str) -> Initializers:
+        """The settings ``{prefix}_kernel_initializer`` and its siblings of a model config."""
+        found = [
+            getattr(config, f"{prefix}_{part}") for part in ("kernel_initializer", "kernel_initializer_kwargs")
+        ] + [getattr(config, f"{prefix}_{part}") for part in ("bias_initializer", "bias_initializer_kwargs")]
+        return cls(found[0], found[1] or {}, found[2], found[3] or {})
+
+    def fill_weight(self, weight: Tensor, gain: float = math.sqrt(2)) -> None:
+        """Fills a ``[out, in, ...]`` weight; ``gain`` is for the default one."""
+        if self.kernel is None:
+            nn.init.orthogonal_(weight, gain)
+        else:
+            _fill(weight, self.kernel, self.kernel_kwargs)
+
+    def fill_bias(self, bias: Tensor) -> None:
+        """Fills an ``[out]`` bias."""
+        if self.bias is None:
+            nn.init.zeros_(bias)
+        else:
+            _fill(bias, self.bias, self.bias_kwargs)
+
+
+def _fill(tensor: Tensor, initializer: str | Callable[..., Any], kwargs: Mapping[str, Any]) -> None:
+    """Has an initializer fill a tensor. An error of a user's function shows as it is; one of torch's is explained."""
+    if callable(initializer):
+        initializer(tensor, **kwargs)
+        return
+    name = initializer if initializer.endswith("_") else f"{initializer}_"
+    if name not in INITIALIZERS:
+        raise ConfigError(
+            f"model_config: torch.nn.init has no initializer {initializer!r}. {did_you_mean(name, INITIALIZERS)}"
+        )
+    try:
+        getattr(nn.init, name)(tensor, **kwargs)
+    except Exception as error:
+        raise ConfigError(
+            f"model_config: the initializer {name!r} with arguments {dict(kwargs)} fails for a tensor of shape "
+            f"{list(tensor.shape)}: {error}. Choose another one, or change its arguments."
+        ) from error
 
 
 class Linear(nn.Linear):
@@ -252,6 +313,121 @@ class MLP(nn.Module):
         found = _Arrays.over(self, parameters)
         self._arrays[:] = [found]
         return found.layers
+
+
+State = Mapping[str, Tensor]
+
+
+class RecurrentLayer(nn.Module):
+    """One recurrent layer over ``[B, T, n]`` sequences, or ``[M, B, T, n]`` if its weights are stacked.
+
+    Weights have the names and shapes of ``torch.nn.LSTM`` and ``torch.nn.GRU``; each gate's part starts orthogonal.
+    """
+
+    _num_gates: int
+
+    def __init__(self, input_dim: int, size: int, initializers: Initializers | None = None):
+        super().__init__()
+        self.size = size
+        gates = self._num_gates * size
+        self.weight_ih_l0 = nn.Parameter(torch.empty(gates, input_dim))
+        self.weight_hh_l0 = nn.Parameter(torch.empty(gates, size))
+        self.bias_ih_l0 = nn.Parameter(torch.empty(gates))
+        self.bias_hh_l0 = nn.Parameter(torch.empty(gates))
+        initializers = initializers or Initializers()
+        with torch.no_grad():
+            for weight in (self.weight_ih_l0, self.weight_hh_l0):
+                for gate in weight.chunk(self._num_gates):
+                    initializers.fill_weight(gate, 1.0)
+            initializers.fill_bias(self.bias_ih_l0)
+            initializers.fill_bias(self.bias_hh_l0)
+
+    def forward(self, x: Tensor, state: State) -> tuple[Tensor, dict[str, Tensor]]:
+        """What it puts out at each step, ``[..., T, size]``, and the state after the last one.
+
+        Args:
+            x: ``[B, T, n]`` or ``[M, B, T, n]``.
+            state: Before the first step, ``[B, size]`` or ``[M, B, size]`` each.
+        """
+        weights: list[Tensor] = [self.weight_ih_l0, self.weight_hh_l0, self.bias_ih_l0, self.bias_hh_l0]
+        if weights[0].dim() == 3:
+            return self._in_steps(x, state, weights)
+        if x.is_cpu:
+            return self._at_once(x, {key: leaf.unsqueeze(0).contiguous() for key, leaf in state.items()}, weights)
+        # cuDNN wants all weights in one piece of memory, which is the bucket's here.
+        return self._alone_in_steps(x, state, weights)
+
+    def _alone_in_steps(self, x: Tensor, state: State, weights: list[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        stacked = {key: leaf.unsqueeze(0) for key, leaf in state.items()}
+        outputs, after = self._in_steps(x.unsqueeze(0), stacked, [weight.unsqueeze(0) for weight in weights])
+        return outputs.squeeze(0), {key: leaf.squeeze(0) for key, leaf in after.items()}
+
+    def _in_steps(self, x: Tensor, state: State, weights: list[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """One step after another, for all of ``M`` layers at once."""
+        of_input, of_memory, bias, memory_bias = weights
+        rows = torch.baddbmm(bias.unsqueeze(-2), x.flatten(1, 2), of_input.transpose(-1, -2))
+        outputs, now = [], dict(state)
+        for gates in rows.unflatten(1, x.shape[1:3]).unbind(2):
+            remembered = torch.baddbmm(memory_bias.unsqueeze(-2), now["h"], of_memory.transpose(-1, -2))
+            now = self._step(gates, remembered, now)
+            outputs.append(now["h"])
+        return torch.stack(outputs, 2), now
+
+    @abstractmethod
+    def initial_state(self) -> dict[str, np.ndarray]:
+        """``[size]`` zeros, by the state's parts; ``h`` is what it puts out."""
+
+    @abstractmethod
+    def _step(self, gates: Tensor, remembered: Tensor, state: State) -> dict[str, Tensor]:
+        """The next state.
+
+        Args:
+            gates: ``[M, B, gates]`` of the input.
+            remembered: Likewise, of the memory.
+            state: ``[M, B, size]`` each.
+        """
+
+    @abstractmethod
+    def _at_once(self, x: Tensor, state: State, weights: list[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """All steps of one layer in a single call, from states ``[1, B, size]``."""
+
+
+class LSTM(RecurrentLayer):
+    """As ``torch.nn.LSTM``; the state is ``{"h": ..., "c": ...}``."""
+
+    _num_gates = 4
+
+    def initial_state(self) -> dict[str, np.ndarray]:
+        return {"h": np.zeros(self.size, np.float32), "c": np.zeros(self.size, np.float32)}
+
+    def _step(self, gates: Tensor, remembered: Tensor, state: State) -> dict[str, Tensor]:
+        write, keep, new, read = (gates + remembered).chunk(4, -1)
+        c = keep.sigmoid() * state["c"] + write.sigmoid() * new.tanh()
+        return {"h": read.sigmoid() * c.tanh(), "c": c}
+
+    def _at_once(self, x: Tensor, state: State, weights: list[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        before = (state["h"], state["c"])
+        outputs, h, c = torch.lstm(x, before, weights, True, 1, 0.0, torch.is_grad_enabled(), False, True)
+        return outputs, {"h": h.squeeze(0), "c": c.squeeze(0)}
+
+
+class GRU(RecurrentLayer):
+    """As ``torch.nn.GRU``; the state is ``{"h": ...}``."""
+
+    _num_gates = 3
+
+    def initial_state(self) -> dict[str, np.ndarray]:
+        return {"h": np.zeros(self.size, np.float32)}
+
+    def _step(self, gates: Tensor, remembered: Tensor, state: State) -> dict[str, Tensor]:
+        reset, keep, new = gates.chunk(3, -1)
+        reset_h, keep_h, new_h = remembered.chunk(3, -1)
+        keep = (keep + keep_h).sigmoid()
+        return {"h": (1 - keep) * (new + (reset + reset_h).sigmoid() * new_h).tanh() + keep * state["h"]}
+
+    def _at_once(self, x: Tensor, state: State, weights: list[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        outputs, h = torch.gru(x, state["h"], weights, True, 1, 0.0, torch.is_grad_enabled(), False, True)
+        return outputs, {"h": h.squeeze(0)}
 
 
 class TrainingLayers(NamedTuple):

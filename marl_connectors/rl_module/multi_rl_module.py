@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections import ChainMap
 from collections.abc import Callable, Collection, Hashable, ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
 from functools import cache
 from operator import attrgetter
-from typing import Any, overload
+from pathlib import Path
+from typing import Annotated, Any, overload
 
+import numpy as np
 import torch
 from gymnasium import Space
 from torch import nn
@@ -17,8 +20,7 @@ from marl_connectors.columns import Columns
 from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup, Phase
 from marl_connectors.errors import ModuleError, did_you_mean
 from marl_connectors.rl_module.architecture import Structure, is_stackable, modules_that_share
-from marl_connectors.rl_module.bucket import Bucket, StackedRows, is_whole, run_stacked, sort_into_buckets
-from marl_connectors.rl_module.module_calls import called_for_modules, noting, with_given
+from marl_connectors.rl_module.calls import called_for_modules, recorded_inputs, with_inputs
 from marl_connectors.rl_module.module_columns import (
     columns_by_module,
     concatenate,
@@ -26,9 +28,22 @@ from marl_connectors.rl_module.module_columns import (
     set_columns_by_module,
     unlike_outputs,
 )
-from marl_connectors.rl_module.module_states import state_kind
-from marl_connectors.rl_module.rl_module import RLModule, RLModuleSpec
+from marl_connectors.rl_module.rl_module import FOLDER, MODEL_CONFIG, SPACE, RLModule, RLModuleSpec
+from marl_connectors.rl_module.stacking import Bucket, StackedRows, is_whole, run_stacked, sort_into_buckets
+from marl_connectors.rl_module.states import state_kind
 from marl_connectors.typing import SHARED, ModuleID
+from marl_connectors.validators import (
+    ChecksFields,
+    Unfit,
+    Validator,
+    boolean,
+    dict_of,
+    either,
+    instance_of,
+    optional,
+    subclass_of,
+    text,
+)
 
 _TRAINS = attrgetter("training")
 _SORTING = threading.RLock()
@@ -188,9 +203,9 @@ class MultiRLModule(nn.Module):
         own = {module_id: ChainMap({}, columns) for module_id, columns in batch.items()}  # type: ignore[misc]
         if purpose != "train":
             return called_for_modules(self, purpose, own, kwargs)
-        with noting(self.values()) as given:
+        with recorded_inputs(self.values()) as inputs:
             outputs = called_for_modules(self, purpose, own, kwargs)
-        return with_given(outputs, given, own)
+        return with_inputs(outputs, inputs, own)
 
     def _dispatch(self, purpose: str, batch: Any, **kwargs: Any) -> Any:
         if not isinstance(batch, ColumnBatch):
@@ -373,3 +388,90 @@ def _check_states(outputs: Mapping[ModuleID, Mapping[str, Any]]) -> None:
             f"module {forgetful[0]!r} is stateful, but put out no 'state_out', only {sorted(outputs[forgetful[0]])}, "
             f"so it would forget what it has seen. Return Columns.STATE_OUT from its _forward."
         )
+
+
+def _module_ids(given: Any) -> Any:
+    if not isinstance(given, Collection) or isinstance(given, (str, bytes, Mapping, np.ndarray)):
+        raise Unfit(f"Write [{given!r}]." if isinstance(given, str) else "")
+    make: Any = type(given) if type(given) in (tuple, set, frozenset) else list
+    return make(map(text().keep, given))
+
+
+MODULE_IDS = Validator("a collection of module ids", _module_ids)
+_SPEC = instance_of(RLModuleSpec, expected="an RLModuleSpec")
+_SPECS = either(_SPEC, dict_of(text(), _SPEC, expected="a dict {module_id: RLModuleSpec}"))
+
+
+@dataclasses.dataclass
+class MultiRLModuleSpec(ChecksFields):
+    """How to build a MultiRLModule. What is None is filled in from the algorithm's config and the environment.
+
+    Attributes:
+        multi_rl_module_class: MultiRLModule or a subclass.
+        observation_space: Handed to the class.
+        action_space: Handed to the class.
+        inference_only: True for all modules, whatever their own specs say.
+        model_config: Handed to the class.
+        rl_module_specs: One spec for each module id; a single RLModuleSpec stands for all modules.
+        load_state_path: A folder with a saved ``MultiRLModule.get_state()`` to start from.
+        modules_to_load: Which modules to load from there, with the layers that are shared; None for all.
+    """
+
+    multi_rl_module_class: Annotated[type[MultiRLModule] | None, optional(subclass_of(MultiRLModule))] = None
+    observation_space: Annotated[Space | None, optional(SPACE)] = None
+    action_space: Annotated[Space | None, optional(SPACE)] = None
+    inference_only: Annotated[bool | None, optional(boolean())] = None
+    model_config: Annotated[Any, MODEL_CONFIG] = None
+    rl_module_specs: Annotated[dict[ModuleID, RLModuleSpec] | RLModuleSpec, _SPECS] = dataclasses.field(
+        default_factory=dict
+    )
+    load_state_path: Annotated[str | Path | None, FOLDER] = None
+    modules_to_load: Annotated[Collection[ModuleID] | None, optional(MODULE_IDS)] = None
+
+    @classmethod
+    def from_module(cls, module: MultiRLModule) -> MultiRLModuleSpec:
+        """How to build another one with modules like those of this one, and parameters of its own."""
+        return cls(
+            type(module),
+            module.observation_space,
+            module.action_space,
+            module.inference_only,
+            module.model_config,
+            {module_id: RLModuleSpec.from_module(member) for module_id, member in module.items()},
+        )
+
+    def build(self) -> MultiRLModule:
+        """The module.
+
+        Raises:
+            ModuleError: If the specs are incomplete.
+        """
+        if isinstance(self.rl_module_specs, RLModuleSpec):
+            raise ModuleError(
+                "MultiRLModuleSpec: rl_module_specs must name the modules: {module_id: RLModuleSpec(...)}."
+            )
+        module = (self.multi_rl_module_class or MultiRLModule)(
+            observation_space=self.observation_space,
+            action_space=self.action_space,
+            inference_only=self.inference_only,
+            model_config=self.model_config,
+            rl_module_specs={m: self.completed(spec) for m, spec in self.rl_module_specs.items()},
+        )
+        self.load_state(module)
+        return module
+
+    def completed(self, spec: RLModuleSpec) -> RLModuleSpec:
+        """A module's spec, with what is said here for all modules."""
+        return dataclasses.replace(spec, inference_only=True) if self.inference_only else spec
+
+    def load_state(self, module: MultiRLModule) -> None:
+        """Gives a module what ``load_state_path`` holds, if it is set."""
+        if self.load_state_path is None:
+            return
+        from marl_connectors.checkpoints import load_state
+
+        state = load_state(self.load_state_path)
+        if self.modules_to_load is not None:
+            wanted = {*self.modules_to_load, *([SHARED] if module._rest() else [])}
+            state = {module_id: own for module_id, own in state.items() if module_id in wanted}
+        module.set_state(state)

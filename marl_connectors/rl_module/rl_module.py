@@ -14,19 +14,17 @@ import torch
 from gymnasium import Space
 from torch import nn
 
+import marl_connectors
 from marl_connectors.columns import Columns
 from marl_connectors.errors import ModuleError
-from marl_connectors.rl_module.apis import InferenceOnlyAPI, TargetNetworkAPI
+from marl_connectors.rl_module.apis import InferenceOnlyAPI, TargetNetworkAPI, freeze_target_networks
+from marl_connectors.rl_module.calls import called_for_columns
 from marl_connectors.rl_module.distributions import Distribution, default_distribution, without_forbidden
-from marl_connectors.rl_module.module_calls import called_for_columns
-from marl_connectors.rl_module.target_networks import freeze_target_networks
 from marl_connectors.typing import DEFAULT_MODULE_ID, ModuleID
 from marl_connectors.validators import ChecksFields, Switch, Unfit, Validator, instance_of, optional, subclass_of
 
 if TYPE_CHECKING:
-    from marl_connectors.rl_module.layers import MLP, TrainingLayers
-    from marl_connectors.rl_module.multi_rl_module import MultiRLModule
-    from marl_connectors.rl_module.recurrent_layers import RecurrentLayer
+    from marl_connectors.rl_module.layers import MLP, RecurrentLayer, TrainingLayers
 
 
 _NOTHING = nullcontext()
@@ -64,7 +62,7 @@ class RLModule(nn.Module):
     """Whether ``_forward`` sees to ``Columns.ACTION_MASK`` itself. True leaves its ``action_dist_inputs`` as they are;
     the mask is kept for training all the same."""
 
-    _notes_given: dict[ModuleID, Mapping[str, Any]] | None = None
+    _recorded_inputs: dict[ModuleID, Mapping[str, Any]] | None = None
     _known_dist_cls: tuple[Space, type[Distribution]] | None = None
     _remembered = frozenset({"known_as", "_known_dist_cls"})
     """Attributes in which modules of one architecture may differ."""
@@ -200,8 +198,8 @@ class RLModule(nn.Module):
 
     def forward_train(self, batch: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Columns for computing a loss."""
-        if self._notes_given is not None and self.known_as is not None:
-            self._notes_given[self.known_as] = batch
+        if self._recorded_inputs is not None and self.known_as is not None:
+            self._recorded_inputs[self.known_as] = batch
         outputs = called_for_columns(self, self._forward_train, batch, kwargs)
         return _masked(self, batch, outputs) if Columns.ACTION_MASK in batch else outputs
 
@@ -225,11 +223,9 @@ class RLModule(nn.Module):
         except RuntimeError as error:
             raise ModuleError(f"{type(self).__name__}: this state is of another architecture. {error}") from error
 
-    def as_multi_rl_module(self) -> MultiRLModule:
-        """A MultiRLModule with this module as its only one, under ``DEFAULT_MODULE_ID``."""
-        from marl_connectors.rl_module.multi_rl_module import MultiRLModule
-
-        multi = MultiRLModule()
+    def as_multi_rl_module(self) -> marl_connectors.MultiRLModule:
+        """Returns a MultiRLModule with this module as its only one, under ``DEFAULT_MODULE_ID``."""
+        multi = marl_connectors.MultiRLModule()  # which is imported when it is first used, as it builds on RLModule
         multi.add_module(DEFAULT_MODULE_ID, self)
         return multi
 

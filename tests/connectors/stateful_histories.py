@@ -26,7 +26,7 @@ from marl_connectors.episodes.packing import rows_of_episodes  # noqa: E402
 from marl_connectors.episodes.rollout import Rollout  # noqa: E402
 from marl_connectors.episodes.rows import RowPart, Rows  # noqa: E402
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode  # noqa: E402
-from marl_connectors.rl_module.module_states import state_kind  # noqa: E402
+from marl_connectors.rl_module.states import state_kind  # noqa: E402
 from marl_connectors.spaces import stack  # noqa: E402
 from marl_connectors.trees import leaves, tree_map  # noqa: E402
 

@@ -12,8 +12,7 @@ from torch import nn
 from marl_connectors.algorithms.algorithm import Algorithm
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
 from marl_connectors.rl_module.apis import ValueFunctionAPI
-from marl_connectors.rl_module.multi_rl_module import MultiRLModule
-from marl_connectors.rl_module.multi_rl_module_spec import MultiRLModuleSpec
+from marl_connectors.rl_module.multi_rl_module import MultiRLModule, MultiRLModuleSpec
 from marl_connectors.rl_module.rl_module import RLModule, RLModuleSpec
 from marl_connectors.rl_module.torch_module import TorchModule
 from marl_envs import match_v0

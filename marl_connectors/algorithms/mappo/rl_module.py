@@ -12,8 +12,7 @@ from marl_connectors.algorithms.mappo.model_config import MAPPOModelConfig
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
 from marl_connectors.columns import Columns
 from marl_connectors.errors import ModuleError
-from marl_connectors.rl_module.initializers import Initializers
-from marl_connectors.rl_module.layers import MLP, TrainingLayers
+from marl_connectors.rl_module.layers import MLP, Initializers, TrainingLayers
 
 
 class DefaultMAPPORLModule(DefaultPPORLModule):

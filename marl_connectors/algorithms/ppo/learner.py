@@ -18,9 +18,9 @@ from marl_connectors.learner.learner import Learner
 from marl_connectors.learner.minibatches import CountedRows
 from marl_connectors.ops.ppo_loss import PPOCoefficients, PPOLoss, ppo_loss, ppo_loss_and_slopes
 from marl_connectors.ops.schedule import value_at
+from marl_connectors.rl_module.calls import called, checked_inputs, checked_values, in_full, values_batch
 from marl_connectors.rl_module.closed_form import are_plain
 from marl_connectors.rl_module.distributions import Distribution
-from marl_connectors.rl_module.module_calls import called, checked_inputs, checked_values, in_full, values_batch
 from marl_connectors.rl_module.rl_module import RLModule
 from marl_connectors.transfers import moved
 from marl_connectors.typing import ModuleID
@@ -137,7 +137,8 @@ class PPOLearner(Learner):
         dist_cls = self.module[module_ids[0]].get_train_action_dist_cls()
         rows = CountedRows.of(batch, stacked=len(module_ids) if len(module_ids) > 1 else 0)
         lead = tuple(batch[Columns.ADVANTAGES].shape)
-        inputs = checked_inputs(module_ids[0], self.module[module_ids[0]], fwd_out, lead)
+        space = self.module[module_ids[0]].action_space
+        inputs = checked_inputs(module_ids[0], fwd_out, lead, dist_cls=dist_cls, action_space=space)
         values = None
         if config.use_critic:
             given = values_batch(fwd_out, batch)

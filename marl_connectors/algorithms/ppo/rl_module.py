@@ -22,9 +22,7 @@ from marl_connectors.rl_module.distributions import (
     default_distribution,
 )
 from marl_connectors.rl_module.encoders import Encoder, recurrent_layer
-from marl_connectors.rl_module.initializers import Initializers
-from marl_connectors.rl_module.layers import MLP, TrainingLayers
-from marl_connectors.rl_module.recurrent_layers import RecurrentLayer
+from marl_connectors.rl_module.layers import MLP, Initializers, RecurrentLayer, TrainingLayers
 from marl_connectors.rl_module.rl_module import RLModule
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from gymnasium import Space, spaces
-from torch import Tensor
+from torch import Tensor, nn
 
 from marl_connectors.columns import Columns
 from marl_connectors.episodes.column_batch import ColumnGroup, NoColumn
@@ -21,9 +21,6 @@ from marl_connectors.rl_module.distributions import Distribution
 from marl_connectors.spaces import describe
 from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import ModuleID
-
-if TYPE_CHECKING:
-    from marl_connectors.rl_module.rl_module import RLModule
 
 _AS_THEY_ARE = (MarlConnectorsError, NotImplementedError, torch.OutOfMemoryError)
 
@@ -152,68 +149,75 @@ def _who(module: Any) -> str:
 
 
 class ModuleOutputs(dict[str, Any]):
-    """What a module put out in training.
+    """The outputs of a module in training.
 
     Attributes:
-        given: The columns that it was given, and behind them those of the batch.
+        inputs: The columns that ``forward_train`` was called with, and after them the other columns of the batch.
     """
 
-    __slots__ = ("given",)
+    __slots__ = ("inputs",)
 
-    def __init__(self, outputs: Mapping[str, Any], given: Mapping[str, Any]):
+    def __init__(self, outputs: Mapping[str, Any], inputs: Mapping[str, Any]):
         super().__init__(outputs)
-        self.given = given
+        self.inputs = inputs
 
 
 def values_batch(outputs: Mapping[str, Any], batch: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a module's ``compute_values`` is to be called with: what ``forward_train`` saw. A hot path."""
-    return outputs.given if type(outputs) is ModuleOutputs else batch
+    """The columns to call a module's ``compute_values`` with: those that ``forward_train`` was called with."""
+    return outputs.inputs if type(outputs) is ModuleOutputs else batch
 
 
 @contextmanager
-def noting(modules: Iterable[RLModule]) -> Iterator[dict[ModuleID, Mapping[str, Any]]]:
-    """Meanwhile, with what ``forward_train`` of each module is called."""
-    given: dict[ModuleID, Mapping[str, Any]] = {}
+def recorded_inputs(modules: Iterable[nn.Module]) -> Iterator[dict[ModuleID, Mapping[str, Any]]]:
+    """Records the columns that ``forward_train`` of each RLModule is called with inside the ``with`` block."""
+    inputs: dict[ModuleID, Mapping[str, Any]] = {}
     members = list(modules)
     for module in members:
-        module.__dict__["_notes_given"] = given
+        module.__dict__["_recorded_inputs"] = inputs
     try:
-        yield given
+        yield inputs
     finally:
         for module in members:
-            module.__dict__.pop("_notes_given", None)
+            module.__dict__.pop("_recorded_inputs", None)
 
 
-def with_given(
+def with_inputs(
     outputs: Mapping[ModuleID, Mapping[str, Any]],
-    given: Mapping[ModuleID, Mapping[str, Any]],
+    inputs: Mapping[ModuleID, Mapping[str, Any]],
     batch: Mapping[ModuleID, Mapping[str, Any]],
 ) -> dict[ModuleID, ModuleOutputs]:
-    """The outputs of modules, with what they were given; what was added to ``batch`` itself counts, too."""
+    """The outputs of modules together with their inputs, which include the columns that were added to ``batch``."""
     found = {}
     for module_id, own in outputs.items():
         columns = batch.get(module_id, {})
-        seen = given.get(module_id, columns)
+        seen = inputs.get(module_id, columns)
         found[module_id] = ModuleOutputs(own, seen if seen is columns else ChainMap(seen, columns))  # type: ignore[arg-type]
     return found
 
 
-def checked_inputs(module_id: ModuleID, module: RLModule, fwd_out: Mapping[str, Any], lead: tuple[int, ...]) -> Tensor:
-    """The ``action_dist_inputs`` that a module's ``forward_train`` gave. A hot path.
+def checked_inputs(
+    module_id: ModuleID,
+    fwd_out: Mapping[str, Any],
+    lead: tuple[int, ...],
+    *,
+    dist_cls: type[Distribution],
+    action_space: Space | None,
+) -> Tensor:
+    """Returns the ``action_dist_inputs`` among the outputs of a module's ``forward_train``.
 
     Args:
-        module_id: For messages; of stacked modules, any of them.
-        module: The module.
-        fwd_out: What it put out.
-        lead: The axes before those of a row: ``(B,)``, or what else the batch's columns begin with.
+        module_id: The module to name in an error; any of them if several are stacked.
+        fwd_out: The outputs.
+        lead: The axes before those of a row: ``(B,)``, or the other axes with which the batch's columns begin.
+        dist_cls: The module's action distribution.
+        action_space: The module's action space.
 
     Raises:
-        ModuleError: If there are none, or not as many rows and numbers as actions need.
+        ModuleError: If they are missing, or do not have the rows and numbers that the actions need.
     """
     inputs = fwd_out.get(Columns.ACTION_DIST_INPUTS)
-    dist_cls, space = module.get_train_action_dist_cls(), module.action_space
-    knows_size = space is not None and issubclass(dist_cls, Distribution)
-    wanted = dist_cls.required_input_dim(space) if knows_size and space is not None else None
+    space = action_space
+    wanted = dist_cls.required_input_dim(space) if space is not None and issubclass(dist_cls, Distribution) else None
     if not isinstance(inputs, Tensor):
         raise ModuleError(
             f"module {module_id!r}: its forward_train put out {sorted(fwd_out)}, but no 'action_dist_inputs'. Return "
