@@ -14,7 +14,7 @@ from torch import Tensor
 
 from marl_connectors.errors import LearnerError
 from marl_connectors.rl_module.closed_form import ClosedForward
-from marl_connectors.rl_module.stacking import BucketPart
+from marl_connectors.rl_module.stacking import MemberStack
 from marl_connectors.typing import ModuleID
 
 _TINY = 1e-6
@@ -57,19 +57,19 @@ class ClosedLoss(Protocol):
 class ClosedUpdate:
     """The gradients of some members of a bucket, bound for one update."""
 
-    def __init__(self, part: BucketPart, loss: ClosedLoss):
+    def __init__(self, stack: MemberStack, loss: ClosedLoss):
         """Binds.
 
         Args:
-            part: The members; its twin ``can_be_closed``.
+            stack: The members, whose stacked module ``can_be_closed``.
             loss: Their loss.
         """
-        self._part = part
+        self._stack = stack
         self._loss = loss
-        self._forward = ClosedForward(part.load(), part.bound_gradients(), with_values=loss.uses_values)
+        self._forward = ClosedForward(stack.load(), stack.bound_gradients(), with_values=loss.uses_values)
 
     def compute_gradients(self, columns: Mapping[str, Any]) -> Tensor | None:
-        """The losses of a minibatch, whose gradients are where the optimizers look for them. A hot path.
+        """The losses of a minibatch, whose gradients are where the optimizers look for them.
 
         Args:
             columns: Of the minibatch.
@@ -78,13 +78,13 @@ class ClosedUpdate:
             A scalar or ``[M]``; None if autograd has to compute them, and nothing has changed.
         """
         with torch.no_grad():
-            self._part.load()
+            self._stack.load()
             outputs = self._forward(columns)
             found = None if outputs is None else self._loss(outputs.inputs, outputs.values, columns)
             if found is None:
                 return None
             self._forward.backward(found.by_inputs, found.by_values)
-            self._part.store()
+            self._stack.store()
             return found.losses
 
 
@@ -115,11 +115,11 @@ def clip_gradients(gradients: Sequence[Tensor], grad_clip: float | None, grad_cl
             gradient.mul_(scale)
 
 
-def clip_stacked_gradients(part: BucketPart, gradients: Tensor, norms: Tensor, configs: Sequence[Any]) -> None:
+def clip_stacked_gradients(stack: MemberStack, gradients: Tensor, norms: Tensor, configs: Sequence[Any]) -> None:
     """Clips the gradients of several members of a bucket in place, each as its config says.
 
     Args:
-        part: The members.
+        stack: The members.
         gradients: ``[A, P]``.
         norms: ``[A]`` their norms.
         configs: One for each member.
@@ -134,12 +134,12 @@ def clip_stacked_gradients(part: BucketPart, gradients: Tensor, norms: Tensor, c
             column = bound if isinstance(bound, float | int) else bound.unsqueeze(1)
             gradients.clamp_(-column, column)
         else:
-            for where in part.bucket.slices:
+            for where in stack.bucket.slices:
                 own = gradients[:, where.begin : where.end]
                 own.mul_(_scale(bound, torch.linalg.vector_norm(own, dim=1)).unsqueeze(1))
 
 
-def set_gradients(gradients: Sequence[Tensor], given: Any, module_id: ModuleID, learner: Any) -> None:
+def set_gradients(gradients: Sequence[Tensor], given: Any, module_id: ModuleID, learner: str) -> None:
     """Writes what ``postprocess_gradients_for_module`` returned into a module's gradients.
 
     Raises:
@@ -150,7 +150,7 @@ def set_gradients(gradients: Sequence[Tensor], given: Any, module_id: ModuleID, 
     came = [tuple(one.shape) for one in given] if is_list else type(given).__name__
     if came != shapes:
         raise LearnerError(
-            f"{type(learner).__name__}: its postprocess_gradients_for_module gave {came} for module {module_id!r}, "
+            f"{learner}: its postprocess_gradients_for_module returned {came} for module {module_id!r}, "
             f"expected gradients of the shapes {shapes}. Return them in the order of module_gradients, or change these "
             f"in place and return nothing."
         )

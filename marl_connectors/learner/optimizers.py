@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,11 +14,9 @@ from marl_connectors.errors import LearnerError, did_you_mean
 from marl_connectors.learner.gradients import clip_gradients, clip_stacked_gradients, global_norm
 from marl_connectors.learner.loss_stats import FiniteCheck
 from marl_connectors.ops.schedule import Schedule, schedule, value_at
-from marl_connectors.rl_module.stacking import BucketPart, MemberRow
+from marl_connectors.rl_module.multi_rl_module import MultiRLModule
+from marl_connectors.rl_module.stacking import MemberRow, MemberStack
 from marl_connectors.typing import SHARED, ModuleID
-
-if TYPE_CHECKING:
-    from marl_connectors.learner.learner import Learner
 
 Moments = dict[str, Tensor]
 """``step``, a scalar, and the means ``exp_avg`` and ``exp_avg_sq``, which have the shape of what is stepped."""
@@ -117,7 +115,7 @@ class _Step(NamedTuple):
         return found
 
     def take(self, skip: Tensor | None) -> None:
-        """Takes the step, unless ``skip`` is 1. A hot path."""
+        """Takes the step, unless ``skip`` is 1."""
         with torch.no_grad():
             adam(
                 self.values,
@@ -186,7 +184,7 @@ class DefaultAdam:
         self._rates, self._steps = dict(rates), {}
 
     def step(self, module_ids: Sequence[ModuleID], check: FiniteCheck) -> None:
-        """Steps these modules, and these only; none if ``check`` says so. A hot path."""
+        """Steps these modules, and these only; none if ``check`` says so."""
         key = tuple(module_ids)
         steps = self._steps.get(key)
         if steps is None:
@@ -270,11 +268,31 @@ def _runs(parameters: Sequence[Tensor], row: MemberRow | None, moments: Mapping[
 class Optimizers:
     """Computes gradients, clips them, and steps the optimizers of the modules that have new ones.
 
-    A module that registers no optimizer has Adam (``DefaultAdam``). What takes no part in a step stays as it is.
+    A module that registers no optimizer has Adam (``DefaultAdam``). A module that takes no part in a step does not
+    change.
     """
 
-    def __init__(self, learner: Learner):
-        self._learner = learner
+    def __init__(
+        self,
+        module: MultiRLModule,
+        config: Any,
+        configure_module: Callable[[ModuleID, Any], None],
+        *,
+        device: torch.device,
+    ):
+        """Makes no optimizers yet.
+
+        Args:
+            module: The modules.
+            config: The algorithm's config.
+            configure_module: ``Learner.configure_optimizers_for_module``, which registers the optimizers of a module.
+            device: The device of the modules.
+        """
+        self._module = module
+        self._config = config
+        self._configure_module = configure_module
+        self._device = device
+        self._timestep = 0
         self._registered: dict[ModuleID, dict[str, torch.optim.Optimizer]] = {}
         self._held: dict[ModuleID, list[Tensor]] = {}
         self._schedules: dict[tuple[ModuleID, str], Schedule] = {}
@@ -283,7 +301,7 @@ class Optimizers:
         self._shared: list[Tensor] = []
         self._default = DefaultAdam()
         self._arranged_for: Any = None
-        self._parts: dict[tuple[ModuleID, ...], BucketPart | None] = {}  # both of this update
+        self._stacks: dict[tuple[ModuleID, ...], MemberStack | None] = {}  # both of this update
         self._clipping: dict[tuple[ModuleID, ...], list[Any]] = {}
 
     # Who has which optimizer.
@@ -296,46 +314,49 @@ class Optimizers:
         self._with_default[module_id] = None
         self._arranged_for = None
 
-    def refresh(self) -> None:
-        """Sees to it that every parameter that there is now has its optimizer, and sets the learning rates.
+    def refresh(self, *, timestep: int, never_updated: Collection[ModuleID] = ()) -> None:
+        """Gives every parameter that exists now its optimizer, and sets the learning rates.
 
-        Called at the beginning of each update. It costs little unless modules, layers or parameters came, went or
-        moved, or optimizers were registered.
+        The learner calls this at the beginning of each update. It costs little unless modules, layers or parameters
+        were added, removed or moved, or optimizers were registered.
+
+        Args:
+            timestep: The number of sampled env steps, for the learning rate schedules.
+            never_updated: Modules that need no optimizers.
         """
-        self._learner.module.bind_buckets()
-        self._parts.clear()
+        self._timestep = timestep
+        self._module.bind_buckets()
+        self._stacks.clear()
         self._clipping.clear()
-        if self._learner.module.buckets is not self._arranged_for or not self._default.fits:
-            self._configure()
+        if self._module.buckets is not self._arranged_for or not self._default.fits:
+            self._configure(never_updated)
             self._arrange()
-        self.set_learning_rates()
+        self._set_learning_rates()
 
-    def _configure(self) -> None:
-        """Has modules configured that came by another way than ``Learner.add_module``, or lost parameters."""
-        learner = self._learner
-        for module_id in [m for m in self._configured if m not in learner.module]:
+    def _configure(self, never_updated: Collection[ModuleID]) -> None:
+        """Configures modules that were not added by ``Learner.add_module``, and modules that lost parameters."""
+        for module_id in [m for m in self._configured if m not in self._module]:
             self.forget(module_id)
-        here = {id(p) for p in learner.module.parameters()}
-        for module_id in learner.module:
+        present = {id(p) for p in self._module.parameters()}
+        for module_id in self._module:
             before = self._registered.get(module_id, {})
-            if any(id(p) not in here for p in self._held.get(module_id, ())):
+            if any(id(p) not in present for p in self._held.get(module_id, ())):
                 self.forget(module_id)
-            if module_id not in self._configured and module_id not in learner._never_updated:
+            if module_id not in self._configured and module_id not in never_updated:
                 self.configure(module_id)
                 _carry_over(before, self._registered.get(module_id, {}), module_id)
 
     def configure(self, module_id: ModuleID) -> None:
-        """Has a module's optimizers registered."""
+        """Registers the optimizers of a module."""
         self._configured.add(module_id)
-        config = self._learner.config.get_config_for_module(module_id)
-        self._learner.configure_optimizers_for_module(module_id, config)
+        self._configure_module(module_id, self._config.get_config_for_module(module_id))
         self._arranged_for = None
 
     def _arrange(self) -> None:
-        """Divides what there is among the optimizers.
+        """Divides the parameters among the optimizers.
 
-        What no module has for itself gets an Adam of its own, unless an optimizer was registered for it. What nothing
-        has changed for keeps its moments.
+        Parameters that no module has for itself get an Adam of their own, unless an optimizer was registered for them.
+        Parameters that have not changed keep their moments.
         """
         self._shared = self._find_shared()
         taken = {id(p) for several in self._registered.values() for o in several.values() for p in _parameters(o)}
@@ -343,16 +364,16 @@ class Optimizers:
         taken.update(id(p) for p in self._shared)
         default = {m: [p for p in self._parameters_of(m) if id(p) not in taken] for m in self._with_default}
         self._default.arrange({**default, **({SHARED: rest} if rest else {})}, self._row_of)
-        self._arranged_for = self._learner.module.buckets
+        self._arranged_for = self._module.buckets
 
     def _row_of(self, module_id: ModuleID) -> MemberRow | None:
-        bucket = self._learner.module.bucket_of((module_id,))
+        bucket = self._module.bucket_of((module_id,))
         return None if bucket is None else bucket.row(module_id)
 
     def _find_shared(self) -> list[Tensor]:
         """Parameters of several modules, or of the MultiRLModule itself."""
-        owners = Counter(id(p) for module_id in self._learner.module for p in self._parameters_of(module_id))
-        return [p for p in self._learner.module.parameters() if owners[id(p)] != 1]
+        owners = Counter(id(p) for module_id in self._module for p in self._parameters_of(module_id))
+        return [p for p in self._module.parameters() if owners[id(p)] != 1]
 
     def register(
         self,
@@ -387,7 +408,7 @@ class Optimizers:
         """Those of the modules' parameters that an optimizer has; none may be of other modules only."""
         held = {id(p): p for p in _parameters(optimizer)}
         owners: dict[int, list[ModuleID]] = {}
-        for owner in self._learner.module:
+        for owner in self._module:
             for parameter in self._parameters_of(owner):
                 owners.setdefault(id(parameter), []).append(owner)
         for key in held:
@@ -398,7 +419,7 @@ class Optimizers:
                     f"{others[0]!r}. Make it of those of self.module[{module_id!r}]: it steps when that one has new "
                     f"gradients."
                 )
-        return [p for p in self._learner.module.parameters() if id(p) in held]
+        return [p for p in self._module.parameters() if id(p) in held]
 
     def get(self, module_id: ModuleID, name: str) -> torch.optim.Optimizer:
         """An optimizer that was registered."""
@@ -417,29 +438,29 @@ class Optimizers:
         self._arranged_for = None
 
     def _parameters_of(self, module_id: ModuleID) -> list[Tensor]:
-        return list[Tensor](self._learner.module[module_id].parameters())
+        return list[Tensor](self._module[module_id].parameters())
 
-    def part(self, module_ids: Sequence[ModuleID]) -> BucketPart | None:
+    def stack_of(self, module_ids: Sequence[ModuleID]) -> MemberStack | None:
         """These modules as one computation; None if they are in no bucket."""
         key = tuple(module_ids)
-        if key not in self._parts:
-            bucket = self._learner.module.bucket_of(key)
-            self._parts[key] = None if bucket is None else bucket.part(key)
-        return self._parts[key]
+        if key not in self._stacks:
+            bucket = self._module.bucket_of(key)
+            self._stacks[key] = None if bucket is None else bucket.stack_of(key)
+        return self._stacks[key]
 
     # One step.
 
     def compute_gradients(self, loss: Tensor, module_ids: Sequence[ModuleID]) -> None:
         """Fills the gradients of the modules' parameters, and of those that they share."""
-        part = self.part(module_ids)
-        if part is not None:
-            part.compute_gradients(loss)
+        stack = self.stack_of(module_ids)
+        if stack is not None:
+            stack.compute_gradients(loss)
             return
         for parameter in self._shared:
             parameter.grad = None
         for module_id in module_ids:
             if module_id != SHARED:
-                self._learner.module[module_id].zero_grad(set_to_none=True)
+                self._module[module_id].zero_grad(set_to_none=True)
         loss.backward()
 
     @property
@@ -457,30 +478,29 @@ class Optimizers:
 
     def norms(self, module_ids: Sequence[ModuleID]) -> Tensor:
         """``[A]`` Euclidean norms of the modules' gradients."""
-        part = self.part(module_ids)
-        if part is not None:
-            return torch.linalg.vector_norm(part.gradients(), dim=1)
+        stack = self.stack_of(module_ids)
+        if stack is not None:
+            return torch.linalg.vector_norm(stack.gradients(), dim=1)
         several = [self.gradients_of(module_id) for module_id in module_ids]
-        device = self._learner.device
-        return torch.stack([global_norm(own) if own else torch.zeros((), device=device) for own in several])
+        return torch.stack([global_norm(own) if own else torch.zeros((), device=self._device) for own in several])
 
     def clip(self, module_ids: Sequence[ModuleID], norms: Tensor) -> None:
         """Clips the gradients of modules as their configs say; stacked ones at once."""
         key = tuple(module_ids)
         if key not in self._clipping:
-            own = [self._learner.config.get_config_for_module(m) for m in key]
+            own = [self._config.get_config_for_module(m) for m in key]
             self._clipping[key] = [] if all(config.grad_clip is None for config in own) else own
         configs = self._clipping[key]
         if not configs:
             return
-        part = self.part(module_ids)
-        if part is None:
+        stack = self.stack_of(module_ids)
+        if stack is None:
             for module_id, config in zip(module_ids, configs, strict=True):
                 clip_gradients(self.gradients_of(module_id), config.grad_clip, config.grad_clip_by)
             return
-        gradients = part.gradients()
-        clip_stacked_gradients(part, gradients, norms, configs)
-        part.set_gradients(gradients)
+        gradients = stack.gradients()
+        clip_stacked_gradients(stack, gradients, norms, configs)
+        stack.set_gradients(gradients)
 
     def step(self, module_ids: Sequence[ModuleID], check: FiniteCheck) -> None:
         """Steps the optimizers of these modules, and of these only; none if ``check`` says so."""
@@ -493,35 +513,33 @@ class Optimizers:
     # Learning rates and state.
 
     def _scheduled_lr(self, module_id: ModuleID) -> float:
-        return value_at(self._learner.config.get_config_for_module(module_id).lr, self._learner.timestep)
+        return value_at(self._config.get_config_for_module(module_id).lr, self._timestep)
 
     def learning_rate(self, module_id: ModuleID) -> float:
         """What a module's parameters are updated with now; where there are several rates, that of Adam or the first."""
         own = self._registered.get(module_id)
         return self._scheduled_lr(module_id) if module_id in self._default or not own else _rate(own)
 
-    def set_learning_rates(self) -> None:
+    def _set_learning_rates(self) -> None:
         """Moves all learning rates along their schedules. Optimizers registered without a schedule keep theirs."""
         self._default.set_rates({m: self._scheduled_lr(m) for m in (*self._with_default, SHARED)})
         for (module_id, name), rate in self._schedules.items():
             for group in self._registered[module_id][name].param_groups:
-                group["lr"] = value_at(rate, self._learner.timestep)
+                group["lr"] = value_at(rate, self._timestep)
 
     def get_state(self) -> dict[ModuleID, dict[str, Any]]:
-        """Each module's moments and step counts."""
-        self.refresh()
+        """Returns each module's moments and step counts. To be called after ``refresh``."""
         state: dict[ModuleID, dict[str, Any]] = {m: {"adam": own} for m, own in self._default.get_state().items()}
         for module_id, optimizers in self._registered.items():
             state.setdefault(module_id, {})["registered"] = {name: o.state_dict() for name, o in optimizers.items()}
         return state
 
     def set_state(self, state: Mapping[ModuleID, Mapping[str, Any]]) -> None:
-        """Takes what ``get_state`` gave.
+        """Loads a state that ``get_state`` returned. To be called after ``refresh``.
 
         Raises:
-            LearnerError: If Adam steps other parameters of a module here.
+            LearnerError: If the state's moments belong to other parameters of a module than Adam steps here.
         """
-        self.refresh()
         self._default.set_state({m: own["adam"] for m, own in state.items() if "adam" in own}, self._row_of)
         for module_id, own in state.items():
             for name, optimizer_state in own.get("registered", {}).items():

@@ -56,18 +56,18 @@ class ActingLayers(NamedTuple):
 
     Attributes:
         chain: The layers from ``obs`` to the outputs of the policy head.
-        beside: By the name of a part of the state, the chain of layers that carries it on.
+        state_chains: By the name of a part of the state, the chain of layers that carries it on.
         part: The name of the part of the state that ``chain`` carries on; None for all of it.
         kind: Equal for modules whose layers have like shapes and activations.
     """
 
     chain: Chain
-    beside: Mapping[str, Chain]
+    state_chains: Mapping[str, Chain]
     part: str | None
     kind: Any
 
 
-class _Place(NamedTuple):
+class _RowLayout(NamedTuple):
     """Where the rows of ``M`` modules stand among ``[M, P]`` rows with padding.
 
     Attributes:
@@ -83,7 +83,7 @@ class _Place(NamedTuple):
     num_rows: int
 
     @classmethod
-    def of(cls, counts: Sequence[int]) -> _Place:
+    def of(cls, counts: Sequence[int]) -> _RowLayout:
         """For modules with so many rows each."""
         longest = -(-max(counts) // row_tile()) * row_tile()
         total = sum(counts)
@@ -95,7 +95,7 @@ class _Place(NamedTuple):
         return cls((len(counts), longest), None, (np.repeat(np.arange(len(counts)), counts), within), total)
 
     def put(self, buffer: np.ndarray, values: np.ndarray) -> None:
-        """Writes ``[B, n]`` to ``[*lead, n]``. A hot path."""
+        """Writes ``[B, n]`` to ``[*lead, n]``."""
         if self.index is not None:
             buffer[self.index] = values
         elif len(self.lead) == 1:
@@ -104,7 +104,7 @@ class _Place(NamedTuple):
             buffer[:, : self.rows] = values.reshape(self.lead[0], -1, values.shape[-1])
 
     def take(self, padded: np.ndarray, width: int) -> np.ndarray:
-        """``[B, width]`` of ``[*lead, n]``. A hot path."""
+        """``[B, width]`` of ``[*lead, n]``."""
         if self.index is not None:
             return padded[self.index][:, :width]
         if len(self.lead) == 1:
@@ -154,7 +154,7 @@ class _Dense:
                     own[..., number:], own_bias[..., number:] = own[..., again], own_bias[..., again]
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        """``[*lead, out]``, filled up, of ``[*lead, in]``. A hot path."""
+        """``[*lead, out]``, filled up, of ``[*lead, in]``."""
         product = self._product
         for weight, bias, activation, out in self._steps:
             x = product(x, weight) if out is None else product(x, weight, out)
@@ -219,11 +219,11 @@ class _Cell:
         values = source.detach().numpy()
         return values.reshape(*values.shape[:-2], -1, self.size, values.shape[-1]).swapaxes(-1, -2)
 
-    def __call__(self, x: np.ndarray, place: _Place, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The next state, ``[*lead, width]`` each; ``h`` is what is put out. A hot path."""
+    def __call__(self, x: np.ndarray, layout: _RowLayout, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The next state, ``[*lead, width]`` each; ``h`` is what is put out."""
         both, at = self._both, self._in_width
         both[..., :at] = x
-        place.put(both[..., at : at + self.size], state["h"])
+        layout.put(both[..., at : at + self.size], state["h"])
         gates = np.matmul(both, self._weight, out=self._gates)
         gates += self._bias
         half = np.float32(0.5)
@@ -232,7 +232,7 @@ class _Cell:
             opened = gates[:3]
             opened *= half
             opened += half
-            place.put(self._c[..., : self.size], state["c"])
+            layout.put(self._c[..., : self.size], state["c"])
             c = opened[1] * self._c
             new = gates[3]
             new *= opened[0]
@@ -285,18 +285,18 @@ class _Network:
             if part is not None:
                 part.load()
 
-    def __call__(self, x: np.ndarray, place: _Place, state: Any) -> tuple[np.ndarray, Any]:
-        """The outputs, with padding, and the next state, ``[B, size]`` each. A hot path."""
+    def __call__(self, x: np.ndarray, layout: _RowLayout, state: Any) -> tuple[np.ndarray, Any]:
+        """The outputs, with padding, and the next state, ``[B, size]`` each."""
         if self.before is not None:
             x = self.before(x)
         cell = self._cell
         if cell is None:
             return x, None
-        after = cell(x, place, state)
+        after = cell(x, layout, state)
         x = after["h"]
         if self._after is not None:
             x = self._after(x)
-        return x, {name: place.take(leaf, cell.size) for name, leaf in after.items()}
+        return x, {name: layout.take(leaf, cell.size) for name, leaf in after.items()}
 
 
 def _has_layers(columns: Sequence[Sequence[MLP]]) -> bool:
@@ -324,7 +324,7 @@ class ArrayForward:
         modules: Sequence[RLModule],
         layers: Sequence[ActingLayers],
         counts: Sequence[int],
-        twin: ActingLayers | None = None,
+        stacked: ActingLayers | None = None,
     ):
         """Binds.
 
@@ -332,56 +332,58 @@ class ArrayForward:
             modules: All of one kind.
             layers: What each of them computes.
             counts: How many rows each of them has.
-            twin: The same layers with the parameters of all modules stacked, if there are such.
+            stacked: The same layers with the parameters of all modules stacked, if there are such.
         """
         first = layers[0]
-        sources = layers if twin is None else [twin]
-        self._place = place = _Place.of(counts)
+        sources = layers if stacked is None else [stacked]
+        self._layout = layout = _RowLayout.of(counts)
         self._part = first.part
         self._modules, self._counts = modules, counts
         self._finish: Finish | None = None
         space = modules[0].observation_space
         assert space is not None and space.shape is not None
         self.in_width = space.shape[0]
-        self._network = _Network([own.chain for own in sources], place.lead, self.in_width)
-        beside = {name: [own.beside[name] for own in sources] for name in first.beside}
-        self._beside = {name: _Network(chains, place.lead, self.in_width) for name, chains in beside.items()}
-        self._shapes = ((place.num_rows, self.in_width), (place.num_rows, 1, self.in_width))
-        self._room = np.zeros((*place.lead, self.in_width), np.float32)
-        chains = [chain for own in layers for chain in (own.chain, *own.beside.values())]
+        self._network = _Network([own.chain for own in sources], layout.lead, self.in_width)
+        self._state_networks = {
+            name: _Network([own.state_chains[name] for own in sources], layout.lead, self.in_width)
+            for name in first.state_chains
+        }
+        self._shapes = ((layout.num_rows, self.in_width), (layout.num_rows, 1, self.in_width))
+        self._room = np.zeros((*layout.lead, self.in_width), np.float32)
+        chains = [chain for own in layers for chain in (own.chain, *own.state_chains.values())]
         used = [p for chain in chains for layer in chain for p in _used(layer)]
         used += [p for module in modules for p in module._parameters.values() if p is not None]
         self._parameters = list(dict.fromkeys(used))
         self._versions: list[int] = []
-        self._is_exact = place.lead == (place.num_rows,)
+        self._is_exact = layout.lead == (layout.num_rows,)
         self._width = self._network.width or self.in_width
         self.load()
         self.is_stateful = any(isinstance(layer, RecurrentLayer) for layer in first.chain)
-        outputs = np.zeros((place.num_rows, self._width), np.float32)
+        outputs = np.zeros((layout.num_rows, self._width), np.float32)
         self.num_inputs = (outputs if self._finish is None else self._finish(outputs)).shape[-1]
 
     def load(self) -> None:
         """Takes the parameters as they are now."""
         self._versions = [parameter._version for parameter in self._parameters]
         self._network.load()
-        for network in self._beside.values():
+        for network in self._state_networks.values():
             network.load()
         self._finish = self._modules[0].acting_outputs(self._modules, self._counts)
 
-    def takes(self, observations: Any) -> bool:
-        """Whether observations are such as the modules were built for. A hot path."""
+    def accepts(self, observations: Any) -> bool:
+        """Whether observations are such as the modules were built for."""
         return (
             type(observations) is np.ndarray and observations.dtype.char in "fd" and observations.shape in self._shapes
         )
 
     def __call__(self, observations: np.ndarray, state: Any = None) -> tuple[np.ndarray, Any]:
-        """``[B, n]`` float32 ``action_dist_inputs``, and the next state or None. A hot path.
+        """``[B, n]`` float32 ``action_dist_inputs``, and the next state or None.
 
         Args:
             observations: ``[B, k]``, or with a time axis of length 1.
             state: Before this step, of stateful modules: ``[B, size]`` each.
         """
-        place, room = self._place, self._room
+        layout, room = self._layout, self._room
         if [parameter._version for parameter in self._parameters] != self._versions:
             self.load()
         if observations.ndim == 3:
@@ -389,24 +391,24 @@ class ArrayForward:
         if self._is_exact and observations.dtype.char == "f":
             x = observations
         else:
-            place.put(room, observations)
+            layout.put(room, observations)
             x = room
         if state is None:
             after, before = None, self._network.before
             x = x if before is None else before(x)
         else:
             x, after = self._stateful(x, state)
-        inputs = x[:, : self._width] if self._is_exact else place.take(x, self._width)
+        inputs = x[:, : self._width] if self._is_exact else layout.take(x, self._width)
         return (inputs if self._finish is None else self._finish(inputs)), after
 
     def _stateful(self, x: np.ndarray, state: Any) -> tuple[np.ndarray, Any]:
         """The outputs, with padding, and the next state."""
         part = self._part
-        outputs, after = self._network(x, self._place, state if part is None else state[part])
+        outputs, after = self._network(x, self._layout, state if part is None else state[part])
         if part is not None:
             after = {part: after}
-            for name, network in self._beside.items():
-                after[name] = network(x, self._place, state[name])[1]
+            for name, network in self._state_networks.items():
+                after[name] = network(x, self._layout, state[name])[1]
         return outputs, after
 
 
@@ -425,12 +427,12 @@ class SeparateForwards:
         for forward in {id(forward): forward for _, forward in self._parts}.values():
             forward.load()
 
-    def takes(self, observations: Any) -> bool:
+    def accepts(self, observations: Any) -> bool:
         """As ArrayForward."""
         return (
             type(observations) is np.ndarray
             and len(observations) == self._rows
-            and all(forward.takes(observations[rows]) for rows, forward in self._parts)
+            and all(forward.accepts(observations[rows]) for rows, forward in self._parts)
         )
 
     def __call__(self, observations: np.ndarray, state: Any = None) -> tuple[np.ndarray, Any]:
@@ -482,8 +484,8 @@ def bind_forward(
     if len({own.kind for own in layers}) == 1 and max(counts) * len(counts) <= min(splits[-1] + _SPARE_ROWS, BLOCK):
         bucket = rl_module.bucket_of(module_ids) if len(modules) > 1 else None
         is_whole = bucket is not None and bucket.module_ids == tuple(module_ids)
-        twin = _acting_layers(bucket.twin, counts[0]) if bucket is not None and is_whole else None
-        return ArrayForward(modules, layers, counts, twin)
+        stacked = _acting_layers(bucket.stacked_module, counts[0]) if bucket is not None and is_whole else None
+        return ArrayForward(modules, layers, counts, stacked)
     if len(modules) > _FEW:
         return None
     parts: list[tuple[slice, ArrayForward]] = []
@@ -507,14 +509,14 @@ def _acting_layers(module: RLModule, rows: int) -> ActingLayers | None:
         return None
     chain = module.acting_layers()
     states = module.acting_states()
-    beside = {name: own for name, own in states.items() if own}
+    state_chains = {name: own for name, own in states.items() if own}
     part = next((name for name, own in states.items() if not own), None)
-    described = tuple(_described(own, rows) for own in (chain, *beside.values()))
-    if not chain or None in described or bool(beside) != (part is not None):
+    described = tuple(_described(own, rows) for own in (chain, *state_chains.values()))
+    if not chain or None in described or bool(state_chains) != (part is not None):
         return None
     if module.is_stateful() != any(isinstance(layer, RecurrentLayer) for layer in chain):
         return None
-    return ActingLayers(chain, beside, part, (type(module).acting_outputs, described, tuple(beside)))
+    return ActingLayers(chain, state_chains, part, (type(module).acting_outputs, described, tuple(state_chains)))
 
 
 def _described(chain: Chain, rows: int) -> tuple[Any, ...] | None:

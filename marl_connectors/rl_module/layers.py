@@ -166,7 +166,7 @@ class _Arrays(NamedTuple):
         return cls(layers, list(parameters), [tensor.data_ptr() for tensor in fixed])
 
     def are_over(self, parameters: Sequence[Any]) -> bool:
-        """Whether these are the tensors, and are where they were. A hot path."""
+        """Whether these are the tensors, and are where they were."""
         if len(parameters) != len(self.parameters):
             return False
         for own, known, place in zip(parameters, self.parameters, self.places, strict=True):
@@ -181,7 +181,7 @@ class MLP(nn.Module):
     A hot path: on the CPU, numpy computes batches without gradients where that is faster, on the weights' own memory.
     """
 
-    _remembered = frozenset({"_arrays"})
+    _cached_attributes = frozenset({"_arrays"})
 
     def __init__(
         self,
@@ -246,7 +246,7 @@ class MLP(nn.Module):
         return rows
 
     def _without_gradients(self, x: Tensor) -> Tensor | None:
-        """The outputs by numpy; None where torch is faster, or has to see to the tensors. A hot path."""
+        """The outputs by numpy; None where torch is faster, or has to see to the tensors."""
         if self._numpy_activation is None or x.dtype is not torch.float32 or x.shape[-2] > self._numpy_rows:
             return None
         layers = self._array_layers()
@@ -262,10 +262,7 @@ class MLP(nn.Module):
         return list(self._modules["layers"]._modules.values())  # type: ignore[union-attr,arg-type]
 
     def parameters_as_built(self) -> list[Any] | None:
-        """Weight and bias of each layer; None if somebody has put other layers in place of these, or hooks on them.
-
-        A hot path.
-        """
+        """Weight and bias of each layer; None if somebody has put other layers in place of these, or hooks on them."""
         parts: Any = self._modules
         activation, layers = parts["activation"], parts["layers"]._modules.values()
         if type(activation) is not self._own_activation:

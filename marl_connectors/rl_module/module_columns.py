@@ -133,7 +133,7 @@ def _set_columns(group: ColumnGroup, pieces: list[dict[str, Any]]) -> None:
 def put_together(group: ColumnGroup, parts: Sequence[Mapping[str, Any]]) -> None:
     """Adds the columns of a group's modules, one after another, also those that only some modules have.
 
-    These are filled up with zeros, and ``group.holders`` says whose they are. A hot path.
+    These are filled up with zeros, and ``group.holders`` says whose they are.
     """
     counts = [end - begin for begin, end in pairwise(group.splits)]
     for name in dict.fromkeys(name for part in parts for name in part):

@@ -27,7 +27,7 @@ def normalised(observation_space, num_outputs):
 
 
 class StackableDropping(DefaultPPORLModule):
-    """Stacked, it draws from the twin's dropout."""
+    """Stacked, it draws from the stacked module's dropout."""
 
     stackable = True
     modes: list[tuple[int, bool]] = []
@@ -146,7 +146,7 @@ def test_the_twin_drops_in_updates_only():
 def test_modules_that_somebody_left_in_train_mode_act_in_eval_mode():
     algo = build("stacked")
     algo.rl_module.train()
-    algo.rl_module.buckets[0].twin.train()
+    algo.rl_module.buckets[0].stacked_module.train()
     StackableDropping.modes.clear()
     algo.env_runner.sample()
     assert set(StackableDropping.modes) == {(3, False)}

@@ -133,7 +133,7 @@ class PPOLearner(Learner):
         fwd_out: Mapping[str, Any],
         coefficients: PPOCoefficients,
     ) -> Tensor:
-        """Of one module, or ``[M]`` of stacked ones. A hot path."""
+        """Of one module, or ``[M]`` of stacked ones."""
         dist_cls = self.module[module_ids[0]].get_train_action_dist_cls()
         rows = CountedRows.of(batch, stacked=len(module_ids) if len(module_ids) > 1 else 0)
         lead = tuple(batch[Columns.ADVANTAGES].shape)
@@ -230,7 +230,7 @@ class PPORows(NamedTuple):
     def of(
         cls, config: Any, inputs: Tensor, values: Tensor | None, batch: Mapping[str, Any], rows: CountedRows
     ) -> PPORows:
-        """Those rows of a minibatch that count. A hot path.
+        """Those rows of a minibatch that count.
 
         Args:
             config: Of the module.
@@ -252,7 +252,7 @@ class PPORows(NamedTuple):
 
 
 def loss_of_rows(dist_cls: Any, coefficients: PPOCoefficients, rows: PPORows) -> PPOLoss:
-    """``ops.ppo_loss`` of the distributions that modules put out. A hot path.
+    """``ops.ppo_loss`` of the distributions that modules put out.
 
     Args:
         dist_cls: Of the actions.
@@ -288,7 +288,7 @@ class Slopes(NamedTuple):
 
 
 def slopes_of_rows(dist_cls: Any, coefficients: PPOCoefficients, rows: PPORows) -> Slopes | None:
-    """``loss_of_rows`` with its gradients, in numpy; None where only autograd knows them. A hot path."""
+    """``loss_of_rows`` with its gradients, in numpy; None where only autograd knows them."""
     if not _may_be_closed(dist_cls, coefficients, rows):
         return None
     lead, numbers = rows.advantages.shape, rows.inputs.shape[-1]

@@ -140,7 +140,9 @@ def compute_values(rl_module: Any, columns: ColumnGroup) -> torch.Tensor:
             _with_values(rl_module, columns.module_ids[0])
             rows = StackedRows(bucket, columns)
             values = checked_values(
-                columns.module_ids[0], called(bucket.twin, bucket.twin.compute_values, rows), _lead(rows)
+                columns.module_ids[0],
+                called(bucket.stacked_module, bucket.stacked_module.compute_values, rows),
+                _lead(rows),
             )
             values = rows.unstacked(values)
             return values if columns.sequences is None else _unpadded(values, columns)

@@ -108,7 +108,7 @@ class TorchCategorical(Distribution):
 
 
 def _largest(inputs: np.ndarray, noise: np.ndarray | None) -> np.ndarray:
-    """``[B]`` the number with the largest score. A hot path."""
+    """``[B]`` the number with the largest score."""
     return (inputs if noise is None else inputs + noise).argmax(-1)
 
 

@@ -82,7 +82,7 @@ class TorchDiagGaussian(Distribution):
 
 
 def _normal(inputs: np.ndarray, noise: np.ndarray | None) -> np.ndarray:
-    """``[B, n]`` of means and log standard deviations side by side. A hot path."""
+    """``[B, n]`` of means and log standard deviations side by side."""
     size = inputs.shape[-1] // 2
     if noise is None:
         return inputs[:, :size].copy()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class Part(NamedTuple):
+class ActionPart(NamedTuple):
     """One part of an action.
 
     Attributes:
@@ -50,7 +50,7 @@ class TorchMultiDistribution(Distribution):
         is_dict: Whether actions are dicts, or tuples.
     """
 
-    parts: tuple[Part, ...] = ()
+    parts: tuple[ActionPart, ...] = ()
     is_dict = True
 
     def __init__(self, children: list[Distribution]):
@@ -71,7 +71,7 @@ class TorchMultiDistribution(Distribution):
             num_inputs = dist_cls.required_input_dim(part)
             noise = dist_cls.noise(np.random.default_rng(0), (0,), num_inputs)
             num_mask = sum(values_per_choice(part) or ())
-            parts.append(Part(key, dist_cls, num_inputs, None if noise is None else noise.shape[-1], num_mask))
+            parts.append(ActionPart(key, dist_cls, num_inputs, None if noise is None else noise.shape[-1], num_mask))
         return cls.get_partial_dist_cls(parts=tuple(parts), is_dict=is_dict)
 
     @classmethod
