@@ -1,4 +1,4 @@
-"""From observations of any space to the numbers that the heads of a module read."""
+"""Encoders, which turn observations of any space into the vectors that the heads of a module read."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from marl_connectors.rl_module.layers import GRU, LSTM, MLP, Initializers, Recur
 from marl_connectors.spaces import byte_scale, describe
 
 _GROUPED_SIZE = 4096
-"""Up to how many numbers an image has for which the CPU convolves several modules' images faster together."""
+"""The largest image, in numbers, for which the CPU convolves the images of several modules faster together."""
 _SMALL = 7
-"""Default filters halve an image until it has at most so many rows and columns."""
+"""Default filters halve an image until it has at most this number of rows and columns."""
 
 
 class Encoder(MLP):
-    """The hidden layers over an observation: each part of it as a vector, side by side, and an MLP over all of them.
+    """The hidden layers over an observation: each part becomes a vector, and an MLP reads all vectors side by side.
 
-    Images go through convolutions, Discrete and MultiDiscrete parts become one-hot vectors, all else is flattened as it
-    is; whole numbers of 8 bits are scaled to [0, 1]. Observations have any leading axes: ``[B, ...]``, ``[B, T, ...]``,
-    and with stacked parameters ``[M, B, ...]``.
+    Images pass through convolutions, Discrete and MultiDiscrete parts become one-hot vectors, and all other parts are
+    flattened. Whole numbers of 8 bits are scaled to [0, 1]. Observations have any leading axes: ``[B, ...]``,
+    ``[B, T, ...]``, and with stacked parameters ``[M, B, ...]``.
 
     Attributes:
-        parts: What turns each part of the observation into a vector; see ``parts_of``.
+        parts: The layers that turn each part of the observation into a vector.
     """
 
     def __init__(self, space: Space, config: DefaultModelConfig):
         """Builds the layers.
 
         Args:
-            space: Of observations: Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of such.
+            space: The observation space: Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of these.
             config: Sizes, activations and initializers.
 
         Raises:
@@ -57,7 +57,7 @@ class Encoder(MLP):
         self._is_plain = self._paths == [()]
 
     def flat(self, x: Any) -> Tensor:
-        """The parts of an observation, which may be a tree of tensors, as vectors side by side."""
+        """Returns the parts of an observation, which may be a tree of tensors, as vectors side by side."""
         parts: Any = self._modules["parts"]
         encoders = parts._modules.values()
         if self._is_plain:
@@ -73,7 +73,7 @@ class Encoder(MLP):
 
 
 class FlatPart(nn.Module):
-    """Numbers as they are, side by side; whole numbers of 8 bits are scaled to [0, 1]."""
+    """Flattens numbers to a vector. Whole numbers of 8 bits are scaled to [0, 1]."""
 
     def __init__(self, space: Space):
         super().__init__()
@@ -90,7 +90,7 @@ class FlatPart(nn.Module):
 
 
 class OneHotPart(nn.Module):
-    """One-hot vectors of whole numbers, side by side."""
+    """Turns whole numbers into one-hot vectors side by side."""
 
     def __init__(self, space: spaces.Discrete | spaces.MultiDiscrete):
         super().__init__()
@@ -106,7 +106,7 @@ class OneHotPart(nn.Module):
         if numbers.device != x.device:
             numbers, component = numbers.to(x.device), component.to(x.device)
             is_traced = torch.compiler.is_compiling() or torch._C._is_tracing() or is_fake(numbers)
-            if not is_traced:  # else they mean nothing outside of the trace
+            if not is_traced:  # tensors made in a trace are not valid outside of it
                 self._table = numbers, component
         spread = x.flatten(-self._rank)[..., component] if self._rank else x.unsqueeze(-1)
         return (spread == numbers).float()
@@ -117,7 +117,7 @@ def _counts(space: spaces.Discrete | spaces.MultiDiscrete) -> Any:
 
 
 class Conv2d(nn.Conv2d):
-    """``torch.nn.Conv2d`` over ``[B, C, H, W]`` that also takes stacked weights with inputs ``[M, B, C, H, W]``.
+    """``torch.nn.Conv2d`` over ``[B, C, H, W]`` that also accepts stacked weights for ``[M, B, C, H, W]``.
 
     Images of ``image_size``, ``(H, W)``, are padded with zeros so that an output has ``ceil(size / stride)`` rows and
     columns.
@@ -150,7 +150,7 @@ class CNN(nn.Module):
     """Convolutions with an activation after each; the result is flat.
 
     Attributes:
-        output_dim: How many numbers an image becomes.
+        output_dim: The number of outputs for an image.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class CNN(nn.Module):
             image_shape: ``(height, width, channels)``.
             filters: ``[channels, kernel, stride]`` for each layer; kernel and stride may be pairs (height, width).
             activation: A key of ``ACTIVATIONS``.
-            initializers: How the weights and biases begin, if not orthogonal and at 0.
+            initializers: Fill the weights and biases; None for orthogonal weights and biases of 0.
         """
         super().__init__()
         height, width, channels = image_shape
@@ -184,8 +184,8 @@ class CNN(nn.Module):
             initializers.fill_bias(layer.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[..., output_dim]`` of ``[..., C, H, W]`` images; stacked, the first axis is the modules'."""
-        num_axes = 4 if next(self.parameters()).dim() == 4 else 5  # of what a layer takes
+        """Returns ``[..., output_dim]`` of ``[..., C, H, W]`` images. If stacked, the first axis is the modules'."""
+        num_axes = 4 if next(self.parameters()).dim() == 4 else 5  # the axes of a layer's input
         lead = x.shape[:-3]
         if x.dim() != num_axes:
             x = x.flatten(num_axes - 4, -4)
@@ -195,7 +195,7 @@ class CNN(nn.Module):
 
 
 def default_filters(height: int, width: int) -> list[list[int]]:
-    """``[channels, kernel, stride]`` of convolutions that suit images of that size: as many as make it small.
+    """Returns ``[channels, kernel, stride]`` of convolutions that shrink images of that size.
 
     >>> default_filters(84, 84)
     [[16, 8, 4], [32, 4, 2], [64, 3, 2]]
@@ -212,10 +212,10 @@ def default_filters(height: int, width: int) -> list[list[int]]:
 
 
 class ImagePart(nn.Module):
-    """Convolutions over an image: ``(height, width, channels)``, ``(height, width)``, or channels first.
+    """Applies convolutions to an image: ``(height, width, channels)``, ``(height, width)``, or channels first.
 
-    The channels are first where that axis is at most a quarter of either other one. Whole numbers of 8 bits are scaled
-    to [0, 1].
+    The channels are first if the first axis is at most a quarter of each of the others. Whole numbers of 8 bits are
+    scaled to [0, 1].
     """
 
     def __init__(self, space: spaces.Box, config: DefaultModelConfig):
@@ -243,7 +243,7 @@ class ImagePart(nn.Module):
 
 
 def is_image(space: Space) -> bool:
-    """Whether default modules convolve: a Box with rows, columns and channels, or rows and columns of uint8.
+    """Whether default modules use convolutions: for a Box with channels, or with two axes of uint8.
 
     >>> is_image(spaces.Box(0, 255, (84, 84, 3), np.uint8)), is_image(spaces.Box(0, 1, (84, 84)))
     (True, False)
@@ -256,7 +256,7 @@ def is_image(space: Space) -> bool:
 
 
 def _encoders(space: Space, config: DefaultModelConfig, path: tuple[Any, ...] = ()) -> list[tuple[tuple, Any]]:
-    """A module for each part of the observation that is no Dict or Tuple, with the way there."""
+    """Returns a layer for each part of the observation that is no Dict or Tuple, with the path to the part."""
     if isinstance(space, (spaces.Dict, spaces.Tuple)) and len(space.spaces):
         parts = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
         return [found for key, part in parts for found in _encoders(part, config, (*path, key))]
@@ -276,7 +276,7 @@ def _encoders(space: Space, config: DefaultModelConfig, path: tuple[Any, ...] = 
 
 
 def recurrent_layer(input_dim: int, config: DefaultModelConfig) -> RecurrentLayer | None:
-    """The LSTM or GRU that ``config`` asks for, if any."""
+    """Returns the LSTM or GRU that ``config`` selects, if any."""
     if config.use_lstm:
         return LSTM(input_dim, config.lstm_cell_size, Initializers.of(config, "lstm"))
     if config.use_gru:

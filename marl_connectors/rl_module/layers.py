@@ -1,7 +1,7 @@
 """Layers that run one module, or many modules of one shape at once.
 
-A layer whose parameters carry an extra first axis ``M`` computes ``M`` modules in one batched operation: ``[M, B, n]``
-in, ``[M, B, k]`` out. Without that axis it is an ordinary torch layer.
+A layer whose parameters have an additional first axis ``M`` computes ``M`` modules in one batched operation, from
+``[M, B, n]`` inputs to ``[M, B, k]`` outputs. Without that axis it is an ordinary torch layer.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "linear": nn.Identity,
 }
 _HOOKS = itemgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-"""What somebody wants to have called with a module, of its attributes."""
+"""Returns the hooks among a module's attributes."""
 _NUMPY_ROWS = {nn.Tanh: math.inf, nn.ReLU: 2048}
-"""Up to how many rows a forward pass without gradients is faster in numpy than in torch. Its calls cost less, and its
-tanh takes a tenth of the time."""
+"""The largest number of rows for which a forward pass without gradients is faster in numpy than in torch. Numpy's calls
+cost less, and its tanh takes a tenth of the time."""
 
 
 def make_activation(name: str) -> nn.Module:
-    """The activation of that name.
+    """Returns a new activation.
 
     Raises:
         ModuleError: If there is none.
@@ -57,15 +57,15 @@ def make_activation(name: str) -> nn.Module:
 
 
 INITIALIZERS = tuple(sorted(name for name in dir(nn.init) if name.endswith("_") and not name.startswith("_")))
-"""The names that an initializer may have."""
+"""The names of initializers in ``torch.nn.init``."""
 
 
 @dataclass(frozen=True)
 class Initializers:
-    """What fills new weights and biases: a function of a tensor, or the name of one in ``torch.nn.init``.
+    """The initializers of weights and biases: functions of a tensor, or names of functions in ``torch.nn.init``.
 
-    Weights start orthogonal with a gain of ``sqrt(2)``, biases at 0, unless the user says otherwise (Engstrom et al.
-    (2020), arXiv:2005.12729, on why that matters for PPO).
+    By default, weights are orthogonal with a gain of ``sqrt(2)``, and biases are 0. Engstrom et al. (2020),
+    arXiv:2005.12729, show why that matters for PPO.
     """
 
     kernel: str | Callable[..., Any] | None = None
@@ -75,14 +75,14 @@ class Initializers:
 
     @classmethod
     def of(cls, config: Any, prefix: str) -> Initializers:
-        """The settings ``{prefix}_kernel_initializer`` and its siblings of a model config."""
+        """Reads ``{prefix}_kernel_initializer`` and the related settings of a model config."""
         found = [
             getattr(config, f"{prefix}_{part}") for part in ("kernel_initializer", "kernel_initializer_kwargs")
         ] + [getattr(config, f"{prefix}_{part}") for part in ("bias_initializer", "bias_initializer_kwargs")]
         return cls(found[0], found[1] or {}, found[2], found[3] or {})
 
     def fill_weight(self, weight: Tensor, gain: float = math.sqrt(2)) -> None:
-        """Fills a ``[out, in, ...]`` weight; ``gain`` is for the default one."""
+        """Fills an ``[out, in, ...]`` weight; ``gain`` applies to the default initializer."""
         if self.kernel is None:
             nn.init.orthogonal_(weight, gain)
         else:
@@ -97,7 +97,7 @@ class Initializers:
 
 
 def _fill(tensor: Tensor, initializer: str | Callable[..., Any], kwargs: Mapping[str, Any]) -> None:
-    """Has an initializer fill a tensor. An error of a user's function shows as it is; one of torch's is explained."""
+    """Fills a tensor with an initializer. An error of a user's function is not changed; one of torch's is explained."""
     if callable(initializer):
         initializer(tensor, **kwargs)
         return
@@ -116,7 +116,7 @@ def _fill(tensor: Tensor, initializer: str | Callable[..., Any], kwargs: Mapping
 
 
 class Linear(nn.Linear):
-    """``torch.nn.Linear`` that also takes stacked weights ``[M, out, in]`` with inputs ``[M, ..., in]``."""
+    """``torch.nn.Linear`` that also accepts stacked weights ``[M, out, in]`` with inputs ``[M, ..., in]``."""
 
     def forward(self, input: Tensor) -> Tensor:
         if self.weight.dim() == 2:
@@ -128,7 +128,7 @@ class Linear(nn.Linear):
 
 
 class LayerNorm(nn.LayerNorm):
-    """``torch.nn.LayerNorm`` over the last axis; also takes stacked weights ``[M, n]`` with inputs ``[M, ..., n]``."""
+    """``torch.nn.LayerNorm`` over the last axis that also accepts stacked weights ``[M, n]`` for ``[M, ..., n]``."""
 
     def forward(self, input: Tensor) -> Tensor:
         if self.weight.dim() == 1:
@@ -142,22 +142,22 @@ _PLAIN = (nn.Parameter, Tensor)
 
 
 class _Arrays(NamedTuple):
-    """An MLP's layers in numpy, and the tensors whose memory they share.
+    """An MLP's layers in numpy, and the parameters whose memory they share.
 
     Attributes:
-        layers: One after another.
-        parameters: Weight and bias of each.
-        places: Where in memory each of them is.
+        layers: The layers in order.
+        parameters: The weight and bias of each layer.
+        addresses: The memory address of each parameter.
     """
 
     layers: Sequence[ArrayLayer]
     parameters: Sequence[Tensor]
-    places: Sequence[int]
+    addresses: Sequence[int]
 
     @classmethod
     def over(cls, mlp: MLP, parameters: Sequence[Tensor]) -> _Arrays:
-        """Those over the parameters' memory as it is now."""
-        fixed = [parameter.detach() for parameter in parameters]  # whatever else is done to the parameters meanwhile
+        """Returns the layers over the current memory of the parameters."""
+        fixed = [parameter.detach() for parameter in parameters]  # keep their memory if the parameters change
         count = len(fixed) // 2
         layers = []
         for i, (weight, bias) in enumerate(zip(fixed[::2], fixed[1::2], strict=True)):
@@ -166,19 +166,19 @@ class _Arrays(NamedTuple):
         return cls(layers, list(parameters), [tensor.data_ptr() for tensor in fixed])
 
     def are_over(self, parameters: Sequence[Any]) -> bool:
-        """Whether these are the tensors, and are where they were."""
+        """Whether these are the same parameters at the same addresses."""
         if len(parameters) != len(self.parameters):
             return False
-        for own, known, place in zip(parameters, self.parameters, self.places, strict=True):
-            if own is not known or own.data_ptr() != place:
+        for own, known, address in zip(parameters, self.parameters, self.addresses, strict=True):
+            if own is not known or own.data_ptr() != address:
                 return False
         return True
 
 
 class MLP(nn.Module):
-    """A stack of linear layers with an activation after each but, if asked, the last.
+    """Linear layers with an activation after each, or after each but the last.
 
-    A hot path: on the CPU, numpy computes batches without gradients where that is faster, on the weights' own memory.
+    On the CPU, numpy computes batches without gradients where that is faster, from the memory of the parameters.
     """
 
     _cached_attributes = frozenset({"_arrays"})
@@ -202,8 +202,8 @@ class MLP(nn.Module):
             activation: A key of ``ACTIVATIONS``.
             activate_last: Whether the activation also follows the last layer.
             last_gain: Scale of the last layer's orthogonal weights, if not that of the others (``sqrt(2)``).
-            initializers: How the weights and biases begin, if not orthogonal and at 0.
-            use_layernorm: Whether to normalise the outputs of each layer with an activation, before it.
+            initializers: Fill the weights and biases; None for orthogonal weights and biases of 0.
+            use_layernorm: Whether to normalise the outputs of each layer with an activation, before the activation.
         """
         super().__init__()
         self.input_dim = input_dim
@@ -229,7 +229,7 @@ class MLP(nn.Module):
             initializers.fill_bias(layer.bias)
 
     def flat(self, x: Any) -> Tensor:
-        """What the first layer reads: ``x`` itself, unless a subclass makes a vector of it."""
+        """Returns the input of the first layer: ``x`` itself, unless a subclass turns it into a vector."""
         return x
 
     def forward(self, x: Any) -> Tensor:
@@ -246,7 +246,7 @@ class MLP(nn.Module):
         return rows
 
     def _without_gradients(self, x: Tensor) -> Tensor | None:
-        """The outputs by numpy; None where torch is faster, or has to see to the tensors."""
+        """Computes the outputs with numpy; returns None if torch is faster, or must compute them."""
         if self._numpy_activation is None or x.dtype is not torch.float32 or x.shape[-2] > self._numpy_rows:
             return None
         layers = self._array_layers()
@@ -258,7 +258,7 @@ class MLP(nn.Module):
 
     @property
     def _linear_layers(self) -> list[Linear]:
-        """Those that there are now."""
+        """The current linear layers."""
         return list(self._modules["layers"]._modules.values())  # type: ignore[union-attr,arg-type]
 
     def parameters_as_built(self) -> list[Any] | None:
@@ -279,11 +279,11 @@ class MLP(nn.Module):
         return parameters
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the arrays, which would be copies of the parameters in a copy."""
+        """Leaves out the arrays, which would not share memory with the parameters of a copy."""
         return {**vars(self), "_arrays": []}
 
     def can_be_bound(self, rows: int) -> bool:
-        """Whether numpy is to compute batches of so many rows without gradients on the CPU, and not torch."""
+        """Whether numpy should compute this number of rows without gradients on the CPU, instead of torch."""
         activation, limit = self.activation, _NUMPY_ROWS.get(type(self.activation), math.inf)
         if len(self.norms) or type(activation) not in BOUND_ACTIVATIONS or getattr(activation, "alpha", 1.0) != 1.0:
             return False
@@ -291,14 +291,14 @@ class MLP(nn.Module):
         return rows <= limit and parameters is not None and all(p is not None for p in parameters)
 
     def activation_after(self, layer: int) -> Activation | None:
-        """What follows a linear layer, in arrays."""
+        """Returns the array function after a linear layer; None for none."""
         is_active = self.activate_last or layer + 1 < len(self._linear_layers)
         return BOUND_ACTIVATIONS[type(self.activation)] if is_active else None
 
     def _array_layers(self) -> Sequence[ArrayLayer] | None:
-        """The layers over the parameters that there are now; None where torch has to see to layers or parameters.
+        """Returns array layers over the current parameters; None if torch must compute the layers.
 
-        What is remembered is put in its place as a whole, so that threads may ask at the same time.
+        The cached layers are replaced as a whole, so that several threads may call this at the same time.
         """
         parameters = self.parameters_as_built()
         if parameters is None:
@@ -340,18 +340,18 @@ class RecurrentLayer(nn.Module):
             initializers.fill_bias(self.bias_hh_l0)
 
     def forward(self, x: Tensor, state: State) -> tuple[Tensor, dict[str, Tensor]]:
-        """What it puts out at each step, ``[..., T, size]``, and the state after the last one.
+        """Returns the outputs of each step, ``[..., T, size]``, and the state after the last step.
 
         Args:
             x: ``[B, T, n]`` or ``[M, B, T, n]``.
-            state: Before the first step, ``[B, size]`` or ``[M, B, size]`` each.
+            state: The state before the first step, ``[B, size]`` or ``[M, B, size]`` each.
         """
         weights: list[Tensor] = [self.weight_ih_l0, self.weight_hh_l0, self.bias_ih_l0, self.bias_hh_l0]
         if weights[0].dim() == 3:
             return self._in_steps(x, state, weights)
         if x.is_cpu:
             return self._at_once(x, {key: leaf.unsqueeze(0).contiguous() for key, leaf in state.items()}, weights)
-        # cuDNN wants all weights in one piece of memory, which is the bucket's here.
+        # cuDNN needs all weights in one block of memory, but here the bucket holds them.
         return self._alone_in_steps(x, state, weights)
 
     def _alone_in_steps(self, x: Tensor, state: State, weights: list[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -372,16 +372,16 @@ class RecurrentLayer(nn.Module):
 
     @abstractmethod
     def initial_state(self) -> dict[str, np.ndarray]:
-        """``[size]`` zeros, by the state's parts; ``h`` is what it puts out."""
+        """Returns ``[size]`` zeros for each entry of the state, of which ``h`` is the output."""
 
     @abstractmethod
     def _step(self, gates: Tensor, remembered: Tensor, state: State) -> dict[str, Tensor]:
-        """The next state.
+        """Returns the next state.
 
         Args:
-            gates: ``[M, B, gates]`` of the input.
-            remembered: Likewise, of the memory.
-            state: ``[M, B, size]`` each.
+            gates: ``[M, B, gates]`` gates, as far as they are computed from the input.
+            remembered: ``[M, B, gates]`` gates, as far as they are computed from the state.
+            state: The state, ``[M, B, size]`` each.
         """
 
     @abstractmethod
@@ -390,7 +390,7 @@ class RecurrentLayer(nn.Module):
 
 
 class LSTM(RecurrentLayer):
-    """As ``torch.nn.LSTM``; the state is ``{"h": ..., "c": ...}``."""
+    """The layer of ``torch.nn.LSTM``; the state is ``{"h": ..., "c": ...}``."""
 
     _num_gates = 4
 
@@ -409,7 +409,7 @@ class LSTM(RecurrentLayer):
 
 
 class GRU(RecurrentLayer):
-    """As ``torch.nn.GRU``; the state is ``{"h": ...}``."""
+    """The layer of ``torch.nn.GRU``; the state is ``{"h": ...}``."""
 
     _num_gates = 3
 
@@ -428,16 +428,16 @@ class GRU(RecurrentLayer):
 
 
 class TrainingLayers(NamedTuple):
-    """What a module computes when it is trained; see ``RLModule.training_layers``.
+    """The layers that a module computes when it is trained; see ``RLModule.training_layers``.
 
     Attributes:
-        policy: The MLPs that lead from ``obs`` (or from the outputs of ``shared``) to the outputs of the policy head.
-        values: Those that lead from the column ``values_read`` (or from the outputs of ``shared``) to one number, the
-            value estimate.
-        shared: Those before both, which read ``obs``; none if the two have nothing in common.
-        values_read: The column that ``values`` reads where nothing is shared.
-        to_inputs: Makes ``action_dist_inputs`` of the policy head's outputs and ``log_std``; None if they are the same.
-        log_std: A parameter for ``to_inputs``, if there is one.
+        policy: The MLPs from ``obs`` (or from the outputs of ``shared``) to the outputs of the policy head.
+        values: The MLPs from the column ``values_read`` (or from the outputs of ``shared``) to the value estimate.
+        shared: The MLPs before both, which read ``obs``; empty if the two share no layers.
+        values_read: The column that ``values`` reads if no layers are shared.
+        to_inputs: Turns the policy head's outputs and ``log_std`` into ``action_dist_inputs``; None if the outputs are
+            the ``action_dist_inputs``.
+        log_std: A parameter for ``to_inputs``; None for none.
     """
 
     policy: Sequence[MLP]

@@ -119,7 +119,7 @@ class MultiRLModule(nn.Module):
         return self._members._modules.items()  # type: ignore[return-value]
 
     def add_module(self, module_id: ModuleID, module: RLModule, *, override: bool = False) -> None:  # type: ignore[override]
-        """Adds an RLModule. (To add a layer, assign an attribute.)
+        """Adds an RLModule. To add a layer, assign an attribute.
 
         Raises:
             ModuleError: If the id is taken and ``override`` is False, or reserved, or ``module`` is no RLModule.

@@ -168,7 +168,7 @@ def test_it_is_a_dict_of_modules():
     assert multi.foreach_module(lambda i, m: m is multi[i], return_dict=True) == {"a": True, "b": True}
     with pytest.raises(KeyError, match="no module 'c'"):
         multi["c"]
-    with pytest.raises(ModuleError, match=r"there is a module 'a' already. Pass override=True"):
+    with pytest.raises(ModuleError, match=r"module 'a' exists already. Pass override=True"):
         multi.add_module("a", make())
     with pytest.raises(ModuleError, match="must be an RLModule, not Linear"):
         multi.add_module("x", nn.Linear(1, 1))

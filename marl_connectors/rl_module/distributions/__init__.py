@@ -1,4 +1,4 @@
-"""Action distributions: from what a module puts out to actions, log-probabilities, entropy and KL divergence."""
+"""Action distributions, which turn a module's outputs into actions, log-probabilities, entropy and KL divergence."""
 
 from marl_connectors.rl_module.distributions.beta import TorchBeta
 from marl_connectors.rl_module.distributions.categorical import TorchBernoulli, TorchCategorical, TorchMultiCategorical
