@@ -19,10 +19,15 @@ from marl_connectors.errors import LearnerError
 from marl_connectors.learner.gradients import ClosedLoss, ClosedUpdate, clip_gradients, set_gradients
 from marl_connectors.learner.loss_stats import FiniteCheck, LossStatistics, not_finite_error
 from marl_connectors.learner.optimizers import Optimizers
-from marl_connectors.learner.updates import Step, Steps, groups_of_episodes, reads_batches
+from marl_connectors.learner.updates import (
+    Step,
+    Steps,
+    groups_of_episodes,
+    has_self_supervised_loss,
+    reads_batches,
+)
 from marl_connectors.metrics import MetricsLogger
 from marl_connectors.ops.schedule import Schedule
-from marl_connectors.rl_module.apis import has_self_supervised_loss
 from marl_connectors.rl_module.closed_form import can_be_closed
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.rl_module.rl_module import RLModule

@@ -14,11 +14,17 @@ from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup
 from marl_connectors.episodes.packing import chunks_of, rows_of_episodes
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.learner.minibatches import MiniBatch, Shuffle, minibatches_of_epoch
-from marl_connectors.rl_module.apis import has_self_supervised_loss
+from marl_connectors.rl_module.apis import SelfSupervisedLossAPI
 from marl_connectors.rl_module.module_columns import columns_by_module
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
+from marl_connectors.rl_module.rl_module import RLModule
 from marl_connectors.seeding import stream
 from marl_connectors.typing import DEFAULT_MODULE_ID, SHARED, ModuleID
+
+
+def has_self_supervised_loss(module: RLModule) -> bool:
+    """Whether a module computes its own loss, instead of the learner."""
+    return isinstance(module.unwrapped(), SelfSupervisedLossAPI)
 
 
 def groups_of_episodes(

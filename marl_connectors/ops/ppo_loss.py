@@ -129,16 +129,7 @@ def ppo_loss_and_slopes(
 ) -> tuple[list[np.ndarray], PPOSlopes]:
     """``ppo_loss`` in numpy, with its gradients.
 
-    Args:
-        coefficients: Weights and clips.
-        logp: As in ``ppo_loss``. All arrays have one shape and dtype.
-        old_logp: As in ``ppo_loss``.
-        advantages: As in ``ppo_loss``.
-        entropy: As in ``ppo_loss``.
-        values: As in ``ppo_loss``.
-        value_targets: As in ``ppo_loss``.
-        kl: As in ``ppo_loss``.
-        weights: As in ``ppo_loss``.
+    The arguments are those of ``ppo_loss``, as arrays of one shape and dtype.
 
     Returns:
         The terms of a ``PPOLoss``, in order, and the derivatives of the total.

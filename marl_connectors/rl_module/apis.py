@@ -77,11 +77,6 @@ class SelfSupervisedLossAPI(ABC):
         """
 
 
-def has_self_supervised_loss(rl_module: Any) -> bool:
-    """Whether an RLModule computes its loss itself."""
-    return isinstance(rl_module.unwrapped(), SelfSupervisedLossAPI)
-
-
 def update_target_networks(rl_module: nn.Module, tau: float = 1.0) -> None:
     """Moves each target network towards its network: ``target = tau * network + (1 - tau) * target``.
 

@@ -262,7 +262,7 @@ class MLP(nn.Module):
         return list(self._modules["layers"]._modules.values())  # type: ignore[union-attr,arg-type]
 
     def parameters_as_built(self) -> list[Any] | None:
-        """Weight and bias of each layer; None if somebody has put other layers in place of these, or hooks on them."""
+        """Returns the weight and bias of each layer; None if layers were replaced, or have hooks."""
         parts: Any = self._modules
         activation, layers = parts["activation"], parts["layers"]._modules.values()
         if type(activation) is not self._own_activation:

@@ -396,7 +396,7 @@ def _check_states(outputs: Mapping[ModuleID, Mapping[str, Any]]) -> None:
     forgetful = [module_id for module_id, output in outputs.items() if Columns.STATE_OUT not in output]
     if 0 < len(forgetful) < len(outputs):
         raise ModuleError(
-            f"module {forgetful[0]!r} is stateful, but put out no 'state_out', only {sorted(outputs[forgetful[0]])}, "
+            f"module {forgetful[0]!r} is stateful, but returned no 'state_out', only {sorted(outputs[forgetful[0]])}, "
             f"so it would lose its state. Return Columns.STATE_OUT from its _forward."
         )
 

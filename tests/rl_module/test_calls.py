@@ -195,7 +195,7 @@ def trained(module_class, policies="shared"):
         (OwnKey, r"module '.*' \(OwnKey\): its _forward.* found no 'speed' \(a KeyError\).*read one of these"),
         (DropsRows, r"module '.*' put out 'action_dist_inputs' of shape \(0, 3\) for \d rows"),
         (Detached, r"loss of '.*' has no gradient.*detach"),
-        (Forgetful, r"put out no 'state_out'"),
+        (Forgetful, r"no 'state_out'"),
         (
             HalfPrecision,
             r"parameters are torch.bfloat16, its observations torch.float32: convert these .*autocast_dtype",
