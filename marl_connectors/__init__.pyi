@@ -114,6 +114,7 @@ from .rl_module.apis import InferenceOnlyAPI as InferenceOnlyAPI
 from .rl_module.apis import SelfSupervisedLossAPI as SelfSupervisedLossAPI
 from .rl_module.apis import TargetNetworkAPI as TargetNetworkAPI
 from .rl_module.apis import ValueFunctionAPI as ValueFunctionAPI
+from .rl_module.apis import update_target_networks as update_target_networks
 from .rl_module.default_model_config import DefaultModelConfig as DefaultModelConfig
 from .rl_module.distributions import Distribution as Distribution
 from .rl_module.distributions import TorchBernoulli as TorchBernoulli
@@ -125,10 +126,9 @@ from .rl_module.distributions import TorchMultiDistribution as TorchMultiDistrib
 from .rl_module.distributions import TorchSquashedGaussian as TorchSquashedGaussian
 from .rl_module.encoders import Encoder as Encoder
 from .rl_module.multi_rl_module import MultiRLModule as MultiRLModule
-from .rl_module.multi_rl_module_spec import MultiRLModuleSpec as MultiRLModuleSpec
+from .rl_module.multi_rl_module import MultiRLModuleSpec as MultiRLModuleSpec
 from .rl_module.rl_module import RLModule as RLModule
 from .rl_module.rl_module import RLModuleSpec as RLModuleSpec
-from .rl_module.target_networks import update_target_networks as update_target_networks
 from .rl_module.torch_module import TorchModule as TorchModule
 from .typing import DEFAULT_AGENT_ID as DEFAULT_AGENT_ID
 from .typing import DEFAULT_MODULE_ID as DEFAULT_MODULE_ID

@@ -37,7 +37,7 @@ from marl_connectors.errors import ConfigError, did_you_mean
 from marl_connectors.learner.learner import Learner
 from marl_connectors.ops.schedule import Schedule, schedule
 from marl_connectors.policy_mapping import SharedPolicy
-from marl_connectors.rl_module.multi_rl_module_spec import MultiRLModuleSpec
+from marl_connectors.rl_module.multi_rl_module import MultiRLModuleSpec
 from marl_connectors.rl_module.rl_module import MODEL_CONFIG, RLModuleSpec
 from marl_connectors.typing import ModuleID
 from marl_connectors.validators import (

@@ -38,8 +38,7 @@ from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.errors import ConfigError, MappingError
 from marl_connectors.learner.learner import Learner
 from marl_connectors.policy_mapping import PatternPolicies, SharedPolicy, check_patterns
-from marl_connectors.rl_module.multi_rl_module import MultiRLModule
-from marl_connectors.rl_module.multi_rl_module_spec import MultiRLModuleSpec
+from marl_connectors.rl_module.multi_rl_module import MultiRLModule, MultiRLModuleSpec
 from marl_connectors.rl_module.rl_module import RLModule, RLModuleSpec
 from marl_connectors.seeding import torch_stream
 from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID, ModuleID

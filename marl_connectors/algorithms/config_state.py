@@ -30,8 +30,7 @@ from marl_connectors.policy_mapping import (
     mapping_to_json,
 )
 from marl_connectors.rl_module.default_model_config import DefaultModelConfig
-from marl_connectors.rl_module.multi_rl_module import MultiRLModule
-from marl_connectors.rl_module.multi_rl_module_spec import MultiRLModuleSpec
+from marl_connectors.rl_module.multi_rl_module import MultiRLModule, MultiRLModuleSpec
 from marl_connectors.rl_module.rl_module import RLModule, RLModuleSpec
 from marl_connectors.typing import ModuleID
 

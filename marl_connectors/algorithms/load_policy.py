@@ -30,8 +30,7 @@ from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvT
 from marl_connectors.errors import CheckpointError, ModuleError, did_you_mean
 from marl_connectors.names import Names, brief
 from marl_connectors.policy_mapping import PolicyMappingFn, SharedPolicy
-from marl_connectors.rl_module.multi_rl_module import MultiRLModule
-from marl_connectors.rl_module.multi_rl_module_spec import MultiRLModuleSpec
+from marl_connectors.rl_module.multi_rl_module import MultiRLModule, MultiRLModuleSpec
 from marl_connectors.seeding import torch_stream
 from marl_connectors.spaces import describe
 from marl_connectors.typing import DEFAULT_AGENT_ID, SHARED, AgentID, ModuleID

@@ -34,9 +34,9 @@ from marl_connectors.errors import CheckpointError, EpisodeError
 from marl_connectors.metrics import MetricsLogger
 from marl_connectors.names import Names, brief
 from marl_connectors.policy_mapping import PolicyMappingFn
-from marl_connectors.rl_module.module_states import check_state_out
-from marl_connectors.rl_module.multi_rl_module_spec import MultiRLModuleSpec
+from marl_connectors.rl_module.multi_rl_module import MultiRLModuleSpec
 from marl_connectors.rl_module.rl_module import RLModuleSpec
+from marl_connectors.rl_module.states import check_state_out
 from marl_connectors.spaces import describe, same
 from marl_connectors.typing import AgentID, ModuleID
 

@@ -10,7 +10,7 @@ import optree
 import torch
 
 from marl_connectors.episodes.column_batch import ColumnGroup
-from marl_connectors.rl_module.bucket import stacking_of
+from marl_connectors.rl_module.stacking import stacking_of
 from marl_connectors.transfers import all_on_host, transfer
 
 

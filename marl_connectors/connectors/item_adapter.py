@@ -33,9 +33,9 @@ from marl_connectors.episodes.sequences import Sequences
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.errors import ConnectorError
 from marl_connectors.rl_module.module_columns import columns_by_module, set_columns_by_module
-from marl_connectors.rl_module.module_states import member
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.rl_module.rl_module import RLModule
+from marl_connectors.rl_module.states import member
 from marl_connectors.transfers import moved
 from marl_connectors.trees import as_list, leaves, tree_map, unstack
 from marl_connectors.typing import DEFAULT_MODULE_ID, ItemKey, ModuleID

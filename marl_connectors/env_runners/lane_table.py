@@ -14,9 +14,9 @@ from marl_connectors import spaces
 from marl_connectors.env_runners.lane_group import Lane, LaneGroup, Pick, picker
 from marl_connectors.episodes.agent_views import EndedLanes
 from marl_connectors.episodes.multi_agent_growth import REMEMBERED_AGENTS
-from marl_connectors.rl_module.module_states import state_kind
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.rl_module.rl_module import RLModule
+from marl_connectors.rl_module.states import state_kind
 from marl_connectors.typing import AgentID, ModuleID
 
 _REMEMBERED_SPACES = 1000

@@ -332,7 +332,7 @@ class SamplingPlan:
     def _run_arrays(self, forward: ArrayForward | SeparateForwards, columns: ColumnGroup, out: ColumnGroup) -> None:
         """A forward pass in arrays. A hot path."""
         observations: Any = columns.get(Columns.OBS)
-        if columns.holders or not forward.takes(observations):
+        if columns.holders or not forward.accepts(observations):
             self._run_as_given(columns, out)
             return
         inputs, state = forward(observations, columns.get(Columns.STATE_IN))

@@ -1,7 +1,7 @@
-"""Gradients of a step: how they come about without autograd, and what is done to them before the optimizers step.
+"""Gradients of a step: their computation in closed form, and their clipping.
 
-They are bounded, each value, the norm of each tensor or the norm of all of a module's together; or a method of a
-learner's subclass has given others.
+Clipping bounds each value, the norm of each tensor, or the norm of all gradients of a module together. A learner's
+subclass may also replace the gradients.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ import torch
 from torch import Tensor
 
 from marl_connectors.errors import LearnerError
-from marl_connectors.rl_module.bucket import BucketPart
 from marl_connectors.rl_module.closed_form import ClosedForward
+from marl_connectors.rl_module.stacking import MemberStack
 from marl_connectors.typing import ModuleID
 
 _TINY = 1e-6
 
 
 class LossAndSlopes(NamedTuple):
-    """What a closed loss gives for a minibatch of one module, or of ``M`` stacked ones.
+    """The losses and gradients of a minibatch of one module, or of ``M`` stacked ones.
 
     Attributes:
         losses: A scalar or ``[M]``.
-        by_inputs: How the sum of the losses changes with ``action_dist_inputs``, of their shape.
-        by_values: The same with the value estimates; None where there are none.
+        by_inputs: The gradient of the sum of the losses with respect to ``action_dist_inputs``, of their shape.
+        by_values: The gradient with respect to the value estimates; None if the loss uses none.
     """
 
     losses: Tensor
@@ -35,20 +35,20 @@ class LossAndSlopes(NamedTuple):
 
 
 class ClosedLoss(Protocol):
-    """A loss that knows its gradients.
+    """A loss with its gradients in closed form.
 
     Attributes:
-        uses_values: Whether it is also computed of value estimates.
+        uses_values: Whether the loss uses value estimates.
     """
 
     uses_values: bool
 
     def __call__(self, inputs: Tensor, values: Tensor | None, batch: Mapping[str, Any]) -> LossAndSlopes | None:
-        """The losses of a minibatch, and notes of their terms; None where autograd has to compute them.
+        """Computes the losses of a minibatch and logs their terms; returns None if autograd must compute them.
 
         Args:
             inputs: ``action_dist_inputs``, ``[B, n]`` or ``[M, B, n]``, without gradients.
-            values: ``[B]`` or ``[M, B]`` value estimates, without gradients; None if it uses none.
+            values: ``[B]`` or ``[M, B]`` value estimates, without gradients; None if the loss uses none.
             batch: The columns of the minibatch.
         """
         ...
@@ -57,39 +57,39 @@ class ClosedLoss(Protocol):
 class ClosedUpdate:
     """The gradients of some members of a bucket, bound for one update."""
 
-    def __init__(self, part: BucketPart, loss: ClosedLoss):
-        """Binds.
+    def __init__(self, stack: MemberStack, loss: ClosedLoss):
+        """Binds the members.
 
         Args:
-            part: The members; its twin ``can_be_closed``.
+            stack: The members. ``can_be_closed`` must be True for their stacked module.
             loss: Their loss.
         """
-        self._part = part
+        self._stack = stack
         self._loss = loss
-        self._forward = ClosedForward(part.load(), part.bound_gradients(), with_values=loss.uses_values)
+        self._forward = ClosedForward(stack.load(), stack.bound_gradients(), with_values=loss.uses_values)
 
     def compute_gradients(self, columns: Mapping[str, Any]) -> Tensor | None:
-        """The losses of a minibatch, whose gradients are where the optimizers look for them. A hot path.
+        """Computes the losses of a minibatch, and writes their gradients into the bucket.
 
         Args:
-            columns: Of the minibatch.
+            columns: The columns of the minibatch.
 
         Returns:
-            A scalar or ``[M]``; None if autograd has to compute them, and nothing has changed.
+            A scalar or ``[M]`` losses; None, without a change, if autograd must compute them.
         """
         with torch.no_grad():
-            self._part.load()
+            self._stack.load()
             outputs = self._forward(columns)
             found = None if outputs is None else self._loss(outputs.inputs, outputs.values, columns)
             if found is None:
                 return None
             self._forward.backward(found.by_inputs, found.by_values)
-            self._part.store()
+            self._stack.store()
             return found.losses
 
 
 def global_norm(gradients: Sequence[Tensor]) -> Tensor:
-    """The Euclidean norm of all gradients of a module together, a scalar."""
+    """Returns the Euclidean norm of all gradients of a module together, a scalar."""
     return torch.nn.utils.get_total_norm(list(gradients))
 
 
@@ -97,7 +97,7 @@ def clip_gradients(gradients: Sequence[Tensor], grad_clip: float | None, grad_cl
     """Clips the gradients of one module in place.
 
     Args:
-        gradients: Of its parameters.
+        gradients: The gradients of its parameters.
         grad_clip: The bound; None for none.
         grad_clip_by: ``"value"``, ``"norm"`` (of each tensor) or ``"global_norm"``.
     """
@@ -115,14 +115,14 @@ def clip_gradients(gradients: Sequence[Tensor], grad_clip: float | None, grad_cl
             gradient.mul_(scale)
 
 
-def clip_stacked_gradients(part: BucketPart, gradients: Tensor, norms: Tensor, configs: Sequence[Any]) -> None:
+def clip_stacked_gradients(stack: MemberStack, gradients: Tensor, norms: Tensor, configs: Sequence[Any]) -> None:
     """Clips the gradients of several members of a bucket in place, each as its config says.
 
     Args:
-        part: The members.
+        stack: The members.
         gradients: ``[A, P]``.
-        norms: ``[A]`` their norms.
-        configs: One for each member.
+        norms: ``[A]``, their norms.
+        configs: The config of each member.
     """
     kinds = {config.grad_clip_by for config in configs if config.grad_clip is not None}
     for by in sorted(kinds) if len(kinds) > 1 else kinds:
@@ -134,23 +134,23 @@ def clip_stacked_gradients(part: BucketPart, gradients: Tensor, norms: Tensor, c
             column = bound if isinstance(bound, float | int) else bound.unsqueeze(1)
             gradients.clamp_(-column, column)
         else:
-            for where in part.bucket.slices:
+            for where in stack.bucket.slices:
                 own = gradients[:, where.begin : where.end]
                 own.mul_(_scale(bound, torch.linalg.vector_norm(own, dim=1)).unsqueeze(1))
 
 
-def set_gradients(gradients: Sequence[Tensor], given: Any, module_id: ModuleID, learner: Any) -> None:
-    """Writes what ``postprocess_gradients_for_module`` returned into a module's gradients.
+def set_gradients(gradients: Sequence[Tensor], given: Any, module_id: ModuleID, learner: str) -> None:
+    """Replaces a module's gradients by those that ``postprocess_gradients_for_module`` returned.
 
     Raises:
-        LearnerError: If there are not as many, or not of the same shapes.
+        LearnerError: If their number or shapes differ.
     """
     shapes = [tuple(gradient.shape) for gradient in gradients]
     is_list = isinstance(given, Sequence) and all(isinstance(one, Tensor) for one in given)
     came = [tuple(one.shape) for one in given] if is_list else type(given).__name__
     if came != shapes:
         raise LearnerError(
-            f"{type(learner).__name__}: its postprocess_gradients_for_module gave {came} for module {module_id!r}, "
+            f"{learner}: its postprocess_gradients_for_module returned {came} for module {module_id!r}, "
             f"expected gradients of the shapes {shapes}. Return them in the order of module_gradients, or change these "
             f"in place and return nothing."
         )

@@ -1,4 +1,4 @@
-"""Learner: from episodes to better modules."""
+"""Learner: updates modules from episodes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -16,16 +17,15 @@ from marl_connectors.connectors.learner.learner_connector_pipeline import Learne
 from marl_connectors.episodes.column_batch import ColumnBatch
 from marl_connectors.errors import LearnerError
 from marl_connectors.learner.gradients import ClosedLoss, ClosedUpdate, clip_gradients, set_gradients
-from marl_connectors.learner.losses import (
-    FiniteCheck,
-    LossStatistics,
-    checked_losses,
-    has_self_supervised_loss,
-    loss_function,
-    not_finite_error,
-)
+from marl_connectors.learner.loss_stats import FiniteCheck, LossStatistics, not_finite_error
 from marl_connectors.learner.optimizers import Optimizers
-from marl_connectors.learner.updates import Step, Steps, groups_of_episodes, reads_batches
+from marl_connectors.learner.updates import (
+    Step,
+    Steps,
+    groups_of_episodes,
+    has_self_supervised_loss,
+    reads_batches,
+)
 from marl_connectors.metrics import MetricsLogger
 from marl_connectors.ops.schedule import Schedule
 from marl_connectors.rl_module.closed_form import can_be_closed
@@ -40,12 +40,13 @@ class Learner(ABC):
 
     Attributes:
         config: The algorithm's config.
-        device: Where the modules and their batches are.
+        device: The device of the modules and their batches.
         module: The modules.
-        pipeline: From episodes to a train batch.
-        timestep: Env steps that the episodes of all updates so far were sampled in; schedules go by it.
-        metrics: Where the pieces of ``pipeline`` log.
-        pipeline_seconds: How long the newest update's train batch took.
+        pipeline: Turns episodes into a train batch.
+        timestep: The number of env steps sampled so far, by which schedules are evaluated.
+        metrics: The metrics of the pieces of ``pipeline``.
+        pipeline_seconds: How long making the newest train batch took.
+        num_updates: The number of updates so far.
     """
 
     def __init__(self, *, config: Any, module: MultiRLModule, pipeline: LearnerConnectorPipeline, seed: int = 0):
@@ -64,13 +65,16 @@ class Learner(ABC):
         self._never_updated: set[ModuleID] = set()
         self._trained: list[torch.nn.Module] = []
         self._closed_updates: dict[tuple[ModuleID, ...], ClosedUpdate | None] = {}
-        self.optimizers = Optimizers(self)
+        self.optimizers = Optimizers(module, config, self.configure_optimizers_for_module, device=self.device)
 
     def build(self) -> None:
         """Makes the optimizers. Called once before the first update."""
         for module_id in self.module:
             self.optimizers.configure(module_id)
-        self.optimizers.refresh()
+        self._refresh_optimizers()
+
+    def _refresh_optimizers(self) -> None:
+        self.optimizers.refresh(timestep=self.timestep, never_updated=self._never_updated)
 
     # To override.
 
@@ -78,37 +82,38 @@ class Learner(ABC):
     def compute_loss_for_module(
         self, *, module_id: ModuleID, config: Any, batch: Mapping[str, Any], fwd_out: Mapping[str, Any]
     ) -> Tensor:
-        """The scalar that an update makes smaller.
+        """Returns the scalar loss of a module, which an update minimises.
 
         Args:
-            module_id: Which module.
-            config: The algorithm's config with the module's own overrides.
+            module_id: The module's id.
+            config: The algorithm's config with the module's overrides.
             batch: Columns of a minibatch, ``[B, ...]``.
-            fwd_out: What the module's ``forward_train`` gave for it.
+            fwd_out: The outputs of the module's ``forward_train`` for this minibatch.
         """
 
     def compute_loss_for_stacked_modules(
         self, *, module_ids: Sequence[ModuleID], module: RLModule, batch: Mapping[str, Any], fwd_out: Mapping[str, Any]
     ) -> Tensor:
-        """``[M]`` losses of modules of one architecture, in one computation.
+        """Returns the ``[M]`` losses of modules of one architecture, in one computation.
 
-        Without an override that is at least as new as that of ``compute_loss_for_module``, modules are updated one
-        after another.
+        Modules are updated one after another if no subclass overrides this method, or if a subclass overrides
+        ``compute_loss_for_module`` later, without this one.
 
         Args:
-            module_ids: Which modules.
-            module: Computes all of them on stacked columns.
-            batch: Columns ``[M, B, ...]``. Where modules have different numbers of rows there is a ``loss_mask``,
-                False for rows that only fill up; ``CountedRows`` takes means without them.
-            fwd_out: What ``module.forward_train`` gave for it.
+            module_ids: The ids of the modules.
+            module: The stacked module, which computes all of them on stacked columns.
+            batch: Columns ``[M, B, ...]``. If modules have different numbers of rows, ``loss_mask`` is False for rows
+                of padding; ``CountedRows`` computes means without them.
+            fwd_out: The outputs of ``module.forward_train`` for this minibatch.
         """
         raise NotImplementedError
 
     def closed_loss(self, module_ids: Sequence[ModuleID]) -> ClosedLoss | None:
-        """The loss of some modules with its gradients worked out, asked for once an update; None unless overridden.
+        """Returns the loss of some modules in closed form, with its gradients; None unless overridden.
 
-        Updates of modules that are MLPs (``RLModule.training_layers``) then do without autograd. It is what
-        ``compute_loss_for_module`` computes: where a subclass overrides that one only, it is not asked for.
+        With it, updates of modules that are MLPs (``RLModule.training_layers``) need no autograd. It must compute the
+        same loss as ``compute_loss_for_module``. It is not used if a subclass overrides only that method. The learner
+        calls it once in each update.
 
         Args:
             module_ids: One module, or several that are computed together.
@@ -116,16 +121,16 @@ class Learner(ABC):
         del module_ids
 
     def stacking_key(self, config: Any) -> Hashable:
-        """What modules' settings have to have in common for one stacked loss; nothing unless overridden."""
+        """Returns the settings in which modules must agree to have one stacked loss; None unless overridden."""
         del config
 
     @property
     def has_stacked_loss(self) -> bool:
-        """Whether the loss of stacked modules knows of the newest loss of a module alone."""
+        """Whether ``compute_loss_for_stacked_modules`` belongs to the newest ``compute_loss_for_module``."""
         return self._is_as_new("compute_loss_for_stacked_modules", "compute_loss_for_module")
 
     def _is_as_new(self, name: str, *others: str) -> bool:
-        """Whether a method is overridden, and nowhere nearer to the object's class any of the others."""
+        """Whether a method is overridden, and no class nearer to the object's own overrides one of the others."""
         at = {
             method: next((i for i, cls in enumerate(type(self).__mro__) if method in vars(cls)), 0)
             for method in (name, *others)
@@ -134,11 +139,11 @@ class Learner(ABC):
         return is_overridden and all(at[name] <= at[other] and other not in vars(self) for other in others)
 
     def configure_optimizers_for_module(self, module_id: ModuleID, config: Any) -> None:
-        """Registers a module's optimizers: Adam for all its parameters unless overridden."""
+        """Registers the optimizers of a module: Adam for all its parameters, unless overridden."""
         self.optimizers.register_default(module_id)
 
     def before_gradient_based_update(self, *, timesteps: dict[str, int]) -> None:  # noqa: B027
-        """Called first in an update, before its train batch is made: what it does to modules holds for all of it."""
+        """Called first in an update, before its train batch is made, so that changes to modules apply to all of it."""
 
     def after_gradient_based_update(self, *, timesteps: dict[str, int]) -> None:  # noqa: B027
         """Called after the minibatches of an update."""
@@ -146,15 +151,15 @@ class Learner(ABC):
     def postprocess_gradients_for_module(
         self, *, module_id: ModuleID, config: Any, module_gradients: list[Tensor]
     ) -> list[Tensor] | None:
-        """Changes a module's gradients in place, or returns others: clips them as the config says unless overridden."""
+        """Changes a module's gradients in place, or returns others. Unless overridden, it clips them."""
         clip_gradients(module_gradients, config.grad_clip, config.grad_clip_by)
 
     def should_module_be_updated(self, module_id: ModuleID, batch: Mapping[ModuleID, Any] | None = None) -> bool:
-        """Whether ``policies_to_train`` names the module, there is anything in it to train, and it may be updated.
+        """Whether a module is updated: ``policies_to_train`` names it, and it has trainable parameters.
 
         Args:
-            module_id: Which module.
-            batch: ``{module_id: {column: tensor}}``, once there is a train batch.
+            module_id: The module's id.
+            batch: ``{module_id: {column: tensor}}``; None before the train batch is made.
         """
         if module_id in self._never_updated:
             return False
@@ -178,16 +183,17 @@ class Learner(ABC):
         params: Iterable[Tensor] | None = None,
         lr_or_lr_schedule: Schedule | None = None,
     ) -> None:
-        """Has an optimizer step whenever a module has new gradients. For ``configure_optimizers_for_module``.
+        """Registers an optimizer, which steps whenever the module has new gradients.
 
-        If a module has the default Adam as well, that leaves these parameters to the optimizer.
+        ``configure_optimizers_for_module`` is the place to call it. If the module has the default Adam as well, Adam
+        does not step the parameters of this optimizer.
 
         Args:
-            module_id: Whose parameters it steps.
-            optimizer: Made for parameters of the module.
-            optimizer_name: A module can have several optimizers, each with a name of its own.
-            params: The optimizer's parameters, to have it checked that it has these and no others.
-            lr_or_lr_schedule: A rate or schedule to follow; None to leave the optimizer's own.
+            module_id: The module.
+            optimizer: An optimizer of parameters of the module.
+            optimizer_name: The optimizer's name. A module can have several optimizers with different names.
+            params: The parameters that the optimizer must have, and no others; None to skip this check.
+            lr_or_lr_schedule: A learning rate or schedule; None to keep the optimizer's learning rate.
 
         Raises:
             LearnerError: If the name is taken, ``params`` are not the optimizer's, or some are another module's.
@@ -197,51 +203,56 @@ class Learner(ABC):
     def get_optimizer(
         self, module_id: ModuleID = DEFAULT_MODULE_ID, optimizer_name: str = "default_optimizer"
     ) -> torch.optim.Optimizer:
-        """An optimizer that was registered."""
+        """Returns an optimizer that was registered."""
         return self.optimizers.get(module_id, optimizer_name)
 
     def get_parameters(self, module: RLModule) -> list[torch.nn.Parameter]:
-        """A module's trainable parameters."""
+        """Returns a module's trainable parameters."""
         return [p for p in module.parameters() if p.requires_grad]
 
     def log_terms(self, module_ids: Sequence[ModuleID], terms: Mapping[str, Tensor]) -> None:
-        """Notes terms of a minibatch's losses: scalars of one module, ``[M]`` of several. ``update`` gives means."""
-        self._loss_statistics.note(tuple(module_ids), terms)
+        """Logs loss statistics of a minibatch, of which ``update`` returns the means.
+
+        Args:
+            module_ids: The modules.
+            terms: Scalars of one module, or ``[M]`` tensors of several, by name.
+        """
+        self._loss_statistics.log(tuple(module_ids), terms)
 
     def update(
         self, *, episodes: Sequence[Any], timesteps: dict[str, int] | None = None
     ) -> dict[ModuleID, dict[str, float]]:
-        """One update from episodes, or chunks of them.
+        """Updates the modules from episodes, or chunks of them.
 
         Args:
-            episodes: SingleAgentEpisodes or MultiAgentEpisodes, as ``EnvRunner.sample`` gives them.
-            timesteps: Steps sampled so far, by kind; ``num_env_steps_sampled_lifetime`` moves the schedules.
+            episodes: SingleAgentEpisodes or MultiAgentEpisodes, as ``EnvRunner.sample`` returns them.
+            timesteps: Steps sampled so far, by kind. Schedules are evaluated at ``num_env_steps_sampled_lifetime``.
 
         Returns:
-            Means of the losses' terms and the other loss statistics, for each module that had data.
+            The means of the loss statistics, for each module that had rows.
 
         Raises:
-            LearnerError: If a loss or the norm of a module's gradients is not finite; that step is not taken. Or if the
-                pipeline makes no columns.
+            LearnerError: If a loss or the norm of a module's gradients is not finite; that step is not taken. Also if
+                the pipeline makes no columns.
         """
         timesteps = timesteps or {}
         self.timestep = timesteps.get("num_env_steps_sampled_lifetime", self.timestep)
         self._loss_statistics = LossStatistics()
         self._check = FiniteCheck(is_lazy=self._checks_lazily)
         self.before_gradient_based_update(timesteps=timesteps)
-        self.optimizers.refresh()
+        self._refresh_optimizers()
         self._closed_updates = {}
         began = perf_counter()
         batch = self.make_batch(episodes)
         if not all(batch.groups):
             raise LearnerError(
                 f"{type(self).__name__}: expected columns from the learner pipeline, but it made none. "
-                f"Where add_default_connectors_to_learner_pipeline is False, learner_connector has to make them."
+                f"If add_default_connectors_to_learner_pipeline is False, learner_connector must make them."
             )
         self.pipeline_seconds = perf_counter() - began
         trained: dict[ModuleID, int] = defaultdict(int)
         with self._train_mode():
-            for step in Steps(self, batch, self._seed):
+            for step in self._steps(batch):
                 self._loss_statistics.begin_minibatch(step.epoch)
                 self._update_from(step, batch)
                 for minibatch in step.minibatches:
@@ -258,9 +269,9 @@ class Learner(ABC):
         return results
 
     def make_batch(self, episodes: Sequence[Any]) -> ColumnBatch:
-        """The train batch: a group for the modules of each bucket, and one for each module in none.
+        """Returns the train batch.
 
-        Modules that are trained together and see alike stand in one group, too.
+        It has a group of rows for each bucket, one for joint modules with like spaces, and one for each other module.
         """
         groups = groups_of_episodes(self.module, episodes, is_trained=self.should_module_be_updated)
         return self.pipeline.run(
@@ -269,9 +280,22 @@ class Learner(ABC):
 
     # One step.
 
+    def _steps(self, batch: ColumnBatch) -> Steps:
+        """Returns the gradient steps of an update."""
+        return Steps(
+            batch,
+            self.module,
+            self.config,
+            is_updated=self.should_module_be_updated,
+            stacking_key=self.stacking_key if self.config.stack_modules and self.has_stacked_loss else None,
+            has_shared_parameters=self.optimizers.has_shared,
+            seed=self._seed,
+            num_updates=self.num_updates,
+        )
+
     @contextmanager
     def _train_mode(self) -> Iterator[None]:
-        """Whatever runs forward meanwhile is in eval mode again afterwards, and draws what the run's seed says."""
+        """Puts modules that ran forward back into eval mode at the end. Their random numbers follow the run's seed."""
         self._trained = []
         try:
             with torch_stream(self._seed, "train mode", self.num_updates):
@@ -281,29 +305,29 @@ class Learner(ABC):
                 module.eval()
 
     def _forward_train(self, module: Any, columns: Any) -> Any:
-        """A forward pass in train mode. A hot path."""
+        """Runs a module forward in train mode."""
         if not module.training:
             self._trained.append(module.train())
         return module.forward_train(columns)
 
     def _update_from(self, step: Step, batch: ColumnBatch) -> None:
-        """One gradient step. A hot path."""
+        """Takes one gradient step."""
         ids = tuple(m for minibatch in step.minibatches for m in minibatch.module_ids)
-        stepping = (*ids, *step.beside) if step.is_joint else ids
+        stepping = (*ids, *step.without_rows) if step.is_joint else ids
         loss = self._gradients_in_closed_form(step)
         if loss is None:
             loss = self._gradients_by_autograd(step, stepping)
         norms = self.optimizers.norms(stepping)
-        self._loss_statistics.note_gradient_norms(ids, norms[: len(ids)])
+        self._loss_statistics.log_gradient_norms(ids, norms[: len(ids)])
         if len(stepping) > len(ids):
-            self._loss_statistics.note_gradient_norms(stepping[len(ids) :], norms[len(ids) :], is_result=False)
+            self._loss_statistics.log_gradient_norms(stepping[len(ids) :], norms[len(ids) :], has_rows=False)
         if not self._check.holds(loss, norms):
             raise not_finite_error(self._loss_statistics, self.module, batch, self.num_updates)
         self._postprocess_gradients(stepping, norms)
         self.optimizers.step(stepping, self._check)
 
     def _gradients_in_closed_form(self, step: Step) -> Tensor | None:
-        """The sum of the losses, where nothing that the user has written takes part in them; else None. A hot path."""
+        """Computes gradients in closed form, and returns the sum of the losses; None if a user's code takes part."""
         if step.is_joint:
             return None
         (minibatch,) = step.minibatches
@@ -315,16 +339,20 @@ class Learner(ABC):
         return losses if losses is None or not losses.dim() else losses.sum()
 
     def _bind_closed_update(self, module_ids: tuple[ModuleID, ...]) -> ClosedUpdate | None:
-        part = self.optimizers.part(module_ids)
-        if part is None or self.config.autocast_dtype is not None or has_self_supervised_loss(self, module_ids[0]):
+        stack = self.optimizers.stack_of(module_ids)
+        if (
+            stack is None
+            or self.config.autocast_dtype is not None
+            or has_self_supervised_loss(self.module[module_ids[0]])
+        ):
             return None
         if not self._is_as_new("closed_loss", "compute_loss_for_module", "compute_loss_for_stacked_modules"):
             return None
         loss = self.closed_loss(module_ids)
-        return ClosedUpdate(part, loss) if loss is not None and can_be_closed(part.load()) else None
+        return ClosedUpdate(stack, loss) if loss is not None and can_be_closed(stack.load()) else None
 
     def _gradients_by_autograd(self, step: Step, stepping: Sequence[ModuleID]) -> Tensor:
-        """The sum of the losses, whatever they are made of."""
+        """Computes gradients by autograd, and returns the sum of the losses."""
         with self._autocast():
             loss = self._loss_of(step)
         if not loss.requires_grad:
@@ -337,40 +365,70 @@ class Learner(ABC):
         return loss
 
     def _loss_of(self, step: Step) -> Tensor:
-        """The sum of the losses of a step's modules. A hot path."""
+        """Returns the sum of the losses of a step's modules."""
         losses = []
         for minibatch, (module, fwd_out) in zip(step.minibatches, self._forward_passes(step), strict=True):
             own = self._losses(minibatch.module_ids, module, minibatch.columns, fwd_out)
-            self._loss_statistics.note_total(minibatch.module_ids, own)
+            self._loss_statistics.log_total(minibatch.module_ids, own)
             losses.append(own)
         whole = losses[0] if len(losses) == 1 else torch.stack(losses)
         return whole.sum() if whole.dim() else whole
 
     def _forward_passes(self, step: Step) -> list[tuple[Any, Any]]:
-        """For each minibatch, what ran it forward and what came out: entangled modules together, others by themselves.
-
-        A hot path.
-        """
+        """Runs each minibatch forward, those of joint modules together; returns the module and its outputs for each."""
         if step.is_joint:
             outputs = self._forward_train(self.module, {m.module_ids[0]: m.columns for m in step.minibatches})
             return [(self.module[m.module_ids[0]], outputs[m.module_ids[0]]) for m in step.minibatches]
         passes = []
         for minibatch in step.minibatches:
-            part = self.optimizers.part(minibatch.module_ids) if minibatch.is_stacked else None
-            module = self.module[minibatch.module_ids[0]] if part is None else part.load()
+            stack = self.optimizers.stack_of(minibatch.module_ids) if minibatch.is_stacked else None
+            module = self.module[minibatch.module_ids[0]] if stack is None else stack.load()
             passes.append((module, self._forward_train(module, minibatch.columns)))
         return passes
 
     def _losses(self, module_ids: tuple[ModuleID, ...], module: RLModule, batch: Any, fwd_out: Any) -> Tensor:
-        """``[M]`` of stacked modules, a scalar of one."""
+        """Returns the ``[M]`` losses of stacked modules, or the scalar loss of one module."""
         given: Any = {"batch": batch, "fwd_out": fwd_out}
         module_id, *others = module_ids
         if others:
             losses = self.compute_loss_for_stacked_modules(module_ids=module_ids, module=module, **given)
         else:
             config = self.config.get_config_for_module(module_id)
-            losses = loss_function(self, module_id)(module_id=module_id, config=config, **given)
-        return checked_losses(losses, module_ids, self)
+            compute_loss = self.compute_loss_for_module
+            if has_self_supervised_loss(self.module[module_id]):
+                own: Any = self.module[module_id].unwrapped()
+                compute_loss = partial(own.compute_self_supervised_loss, learner=self)
+            losses = compute_loss(module_id=module_id, config=config, **given)
+        return self._checked_losses(losses, module_ids)
+
+    def _checked_losses(self, losses: Any, module_ids: Sequence[ModuleID]) -> Tensor:
+        """Returns the scalar loss of one module, or ``[M]`` losses of several.
+
+        Raises:
+            LearnerError: If ``losses`` are anything else.
+        """
+        expected = () if len(module_ids) == 1 else (len(module_ids),)
+        if isinstance(losses, Tensor) and losses.shape == expected:
+            return losses
+        if isinstance(losses, Tensor) and not expected and losses.numel() == 1:
+            return losses.reshape(())
+        if isinstance(losses, Tensor):
+            came = f"a tensor of the shape {tuple(losses.shape)}"
+        else:
+            is_shown = losses is None or isinstance(losses, int | float)
+            came = repr(losses) if is_shown else f"a {type(losses).__name__}"
+        if expected:
+            raise LearnerError(
+                f"{type(self).__name__}: its compute_loss_for_stacked_modules returned {came} for modules "
+                f"{', '.join(map(repr, module_ids))}, expected a tensor of the shape {expected}: a loss for each. "
+                f"Reduce only the axes after the first one."
+            )
+        method = f"{type(self).__name__}: its compute_loss_for_module"
+        if has_self_supervised_loss(self.module[module_ids[0]]):
+            method = f"{type(self.module[module_ids[0]].unwrapped()).__name__}: its compute_self_supervised_loss"
+        is_tensor = isinstance(losses, Tensor)
+        fix = "Take its mean." if is_tensor else "Return the loss; log_terms accepts other loss statistics."
+        raise LearnerError(f"{method} returned {came} for module {module_ids[0]!r}, expected a scalar tensor. {fix}")
 
     def _autocast(self) -> AbstractContextManager[Any]:
         dtype = self.config.autocast_dtype
@@ -388,33 +446,40 @@ class Learner(ABC):
                 module_id=module_id, config=config, module_gradients=gradients
             )
             if given is not None:
-                set_gradients(gradients, given, module_id, self)
+                set_gradients(gradients, given, module_id, type(self).__name__)
 
     def _results(self, trained: Mapping[ModuleID, int], rates: Mapping[ModuleID, float]) -> dict[ModuleID, Any]:
         means = self._loss_statistics.means()
         counts = {m: {"num_module_steps_trained": count, "learning_rate": rates[m]} for m, count in trained.items()}
         return {module_id: {**means[module_id], **own} for module_id, own in counts.items()}
 
-    # Modules that come and go.
+    # Modules that are added and removed.
 
     def add_module(self, module_id: ModuleID, module: RLModule, *, is_updated: bool = True) -> None:
-        """Adds a module and its optimizers; those of the others go on. One that is not updated only acts."""
+        """Adds a module and its optimizers. Those of the other modules stay as they are.
+
+        Args:
+            module_id: The module's id.
+            module: The module.
+            is_updated: Whether the module is trained; False for a module that only acts.
+        """
         self.module.add_module(module_id, module)
         if not is_updated:
             self._never_updated.add(module_id)
             return
         self.optimizers.configure(module_id)
-        self.optimizers.refresh()
+        self._refresh_optimizers()
 
     def remove_module(self, module_id: ModuleID) -> None:
-        """Takes a module and its optimizers out."""
+        """Removes a module and its optimizers."""
         self.module.remove_module(module_id)
         self.optimizers.forget(module_id)
         self._never_updated.discard(module_id)
-        self.optimizers.refresh()
+        self._refresh_optimizers()
 
     def get_state(self) -> dict[str, Any]:
-        """Everything that the next update depends on, as JSON data and tensors."""
+        """Returns everything that the next update depends on, as JSON data and tensors."""
+        self._refresh_optimizers()
         return {
             "module": self.module.get_state(),
             "frozen": [name for name, parameter in self.module.named_parameters() if not parameter.requires_grad],
@@ -428,13 +493,14 @@ class Learner(ABC):
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Takes what ``get_state`` gave."""
+        """Loads a state that ``get_state`` returned."""
         self.module.set_state(state["module"])
         if "frozen" in state:
             frozen = set(state["frozen"])
             for name, parameter in self.module.named_parameters():
                 parameter.requires_grad_(name not in frozen)
         self._never_updated = set(state.get("never_updated", ()))
+        self._refresh_optimizers()
         self.optimizers.set_state(state["optimizers"])
         self.pipeline.set_state(state["pipeline"])
         self._seed = state["seed"]

@@ -1,6 +1,6 @@
-"""Train batches in shuffled pieces: which rows a minibatch has, its columns, and which of its rows count.
+"""Minibatches: which rows of the train batch each has, its columns, and which of its rows count.
 
-Every module has its own number of minibatches, and several modules may go stacked.
+Every module has its own number of minibatches, and minibatches of several modules may be stacked.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from marl_connectors.episodes.column_batch import ColumnGroup
 from marl_connectors.episodes.info_column import InfoColumn
 from marl_connectors.episodes.sequences import PaddedColumns, Sequences
 from marl_connectors.errors import did_you_mean
-from marl_connectors.rl_module.bucket import SPARE_ROWS, each_leaf
+from marl_connectors.rl_module.stacking import SPARE_ROWS, each_leaf
 from marl_connectors.transfers import all_moved, all_on_host, moved
 from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import ModuleID
@@ -30,23 +30,23 @@ from marl_connectors.typing import ModuleID
 class CountedRows:
     """The rows that count: ``R`` of one module, or ``[M, R]`` of ``M`` stacked ones that may have different numbers.
 
-    Where a module has fewer than ``R``, copies of its own rows stand in for what is missing, with the weight 0. So
-    whatever stands in padding, be it NaN, reaches neither a loss nor a gradient.
+    If a module has fewer than ``R`` rows, copies of its rows with weight 0 are added. So values in the padding, even
+    NaN, affect neither a loss nor a gradient.
 
     Attributes:
-        weights: ``[M, R]``, what a row counts for in its module's mean; None where all rows count alike.
+        weights: ``[M, R]``, the weight of each row in its module's mean; None if all rows have the same weight.
     """
 
     __slots__ = ("_index", "_num_axes", "_shape", "weights")
 
     def __init__(self, weights: Tensor | None = None, index: Tensor | None = None, num_axes: int = 1, stacked: int = 0):
-        """Says which rows count.
+        """Selects rows.
 
         Args:
             weights: As above.
-            index: Where the rows are once the first ``num_axes`` axes are one, module by module; None where columns
-                hold these rows and no others.
-            num_axes: How many axes of a column stand before a row's own.
+            index: The positions of the rows after the first ``num_axes`` axes are flattened, module by module; None if
+                the columns hold exactly these rows.
+            num_axes: The number of axes of a column before those of a row.
             stacked: The number of modules if the first axis is theirs, else 0.
         """
         self.weights = weights
@@ -56,12 +56,12 @@ class CountedRows:
 
     @classmethod
     def of_mask(cls, mask: np.ndarray, *, stacked: int = 0, device: torch.device | str = "cpu") -> CountedRows:
-        """The rows of which a mask is True, at least one of each module.
+        """Selects the rows for which a mask is True, at least one of each module.
 
         Args:
             mask: ``[B]`` or ``[S, T]`` bool; with ``stacked`` modules, ``[M, B]`` or ``[M, S, T]``.
             stacked: The number of modules if the first axis is theirs, else 0.
-            device: Where the columns are.
+            device: The device of the columns.
         """
         flat = mask.reshape(max(stacked, 1), -1)
         counts = flat.sum(1)
@@ -75,7 +75,7 @@ class CountedRows:
 
     @classmethod
     def of(cls, batch: Mapping[str, Any], *, stacked: int = 0) -> CountedRows:
-        """Those of a batch: of a minibatch what it knows of itself, else what ``loss_mask`` says, else all."""
+        """Selects the rows of a batch that count: those of ``loss_mask`` if the batch has one, else all."""
         known = getattr(batch, "counted_rows", None)
         if known is not None:
             return known
@@ -85,7 +85,7 @@ class CountedRows:
         return cls.of_mask(all_on_host([mask])[0].numpy().astype(bool), stacked=stacked, device=mask.device)
 
     def pick(self, column: Any) -> Any:
-        """The rows of a column (or a tree of them) that count, ``[R, ...]`` or ``[M, R, ...]``."""
+        """Returns the rows of a column (or a tree of columns) that count, ``[R, ...]`` or ``[M, R, ...]``."""
         return column if self._index is None else each_leaf(column, self._pick)
 
     def _pick(self, leaf: Tensor) -> Tensor:
@@ -94,23 +94,23 @@ class CountedRows:
         return picked if self._shape is None else picked.unflatten(0, self._shape)
 
     def mean(self, values: Tensor) -> Tensor:
-        """The mean of ``pick``-ed values: a scalar, or ``[M]``."""
+        """Returns the mean of values that ``pick`` returned: a scalar, or ``[M]``."""
         return values.mean(-1) if self.weights is None else (values * self.weights).sum(-1)
 
 
 class EpochOfRows:
-    """All columns of some modules in one epoch's order; each minibatch is a slice.
+    """All columns of some modules in the order of one epoch, of which each minibatch is a slice.
 
-    A column is only brought into that order when somebody asks for it.
+    A column is put into that order when it is first read.
     """
 
     def __init__(self, group: ColumnGroup, order: np.ndarray, real: np.ndarray | None):
-        """Takes the order.
+        """Sets the order.
 
         Args:
             group: The train batch.
             order: ``[N]`` rows, minibatch after minibatch.
-            real: ``[N]`` bool, False for rows that only fill a stack up; None if all are real.
+            real: ``[N]`` bool, False for rows of padding; None if there are none.
         """
         self._group = group
         self._order = torch.from_numpy(order)
@@ -121,11 +121,11 @@ class EpochOfRows:
 
     @cached_property
     def _on_device(self) -> list[Tensor]:
-        """The order and, if some rows only fill up, which are real."""
+        """The order and, if there are rows of padding, ``real``."""
         return all_moved([self._order.numpy(), *([] if self._real is None else [self._real])], self._device)
 
     def names(self) -> list[str]:
-        """Of all columns."""
+        """Returns the names of all columns."""
         return [*self._group, *([Columns.LOSS_MASK] if self._has_own_mask else [])]
 
     @property
@@ -136,7 +136,7 @@ class EpochOfRows:
         return name in self._group or (name == Columns.LOSS_MASK and self._has_own_mask)
 
     def column(self, name: str) -> Any:
-        """``[N, ...]``."""
+        """Returns a column, ``[N, ...]``."""
         if name not in self:
             raise _missing(name, self._group)
         if name not in self._gathered:
@@ -151,12 +151,12 @@ class EpochOfRows:
         return tree_map(lambda leaf: leaf.index_select(0, order), column)
 
     def infos(self, column: InfoColumn, begin: int, end: int, stacked: int) -> InfoColumn | list[InfoColumn]:
-        """The info dicts of a minibatch, for each module by itself if there are several."""
+        """Returns the info dicts of a minibatch, in a list for each module if there are several."""
         infos = column[begin:end]
         return infos.unflatten(0, (stacked, -1)) if stacked else infos
 
     def counted_rows(self, begin: int, end: int, stacked: int) -> CountedRows:
-        """Of a minibatch."""
+        """Returns the rows of a minibatch that count."""
         if self._real is None or not stacked:
             return CountedRows()
         real = self._real[begin:end].reshape(stacked, -1)
@@ -167,22 +167,22 @@ class EpochOfRows:
 
 
 class EpochOfSequences:
-    """The same for stateful modules: their sequences in the epoch's order, filled up with zeros.
+    """All columns of stateful modules in the order of one epoch: their sequences, padded with zeros.
 
-    Sequences that only fill a stack up are copies whose ``loss_mask`` is False throughout.
+    Sequences that pad a stack are copies whose ``loss_mask`` is False throughout.
     """
 
     def __init__(
         self, group: ColumnGroup, sequences: Sequences, module: int, order: np.ndarray, real: np.ndarray | None
     ):
-        """As for ``EpochOfRows``, with sequences for rows.
+        """Sets the order.
 
         Args:
             group: The train batch.
-            sequences: Of its rows.
-            module: One of the modules that the sequences are of; all have one ``max_seq_len``.
-            order: ``[N]`` sequences.
-            real: ``[N]`` bool, or None.
+            sequences: The sequences of its rows.
+            module: The index of one of the modules, which all have the same ``max_seq_len``.
+            order: ``[N]`` sequences, minibatch after minibatch.
+            real: ``[N]`` bool, False for sequences of padding; None if there are none.
         """
         self._columns = PaddedColumns(group, sequences, module, order)
         self._real = real
@@ -194,14 +194,14 @@ class EpochOfSequences:
             self._counted = self._counted & real[:, None]
 
     def names(self) -> list[str]:
-        """Of all columns."""
+        """Returns the names of all columns."""
         return list(self._columns)
 
     def __contains__(self, name: object) -> bool:
         return name in self._columns
 
     def column(self, name: str) -> Any:
-        """``[N, L, ...]``; states before the first steps, and lengths, ``[N, ...]``."""
+        """Returns a column, ``[N, L, ...]``; for states before the first steps and for lengths, ``[N, ...]``."""
         if name not in self._columns:
             raise _missing(name, self._columns)
         column = self._columns[name]
@@ -210,7 +210,7 @@ class EpochOfSequences:
         return column
 
     def infos(self, column: InfoColumn, begin: int, end: int, stacked: int) -> InfoColumn:
-        """The info dicts of some of the sequences: one a step, without padding."""
+        """Returns the info dicts of some of the sequences: one for each step, without padding."""
         if stacked:
             raise KeyError(
                 "the sequences of several modules at once have no 'infos'. Override compute_loss_for_module only, so "
@@ -219,7 +219,7 @@ class EpochOfSequences:
         return column[self._begins[begin] : self._begins[end]]
 
     def counted_rows(self, begin: int, end: int, stacked: int) -> CountedRows:
-        """Of a minibatch."""
+        """Returns the rows of a minibatch that count."""
         mask = self._counted[begin:end]
         device = self._columns[Columns.LOSS_MASK].device
         if stacked:
@@ -237,21 +237,21 @@ def _missing(name: str, columns: Mapping[str, Any]) -> KeyError:
 class MiniBatchColumns(Mapping[str, Any]):
     """The columns of one minibatch: ``[B, ...]`` for one module, ``[M, B, ...]`` for stacked modules.
 
-    For stateful modules they are sequences, ``[S, L, ...]`` or ``[M, S, L, ...]``. ``loss_mask`` is False where a row
-    or step means nothing, if there are such. Info dicts of sequences are a flat list: those of the first sequence's
-    ``seq_lens[0]`` steps, of the second one's, and so on.
+    For stateful modules they are sequences, ``[S, L, ...]`` or ``[M, S, L, ...]``. ``loss_mask`` is False for padding,
+    if there is any. Info dicts of sequences are a flat list: those of the first sequence's ``seq_lens[0]`` steps, then
+    those of the second sequence, and so on.
     """
 
     __slots__ = ("_begin", "_counted", "_end", "_epoch", "_stack")
 
     def __init__(self, epoch: EpochOfRows | EpochOfSequences, begin: int, end: int, stack: int):
-        """Looks at a slice of an epoch.
+        """Selects a slice of an epoch.
 
         Args:
-            epoch: Its columns.
+            epoch: The columns of the epoch.
             begin: The first row or sequence.
-            end: One behind the last.
-            stack: How many modules' rows these are, one module's behind the other's; 0 for one module unstacked.
+            end: The row or sequence after the last one.
+            stack: The number of stacked modules, whose rows stand one module after another; 0 for a single module.
         """
         self._epoch = epoch
         self._begin = begin
@@ -261,7 +261,7 @@ class MiniBatchColumns(Mapping[str, Any]):
 
     @property
     def counted_rows(self) -> CountedRows:
-        """What a loss is computed of."""
+        """The rows that a loss is computed from."""
         if self._counted is None:
             self._counted = self._epoch.counted_rows(self._begin, self._end, self._stack)
         return self._counted
@@ -287,17 +287,17 @@ class MiniBatchColumns(Mapping[str, Any]):
 
 
 Shuffle = Callable[[ModuleID, int], np.ndarray]
-"""``(module_id, rows)`` to a permutation of ``range(rows)``."""
+"""A function from ``(module_id, rows)`` to a permutation of ``range(rows)``."""
 
 
 @dataclass(slots=True)
 class MiniBatch:
-    """A piece of one module's train batch, or of those of several modules of a bucket.
+    """Rows of one module's train batch, or of the train batches of several modules of a bucket.
 
     Attributes:
-        module_ids: Whose rows these are.
-        columns: ``[B, ...]`` each, or ``[M, B, ...]`` if ``is_stacked``; of stateful modules ``[S, L, ...]``.
-        sizes: How many rows (or steps) of each module count.
+        module_ids: The modules that the rows belong to.
+        columns: ``[B, ...]`` each, or ``[M, B, ...]`` if ``is_stacked``; for stateful modules ``[S, L, ...]``.
+        sizes: The number of rows (or steps) of each module that count.
     """
 
     module_ids: tuple[ModuleID, ...]
@@ -311,19 +311,19 @@ class MiniBatch:
 
     @property
     def size(self) -> int:
-        """How many rows (or steps) count."""
+        """The number of rows (or steps) that count."""
         return sum(self.sizes)
 
 
 @dataclass(slots=True)
 class _Share:
-    """What one module goes through in an epoch.
+    """The rows of one module in an epoch, and their division into minibatches.
 
     Attributes:
-        module_id: Whose it is.
+        module_id: The module.
         order: ``[N]`` rows or sequences.
         bounds: Minibatch ``i`` has ``order[bounds[i]:bounds[i + 1]]``.
-        sizes: How many rows or steps of each minibatch count.
+        sizes: The number of rows or steps of each minibatch that count.
     """
 
     module_id: ModuleID
@@ -343,24 +343,24 @@ def minibatches_of_epoch(
     shuffle: Shuffle | None,
     only: Collection[ModuleID] | None = None,
 ) -> Iterator[MiniBatch]:
-    """Every row of every module once, in minibatches.
+    """Yields every row of every module once, in minibatches.
 
-    A module's rows are dealt out evenly: ``ceil(rows / size)`` minibatches whose sizes differ by at most one, so no
-    row is left out and none is in a tiny minibatch. Each module has its own number of them, so none is trained more
-    often because another has more rows. A stateful module's sequences are dealt out whole, so that each minibatch has
-    about as many steps as the others. Rows of which ``loss_mask`` is False are in no minibatch, sequences of which it
-    leaves no step neither.
+    A module's rows are divided evenly, into ``ceil(rows / size)`` minibatches whose sizes differ by at most one. So no
+    row is left out, and no minibatch is tiny. Each module has its own number of minibatches, so no module is trained
+    more often because another has more rows. The sequences of a stateful module are not divided, and each minibatch has
+    about as many steps as the others. Rows for which ``loss_mask`` is False, and sequences without other rows, are in
+    no minibatch.
 
-    Modules that may go stacked go through their first minibatches together, then through their second ones, and so on;
-    who is through takes no part in the rest. Shorter minibatches are filled up to the longest; those for which that
-    would cost more than it spares go apart.
+    The first minibatches of modules that may be stacked are computed together, then the second ones, and so on. A
+    module without further minibatches takes no part in the rest. Shorter minibatches are padded to the longest. If the
+    padding would cost more than stacking saves, they are computed separately.
 
     Args:
         group: The train batch, in tensors.
-        stacks: Module ids that may go stacked, as members of one bucket in its order. The others go one by one.
-        size_of: A module's minibatch size; None for all rows at once.
-        shuffle: None to keep the order. Of a stateful module, sequences are permuted.
-        only: Which modules take part; None for all.
+        stacks: Module ids that may be stacked, as members of one bucket in its order. Other modules are not stacked.
+        size_of: Returns a module's minibatch size; None for all rows at once.
+        shuffle: Permutes a module's rows, or its sequences if it is stateful; None to keep their order.
+        only: The modules that take part; None for all.
     """
     shares = {share.module_id: share for share in _shares(group, size_of, shuffle, only)}
     together = {module_id for stack in stacks for module_id in stack}
@@ -409,7 +409,7 @@ def _share_of_sequences(module_id: ModuleID, order: np.ndarray, lengths: np.ndar
 
 
 def _dealt(group: ColumnGroup, shares: Sequence[_Share]) -> Iterator[MiniBatch]:
-    """The minibatches of modules that may go stacked."""
+    """Yields the minibatches of modules that may be stacked."""
     if not shares:
         return
     sequences = group.sequences
@@ -441,7 +441,7 @@ def _dealt(group: ColumnGroup, shares: Sequence[_Share]) -> Iterator[MiniBatch]:
 
 
 def _of_like_size(active: list[_Share], number: int, row: int) -> list[list[_Share]]:
-    """Stacks in which filling up costs less than a stack more; ``row`` is what an item counts as in rows."""
+    """Groups shares into stacks such that padding costs less than another stack; an item counts as ``row`` rows."""
     if len(active) == 1:
         return [active]
     lengths = [share.bounds[number + 1] - share.bounds[number] for share in active]
@@ -457,7 +457,10 @@ def _of_like_size(active: list[_Share], number: int, row: int) -> list[list[_Sha
 
 
 def _filled_up(stack: list[_Share], number: int) -> tuple[np.ndarray, np.ndarray | None]:
-    """The rows (or sequences) of one minibatch, module by module, and which are no copies (None: none is one)."""
+    """Returns the rows (or sequences) of one minibatch, module by module, and a mask of those that are no padding.
+
+    The mask is None if there is no padding.
+    """
     own = [share.order[share.bounds[number] : share.bounds[number + 1]] for share in stack]
     longest = max(map(len, own))
     joined = np.concatenate(own)
@@ -471,13 +474,13 @@ def _filled_up(stack: list[_Share], number: int) -> tuple[np.ndarray, np.ndarray
 
 
 def _counting_rows(group: ColumnGroup) -> np.ndarray | None:
-    """``[B]`` bool; None if all rows count."""
+    """Returns ``[B]`` bool, whether each row counts; None if all rows count."""
     mask = group.get(Columns.LOSS_MASK)
     return None if mask is None else all_on_host([mask])[0].numpy().astype(bool)
 
 
 def _counted_steps(group: ColumnGroup, sequences: Sequences) -> np.ndarray:
-    """``[S]`` how many steps of each sequence a loss is computed of."""
+    """Returns ``[S]``, the number of steps of each sequence that a loss is computed from."""
     mask = _counting_rows(group)
     if mask is None:
         return sequences.lengths

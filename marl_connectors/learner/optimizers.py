@@ -1,10 +1,10 @@
-"""A learner's optimizers: Adam, which steps each module of a bucket as one tensor, or whatever the user registers."""
+"""A learner's optimizers: Adam, which steps each module of a bucket as one tensor, or a user's optimizers."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,32 +12,30 @@ from torch.optim.adam import adam
 
 from marl_connectors.errors import LearnerError, did_you_mean
 from marl_connectors.learner.gradients import clip_gradients, clip_stacked_gradients, global_norm
-from marl_connectors.learner.losses import FiniteCheck
+from marl_connectors.learner.loss_stats import FiniteCheck
 from marl_connectors.ops.schedule import Schedule, schedule, value_at
-from marl_connectors.rl_module.bucket import BucketPart, MemberRow
+from marl_connectors.rl_module.multi_rl_module import MultiRLModule
+from marl_connectors.rl_module.stacking import MemberRow, MemberStack
 from marl_connectors.typing import SHARED, ModuleID
 
-if TYPE_CHECKING:
-    from marl_connectors.learner.learner import Learner
-
 Moments = dict[str, Tensor]
-"""``step``, a scalar, and the means ``exp_avg`` and ``exp_avg_sq``, which have the shape of what is stepped."""
+"""``step``, a scalar, and the means ``exp_avg`` and ``exp_avg_sq``, which have the shape of the values."""
 
 RowOf = Callable[[ModuleID], MemberRow | None]
-"""Where the parameters of a module stand in a bucket, if they do."""
+"""Returns a module's row in its bucket; None if it is in no bucket."""
 
 
 class FlatSegment:
-    """Parameters that are stepped as one tensor: one by itself, or several that stand side by side in a bucket.
+    """Parameters that are stepped as one tensor: a single one, or several that stand side by side in a bucket.
 
     Attributes:
-        parameters: Those that it consists of.
+        parameters: The parameters.
         values: The parameter, or a flat view of several.
-        moments: Of these; empty before the first step.
+        moments: The moments of the values; empty before the first step.
     """
 
     def __init__(self, parameters: Sequence[Tensor], row: MemberRow | None, moments: Mapping[Tensor, Moments]):
-        """Takes over those moments that there are of the parameters."""
+        """Makes the segment, with those moments of its parameters that exist."""
         self.parameters = parameters
         self._kinds = [(p.shape, p.dtype, p.device) for p in parameters]
         self.values, self._gradients = parameters[0], None
@@ -55,29 +53,29 @@ class FlatSegment:
 
     @property
     def gradients(self) -> Tensor | None:
-        """Of the values, if there are any."""
+        """The gradients of the values; None if there are none."""
         return self.values.grad if self._gradients is None else self._gradients
 
     @property
     def is_flat(self) -> bool:
-        """Whether it stands in a bucket."""
+        """Whether the parameters stand in a bucket."""
         return self._gradients is not None
 
     @property
     def fits(self) -> bool:
-        """Whether a parameter that is stepped by itself has the shape and kind that it came with."""
+        """Whether a parameter that is stepped by itself still has its first shape, dtype and device."""
         values = self.values
         return self.is_flat or (values.shape, values.dtype, values.device) == self._kinds[0]
 
     def begin(self) -> None:
-        """Makes moments, if there are none yet."""
+        """Makes the moments, if they do not exist yet."""
         if not self.moments:
             like = self.values
             self.moments = {name: torch.zeros_like(like) for name in ("exp_avg", "exp_avg_sq")}
             self.moments["step"] = torch.zeros((), dtype=torch.float32, device=like.device)
 
     def by_parameter(self) -> Iterator[tuple[Tensor, Moments]]:
-        """Each parameter's part of the moments, as views."""
+        """Yields views of the moments of each parameter."""
         sizes = [shape.numel() for shape, _, _ in self._kinds]
         means = {name: self.moments[name].reshape(-1).split(sizes) for name in self.moments if name != "step"}
         for i, (parameter, (shape, _, _)) in enumerate(zip(self.parameters, self._kinds, strict=True)):
@@ -86,15 +84,15 @@ class FlatSegment:
 
 
 class _Step(NamedTuple):
-    """What is stepped together, each in a list of equally many tensors.
+    """The tensors that are stepped together, in lists of equal length.
 
     Attributes:
         rate: The learning rate.
-        values: Of the parameters.
-        gradients: Of these.
+        values: The values of the parameters.
+        gradients: Their gradients.
         means: Moving averages of the gradients.
-        squares: Those of their squares.
-        counts: How many steps there have been.
+        squares: Moving averages of the squared gradients.
+        counts: The numbers of steps so far.
     """
 
     rate: float
@@ -106,7 +104,7 @@ class _Step(NamedTuple):
 
     @classmethod
     def of(cls, rate: float, segments: Sequence[FlatSegment]) -> _Step:
-        """Of those segments that have gradients."""
+        """Returns the tensors of those segments that have gradients."""
         found = cls(rate, [], [], [], [], [])
         for segment in segments:
             if segment.gradients is not None:
@@ -117,7 +115,7 @@ class _Step(NamedTuple):
         return found
 
     def take(self, skip: Tensor | None) -> None:
-        """Takes the step, unless ``skip`` is 1. A hot path."""
+        """Takes the step, unless ``skip`` is 1."""
         with torch.no_grad():
             adam(
                 self.values,
@@ -139,10 +137,10 @@ class _Step(NamedTuple):
 
 
 class DefaultAdam:
-    """Steps the parameters of the modules that have new gradients; those of others rest, with moments and step count.
+    """Steps the parameters of modules that have new gradients. The moments and step counts of others do not change.
 
-    Moments belong to parameters. They stay with them when modules are stacked differently, frozen or thawed, while
-    layers come and go; a new parameter begins without any, at step 0.
+    Moments belong to parameters. A parameter keeps them when modules are stacked differently, frozen or unfrozen, and
+    when layers are added or removed. A new parameter begins without moments, at step 0.
     """
 
     def __init__(self) -> None:
@@ -156,11 +154,11 @@ class DefaultAdam:
         return bool(self._parameters.get(module_id))  # type: ignore[call-overload]
 
     def arrange(self, parameters: Mapping[ModuleID, Sequence[Tensor]], row_of: RowOf) -> None:
-        """Takes over parameters, in place of those so far. Those that are among both keep their moments.
+        """Replaces the parameters. Parameters that were stepped before keep their moments.
 
         Args:
-            parameters: Of each module, those that are to be stepped.
-            row_of: Where those of a module stand in a bucket.
+            parameters: The parameters of each module that are stepped.
+            row_of: Returns the row of a module in its bucket.
         """
         moments = self._moments()
         self._parameters = {module_id: list(own) for module_id, own in parameters.items()}
@@ -178,21 +176,23 @@ class DefaultAdam:
 
     @property
     def fits(self) -> bool:
-        """Whether those parameters that are stepped by themselves have the shape and kind that they came with."""
+        """Whether all parameters that are stepped by themselves still have their first shape, dtype and device."""
         return all(segment.fits for segments in self._segments.values() for segment in segments)
 
     def set_rates(self, rates: Mapping[ModuleID, float]) -> None:
-        """Learning rates from now on."""
+        """Sets the learning rates."""
         self._rates, self._steps = dict(rates), {}
 
     def step(self, module_ids: Sequence[ModuleID], check: FiniteCheck) -> None:
-        """Steps these modules, and these only; none if ``check`` says so. A hot path."""
+        """Steps only these modules; none if ``check`` says that a step was not finite."""
         key = tuple(module_ids)
         steps = self._steps.get(key)
         if steps is None:
             segments = [(self._rates[m], segment) for m in key for segment in self._segments.get(m, ())]
             steps = [_Step.of(rate, [s for r, s in segments if r == rate]) for rate in {rate for rate, _ in segments}]
-            if all(segment.is_flat for _, segment in segments):  # gradients of others come and go
+            if all(
+                segment.is_flat for _, segment in segments
+            ):  # the gradients of other segments may be missing in the next step
                 self._steps[key] = steps
         for one in steps:
             one.take(check.skip)
@@ -200,12 +200,12 @@ class DefaultAdam:
     # State.
 
     def _moments(self) -> dict[Tensor, Moments]:
-        """By parameter; empty for one that was never stepped."""
+        """Returns the moments by parameter; empty ones for a parameter that was never stepped."""
         segments = [segment for own in self._segments.values() for segment in own]
         return {**self._resting, **{p: own for segment in segments for p, own in segment.by_parameter()}}
 
     def get_state(self) -> dict[ModuleID, list[Moments]]:
-        """The moments of each module's parameters, as copies; empty ones where it was never stepped."""
+        """Returns copies of the moments of each module's parameters; empty ones for those that were never stepped."""
         moments = self._moments()
         return {
             module_id: [{name: value.detach().clone() for name, value in moments.get(p, {}).items()} for p in own]
@@ -213,10 +213,10 @@ class DefaultAdam:
         }
 
     def set_state(self, state: Mapping[ModuleID, Sequence[Mapping[str, Any]]], row_of: RowOf) -> None:
-        """Takes moments that ``get_state`` gave, for the modules named there.
+        """Loads moments that ``get_state`` returned, for the modules that the state names.
 
         Raises:
-            LearnerError: If they are of other parameters.
+            LearnerError: If the moments belong to other parameters.
         """
         moments = self._moments()
         for module_id, saved in state.items():
@@ -239,7 +239,7 @@ def _fits(parameter: Tensor, moments: Moments) -> bool:
 
 
 def _fitting(parameter: Tensor, moments: Moments) -> Moments:
-    """A copy of the moments on the parameter's device, and as exact as it is."""
+    """Returns a copy of the moments with the parameter's device and dtype."""
     return {
         name: value.to(parameter.device, value.dtype if name == "step" else parameter.dtype, copy=True)
         for name, value in moments.items()
@@ -247,7 +247,7 @@ def _fitting(parameter: Tensor, moments: Moments) -> Moments:
 
 
 def _runs(parameters: Sequence[Tensor], row: MemberRow | None, moments: Mapping[Tensor, Moments]) -> Iterator[list]:
-    """The parameters that can be stepped as one tensor: side by side, with equal step counts, and not frozen."""
+    """Yields parameters that can be stepped as one tensor: side by side, with equal step counts, and not frozen."""
     if row is None:
         yield from ([p] for p in parameters)
         return
@@ -270,11 +270,31 @@ def _runs(parameters: Sequence[Tensor], row: MemberRow | None, moments: Mapping[
 class Optimizers:
     """Computes gradients, clips them, and steps the optimizers of the modules that have new ones.
 
-    A module that registers no optimizer has Adam (``DefaultAdam``). What takes no part in a step stays as it is.
+    A module that registers no optimizer has Adam (``DefaultAdam``). A module that takes no part in a step does not
+    change.
     """
 
-    def __init__(self, learner: Learner):
-        self._learner = learner
+    def __init__(
+        self,
+        module: MultiRLModule,
+        config: Any,
+        configure_module: Callable[[ModuleID, Any], None],
+        *,
+        device: torch.device,
+    ):
+        """Makes no optimizers yet.
+
+        Args:
+            module: The modules.
+            config: The algorithm's config.
+            configure_module: ``Learner.configure_optimizers_for_module``, which registers the optimizers of a module.
+            device: The device of the modules.
+        """
+        self._module = module
+        self._config = config
+        self._configure_module = configure_module
+        self._device = device
+        self._timestep = 0
         self._registered: dict[ModuleID, dict[str, torch.optim.Optimizer]] = {}
         self._held: dict[ModuleID, list[Tensor]] = {}
         self._schedules: dict[tuple[ModuleID, str], Schedule] = {}
@@ -283,59 +303,62 @@ class Optimizers:
         self._shared: list[Tensor] = []
         self._default = DefaultAdam()
         self._arranged_for: Any = None
-        self._parts: dict[tuple[ModuleID, ...], BucketPart | None] = {}  # both of this update
+        self._stacks: dict[tuple[ModuleID, ...], MemberStack | None] = {}  # both of this update
         self._clipping: dict[tuple[ModuleID, ...], list[Any]] = {}
 
-    # Who has which optimizer.
+    # The optimizers of the modules.
 
     def register_default(self, module_id: ModuleID) -> None:
-        """Gives a module Adam with the config's learning rate, for what no registered optimizer has.
+        """Gives a module Adam with the config's learning rate, for parameters that no registered optimizer has.
 
-        Parameters that several modules have are left out.
+        Parameters that several modules share are left out.
         """
         self._with_default[module_id] = None
         self._arranged_for = None
 
-    def refresh(self) -> None:
-        """Sees to it that every parameter that there is now has its optimizer, and sets the learning rates.
+    def refresh(self, *, timestep: int, never_updated: Collection[ModuleID] = ()) -> None:
+        """Gives every parameter that exists now its optimizer, and sets the learning rates.
 
-        Called at the beginning of each update. It costs little unless modules, layers or parameters came, went or
-        moved, or optimizers were registered.
+        The learner calls this at the beginning of each update. It costs little unless modules, layers or parameters
+        were added, removed or moved, or optimizers were registered.
+
+        Args:
+            timestep: The number of sampled env steps, for the learning rate schedules.
+            never_updated: Modules that need no optimizers.
         """
-        self._learner.module.bind_buckets()
-        self._parts.clear()
+        self._timestep = timestep
+        self._module.bind_buckets()
+        self._stacks.clear()
         self._clipping.clear()
-        if self._learner.module.buckets is not self._arranged_for or not self._default.fits:
-            self._configure()
+        if self._module.buckets is not self._arranged_for or not self._default.fits:
+            self._configure(never_updated)
             self._arrange()
-        self.set_learning_rates()
+        self._set_learning_rates()
 
-    def _configure(self) -> None:
-        """Has modules configured that came by another way than ``Learner.add_module``, or lost parameters."""
-        learner = self._learner
-        for module_id in [m for m in self._configured if m not in learner.module]:
+    def _configure(self, never_updated: Collection[ModuleID]) -> None:
+        """Configures modules that were not added by ``Learner.add_module``, and modules that lost parameters."""
+        for module_id in [m for m in self._configured if m not in self._module]:
             self.forget(module_id)
-        here = {id(p) for p in learner.module.parameters()}
-        for module_id in learner.module:
+        present = {id(p) for p in self._module.parameters()}
+        for module_id in self._module:
             before = self._registered.get(module_id, {})
-            if any(id(p) not in here for p in self._held.get(module_id, ())):
+            if any(id(p) not in present for p in self._held.get(module_id, ())):
                 self.forget(module_id)
-            if module_id not in self._configured and module_id not in learner._never_updated:
+            if module_id not in self._configured and module_id not in never_updated:
                 self.configure(module_id)
                 _carry_over(before, self._registered.get(module_id, {}), module_id)
 
     def configure(self, module_id: ModuleID) -> None:
-        """Has a module's optimizers registered."""
+        """Registers the optimizers of a module."""
         self._configured.add(module_id)
-        config = self._learner.config.get_config_for_module(module_id)
-        self._learner.configure_optimizers_for_module(module_id, config)
+        self._configure_module(module_id, self._config.get_config_for_module(module_id))
         self._arranged_for = None
 
     def _arrange(self) -> None:
-        """Divides what there is among the optimizers.
+        """Divides the parameters among the optimizers.
 
-        What no module has for itself gets an Adam of its own, unless an optimizer was registered for it. What nothing
-        has changed for keeps its moments.
+        Parameters that no module has for itself get an Adam of their own, unless an optimizer was registered for them.
+        Parameters that have not changed keep their moments.
         """
         self._shared = self._find_shared()
         taken = {id(p) for several in self._registered.values() for o in several.values() for p in _parameters(o)}
@@ -343,16 +366,16 @@ class Optimizers:
         taken.update(id(p) for p in self._shared)
         default = {m: [p for p in self._parameters_of(m) if id(p) not in taken] for m in self._with_default}
         self._default.arrange({**default, **({SHARED: rest} if rest else {})}, self._row_of)
-        self._arranged_for = self._learner.module.buckets
+        self._arranged_for = self._module.buckets
 
     def _row_of(self, module_id: ModuleID) -> MemberRow | None:
-        bucket = self._learner.module.bucket_of((module_id,))
+        bucket = self._module.bucket_of((module_id,))
         return None if bucket is None else bucket.row(module_id)
 
     def _find_shared(self) -> list[Tensor]:
-        """Parameters of several modules, or of the MultiRLModule itself."""
-        owners = Counter(id(p) for module_id in self._learner.module for p in self._parameters_of(module_id))
-        return [p for p in self._learner.module.parameters() if owners[id(p)] != 1]
+        """Returns the parameters of several modules, or of the MultiRLModule itself."""
+        owners = Counter(id(p) for module_id in self._module for p in self._parameters_of(module_id))
+        return [p for p in self._module.parameters() if owners[id(p)] != 1]
 
     def register(
         self,
@@ -362,7 +385,7 @@ class Optimizers:
         params: Iterable[Tensor] | None,
         lr: Schedule | None,
     ) -> None:
-        """Adds a user's own optimizer for a module; see ``Learner.register_optimizer``."""
+        """Adds a user's optimizer for a module; see ``Learner.register_optimizer``."""
         if params is not None:
             held = {id(p) for p in _parameters(optimizer)}
             wanted = {id(p) for p in params}
@@ -384,10 +407,10 @@ class Optimizers:
         self._arranged_for = None
 
     def _checked_parameters(self, module_id: ModuleID, optimizer: torch.optim.Optimizer, name: str) -> list[Tensor]:
-        """Those of the modules' parameters that an optimizer has; none may be of other modules only."""
+        """Returns the modules' parameters that an optimizer has. None may belong to other modules only."""
         held = {id(p): p for p in _parameters(optimizer)}
         owners: dict[int, list[ModuleID]] = {}
-        for owner in self._learner.module:
+        for owner in self._module:
             for parameter in self._parameters_of(owner):
                 owners.setdefault(id(parameter), []).append(owner)
         for key in held:
@@ -398,10 +421,10 @@ class Optimizers:
                     f"{others[0]!r}. Make it of those of self.module[{module_id!r}]: it steps when that one has new "
                     f"gradients."
                 )
-        return [p for p in self._learner.module.parameters() if id(p) in held]
+        return [p for p in self._module.parameters() if id(p) in held]
 
     def get(self, module_id: ModuleID, name: str) -> torch.optim.Optimizer:
-        """An optimizer that was registered."""
+        """Returns an optimizer that was registered."""
         own = self._registered.get(module_id, {})
         if name not in own:
             raise KeyError(f"Learner: module {module_id!r} has no optimizer {name!r}. {did_you_mean(name, own)}")
@@ -417,38 +440,38 @@ class Optimizers:
         self._arranged_for = None
 
     def _parameters_of(self, module_id: ModuleID) -> list[Tensor]:
-        return list[Tensor](self._learner.module[module_id].parameters())
+        return list[Tensor](self._module[module_id].parameters())
 
-    def part(self, module_ids: Sequence[ModuleID]) -> BucketPart | None:
-        """These modules as one computation; None if they are in no bucket."""
+    def stack_of(self, module_ids: Sequence[ModuleID]) -> MemberStack | None:
+        """Returns modules as one computation; None if they are not in one bucket."""
         key = tuple(module_ids)
-        if key not in self._parts:
-            bucket = self._learner.module.bucket_of(key)
-            self._parts[key] = None if bucket is None else bucket.part(key)
-        return self._parts[key]
+        if key not in self._stacks:
+            bucket = self._module.bucket_of(key)
+            self._stacks[key] = None if bucket is None else bucket.stack_of(key)
+        return self._stacks[key]
 
     # One step.
 
     def compute_gradients(self, loss: Tensor, module_ids: Sequence[ModuleID]) -> None:
-        """Fills the gradients of the modules' parameters, and of those that they share."""
-        part = self.part(module_ids)
-        if part is not None:
-            part.compute_gradients(loss)
+        """Computes the gradients of the modules' parameters, and of shared parameters."""
+        stack = self.stack_of(module_ids)
+        if stack is not None:
+            stack.compute_gradients(loss)
             return
         for parameter in self._shared:
             parameter.grad = None
         for module_id in module_ids:
             if module_id != SHARED:
-                self._learner.module[module_id].zero_grad(set_to_none=True)
+                self._module[module_id].zero_grad(set_to_none=True)
         loss.backward()
 
     @property
     def has_shared(self) -> bool:
-        """Whether there are parameters that several modules have, or the MultiRLModule itself."""
+        """Whether there are parameters that several modules share, or that the MultiRLModule itself has."""
         return bool(self._shared)
 
     def gradients_of(self, module_id: ModuleID) -> list[Tensor]:
-        """The gradients of a module's own parameters, or of the ``SHARED`` ones, to be changed in place."""
+        """Returns the gradients of a module's unshared parameters, or of the ``SHARED`` ones, to change in place."""
         if module_id == SHARED:
             return [p.grad for p in self._shared if p.grad is not None]
         shared = {id(p) for p in self._shared}
@@ -456,34 +479,33 @@ class Optimizers:
         return [p.grad for p in own if p.grad is not None]
 
     def norms(self, module_ids: Sequence[ModuleID]) -> Tensor:
-        """``[A]`` Euclidean norms of the modules' gradients."""
-        part = self.part(module_ids)
-        if part is not None:
-            return torch.linalg.vector_norm(part.gradients(), dim=1)
+        """Returns the ``[A]`` Euclidean norms of the modules' gradients."""
+        stack = self.stack_of(module_ids)
+        if stack is not None:
+            return torch.linalg.vector_norm(stack.gradients(), dim=1)
         several = [self.gradients_of(module_id) for module_id in module_ids]
-        device = self._learner.device
-        return torch.stack([global_norm(own) if own else torch.zeros((), device=device) for own in several])
+        return torch.stack([global_norm(own) if own else torch.zeros((), device=self._device) for own in several])
 
     def clip(self, module_ids: Sequence[ModuleID], norms: Tensor) -> None:
-        """Clips the gradients of modules as their configs say; stacked ones at once."""
+        """Clips the gradients of modules as their configs say, those of stacked modules at once."""
         key = tuple(module_ids)
         if key not in self._clipping:
-            own = [self._learner.config.get_config_for_module(m) for m in key]
+            own = [self._config.get_config_for_module(m) for m in key]
             self._clipping[key] = [] if all(config.grad_clip is None for config in own) else own
         configs = self._clipping[key]
         if not configs:
             return
-        part = self.part(module_ids)
-        if part is None:
+        stack = self.stack_of(module_ids)
+        if stack is None:
             for module_id, config in zip(module_ids, configs, strict=True):
                 clip_gradients(self.gradients_of(module_id), config.grad_clip, config.grad_clip_by)
             return
-        gradients = part.gradients()
-        clip_stacked_gradients(part, gradients, norms, configs)
-        part.set_gradients(gradients)
+        gradients = stack.gradients()
+        clip_stacked_gradients(stack, gradients, norms, configs)
+        stack.set_gradients(gradients)
 
     def step(self, module_ids: Sequence[ModuleID], check: FiniteCheck) -> None:
-        """Steps the optimizers of these modules, and of these only; none if ``check`` says so."""
+        """Steps the optimizers of only these modules; none if ``check`` says that a step was not finite."""
         self._default.step(module_ids, check)
         own = [o for m in module_ids for o in self._registered.get(m, {}).values()]
         if own and check.held():
@@ -493,35 +515,33 @@ class Optimizers:
     # Learning rates and state.
 
     def _scheduled_lr(self, module_id: ModuleID) -> float:
-        return value_at(self._learner.config.get_config_for_module(module_id).lr, self._learner.timestep)
+        return value_at(self._config.get_config_for_module(module_id).lr, self._timestep)
 
     def learning_rate(self, module_id: ModuleID) -> float:
-        """What a module's parameters are updated with now; where there are several rates, that of Adam or the first."""
+        """Returns a module's current learning rate: that of Adam, else of its first optimizer."""
         own = self._registered.get(module_id)
         return self._scheduled_lr(module_id) if module_id in self._default or not own else _rate(own)
 
-    def set_learning_rates(self) -> None:
-        """Moves all learning rates along their schedules. Optimizers registered without a schedule keep theirs."""
+    def _set_learning_rates(self) -> None:
+        """Sets all learning rates by their schedules. Optimizers without a schedule keep their learning rates."""
         self._default.set_rates({m: self._scheduled_lr(m) for m in (*self._with_default, SHARED)})
         for (module_id, name), rate in self._schedules.items():
             for group in self._registered[module_id][name].param_groups:
-                group["lr"] = value_at(rate, self._learner.timestep)
+                group["lr"] = value_at(rate, self._timestep)
 
     def get_state(self) -> dict[ModuleID, dict[str, Any]]:
-        """Each module's moments and step counts."""
-        self.refresh()
+        """Returns each module's moments and step counts. To be called after ``refresh``."""
         state: dict[ModuleID, dict[str, Any]] = {m: {"adam": own} for m, own in self._default.get_state().items()}
         for module_id, optimizers in self._registered.items():
             state.setdefault(module_id, {})["registered"] = {name: o.state_dict() for name, o in optimizers.items()}
         return state
 
     def set_state(self, state: Mapping[ModuleID, Mapping[str, Any]]) -> None:
-        """Takes what ``get_state`` gave.
+        """Loads a state that ``get_state`` returned. To be called after ``refresh``.
 
         Raises:
-            LearnerError: If Adam steps other parameters of a module here.
+            LearnerError: If the state's moments belong to other parameters of a module than Adam steps here.
         """
-        self.refresh()
         self._default.set_state({m: own["adam"] for m, own in state.items() if "adam" in own}, self._row_of)
         for module_id, own in state.items():
             for name, optimizer_state in own.get("registered", {}).items():
@@ -539,12 +559,12 @@ def _rate(optimizers: Mapping[str, torch.optim.Optimizer]) -> float:
 def _carry_over(
     before: Mapping[str, torch.optim.Optimizer], now: Mapping[str, torch.optim.Optimizer], module_id: ModuleID
 ) -> None:
-    """Gives optimizers that were made anew what those in their place knew of parameters that are still there."""
+    """Copies the states of parameters that still exist from the former optimizers of a module to the new ones."""
     for name, optimizer in before.items():
         if name not in now:
             raise LearnerError(
                 f"Learner: the optimizer {name!r} of module {module_id!r} holds parameters that are no longer there, "
-                f"as layers were replaced. Register it in configure_optimizers_for_module, which is called again then."
+                f"as layers were replaced. Register it in configure_optimizers_for_module, which is then called again."
             )
         if type(now[name]) is type(optimizer):
             kept = {id(p) for p in _parameters(now[name])}
@@ -552,7 +572,7 @@ def _carry_over(
 
 
 def _tensors(state: Any) -> Any:
-    """Arrays of a loaded checkpoint as the tensors that torch's optimizers expect."""
+    """Returns the arrays of a loaded checkpoint as tensors, which torch's optimizers expect."""
     if isinstance(state, dict):
         return {key: _tensors(value) for key, value in state.items()}
     if isinstance(state, list):

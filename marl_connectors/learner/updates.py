@@ -1,37 +1,41 @@
-"""What an update is made of: the rows of its train batch, and its gradient steps in their order."""
+"""The rows of an update's train batch, and its gradient steps in their order."""
 
 from __future__ import annotations
 
 import inspect
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from marl_connectors.episodes.agent_views import AgentChunk
 from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup
 from marl_connectors.episodes.packing import chunks_of, rows_of_episodes
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
-from marl_connectors.learner.losses import has_self_supervised_loss
 from marl_connectors.learner.minibatches import MiniBatch, Shuffle, minibatches_of_epoch
+from marl_connectors.rl_module.apis import SelfSupervisedLossAPI
 from marl_connectors.rl_module.module_columns import columns_by_module
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
+from marl_connectors.rl_module.rl_module import RLModule
 from marl_connectors.seeding import stream
 from marl_connectors.typing import DEFAULT_MODULE_ID, SHARED, ModuleID
 
-if TYPE_CHECKING:
-    from marl_connectors.learner.learner import Learner
+
+def has_self_supervised_loss(module: RLModule) -> bool:
+    """Whether a module computes its own loss, instead of the learner."""
+    return isinstance(module.unwrapped(), SelfSupervisedLossAPI)
 
 
 def groups_of_episodes(
     module: MultiRLModule, episodes: Sequence[Any], *, is_trained: Callable[[ModuleID], bool]
 ) -> list[ColumnGroup]:
-    """A group without columns for the modules of each family that are trained and have steps.
+    """Returns a group of rows, without columns yet, for each family of modules that are trained and have steps.
 
     Args:
         module: The modules.
         episodes: SingleAgentEpisodes or MultiAgentEpisodes.
-        is_trained: Asked once for each module.
+        is_trained: Whether a module is trained. It is called once for each module.
     """
     by_module: dict[ModuleID, list[SingleAgentEpisode | AgentChunk]] = defaultdict(list)
     trained: dict[ModuleID, bool] = {}
@@ -51,13 +55,17 @@ def groups_of_episodes(
 
 
 def families(module: MultiRLModule) -> list[list[ModuleID]]:
-    """Modules whose rows stand in one group: those of a bucket, entangled ones with like spaces, each other alone."""
+    """Returns the modules whose rows stand in one group.
+
+    These are the modules of a bucket, and modules that depend on one another and have like spaces. Every other module
+    has a group of its own.
+    """
     found = [list(bucket.module_ids) for bucket in module.buckets]
-    entangled: dict[Hashable, list[ModuleID]] = {}
-    for module_id in module.entangled_modules():
+    joint: dict[Hashable, list[ModuleID]] = {}
+    for module_id in module.joint_modules():
         member = module[module_id]
-        entangled.setdefault((str(member.observation_space), str(member.action_space)), []).append(module_id)
-    found += entangled.values()
+        joint.setdefault((str(member.observation_space), str(member.action_space)), []).append(module_id)
+    found += joint.values()
     return found + [[m] for m in module if not any(m in family for family in found)]
 
 
@@ -65,72 +73,86 @@ class Step(NamedTuple):
     """One gradient step.
 
     Attributes:
-        epoch: Counted from 0.
-        minibatches: One of a module, or of stacked modules; or one of each of several modules.
-        is_joint: Whether these modules are entangled: run by a forward pass of the MultiRLModule's own, or sharing
-            parameters.
-        beside: What else of them a joint step may change: entangled modules without a minibatch in it, such as an
+        epoch: The number of the epoch, counted from 0.
+        minibatches: One minibatch, of a module or of stacked modules. In a joint step, one of each module.
+        is_joint: Whether the modules depend on one another, because the MultiRLModule has its own forward pass, or
+            because they share parameters.
+        without_rows: What a joint step may change in addition: joint modules without a minibatch in it, such as an
             encoder, and ``SHARED`` parameters.
     """
 
     epoch: int
     minibatches: list[MiniBatch]
     is_joint: bool = False
-    beside: tuple[ModuleID, ...] = ()
+    without_rows: tuple[ModuleID, ...] = ()
 
 
+@dataclass
 class Steps:
-    """The steps of one update, to be gone through once."""
+    """The gradient steps of one update, which can be iterated over once.
 
-    def __init__(self, learner: Learner, batch: ColumnBatch, seed: int):
-        self._learner = learner
-        self._batch = batch
-        self._seed = seed
-        self._config = learner.config
-        self._columns: dict[ModuleID, Any] | None = None
+    Attributes:
+        batch: The train batch.
+        module: The modules.
+        config: The algorithm's config.
+        is_updated: ``Learner.should_module_be_updated``.
+        stacking_key: ``Learner.stacking_key``; None where the modules of a bucket are updated one after another.
+        has_shared_parameters: Whether several modules, or the MultiRLModule itself, share parameters.
+        seed: Seeds the order of the rows, together with ``num_updates`` and the epoch.
+        num_updates: The number of updates before this one.
+    """
+
+    batch: ColumnBatch
+    module: MultiRLModule
+    config: Any
+    is_updated: Callable[[ModuleID, Mapping[ModuleID, Any] | None], bool]
+    stacking_key: Callable[[Any], Hashable] | None
+    has_shared_parameters: bool
+    seed: int
+    num_updates: int
 
     def __iter__(self) -> Iterator[Step]:
-        wanted = self._wanted()
-        entangled = frozenset(self._learner.module.entangled_modules()) & wanted
-        joint = self._jointly_trained(wanted) if entangled else []
-        epochs = {m: self._config.get_config_for_module(m).num_epochs for m in wanted}
+        columns = self._columns_to_choose_by()
+        updated = self._updated_modules(columns)
+        joint = frozenset(self.module.joint_modules()) & updated
+        all_joint = self._updated_joint_modules(updated, columns) if joint else []
+        epochs = {m: self.config.get_config_for_module(m).num_epochs for m in updated}
         for epoch in range(max(epochs.values(), default=0)):
-            active = {m for m in wanted if epoch < epochs[m]}
-            for group in self._batch.groups:
-                for minibatch in self._minibatches(group, epoch, active - entangled, stacks=self._stacks_of(group)):
+            active = {m for m in updated if epoch < epochs[m]}
+            for group in self.batch.groups:
+                for minibatch in self._minibatches(group, epoch, active - joint, stacks=self._stacks_of(group)):
                     yield Step(epoch, [minibatch])
-            several = [
-                self._minibatches(group, epoch, [module_id], together=True)
-                for group in self._batch.groups
+            by_module = [
+                self._minibatches(group, epoch, [module_id], is_joint=True)
+                for group in self.batch.groups
                 for module_id in group.module_ids
-                if module_id in entangled & active
+                if module_id in joint & active
             ]
-            for found in itertools.zip_longest(*several):
+            for found in itertools.zip_longest(*by_module):
                 minibatches = [m for m in found if m is not None]
-                yield Step(epoch, minibatches, is_joint=True, beside=self._beside(joint, minibatches))
+                with_rows = {m.module_ids[0] for m in minibatches}
+                without_rows = [m for m in all_joint if m not in with_rows]
+                shared = [SHARED] if self.has_shared_parameters else []
+                yield Step(epoch, minibatches, is_joint=True, without_rows=(*without_rows, *shared))
 
-    def _jointly_trained(self, wanted: Collection[ModuleID]) -> list[ModuleID]:
-        """Entangled modules that are to be updated, also those without data."""
-        learner, with_data = self._learner, {m for group in self._batch.groups for m in group.module_ids}
+    def _columns_to_choose_by(self) -> dict[ModuleID, Any] | None:
+        """Returns the columns of each module if ``policies_to_train`` reads them, else None."""
+        to_train = self.config.policies_to_train
+        return columns_by_module(self.batch) if callable(to_train) and reads_batches(to_train) else None
+
+    def _updated_modules(self, columns: dict[ModuleID, Any] | None) -> frozenset[ModuleID]:
+        """Returns the modules that have rows and are updated."""
+        ids = [m for group in self.batch.groups for m in group.module_ids]
+        return frozenset(ids if columns is None else (m for m in ids if self.is_updated(m, columns)))
+
+    def _updated_joint_modules(
+        self, updated: Collection[ModuleID], columns: dict[ModuleID, Any] | None
+    ) -> list[ModuleID]:
+        """Returns the joint modules that are updated, with or without rows."""
+        with_rows = {m for group in self.batch.groups for m in group.module_ids}
         return [
-            m
-            for m in learner.module.entangled_modules()
-            if (m in wanted if m in with_data else learner.should_module_be_updated(m, self._columns))
+            m for m in self.module.joint_modules() if (m in updated if m in with_rows else self.is_updated(m, columns))
         ]
-
-    def _beside(self, joint: Sequence[ModuleID], minibatches: Sequence[MiniBatch]) -> tuple[ModuleID, ...]:
-        taken = {m.module_ids[0] for m in minibatches}
-        others = [m for m in joint if m not in taken]
-        return (*others, *([SHARED] if self._learner.optimizers.has_shared else []))
-
-    def _wanted(self) -> frozenset[ModuleID]:
-        """Those modules with data that are to be updated."""
-        ids = [m for group in self._batch.groups for m in group.module_ids]
-        wanted = self._config.policies_to_train
-        if not callable(wanted) or not reads_batches(wanted):
-            return frozenset(ids)
-        columns = self._columns = columns_by_module(self._batch)
-        return frozenset(m for m in ids if self._learner.should_module_be_updated(m, columns))
 
     def _minibatches(
         self,
@@ -139,44 +161,43 @@ class Steps:
         module_ids: Collection[ModuleID],
         *,
         stacks: Sequence[Sequence[ModuleID]] = (),
-        together: bool = False,
+        is_joint: bool = False,
     ) -> Iterator[MiniBatch]:
         return minibatches_of_epoch(
             group,
             stacks,
-            size_of=lambda module_id: self._config.get_config_for_module(module_id).minibatch_size,
-            shuffle=self._shuffle(epoch, together),
+            size_of=lambda module_id: self.config.get_config_for_module(module_id).minibatch_size,
+            shuffle=self._shuffle(epoch, is_joint),
             only=module_ids,
         )
 
     def _stacks_of(self, group: ColumnGroup) -> list[list[ModuleID]]:
-        """Which of a group's modules may be updated as one computation."""
-        learner = self._learner
-        if not self._config.stack_modules or not learner.has_stacked_loss:
-            return []
-        if learner.module.bucket_of(group.module_ids) is None:
+        """Returns those modules of a group that may be updated in one computation."""
+        if self.stacking_key is None or self.module.bucket_of(group.module_ids) is None:
             return []
         alike: dict[Hashable, list[ModuleID]] = {}
         for i, module_id in enumerate(group.module_ids):
-            if has_self_supervised_loss(learner, module_id):
+            if has_self_supervised_loss(self.module[module_id]):
                 continue
             longest = None if group.sequences is None else group.sequences.max_lens[i]
-            key = learner.stacking_key(self._config.get_config_for_module(module_id))
+            key = self.stacking_key(self.config.get_config_for_module(module_id))
             alike.setdefault((key, longest), []).append(module_id)
         return list(alike.values())
 
-    def _shuffle(self, epoch: int, together: bool) -> Shuffle | None:
-        """Entangled modules with equally many rows go through them in one order, so that steps stay side by side."""
-        if not self._config.shuffle_batch_per_epoch:
+    def _shuffle(self, epoch: int, is_joint: bool) -> Shuffle | None:
+        """Returns what permutes the rows of a module; None to keep their order.
+
+        Joint modules with equally many rows get one order, so that rows of the same env step stay in one gradient step.
+        """
+        if not self.config.shuffle_batch_per_epoch:
             return None
-        place = (self._learner.num_updates, epoch)
         return lambda module_id, rows: stream(
-            self._seed, "minibatches", SHARED if together else module_id, *place
+            self.seed, "minibatches", SHARED if is_joint else module_id, self.num_updates, epoch
         ).permutation(rows)
 
 
 def reads_batches(function: Callable[..., Any]) -> bool:
-    """Whether a ``policies_to_train`` function takes the batch beside the module id."""
+    """Whether a ``policies_to_train`` function accepts the batch as its second argument."""
     kinds = [parameter.kind for parameter in inspect.signature(function).parameters.values()]
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return inspect.Parameter.VAR_POSITIONAL in kinds or sum(kind in positional for kind in kinds) > 1

@@ -1,4 +1,4 @@
-"""Discounted sums over many episodes that stand one after another, and the advantage estimates that are such sums.
+"""Discounted sums over many episodes that stand one after another, and advantage estimates, which are such sums.
 
 Generalised advantage estimation is equation 16 of Schulman et al. (2016), arXiv:1506.02438.
 """
@@ -9,10 +9,10 @@ import numpy as np
 
 
 def discounted_sums(values: np.ndarray, lengths: np.ndarray, gamma: float | np.ndarray) -> np.ndarray:
-    """At each row, its value plus ``gamma`` times the sum at the row before it in the same episode.
+    """Returns for each row its value plus ``gamma`` times the sum at the row before it in the same episode.
 
-    Works on all rows at once and doubles the reach in each round, so the cost is that of ``log2`` of the longest
-    episode passes. Reversed values and lengths give sums until the end instead.
+    It computes all rows at once and doubles the reach in each pass, so that the number of passes is ``log2`` of the
+    longest episode. Reversed values and lengths give sums until the end of each episode instead.
 
     Args:
         values: ``[N]``, such as rewards.
@@ -39,12 +39,12 @@ def discounted_sums(values: np.ndarray, lengths: np.ndarray, gamma: float | np.n
 
 
 def rows_within(lengths: np.ndarray) -> np.ndarray:
-    """``[N]`` each row's number within its episode, for episodes of ``[E]`` rows."""
+    """Returns ``[N]``, each row's number within its episode, for episodes of ``[E]`` rows."""
     return np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
 
 
 def per_row(setting: float | np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """``[N]`` the setting of each row's episode; ``[]`` where all episodes have the same."""
+    """Returns ``[N]``, the setting of each row's episode, or ``[]`` if all episodes have the same setting."""
     setting = np.asarray(setting, np.float64)
     return np.repeat(setting, lengths) if setting.ndim else setting
 
@@ -90,7 +90,7 @@ def compute_gae_of_episodes(
 ) -> np.ndarray:
     """``compute_gae`` for many episodes that stand one after another.
 
-    Works on all rows at once, in as many passes as ``log2`` of the longest episode.
+    It computes all rows at once, in ``log2`` of the longest episode passes.
 
     Args:
         rewards: ``[N]``; each episode's last row, its last observation, is ignored.

@@ -52,27 +52,27 @@ def ppo_loss(
     clips are numbers, or ``[M]`` tensors with one for each module.
 
     Args:
-        logp: Log-probabilities of the taken actions under the policy as it is now.
-        old_logp: The same when the actions were taken.
-        advantages: Standardised or not.
-        entropy: Of the policy as it is now, in nats.
-        clip_param: How far the probability ratio may move from 1 before its gradient stops.
+        logp: Log-probabilities of the taken actions under the current policy.
+        old_logp: Their log-probabilities when they were taken.
+        advantages: Advantages, standardised or not.
+        entropy: Entropy of the current policy, in nats.
+        clip_param: How far the probability ratio may move from 1 before its gradient is 0.
         entropy_coeff: Weight of the entropy bonus.
-        values: Value estimates as they are now; None for no critic.
-        value_targets: What ``values`` should be.
+        values: Current value estimates; None for no critic.
+        value_targets: The targets of ``values``.
         vf_clip_param: Upper bound of a row's squared value error (in squared return units). Beyond it the row has no
             gradient.
         vf_loss_coeff: Weight of the value loss.
-        kl: KL divergence from the policy that acted to the policy as it is now, in nats; None for no penalty.
+        kl: KL divergence from the policy that acted to the current policy, in nats; None for no penalty.
         kl_coeff: Weight of the penalty.
-        weights: What each row counts for in the means, summing to 1 over ``B``; None where all rows count alike.
+        weights: The weight of each row in the means, summing to 1 over ``B``; None if all rows have the same weight.
     """
 
     def mean(of_rows: Tensor) -> Tensor:
         return of_rows.mean(-1) if weights is None else (of_rows * weights).sum(-1)
 
     ratio = torch.exp(logp - old_logp)
-    low, high = _beside_rows(1.0 - clip_param), _beside_rows(1.0 + clip_param)
+    low, high = _with_row_axis(1.0 - clip_param), _with_row_axis(1.0 + clip_param)
     surrogate = torch.minimum(advantages * ratio, advantages * ratio.clamp(low, high))
     policy_loss = -mean(surrogate)
     mean_entropy = mean(entropy)
@@ -83,7 +83,7 @@ def ppo_loss(
         vf_loss_unclipped = mean(error)
         vf_loss = vf_loss_unclipped
         if not _is_infinite(vf_clip_param):
-            vf_loss = mean(error.clamp(max=_beside_rows(vf_clip_param)))
+            vf_loss = mean(error.clamp(max=_with_row_axis(vf_clip_param)))
         total = total + vf_loss_coeff * vf_loss
     if kl is not None:
         mean_kl = mean(kl)
@@ -95,8 +95,8 @@ def _is_infinite(bound: float | Tensor) -> bool:
     return isinstance(bound, float) and bound == float("inf")
 
 
-def _beside_rows(setting: Any) -> Any:
-    """``[M]`` as ``[M, 1]``, to stand beside ``[M, B]``."""
+def _with_row_axis(setting: Any) -> Any:
+    """Returns an ``[M]`` setting as ``[M, 1]``, for arithmetic with ``[M, B]``."""
     return setting if isinstance(setting, float | int) else setting[:, None]
 
 
@@ -107,7 +107,7 @@ def _of_each_row(slopes: Any, rows: np.ndarray) -> np.ndarray:
 
 
 class PPOSlopes(NamedTuple):
-    """How the loss changes with each row, ``[B]`` or ``[M, B]``; None for what is not there."""
+    """The derivatives of the loss for each row, ``[B]`` or ``[M, B]``; None for absent terms."""
 
     by_logp: np.ndarray
     by_entropy: np.ndarray
@@ -129,19 +129,10 @@ def ppo_loss_and_slopes(
 ) -> tuple[list[np.ndarray], PPOSlopes]:
     """``ppo_loss`` in numpy, with its gradients.
 
-    Args:
-        coefficients: Weights and clips.
-        logp: As in ``ppo_loss``, like all others; all of one shape and dtype.
-        old_logp: Likewise.
-        advantages: Likewise.
-        entropy: Likewise.
-        values: Likewise.
-        value_targets: Likewise.
-        kl: Likewise.
-        weights: Likewise.
+    The arguments are those of ``ppo_loss``, as arrays of one shape and dtype.
 
     Returns:
-        The terms of a ``PPOLoss``, in order; and the derivatives of the total.
+        The terms of a ``PPOLoss``, in order, and the derivatives of the total.
     """
     clip_param, entropy_coeff, vf_clip_param, vf_loss_coeff, kl_coeff = coefficients
     weight: Any = logp.dtype.type(1.0 / logp.shape[-1]) if weights is None else weights
@@ -153,10 +144,10 @@ def ppo_loss_and_slopes(
 
     ratio = np.exp(logp - old_logp)
     gain = advantages * ratio
-    np.maximum(ratio, _beside_rows(1.0 - clip_param), out=ratio)
-    np.minimum(ratio, _beside_rows(1.0 + clip_param), out=ratio)
+    np.maximum(ratio, _with_row_axis(1.0 - clip_param), out=ratio)
+    np.minimum(ratio, _with_row_axis(1.0 + clip_param), out=ratio)
     ratio *= advantages
-    by_logp = (gain <= ratio) * gain  # where clipping makes it smaller, the gradient stops
+    by_logp = (gain <= ratio) * gain  # the gradient is 0 where clipping makes the gain smaller
     by_logp *= -weight
     np.minimum(gain, ratio, out=gain)
     policy_loss = -mean(gain)
@@ -167,17 +158,17 @@ def ppo_loss_and_slopes(
     if values is not None and value_targets is not None:
         by_values = values - value_targets
         error = by_values * by_values
-        by_values *= 2 * weight * _beside_rows(vf_loss_coeff)
+        by_values *= 2 * weight * _with_row_axis(vf_loss_coeff)
         vf_loss_unclipped = vf_loss = mean(error)
         if not _is_infinite(vf_clip_param):
-            bound = _beside_rows(vf_clip_param)
+            bound = _with_row_axis(vf_clip_param)
             by_values *= error <= bound
             vf_loss = mean(np.minimum(error, bound))
         total = total + vf_loss_coeff * vf_loss
     if kl is not None:
         mean_kl = mean(kl)
         total = total + kl_coeff * mean_kl
-        by_kl = _of_each_row(_beside_rows(kl_coeff) * weight, kl)
-    by_entropy = _of_each_row(-_beside_rows(entropy_coeff) * weight, entropy)
+        by_kl = _of_each_row(_with_row_axis(kl_coeff) * weight, kl)
+    by_entropy = _of_each_row(-_with_row_axis(entropy_coeff) * weight, entropy)
     terms = [total, policy_loss, vf_loss, vf_loss_unclipped, mean_entropy, mean_kl]
     return [np.array(term, logp.dtype) for term in terms], PPOSlopes(by_logp, by_entropy, by_kl, by_values)

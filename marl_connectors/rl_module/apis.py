@@ -1,4 +1,4 @@
-"""What an RLModule may offer beside its forward passes."""
+"""Interfaces that an RLModule may implement in addition to its forward passes."""
 
 from __future__ import annotations
 
@@ -8,66 +8,109 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from marl_connectors.errors import ModuleError
+
 
 class ValueFunctionAPI(ABC):
     """A module with a value function, as actor-critic learners need it."""
 
     @abstractmethod
     def compute_values(self, batch: Mapping[str, Any], embeddings: Any = None) -> Tensor:
-        """``[B]`` value estimates of ``batch[Columns.OBS]``.
+        """Returns ``[B]`` value estimates of ``batch[Columns.OBS]``.
 
         Args:
             batch: Columns of this module, as in ``forward_train``.
-            embeddings: What ``forward_train`` put out under ``Columns.EMBEDDINGS`` for the same batch, if anything.
+            embeddings: The column ``Columns.EMBEDDINGS`` that ``forward_train`` returned for the same batch, if any.
         """
 
 
 class InferenceOnlyAPI(ABC):
-    """A module that can leave out what only training needs: with ``inference_only=True`` it is built without that."""
+    """A module that leaves out what only training needs when it is built with ``inference_only=True``."""
 
     @abstractmethod
     def get_non_inference_attributes(self) -> list[str]:
-        """Names of the attributes (parameters or submodules) that acting does not need; ``"encoder.vf"`` for a part.
+        """Returns the names of attributes (parameters or submodules) that acting does not need.
 
-        Those that ``setup`` has made all the same are taken out after it.
+        A name may have dots, as in ``"encoder.vf"``. Attributes that ``setup`` has made nevertheless are deleted after
+        it.
         """
 
 
 class TargetNetworkAPI(ABC):
-    """A module with target networks: copies of some of its networks, which are not trained but follow slowly.
+    """A module with target networks: copies of some of its networks, which are not trained but follow them slowly.
 
-    ``update_target_networks`` lets them; ``Learner.after_gradient_based_update`` is the place to call it.
+    ``update_target_networks`` moves them. Call it in ``Learner.after_gradient_based_update``.
     """
 
     @abstractmethod
     def make_target_networks(self) -> None:
-        """Makes them, as attributes, with ``copy.deepcopy``; called once, after ``setup``.
+        """Makes the target networks as attributes, with ``copy.deepcopy``.
 
-        Not with ``inference_only=True``.
+        It is called once, after ``setup``, unless ``inference_only`` is True.
         """
 
     @abstractmethod
     def get_target_network_pairs(self) -> list[tuple[nn.Module, nn.Module]]:
-        """``(network, its target network)`` pairs."""
+        """Returns ``(network, its target network)`` pairs."""
 
     @abstractmethod
     def forward_target(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """A forward pass through the target networks; for a loss to call, usually under ``torch.no_grad()``."""
+        """Runs the target networks forward. A loss calls it, usually under ``torch.no_grad()``."""
 
 
 class SelfSupervisedLossAPI(ABC):
-    """A module that brings its own loss. It is updated alone, not stacked with others."""
+    """A module with a self-supervised loss. It is updated alone, not stacked with others."""
 
     @abstractmethod
     def compute_self_supervised_loss(
         self, *, learner: Any, module_id: str, config: Any, batch: Mapping[str, Any], fwd_out: Mapping[str, Any]
     ) -> Tensor:
-        """A scalar, to be minimised in place of the algorithm's loss.
+        """Returns a scalar that is minimised instead of the algorithm's loss.
 
         Args:
-            learner: Whose update it is; ``learner.log_terms([module_id], {name: tensor})`` notes loss statistics.
+            learner: The learner that updates the module; ``learner.log_terms([module_id], {name: tensor})`` logs loss
+                statistics.
             module_id: The module's id.
-            config: The algorithm's config with the module's own overrides.
+            config: The algorithm's config with the module's overrides.
             batch: Columns of a minibatch, ``[B, ...]``.
-            fwd_out: What ``forward_train`` gave for it.
+            fwd_out: The outputs of ``forward_train`` for this minibatch.
         """
+
+
+def update_target_networks(rl_module: nn.Module, tau: float = 1.0) -> None:
+    """Moves each target network towards its network: ``target = tau * network + (1 - tau) * target``.
+
+    Call it in ``Learner.after_gradient_based_update``. Buffers, such as running means, are copied.
+
+    Args:
+        rl_module: An RLModule, or a MultiRLModule, of which all modules with ``TargetNetworkAPI`` are updated.
+        tau: A number from 0 to 1; 1 copies the network.
+
+    Raises:
+        ModuleError: If ``tau`` is not from 0 to 1, or the networks of a pair have different parameters.
+    """
+    if not 0 <= tau <= 1:
+        raise ModuleError(f"update_target_networks: tau must be from 0 to 1, not {tau!r}.")
+    for module in rl_module.modules():
+        for network, target in module.get_target_network_pairs() if isinstance(module, TargetNetworkAPI) else ():
+            _follow(module, network, target, tau)
+
+
+def freeze_target_networks(module: TargetNetworkAPI) -> None:
+    """Keeps optimizers away from a module's target networks."""
+    for _, target in module.get_target_network_pairs():
+        target.requires_grad_(False)
+
+
+def _follow(module: nn.Module, network: nn.Module, target: nn.Module, tau: float) -> None:
+    own, slow = dict(network.named_parameters()), dict(target.named_parameters())
+    if {n: p.shape for n, p in own.items()} != {n: p.shape for n, p in slow.items()}:
+        raise ModuleError(
+            f"{type(module).__name__}: get_target_network_pairs returned networks with other parameters than their "
+            f"targets. Make the targets in make_target_networks, with copy.deepcopy(network)."
+        )
+    for name, parameter in own.items():
+        slow[name].data.lerp_(parameter.detach(), tau)
+    buffers = dict(network.named_buffers())
+    for name, buffer in target.named_buffers():
+        buffer.copy_(buffers[name])

@@ -1,4 +1,4 @@
-"""What modules are made of: which are alike, so that one computation may stand for all, and whether one has changed."""
+"""Comparisons of modules: which have the same architecture, and whether a module has changed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from marl_connectors.spaces import same
 from marl_connectors.typing import ModuleID
 
 _OF_ANY_MODULE = frozenset(vars(nn.Module()))
-"""What torch keeps in each module. Of these, layers, hooks and train mode are looked at one by one."""
+"""The attributes of every torch module. Of these, layers, hooks and train mode are compared separately."""
 _OF_EVERY_CLASS = {
     "__abstractmethods__",
     "__annotations__",
@@ -32,7 +32,7 @@ _OF_EVERY_CLASS = {
     "__static_attributes__",
     "_abc_impl",
 }
-"""What stands in a class of which nobody has written anything but its name and docstring."""
+"""The attributes of a class whose body is empty but for a docstring."""
 
 
 _LAYERS = ("_parameters", "_modules")
@@ -41,9 +41,9 @@ _ADDED = ("_buffers", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks",
 
 
 def is_stackable(module: RLModule) -> bool:
-    """Whether the module's own class says so, or one that it inherits from with nothing of its own.
+    """Whether the module's class sets ``stackable`` to True.
 
-    Otherwise it is not inherited: a subclass may compute something else.
+    A subclass inherits it only if its body is empty, as it may compute something else otherwise.
     """
     if not module.stackable:
         return False
@@ -56,17 +56,16 @@ def is_stackable(module: RLModule) -> bool:
 
 
 def fits_a_row(module: RLModule) -> bool:
-    """Whether the module's parameters can stand side by side in one row of a matrix: there are some, all of a kind."""
+    """Whether the module has parameters, all of one dtype, device and layout, so that a matrix row can hold them."""
     kinds = {(p.dtype, p.device, p.layout) if not is_lazy(p) else None for p in module.parameters()}
     return len(kinds) == 1 and None not in kinds
 
 
 def same_architecture(a: RLModule, b: RLModule) -> bool:
-    """Whether a computation of one of two modules, with the parameters of both, is what each would do by itself.
+    """Whether two modules compute the same, but for their parameters, so that they can run stacked.
 
-    They are of one class that is stackable, with equal spaces, settings, layers and other attributes; and nothing has
-    been added that sees single modules, such as hooks, buffers, or torch's own layers, whose weights have no extra
-    axis.
+    They must have one stackable class, and equal spaces, settings, layers and other attributes. They must not have
+    anything that cannot be stacked: hooks, buffers, or torch's own layers, whose weights have no additional axis.
     """
     if type(a) is not type(b) or not (is_stackable(a) and is_stackable(b)):
         return False
@@ -78,22 +77,22 @@ def same_architecture(a: RLModule, b: RLModule) -> bool:
 
 
 def _same_space(one: Space | None, other: Space | None) -> bool:
-    """With the same order of keys too: that is the order of what a module puts out."""
+    """Compares also the order of keys, which is the order of a module's outputs."""
     return one is other or (one is not None and other is not None and same(one, other))
 
 
 def has_hooks(part: nn.Module) -> bool:
-    """Whether something is to be called when the layer runs."""
+    """Whether the layer has hooks for its forward or backward pass."""
     return bool(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks)
 
 
 def overrides_methods_of(module: nn.Module, base: type, unrelated: Collection[str]) -> bool:
-    """Whether a class before ``base`` in the order of resolution, or the object, overrides methods that ``base`` knows.
+    """Whether a class before ``base`` in the resolution order, or the object, overrides a method of ``base``.
 
     Args:
         module: An instance of ``base``.
         base: The class.
-        unrelated: Methods that do not matter.
+        unrelated: Methods that may be overridden.
     """
     known = _methods(base).difference(unrelated)
     for cls in type(module).__mro__:
@@ -105,7 +104,7 @@ def overrides_methods_of(module: nn.Module, base: type, unrelated: Collection[st
 
 
 def has_own_methods(thing: Any) -> bool:
-    """Whether somebody has replaced a method of this one object."""
+    """Whether a method of this one object was replaced."""
     return not _methods(type(thing)).isdisjoint(vars(thing))
 
 
@@ -115,7 +114,7 @@ def _methods(cls: type) -> frozenset[str]:
 
 
 def modules_that_share(modules: Mapping[ModuleID, RLModule]) -> list[ModuleID]:
-    """Those with a parameter that another one has, too."""
+    """Returns the modules that share a parameter with another module."""
     held = {m: [id(parameter) for parameter in module.parameters()] for m, module in modules.items()}
     owners = Counter(key for keys in held.values() for key in keys)
     return [m for m, keys in held.items() if any(owners[key] > 1 for key in keys)]
@@ -135,14 +134,14 @@ def _stands_alone(module: RLModule) -> bool:
 
 
 def _is_torch_layer(part: nn.Module) -> bool:
-    """Whether it has parameters and a forward pass of torch's, which takes no stacked ones."""
+    """Whether it has parameters and a forward pass of torch, which does not accept stacked parameters."""
     forward = type(part).forward
     is_torchs = forward is not nn.Module.forward and forward.__module__.startswith("torch.")
     return is_torchs and any(p is not None for p in part._parameters.values())
 
 
 class _Comparison:
-    """Compares what two modules hold beside their parameters."""
+    """Compares the attributes of two modules other than their parameters."""
 
     def __init__(self, a: RLModule):
         self._layers = {id(part) for part in a.modules()}
@@ -153,7 +152,7 @@ class _Comparison:
             return False
         if id(a) not in self._layers and any(True for _ in a.parameters()):  # unknown to its module
             return False
-        left_out = _OF_ANY_MODULE | getattr(type(a), "_remembered", frozenset())
+        left_out = _OF_ANY_MODULE | getattr(type(a), "_cached_attributes", frozenset())
         mine, others = ({k: v for k, v in vars(part).items() if k not in left_out} for part in (a, b))
         return self._same(a._modules, b._modules) and self._same_items(mine, others)
 
@@ -191,7 +190,7 @@ class _Comparison:
         return hasattr(a, "__dict__") and self._same_items(vars(a), vars(b))
 
     def _same_cells(self, a: FunctionType, b: FunctionType) -> bool:
-        """A function that holds a layer of its module would go on using it when it is called for another module."""
+        """Compares closures. Functions that hold a layer always differ, as each uses the layer of one module."""
         mine, others = ([cell.cell_contents for cell in f.__closure__ or ()] for f in (a, b))
         if any(isinstance(value, nn.Module | Tensor) for value in mine):
             return False
@@ -201,23 +200,22 @@ class _Comparison:
 def _equal(a: Any, b: Any) -> bool:
     try:
         return bool(a == b)
-    except Exception:  # what cannot be compared is not known to be equal
+    except Exception:  # objects that cannot be compared count as different
         return False
 
 
 class Structure:
-    """The layers and parameters of a module, and all other attributes of those parts that are to stay alike.
+    """The layers and parameters of a module at one time, to find out later whether the module has changed.
 
-    It knows the objects, not their values: a parameter that is written to is the same, one that is put in its place is
-    not.
+    It compares objects, not values: a parameter that was written to is the same, a new parameter is not.
     """
 
     def __init__(self, module: nn.Module, alike: Iterable[nn.Module]):
-        """Looks at what there is.
+        """Records the structure of a module.
 
         Args:
-            module: All of it.
-            alike: Modules in it whose attributes, buffers and hooks matter, too.
+            module: The module.
+            alike: Modules in it whose attributes, buffers and hooks are compared, too.
         """
         whole = {id(part): part for one in alike for part in one.modules()}
         self._views = [view for part in module.modules() for view in _contents(part, whole=id(part) in whole)]
@@ -231,7 +229,8 @@ class Structure:
 
     @property
     def is_current(self) -> bool:
-        """Whether everything is still the same. A hot path: thousands of objects, so no Python for each."""
+        """Whether everything is still the same."""
+        # There may be thousands of objects, so no Python code runs for each of them.
         now = chain(chain.from_iterable(self._views), (_END,))
         return all(map(operator.is_, now, self._held)) and all(
             tensor._version == version for tensor, version in self._versions
@@ -239,7 +238,7 @@ class Structure:
 
 
 def _contents(part: nn.Module, *, whole: bool) -> Iterator[ValuesView[Any]]:
-    """Views, which show what there is whenever they are looked at."""
+    """Yields views of the contents of a layer, which always show the current contents."""
     attributes = vars(part)
     if whole:
         yield attributes.values()

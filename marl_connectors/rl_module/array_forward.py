@@ -1,4 +1,4 @@
-"""Forward passes for acting, bound to a number of rows: array operations on weights that lie as they are multiplied."""
+"""Forward passes for acting, bound to a number of rows: array operations on copies of the weights."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from torch import nn
 from marl_connectors.rl_module.architecture import has_hooks, has_own_methods, overrides_methods_of
 from marl_connectors.rl_module.array_layers import BLOCK, Activation, is_watched, row_tile
 from marl_connectors.rl_module.encoders import Encoder, FlatPart
-from marl_connectors.rl_module.layers import ACTIVATIONS, MLP, LayerNorm, Linear
+from marl_connectors.rl_module.layers import ACTIVATIONS, GRU, LSTM, MLP, LayerNorm, Linear, RecurrentLayer
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
-from marl_connectors.rl_module.recurrent_layers import GRU, LSTM, RecurrentLayer
 from marl_connectors.rl_module.rl_module import RLModule
 from marl_connectors.typing import ModuleID, Tree
 
 _KNOWN = {MLP, Encoder, FlatPart, Linear, LayerNorm, LSTM, GRU, nn.ModuleList, *ACTIVATIONS.values()}
-"""Layers whose forward passes are known here; somebody may have put others in their place."""
+"""The layers whose forward passes can be bound. A user may have replaced a layer by another one."""
 _UNRELATED = {
     "__init__",
     "setup",
@@ -40,41 +39,41 @@ _UNRELATED = {
     "extra_repr",
     "__repr__",
 }
-"""Methods that a forward pass for acting does not go through, or that are called all the same."""
+"""Methods that a forward pass for acting does not call, or that a bound forward pass calls, too."""
 _WIDTH = 16
-"""Weights are filled up to a multiple of so many outputs: matrix products treat narrower ones in other ways."""
+"""Weights are padded to a multiple of this number of outputs: matrix products compute narrower ones differently."""
 _FEW = 8
-"""Up to how many modules of unlike architectures are bound one after another."""
+"""The largest number of modules of different architectures that are bound one after another."""
 _SPARE_ROWS = 1024
-"""So many rows of padding cost about as much as running a module by itself."""
+"""The number of rows of padding that costs about as much as running a module by itself."""
 
 Finish = Callable[[np.ndarray], np.ndarray]
 Chain = Sequence[MLP | RecurrentLayer]
 
 
 class ActingLayers(NamedTuple):
-    """What a module computes when acting; see ``RLModule.acting_layers``.
+    """The layers that a module computes when acting; see ``RLModule.acting_layers``.
 
     Attributes:
         chain: The layers from ``obs`` to the outputs of the policy head.
-        beside: By the name of a part of the state, the chain of layers that carries it on.
-        part: The name of the part of the state that ``chain`` carries on; None for all of it.
-        kind: Equal for modules whose layers have like shapes and activations.
+        state_chains: The chains of layers that compute the other entries of the state, by name.
+        state_key: The entry of the state that ``chain`` computes; None if it computes the whole state.
+        kind: A key that is equal for modules whose layers have the same shapes and activations.
     """
 
     chain: Chain
-    beside: Mapping[str, Chain]
-    part: str | None
+    state_chains: Mapping[str, Chain]
+    state_key: str | None
     kind: Any
 
 
-class _Place(NamedTuple):
-    """Where the rows of ``M`` modules stand among ``[M, P]`` rows with padding.
+class _RowLayout(NamedTuple):
+    """The positions of the rows of ``M`` modules among ``[M, P]`` padded rows.
 
     Attributes:
-        lead: ``(P,)`` for a module alone, else ``(M, P)``.
-        rows: How many rows each module has; None if they differ.
-        index: ``[B]`` the module, and the place among its rows, of each row where they differ.
+        lead: ``(P,)`` for a single module, else ``(M, P)``.
+        rows: The number of rows of each module; None if the modules have different numbers.
+        index: ``[B]`` the module of each row, and its position among the module's rows; None unless the numbers differ.
         num_rows: ``B``.
     """
 
@@ -84,8 +83,8 @@ class _Place(NamedTuple):
     num_rows: int
 
     @classmethod
-    def of(cls, counts: Sequence[int]) -> _Place:
-        """For modules with so many rows each."""
+    def of(cls, counts: Sequence[int]) -> _RowLayout:
+        """Returns the layout for modules with these numbers of rows."""
         longest = -(-max(counts) // row_tile()) * row_tile()
         total = sum(counts)
         if len(counts) == 1:
@@ -96,7 +95,7 @@ class _Place(NamedTuple):
         return cls((len(counts), longest), None, (np.repeat(np.arange(len(counts)), counts), within), total)
 
     def put(self, buffer: np.ndarray, values: np.ndarray) -> None:
-        """Writes ``[B, n]`` to ``[*lead, n]``. A hot path."""
+        """Writes ``[B, n]`` to ``[*lead, n]``."""
         if self.index is not None:
             buffer[self.index] = values
         elif len(self.lead) == 1:
@@ -105,7 +104,7 @@ class _Place(NamedTuple):
             buffer[:, : self.rows] = values.reshape(self.lead[0], -1, values.shape[-1])
 
     def take(self, padded: np.ndarray, width: int) -> np.ndarray:
-        """``[B, width]`` of ``[*lead, n]``. A hot path."""
+        """Returns the ``[B, width]`` values among ``[*lead, n]`` padded ones."""
         if self.index is not None:
             return padded[self.index][:, :width]
         if len(self.lead) == 1:
@@ -117,13 +116,13 @@ class _Dense:
     """Linear layers with activations, one after another, of one module or stacked."""
 
     def __init__(self, stacks: Sequence[Sequence[MLP]], lead: tuple[int, ...], in_width: int, fresh: bool):
-        """Binds.
+        """Binds the layers.
 
         Args:
             stacks: One MLP after another, each of all modules.
             lead: ``(P,)`` or ``(M, P)`` rows.
-            in_width: How wide the inputs are, with padding.
-            fresh: Whether each call gives an array of its own, instead of one that the next call writes to.
+            in_width: The width of the inputs, with padding.
+            fresh: Whether each call returns a new array, instead of one that the next call overwrites.
         """
         self._sources: list[tuple[list[Linear], np.ndarray, np.ndarray]] = []
         self._steps: list[tuple[np.ndarray, np.ndarray, Activation | None, np.ndarray | None]] = []
@@ -143,19 +142,19 @@ class _Dense:
             self._steps[-1] = (*self._steps[-1][:-1], None)
 
     def load(self) -> None:
-        """Copies the parameters as they are now."""
+        """Copies the current parameters."""
         for layers, weight, bias in self._sources:
             for i, layer in enumerate(layers):
                 own, own_bias = (weight, bias) if len(layers) == 1 else (weight[i], bias[i])
                 number, width = layer.weight.shape[-2], own.shape[-1]
                 own[..., : layer.weight.shape[-1], :number] = layer.weight.detach().numpy().swapaxes(-1, -2)
                 own_bias[..., :number] = layer.bias.detach().numpy()[..., None, :]
-                if number < width:  # real outputs again, as 0 times infinity would be NaN
+                if number < width:  # copies of real outputs, as 0 times infinity would be NaN
                     again = np.arange(width - number) % number
                     own[..., number:], own_bias[..., number:] = own[..., again], own_bias[..., again]
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        """``[*lead, out]``, filled up, of ``[*lead, in]``. A hot path."""
+        """Returns ``[*lead, out]`` outputs, with padding, of ``[*lead, in]`` inputs."""
         product = self._product
         for weight, bias, activation, out in self._steps:
             x = product(x, weight) if out is None else product(x, weight, out)
@@ -168,17 +167,17 @@ class _Dense:
 class _Cell:
     """One step of an LSTM or a GRU, of one module or stacked.
 
-    What opens and closes goes through ``0.5 * tanh(0.5 * x) + 0.5``, which is the logistic function: numpy's tanh is
-    several times faster than its exp. Those gates stand first, and the inner 0.5 is in the weights.
+    The gates with a logistic function compute it as ``0.5 * tanh(0.5 * x) + 0.5``, as numpy's tanh is several times
+    faster than its exp. These gates stand first, and the inner 0.5 is part of the weights.
     """
 
     def __init__(self, layers: Sequence[RecurrentLayer], lead: tuple[int, ...], in_width: int):
-        """Binds.
+        """Binds the layers.
 
         Args:
-            layers: Of all modules.
+            layers: The recurrent layers of all modules.
             lead: ``(P,)`` or ``(M, P)`` rows.
-            in_width: How wide the inputs are, with padding.
+            in_width: The width of the inputs, with padding.
         """
         first = layers[0]
         self._layers = layers
@@ -187,7 +186,7 @@ class _Cell:
         self.size = first.size
         self.width = _filled_up(first.size)  # of the gates and states, each
         # An LSTM's gates in torch's order are input, forget, cell, output; a GRU's are reset, update, new. A GRU's new
-        # one has two columns here: what comes of the input, and what comes of the memory.
+        # gate has two columns here, one computed from the input and one from the state.
         self._order = [0, 1, 3, 2] if self._is_lstm else [0, 1, 2]
         self._num_open = 3 if self._is_lstm else 2
         self._weight = np.zeros((4, *lead[:-1], in_width + self.width, self.width), np.float32)  # gate by gate
@@ -197,7 +196,7 @@ class _Cell:
         self._c = np.zeros((*lead, self.width), np.float32)
 
     def load(self) -> None:
-        """Copies the parameters as they are now."""
+        """Copies the current parameters."""
         for i, layer in enumerate(self._layers):
             of_input, of_memory = self._by_gate(layer.weight_ih_l0), self._by_gate(layer.weight_hh_l0)
             added, memory_added = (self._by_gate(b.unsqueeze(-1)) for b in (layer.bias_ih_l0, layer.bias_hh_l0))
@@ -216,15 +215,15 @@ class _Cell:
                     bias[place], bias[own] = added[..., gate, :, :], memory_added[..., gate, :, :]
 
     def _by_gate(self, source: torch.Tensor) -> np.ndarray:
-        """``[..., gates, in, size]`` of ``[..., gates * size, in]`` weights."""
+        """Returns ``[..., gates * size, in]`` weights as ``[..., gates, in, size]``."""
         values = source.detach().numpy()
         return values.reshape(*values.shape[:-2], -1, self.size, values.shape[-1]).swapaxes(-1, -2)
 
-    def __call__(self, x: np.ndarray, place: _Place, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The next state, ``[*lead, width]`` each; ``h`` is what is put out. A hot path."""
+    def __call__(self, x: np.ndarray, layout: _RowLayout, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Returns the next state, ``[*lead, width]`` each, of which ``h`` is the output."""
         both, at = self._both, self._in_width
         both[..., :at] = x
-        place.put(both[..., at : at + self.size], state["h"])
+        layout.put(both[..., at : at + self.size], state["h"])
         gates = np.matmul(both, self._weight, out=self._gates)
         gates += self._bias
         half = np.float32(0.5)
@@ -233,7 +232,7 @@ class _Cell:
             opened = gates[:3]
             opened *= half
             opened += half
-            place.put(self._c[..., : self.size], state["c"])
+            layout.put(self._c[..., : self.size], state["c"])
             c = opened[1] * self._c
             new = gates[3]
             new *= opened[0]
@@ -259,11 +258,11 @@ class _Network:
 
     Attributes:
         before: The layers before the recurrent one, or all of them; None if there are none.
-        width: How many numbers are put out, without padding; None if there are no layers.
+        width: The number of outputs, without padding; None if there are no layers.
     """
 
     def __init__(self, chains: Sequence[Chain], lead: tuple[int, ...], in_width: int):
-        """Binds the chains of all modules for rows of so many numbers."""
+        """Binds the chains of all modules for rows of ``in_width`` numbers."""
         at = next((i for i, layer in enumerate(chains[0]) if isinstance(layer, RecurrentLayer)), None)
         columns: list[list[Any]] = [list(layers) for layers in zip(*chains, strict=True)]
         before, after = (columns, []) if at is None else (columns[:at], columns[at + 1 :])
@@ -281,23 +280,23 @@ class _Network:
         self.width = last.size if isinstance(last, _Cell) else last.width if last is not None else None
 
     def load(self) -> None:
-        """Copies the parameters as they are now."""
+        """Copies the current parameters."""
         for part in (self.before, self._cell, self._after):
             if part is not None:
                 part.load()
 
-    def __call__(self, x: np.ndarray, place: _Place, state: Any) -> tuple[np.ndarray, Any]:
-        """The outputs, with padding, and the next state, ``[B, size]`` each. A hot path."""
+    def __call__(self, x: np.ndarray, layout: _RowLayout, state: Any) -> tuple[np.ndarray, Any]:
+        """Returns the outputs, with padding, and the next state, ``[B, size]`` each."""
         if self.before is not None:
             x = self.before(x)
         cell = self._cell
         if cell is None:
             return x, None
-        after = cell(x, place, state)
+        after = cell(x, layout, state)
         x = after["h"]
         if self._after is not None:
             x = self._after(x)
-        return x, {name: place.take(leaf, cell.size) for name, leaf in after.items()}
+        return x, {name: layout.take(leaf, cell.size) for name, leaf in after.items()}
 
 
 def _has_layers(columns: Sequence[Sequence[MLP]]) -> bool:
@@ -305,19 +304,19 @@ def _has_layers(columns: Sequence[Sequence[MLP]]) -> bool:
 
 
 class ArrayForward:
-    """What the modules of a group put out when acting, without a call of torch or of a module.
+    """Computes the ``action_dist_inputs`` of the modules of a group without calling torch or the modules.
 
-    A network of 2x64 does 64 rows in 11 us. Twice as much again goes by until torch, the modules and the dicts between
-    them have all been called, and what comes of it is always the same: which matrices are multiplied.
+    A network of 2x64 computes 64 rows in 11 us. Calling torch and the modules, and making the dicts between them, takes
+    twice as long, and always leads to the same matrix products.
 
-    The weights are copies, which ``load`` takes, and which each call renews if a parameter was changed in place. What
-    comes of a row depends on nothing but the row, to the last bit: rows are filled up to whole tiles of the matrix
-    product (``row_tile``), and outputs to a width that all products treat in the same way.
+    The weights are copies, which ``load`` makes, and which a call makes anew if a parameter was changed in place. The
+    outputs for a row depend only on the row, to the last bit: rows are padded to whole tiles of the matrix product
+    (``row_tile``), and outputs to a width that all products compute in the same way.
 
     Attributes:
-        in_width: How many numbers an observation has.
-        num_inputs: How many ``action_dist_inputs`` each row gets.
-        is_stateful: Whether there is a state that goes on.
+        in_width: The number of values of an observation.
+        num_inputs: The number of ``action_dist_inputs`` of each row.
+        is_stateful: Whether the modules have a state.
     """
 
     def __init__(
@@ -325,64 +324,66 @@ class ArrayForward:
         modules: Sequence[RLModule],
         layers: Sequence[ActingLayers],
         counts: Sequence[int],
-        twin: ActingLayers | None = None,
+        stacked: ActingLayers | None = None,
     ):
-        """Binds.
+        """Binds the layers of modules.
 
         Args:
-            modules: All of one kind.
-            layers: What each of them computes.
-            counts: How many rows each of them has.
-            twin: The same layers with the parameters of all modules stacked, if there are such.
+            modules: Modules of one kind.
+            layers: The layers of each of them.
+            counts: The number of rows of each of them.
+            stacked: The same layers with the parameters of all modules stacked, if the modules have a stacked module.
         """
         first = layers[0]
-        sources = layers if twin is None else [twin]
-        self._place = place = _Place.of(counts)
-        self._part = first.part
+        sources = layers if stacked is None else [stacked]
+        self._layout = layout = _RowLayout.of(counts)
+        self._state_key = first.state_key
         self._modules, self._counts = modules, counts
         self._finish: Finish | None = None
         space = modules[0].observation_space
         assert space is not None and space.shape is not None
         self.in_width = space.shape[0]
-        self._network = _Network([own.chain for own in sources], place.lead, self.in_width)
-        beside = {name: [own.beside[name] for own in sources] for name in first.beside}
-        self._beside = {name: _Network(chains, place.lead, self.in_width) for name, chains in beside.items()}
-        self._shapes = ((place.num_rows, self.in_width), (place.num_rows, 1, self.in_width))
-        self._room = np.zeros((*place.lead, self.in_width), np.float32)
-        chains = [chain for own in layers for chain in (own.chain, *own.beside.values())]
+        self._network = _Network([own.chain for own in sources], layout.lead, self.in_width)
+        self._state_networks = {
+            name: _Network([own.state_chains[name] for own in sources], layout.lead, self.in_width)
+            for name in first.state_chains
+        }
+        self._shapes = ((layout.num_rows, self.in_width), (layout.num_rows, 1, self.in_width))
+        self._room = np.zeros((*layout.lead, self.in_width), np.float32)
+        chains = [chain for own in layers for chain in (own.chain, *own.state_chains.values())]
         used = [p for chain in chains for layer in chain for p in _used(layer)]
         used += [p for module in modules for p in module._parameters.values() if p is not None]
         self._parameters = list(dict.fromkeys(used))
         self._versions: list[int] = []
-        self._is_exact = place.lead == (place.num_rows,)
+        self._is_exact = layout.lead == (layout.num_rows,)
         self._width = self._network.width or self.in_width
         self.load()
         self.is_stateful = any(isinstance(layer, RecurrentLayer) for layer in first.chain)
-        outputs = np.zeros((place.num_rows, self._width), np.float32)
+        outputs = np.zeros((layout.num_rows, self._width), np.float32)
         self.num_inputs = (outputs if self._finish is None else self._finish(outputs)).shape[-1]
 
     def load(self) -> None:
-        """Takes the parameters as they are now."""
+        """Copies the current parameters."""
         self._versions = [parameter._version for parameter in self._parameters]
         self._network.load()
-        for network in self._beside.values():
+        for network in self._state_networks.values():
             network.load()
         self._finish = self._modules[0].acting_outputs(self._modules, self._counts)
 
-    def takes(self, observations: Any) -> bool:
-        """Whether observations are such as the modules were built for. A hot path."""
+    def accepts(self, observations: Any) -> bool:
+        """Whether observations have the type and shape that the modules were built for."""
         return (
             type(observations) is np.ndarray and observations.dtype.char in "fd" and observations.shape in self._shapes
         )
 
     def __call__(self, observations: np.ndarray, state: Any = None) -> tuple[np.ndarray, Any]:
-        """``[B, n]`` float32 ``action_dist_inputs``, and the next state or None. A hot path.
+        """Returns ``[B, n]`` float32 ``action_dist_inputs``, and the next state or None.
 
         Args:
             observations: ``[B, k]``, or with a time axis of length 1.
-            state: Before this step, of stateful modules: ``[B, size]`` each.
+            state: The state of stateful modules before this step, ``[B, size]`` each.
         """
-        place, room = self._place, self._room
+        layout, room = self._layout, self._room
         if [parameter._version for parameter in self._parameters] != self._versions:
             self.load()
         if observations.ndim == 3:
@@ -390,52 +391,52 @@ class ArrayForward:
         if self._is_exact and observations.dtype.char == "f":
             x = observations
         else:
-            place.put(room, observations)
+            layout.put(room, observations)
             x = room
         if state is None:
             after, before = None, self._network.before
             x = x if before is None else before(x)
         else:
             x, after = self._stateful(x, state)
-        inputs = x[:, : self._width] if self._is_exact else place.take(x, self._width)
+        inputs = x[:, : self._width] if self._is_exact else layout.take(x, self._width)
         return (inputs if self._finish is None else self._finish(inputs)), after
 
     def _stateful(self, x: np.ndarray, state: Any) -> tuple[np.ndarray, Any]:
-        """The outputs, with padding, and the next state."""
-        part = self._part
-        outputs, after = self._network(x, self._place, state if part is None else state[part])
-        if part is not None:
-            after = {part: after}
-            for name, network in self._beside.items():
-                after[name] = network(x, self._place, state[name])[1]
+        """Returns the outputs, with padding, and the next state."""
+        key = self._state_key
+        outputs, after = self._network(x, self._layout, state if key is None else state[key])
+        if key is not None:
+            after = {key: after}
+            for name, network in self._state_networks.items():
+                after[name] = network(x, self._layout, state[name])[1]
         return outputs, after
 
 
 class SeparateForwards:
-    """The same for rows that are computed one part after another."""
+    """Several ArrayForwards, each for some of the rows, which run one after another."""
 
     def __init__(self, parts: Sequence[tuple[slice, ArrayForward]]):
-        """Takes the rows of each part, and its forward pass."""
+        """Combines forward passes, each with the rows that it computes."""
         self._parts = parts
         first = parts[0][1]
         self.in_width, self.num_inputs, self.is_stateful = first.in_width, first.num_inputs, first.is_stateful
         self._rows = parts[-1][0].stop
 
     def load(self) -> None:
-        """As ArrayForward."""
+        """Copies the current parameters."""
         for forward in {id(forward): forward for _, forward in self._parts}.values():
             forward.load()
 
-    def takes(self, observations: Any) -> bool:
-        """As ArrayForward."""
+    def accepts(self, observations: Any) -> bool:
+        """Whether observations have the type and shape that the modules were built for."""
         return (
             type(observations) is np.ndarray
             and len(observations) == self._rows
-            and all(forward.takes(observations[rows]) for rows, forward in self._parts)
+            and all(forward.accepts(observations[rows]) for rows, forward in self._parts)
         )
 
     def __call__(self, observations: np.ndarray, state: Any = None) -> tuple[np.ndarray, Any]:
-        """As ArrayForward."""
+        """Returns ``action_dist_inputs`` and the next state, as ArrayForward does."""
         found = [forward(observations[rows], _sliced(state, rows)) for rows, forward in self._parts]
         inputs = np.concatenate([inputs for inputs, _ in found])
         return inputs, None if state is None else _joined([after for _, after in found])
@@ -455,7 +456,7 @@ def _joined(states: Sequence[Tree]) -> Tree:
 
 
 def can_be_bound(rl_module: MultiRLModule) -> bool:
-    """Whether nobody has changed how modules are called, or watches what torch is called with."""
+    """Whether the modules are called as the library calls them, and no hook or trace watches torch."""
     if overrides_methods_of(rl_module, MultiRLModule, _UNRELATED) or has_hooks(rl_module):
         return False
     with torch.no_grad():  # as it is when acting
@@ -465,13 +466,13 @@ def can_be_bound(rl_module: MultiRLModule) -> bool:
 def bind_forward(
     rl_module: MultiRLModule, module_ids: Sequence[ModuleID], splits: Sequence[int]
 ) -> ArrayForward | SeparateForwards | None:
-    """The forward pass for acting on a group's rows; None if it takes more than is known here.
+    """Returns the forward pass for acting on a group's rows; None if the modules compute more than known layers.
 
-    It holds until somebody changes layers or hooks, or puts a parameter in the place of another one.
+    It is valid until layers, hooks or parameters are replaced.
 
     Args:
         rl_module: The modules.
-        module_ids: Those that have rows, in order.
+        module_ids: The modules that have rows, in order.
         splits: Module ``i`` has rows ``splits[i]:splits[i + 1]``.
     """
     if not can_be_bound(rl_module):
@@ -483,8 +484,8 @@ def bind_forward(
     if len({own.kind for own in layers}) == 1 and max(counts) * len(counts) <= min(splits[-1] + _SPARE_ROWS, BLOCK):
         bucket = rl_module.bucket_of(module_ids) if len(modules) > 1 else None
         is_whole = bucket is not None and bucket.module_ids == tuple(module_ids)
-        twin = _acting_layers(bucket.twin, counts[0]) if bucket is not None and is_whole else None
-        return ArrayForward(modules, layers, counts, twin)
+        stacked = _acting_layers(bucket.stacked_module, counts[0]) if bucket is not None and is_whole else None
+        return ArrayForward(modules, layers, counts, stacked)
     if len(modules) > _FEW:
         return None
     parts: list[tuple[slice, ArrayForward]] = []
@@ -499,7 +500,7 @@ def bind_forward(
 
 
 def _acting_layers(module: RLModule, rows: int) -> ActingLayers | None:
-    """What the module's class says, unless somebody has changed how any of it is called, or torch is faster."""
+    """Returns the module's acting layers; None if any of it is called in another way, or torch is faster."""
     space = module.observation_space
     if not isinstance(space, spaces.Box) or len(space.shape) != 1 or space.dtype not in (np.float32, np.float64):
         return None
@@ -508,18 +509,18 @@ def _acting_layers(module: RLModule, rows: int) -> ActingLayers | None:
         return None
     chain = module.acting_layers()
     states = module.acting_states()
-    beside = {name: own for name, own in states.items() if own}
-    part = next((name for name, own in states.items() if not own), None)
-    described = tuple(_described(own, rows) for own in (chain, *beside.values()))
-    if not chain or None in described or bool(beside) != (part is not None):
+    state_chains = {name: own for name, own in states.items() if own}
+    state_key = next((name for name, own in states.items() if not own), None)
+    described = tuple(_described(own, rows) for own in (chain, *state_chains.values()))
+    if not chain or None in described or bool(state_chains) != (state_key is not None):
         return None
     if module.is_stateful() != any(isinstance(layer, RecurrentLayer) for layer in chain):
         return None
-    return ActingLayers(chain, beside, part, (type(module).acting_outputs, described, tuple(beside)))
+    return ActingLayers(chain, state_chains, state_key, (type(module).acting_outputs, described, tuple(state_chains)))
 
 
 def _described(chain: Chain, rows: int) -> tuple[Any, ...] | None:
-    """The kind of a chain; None if it cannot be bound for so many rows."""
+    """Returns the kind of a chain; None if it cannot be bound for this number of rows."""
     found: list[Any] = []
     num_cells = 0
     for layer in chain:
@@ -544,7 +545,7 @@ def _described(chain: Chain, rows: int) -> tuple[Any, ...] | None:
 
 
 def _used(layer: MLP | RecurrentLayer) -> list[nn.Parameter]:
-    """The parameters that are read."""
+    """Returns the parameters that a forward pass reads."""
     return list(layer.layers.parameters()) if isinstance(layer, MLP) else list(layer.parameters())
 
 

@@ -1,6 +1,6 @@
 """Linear layers and activations in numpy, over the memory of torch parameters.
 
-For small batches without gradients on the CPU, where the way through torch's calls takes longer than the arithmetic.
+They are for small batches without gradients on the CPU, for which torch's calls take longer than the arithmetic.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from torch.autograd import forward_ad
 from torch.nn.modules import module as torch_module
 
 BLOCK = 2048
-"""So many rows at a time are computed, so that what lies between layers stays in the cache."""
+"""The number of rows that are computed at a time, so that the values between layers stay in the cache."""
 
 _TILES = (4, 6, 8, 12, 14, 16, 24, 32, 48)
 
 Activation = Callable[[np.ndarray, np.ndarray], Any]
-"""Of an array, written to another one."""
+"""A function of an array, which writes its result to a second array."""
 
 
 def _relu(x: np.ndarray, out: np.ndarray) -> None:
@@ -48,31 +48,31 @@ def _identity(x: np.ndarray, out: np.ndarray) -> None:
 
 
 NUMPY_ACTIVATIONS: dict[type[nn.Module], Activation] = {nn.Tanh: np.tanh, nn.ReLU: _relu}
-"""Those that numpy computes in a module's own forward pass."""
+"""The activations that numpy computes in a module's forward pass."""
 BOUND_ACTIVATIONS: dict[type[nn.Module], Activation] = {
     **NUMPY_ACTIVATIONS,
     nn.SiLU: _silu,
     nn.ELU: _elu,
     nn.Identity: _identity,
 }
-"""Those that can be bound for acting, where a call of torch would cost more than the arithmetic."""
+"""The activations that can be bound for acting, for which a call of torch would cost more than the arithmetic."""
 
 
 def is_watched() -> bool:
-    """Whether somebody has to see what torch is called with, so that numpy must not compute in its place. A hot path.
+    """Whether torch must see its operations, so that numpy must not compute instead.
 
-    That is so for gradients, and for whatever ``is_recorded`` looks for.
+    This is the case if gradients are enabled, and in the cases of ``is_recorded``.
     """
     return is_recorded() or torch.is_grad_enabled()
 
 
 def is_recorded() -> bool:
-    """Whether somebody but autograd has to see each operation of torch. A hot path.
+    """Whether something other than autograd must see each operation of torch.
 
-    That is so for gradients in forward mode, for the transforms of ``torch.func`` such as ``vmap``, while
-    ``torch.jit.trace``, ``torch.export``, ``torch.compile`` or an ONNX export record what is computed, under modes such
-    as ``FakeTensorMode``, and for hooks on the calls of all modules. Tensors of subclasses are another matter: whoever
-    asks looks at the types of the tensors, too.
+    This is the case for gradients in forward mode, for the transforms of ``torch.func`` such as ``vmap``, while
+    ``torch.jit.trace``, ``torch.export``, ``torch.compile`` or an ONNX export record operations, under modes such as
+    ``FakeTensorMode``, and for hooks on the calls of all modules. The function does not check for subclasses of Tensor;
+    callers check the types of their tensors themselves.
     """
     if torch.compiler.is_compiling():
         return True
@@ -90,13 +90,13 @@ def is_recorded() -> bool:
 
 
 class ArrayLayer(NamedTuple):
-    """A linear layer, or ``M`` of one shape, and what follows.
+    """A linear layer, or ``M`` stacked layers of one shape, with an activation.
 
     Attributes:
         weight: ``[in, out]`` or ``[M, in, out]``.
         bias: ``[out]`` or ``[M, 1, out]``.
-        activation: Of the outputs, in place; None for none.
-        is_stacked: Whether there are ``M`` of them.
+        activation: Changes the outputs in place; None for none.
+        is_stacked: Whether there are ``M`` layers.
     """
 
     weight: np.ndarray
@@ -106,16 +106,16 @@ class ArrayLayer(NamedTuple):
 
     @classmethod
     def over(cls, weight: np.ndarray, bias: np.ndarray, activation: Activation | None) -> ArrayLayer:
-        """Of weights ``[..., out, in]`` and biases ``[..., out]`` as torch has them; shares their memory."""
+        """Returns a layer that shares the memory of torch's ``[..., out, in]`` weight and ``[..., out]`` bias."""
         is_stacked = weight.ndim == 3
         return cls(weight.swapaxes(-1, -2), bias[:, None] if is_stacked else bias, activation, is_stacked)
 
 
 def run_layers(x: np.ndarray, layers: Sequence[ArrayLayer]) -> np.ndarray:
-    """``[..., out]`` of ``[..., B, in]``, for stacked layers of ``[M, B, in]``. A hot path.
+    """Returns ``[..., B, out]`` outputs of ``[..., B, in]`` rows, for stacked layers of ``[M, B, in]`` rows.
 
-    Without stacked layers, what comes of one of several rows depends on nothing but the row and its place within a
-    tile, to the last bit; see ``tile_rows``.
+    Without stacked layers, the output of each of several rows depends only on the row and its position in a tile, to
+    the last bit; see ``tile_rows``.
     """
     rows, is_stacked = x.shape[-2], any(layer.is_stacked for layer in layers[:1])
     tile = tile_rows() if x.ndim == 2 and rows > 1 and not is_stacked else 1
@@ -142,7 +142,7 @@ def _run_layers(x: np.ndarray, layers: Sequence[ArrayLayer], tile: int) -> np.nd
 
 @cache
 def row_tile() -> int:
-    """As ``tile_rows``, for weights that lie as they are multiplied, with multiples of 16 outputs: at least 4."""
+    """Returns ``tile_rows`` for contiguous ``[in, out]`` weights with multiples of 16 outputs, at least 4."""
     rng = np.random.default_rng(0)
     shapes = [(3, 64), (8, 64), (64, 64), (64, 16), (200, 256), (100, 112)]
     for tile in (4, *_TILES[1:]):
@@ -155,11 +155,11 @@ def row_tile() -> int:
 
 @cache
 def tile_rows() -> int:
-    """How many rows a matrix product deals with at a time.
+    """Returns the number of rows that a matrix product computes at a time.
 
-    A product goes through its rows in tiles, of a size that depends on the processor and the library. Rows in a tile
-    come out the same, bit for bit, whatever other tiles there are; those that are left over take another path, which
-    rounds otherwise. The size is found by trying; 1 if it is none of the usual ones.
+    A product computes its rows in tiles, whose size depends on the processor and the library. The results of a full
+    tile do not depend on the other tiles, to the last bit. The rows that are left over are computed in another way,
+    which rounds differently. The size is found by experiment; it is 1 if it is none of the usual sizes.
     """
     rng = np.random.default_rng(0)
     for tile in _TILES:

@@ -1,4 +1,4 @@
-"""Forward passes for training with their gradients in closed form: what an update computes without autograd.
+"""Forward passes for training with gradients in closed form, which need no autograd.
 
 Small networks spend more time in autograd's bookkeeping than in arithmetic.
 """
@@ -21,7 +21,7 @@ from marl_connectors.rl_module.rl_module import RLModule, without_forbidden_acti
 
 _CHAINS = (MLP, Encoder)
 _PARTS = (FlatPart, OneHotPart)
-"""What turns observations into vectors without parameters."""
+"""The layers without parameters that turn observations into vectors."""
 _UNRELATED = frozenset(
     {
         "__init__",
@@ -40,7 +40,7 @@ _UNRELATED = frozenset(
         "__repr__",
     }
 )
-"""Methods that a forward pass for training does not go through, or that are called all the same."""
+"""Methods that a forward pass for training does not call, or that a closed forward pass calls, too."""
 
 
 _KINDS = (Tensor, torch.nn.Parameter)
@@ -48,7 +48,7 @@ _DTYPES = (torch.float32, torch.float64)
 
 
 def are_plain(tensors: Sequence[Any]) -> bool:
-    """Whether these are ordinary tensors on the CPU, all in single or all in double precision. A hot path."""
+    """Whether these are ordinary tensors on the CPU, all in single or all in double precision."""
     if not tensors:
         return False
     dtype = getattr(tensors[0], "dtype", None)
@@ -62,9 +62,9 @@ class Activation(NamedTuple):
     """An elementwise function with its derivative.
 
     Attributes:
-        run: The function of ``[..., n]`` values; may write over them unless ``keeps_input``.
-        backward: Of the gradient of its outputs, and of what was kept, to the gradient of its inputs.
-        keeps_input: Whether the derivative is worked out from the inputs; else from the outputs.
+        run: The function of ``[..., n]`` values. It may overwrite them unless ``keeps_input``.
+        backward: From the gradient of its outputs and the kept values to the gradient of its inputs.
+        keeps_input: Whether the derivative is computed from the inputs, so that these are kept; else from the outputs.
     """
 
     run: Callable[[Tensor], Tensor]
@@ -82,7 +82,7 @@ _ACTIVATIONS: dict[type[nn.Module], Activation | None] = {
     nn.SiLU: Activation(F.silu, torch.ops.aten.silu_backward, keeps_input=True),
     nn.Identity: None,
 }
-"""Those that are known here; none of them has settings."""
+"""The activations with closed forms; none of them has settings."""
 
 
 def _layer(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -94,11 +94,11 @@ def _layer(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 def stack_forward(
     x: Tensor, activations: Sequence[Activation | None], parameters: Sequence[Tensor]
 ) -> tuple[Tensor, list[Tensor], list[Tensor | None]]:
-    """The outputs of layers, their inputs, and what each activation keeps for its derivative. A hot path.
+    """Returns the outputs of layers, their inputs, and the values that each activation keeps for its derivative.
 
     Args:
         x: ``[B, in]`` or ``[M, B, in]``.
-        activations: What follows each layer; None for nothing.
+        activations: The activation after each layer; None for none.
         parameters: The weight ``[out, in]`` (or ``[M, out, in]``) and bias ``[out]`` (or ``[M, out]``) of each layer.
     """
     inputs: list[Tensor] = []
@@ -121,16 +121,16 @@ def stack_backward(
     wanted: Sequence[bool],
     out: Sequence[Tensor | None] | None = None,
 ) -> tuple[Tensor | None, list[Tensor | None]]:
-    """The gradients of the first layer's inputs and of the parameters; None where they are not wanted. A hot path.
+    """Returns the gradients of the first layer's inputs and of the parameters; None for those that are not wanted.
 
     Args:
-        gradient: Of the last layer's outputs.
-        activations: As ``stack_forward`` was given.
-        parameters: As ``stack_forward`` was given.
-        inputs: What ``stack_forward`` gave.
-        kept: What ``stack_forward`` gave.
-        wanted: First for the inputs, then for each parameter.
-        out: Where the gradients of the parameters are written to; None for new tensors.
+        gradient: The gradient of the last layer's outputs.
+        activations: The same argument of ``stack_forward``.
+        parameters: The same argument of ``stack_forward``.
+        inputs: The inputs that ``stack_forward`` returned.
+        kept: The kept values that ``stack_forward`` returned.
+        wanted: Which gradients are wanted: first that of the inputs, then that of each parameter.
+        out: Memory for the gradients of the parameters; None for new tensors.
     """
     is_stacked = gradient.dim() == 3
     product = torch.bmm if is_stacked else torch.mm
@@ -158,11 +158,11 @@ class _Chain:
     """MLPs one after another, with the memory of their gradients."""
 
     def __init__(self, mlps: Sequence[MLP], gradients: Mapping[Tensor, Tensor | None]):
-        """Binds.
+        """Binds the layers.
 
         Args:
-            mlps: At least one layer in all.
-            gradients: Where the gradient of each parameter is written to; None for a frozen one.
+            mlps: MLPs with at least one layer together.
+            gradients: Memory for the gradient of each parameter; None for a frozen one.
         """
         self.mlps = mlps
         self.activations: list[Activation | None] = []
@@ -180,24 +180,24 @@ class _Chain:
         self._kept: tuple[list[Tensor], list[Tensor | None]] = [], []
 
     def forward(self, rows: Tensor) -> Tensor:
-        """``[..., out]`` of ``[..., in]``. A hot path."""
+        """Returns ``[..., out]`` outputs of ``[..., in]`` rows."""
         outputs, inputs, kept = stack_forward(rows, self.activations, self.parameters)
         self._kept = inputs, kept
         return outputs
 
     def backward(self, gradient: Tensor, *, to_inputs: bool = False) -> Tensor | None:
-        """Writes the gradients of the parameters; gives those of the inputs if asked. A hot path."""
+        """Writes the gradients of the parameters. Returns those of the inputs if ``to_inputs``."""
         (inputs, kept), self._kept = self._kept, ([], [])
         wanted = (to_inputs, *self._wanted)
         return stack_backward(gradient, self.activations, self.parameters, inputs, kept, wanted, self._out)[0]
 
 
 class Outputs(NamedTuple):
-    """What a closed loss is computed of.
+    """The outputs that a closed loss is computed from.
 
     Attributes:
-        inputs: ``action_dist_inputs``, ``[B, n]`` or ``[M, B, n]``; without those of forbidden actions.
-        values: Value estimates, ``[B]`` or ``[M, B]``; None if nobody wants them.
+        inputs: ``action_dist_inputs``, ``[B, n]`` or ``[M, B, n]``, with action masks applied.
+        values: Value estimates, ``[B]`` or ``[M, B]``; None if they are not wanted.
     """
 
     inputs: Tensor
@@ -208,16 +208,16 @@ class ClosedForward:
     """``forward_train`` and ``compute_values`` of a module, or of ``M`` stacked ones, with their gradients.
 
     A minibatch of a small network takes half as long as with autograd, whose bookkeeping costs as much as the
-    arithmetic. Bound to the layers of ``RLModule.training_layers``, for as long as these and their parameters stay
-    where they are.
+    arithmetic. The object is bound to the layers of ``RLModule.training_layers``. It is valid until layers or
+    parameters are replaced.
     """
 
     def __init__(self, module: RLModule, gradients: Mapping[Tensor, Tensor | None], *, with_values: bool):
-        """Binds.
+        """Binds the layers of a module.
 
         Args:
-            module: One that ``can_be_closed``; the twin of a bucket for several.
-            gradients: Where the gradient of each parameter is written to; None for a frozen one.
+            module: A module for which ``can_be_closed`` is True. For several modules, their stacked module.
+            gradients: Memory for the gradient of each parameter; None for a frozen one.
             with_values: Whether values are wanted.
         """
         layers = module.training_layers()
@@ -237,7 +237,7 @@ class ClosedForward:
         self._unused = [of for parameter, of in gradients.items() if of is not None and parameter not in used]
 
     def __call__(self, columns: Mapping[str, Any]) -> Outputs | None:
-        """The outputs of a minibatch; None where its observations are not what the layers read. A hot path."""
+        """Returns the outputs of a minibatch; None if the layers were not built for its observations."""
         first = self._policy if self._shared is None else self._shared
         rows = self._rows(first, columns[Columns.OBS])
         if rows is None:
@@ -255,8 +255,8 @@ class ClosedForward:
         return Outputs(inputs, self._values.forward(of_values)[..., 0])
 
     def backward(self, of_inputs: Tensor, of_values: Tensor | None) -> None:
-        """Writes the gradients of all parameters, of those of the last outputs. A hot path."""
-        for of_unused in self._unused:  # whatever has been made of them since
+        """Writes the gradients of all parameters, given the gradients of the last outputs."""
+        for of_unused in self._unused:  # clipping or a user's code may have changed them
             of_unused.zero_()
         of_shared = self._policy.backward(self._before_inputs(of_inputs), to_inputs=self._shared is not None)
         if self._values is not None and of_values is not None:
@@ -267,14 +267,14 @@ class ClosedForward:
             self._shared.backward(of_shared)
 
     def _rows(self, chain: _Chain, observations: Any) -> Tensor | None:
-        """What a chain reads, if it is what it was built for."""
+        """Returns the rows that a chain reads; None if it was not built for such observations."""
         rows = chain.mlps[0].flat(observations)
         rank = chain.parameters[0].dim()
         if type(rows) is not Tensor or rows.dtype is not self._dtype or rows.dim() != rank or not rows.is_cpu:
             return None
         return rows if rows.shape[-1] == chain.num_inputs and rows.shape[-2] else None
 
-    # From the outputs of the policy head to action_dist_inputs. Where that is any work, autograd differentiates it.
+    # From the outputs of the policy head to action_dist_inputs. If these differ, autograd differentiates the step.
 
     def _after_policy(self, outputs: Tensor, columns: Mapping[str, Any]) -> Tensor:
         mask = columns[Columns.ACTION_MASK] if self._is_masked and Columns.ACTION_MASK in columns else None
@@ -305,7 +305,7 @@ class ClosedForward:
 
 
 def can_be_closed(module: RLModule) -> bool:
-    """Whether a module computes what its ``training_layers`` say when it is trained, and nobody watches its layers."""
+    """Whether training a module computes only its ``training_layers``, and no hook or trace watches them."""
     says = next(cls for cls in type(module).__mro__ if "training_layers" in vars(cls))
     if overrides_methods_of(module, says, _UNRELATED) or module.is_stateful() or is_recorded():
         return False

@@ -27,7 +27,7 @@ from marl_connectors.validators import (
 
 
 def _initializer_name(name: Any) -> str:
-    from marl_connectors.rl_module.initializers import INITIALIZERS  # which needs torch
+    from marl_connectors.rl_module.layers import INITIALIZERS  # which needs torch
 
     found = text().keep(name)
     if found.removesuffix("_") + "_" not in INITIALIZERS:

@@ -1,7 +1,8 @@
-"""From observations of any space to the numbers that the heads of a module read."""
+"""Encoders, which turn observations of any space into the vectors that the heads of a module read."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,32 +10,35 @@ import torch
 from gymnasium import Space, spaces
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import is_fake
+from torch.nn import functional as F
 
 from marl_connectors.errors import ModuleError
-from marl_connectors.rl_module.conv_layers import CNN, default_filters
-from marl_connectors.rl_module.default_model_config import DefaultModelConfig
-from marl_connectors.rl_module.initializers import Initializers
-from marl_connectors.rl_module.layers import MLP
-from marl_connectors.rl_module.recurrent_layers import GRU, LSTM, RecurrentLayer
+from marl_connectors.rl_module.default_model_config import CONV_FILTERS, DefaultModelConfig
+from marl_connectors.rl_module.layers import GRU, LSTM, MLP, Initializers, RecurrentLayer, make_activation
 from marl_connectors.spaces import byte_scale, describe
+
+_GROUPED_SIZE = 4096
+"""The largest image, in numbers, for which the CPU convolves the images of several modules faster together."""
+_SMALL = 7
+"""Default filters halve an image until it has at most this number of rows and columns."""
 
 
 class Encoder(MLP):
-    """The hidden layers over an observation: each part of it as a vector, side by side, and an MLP over all of them.
+    """The hidden layers over an observation: each part becomes a vector, and an MLP reads all vectors side by side.
 
-    Images go through convolutions, Discrete and MultiDiscrete parts become one-hot vectors, all else is flattened as it
-    is; whole numbers of 8 bits are scaled to [0, 1]. Observations have any leading axes: ``[B, ...]``, ``[B, T, ...]``,
-    and with stacked parameters ``[M, B, ...]``.
+    Images pass through convolutions, Discrete and MultiDiscrete parts become one-hot vectors, and all other parts are
+    flattened. Whole numbers of 8 bits are scaled to [0, 1]. Observations have any leading axes: ``[B, ...]``,
+    ``[B, T, ...]``, and with stacked parameters ``[M, B, ...]``.
 
     Attributes:
-        parts: What turns each part of the observation into a vector; see ``parts_of``.
+        parts: The layers that turn each part of the observation into a vector.
     """
 
     def __init__(self, space: Space, config: DefaultModelConfig):
         """Builds the layers.
 
         Args:
-            space: Of observations: Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of such.
+            space: The observation space: Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of these.
             config: Sizes, activations and initializers.
 
         Raises:
@@ -53,7 +57,7 @@ class Encoder(MLP):
         self._is_plain = self._paths == [()]
 
     def flat(self, x: Any) -> Tensor:
-        """The parts of an observation, which may be a tree of tensors, as vectors side by side."""
+        """Returns the parts of an observation, which may be a tree of tensors, as vectors side by side."""
         parts: Any = self._modules["parts"]
         encoders = parts._modules.values()
         if self._is_plain:
@@ -69,7 +73,7 @@ class Encoder(MLP):
 
 
 class FlatPart(nn.Module):
-    """Numbers as they are, side by side; whole numbers of 8 bits are scaled to [0, 1]."""
+    """Flattens numbers to a vector. Whole numbers of 8 bits are scaled to [0, 1]."""
 
     def __init__(self, space: Space):
         super().__init__()
@@ -86,7 +90,7 @@ class FlatPart(nn.Module):
 
 
 class OneHotPart(nn.Module):
-    """One-hot vectors of whole numbers, side by side."""
+    """Turns whole numbers into one-hot vectors side by side."""
 
     def __init__(self, space: spaces.Discrete | spaces.MultiDiscrete):
         super().__init__()
@@ -102,7 +106,7 @@ class OneHotPart(nn.Module):
         if numbers.device != x.device:
             numbers, component = numbers.to(x.device), component.to(x.device)
             is_traced = torch.compiler.is_compiling() or torch._C._is_tracing() or is_fake(numbers)
-            if not is_traced:  # else they mean nothing outside of the trace
+            if not is_traced:  # tensors made in a trace are not valid outside of it
                 self._table = numbers, component
         spread = x.flatten(-self._rank)[..., component] if self._rank else x.unsqueeze(-1)
         return (spread == numbers).float()
@@ -112,11 +116,106 @@ def _counts(space: spaces.Discrete | spaces.MultiDiscrete) -> Any:
     return space.n if isinstance(space, spaces.Discrete) else space.nvec
 
 
-class ImagePart(nn.Module):
-    """Convolutions over an image: ``(height, width, channels)``, ``(height, width)``, or channels first.
+class Conv2d(nn.Conv2d):
+    """``torch.nn.Conv2d`` over ``[B, C, H, W]`` that also accepts stacked weights for ``[M, B, C, H, W]``.
 
-    The channels are first where that axis is at most a quarter of either other one. Whole numbers of 8 bits are scaled
-    to [0, 1].
+    Images of ``image_size``, ``(H, W)``, are padded with zeros so that an output has ``ceil(size / stride)`` rows and
+    columns.
+    """
+
+    def __init__(self, channels: int, out: int, kernel: Any, stride: Any, image_size: tuple[int, int]):
+        super().__init__(channels, out, kernel, stride)
+        self._padding = [*self._pads(image_size[1], 1), *self._pads(image_size[0], 0)]
+
+    def forward(self, input: Tensor) -> Tensor:
+        input = F.pad(input, self._padding)
+        weight, bias = self.weight, self.bias
+        assert bias is not None
+        if weight.dim() == 4:
+            return F.conv2d(input, weight, bias, self.stride)
+        if input.is_cpu and input[0, 0].numel() > _GROUPED_SIZE:
+            each = zip(input, weight, bias, strict=True)
+            return torch.stack([F.conv2d(x, own, own_bias, self.stride) for x, own, own_bias in each])
+        side_by_side = input.transpose(0, 1).flatten(1, 2)  # [B, M * C, H, W]
+        outputs = F.conv2d(side_by_side, weight.flatten(0, 1), bias.flatten(), self.stride, groups=len(weight))
+        return outputs.unflatten(1, (len(weight), -1)).transpose(0, 1)
+
+    def _pads(self, size: int, axis: int) -> tuple[int, int]:
+        kernel, stride = self.kernel_size[axis], self.stride[axis]
+        missing = max((-(-size // stride) - 1) * stride + kernel - size, 0)
+        return missing // 2, missing - missing // 2
+
+
+class CNN(nn.Module):
+    """Convolutions with an activation after each; the result is flat.
+
+    Attributes:
+        output_dim: The number of outputs for an image.
+    """
+
+    def __init__(
+        self,
+        image_shape: tuple[int, int, int],
+        filters: Sequence[Any],
+        activation: str = "relu",
+        initializers: Initializers | None = None,
+    ):
+        """Builds the layers.
+
+        Args:
+            image_shape: ``(height, width, channels)``.
+            filters: ``[channels, kernel, stride]`` for each layer; kernel and stride may be pairs (height, width).
+            activation: A key of ``ACTIVATIONS``.
+            initializers: Fill the weights and biases; None for orthogonal weights and biases of 0.
+        """
+        super().__init__()
+        height, width, channels = image_shape
+        layers = []
+        for out, *sizes in CONV_FILTERS.check(filters, "CNN", "conv_filters"):
+            kernel, stride = ((size, size) if isinstance(size, int) else size for size in sizes)
+            layers.append(Conv2d(channels, out, kernel, stride, (height, width)))
+            channels, height, width = out, -(-height // stride[0]), -(-width // stride[1])
+        self.layers = nn.ModuleList(layers)
+        self.activation = make_activation(activation)
+        self.output_dim = channels * height * width
+        initializers = initializers or Initializers()
+        for layer in layers:
+            initializers.fill_weight(layer.weight)
+            initializers.fill_bias(layer.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns ``[..., output_dim]`` of ``[..., C, H, W]`` images. If stacked, the first axis is the modules'."""
+        num_axes = 4 if next(self.parameters()).dim() == 4 else 5  # the axes of a layer's input
+        lead = x.shape[:-3]
+        if x.dim() != num_axes:
+            x = x.flatten(num_axes - 4, -4)
+        for layer in self.layers:
+            x = self.activation(layer(x))
+        return x.flatten(-3).reshape(*lead, self.output_dim)
+
+
+def default_filters(height: int, width: int) -> list[list[int]]:
+    """Returns ``[channels, kernel, stride]`` of convolutions that shrink images of that size.
+
+    >>> default_filters(84, 84)
+    [[16, 8, 4], [32, 4, 2], [64, 3, 2]]
+    >>> default_filters(3, 3)
+    [[16, 3, 1], [32, 3, 1]]
+    """
+    size, filters = max(height, width), []
+    while size > _SMALL or len(filters) < 2:
+        channels = min(16 << len(filters), 64)
+        stride = 1 if size <= _SMALL else 4 if size >= 64 and not filters else 2
+        filters.append([channels, {1: 3, 2: 4 if size > 16 else 3, 4: 8}[stride], stride])
+        size = -(-size // stride)
+    return filters
+
+
+class ImagePart(nn.Module):
+    """Applies convolutions to an image: ``(height, width, channels)``, ``(height, width)``, or channels first.
+
+    The channels are first if the first axis is at most a quarter of each of the others. Whole numbers of 8 bits are
+    scaled to [0, 1].
     """
 
     def __init__(self, space: spaces.Box, config: DefaultModelConfig):
@@ -144,7 +243,7 @@ class ImagePart(nn.Module):
 
 
 def is_image(space: Space) -> bool:
-    """Whether default modules convolve: a Box with rows, columns and channels, or rows and columns of uint8.
+    """Whether default modules use convolutions: for a Box with channels, or with two axes of uint8.
 
     >>> is_image(spaces.Box(0, 255, (84, 84, 3), np.uint8)), is_image(spaces.Box(0, 1, (84, 84)))
     (True, False)
@@ -157,7 +256,7 @@ def is_image(space: Space) -> bool:
 
 
 def _encoders(space: Space, config: DefaultModelConfig, path: tuple[Any, ...] = ()) -> list[tuple[tuple, Any]]:
-    """A module for each part of the observation that is no Dict or Tuple, with the way there."""
+    """Returns a layer for each part of the observation that is no Dict or Tuple, with the path to the part."""
     if isinstance(space, (spaces.Dict, spaces.Tuple)) and len(space.spaces):
         parts = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
         return [found for key, part in parts for found in _encoders(part, config, (*path, key))]
@@ -177,7 +276,7 @@ def _encoders(space: Space, config: DefaultModelConfig, path: tuple[Any, ...] = 
 
 
 def recurrent_layer(input_dim: int, config: DefaultModelConfig) -> RecurrentLayer | None:
-    """The LSTM or GRU that ``config`` asks for, if any."""
+    """Returns the LSTM or GRU that ``config`` selects, if any."""
     if config.use_lstm:
         return LSTM(input_dim, config.lstm_cell_size, Initializers.of(config, "lstm"))
     if config.use_gru:

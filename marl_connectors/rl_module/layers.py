@@ -1,22 +1,25 @@
 """Layers that run one module, or many modules of one shape at once.
 
-A layer whose parameters carry an extra first axis ``M`` computes ``M`` modules in one batched operation: ``[M, B, n]``
-in, ``[M, B, k]`` out. Without that axis it is an ordinary torch layer.
+A layer whose parameters have an additional first axis ``M`` computes ``M`` modules in one batched operation, from
+``[M, B, n]`` inputs to ``[M, B, k]`` outputs. Without that axis it is an ordinary torch layer.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from marl_connectors.columns import Columns
-from marl_connectors.errors import ModuleError, did_you_mean
+from marl_connectors.errors import ConfigError, ModuleError, did_you_mean
 from marl_connectors.rl_module.array_layers import (
     BOUND_ACTIVATIONS,
     NUMPY_ACTIVATIONS,
@@ -25,7 +28,6 @@ from marl_connectors.rl_module.array_layers import (
     is_watched,
     run_layers,
 )
-from marl_connectors.rl_module.initializers import Initializers
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "tanh": nn.Tanh,
@@ -37,14 +39,14 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "linear": nn.Identity,
 }
 _HOOKS = itemgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-"""What somebody wants to have called with a module, of its attributes."""
+"""Returns the hooks among a module's attributes."""
 _NUMPY_ROWS = {nn.Tanh: math.inf, nn.ReLU: 2048}
-"""Up to how many rows a forward pass without gradients is faster in numpy than in torch. Its calls cost less, and its
-tanh takes a tenth of the time."""
+"""The largest number of rows for which a forward pass without gradients is faster in numpy than in torch. Numpy's calls
+cost less, and its tanh takes a tenth of the time."""
 
 
 def make_activation(name: str) -> nn.Module:
-    """The activation of that name.
+    """Returns a new activation.
 
     Raises:
         ModuleError: If there is none.
@@ -54,8 +56,67 @@ def make_activation(name: str) -> nn.Module:
     return ACTIVATIONS[name]()
 
 
+INITIALIZERS = tuple(sorted(name for name in dir(nn.init) if name.endswith("_") and not name.startswith("_")))
+"""The names of initializers in ``torch.nn.init``."""
+
+
+@dataclass(frozen=True)
+class Initializers:
+    """The initializers of weights and biases: functions of a tensor, or names of functions in ``torch.nn.init``.
+
+    By default, weights are orthogonal with a gain of ``sqrt(2)``, and biases are 0. Engstrom et al. (2020),
+    arXiv:2005.12729, show why that matters for PPO.
+    """
+
+    kernel: str | Callable[..., Any] | None = None
+    kernel_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    bias: str | Callable[..., Any] | None = None
+    bias_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, config: Any, prefix: str) -> Initializers:
+        """Reads ``{prefix}_kernel_initializer`` and the related settings of a model config."""
+        found = [
+            getattr(config, f"{prefix}_{part}") for part in ("kernel_initializer", "kernel_initializer_kwargs")
+        ] + [getattr(config, f"{prefix}_{part}") for part in ("bias_initializer", "bias_initializer_kwargs")]
+        return cls(found[0], found[1] or {}, found[2], found[3] or {})
+
+    def fill_weight(self, weight: Tensor, gain: float = math.sqrt(2)) -> None:
+        """Fills an ``[out, in, ...]`` weight; ``gain`` applies to the default initializer."""
+        if self.kernel is None:
+            nn.init.orthogonal_(weight, gain)
+        else:
+            _fill(weight, self.kernel, self.kernel_kwargs)
+
+    def fill_bias(self, bias: Tensor) -> None:
+        """Fills an ``[out]`` bias."""
+        if self.bias is None:
+            nn.init.zeros_(bias)
+        else:
+            _fill(bias, self.bias, self.bias_kwargs)
+
+
+def _fill(tensor: Tensor, initializer: str | Callable[..., Any], kwargs: Mapping[str, Any]) -> None:
+    """Fills a tensor with an initializer. An error of a user's function is not changed; one of torch's is explained."""
+    if callable(initializer):
+        initializer(tensor, **kwargs)
+        return
+    name = initializer if initializer.endswith("_") else f"{initializer}_"
+    if name not in INITIALIZERS:
+        raise ConfigError(
+            f"model_config: torch.nn.init has no initializer {initializer!r}. {did_you_mean(name, INITIALIZERS)}"
+        )
+    try:
+        getattr(nn.init, name)(tensor, **kwargs)
+    except Exception as error:
+        raise ConfigError(
+            f"model_config: the initializer {name!r} with arguments {dict(kwargs)} fails for a tensor of shape "
+            f"{list(tensor.shape)}: {error}. Choose another one, or change its arguments."
+        ) from error
+
+
 class Linear(nn.Linear):
-    """``torch.nn.Linear`` that also takes stacked weights ``[M, out, in]`` with inputs ``[M, ..., in]``."""
+    """``torch.nn.Linear`` that also accepts stacked weights ``[M, out, in]`` with inputs ``[M, ..., in]``."""
 
     def forward(self, input: Tensor) -> Tensor:
         if self.weight.dim() == 2:
@@ -67,7 +128,7 @@ class Linear(nn.Linear):
 
 
 class LayerNorm(nn.LayerNorm):
-    """``torch.nn.LayerNorm`` over the last axis; also takes stacked weights ``[M, n]`` with inputs ``[M, ..., n]``."""
+    """``torch.nn.LayerNorm`` over the last axis that also accepts stacked weights ``[M, n]`` for ``[M, ..., n]``."""
 
     def forward(self, input: Tensor) -> Tensor:
         if self.weight.dim() == 1:
@@ -81,22 +142,22 @@ _PLAIN = (nn.Parameter, Tensor)
 
 
 class _Arrays(NamedTuple):
-    """An MLP's layers in numpy, and the tensors whose memory they share.
+    """An MLP's layers in numpy, and the parameters whose memory they share.
 
     Attributes:
-        layers: One after another.
-        parameters: Weight and bias of each.
-        places: Where in memory each of them is.
+        layers: The layers in order.
+        parameters: The weight and bias of each layer.
+        addresses: The memory address of each parameter.
     """
 
     layers: Sequence[ArrayLayer]
     parameters: Sequence[Tensor]
-    places: Sequence[int]
+    addresses: Sequence[int]
 
     @classmethod
     def over(cls, mlp: MLP, parameters: Sequence[Tensor]) -> _Arrays:
-        """Those over the parameters' memory as it is now."""
-        fixed = [parameter.detach() for parameter in parameters]  # whatever else is done to the parameters meanwhile
+        """Returns the layers over the current memory of the parameters."""
+        fixed = [parameter.detach() for parameter in parameters]  # keep their memory if the parameters change
         count = len(fixed) // 2
         layers = []
         for i, (weight, bias) in enumerate(zip(fixed[::2], fixed[1::2], strict=True)):
@@ -105,22 +166,22 @@ class _Arrays(NamedTuple):
         return cls(layers, list(parameters), [tensor.data_ptr() for tensor in fixed])
 
     def are_over(self, parameters: Sequence[Any]) -> bool:
-        """Whether these are the tensors, and are where they were. A hot path."""
+        """Whether these are the same parameters at the same addresses."""
         if len(parameters) != len(self.parameters):
             return False
-        for own, known, place in zip(parameters, self.parameters, self.places, strict=True):
-            if own is not known or own.data_ptr() != place:
+        for own, known, address in zip(parameters, self.parameters, self.addresses, strict=True):
+            if own is not known or own.data_ptr() != address:
                 return False
         return True
 
 
 class MLP(nn.Module):
-    """A stack of linear layers with an activation after each but, if asked, the last.
+    """Linear layers with an activation after each, or after each but the last.
 
-    A hot path: on the CPU, numpy computes batches without gradients where that is faster, on the weights' own memory.
+    On the CPU, numpy computes batches without gradients where that is faster, from the memory of the parameters.
     """
 
-    _remembered = frozenset({"_arrays"})
+    _cached_attributes = frozenset({"_arrays"})
 
     def __init__(
         self,
@@ -141,8 +202,8 @@ class MLP(nn.Module):
             activation: A key of ``ACTIVATIONS``.
             activate_last: Whether the activation also follows the last layer.
             last_gain: Scale of the last layer's orthogonal weights, if not that of the others (``sqrt(2)``).
-            initializers: How the weights and biases begin, if not orthogonal and at 0.
-            use_layernorm: Whether to normalise the outputs of each layer with an activation, before it.
+            initializers: Fill the weights and biases; None for orthogonal weights and biases of 0.
+            use_layernorm: Whether to normalise the outputs of each layer with an activation, before the activation.
         """
         super().__init__()
         self.input_dim = input_dim
@@ -168,7 +229,7 @@ class MLP(nn.Module):
             initializers.fill_bias(layer.bias)
 
     def flat(self, x: Any) -> Tensor:
-        """What the first layer reads: ``x`` itself, unless a subclass makes a vector of it."""
+        """Returns the input of the first layer: ``x`` itself, unless a subclass turns it into a vector."""
         return x
 
     def forward(self, x: Any) -> Tensor:
@@ -185,7 +246,7 @@ class MLP(nn.Module):
         return rows
 
     def _without_gradients(self, x: Tensor) -> Tensor | None:
-        """The outputs by numpy; None where torch is faster, or has to see to the tensors. A hot path."""
+        """Computes the outputs with numpy; returns None if torch is faster, or must compute them."""
         if self._numpy_activation is None or x.dtype is not torch.float32 or x.shape[-2] > self._numpy_rows:
             return None
         layers = self._array_layers()
@@ -197,14 +258,11 @@ class MLP(nn.Module):
 
     @property
     def _linear_layers(self) -> list[Linear]:
-        """Those that there are now."""
+        """The current linear layers."""
         return list(self._modules["layers"]._modules.values())  # type: ignore[union-attr,arg-type]
 
     def parameters_as_built(self) -> list[Any] | None:
-        """Weight and bias of each layer; None if somebody has put other layers in place of these, or hooks on them.
-
-        A hot path.
-        """
+        """Returns the weight and bias of each layer; None if layers were replaced, or have hooks."""
         parts: Any = self._modules
         activation, layers = parts["activation"], parts["layers"]._modules.values()
         if type(activation) is not self._own_activation:
@@ -221,11 +279,11 @@ class MLP(nn.Module):
         return parameters
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the arrays, which would be copies of the parameters in a copy."""
+        """Leaves out the arrays, which would not share memory with the parameters of a copy."""
         return {**vars(self), "_arrays": []}
 
     def can_be_bound(self, rows: int) -> bool:
-        """Whether numpy is to compute batches of so many rows without gradients on the CPU, and not torch."""
+        """Whether numpy should compute this number of rows without gradients on the CPU, instead of torch."""
         activation, limit = self.activation, _NUMPY_ROWS.get(type(self.activation), math.inf)
         if len(self.norms) or type(activation) not in BOUND_ACTIVATIONS or getattr(activation, "alpha", 1.0) != 1.0:
             return False
@@ -233,14 +291,14 @@ class MLP(nn.Module):
         return rows <= limit and parameters is not None and all(p is not None for p in parameters)
 
     def activation_after(self, layer: int) -> Activation | None:
-        """What follows a linear layer, in arrays."""
+        """Returns the array function after a linear layer; None for none."""
         is_active = self.activate_last or layer + 1 < len(self._linear_layers)
         return BOUND_ACTIVATIONS[type(self.activation)] if is_active else None
 
     def _array_layers(self) -> Sequence[ArrayLayer] | None:
-        """The layers over the parameters that there are now; None where torch has to see to layers or parameters.
+        """Returns array layers over the current parameters; None if torch must compute the layers.
 
-        What is remembered is put in its place as a whole, so that threads may ask at the same time.
+        The cached layers are replaced as a whole, so that several threads may call this at the same time.
         """
         parameters = self.parameters_as_built()
         if parameters is None:
@@ -254,17 +312,132 @@ class MLP(nn.Module):
         return found.layers
 
 
+State = Mapping[str, Tensor]
+
+
+class RecurrentLayer(nn.Module):
+    """One recurrent layer over ``[B, T, n]`` sequences, or ``[M, B, T, n]`` if its weights are stacked.
+
+    Weights have the names and shapes of ``torch.nn.LSTM`` and ``torch.nn.GRU``; each gate's part starts orthogonal.
+    """
+
+    _num_gates: int
+
+    def __init__(self, input_dim: int, size: int, initializers: Initializers | None = None):
+        super().__init__()
+        self.size = size
+        gates = self._num_gates * size
+        self.weight_ih_l0 = nn.Parameter(torch.empty(gates, input_dim))
+        self.weight_hh_l0 = nn.Parameter(torch.empty(gates, size))
+        self.bias_ih_l0 = nn.Parameter(torch.empty(gates))
+        self.bias_hh_l0 = nn.Parameter(torch.empty(gates))
+        initializers = initializers or Initializers()
+        with torch.no_grad():
+            for weight in (self.weight_ih_l0, self.weight_hh_l0):
+                for gate in weight.chunk(self._num_gates):
+                    initializers.fill_weight(gate, 1.0)
+            initializers.fill_bias(self.bias_ih_l0)
+            initializers.fill_bias(self.bias_hh_l0)
+
+    def forward(self, x: Tensor, state: State) -> tuple[Tensor, dict[str, Tensor]]:
+        """Returns the outputs of each step, ``[..., T, size]``, and the state after the last step.
+
+        Args:
+            x: ``[B, T, n]`` or ``[M, B, T, n]``.
+            state: The state before the first step, ``[B, size]`` or ``[M, B, size]`` each.
+        """
+        weights: list[Tensor] = [self.weight_ih_l0, self.weight_hh_l0, self.bias_ih_l0, self.bias_hh_l0]
+        if weights[0].dim() == 3:
+            return self._in_steps(x, state, weights)
+        if x.is_cpu:
+            return self._at_once(x, {key: leaf.unsqueeze(0).contiguous() for key, leaf in state.items()}, weights)
+        # cuDNN needs all weights in one block of memory, but here the bucket holds them.
+        return self._alone_in_steps(x, state, weights)
+
+    def _alone_in_steps(self, x: Tensor, state: State, weights: list[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        stacked = {key: leaf.unsqueeze(0) for key, leaf in state.items()}
+        outputs, after = self._in_steps(x.unsqueeze(0), stacked, [weight.unsqueeze(0) for weight in weights])
+        return outputs.squeeze(0), {key: leaf.squeeze(0) for key, leaf in after.items()}
+
+    def _in_steps(self, x: Tensor, state: State, weights: list[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """One step after another, for all of ``M`` layers at once."""
+        of_input, of_memory, bias, memory_bias = weights
+        rows = torch.baddbmm(bias.unsqueeze(-2), x.flatten(1, 2), of_input.transpose(-1, -2))
+        outputs, now = [], dict(state)
+        for gates in rows.unflatten(1, x.shape[1:3]).unbind(2):
+            remembered = torch.baddbmm(memory_bias.unsqueeze(-2), now["h"], of_memory.transpose(-1, -2))
+            now = self._step(gates, remembered, now)
+            outputs.append(now["h"])
+        return torch.stack(outputs, 2), now
+
+    @abstractmethod
+    def initial_state(self) -> dict[str, np.ndarray]:
+        """Returns ``[size]`` zeros for each entry of the state, of which ``h`` is the output."""
+
+    @abstractmethod
+    def _step(self, gates: Tensor, remembered: Tensor, state: State) -> dict[str, Tensor]:
+        """Returns the next state.
+
+        Args:
+            gates: ``[M, B, gates]`` gates, as far as they are computed from the input.
+            remembered: ``[M, B, gates]`` gates, as far as they are computed from the state.
+            state: The state, ``[M, B, size]`` each.
+        """
+
+    @abstractmethod
+    def _at_once(self, x: Tensor, state: State, weights: list[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """All steps of one layer in a single call, from states ``[1, B, size]``."""
+
+
+class LSTM(RecurrentLayer):
+    """The layer of ``torch.nn.LSTM``; the state is ``{"h": ..., "c": ...}``."""
+
+    _num_gates = 4
+
+    def initial_state(self) -> dict[str, np.ndarray]:
+        return {"h": np.zeros(self.size, np.float32), "c": np.zeros(self.size, np.float32)}
+
+    def _step(self, gates: Tensor, remembered: Tensor, state: State) -> dict[str, Tensor]:
+        write, keep, new, read = (gates + remembered).chunk(4, -1)
+        c = keep.sigmoid() * state["c"] + write.sigmoid() * new.tanh()
+        return {"h": read.sigmoid() * c.tanh(), "c": c}
+
+    def _at_once(self, x: Tensor, state: State, weights: list[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        before = (state["h"], state["c"])
+        outputs, h, c = torch.lstm(x, before, weights, True, 1, 0.0, torch.is_grad_enabled(), False, True)
+        return outputs, {"h": h.squeeze(0), "c": c.squeeze(0)}
+
+
+class GRU(RecurrentLayer):
+    """The layer of ``torch.nn.GRU``; the state is ``{"h": ...}``."""
+
+    _num_gates = 3
+
+    def initial_state(self) -> dict[str, np.ndarray]:
+        return {"h": np.zeros(self.size, np.float32)}
+
+    def _step(self, gates: Tensor, remembered: Tensor, state: State) -> dict[str, Tensor]:
+        reset, keep, new = gates.chunk(3, -1)
+        reset_h, keep_h, new_h = remembered.chunk(3, -1)
+        keep = (keep + keep_h).sigmoid()
+        return {"h": (1 - keep) * (new + (reset + reset_h).sigmoid() * new_h).tanh() + keep * state["h"]}
+
+    def _at_once(self, x: Tensor, state: State, weights: list[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        outputs, h = torch.gru(x, state["h"], weights, True, 1, 0.0, torch.is_grad_enabled(), False, True)
+        return outputs, {"h": h.squeeze(0)}
+
+
 class TrainingLayers(NamedTuple):
-    """What a module computes when it is trained; see ``RLModule.training_layers``.
+    """The layers that a module computes when it is trained; see ``RLModule.training_layers``.
 
     Attributes:
-        policy: The MLPs that lead from ``obs`` (or from the outputs of ``shared``) to the outputs of the policy head.
-        values: Those that lead from the column ``values_read`` (or from the outputs of ``shared``) to one number, the
-            value estimate.
-        shared: Those before both, which read ``obs``; none if the two have nothing in common.
-        values_read: The column that ``values`` reads where nothing is shared.
-        to_inputs: Makes ``action_dist_inputs`` of the policy head's outputs and ``log_std``; None if they are the same.
-        log_std: A parameter for ``to_inputs``, if there is one.
+        policy: The MLPs from ``obs`` (or from the outputs of ``shared``) to the outputs of the policy head.
+        values: The MLPs from the column ``values_read`` (or from the outputs of ``shared``) to the value estimate.
+        shared: The MLPs before both, which read ``obs``; empty if the two share no layers.
+        values_read: The column that ``values`` reads if no layers are shared.
+        to_inputs: Turns the policy head's outputs and ``log_std`` into ``action_dist_inputs``; None if the outputs are
+            the ``action_dist_inputs``.
+        log_std: A parameter for ``to_inputs``; None for none.
     """
 
     policy: Sequence[MLP]

@@ -1,4 +1,4 @@
-"""A batch in columns as one dict of columns for each module, and back."""
+"""Conversions between a ColumnBatch and one dict of columns for each module."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from marl_connectors.typing import ModuleID
 
 
 def concatenated(parts: Sequence[Any]) -> Any:
-    """Arrays, tensors or lists of items, one after another."""
+    """Concatenates arrays, tensors or lists of items."""
     if len(parts) == 1 and not isinstance(parts[0], list):
         return parts[0]
     first = parts[0]
@@ -36,7 +36,7 @@ def concatenated(parts: Sequence[Any]) -> Any:
 
 
 def columns_by_module(batch: ColumnBatch) -> dict[ModuleID, dict[str, Any]]:
-    """``{module_id: {column: [B, ...]}}``; a module with rows in several groups gets them one after another."""
+    """Returns ``{module_id: {column: [B, ...]}}``, where rows of a module from several groups are concatenated."""
     parts: dict[ModuleID, list[Mapping[str, Any]]] = {}
     for group in batch.groups:
         for module_id, columns in group.module_columns():
@@ -53,12 +53,12 @@ def set_columns_by_module(
     """Puts ``{module_id: {column: ...}}`` back into a batch's groups.
 
     Args:
-        batch: Groups without columns.
-        by_module: The columns.
-        fills_up: Whether columns that a module lacks are kept for the others (``put_together``), or left out.
+        batch: The batch, whose groups have no columns yet.
+        by_module: The columns of each module.
+        fills_up: Whether columns that only some modules have are kept (``put_together``), or left out.
 
     Raises:
-        ModuleError: If a column does not have one row (or sequence) for each of the module's.
+        ModuleError: If a column does not have one row for each row (or sequence) of the module.
     """
     for group in batch.groups:
         if group.sequences is not None:
@@ -88,7 +88,7 @@ def set_columns_by_module(
 
 
 def _set_sequences(group: ColumnGroup, sequences: Sequences, by_module: Mapping[ModuleID, Mapping[str, Any]]) -> None:
-    """Rows from what is ``[S, L, ...]`` in each module's columns; states before the first steps stay one a sequence."""
+    """Sets rows from ``[S, L, ...]`` columns of each module. States before the first steps remain one per sequence."""
     pieces: list[dict[str, Any]] = []
     states = []
     for i, module_id in enumerate(group.module_ids):
@@ -112,12 +112,12 @@ def _check_count(module_id: ModuleID, name: str, column: Any, wanted: int) -> No
     if _count(column) != wanted:
         raise ModuleError(
             f"module {module_id!r}: {_count(column)} rows of {name!r}, expected {wanted}, one for each row of "
-            f"the batch. Give every row that came in one that goes out, in the same order."
+            f"the batch. Return one row for each row of the batch, in the same order."
         )
 
 
 def _count(column: Any) -> int:
-    """The length of the first axis."""
+    """Returns the length of the first axis."""
     while isinstance(column, (dict, tuple)):
         column = next(iter(column.values() if isinstance(column, dict) else column))
     return len(column)
@@ -131,9 +131,9 @@ def _set_columns(group: ColumnGroup, pieces: list[dict[str, Any]]) -> None:
 
 
 def put_together(group: ColumnGroup, parts: Sequence[Mapping[str, Any]]) -> None:
-    """Adds the columns of a group's modules, one after another, also those that only some modules have.
+    """Adds the concatenated columns of a group's modules, including columns that only some modules have.
 
-    These are filled up with zeros, and ``group.holders`` says whose they are. A hot path.
+    Such columns are padded with zeros, and ``group.holders`` names the modules that have them.
     """
     counts = [end - begin for begin, end in pairwise(group.splits)]
     for name in dict.fromkeys(name for part in parts for name in part):
@@ -150,7 +150,7 @@ def put_together(group: ColumnGroup, parts: Sequence[Mapping[str, Any]]) -> None
 
 
 def _zeros(like: Any, count: int) -> Any:
-    """So many rows like those of a column."""
+    """Returns ``count`` rows of zeros like those of a column."""
     if isinstance(like, list):
         return [tree_map(np.zeros_like, like[0])] * count
 
@@ -162,33 +162,33 @@ def _zeros(like: Any, count: int) -> Any:
 
 
 def _as_tensors(parts: list[Any]) -> list[Any]:
-    """Arrays beside tensors, which modules of rules may give, as tensors."""
+    """Converts arrays to tensors if there are tensors, too; modules without networks may return arrays."""
     if any(isinstance(part, Tensor) for part in parts):
         return [torch.as_tensor(part) if isinstance(part, np.ndarray) else part for part in parts]
     return parts
 
 
 def concatenate(outputs: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The columns of several modules as one, for the names that all of them have."""
+    """Concatenates the columns that all of several modules have."""
     names = [name for name in outputs[0] if all(name in output for output in outputs)]
     return {name: concatenated([output[name] for output in outputs]) for name in names}
 
 
 def unlike_outputs(outputs: Mapping[ModuleID, Mapping[str, Any]], error: Exception) -> ModuleError:
-    """The error for outputs of several modules that do not go into one column."""
+    """Returns the error for outputs of several modules that cannot be concatenated."""
     first, *others = outputs
     for name, column in outputs[first].items():
         here = _shapes(column)
         for other in others:
             if name in outputs[other] and _shapes(outputs[other][name]) != here:
                 return ModuleError(
-                    f"modules {first!r} and {other!r} act for agents with like spaces, but the one puts out {name!r} "
-                    f"with shapes {here}, the other {_shapes(outputs[other][name])} (rows left out), so they do not go "
-                    f"into one column. Let _forward of both give the same shapes."
+                    f"modules {first!r} and {other!r} act for agents with like spaces, but {first!r} returns {name!r} "
+                    f"with shapes {here}, and {other!r} with {_shapes(outputs[other][name])} (without rows), so they "
+                    f"cannot stand in one column. Let _forward of both return the same shapes."
                 )
-    return ModuleError(f"the outputs of modules {', '.join(map(repr, outputs))} do not go into one column: {error}")
+    return ModuleError(f"the outputs of modules {', '.join(map(repr, outputs))} cannot stand in one column: {error}")
 
 
 def _shapes(column: Any) -> Any:
-    """The shapes without rows."""
+    """Returns the shapes without the axis of rows."""
     return tree_map(lambda leaf: tuple(getattr(leaf, "shape", ()))[1:], column)

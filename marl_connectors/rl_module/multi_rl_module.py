@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections import ChainMap
 from collections.abc import Callable, Collection, Hashable, ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
 from functools import cache
 from operator import attrgetter
-from typing import Any, overload
+from pathlib import Path
+from typing import Annotated, Any, overload
 
+import numpy as np
 import torch
 from gymnasium import Space
 from torch import nn
@@ -17,8 +20,7 @@ from marl_connectors.columns import Columns
 from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup, Phase
 from marl_connectors.errors import ModuleError, did_you_mean
 from marl_connectors.rl_module.architecture import Structure, is_stackable, modules_that_share
-from marl_connectors.rl_module.bucket import Bucket, StackedRows, is_whole, run_stacked, sort_into_buckets
-from marl_connectors.rl_module.module_calls import called_for_modules, noting, with_given
+from marl_connectors.rl_module.calls import called_for_modules, recorded_inputs, with_inputs
 from marl_connectors.rl_module.module_columns import (
     columns_by_module,
     concatenate,
@@ -26,21 +28,34 @@ from marl_connectors.rl_module.module_columns import (
     set_columns_by_module,
     unlike_outputs,
 )
-from marl_connectors.rl_module.module_states import state_kind
-from marl_connectors.rl_module.rl_module import RLModule, RLModuleSpec
+from marl_connectors.rl_module.rl_module import FOLDER, MODEL_CONFIG, SPACE, RLModule, RLModuleSpec
+from marl_connectors.rl_module.stacking import Bucket, StackedRows, is_whole, run_stacked, sort_into_buckets
+from marl_connectors.rl_module.states import state_kind
 from marl_connectors.typing import SHARED, ModuleID
+from marl_connectors.validators import (
+    ChecksFields,
+    Unfit,
+    Validator,
+    boolean,
+    dict_of,
+    either,
+    instance_of,
+    optional,
+    subclass_of,
+    text,
+)
 
 _TRAINS = attrgetter("training")
 _SORTING = threading.RLock()
-"""Held while parameters move into buckets, as one thread alone may do."""
+"""Held while parameters move into buckets, which only one thread at a time may do."""
 
 
 class MultiRLModule(nn.Module):
-    """A dict of RLModules that dispatches per-ModuleID batches.
+    """A dict of RLModules, which runs each module on its own batch.
 
-    Modules of one architecture run as one batched computation; see ``bucket.py``. To run modules in a way of your own
-    (a shared encoder, a central critic), subclass it, build what is shared in ``setup``, and override ``_forward``,
-    which then gets ``{module_id: {column: tensor}}``. What is shared is trained by the losses of all modules together.
+    Modules of one architecture run as one batched computation; see ``stacking.py``. To run the modules in another way
+    (a shared encoder, a central critic), subclass it, build the shared layers in ``setup``, and override ``_forward``,
+    which gets ``{module_id: {column: tensor}}``. The losses of all modules together train the shared layers.
     """
 
     def __init__(
@@ -104,7 +119,7 @@ class MultiRLModule(nn.Module):
         return self._members._modules.items()  # type: ignore[return-value]
 
     def add_module(self, module_id: ModuleID, module: RLModule, *, override: bool = False) -> None:  # type: ignore[override]
-        """Adds a module (not a layer: for those, assign an attribute).
+        """Adds an RLModule. To add a layer, assign an attribute.
 
         Raises:
             ModuleError: If the id is taken and ``override`` is False, or reserved, or ``module`` is no RLModule.
@@ -114,16 +129,14 @@ class MultiRLModule(nn.Module):
         if module_id == SHARED:
             raise ModuleError(f"MultiRLModule: {SHARED!r} stands for shared layers. Choose another module id.")
         if module_id in self and not override:
-            raise ModuleError(
-                f"MultiRLModule: there is a module {module_id!r} already. Pass override=True to replace it."
-            )
+            raise ModuleError(f"MultiRLModule: module {module_id!r} exists already. Pass override=True to replace it.")
         self._members._modules[module_id] = module.eval()
         module.known_as = module_id
         self._buckets = None
         self._state_kinds.pop(module_id, None)
 
     def remove_module(self, module_id: ModuleID) -> RLModule:
-        """Takes a module out and gives it back."""
+        """Removes a module and returns it."""
         module = self[module_id]
         del self._members._modules[module_id]
         self._buckets = None
@@ -137,22 +150,30 @@ class MultiRLModule(nn.Module):
     def foreach_module(
         self, func: Callable[[ModuleID, RLModule], Any], *, return_dict: bool = False
     ) -> dict[ModuleID, Any] | list[Any]:
-        """What ``func(module_id, module)`` gives for each module."""
+        """Returns the results of ``func(module_id, module)`` for each module."""
         results = {module_id: func(module_id, module) for module_id, module in self.items()}
         return results if return_dict else list(results.values())
 
     # Forward passes.
 
     def forward_inference(self, batch: Any, **kwargs: Any) -> Any:
-        """Acting without exploration: ``{module_id: {column: tensor}}`` in, the same out. A ColumnBatch works too."""
+        """The forward pass for acting without exploration.
+
+        Args:
+            batch: ``{module_id: {column: tensor}}``, or a ColumnBatch.
+            **kwargs: Further arguments for the modules.
+
+        Returns:
+            The outputs, in the form of ``batch``.
+        """
         return self._dispatch("inference", batch, **kwargs)
 
     def forward_exploration(self, batch: Any, **kwargs: Any) -> Any:
-        """Acting while collecting data."""
+        """The forward pass for acting while collecting data, with arguments as in ``forward_inference``."""
         return self._dispatch("exploration", batch, **kwargs)
 
     def forward_train(self, batch: Any, **kwargs: Any) -> Any:
-        """For computing losses, with gradients."""
+        """The forward pass for computing losses, with gradients and arguments as in ``forward_inference``."""
         return self._dispatch("train", batch, **kwargs)
 
     def forward(self, batch: Any, **kwargs: Any) -> Any:
@@ -160,12 +181,12 @@ class MultiRLModule(nn.Module):
         return self.forward_train(batch, **kwargs)
 
     def _forward(self, batch: dict[ModuleID, dict[str, Any]], *, purpose: str, **kwargs: Any) -> dict[ModuleID, Any]:
-        """Runs all modules that have a batch. Override to run them in a way of your own.
+        """Runs all modules that have a batch. Override it to run them in another way.
 
         Args:
             batch: ``{module_id: {column: tensor}}``.
             purpose: ``"inference"``, ``"exploration"`` or ``"train"``.
-            **kwargs: What the caller of the public method passed.
+            **kwargs: The further arguments of the public method.
         """
         return {m: getattr(self[m], f"forward_{purpose}")(columns, **kwargs) for m, columns in batch.items()}
 
@@ -182,15 +203,15 @@ class MultiRLModule(nn.Module):
         return self._forward(batch, purpose="train", **kwargs)
 
     def _run(self, purpose: str, batch: Mapping[ModuleID, Any], **kwargs: Any) -> Any:
-        """A forward pass of one's own gets columns that it may add to; the caller's stay as they are."""
+        """Runs modules. An overridden ``_forward`` gets columns that it may add to without changing the caller's."""
         if not self.has_own_forward:
             return getattr(self, f"_forward_{purpose}")(batch, **kwargs)
         own = {module_id: ChainMap({}, columns) for module_id, columns in batch.items()}  # type: ignore[misc]
         if purpose != "train":
             return called_for_modules(self, purpose, own, kwargs)
-        with noting(self.values()) as given:
+        with recorded_inputs(self.values()) as inputs:
             outputs = called_for_modules(self, purpose, own, kwargs)
-        return with_given(outputs, given, own)
+        return with_inputs(outputs, inputs, own)
 
     def _dispatch(self, purpose: str, batch: Any, **kwargs: Any) -> Any:
         if not isinstance(batch, ColumnBatch):
@@ -207,7 +228,7 @@ class MultiRLModule(nn.Module):
         return outputs
 
     def _run_group(self, purpose: str, group: ColumnGroup, output: ColumnGroup, **kwargs: Any) -> None:
-        """A hot path: one call for a module alone, one for a whole bucket, else one for each module."""
+        """Runs a group with one call if it is a single module or a bucket, else with one call for each module."""
         if len(group.module_ids) == 1:
             output.update(getattr(self[group.module_ids[0]], f"forward_{purpose}")(group, **kwargs))
             return
@@ -228,10 +249,9 @@ class MultiRLModule(nn.Module):
 
     @property
     def buckets(self) -> list[Bucket]:
-        """The modules that can run stacked, by architecture. A new list after anything was added, removed or replaced.
+        """The modules that can run stacked, by architecture. It is a new list whenever modules or layers have changed.
 
-        There are none where ``_forward`` runs the modules in a way of its own. Threads that ask at the same time get
-        the same ones.
+        The list is empty if a subclass overrides ``_forward``. All threads get the same list.
         """
         found = self._buckets
         if found is not None:
@@ -239,7 +259,7 @@ class MultiRLModule(nn.Module):
         with _SORTING:
             found = self._buckets
             if found is None:
-                self._entangled = None
+                self._joint_modules = None
                 members = {} if self.has_own_forward else dict(self.items())
                 self._structure = Structure(self, filter(is_stackable, members.values()))
                 self._parts = list(self.modules())
@@ -248,17 +268,17 @@ class MultiRLModule(nn.Module):
 
     _structure: Structure
     _parts: Sequence[nn.Module] = ()
-    _entangled: list[ModuleID] | None = None
+    _joint_modules: list[ModuleID] | None = None
 
     def bucket_of(self, module_ids: Collection[ModuleID]) -> Bucket | None:
-        """The bucket that has all these modules as members; they stand in its order."""
+        """Returns the bucket that has all these modules, which are given in its order; None if no bucket has them."""
         for bucket in self.buckets:
             if bucket.module_ids == module_ids or bucket.members.issuperset(module_ids):
                 return bucket
         return None
 
     def bind_buckets(self) -> None:
-        """Sees to it that buckets hold, whatever was done to modules since: layers, parameters, hooks, attributes."""
+        """Makes the buckets valid again after changes to layers, parameters, hooks or attributes of the modules."""
         if self._buckets is not None and not self._structure.is_current:
             self._buckets = None
         loose = [bucket for bucket in self.buckets if not bucket.is_bound]
@@ -269,37 +289,40 @@ class MultiRLModule(nn.Module):
             self._buckets = None
 
     def act(self) -> None:
-        """Sees to it that all modules are in eval mode, whatever was done to them since."""
-        buckets = self.buckets  # whose structure knows all parts
+        """Puts all modules into eval mode, if some are not."""
+        buckets = self.buckets  # sets self._parts
         if True in map(_TRAINS, self._parts):
             self.eval()
             for bucket in buckets:
-                bucket.twin.eval()
+                bucket.stacked_module.eval()
 
     def unbind_buckets(self) -> None:
-        """Gives all parameters memory of their own, as before there were buckets. Those are made anew when needed."""
+        """Gives each parameter its own memory, as before there were buckets. New buckets are made when needed."""
         for parameter in self.parameters():
             parameter.data = parameter.data.clone()
         self._buckets = None
 
     @property
     def has_own_forward(self) -> bool:
-        """Whether a subclass runs the modules in a way of its own."""
+        """Whether a subclass overrides ``_forward``."""
         return _has_own_forward(type(self))
 
-    def entangled_modules(self) -> list[ModuleID]:
-        """Modules to be trained together: all where ``_forward`` is an own one, else those that share parts."""
-        if self._entangled is None or self._buckets is None:
-            self._entangled = list(self) if self.has_own_forward else modules_that_share(dict(self.items()))
-        return self._entangled
+    def joint_modules(self) -> list[ModuleID]:
+        """Returns the modules that depend on one another, so that they are trained in joint steps.
+
+        These are all modules if a subclass overrides ``_forward``, else those that share parameters.
+        """
+        if self._joint_modules is None or self._buckets is None:
+            self._joint_modules = list(self) if self.has_own_forward else modules_that_share(dict(self.items()))
+        return self._joint_modules
 
     def _apply(self, fn: Any, recurse: bool = True) -> MultiRLModule:
-        """Moving to another device or type gives the modules new memory, so the buckets are made anew."""
+        """Moves modules to another device or dtype. They get new memory, so new buckets are made."""
         self._buckets = None
         return super()._apply(fn, recurse)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Buckets are no part of a copy, whose parameters have memory of their own."""
+        """Leaves out the buckets: the parameters of a copy have their own memory."""
         return {**self.__dict__, "_buckets": None, "_structure": None, "_parts": ()}
 
     # State.
@@ -309,26 +332,29 @@ class MultiRLModule(nn.Module):
         return any(module.is_stateful() for module in self.values())
 
     def state_kind(self, module_id: ModuleID) -> Hashable:
-        """As ``module_states.state_kind``, asked of each module once. A hot path."""
+        """Returns ``states.state_kind`` of a module, which is computed once for each module."""
         if module_id not in self._state_kinds:
             self._state_kinds[module_id] = state_kind(self[module_id])
         return self._state_kinds[module_id]
 
     def unwrapped(self) -> MultiRLModule:
-        """The module itself, without wrappers around it."""
+        """Returns the module without wrappers around it."""
         return self
 
     def get_state(self) -> dict[ModuleID, dict[str, torch.Tensor]]:
-        """Each module's parameters and buffers, as copies on the CPU; under ``SHARED``, those that no module holds."""
+        """Returns copies of each module's parameters and buffers on the CPU.
+
+        Parameters and buffers that no module holds are under ``SHARED``.
+        """
         state = {module_id: module.get_state() for module_id, module in self.items()}
         rest = {name: value.detach().cpu().clone() for name, value in self._rest().items()}
         return {**state, SHARED: rest} if rest else state
 
     def set_state(self, state: Mapping[ModuleID, Mapping[str, Any]]) -> None:
-        """Loads what ``get_state`` gave, for the modules named there.
+        """Loads a state that ``get_state`` returned, for the modules that it names.
 
         Raises:
-            ModuleError: For a module that is not here, or of another architecture.
+            ModuleError: If it names a module that does not exist here, or that has another architecture.
         """
         for module_id, module_state in state.items():
             if module_id == SHARED:
@@ -341,7 +367,7 @@ class MultiRLModule(nn.Module):
                 self[module_id].set_state(module_state)
 
     def _rest(self) -> dict[str, torch.Tensor]:
-        """Parameters and buffers that no module holds."""
+        """Returns the parameters and buffers that no module holds."""
         held = {id(value) for module in self.values() for value in module.state_dict(keep_vars=True).values()}
         return {name: value for name, value in self.state_dict(keep_vars=True).items() if id(value) not in held}
 
@@ -366,10 +392,97 @@ def _has_own_forward(cls: type[MultiRLModule]) -> bool:
 
 
 def _check_states(outputs: Mapping[ModuleID, Mapping[str, Any]]) -> None:
-    """Of modules whose rows stand together all put out a state, or none."""
+    """Checks that all modules of a group return a state, or none does."""
     forgetful = [module_id for module_id, output in outputs.items() if Columns.STATE_OUT not in output]
     if 0 < len(forgetful) < len(outputs):
         raise ModuleError(
-            f"module {forgetful[0]!r} is stateful, but put out no 'state_out', only {sorted(outputs[forgetful[0]])}, "
-            f"so it would forget what it has seen. Return Columns.STATE_OUT from its _forward."
+            f"module {forgetful[0]!r} is stateful, but returned no 'state_out', only {sorted(outputs[forgetful[0]])}, "
+            f"so it would lose its state. Return Columns.STATE_OUT from its _forward."
         )
+
+
+def _module_ids(given: Any) -> Any:
+    if not isinstance(given, Collection) or isinstance(given, (str, bytes, Mapping, np.ndarray)):
+        raise Unfit(f"Write [{given!r}]." if isinstance(given, str) else "")
+    make: Any = type(given) if type(given) in (tuple, set, frozenset) else list
+    return make(map(text().keep, given))
+
+
+MODULE_IDS = Validator("a collection of module ids", _module_ids)
+_SPEC = instance_of(RLModuleSpec, expected="an RLModuleSpec")
+_SPECS = either(_SPEC, dict_of(text(), _SPEC, expected="a dict {module_id: RLModuleSpec}"))
+
+
+@dataclasses.dataclass
+class MultiRLModuleSpec(ChecksFields):
+    """How to build a MultiRLModule. Fields that are None are set from the algorithm's config and the environment.
+
+    Attributes:
+        multi_rl_module_class: MultiRLModule or a subclass.
+        observation_space: Passed to the class.
+        action_space: Passed to the class.
+        inference_only: If True, all modules are built for inference only, whatever their specs say.
+        model_config: Passed to the class.
+        rl_module_specs: One spec for each module id, or a single RLModuleSpec for all modules.
+        load_state_path: A folder with a saved ``MultiRLModule.get_state()`` to start from.
+        modules_to_load: The modules to load from this folder, together with the shared layers; None for all.
+    """
+
+    multi_rl_module_class: Annotated[type[MultiRLModule] | None, optional(subclass_of(MultiRLModule))] = None
+    observation_space: Annotated[Space | None, optional(SPACE)] = None
+    action_space: Annotated[Space | None, optional(SPACE)] = None
+    inference_only: Annotated[bool | None, optional(boolean())] = None
+    model_config: Annotated[Any, MODEL_CONFIG] = None
+    rl_module_specs: Annotated[dict[ModuleID, RLModuleSpec] | RLModuleSpec, _SPECS] = dataclasses.field(
+        default_factory=dict
+    )
+    load_state_path: Annotated[str | Path | None, FOLDER] = None
+    modules_to_load: Annotated[Collection[ModuleID] | None, optional(MODULE_IDS)] = None
+
+    @classmethod
+    def from_module(cls, module: MultiRLModule) -> MultiRLModuleSpec:
+        """Returns the spec of another MultiRLModule with modules like these, and new parameters."""
+        return cls(
+            type(module),
+            module.observation_space,
+            module.action_space,
+            module.inference_only,
+            module.model_config,
+            {module_id: RLModuleSpec.from_module(member) for module_id, member in module.items()},
+        )
+
+    def build(self) -> MultiRLModule:
+        """Builds the module.
+
+        Raises:
+            ModuleError: If the specs are incomplete.
+        """
+        if isinstance(self.rl_module_specs, RLModuleSpec):
+            raise ModuleError(
+                "MultiRLModuleSpec: rl_module_specs must name the modules: {module_id: RLModuleSpec(...)}."
+            )
+        module = (self.multi_rl_module_class or MultiRLModule)(
+            observation_space=self.observation_space,
+            action_space=self.action_space,
+            inference_only=self.inference_only,
+            model_config=self.model_config,
+            rl_module_specs={m: self.completed(spec) for m, spec in self.rl_module_specs.items()},
+        )
+        self.load_state(module)
+        return module
+
+    def completed(self, spec: RLModuleSpec) -> RLModuleSpec:
+        """Returns a module's spec with the settings that apply to all modules."""
+        return dataclasses.replace(spec, inference_only=True) if self.inference_only else spec
+
+    def load_state(self, module: MultiRLModule) -> None:
+        """Loads the state in ``load_state_path``, if it is set."""
+        if self.load_state_path is None:
+            return
+        from marl_connectors.checkpoints import load_state
+
+        state = load_state(self.load_state_path)
+        if self.modules_to_load is not None:
+            wanted = {*self.modules_to_load, *([SHARED] if module._rest() else [])}
+            state = {module_id: own for module_id, own in state.items() if module_id in wanted}
+        module.set_state(state)

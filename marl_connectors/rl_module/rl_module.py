@@ -14,60 +14,61 @@ import torch
 from gymnasium import Space
 from torch import nn
 
+import marl_connectors
 from marl_connectors.columns import Columns
 from marl_connectors.errors import ModuleError
-from marl_connectors.rl_module.apis import InferenceOnlyAPI, TargetNetworkAPI
+from marl_connectors.rl_module.apis import InferenceOnlyAPI, TargetNetworkAPI, freeze_target_networks
+from marl_connectors.rl_module.calls import called_for_columns
 from marl_connectors.rl_module.distributions import Distribution, default_distribution, without_forbidden
-from marl_connectors.rl_module.module_calls import called_for_columns
-from marl_connectors.rl_module.target_networks import freeze_target_networks
 from marl_connectors.typing import DEFAULT_MODULE_ID, ModuleID
 from marl_connectors.validators import ChecksFields, Switch, Unfit, Validator, instance_of, optional, subclass_of
 
 if TYPE_CHECKING:
-    from marl_connectors.rl_module.layers import MLP, TrainingLayers
-    from marl_connectors.rl_module.multi_rl_module import MultiRLModule
-    from marl_connectors.rl_module.recurrent_layers import RecurrentLayer
+    from marl_connectors.rl_module.layers import MLP, RecurrentLayer, TrainingLayers
 
 
 _NOTHING = nullcontext()
 
 
 class RLModule(nn.Module):
-    """Base of all modules: subclass it, build your layers in ``setup``, and override ``_forward``.
+    """The base class of all modules: subclass it, build your layers in ``setup``, and override ``_forward``.
 
-    A forward pass takes a dict of columns (``{Columns.OBS: [B, ...], ...}``) and gives one back, with
-    ``Columns.ACTION_DIST_INPUTS`` (``[B, n]``) or ``Columns.ACTIONS`` (``[B, ...]``) in it. Whatever else it gives
-    when acting is kept in the episodes as an extra model output.
+    A forward pass accepts a dict of columns (``{Columns.OBS: [B, ...], ...}``) and returns another one, which has
+    ``Columns.ACTION_DIST_INPUTS`` (``[B, n]``) or ``Columns.ACTIONS`` (``[B, ...]``). All other columns that it returns
+    when acting are kept in the episodes as extra model outputs.
 
-    A new module is in eval mode (``torch.nn.Module.eval``). The learner puts it into train mode for the forward passes
-    of an update only, so that dropout and its like leave actions and value estimates alone.
+    A new module is in eval mode (``torch.nn.Module.eval``). The learner puts it into train mode only for the forward
+    passes of an update, so that dropout, for example, does not affect actions and value estimates.
 
-    Where the batch has ``Columns.ACTION_MASK`` (see ActionMasking), the public forward passes make what it forbids
-    impossible, whatever ``_forward`` put out, and keep the mask for training.
+    If the batch has ``Columns.ACTION_MASK`` (see ActionMasking), the public forward passes make forbidden actions
+    impossible, whatever ``_forward`` returns, and keep the mask for training.
 
     Attributes:
-        observation_space: Of what the module sees, after the env-to-module pipeline.
-        action_space: Of the agents that the module acts for.
-        model_config: The user's own settings, or ``DefaultModelConfig`` for the default modules.
-        known_as: The id under which a MultiRLModule has it, for messages.
+        observation_space: The space of the observations after the env-to-module pipeline.
+        action_space: The action space of the agents that the module acts for.
+        inference_only: Whether the module leaves out what only training needs.
+        learner_only: Whether no agent acts by the module.
+        model_config: A user's settings, or ``DefaultModelConfig`` for the default modules.
+        catalog_class: The class that was passed to the constructor.
+        known_as: The module's id in a MultiRLModule, for error messages.
     """
 
     known_as: ModuleID | None = None
 
     stackable = False
     """Whether the forward passes work on any number of leading axes, so that modules of one architecture can run as one
-    batched computation. True promises that: all layers come from ``marl_connectors.rl_module.layers`` or hold no
-    parameters, and nothing counts axes from the front. It holds for the class that says it; a subclass
-    with methods or attributes of its own says it anew."""
+    batched computation. A class that sets it to True promises that all layers come from
+    ``marl_connectors.rl_module.layers`` or hold no parameters, and that no code counts axes from the front. A subclass
+    that defines methods or attributes must set it again."""
 
     handles_action_masks = False
-    """Whether ``_forward`` sees to ``Columns.ACTION_MASK`` itself. True leaves its ``action_dist_inputs`` as they are;
-    the mask is kept for training all the same."""
+    """Whether ``_forward`` applies ``Columns.ACTION_MASK`` itself. If True, its ``action_dist_inputs`` are not changed.
+    The mask is kept for training in both cases."""
 
-    _notes_given: dict[ModuleID, Mapping[str, Any]] | None = None
+    _recorded_inputs: dict[ModuleID, Mapping[str, Any]] | None = None
     _known_dist_cls: tuple[Space, type[Distribution]] | None = None
-    _remembered = frozenset({"known_as", "_known_dist_cls"})
-    """Attributes in which modules of one architecture may differ."""
+    _cached_attributes = frozenset({"known_as", "_known_dist_cls"})
+    """Attributes in which modules of one architecture may differ, because they can be computed again."""
 
     def __init__(
         self,
@@ -91,7 +92,7 @@ class RLModule(nn.Module):
             self.make_target_networks()
             freeze_target_networks(self)
         if inference_only and isinstance(self, InferenceOnlyAPI):
-            _take_out(self, self.get_non_inference_attributes())
+            _delete_attributes(self, self.get_non_inference_attributes())
         self.eval()
 
     def setup(self) -> None:
@@ -104,70 +105,71 @@ class RLModule(nn.Module):
         raise NotImplementedError(f"{type(self).__name__}: override _forward (or the _forward_... methods).")
 
     def _forward_inference(self, batch: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """For acting without exploration."""
+        """The forward pass for acting without exploration."""
         return self._forward(batch, **kwargs)
 
     def _forward_exploration(self, batch: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """For acting while collecting data."""
+        """The forward pass for acting while collecting data."""
         return self._forward(batch, **kwargs)
 
     def _forward_train(self, batch: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """For computing a loss."""
+        """The forward pass for computing a loss."""
         return self._forward(batch, **kwargs)
 
     def get_initial_state(self) -> dict[str, Any]:
-        """The state before an episode's first step; ``{}`` for a stateless module."""
+        """Returns the state before an episode's first step; ``{}`` for a stateless module."""
         return {}
 
     def acting_layers(self) -> Sequence[MLP | RecurrentLayer]:
-        """The layers that lead from ``obs`` to ``action_dist_inputs`` when acting, in order; none if more does.
+        """Returns the layers that compute ``action_dist_inputs`` from ``obs`` when acting, in order.
 
-        At most one of them is an LSTM or GRU, whose state is the module's. A runner may compute them without calling
-        the module, for observations that are vectors of floating point numbers. It holds for the class that defines it
-        and for subclasses that override no method on the way of a forward pass; any other subclass says it anew.
+        An empty sequence, the default, means that a forward pass computes more than such layers. At most one of the
+        layers is an LSTM or GRU, and its state is the module's state. A runner may compute the layers without calling
+        the module, for observations that are vectors of floating point numbers. The answer applies to the class that
+        defines this method, and to subclasses that override no method that a forward pass calls. Any other subclass
+        must define it again.
         """
         return ()
 
     def acting_states(self) -> Mapping[str, Sequence[MLP | RecurrentLayer]]:
-        """By the name of each part of the state, the layers from ``obs`` to the one that carries it on.
+        """Returns the layers that compute each entry of the state from ``obs``, for modules whose state has entries.
 
-        It is for modules whose state has parts: ``{"actor": (), "critic": (encoder, lstm)}``. No layers stand for
-        ``acting_layers``.
+        For example ``{"actor": (), "critic": (encoder, lstm)}``, where an empty sequence means ``acting_layers``.
         """
         return {}
 
     def acting_outputs(
         self, modules: Sequence[Any], counts: Sequence[int]
     ) -> Callable[[np.ndarray], np.ndarray] | None:
-        """What makes ``action_dist_inputs`` of the outputs of ``acting_layers``, in arrays; None if they are the same.
+        """Returns what turns outputs of ``acting_layers`` into ``action_dist_inputs``; None if they are the same.
 
         Args:
-            modules: This one and others of its kind, whose rows stand one after another.
-            counts: How many rows each of them has.
+            modules: This module and others of its kind, whose rows stand one after another.
+            counts: The number of rows of each of them.
 
         Returns:
-            A function of ``[B, k]`` arrays, which it may change in place. It is asked for anew after each update.
+            A function of ``[B, k]`` arrays, which it may change in place. A new one is requested after each update.
         """
         return None
 
     def training_layers(self) -> TrainingLayers | None:
-        """What ``forward_train`` and ``compute_values`` compute, if it is nothing but MLPs; None if it is more.
+        """Returns the MLPs that ``forward_train`` and ``compute_values`` compute; None if they compute more than MLPs.
 
-        A learner may then compute them, and their gradients, without calling the module. It holds as
-        ``acting_layers`` does.
+        A learner may then compute the MLPs and their gradients without calling the module. The answer applies to the
+        same classes as that of ``acting_layers``.
         """
         return None
 
     def get_inference_action_dist_cls(self) -> type[Distribution]:
-        """What ``_forward_inference``'s ``action_dist_inputs`` are the parameters of."""
+        """Returns the distribution whose parameters are the ``action_dist_inputs`` of ``_forward_inference``."""
         return self._default_action_dist_cls()
 
     def get_exploration_action_dist_cls(self) -> type[Distribution]:
-        """What ``_forward_exploration``'s ``action_dist_inputs`` are the parameters of."""
+        """Returns the distribution whose parameters are the ``action_dist_inputs`` of ``_forward_exploration``."""
         return self._default_action_dist_cls()
 
     def get_train_action_dist_cls(self) -> type[Distribution]:
-        """What ``_forward_train``'s ``action_dist_inputs`` are the parameters of."""
+        """Returns the distribution whose parameters are the ``action_dist_inputs`` of ``_forward_train``."""
         return self._default_action_dist_cls()
 
     def _default_action_dist_cls(self) -> type[Distribution]:
@@ -179,29 +181,29 @@ class RLModule(nn.Module):
         return known[1]
 
     def _dist_cls_for(self, action_space: Space) -> type[Distribution]:
-        """The distribution class for an action space, unless the module's methods say otherwise."""
+        """Returns the default distribution class for an action space."""
         return default_distribution(action_space)
 
     # To call.
 
     def forward(self, batch: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """Same as ``forward_train``, so that calling the module is what torch users expect."""
+        """Same as ``forward_train``, so that calling the module does what torch users expect."""
         return self.forward_train(batch, **kwargs)
 
     def forward_inference(self, batch: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """Columns for acting greedily, without gradients."""
+        """Returns the columns for acting greedily, without gradients."""
         with _no_gradients():
             return _with_mask(self, batch, called_for_columns(self, self._forward_inference, batch, kwargs))
 
     def forward_exploration(self, batch: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """Columns for acting while exploring, without gradients."""
+        """Returns the columns for acting while exploring, without gradients."""
         with _no_gradients():
             return _with_mask(self, batch, called_for_columns(self, self._forward_exploration, batch, kwargs))
 
     def forward_train(self, batch: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """Columns for computing a loss."""
-        if self._notes_given is not None and self.known_as is not None:
-            self._notes_given[self.known_as] = batch
+        """Returns the columns for computing a loss."""
+        if self._recorded_inputs is not None and self.known_as is not None:
+            self._recorded_inputs[self.known_as] = batch
         outputs = called_for_columns(self, self._forward_train, batch, kwargs)
         return _masked(self, batch, outputs) if Columns.ACTION_MASK in batch else outputs
 
@@ -210,11 +212,11 @@ class RLModule(nn.Module):
         return bool(self.get_initial_state())
 
     def get_state(self) -> dict[str, torch.Tensor]:
-        """All parameters and buffers, by name, as copies on the CPU."""
+        """Returns copies of all parameters and buffers on the CPU, by name."""
         return {name: value.detach().cpu().clone() for name, value in self.state_dict().items()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Loads what ``get_state`` gave.
+        """Loads a state that ``get_state`` returned.
 
         Raises:
             ModuleError: If names or shapes differ.
@@ -225,21 +227,19 @@ class RLModule(nn.Module):
         except RuntimeError as error:
             raise ModuleError(f"{type(self).__name__}: this state is of another architecture. {error}") from error
 
-    def as_multi_rl_module(self) -> MultiRLModule:
-        """A MultiRLModule with this module as its only one, under ``DEFAULT_MODULE_ID``."""
-        from marl_connectors.rl_module.multi_rl_module import MultiRLModule
-
-        multi = MultiRLModule()
+    def as_multi_rl_module(self) -> marl_connectors.MultiRLModule:
+        """Returns a MultiRLModule with this module as its only one, under ``DEFAULT_MODULE_ID``."""
+        multi = marl_connectors.MultiRLModule()  # which is imported when it is first used, as it builds on RLModule
         multi.add_module(DEFAULT_MODULE_ID, self)
         return multi
 
     def unwrapped(self) -> RLModule:
-        """The module itself, without wrappers around it."""
+        """Returns the module without wrappers around it."""
         return self
 
 
-def _take_out(module: nn.Module, paths: Sequence[str]) -> None:
-    """Deletes layers and parameters, as far as they are there."""
+def _delete_attributes(module: nn.Module, paths: Sequence[str]) -> None:
+    """Deletes those of the layers and parameters that exist."""
     for path in paths:
         *outer, name = path.split(".")
         owner: Any = module
@@ -250,19 +250,19 @@ def _take_out(module: nn.Module, paths: Sequence[str]) -> None:
 
 
 def _no_gradients() -> AbstractContextManager[Any]:
-    """``torch.no_grad()``, or nothing where a MultiRLModule has seen to that already. A hot path."""
+    """Returns ``torch.no_grad()``, or a context that does nothing if gradients are off already."""
     return torch.no_grad() if torch.is_grad_enabled() else _NOTHING
 
 
 def _with_mask(module: RLModule, batch: Mapping[str, Any], outputs: dict[str, Any]) -> dict[str, Any]:
-    """What is put out when acting: with the mask, if there is one, so that it is recorded. A hot path."""
+    """Returns the outputs for acting, with the mask if there is one, so that it is recorded in the episodes."""
     if Columns.ACTION_MASK not in batch:
         return outputs
     return {Columns.ACTION_MASK: batch[Columns.ACTION_MASK], **_masked(module, batch, outputs)}
 
 
 def _masked(module: RLModule, batch: Mapping[str, Any], outputs: dict[str, Any]) -> dict[str, Any]:
-    """Outputs whose distribution has no forbidden actions."""
+    """Returns the outputs with ``action_dist_inputs`` that make forbidden actions impossible."""
     if module.handles_action_masks or Columns.ACTION_DIST_INPUTS not in outputs:
         return outputs
     inputs = without_forbidden_actions(module, outputs[Columns.ACTION_DIST_INPUTS], batch[Columns.ACTION_MASK])
@@ -270,7 +270,7 @@ def _masked(module: RLModule, batch: Mapping[str, Any], outputs: dict[str, Any])
 
 
 def without_forbidden_actions(module: RLModule, inputs: torch.Tensor, mask: Any) -> torch.Tensor:
-    """``action_dist_inputs`` that make what a mask forbids impossible."""
+    """Returns ``action_dist_inputs`` that make the actions that a mask forbids impossible."""
     dist_cls = module.get_train_action_dist_cls() if module.action_space is not None else None
     return getattr(dist_cls, "without_forbidden", without_forbidden)(inputs, mask)
 
@@ -288,16 +288,16 @@ FOLDER = optional(instance_of(str, PathLike, expected="the path of a folder"))
 
 @dataclasses.dataclass
 class RLModuleSpec(ChecksFields):
-    """How to build an RLModule. What is None is filled in from the algorithm's config and the environment.
+    """How to build an RLModule. Fields that are None are set from the algorithm's config and the environment.
 
     Attributes:
         module_class: The RLModule subclass.
-        observation_space: Of what the module sees.
-        action_space: Of its agents.
-        inference_only: Leave out what only training needs (``InferenceOnlyAPI``).
-        learner_only: No agent acts by the module, and ``load_policy`` does without it.
+        observation_space: The space of its observations.
+        action_space: The action space of its agents.
+        inference_only: Whether to leave out what only training needs (``InferenceOnlyAPI``).
+        learner_only: Whether no agent acts by the module, so that ``load_policy`` leaves it out.
         model_config: Settings for the module.
-        catalog_class: Handed to the module as it is.
+        catalog_class: A class that is passed to the module unchanged.
         load_state_path: A folder that ``checkpoints.save_state(path, module.get_state())`` wrote, to start from.
     """
 
@@ -312,7 +312,7 @@ class RLModuleSpec(ChecksFields):
 
     @classmethod
     def from_module(cls, module: RLModule) -> RLModuleSpec:
-        """How to build another module like this one, with parameters of its own."""
+        """Returns the spec of another module like this one, with new parameters."""
         return cls(
             type(module),
             module.observation_space,
@@ -324,7 +324,7 @@ class RLModuleSpec(ChecksFields):
         )
 
     def build(self) -> RLModule:
-        """The module.
+        """Builds the module.
 
         Raises:
             ModuleError: If a class or space is missing, or parameters have no values.

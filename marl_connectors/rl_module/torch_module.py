@@ -1,4 +1,4 @@
-"""Any torch modules as an RLModule."""
+"""TorchModule: an RLModule made of a user's torch modules."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _KEYS = ("policy", "value", "action_distribution", "critic_inputs")
 
 
 class TorchModule(RLModule, ValueFunctionAPI, InferenceOnlyAPI):
-    """A policy and a value function that are torch modules of yours.
+    """An RLModule whose policy and value function are your own torch modules.
 
-    ``model_config`` says how they are made, so that each RLModule has its own::
+    ``model_config`` holds the functions that make them, so that each RLModule has its own::
 
         def policy(observation_space, num_outputs):
             return nn.Sequential(nn.Linear(observation_space.shape[0], 64), nn.ReLU(), nn.Linear(64, num_outputs))
@@ -31,13 +31,13 @@ class TorchModule(RLModule, ValueFunctionAPI, InferenceOnlyAPI):
 
     * ``policy``: ``fn(observation_space, num_outputs)``. Its module turns ``obs`` into ``[B, num_outputs]``, the
       ``action_dist_inputs`` of the actions' distribution.
-    * ``value``: ``fn(observation_space, 1)``. Its module turns ``obs`` into ``[B, 1]`` (or ``[B]``). May be left out
-      where there is no critic.
-    * ``critic_inputs``: set by MAPPOConfig, in which the value function is of ``critic_obs``; its ``observation_space``
-      is a Box of so many numbers then.
+    * ``value``: ``fn(observation_space, 1)``. Its module turns ``obs`` into ``[B, 1]`` (or ``[B]``). It may be
+      left out if there is no critic.
+    * ``critic_inputs``: The number of values of ``critic_obs``, which MAPPOConfig sets. The value function then reads
+      ``critic_obs``, and its ``observation_space`` is a Box of this size.
     * ``action_distribution``: for Box actions, as in DefaultModelConfig.
 
-    Reads ``obs`` as the env-to-module pipeline gives it; writes ``action_dist_inputs``.
+    It reads ``obs`` as the env-to-module pipeline returns it, and writes ``action_dist_inputs``.
     """
 
     def setup(self) -> None:
@@ -65,7 +65,9 @@ class TorchModule(RLModule, ValueFunctionAPI, InferenceOnlyAPI):
             )
         made = make(self._value_space() if key == "value" else self.observation_space, num_outputs)
         if not isinstance(made, nn.Module):
-            raise ModuleError(f"TorchModule: {key!r} made {type(made).__name__}, no torch module. Return an nn.Module.")
+            raise ModuleError(
+                f"TorchModule: {key!r} returned {type(made).__name__}, not a torch module. Return an nn.Module."
+            )
         return made
 
     def _value_space(self) -> Space | None:
@@ -79,14 +81,14 @@ class TorchModule(RLModule, ValueFunctionAPI, InferenceOnlyAPI):
         return {Columns.ACTION_DIST_INPUTS: self.policy(batch[Columns.OBS])}
 
     def compute_values(self, batch: Mapping[str, Any], embeddings: Any = None) -> Tensor:
-        """``[B]`` value estimates of ``batch["obs"]``, or of ``batch["critic_obs"]`` with ``critic_inputs``.
+        """Returns ``[B]`` value estimates of ``batch["obs"]``, or of ``batch["critic_obs"]`` with ``critic_inputs``.
 
         Raises:
-            ModuleError: If there is no ``value``.
+            ModuleError: If the module has no value function.
         """
         if self.value is None:
             raise ModuleError(
-                "TorchModule: it has no value function. Give one in model_config={'value': ...}, or set "
+                "TorchModule: it has no value function. Pass one in model_config={'value': ...}, or set "
                 "use_critic=False."
             )
         is_central = "critic_inputs" in self.model_config
@@ -94,5 +96,5 @@ class TorchModule(RLModule, ValueFunctionAPI, InferenceOnlyAPI):
         return values.squeeze(-1) if values.dim() == 2 and values.shape[-1] == 1 else values
 
     def get_non_inference_attributes(self) -> list[str]:
-        """The value function."""
+        """Returns the name of the value function."""
         return ["value"]

@@ -165,7 +165,7 @@ def test_a_bad_value_is_named_with_what_may_be(settings, words):
 
 
 def test_a_spec_for_a_module_that_nobody_has_is_named():
-    from marl_connectors.rl_module.multi_rl_module_spec import MultiRLModuleSpec
+    from marl_connectors.rl_module.multi_rl_module import MultiRLModuleSpec
     from marl_connectors.rl_module.rl_module import RLModuleSpec
 
     spec = MultiRLModuleSpec(rl_module_specs={"wolf": RLModuleSpec()})

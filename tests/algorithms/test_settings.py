@@ -28,7 +28,7 @@ from marl_connectors.errors import CheckpointError, ConfigError, LearnerError, M
 from marl_connectors.rl_module.default_model_config import DefaultModelConfig
 from marl_connectors.rl_module.distributions.default import BOX_DISTRIBUTIONS
 from marl_connectors.rl_module.layers import ACTIVATIONS
-from marl_connectors.rl_module.multi_rl_module_spec import MultiRLModuleSpec
+from marl_connectors.rl_module.multi_rl_module import MultiRLModuleSpec
 from marl_connectors.rl_module.rl_module import RLModuleSpec
 from marl_connectors.validators import declared, shown
 

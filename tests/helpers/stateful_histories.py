@@ -19,7 +19,7 @@ from marl_connectors.episodes.packing import rows_of_episodes
 from marl_connectors.episodes.rollout import Rollout
 from marl_connectors.episodes.rows import RowPart, Rows
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
-from marl_connectors.rl_module.module_states import state_kind
+from marl_connectors.rl_module.states import state_kind
 from marl_connectors.spaces import stack
 from marl_connectors.trees import leaves, tree_map
 

@@ -196,7 +196,7 @@ def test_registered_optimizers_are_made_anew_for_new_layers_and_know_the_old_one
     before = {p: s["momentum_buffer"] for p, s in algo.learner.get_optimizer("agent_1").state.items()}
     others = algo.learner.get_optimizer("agent_0")
     module.vf = copy.deepcopy(module.vf)
-    algo.learner.optimizers.refresh()
+    algo.learner._refresh_optimizers()
     kept = algo.learner.get_optimizer("agent_1").state
     assert set(kept) == {*module.encoder.parameters(), *module.pi.parameters()}
     assert all(kept[p]["momentum_buffer"] is before[p] for p in kept)

@@ -29,10 +29,10 @@ def learner_with(*, alone=None, stacked=None):
 @pytest.mark.parametrize(
     ("change", "came"),
     [
-        (lambda loss: None, "gave None for module 'agent_0', expected a scalar tensor. Return the loss"),
-        (lambda loss: 1.5, "gave 1.5 for module 'agent_0', expected a scalar tensor. Return the loss"),
-        (lambda loss: (loss, {}), "gave a tuple for module 'agent_0', expected a scalar tensor. Return the loss"),
-        (lambda loss: loss.expand(3), r"gave a tensor of the shape \(3,\) for module 'agent_0', .* Take its mean"),
+        (lambda loss: None, "returned None for module 'agent_0', expected a scalar tensor. Return the loss"),
+        (lambda loss: 1.5, "returned 1.5 for module 'agent_0', expected a scalar tensor. Return the loss"),
+        (lambda loss: (loss, {}), "returned a tuple for module 'agent_0', expected a scalar tensor. Return the loss"),
+        (lambda loss: loss.expand(3), r"returned a tensor of the shape \(3,\) for module 'agent_0', .* Take its mean"),
     ],
 )
 def test_a_loss_that_is_no_scalar_is_named(change, came):
@@ -51,7 +51,7 @@ def test_a_loss_of_one_number_is_a_scalar():
 )
 def test_stacked_losses_are_one_for_each_module(change, shape):
     algo = build(learner_class=learner_with(stacked=change))
-    match = rf"gave a tensor of the shape {shape} for modules 'agent_0', 'agent_1', 'agent_2', expected .* \(3,\)"
+    match = rf"returned a tensor of the shape {shape} for modules 'agent_0', 'agent_1', 'agent_2', expected .* \(3,\)"
     with pytest.raises(LearnerError, match=match):
         algo.train()
 
@@ -114,7 +114,9 @@ def test_other_things_than_gradients_are_refused(wrong):
         def postprocess_gradients_for_module(self, *, module_id, config, module_gradients):
             return wrong(module_gradients)
 
-    match = r"Wrong: its postprocess_gradients_for_module gave .* for module 'agent_0', expected gradients of the shap"
+    match = (
+        r"Wrong: its postprocess_gradients_for_module returned .* for module 'agent_0', expected gradients of the shap"
+    )
     with pytest.raises(LearnerError, match=match):
         build(learner_class=Wrong).train()
 

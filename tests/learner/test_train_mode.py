@@ -12,8 +12,7 @@ from torch import nn
 from marl_connectors.algorithms.algorithm import Algorithm
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
 from marl_connectors.rl_module.apis import ValueFunctionAPI
-from marl_connectors.rl_module.multi_rl_module import MultiRLModule
-from marl_connectors.rl_module.multi_rl_module_spec import MultiRLModuleSpec
+from marl_connectors.rl_module.multi_rl_module import MultiRLModule, MultiRLModuleSpec
 from marl_connectors.rl_module.rl_module import RLModule, RLModuleSpec
 from marl_connectors.rl_module.torch_module import TorchModule
 from marl_envs import match_v0
@@ -28,7 +27,7 @@ def normalised(observation_space, num_outputs):
 
 
 class StackableDropping(DefaultPPORLModule):
-    """Stacked, it draws from the twin's dropout."""
+    """Stacked, it draws from the stacked module's dropout."""
 
     stackable = True
     modes: list[tuple[int, bool]] = []
@@ -147,7 +146,7 @@ def test_the_twin_drops_in_updates_only():
 def test_modules_that_somebody_left_in_train_mode_act_in_eval_mode():
     algo = build("stacked")
     algo.rl_module.train()
-    algo.rl_module.buckets[0].twin.train()
+    algo.rl_module.buckets[0].stacked_module.train()
     StackableDropping.modes.clear()
     algo.env_runner.sample()
     assert set(StackableDropping.modes) == {(3, False)}

@@ -104,8 +104,8 @@ def test_stacked_modules_compute_what_each_does_alone(obs, act, settings):
     (bucket,) = multi.buckets
     assert bucket.module_ids == ("a", "b", "c")
     columns = batch_for(multi["a"], 3, 5)
-    inputs, values, total = score(bucket.twin, columns)
-    found = torch.cat([g.flatten(1) for g in torch.autograd.grad(total, list(bucket.twin.parameters()))], 1)
+    inputs, values, total = score(bucket.stacked_module, columns)
+    found = torch.cat([g.flatten(1) for g in torch.autograd.grad(total, list(bucket.stacked_module.parameters()))], 1)
     for i, module in enumerate(multi.values()):
         own_inputs, own_values, _ = score(module, part(columns, i))
         torch.testing.assert_close(inputs[i], own_inputs, rtol=1e-5, atol=1e-5)
@@ -115,7 +115,7 @@ def test_stacked_modules_compute_what_each_does_alone(obs, act, settings):
     scale = bucket.gradients.abs().max()
     torch.testing.assert_close(found / scale, bucket.gradients / scale, rtol=1e-4, atol=1e-5)
     assert bucket.gradients.abs().sum(1).min() > 0
-    acting = bucket.twin.forward_exploration(columns)
+    acting = bucket.stacked_module.forward_exploration(columns)
     for i, module in enumerate(multi.values()):
         alone = module.forward_exploration(part(columns, i))
         torch.testing.assert_close(part(acting, i), alone, rtol=1e-5, atol=1e-5)

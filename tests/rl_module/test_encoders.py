@@ -12,9 +12,8 @@ from gymnasium import spaces
 from torch import nn
 
 from marl_connectors.errors import ConfigError, ModuleError
-from marl_connectors.rl_module.conv_layers import CNN, default_filters
 from marl_connectors.rl_module.default_model_config import DefaultModelConfig
-from marl_connectors.rl_module.encoders import Encoder, is_image
+from marl_connectors.rl_module.encoders import CNN, Encoder, default_filters, is_image
 from marl_connectors.rl_module.layers import MLP
 
 AS_IT_IS = DefaultModelConfig(fcnet_hiddens=())  # no hidden layers: the parts themselves

@@ -9,8 +9,7 @@ from marl_connectors.checkpoints import save_state
 from marl_connectors.errors import ConfigError, ModuleError
 from marl_connectors.rl_module.default_model_config import DefaultModelConfig
 from marl_connectors.rl_module.layers import MLP
-from marl_connectors.rl_module.multi_rl_module import MultiRLModule
-from marl_connectors.rl_module.multi_rl_module_spec import MultiRLModuleSpec
+from marl_connectors.rl_module.multi_rl_module import MultiRLModule, MultiRLModuleSpec
 from marl_connectors.rl_module.rl_module import RLModule, RLModuleSpec
 
 OBS, ACT = spaces.Box(-9.0, 9.0, (4,), np.float32), spaces.Discrete(3)
@@ -51,9 +50,9 @@ def test_the_twin_computes_what_the_members_do_one_after_another(model_config, a
     multi = make_multi("a", "b", "c", model_config=model_config, act=act)
     (bucket,) = multi.buckets
     obs, weights = observations(3, 5), torch.arange(15.0).reshape(3, 5)
-    outputs = bucket.twin.forward_train({"obs": obs})
-    loss = score(bucket.twin, {"obs": obs}, weights)
-    stacked = torch.cat([g.flatten(1) for g in torch.autograd.grad(loss, list(bucket.twin.parameters()))], 1)
+    outputs = bucket.stacked_module.forward_train({"obs": obs})
+    loss = score(bucket.stacked_module, {"obs": obs}, weights)
+    stacked = torch.cat([g.flatten(1) for g in torch.autograd.grad(loss, list(bucket.stacked_module.parameters()))], 1)
     for i, member in enumerate(multi.values()):
         own = member.forward_train({"obs": obs[i]})
         torch.testing.assert_close(outputs["action_dist_inputs"][i], own["action_dist_inputs"])
@@ -125,13 +124,13 @@ def test_parameters_that_were_replaced_are_bound_again():
 
 def test_another_dtype_makes_new_buckets():
     multi, obs = make_multi("a", "b"), observations(2, 3)
-    before = multi.buckets[0].twin.forward_train({"obs": obs})["action_dist_inputs"]
+    before = multi.buckets[0].stacked_module.forward_train({"obs": obs})["action_dist_inputs"]
     multi.to(torch.float64)
     (bucket,) = multi.buckets
     assert bucket.parameters.dtype == torch.float64
     assert bucket.is_bound
     multi.to(torch.float32)
-    after = multi.buckets[0].twin.forward_train({"obs": obs})["action_dist_inputs"]
+    after = multi.buckets[0].stacked_module.forward_train({"obs": obs})["action_dist_inputs"]
     torch.testing.assert_close(after, before)
 
 
@@ -170,7 +169,7 @@ def test_it_is_a_dict_of_modules():
     assert multi.foreach_module(lambda i, m: m is multi[i], return_dict=True) == {"a": True, "b": True}
     with pytest.raises(KeyError, match="no module 'c'"):
         multi["c"]
-    with pytest.raises(ModuleError, match=r"there is a module 'a' already. Pass override=True"):
+    with pytest.raises(ModuleError, match=r"module 'a' exists already. Pass override=True"):
         multi.add_module("a", make())
     with pytest.raises(ModuleError, match="must be an RLModule, not Linear"):
         multi.add_module("x", nn.Linear(1, 1))

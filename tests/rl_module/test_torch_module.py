@@ -63,7 +63,7 @@ def test_it_learns_and_is_saved_with_the_rest(tmp_path):
         ({"value": mlp}, "must be a dict with 'policy'"),
         ({"policy": mlp, "valeu": mlp}, r"no key 'valeu'. Did you mean 'value'"),
         ({"policy": nn.Linear(4, 3)}, "'policy' must be a function that makes a torch module, not Linear"),
-        ({"policy": lambda space, n: None}, "'policy' made NoneType, no torch module"),
+        ({"policy": lambda space, n: None}, "'policy' returned NoneType, not a torch module"),
     ],
 )
 def test_what_makes_no_module_is_named(model_config, message):

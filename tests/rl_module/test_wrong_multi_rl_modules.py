@@ -1,4 +1,4 @@
-"""Errors in a forward pass of the user's own MultiRLModule say whose it is, and what it was asked for."""
+"""Errors in a forward pass of the user's own MultiRLModule say whose it is, and the purpose of the call."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ def raises_shape(self, batch, **kwargs):
             r"raised KeyError: 'seen' \(.*modules.py:24 in .*\)\. It .*'a': {'obs': \(4, 2\)}.*'b': {'obs': \(1, 2\)}",
         ),
         (raises_shape, r"raised RuntimeError: mat1 and mat2.*'a': {'obs': \(4, 2\)}"),
-        (lambda self, batch, **kwargs: [1], r"gave list, expected columns by module"),
-        (lambda self, batch, **kwargs: dict.fromkeys(batch, 3), r"gave {'a': 'int', 'b': 'int'}, expected columns"),
-        (lambda self, batch, **kwargs: {"b": {}}, r"gave columns of \['b'\], but nothing for module 'a'"),
+        (lambda self, batch, **kwargs: [1], r"returned list, expected columns by module"),
+        (lambda self, batch, **kwargs: dict.fromkeys(batch, 3), r"returned {'a': 'int', 'b': 'int'}, expected columns"),
+        (lambda self, batch, **kwargs: {"b": {}}, r"returned columns of \['b'\], but none for module 'a'"),
     ],
 )
 def test_a_forward_pass_that_fails_is_named_with_what_it_was_asked_for(forward, message):
     multi = built(forward)
-    with pytest.raises(ModuleError, match=rf"^Team: its _forward, asked for inference, {message}"):
+    with pytest.raises(ModuleError, match=rf"^Team: its _forward, called for inference, {message}"):
         multi.forward_inference(BATCH)
-    with pytest.raises(ModuleError, match=rf"^Team: its _forward, asked for train, {message}"):
+    with pytest.raises(ModuleError, match=rf"^Team: its _forward, called for train, {message}"):
         multi.forward_train(BATCH)
     multi = built(forward, "_forward_exploration")
     with pytest.raises(ModuleError, match=rf"^Team: its _forward_exploration {message}"):

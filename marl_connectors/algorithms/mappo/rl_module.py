@@ -1,4 +1,4 @@
-"""The module that MAPPO uses when the user brings none: PPO's policy, and a critic of its own."""
+"""The default module of MAPPO: PPO's policy, and a separate critic."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from marl_connectors.algorithms.mappo.model_config import MAPPOModelConfig
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
 from marl_connectors.columns import Columns
 from marl_connectors.errors import ModuleError
-from marl_connectors.rl_module.initializers import Initializers
-from marl_connectors.rl_module.layers import MLP, TrainingLayers
+from marl_connectors.rl_module.layers import MLP, Initializers, TrainingLayers
 
 
 class DefaultMAPPORLModule(DefaultPPORLModule):
-    """Acts on ``obs`` as PPO's module does; its values are those of ``critic_obs``, an MLP's."""
+    """Acts on ``obs`` as PPO's module does. An MLP computes its value estimates from ``critic_obs``."""
 
     stackable = True
     acting_layers = DefaultPPORLModule.acting_layers
@@ -35,8 +34,8 @@ class DefaultMAPPORLModule(DefaultPPORLModule):
             return
         if config.critic_inputs < 1:
             raise ModuleError(
-                f"{type(self).__name__}: model_config says critic_inputs={config.critic_inputs}. MAPPOConfig sets it; "
-                f"outside of it, pass how many numbers 'critic_obs' has."
+                f"{type(self).__name__}: model_config has critic_inputs={config.critic_inputs}, expected at least 1. "
+                f"MAPPOConfig sets it. Without MAPPOConfig, pass the number of values of 'critic_obs'."
             )
         hiddens = config.fcnet_hiddens if config.critic_hiddens is None else config.critic_hiddens
         self.vf_encoder = MLP(
@@ -49,10 +48,10 @@ class DefaultMAPPORLModule(DefaultPPORLModule):
         self.vf = self._head(self.vf_encoder.output_dim, 1, gain=1.0)
 
     def training_layers(self) -> TrainingLayers | None:
-        """The policy's layers, and those of the critic."""
+        """Returns the layers of the policy and of the critic."""
         layers = super().training_layers()
         return None if layers is None else layers._replace(values_read=Columns.CRITIC_OBS)
 
     def compute_values(self, batch: Mapping[str, Any], embeddings: Tensor | None = None) -> Tensor:
-        """``[B]`` value estimates of ``batch["critic_obs"]``."""
+        """Returns ``[B]`` value estimates of ``batch["critic_obs"]``."""
         return self.vf(self.vf_encoder(batch[Columns.CRITIC_OBS])).squeeze(-1)

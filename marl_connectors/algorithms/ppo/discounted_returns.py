@@ -1,4 +1,4 @@
-"""Advantages where there is no critic."""
+"""Advantages of modules without a critic."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from marl_connectors.typing import ModuleID
 
 
 class DiscountedReturns(GeneralAdvantageEstimation):
-    """GeneralAdvantageEstimation for runs in which modules have no critic: for them every value is 0.
+    """GeneralAdvantageEstimation for runs in which some modules have no critic: their value estimates are 0.
 
-    With lambda 1 their advantages are discounted sums of rewards, before they are standardised. What comes after a
-    truncation or a cut counts as 0 too, since nobody can say what it is worth.
+    With ``lambda_`` 1 their advantages are discounted sums of rewards, before they are standardised. Rewards after a
+    truncation or a cut are unknown, so they count as 0.
 
     Attributes:
-        critics: Which modules have a critic.
+        critics: Whether each module has a critic.
     """
 
     def __init__(
@@ -42,12 +42,12 @@ class DiscountedReturns(GeneralAdvantageEstimation):
         Args:
             input_observation_space: As for every piece.
             input_action_space: As for every piece.
-            critics: Which modules have a critic.
+            critics: Whether each module has a critic.
             critic_by_default: Whether modules that are not in ``critics`` have one.
             gamma: As in GeneralAdvantageEstimation.
-            lambda_: Likewise.
-            standardize: Likewise.
-            module_settings: Likewise.
+            lambda_: As in GeneralAdvantageEstimation.
+            standardize: As in GeneralAdvantageEstimation.
+            module_settings: As in GeneralAdvantageEstimation.
         """
         super().__init__(
             input_observation_space,
@@ -61,14 +61,14 @@ class DiscountedReturns(GeneralAdvantageEstimation):
         self._by_default = critic_by_default
 
     def on_columns(self, *, rl_module: Any, columns: ColumnGroup, **kwargs: Any) -> None:
-        super().on_columns(rl_module=self._judges(rl_module), columns=columns, **kwargs)
+        super().on_columns(rl_module=self._with_zero_values(rl_module), columns=columns, **kwargs)
 
-    def _judges(self, rl_module: Any) -> _Judges:
-        return _Judges(rl_module, {m: self.critics.get(m, self._by_default) for m in rl_module})
+    def _with_zero_values(self, rl_module: Any) -> _ZeroValues:
+        return _ZeroValues(rl_module, {m: self.critics.get(m, self._by_default) for m in rl_module})
 
 
-class _Judges:
-    """Stands for a MultiRLModule, with modules without a critic replaced."""
+class _ZeroValues:
+    """A view of a MultiRLModule in which the values of modules without a critic are 0."""
 
     def __init__(self, rl_module: Any, critics: Mapping[ModuleID, bool]):
         self._rl_module = rl_module
@@ -85,7 +85,7 @@ class _Judges:
         return self._rl_module.forward_train(batch)
 
     def bucket_of(self, module_ids: Any) -> None:
-        """Modules are asked one after another."""
+        """Returns no bucket, so that the values of modules are computed one after another."""
         return None
 
 

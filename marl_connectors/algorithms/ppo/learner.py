@@ -1,4 +1,4 @@
-"""PPO's losses: in closed form where the distribution knows one, else by autograd."""
+"""PPO's losses, in closed form if the distribution has one, else by autograd."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from marl_connectors.learner.learner import Learner
 from marl_connectors.learner.minibatches import CountedRows
 from marl_connectors.ops.ppo_loss import PPOCoefficients, PPOLoss, ppo_loss, ppo_loss_and_slopes
 from marl_connectors.ops.schedule import value_at
+from marl_connectors.rl_module.calls import called, checked_inputs, checked_values, in_full, values_batch
 from marl_connectors.rl_module.closed_form import are_plain
 from marl_connectors.rl_module.distributions import Distribution
-from marl_connectors.rl_module.module_calls import called, checked_inputs, checked_values, in_full, values_batch
 from marl_connectors.rl_module.rl_module import RLModule
 from marl_connectors.transfers import moved
 from marl_connectors.typing import ModuleID
 
 _TERMS = ("total_loss", "policy_loss", "vf_loss", "vf_loss_unclipped", "entropy", "mean_kl_loss")
-"""The fields of a PPOLoss, as loss statistics."""
+"""The names of the fields of a PPOLoss in the loss statistics."""
 
 
 class PPOLearner(Learner):
-    """Proximal policy optimisation with a clipped surrogate and, if asked, a KL penalty that adapts itself."""
+    """Proximal policy optimisation with a clipped surrogate and an optional KL penalty with an adaptive weight."""
 
     def build(self) -> None:
         """Adds advantage estimation to the pipeline."""
@@ -51,20 +51,20 @@ class PPOLearner(Learner):
         super().build()
 
     def kl_coeff(self, module_id: ModuleID) -> float:
-        """The weight of a module's KL penalty now."""
+        """Returns the current weight of a module's KL penalty."""
         if module_id in self._kl_coeffs:
             return self._kl_coeffs[module_id]
         return self.config.get_config_for_module(module_id).kl_coeff
 
     def add_module(self, module_id: ModuleID, module: RLModule, *, is_updated: bool = True) -> None:
-        """Also lets its advantages follow its own settings."""
+        """Adds a module, whose advantages are computed with its own settings."""
         config = self.config.get_config_for_module(module_id)
         pieces = [piece for piece in self.pipeline if isinstance(piece, GeneralAdvantageEstimation)]
         for piece in pieces:
             if not config.use_critic and not isinstance(piece, DiscountedReturns):
                 raise ConfigError(
                     f"add_module: use_critic=False for module {module_id!r}, but all modules of the run have a critic. "
-                    f"Give the override from the start: .rl_module(algorithm_config_overrides_per_module=...)."
+                    f"Set the override from the start: .rl_module(algorithm_config_overrides_per_module=...)."
                 )
         super().add_module(module_id, module, is_updated=is_updated)
         for piece in pieces:
@@ -73,7 +73,7 @@ class PPOLearner(Learner):
                 piece.critics[module_id] = config.use_critic
 
     def remove_module(self, module_id: ModuleID) -> None:
-        """Also forgets its KL penalty and its settings."""
+        """Removes a module, with its KL penalty and settings."""
         super().remove_module(module_id)
         self._kl_coeffs.pop(module_id, None)
         for piece in self.pipeline:
@@ -85,7 +85,7 @@ class PPOLearner(Learner):
     def compute_loss_for_module(
         self, *, module_id: ModuleID, config: Any, batch: Mapping[str, Any], fwd_out: Mapping[str, Any]
     ) -> Tensor:
-        """The scalar loss of one module."""
+        """Returns the scalar loss of one module."""
         known = config is self.config.get_config_for_module(module_id)
         coefficients = self._coefficients((module_id,)) if known else self._own_coefficients(module_id, config)
         return self._loss((module_id,), config, self.module[module_id], batch, fwd_out, coefficients)
@@ -93,16 +93,16 @@ class PPOLearner(Learner):
     def compute_loss_for_stacked_modules(
         self, *, module_ids: Sequence[ModuleID], module: Any, batch: Mapping[str, Any], fwd_out: Mapping[str, Any]
     ) -> Tensor:
-        """``[M]`` losses in one computation; each module has its own coefficients and clips."""
+        """Returns ``[M]`` losses in one computation. Each module has its own coefficients and clips."""
         config = self.config.get_config_for_module(module_ids[0])
         return self._loss(module_ids, config, module, batch, fwd_out, self._coefficients(module_ids))
 
     def stacking_key(self, config: Any) -> Hashable:
-        """Whether there are values and a KL divergence; the rest are numbers that may differ."""
+        """Returns whether the losses have a critic and a KL penalty. All other settings are numbers that may differ."""
         return config.use_critic, config.use_kl_loss
 
     def _coefficients(self, module_ids: Sequence[ModuleID]) -> PPOCoefficients:
-        """Weights and clips, which hold for a whole update: numbers, or ``[M]`` tensors where modules differ."""
+        """Returns the weights and clips of an update: numbers, or ``[M]`` tensors if modules differ."""
         now = (self.num_updates, self.timestep)
         if self._coefficients_at != now:
             self._coefficients_of, self._coefficients_at = {}, now
@@ -133,11 +133,12 @@ class PPOLearner(Learner):
         fwd_out: Mapping[str, Any],
         coefficients: PPOCoefficients,
     ) -> Tensor:
-        """Of one module, or ``[M]`` of stacked ones. A hot path."""
+        """Returns the scalar loss of one module, or the ``[M]`` losses of stacked ones."""
         dist_cls = self.module[module_ids[0]].get_train_action_dist_cls()
         rows = CountedRows.of(batch, stacked=len(module_ids) if len(module_ids) > 1 else 0)
         lead = tuple(batch[Columns.ADVANTAGES].shape)
-        inputs = checked_inputs(module_ids[0], self.module[module_ids[0]], fwd_out, lead)
+        space = self.module[module_ids[0]].action_space
+        inputs = checked_inputs(module_ids[0], fwd_out, lead, dist_cls=dist_cls, action_space=space)
         values = None
         if config.use_critic:
             given = values_batch(fwd_out, batch)
@@ -149,11 +150,11 @@ class PPOLearner(Learner):
         return loss.total
 
     def closed_loss(self, module_ids: Sequence[ModuleID]) -> ClosedLoss | None:
-        """The same loss without autograd."""
+        """Returns the same loss in closed form."""
         return _ClosedLoss(self, module_ids)
 
     def after_gradient_based_update(self, *, timesteps: dict[str, int]) -> None:
-        """Adapts the KL penalties: up by half where the policy moved too far, down by half where it hardly moved."""
+        """Adapts the KL penalties: multiplies them by 1.5 if the policy moved too far, by 0.5 if it hardly moved."""
         for module_id, kl in self._loss_statistics.last("mean_kl_loss").items():
             config = self.config.get_config_for_module(module_id)
             if not config.use_kl_loss:
@@ -164,18 +165,18 @@ class PPOLearner(Learner):
                 self._kl_coeffs[module_id] = self.kl_coeff(module_id) * 0.5
 
     def get_state(self) -> dict[str, Any]:
-        """Also the KL penalties."""
+        """Returns the learner's state, which includes the KL penalties."""
         return {**super().get_state(), "kl_coeffs": dict(self._kl_coeffs)}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Takes what ``get_state`` gave."""
+        """Loads a state that ``get_state`` returned."""
         super().set_state(state)
         self._kl_coeffs = dict(state["kl_coeffs"])
         self._coefficients_at = (-1, -1)
 
 
 class _ClosedLoss:
-    """PPO's loss of some modules with its gradients."""
+    """PPO's loss of some modules, with its gradients in closed form."""
 
     def __init__(self, learner: PPOLearner, module_ids: Sequence[ModuleID]):
         self._learner = learner
@@ -198,22 +199,22 @@ class _ClosedLoss:
 
 
 def _advantage_settings(config: Any) -> dict[str, float]:
-    """Discount and trade-off of a module's advantages; without GAE or a critic they are whole returns."""
+    """Returns ``gamma`` and ``lambda_`` of a module. Without GAE or a critic its advantages are whole returns."""
     return {"gamma": config.gamma, "lambda_": config.lambda_ if config.use_gae and config.use_critic else 1.0}
 
 
 class PPORows(NamedTuple):
-    """What PPO's loss is made of: ``[B, ...]`` of one module, or ``[M, B, ...]`` of ``M``.
+    """The rows that PPO's loss is computed from: ``[B, ...]`` of one module, or ``[M, B, ...]`` of ``M`` modules.
 
     Attributes:
-        inputs: ``action_dist_inputs`` as they are now.
-        values: Value estimates as they are now; None without a critic.
-        actions: That were taken; may be a tree of tensors.
-        before: ``action_dist_inputs`` when they were taken; None where moving away from them costs nothing.
-        old_logp: Log-probabilities when they were taken.
-        advantages: Standardised or not.
-        value_targets: What ``values`` should be; None without a critic.
-        weights: What each row counts for in the means; None where all count alike.
+        inputs: The current ``action_dist_inputs``.
+        values: The current value estimates; None without a critic.
+        actions: The actions that were taken; may be a tree of tensors.
+        before: The ``action_dist_inputs`` when the actions were taken; None without a KL penalty.
+        old_logp: The log-probabilities of the actions when they were taken.
+        advantages: The advantages, standardised or not.
+        value_targets: The targets of ``values``; None without a critic.
+        weights: The weight of each row in the means; None if all rows have the same weight.
     """
 
     inputs: Tensor
@@ -229,14 +230,14 @@ class PPORows(NamedTuple):
     def of(
         cls, config: Any, inputs: Tensor, values: Tensor | None, batch: Mapping[str, Any], rows: CountedRows
     ) -> PPORows:
-        """Those rows of a minibatch that count. A hot path.
+        """Selects the rows of a minibatch that count.
 
         Args:
-            config: Of the module.
-            inputs: As above, of all rows.
-            values: As above, of all rows; None without a critic.
+            config: The module's config.
+            inputs: The ``action_dist_inputs`` of all rows.
+            values: The value estimates of all rows; None without a critic.
             batch: The columns of the minibatch.
-            rows: Which rows count.
+            rows: The rows that count.
         """
         return cls(
             inputs=rows.pick(inputs),
@@ -251,12 +252,12 @@ class PPORows(NamedTuple):
 
 
 def loss_of_rows(dist_cls: Any, coefficients: PPOCoefficients, rows: PPORows) -> PPOLoss:
-    """``ops.ppo_loss`` of the distributions that modules put out. A hot path.
+    """Computes ``ops.ppo_loss`` from the outputs of modules.
 
     Args:
-        dist_cls: Of the actions.
+        dist_cls: The action distribution.
         coefficients: Weights and clips.
-        rows: The rest.
+        rows: The rows.
     """
     now = dist_cls.from_logits(rows.inputs)
     return ppo_loss(
@@ -273,12 +274,12 @@ def loss_of_rows(dist_cls: Any, coefficients: PPOCoefficients, rows: PPORows) ->
 
 
 class Slopes(NamedTuple):
-    """The terms of a loss, and how the total changes with what modules put out.
+    """The terms of a loss, and the gradients of the total for the outputs of modules.
 
     Attributes:
-        terms: As in ``PPOLoss``.
-        by_inputs: Of the shape of the inputs.
-        by_values: Of the shape of the values; None where there are none.
+        terms: The terms of a ``PPOLoss``.
+        by_inputs: The gradient for the ``action_dist_inputs``, of their shape.
+        by_values: The gradient for the values, of their shape; None without a critic.
     """
 
     terms: list[np.ndarray]
@@ -287,7 +288,7 @@ class Slopes(NamedTuple):
 
 
 def slopes_of_rows(dist_cls: Any, coefficients: PPOCoefficients, rows: PPORows) -> Slopes | None:
-    """``loss_of_rows`` with its gradients, in numpy; None where only autograd knows them. A hot path."""
+    """Computes ``loss_of_rows`` and its gradients in numpy; returns None if there is no closed form."""
     if not _may_be_closed(dist_cls, coefficients, rows):
         return None
     lead, numbers = rows.advantages.shape, rows.inputs.shape[-1]
@@ -318,7 +319,7 @@ def slopes_of_rows(dist_cls: Any, coefficients: PPOCoefficients, rows: PPORows) 
 
 
 def _may_be_closed(dist_cls: Any, coefficients: PPOCoefficients, rows: PPORows) -> bool:
-    """Whether all shapes fit, and everything is on the CPU and in one precision."""
+    """Whether all shapes fit, and all tensors are on the CPU and have one dtype."""
     if not (isinstance(dist_cls, type) and issubclass(dist_cls, Distribution) and type(rows.actions) is Tensor):
         return False
     inputs, values, actions, before, *others = rows

@@ -1,4 +1,4 @@
-"""The module that PPO uses when the user brings none: an encoder, a policy head and a value head."""
+"""The default module of PPO: an encoder, a policy head and a value head."""
 
 from __future__ import annotations
 
@@ -22,18 +22,17 @@ from marl_connectors.rl_module.distributions import (
     default_distribution,
 )
 from marl_connectors.rl_module.encoders import Encoder, recurrent_layer
-from marl_connectors.rl_module.initializers import Initializers
-from marl_connectors.rl_module.layers import MLP, TrainingLayers
-from marl_connectors.rl_module.recurrent_layers import RecurrentLayer
+from marl_connectors.rl_module.layers import MLP, Initializers, RecurrentLayer, TrainingLayers
 from marl_connectors.rl_module.rl_module import RLModule
 
 
 class DefaultPPORLModule(RLModule, ValueFunctionAPI, InferenceOnlyAPI):
-    """Encoder, LSTM or GRU if asked for, policy head and value head, for all spaces that have a fixed size.
+    """An encoder, an optional LSTM or GRU, a policy head and a value head, for all spaces with a fixed size.
 
-    Reads ``obs``; writes ``action_dist_inputs``, and ``embeddings`` when training with shared value layers. With an
-    LSTM or GRU all have a time axis, ``[B, T, ...]``; it also reads ``state_in`` and writes ``state_out``. The state is
-    that of the layer, or ``{"actor": ..., "critic": ...}`` if the value function has a layer of its own.
+    The module reads ``obs``, and writes ``action_dist_inputs``, and ``embeddings`` when training with shared value
+    layers. With an LSTM or GRU all columns have a time axis, ``[B, T, ...]``, and the module also reads ``state_in``
+    and writes ``state_out``. The state is that of the layer, or ``{"actor": ..., "critic": ...}`` if the value function
+    has its own recurrent layer.
     """
 
     stackable = True
@@ -53,9 +52,9 @@ class DefaultPPORLModule(RLModule, ValueFunctionAPI, InferenceOnlyAPI):
         self._make_value_layers(num_embeddings)
 
     def _make_value_layers(self, num_embeddings: int) -> None:
-        """The value head and, if it shares none with the policy, the layers before it.
+        """Builds the value head and, unless it shares layers with the policy, the layers before it.
 
-        A recurrent layer of the value function has a state that goes on when acting, so it is built for acting, too.
+        The state of a recurrent layer of the value function is computed when acting, so it is built for acting, too.
         """
         if not self.config.vf_share_layers and (self.rnn is not None or not self.inference_only):
             self.vf_encoder, self.vf_rnn, _ = self._make_encoder()
@@ -84,24 +83,24 @@ class DefaultPPORLModule(RLModule, ValueFunctionAPI, InferenceOnlyAPI):
         return default_distribution(action_space, DefaultModelConfig.of(self.model_config).action_distribution)
 
     def get_initial_state(self) -> dict[str, Any]:
-        """Zeros for the LSTM or GRU; ``{}`` without one."""
+        """Returns zeros for the LSTM or GRU; ``{}`` without one."""
         if self.rnn is None:
             return {}
         own = self.rnn.initial_state()
         return own if self.vf_rnn is None else {"actor": own, "critic": self.vf_rnn.initial_state()}
 
     def acting_layers(self) -> Sequence[MLP | RecurrentLayer]:
-        """The encoder of a vector, the recurrent layer, and the policy head."""
+        """Returns the encoder, the recurrent layer if there is one, and the policy head."""
         return (self.encoder, self.pi) if self.rnn is None else (self.encoder, self.rnn, self.pi)
 
     def acting_states(self) -> Mapping[str, Sequence[MLP | RecurrentLayer]]:
-        """The value function's recurrent layer goes on beside the policy's."""
+        """Returns the layers of the policy's and the value function's states, if the latter has a recurrent layer."""
         return {} if self.vf_rnn is None else {"actor": (), "critic": (self.vf_encoder, self.vf_rnn)}
 
     def acting_outputs(
         self, modules: Sequence[Any], counts: Sequence[int]
     ) -> Callable[[np.ndarray], np.ndarray] | None:
-        """Where there are log standard deviations, puts them in their place and keeps them within bounds."""
+        """Returns what inserts the log standard deviations and clips them to their bounds, if there are any."""
         if self.log_std is None:
             return self._log_stds.array_inputs(None)
         return self._log_stds.array_inputs(
@@ -109,7 +108,7 @@ class DefaultPPORLModule(RLModule, ValueFunctionAPI, InferenceOnlyAPI):
         )
 
     def training_layers(self) -> TrainingLayers | None:
-        """The layers from ``obs`` to the policy head and to the value head, but for recurrent ones."""
+        """Returns the layers from ``obs`` to the policy head and the value head; None with a recurrent layer."""
         if self.rnn is not None or self.vf_rnn is not None:
             return None
         to_inputs = None if self._log_stds.leave_outputs else self._log_stds.inputs
@@ -137,7 +136,7 @@ class DefaultPPORLModule(RLModule, ValueFunctionAPI, InferenceOnlyAPI):
         return outputs
 
     def _embed(self, batch: Mapping[str, Any]) -> tuple[Tensor, Any]:
-        """What the policy head reads, and the state behind it."""
+        """Returns the inputs of the policy head, and the next state."""
         embeddings = self.encoder(batch[Columns.OBS])
         if self.rnn is None:
             return embeddings, None
@@ -145,7 +144,7 @@ class DefaultPPORLModule(RLModule, ValueFunctionAPI, InferenceOnlyAPI):
         return self.rnn(embeddings, state if self.vf_rnn is None else state["actor"])
 
     def _embed_for_values(self, batch: Mapping[str, Any]) -> tuple[Tensor, Any]:
-        """What the value head reads, and the state behind it."""
+        """Returns the inputs of the value head, and the next state."""
         if self.config.vf_share_layers:
             return self._embed(batch)
         embeddings = self.vf_encoder(batch[Columns.OBS])
@@ -155,22 +154,22 @@ class DefaultPPORLModule(RLModule, ValueFunctionAPI, InferenceOnlyAPI):
         return self._log_stds.inputs(self.pi(embeddings), self.log_std)
 
     def compute_values(self, batch: Mapping[str, Any], embeddings: Tensor | None = None) -> Tensor:
-        """``[B]`` value estimates of ``batch["obs"]``; reuses ``embeddings`` if the value layers are shared."""
+        """Returns ``[B]`` value estimates of ``batch["obs"]``; uses ``embeddings`` if the value layers are shared."""
         if embeddings is None or not self.config.vf_share_layers:
             embeddings, _ = self._embed_for_values(batch)
         return self.vf(embeddings).squeeze(-1)
 
     def get_non_inference_attributes(self) -> list[str]:
-        """The value layers, but for those before a recurrent layer of the value function, which goes on when acting."""
+        """Returns the value layers, except those up to a recurrent layer, whose state is computed when acting."""
         return ["vf"] if self.config.vf_share_layers or self.vf_rnn is not None else ["vf", "vf_encoder"]
 
 
 class InputRun(NamedTuple):
-    """Inputs of a distribution that stand side by side.
+    """Inputs of a distribution that stand side by side and are of one kind.
 
     Attributes:
         is_log_std: Whether they are logarithms of standard deviations.
-        length: How many.
+        length: Their number.
     """
 
     is_log_std: bool
@@ -178,7 +177,7 @@ class InputRun(NamedTuple):
 
 
 def _runs_of(dist_cls: type[Distribution], num_inputs: int) -> list[InputRun]:
-    """All inputs of a distribution, in order."""
+    """Returns the runs of all inputs of a distribution, in order."""
     if issubclass(dist_cls, TorchDiagGaussian):
         return [InputRun(False, num_inputs // 2), InputRun(True, num_inputs // 2)]
     if issubclass(dist_cls, TorchMultiDistribution):
@@ -187,22 +186,22 @@ def _runs_of(dist_cls: type[Distribution], num_inputs: int) -> list[InputRun]:
 
 
 class LogStds:
-    """What a policy head has to put out, and how ``action_dist_inputs`` are made of it.
+    """Turns the outputs of a policy head into ``action_dist_inputs``.
 
     Attributes:
-        num_outputs: Of the head.
-        num_free: How many log standard deviations are a parameter of their own.
-        leave_outputs: Whether the head's outputs are the ``action_dist_inputs`` as they are.
+        num_outputs: The number of outputs of the head.
+        num_free: The number of log standard deviations that are a parameter instead of outputs.
+        leave_outputs: Whether the head's outputs are the ``action_dist_inputs``.
     """
 
     def __init__(self, dist_cls: type[Distribution], action_space: Space, *, free: bool, bound: float):
-        """Works out the runs.
+        """Finds the log standard deviations among the inputs.
 
         Args:
-            dist_cls: Of the actions.
-            action_space: Of the actions.
-            free: Whether log standard deviations are a parameter, instead of outputs of the head.
-            bound: They are kept in ``[-bound, bound]``.
+            dist_cls: The action distribution.
+            action_space: The action space.
+            free: Whether log standard deviations are a parameter instead of outputs of the head.
+            bound: Log standard deviations are clipped to ``[-bound, bound]``.
         """
         num_inputs = dist_cls.required_input_dim(action_space)
         self._runs = _runs_of(dist_cls, num_inputs)
@@ -213,10 +212,10 @@ class LogStds:
         self.leave_outputs = not num_log_stds
 
     def array_inputs(self, parameter: np.ndarray | None) -> Callable[[np.ndarray], np.ndarray] | None:
-        """What makes ``[B, n]`` inputs of a head's outputs, in arrays without gradients; None if they are the same.
+        """Returns what turns a head's outputs into ``[B, n]`` inputs, in arrays; None if they are the same.
 
         Args:
-            parameter: ``[B, num_free]``, that of each row.
+            parameter: ``[B, num_free]``, the log standard deviations of each row; None if the head outputs them.
         """
         if self.leave_outputs:
             return None
@@ -245,7 +244,7 @@ class LogStds:
         return put_together
 
     def inputs(self, outputs: Tensor, parameter: Tensor | None) -> Tensor:
-        """``[..., n]`` inputs of a head's ``[..., num_outputs]`` and the parameter, which may be stacked."""
+        """Returns ``[..., n]`` inputs of a head's ``[..., num_outputs]`` and the parameter, which may be stacked."""
         if self.leave_outputs:
             return outputs
         if parameter is None:

@@ -14,7 +14,7 @@ from marl_connectors.episodes.agent_views import AgentChunk
 from marl_connectors.episodes.column_batch import ColumnGroup
 from marl_connectors.episodes.rows import Rows
 from marl_connectors.errors import ConnectorError
-from marl_connectors.rl_module.module_states import (
+from marl_connectors.rl_module.states import (
     are_stateful,
     check_state_out,
     initial_state,

@@ -16,8 +16,8 @@ from marl_connectors.episodes.sequences import unpadded
 from marl_connectors.errors import ConnectorError, ModuleError
 from marl_connectors.ops.discounting import compute_gae_of_episodes
 from marl_connectors.rl_module.apis import ValueFunctionAPI
-from marl_connectors.rl_module.bucket import StackedRows
-from marl_connectors.rl_module.module_calls import called, check_observations, checked_values, values_batch
+from marl_connectors.rl_module.calls import called, check_observations, checked_values, values_batch
+from marl_connectors.rl_module.stacking import StackedRows
 from marl_connectors.transfers import all_moved, all_on_host
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import DEFAULT_MODULE_ID
@@ -145,7 +145,9 @@ def compute_values(rl_module: Any, columns: ColumnGroup) -> torch.Tensor:
             _with_values(rl_module, columns.module_ids[0])
             rows = StackedRows(bucket, columns)
             values = checked_values(
-                columns.module_ids[0], called(bucket.twin, bucket.twin.compute_values, rows), _lead(rows)
+                columns.module_ids[0],
+                called(bucket.stacked_module, bucket.stacked_module.compute_values, rows),
+                _lead(rows),
             )
             values = rows.unstacked(values)
             return values if columns.sequences is None else _unpadded(values, columns)

@@ -1,11 +1,10 @@
-"""Action distributions: from what a module puts out to actions, log-probabilities, entropy and KL divergence."""
+"""Action distributions, which turn a module's outputs into actions, log-probabilities, entropy and KL divergence."""
 
 from marl_connectors.rl_module.distributions.beta import TorchBeta
 from marl_connectors.rl_module.distributions.categorical import TorchBernoulli, TorchCategorical, TorchMultiCategorical
 from marl_connectors.rl_module.distributions.default import BOX_DISTRIBUTIONS, default_distribution
-from marl_connectors.rl_module.distributions.distribution import Distribution
+from marl_connectors.rl_module.distributions.distribution import Distribution, without_forbidden
 from marl_connectors.rl_module.distributions.gaussian import TorchDiagGaussian, TorchSquashedGaussian
-from marl_connectors.rl_module.distributions.masks import without_forbidden
 from marl_connectors.rl_module.distributions.multi import TorchMultiDistribution
 
 __all__ = [

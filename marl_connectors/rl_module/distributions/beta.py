@@ -16,15 +16,15 @@ from marl_connectors.seeding import StreamGenerator
 
 _EDGE = 1e-6
 _PROPOSALS = 6
-"""How many proposals a gamma variate chooses from. At least 95 in 100 are accepted, so that none is happens less often
-than float32 can tell from never (0.05 ** 6 = 2e-8)."""
+"""The number of proposals for a gamma variate. At least 95 in 100 are accepted, so that the probability that none is
+accepted is below what float32 can represent next to 1 (0.05 ** 6 = 2e-8)."""
 
 
 class TorchBeta(Distribution):
     """For bounded Box spaces: independent Beta distributions, one for each number of the action.
 
-    ``action_dist_inputs`` ``x`` are those of all ``alpha`` followed by those of all ``beta``, each ``1 + softplus(x)``:
-    so the density has one peak, and none at the edges (Chou et al. (2017), Proceedings of ICML 70). Actions are in
+    ``action_dist_inputs`` ``x`` are those of all ``alpha`` followed by those of all ``beta``, each ``1 + softplus(x)``,
+    so that the density has one peak, and none at the edges (Chou et al. (2017), Proceedings of ICML 70). Actions are in
     (-1, 1), which NormalizeAndClipActions stretches to the space's range; densities are those in (-1, 1).
     ``to_deterministic`` is the mean.
 
@@ -49,7 +49,7 @@ class TorchBeta(Distribution):
 
     @classmethod
     def noise(cls, rng: StreamGenerator | np.random.Generator, shape: tuple[int, ...], num_inputs: int) -> np.ndarray:
-        """For each gamma variate its proposals' normal numbers, then the numbers that they are accepted by."""
+        """Draws the normal numbers of each gamma variate's proposals, then the numbers that decide on acceptance."""
         size = (*shape, num_inputs * _PROPOSALS)
         return np.concatenate(
             [rng.standard_normal(size, dtype=np.float32), rng.standard_exponential(size, dtype=np.float32)], -1
@@ -69,7 +69,7 @@ class TorchBeta(Distribution):
 
     @cached_property
     def _doubles(self) -> tuple[Tensor, Tensor, Tensor]:
-        """``alpha``, ``beta`` and the logarithm of their Beta function, a difference too fine for float32."""
+        """``alpha``, ``beta`` and the logarithm of their Beta function, for which float32 is not exact enough."""
         alpha, beta = self.alpha.double(), self.beta.double()
         return alpha, beta, torch.lgamma(alpha) + torch.lgamma(beta) - torch.lgamma(alpha + beta)
 
@@ -94,7 +94,7 @@ class TorchBeta(Distribution):
 
 
 def _gamma(concentration: Tensor, noise: Tensor) -> Tensor:
-    """Gamma variates ``[..., n]`` of concentrations of at least 1, from ``[..., 2 * n * _PROPOSALS]`` noise."""
+    """Returns ``[..., n]`` gamma variates of concentrations of at least 1, from ``[..., 2 * n * _PROPOSALS]`` noise."""
     normal, exponential = (part.unflatten(-1, (-1, _PROPOSALS)) for part in noise.chunk(2, -1))
     d = (concentration - 1.0 / 3.0).unsqueeze(-1)
     v = (1.0 + normal / (9.0 * d).sqrt()) ** 3

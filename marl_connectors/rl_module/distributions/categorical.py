@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from marl_connectors.errors import ModuleError
-from marl_connectors.rl_module.distributions.distribution import ClosedForm, Distribution
-from marl_connectors.rl_module.distributions.masks import fitting_mask
+from marl_connectors.rl_module.distributions.distribution import ClosedForm, Distribution, fitting_mask
 from marl_connectors.seeding import StreamGenerator
 from marl_connectors.typing import Tree
 
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 _COMPUTED = ("__init__", "from_logits", "logp", "entropy", "kl", "log_probs", "_finite_log_probs")
 _FEW = 64
-"""Up to how many categories torch normalises several times faster along the first axis than along the last."""
+"""Up to this number of categories, torch normalises several times faster along the first axis than along the last."""
 
 
 class TorchCategorical(Distribution):
@@ -45,7 +44,7 @@ class TorchCategorical(Distribution):
 
     @classmethod
     def noise(cls, rng: StreamGenerator | np.random.Generator, shape: tuple[int, ...], num_inputs: int) -> np.ndarray:
-        """Gumbel noise: adding it to the logits and taking the largest samples from the softmax."""
+        """Draws Gumbel noise. Adding it to the logits and taking the largest one samples from the softmax."""
         noise = rng.standard_exponential((*shape, num_inputs), dtype=np.float32)
         np.maximum(noise, np.finfo(np.float32).tiny, out=noise)
         np.log(noise, out=noise)
@@ -109,7 +108,7 @@ class TorchCategorical(Distribution):
 
 
 def _largest(inputs: np.ndarray, noise: np.ndarray | None) -> np.ndarray:
-    """``[B]`` the number with the largest score. A hot path."""
+    """Returns ``[B]``, the action with the largest score."""
     return (inputs if noise is None else inputs + noise).argmax(-1)
 
 
@@ -117,10 +116,10 @@ class TorchMultiCategorical(Distribution):
     """For MultiDiscrete spaces: independent choices, ``input_lens[i]`` logits for the ``i``-th, one after another.
 
     Actions are flat, ``[..., number of choices]``, and count from 0. The choices are computed together, as one
-    categorical distribution with an axis more, filled up to the largest choice with logits of probability 0.
+    categorical distribution with an additional axis, padded to the largest choice with logits of probability 0.
 
     Attributes:
-        input_lens: How many values each choice has. ``for_space`` and ``get_partial_dist_cls`` set it.
+        input_lens: The number of values of each choice. ``for_space`` and ``get_partial_dist_cls`` set it.
     """
 
     input_lens: tuple[int, ...] = ()
@@ -130,17 +129,17 @@ class TorchMultiCategorical(Distribution):
 
     @classmethod
     def from_logits(cls, logits: Tensor, input_lens: Sequence[int] | None = None) -> TorchMultiCategorical:
-        """From ``[..., sum(input_lens)]`` logits.
+        """Makes distributions from ``[..., sum(input_lens)]`` logits.
 
         Raises:
-            ModuleError: If nobody has said how many values each choice has, or the logits are not as many.
+            ModuleError: If ``input_lens`` is not set, or the number of logits differs.
         """
         if input_lens is not None:
             return cls.get_partial_dist_cls(input_lens=tuple(map(int, input_lens))).from_logits(logits)
         if not cls.input_lens or logits.shape[-1] != sum(cls.input_lens):
             raise ModuleError(
-                f"TorchMultiCategorical: got {logits.shape[-1]} logits for choices of {cls.input_lens} values. Take "
-                f"TorchMultiCategorical.for_space(action_space), and let the module put out one logit for each value."
+                f"TorchMultiCategorical: got {logits.shape[-1]} logits for choices of {cls.input_lens} values. Use "
+                f"TorchMultiCategorical.for_space(action_space), and let the module return one logit for each value."
             )
         return cls(TorchCategorical(cls._by_choice(logits, torch.finfo(logits.dtype).min)))
 
@@ -156,7 +155,7 @@ class TorchMultiCategorical(Distribution):
 
     @classmethod
     def _by_choice(cls, values: Tensor, fill: Any) -> Tensor:
-        """``[..., sum(input_lens)]`` as ``[..., choices, largest choice]``."""
+        """Returns ``[..., sum(input_lens)]`` values as ``[..., choices, largest choice]``."""
         lens = cls.input_lens
         if len(set(lens)) == 1:
             return values.unflatten(-1, (len(lens), lens[0]))
@@ -166,12 +165,12 @@ class TorchMultiCategorical(Distribution):
 
     @classmethod
     def noise(cls, rng: StreamGenerator | np.random.Generator, shape: tuple[int, ...], num_inputs: int) -> np.ndarray:
-        """Gumbel noise for each logit."""
+        """Draws Gumbel noise for each logit."""
         return TorchCategorical.noise(rng, shape, num_inputs)
 
     @classmethod
     def without_forbidden(cls, inputs: Tensor, mask: Any) -> Tensor:
-        """As for one choice; a choice of which all values are forbidden is free."""
+        """Applies a mask to each choice. The mask of a choice whose values are all forbidden is ignored."""
         mask = fitting_mask(inputs, mask)
         some = cls._by_choice(mask, False).any(-1)  # [..., choices]
         spread = [part.expand(*part.shape[:-1], n) for part, n in zip(some.split(1, -1), cls.input_lens, strict=True)]
@@ -229,8 +228,8 @@ class TorchMultiCategorical(Distribution):
 class TorchBernoulli(Distribution):
     """For MultiBinary spaces: independent bits, each with the logit of its probability to be 1.
 
-    Sampled actions are flat, ``[..., n]``. A mask has two numbers for each bit: whether it may be 0, and whether it may
-    be 1.
+    Sampled actions are flat, ``[..., n]``. A mask has two numbers for each bit: whether the bit may be 0, and whether
+    it may be 1.
     """
 
     def __init__(self, logits: Tensor):
@@ -247,12 +246,12 @@ class TorchBernoulli(Distribution):
 
     @classmethod
     def noise(cls, rng: StreamGenerator | np.random.Generator, shape: tuple[int, ...], num_inputs: int) -> np.ndarray:
-        """Logistic noise: added to the logit, it is above 0 with the bit's probability."""
+        """Draws logistic noise. Its sum with a logit is above 0 with the probability of the bit."""
         return rng.logistic(size=(*shape, num_inputs)).astype(np.float32)
 
     @classmethod
     def without_forbidden(cls, inputs: Tensor, mask: Any) -> Tensor:
-        """A bit that must not be 1, or not 0, gets a logit that makes it so; one that must be neither is free."""
+        """Sets the logits of bits with one forbidden value. The mask of a bit that forbids both values is ignored."""
         may_be_0, may_be_1 = fitting_mask(inputs, mask, 2).unflatten(-1, (-1, 2)).unbind(-1)
         largest = torch.finfo(inputs.dtype).max
         inputs = inputs.masked_fill(may_be_0 & ~may_be_1, -largest)
@@ -266,7 +265,7 @@ class TorchBernoulli(Distribution):
 
     @cached_property
     def _log_probs(self) -> tuple[Tensor, Tensor]:
-        """Of each bit the log-probabilities to be 0 and 1; finite, also where the logits are not."""
+        """Each bit's log-probabilities to be 0 and 1, which are finite even if the logits are not."""
         largest = torch.finfo(self.logits.dtype).max
         logits = self.logits.clamp(-largest, largest)
         return F.logsigmoid(-logits), F.logsigmoid(logits)
@@ -295,13 +294,19 @@ class TorchBernoulli(Distribution):
 
 
 class CategoricalRows:
-    """Of one choice among ``n`` actions: ``[N, n]`` logits, -inf for impossible ones.
+    """The closed form of one choice among ``n`` actions: ``[N, n]`` logits, -inf for impossible actions.
 
-    Works with one row of memory for each action, as small axes are fast when they stand first.
+    It computes with one row of memory for each action, as small axes are faster when they stand first.
     """
 
     def __init__(self, logits: np.ndarray, actions: Tensor, before: np.ndarray | None = None):
-        """Takes ``[N, n]`` logits, ``[N]`` actions, and the logits of the distributions that acted, if wanted."""
+        """Computes the quantities of ``[N, n]`` logits and ``[N]`` actions.
+
+        Args:
+            logits: The logits.
+            actions: The actions that were taken.
+            before: The logits of the distributions that acted; None if the KL divergence is not wanted.
+        """
         self._actions = actions.reshape(1, -1).long()
         self._log_probs, self._probs = _normalized(logits)
         self.logp = torch.from_numpy(self._log_probs).gather(0, self._actions)[0].numpy()
@@ -318,7 +323,7 @@ class CategoricalRows:
 
     def gradient(self, of_logp: np.ndarray, of_entropy: np.ndarray, of_kl: np.ndarray | None) -> np.ndarray:
         found = self._log_probs + self.entropy
-        found *= self._probs  # first, as it is 0 where the other may be huge
+        found *= self._probs  # before other products, as it is 0 where they may be huge
         found *= of_entropy
         found += self._probs * (of_logp if of_kl is None else of_logp - of_kl)
         np.negative(found, out=found)
@@ -329,7 +334,7 @@ class CategoricalRows:
 
 
 def _normalized(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """``[n, N]`` log-probabilities and probabilities."""
+    """Returns ``[n, N]`` log-probabilities and probabilities."""
     log_probs = np.array(logits.T, order="C")
     log_probs -= np.maximum.reduce(log_probs, 0)
     probs = np.exp(log_probs)
@@ -340,15 +345,15 @@ def _normalized(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _make_finite(log_probs: np.ndarray) -> None:
-    """Lets an impossible action count 0 as ``p * log(p)``, not nan."""
+    """Makes log-probabilities finite, so that ``p * log(p)`` of an impossible action is 0, not nan."""
     np.maximum(log_probs, np.finfo(log_probs.dtype).min, out=log_probs)
 
 
 class MultiCategoricalRows:
-    """Of several independent choices, whose logits stand side by side."""
+    """The closed form of several independent choices, whose logits stand side by side."""
 
     def __init__(self, logits: np.ndarray, actions: Tensor, before: np.ndarray | None, input_lens: Sequence[int]):
-        """Takes ``[N, sum(input_lens)]`` logits and ``[N, len(input_lens)]`` actions; else as ``CategoricalRows``."""
+        """Computes the quantities of ``[N, sum(input_lens)]`` logits and ``[N, len(input_lens)]`` actions."""
         ends = np.cumsum(input_lens)
         bounds = list(zip((ends - input_lens).tolist(), ends.tolist(), strict=True))
         chosen = actions.reshape(len(logits), -1)

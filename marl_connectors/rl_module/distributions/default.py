@@ -1,4 +1,4 @@
-"""Which distribution a space has."""
+"""The default distribution of a space."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ BOX_DISTRIBUTIONS: dict[str, type[Distribution]] = {
     "squashed_gaussian": TorchSquashedGaussian,
     "beta": TorchBeta,
 }
-"""What ``model_config["action_distribution"]`` may be."""
+"""The values of ``model_config["action_distribution"]``."""
 
 
 def default_distribution(action_space: Space, box: str = "gaussian") -> type[Distribution]:
-    """The distribution that default modules use for a space.
+    """Returns the distribution that default modules use for a space.
 
     Args:
-        action_space: Discrete, MultiDiscrete, MultiBinary, a Box of floats, or a Dict or Tuple of such.
+        action_space: Discrete, MultiDiscrete, MultiBinary, a Box of floats, or a Dict or Tuple of these.
         box: For Boxes, a key of ``BOX_DISTRIBUTIONS``.
 
     Raises:
@@ -47,5 +47,5 @@ def default_distribution(action_space: Space, box: str = "gaussian") -> type[Dis
     raise ModuleError(
         f"default_distribution: there is no default action distribution for {describe(action_space)}; Discrete, "
         f"MultiDiscrete, MultiBinary and float Box spaces, and Dicts and Tuples of them, have one. Override "
-        f"get_exploration_action_dist_cls() and its siblings in your own RLModule."
+        f"get_exploration_action_dist_cls() and the methods like it in your own RLModule."
     )

@@ -1,4 +1,4 @@
-"""The interface of all action distributions, and of their closed forms."""
+"""The interface of all action distributions and of their closed forms, and action masks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from gymnasium import Space
 from torch import Tensor
 
-from marl_connectors.rl_module.distributions.masks import without_forbidden
+from marl_connectors.errors import ModuleError
 from marl_connectors.seeding import StreamGenerator
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import Tree
@@ -44,14 +44,14 @@ copyreg.pickle(_DistributionKind, _reduced)
 
 
 class ClosedForm(Protocol):
-    """What a loss needs of a batch of distributions, with the gradients, in numpy.
+    """The quantities of a batch of distributions that a loss needs, with their gradients, in numpy.
 
-    It is of ``N`` rows of ``action_dist_inputs`` and of the actions that were taken.
+    The batch has ``N`` rows of ``action_dist_inputs`` and of actions that were taken.
 
     Attributes:
         logp: ``[N]`` log-probabilities of the actions.
         entropy: ``[N]`` in nats.
-        kl: ``[N]`` KL divergence from the distributions that acted, in nats; None where these were not given.
+        kl: ``[N]`` KL divergence from the distributions that acted, in nats; None if these were not passed.
     """
 
     logp: np.ndarray
@@ -59,7 +59,7 @@ class ClosedForm(Protocol):
     kl: np.ndarray | None
 
     def gradient(self, of_logp: np.ndarray, of_entropy: np.ndarray, of_kl: np.ndarray | None) -> np.ndarray:
-        """``[N, n]`` how a number changes with the inputs, of how it changes with the three: ``[N]`` each."""
+        """Returns a loss's ``[N, n]`` gradient for the inputs, from its ``[N]`` gradients for the three quantities."""
         ...
 
 
@@ -77,17 +77,17 @@ class Distribution(metaclass=_DistributionKind):
     @staticmethod
     @abstractmethod
     def required_input_dim(space: Space) -> int:
-        """The number of ``action_dist_inputs`` that an action of ``space`` needs."""
+        """Returns the number of ``action_dist_inputs`` that an action of ``space`` needs."""
 
     @classmethod
     def for_space(cls, space: Space) -> type[Self]:
-        """The class for actions of ``space``: this class, unless it needs to know more of the space than its inputs."""
+        """Returns the class for actions of ``space``: this class, unless it depends on the space."""
         del space
         return cls
 
     @classmethod
     def get_partial_dist_cls(cls, **attributes: Hashable) -> type[Self]:
-        """A subclass with some class attributes set. The same attributes always give the same class."""
+        """Returns a subclass with some class attributes set. The same attributes always return the same class."""
         key = cls, tuple(sorted(attributes.items()))
         if key not in _PARTIAL:
             about = ", ".join(f"{name}={value}" for name, value in sorted(attributes.items()))
@@ -99,14 +99,14 @@ class Distribution(metaclass=_DistributionKind):
     def noise(
         cls, rng: StreamGenerator | np.random.Generator, shape: tuple[int, ...], num_inputs: int
     ) -> np.ndarray | None:
-        """The numbers that ``sample`` turns into actions: ``[*shape, k]`` float32, drawn for many steps at once.
+        """Draws the numbers that ``sample`` turns into actions: ``[*shape, k]`` float32, for many steps at once.
 
         None means that the distribution draws from torch's generator itself. Its numbers then follow from the run's
-        seed and the step, but depend on which rows there are.
+        seed and the step, but they depend on the rows of the batch.
 
         Args:
-            rng: Draws for each row from a stream of its own. It has the methods of StreamGenerator, and the first axes
-                of every ``size`` must be ``shape``.
+            rng: Draws for each row from its own stream. It has the methods of StreamGenerator, and the first axes of
+                every ``size`` must be ``shape``.
             shape: The numbers of steps and of rows.
             num_inputs: The number of ``action_dist_inputs`` of each row.
         """
@@ -115,28 +115,28 @@ class Distribution(metaclass=_DistributionKind):
 
     @classmethod
     def without_forbidden(cls, inputs: Tensor, mask: Any) -> Tensor:
-        """``action_dist_inputs`` that give forbidden actions the probability 0; see ``masks.without_forbidden``."""
+        """Returns ``action_dist_inputs`` that give forbidden actions the probability 0; see ``without_forbidden``."""
         return without_forbidden(inputs, mask)
 
     @abstractmethod
     def sample(self, noise: Tensor | None = None) -> Any:
-        """One action for each row.
+        """Returns one action for each row.
 
         Args:
-            noise: ``[..., k]`` as ``Distribution.noise`` gives it; None to draw from torch's global generator.
+            noise: ``[..., k]`` as ``Distribution.noise`` returns it; None to draw from torch's global generator.
         """
 
     @abstractmethod
     def to_deterministic(self) -> Any:
-        """The action to take without exploration: the most likely one of each row, or its mean or median."""
+        """Returns the action to take without exploration: the most likely one of each row, or its mean or median."""
 
     @abstractmethod
     def logp(self, value: Any) -> Tensor:
-        """``[...]`` log-probability (density) of actions."""
+        """Returns the ``[...]`` log-probability (density) of actions."""
 
     @classmethod
     def logp_of_rows(cls, inputs: np.ndarray, actions: Tree) -> np.ndarray:
-        """``[B]`` float32: the result of ``logp`` for ``[B, n]`` inputs and ``[B, ...]`` actions, in arrays on the CPU.
+        """Returns ``[B]`` float32, ``logp`` of ``[B, n]`` inputs and ``[B, ...]`` actions, in arrays on the CPU.
 
         In the library's distributions, each row's number depends on that row alone, to the last bit. It does not depend
         on the number of rows or on their order.
@@ -145,9 +145,9 @@ class Distribution(metaclass=_DistributionKind):
 
     @classmethod
     def bind_choice(cls) -> Callable[[np.ndarray, np.ndarray | None], Tree]:
-        """A function of ``[B, n]`` inputs and noise that gives ``[B, ...]`` actions, in arrays on the CPU.
+        """Returns a function from ``[B, n]`` inputs and noise to ``[B, ...]`` actions, in arrays on the CPU.
 
-        It gives what ``sample`` gives, or what ``to_deterministic`` gives where the noise is None.
+        The function returns the same as ``sample``, or as ``to_deterministic`` if the noise is None.
         """
 
         def choose(inputs: np.ndarray, noise: np.ndarray | None) -> Tree:
@@ -159,17 +159,17 @@ class Distribution(metaclass=_DistributionKind):
 
     @classmethod
     def draws_from_noise(cls, num_inputs: int) -> bool:
-        """Whether ``sample`` makes its actions of ``noise``, and not of torch's own random numbers."""
+        """Whether ``sample`` makes actions from ``noise``, and not from torch's random numbers."""
         return cls.noise(StreamGenerator(np.zeros(0, np.uint64)), (0,), num_inputs) is not None
 
     @classmethod
     def closed_form(cls, inputs: Tensor, actions: Tensor, before: Tensor | None) -> ClosedForm | None:
-        """What ``logp``, ``entropy`` and ``kl`` give for rows, with their gradients worked out; None if nobody has.
+        """Returns ``logp``, ``entropy`` and ``kl`` of rows with their gradients; None if there is no closed form.
 
         Args:
             inputs: ``[N, n]`` float, on the CPU.
             actions: ``[N, ...]``.
-            before: ``[N, n]`` inputs of the distributions that acted, if their KL divergence is wanted.
+            before: ``[N, n]`` inputs of the distributions that acted; None if the KL divergence is not wanted.
         """
         del inputs, actions, before
         return None
@@ -181,13 +181,53 @@ class Distribution(metaclass=_DistributionKind):
 
     @abstractmethod
     def entropy(self) -> Tensor:
-        """``[...]`` in nats."""
+        """Returns the ``[...]`` entropy in nats."""
 
     @abstractmethod
     def kl(self, other: Any) -> Tensor:
-        """``[...]`` KL divergence from this distribution to ``other``, in nats."""
+        """Returns the ``[...]`` KL divergence from this distribution to ``other``, in nats."""
 
 
 @cache
 def _has_methods_of(cls: type, base: type, names: tuple[str, ...]) -> bool:
     return all(getattr_static(cls, name) is getattr_static(base, name) for name in names)
+
+
+def without_forbidden(inputs: Tensor, mask: Any) -> Tensor:
+    """Returns inputs of a categorical distribution that gives forbidden actions the probability 0, exactly.
+
+    Their logits become the most negative finite number, without a gradient. The log-probabilities of forbidden actions,
+    the entropy, the KL divergence, and the gradients of all three stay finite.
+
+    Args:
+        inputs: ``[..., n]`` logits.
+        mask: ``[..., n]``, of the same shape, 0 or False for forbidden actions. A row that forbids all actions, such as
+            padding or the row of an agent that only waits, is ignored.
+
+    Returns:
+        ``[..., n]``.
+
+    Raises:
+        ModuleError: If the shapes differ.
+    """
+    mask = fitting_mask(inputs, mask)
+    forbidden = mask.logical_not() & mask.any(-1, keepdim=True)
+    return inputs.masked_fill(forbidden, torch.finfo(inputs.dtype).min)
+
+
+def fitting_mask(inputs: Tensor, mask: Any, numbers_per_input: int = 1) -> Tensor:
+    """Returns the mask as a bool tensor on the device of ``inputs``.
+
+    Raises:
+        ModuleError: If it does not have ``numbers_per_input`` numbers for each input.
+    """
+    mask = torch.as_tensor(mask, dtype=torch.bool, device=inputs.device)
+    wanted = (*inputs.shape[:-1], inputs.shape[-1] * numbers_per_input)
+    if not torch._C._is_tracing() and mask.shape != wanted:  # in a trace, shapes are tensors that must not be compared
+        each = "one number" if numbers_per_input == 1 else f"{numbers_per_input} numbers"
+        raise ModuleError(
+            f"action mask: its shape is {tuple(mask.shape)}, but that of 'action_dist_inputs' is "
+            f"{tuple(inputs.shape)}, so it should be {tuple(wanted)}: {each} for each of them. A module with other "
+            f"masks must set handles_action_masks = True and apply its masks itself."
+        )
+    return mask

@@ -17,16 +17,16 @@ from marl_connectors.spaces import describe
 from marl_connectors.typing import Tree
 
 _EDGE = 1e-6
-"""Squashed actions stay this far inside their range, where float32 can still tell where they came from."""
+"""The distance that squashed actions keep from the ends of their range, so that float32 can invert ``tanh``."""
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(24)
-"""Gauss-Hermite quadrature for expectations under a standard normal distribution, but for a factor."""
+"""Gauss-Hermite quadrature for expectations under a standard normal distribution, up to a factor."""
 
 
 class TorchDiagGaussian(Distribution):
     """For Box spaces: independent normal distributions, one for each number of the action.
 
     ``action_dist_inputs`` are the means followed by the logarithms of the standard deviations. Sampled actions are
-    flat, ``[..., n]``; NormalizeAndClipActions gives them the space's shape and range. ``logp`` takes either shape.
+    flat, ``[..., n]``; NormalizeAndClipActions gives them the space's shape and range. ``logp`` accepts both shapes.
     """
 
     def __init__(self, mean: Tensor, log_std: Tensor):
@@ -82,7 +82,7 @@ class TorchDiagGaussian(Distribution):
 
 
 def _normal(inputs: np.ndarray, noise: np.ndarray | None) -> np.ndarray:
-    """``[B, n]`` of means and log standard deviations side by side. A hot path."""
+    """Returns ``[B, n]`` actions of means and log standard deviations side by side."""
     size = inputs.shape[-1] // 2
     if noise is None:
         return inputs[:, :size].copy()
@@ -130,28 +130,34 @@ def _log_slope(x: Tensor) -> Tensor:
 
 
 def softplus(x: Tensor) -> Tensor:
-    """``log(1 + exp(x))``; each number comes out the same, to the last bit, whatever stands beside it."""
+    """Returns ``log(1 + exp(x))``. Each result depends only on its own number, to the last bit."""
     return x.clamp(min=0.0) + (-x.abs()).exp().log1p()
 
 
 def check_bounded(who: str, space: Space) -> None:
-    """A distribution over a range needs one.
+    """Checks that a space has bounds.
 
     Raises:
-        ModuleError: If the space has no range.
+        ModuleError: If it has none.
     """
     if not isinstance(space, spaces.Box) or not space.is_bounded("both"):
         raise ModuleError(
             f"{who}: its actions lie in a range, but {describe(space)} has no bounds. Give the action space finite "
-            f"bounds, or take the normal distribution (action_distribution='gaussian')."
+            f"bounds, or use the normal distribution (action_distribution='gaussian')."
         )
 
 
 class GaussianRows:
-    """Of independent normal distributions: ``[N, 2 * k]``, means and then logarithms of standard deviations."""
+    """The closed form of independent normal distributions: ``[N, 2 * k]`` means, then log standard deviations."""
 
     def __init__(self, inputs: np.ndarray, actions: np.ndarray, before: np.ndarray | None = None):
-        """Takes the inputs, ``[N, k]`` actions, and the inputs of the distributions that acted, if wanted."""
+        """Computes the quantities of inputs and ``[N, k]`` actions.
+
+        Args:
+            inputs: The inputs.
+            actions: The actions that were taken.
+            before: The inputs of the distributions that acted; None if the KL divergence is not wanted.
+        """
         k = inputs.shape[1] // 2
         means, log_stds = inputs[:, :k], inputs[:, k:]
         self._inverse = np.exp(-log_stds)

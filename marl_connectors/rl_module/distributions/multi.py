@@ -1,4 +1,4 @@
-"""Distributions over actions with parts."""
+"""Distributions over Dict and Tuple actions."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class Part(NamedTuple):
+class ActionPart(NamedTuple):
     """One part of an action.
 
     Attributes:
-        key: Its name or place.
+        key: Its key in a dict, or its index in a tuple.
         dist_cls: Its distribution; a TorchMultiDistribution for a part with parts.
-        num_inputs: How many ``action_dist_inputs`` it has.
-        num_noise: How many numbers ``sample`` makes it of; None for a distribution that draws itself.
-        num_mask: How many numbers its action masks have; 0 for a part without choices.
+        num_inputs: The number of its ``action_dist_inputs``.
+        num_noise: The number of values that ``sample`` makes it from; None for a distribution that draws itself.
+        num_mask: The number of values of its action masks; 0 for a part without choices.
     """
 
     key: Any
@@ -46,11 +46,11 @@ class TorchMultiDistribution(Distribution):
     of tensors. Log-probability, entropy and KL divergence are the sums of the parts'.
 
     Attributes:
-        parts: What it consists of. ``of_parts`` sets it.
-        is_dict: Whether actions are dicts, or tuples.
+        parts: The parts of an action. ``of_parts`` sets them.
+        is_dict: Whether actions are dicts; else they are tuples.
     """
 
-    parts: tuple[Part, ...] = ()
+    parts: tuple[ActionPart, ...] = ()
     is_dict = True
 
     def __init__(self, children: list[Distribution]):
@@ -58,11 +58,11 @@ class TorchMultiDistribution(Distribution):
 
     @classmethod
     def of_parts(cls, space: spaces.Dict | spaces.Tuple, dist_cls_of: Any) -> type[Self]:
-        """The class for a space.
+        """Returns the class for a space.
 
         Args:
-            space: With the parts.
-            dist_cls_of: ``fn(space)``: the distribution of a part.
+            space: The space.
+            dist_cls_of: ``fn(space)``, which returns the distribution of a part.
         """
         is_dict = isinstance(space, spaces.Dict)
         parts = []
@@ -71,7 +71,7 @@ class TorchMultiDistribution(Distribution):
             num_inputs = dist_cls.required_input_dim(part)
             noise = dist_cls.noise(np.random.default_rng(0), (0,), num_inputs)
             num_mask = sum(values_per_choice(part) or ())
-            parts.append(Part(key, dist_cls, num_inputs, None if noise is None else noise.shape[-1], num_mask))
+            parts.append(ActionPart(key, dist_cls, num_inputs, None if noise is None else noise.shape[-1], num_mask))
         return cls.get_partial_dist_cls(parts=tuple(parts), is_dict=is_dict)
 
     @classmethod
@@ -81,29 +81,29 @@ class TorchMultiDistribution(Distribution):
 
     @classmethod
     def required_input_dim(cls, space: Space) -> int:
-        """The sum of the parts'. To be asked of the class for the space."""
+        """Returns the sum of the parts' numbers. Call it on the class that ``of_parts`` returned."""
         return sum(part.num_inputs for part in cls.parts)
 
     @classmethod
     def noise(
         cls, rng: StreamGenerator | np.random.Generator, shape: tuple[int, ...], num_inputs: int
     ) -> np.ndarray | None:
-        """The parts' noise, one after another."""
+        """Draws the noise of all parts, one after another."""
         found = [part.dist_cls.noise(rng, shape, part.num_inputs) for part in cls.parts]
         known = [noise for noise in found if noise is not None]
         return np.concatenate(known, -1) if len(known) == len(found) else None
 
     @classmethod
     def without_forbidden(cls, inputs: Tensor, mask: Any) -> Tensor:
-        """The parts' masks, one after another, each for its own part; parts without choices have none."""
+        """Applies the masks of the parts, which stand one after another. Parts without choices have none."""
         lens = [part.num_mask for part in cls.parts]
         mask = torch.as_tensor(mask, dtype=torch.bool, device=inputs.device)
         wanted = (*inputs.shape[:-1], sum(lens))
         if not torch._C._is_tracing() and mask.shape != wanted:
             raise ModuleError(
                 f"action mask: its shape is {tuple(mask.shape)}, but should be {wanted}: for the parts "
-                f"{ {part.key: part.num_mask for part in cls.parts} }. A module that works otherwise sets "
-                f"handles_action_masks = True and sees to its masks itself."
+                f"{ {part.key: part.num_mask for part in cls.parts} }. A module with other masks must set "
+                f"handles_action_masks = True and apply its masks itself."
             )
         own = inputs.split([part.num_inputs for part in cls.parts], -1)
         found = [

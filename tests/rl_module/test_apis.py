@@ -93,5 +93,5 @@ def test_a_whole_copy_by_default_and_errors_say_what_is_wrong():
     with pytest.raises(ModuleError, match="tau must be from 0 to 1, not 2"):
         update_target_networks(module, tau=2)
     module.slow = nn.Linear(1, 1)
-    with pytest.raises(ModuleError, match="Followed: get_target_network_pairs gave networks with other parameters"):
+    with pytest.raises(ModuleError, match="Followed: get_target_network_pairs returned networks with other parameters"):
         update_target_networks(module)

@@ -1,4 +1,4 @@
-"""The states that stateful modules carry from step to step, and how long their training sequences are."""
+"""The states of stateful modules, and the lengths of their training sequences."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from marl_connectors.typing import DEFAULT_MODULE_ID, ModuleID, Tree
 
 
 def member(rl_module: Any, module_id: ModuleID | None) -> RLModule:
-    """A module of a MultiRLModule; a module that stands alone is its own."""
+    """Returns a module of a MultiRLModule; an RLModule that is passed itself is returned as it is."""
     if isinstance(rl_module, RLModule):
         return rl_module
     return rl_module[module_id or DEFAULT_MODULE_ID]
 
 
 def is_stateful(rl_module: Any, module_id: ModuleID | None) -> bool:
-    """Whether a module is; False where there is no module, as in a pipeline that is run by hand."""
+    """Whether a module is stateful; False if there is no module, as in a pipeline that a user runs directly."""
     return rl_module is not None and member(rl_module, module_id).is_stateful()
 
 
 def initial_state(module: RLModule) -> Tree:
-    """``get_initial_state`` as a tree of arrays; float64 becomes float32."""
+    """Returns ``get_initial_state`` as a tree of arrays; float64 becomes float32."""
     return tree_map(_array, module.get_initial_state())
 
 
@@ -39,7 +39,7 @@ def _array(value: Any) -> np.ndarray:
 
 
 def state_kind(module: RLModule) -> Hashable:
-    """Equal for modules whose states can stand in one column; None for stateless modules."""
+    """Returns a key that is equal for modules whose states can stand in one column; None for stateless modules."""
     state = module.get_initial_state()
     if not state:
         return None
@@ -48,29 +48,29 @@ def state_kind(module: RLModule) -> Hashable:
 
 
 def check_state_out(module: RLModule, module_id: ModuleID | None, state_out: Tree, rows: int | None) -> None:
-    """Holds what a module put out as its state against the state that it begins in.
+    """Checks the state that a module returned against its initial state.
 
     Args:
-        module: Whose.
-        module_id: Its name, for the message.
+        module: The module.
+        module_id: Its id, for the error message.
         state_out: A tree of arrays.
-        rows: For how many rows it is; None for one item.
+        rows: The number of rows; None for one item.
 
     Raises:
-        ModuleError: If the two differ in structure or in a shape, or not each row has a state.
+        ModuleError: If the two differ in structure or in a shape, or if there is not one state for each row.
     """
     lead = () if rows is None else (rows,)
     expected = tree_map(lambda leaf: (*lead, *leaf.shape), initial_state(module))
     found = tree_map(lambda leaf: tuple(leaf.shape), state_out)
     if found != expected:
         raise ModuleError(
-            f"module {module_id!r}: its 'state_out' has the shapes {found}, but its get_initial_state() has such that "
-            f"they should be {expected}. Let both have the same keys and shapes; a state has no time axis."
+            f"module {module_id!r}: its 'state_out' has the shapes {found}, but by its get_initial_state() they "
+            f"should be {expected}. Let both have the same keys and shapes; a state has no time axis."
         )
 
 
 def max_seq_len(module: RLModule, module_id: ModuleID | None) -> int:
-    """The length of training sequences: ``model_config["max_seq_len"]``, or DefaultModelConfig's.
+    """Returns the length of training sequences: ``model_config["max_seq_len"]``, or DefaultModelConfig's.
 
     Raises:
         ModuleError: If it is not a positive whole number.
@@ -87,7 +87,7 @@ def max_seq_len(module: RLModule, module_id: ModuleID | None) -> int:
 
 
 def are_stateful(who: str, rl_module: Any, module_ids: Sequence[ModuleID]) -> bool:
-    """Whether modules whose rows stand together are stateful.
+    """Whether modules whose rows stand in one group are stateful.
 
     Raises:
         ModuleError: If some are and others are not, or their states differ.

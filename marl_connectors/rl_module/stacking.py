@@ -1,6 +1,6 @@
-"""Buckets: modules of one architecture whose parameters live stacked, so that they run as one batched computation.
+"""Buckets: modules of one architecture with stacked parameters, which run as one batched computation.
 
-Their rows are stacked, too, and filled up where modules have different numbers of them.
+Their rows are stacked, too, and padded if modules have different numbers of rows.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from marl_connectors.transfers import all_moved, moved
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import ModuleID
 
-_PARTS = 64
-"""How many different selections of members a bucket remembers."""
+_MAX_STACKS = 64
+"""The number of selections of members for which a bucket keeps a stack."""
 SPARE_ROWS = 1024
-"""So many rows of padding cost about as much as running a module by itself."""
+"""The number of rows of padding that costs about as much as running a module by itself."""
 _FEW = 3
-"""Fewer modules run faster one after another than filling up their rows takes."""
+"""Fewer modules than this run faster one after another than with padded rows."""
 
 
 class ParameterSlice(NamedTuple):
-    """Where one parameter of each member stands in the bucket's matrices.
+    """The columns of the bucket's matrices that hold one parameter of each member.
 
     Attributes:
-        name: As in ``named_parameters``.
+        name: The parameter's name in ``named_parameters``.
         begin: Its first column.
-        end: One behind its last column.
-        shape: In one member.
+        end: The column after its last one.
+        shape: Its shape in one member.
         requires_grad: False for a frozen parameter, which no update changes.
     """
 
@@ -48,12 +48,12 @@ class ParameterSlice(NamedTuple):
 
 
 class MemberRow(NamedTuple):
-    """What a member has of the bucket's matrices.
+    """A member's row of the bucket's matrices.
 
     Attributes:
         values: ``[P]``, all of its parameters.
-        gradients: ``[P]``.
-        slices: Where each of its parameters stands in these.
+        gradients: ``[P]``, their gradients.
+        slices: The columns of each of its parameters.
     """
 
     values: Tensor
@@ -64,17 +64,19 @@ class MemberRow(NamedTuple):
 class Bucket:
     """``M`` modules of one architecture, their ``P`` parameters each in one row of a matrix.
 
-    Every module stays an ordinary one: its parameters and their gradients are views of its row. The *twin* is a copy of
-    the module whose parameters are views of all rows at once, with an extra first axis ``M``; it computes all members
-    in one go.
+    Every module remains an ordinary module: its parameters and their gradients are views of its row. The *stacked
+    module* is a copy of a member whose parameters are views of all rows at once, with an additional first axis ``M``.
+    It computes all members in one call.
 
     Attributes:
-        module_ids: The members, in order.
-        members: The same, without an order.
+        modules: The members by id, in order.
+        module_ids: The ids of the members, in order.
+        members: The same ids as a set.
         parameters: ``[M, P]``.
         gradients: ``[M, P]``.
-        slices: Which columns of the matrices are which parameter.
-        twin: Runs all members on ``[M, B, ...]`` columns; with one member, that member, on ``[B, ...]``.
+        slices: The columns of each parameter.
+        stacked_module: Runs all members on ``[M, B, ...]`` columns. If there is one member, it is that member, which
+            runs on ``[B, ...]`` columns.
     """
 
     def __init__(self, modules: Mapping[ModuleID, RLModule]):
@@ -92,9 +94,9 @@ class Bucket:
         like = self._held[0][0]
         self.parameters = torch.empty(len(modules), begin, dtype=like.dtype, device=like.device)
         self.gradients = torch.zeros_like(self.parameters)
-        self.twin = self._first if len(modules) == 1 else copy.deepcopy(self._first)
-        self._parts: dict[tuple[ModuleID, ...], BucketPart] = {}
-        self._room: tuple[RLModule, Tensor] | None = None
+        self.stacked_module = self._first if len(modules) == 1 else copy.deepcopy(self._first)
+        self._stacks: dict[tuple[ModuleID, ...], MemberStack] = {}
+        self._scratch: tuple[RLModule, Tensor] | None = None
         self.bind()
 
     @property
@@ -104,75 +106,75 @@ class Bucket:
     def bind(self) -> None:
         """Makes all parameters and gradients views of the matrices (again). Frozen parameters have no gradient.
 
-        Whatever replaced them since (``.to()``, ``param.data = ...``, ``zero_grad(set_to_none=True)``) is copied in.
+        If parameters were replaced since (``.to()``, ``param.data = ...``), their values are copied into the matrices.
         """
         for i, held in enumerate(self._held):
-            for part, parameter in zip(self.slices, held, strict=True):
-                home = self.parameters[i, part.begin : part.end].view(part.shape)
+            for own, parameter in zip(self.slices, held, strict=True):
+                home = self.parameters[i, own.begin : own.end].view(own.shape)
                 if parameter.data_ptr() != home.data_ptr():
                     home.copy_(parameter.detach())
                     parameter.data = home
-                gradient = self.gradients[i, part.begin : part.end].view(part.shape)
-                parameter.grad = gradient if part.requires_grad else None
+                gradient = self.gradients[i, own.begin : own.end].view(own.shape)
+                parameter.grad = gradient if own.requires_grad else None
         if len(self.modules) > 1:
-            self.lay_out(self.twin, self._stacked(self.parameters))
-        self._parts.clear()
+            self.lay_out(self.stacked_module, self._stacked(self.parameters))
+        self._stacks.clear()
 
     def _stacked(self, matrix: Tensor) -> list[nn.Parameter]:
         """The parameters of some members, ``[A, *shape]`` views of ``[A, P]``."""
         return [
-            nn.Parameter(matrix[:, part.begin : part.end].view(len(matrix), *part.shape), part.requires_grad)
-            for part in self.slices
+            nn.Parameter(matrix[:, own.begin : own.end].view(len(matrix), *own.shape), own.requires_grad)
+            for own in self.slices
         ]
 
-    def lay_out(self, twin: RLModule, stacked: Sequence[nn.Parameter]) -> None:
-        """Gives a twin its parameters."""
-        for part, parameter in zip(self.slices, stacked, strict=True):
-            path, _, leaf = part.name.rpartition(".")
-            twin.get_submodule(path)._parameters[leaf] = parameter
+    def lay_out(self, stacked_module: RLModule, stacked: Sequence[nn.Parameter]) -> None:
+        """Gives a stacked module its parameters."""
+        for own, parameter in zip(self.slices, stacked, strict=True):
+            path, _, leaf = own.name.rpartition(".")
+            stacked_module.get_submodule(path)._parameters[leaf] = parameter
 
     @property
     def is_bound(self) -> bool:
-        """Whether all parameters still are views of the matrix, all gradients of theirs, and the same ones frozen."""
+        """Whether all parameters and gradients still are views of the matrices, and the same parameters are frozen."""
         home, size = self.parameters.data_ptr(), self.parameters.element_size()
         for held in self._held:
-            for parameter, part in zip(held, self.slices, strict=True):
-                if parameter.data_ptr() != home or parameter.requires_grad is not part.requires_grad:
+            for parameter, own in zip(held, self.slices, strict=True):
+                if parameter.data_ptr() != home or parameter.requires_grad is not own.requires_grad:
                     return False
-                if (parameter.grad is None) is part.requires_grad:
+                if (parameter.grad is None) is own.requires_grad:
                     return False
-                home += (part.end - part.begin) * size
+                home += (own.end - own.begin) * size
         return True
 
     @property
     def is_current(self) -> bool:
-        """Whether parameters are of the shapes and kind, and those frozen, that the bucket was made for."""
+        """Whether the parameters have the shapes, dtypes, devices and frozen flags that the bucket was made for."""
         kind = self.parameters.dtype, self.parameters.device
-        wanted = [(part.shape, *kind, part.requires_grad) for part in self.slices]
+        wanted = [(own.shape, *kind, own.requires_grad) for own in self.slices]
         return all([(p.shape, p.dtype, p.device, p.requires_grad) for p in held] == wanted for held in self._held)
 
     def row(self, module_id: ModuleID) -> MemberRow:
-        """A member's parameters and where they stand."""
+        """Returns a member's row of the matrices."""
         i = self.module_ids.index(module_id)
         return MemberRow(self.parameters[i], self.gradients[i], dict(zip(self._held[i], self.slices, strict=True)))
 
-    def part(self, module_ids: Sequence[ModuleID]) -> BucketPart:
-        """Some of the members as one computation with gradients."""
+    def stack_of(self, module_ids: Sequence[ModuleID]) -> MemberStack:
+        """Returns some of the members as one computation with gradients."""
         key = tuple(module_ids)
-        if key not in self._parts:
-            if len(self._parts) >= _PARTS:
-                self._parts.clear()
-            self._parts[key] = BucketPart(self, key)
-        return self._parts[key]
+        if key not in self._stacks:
+            if len(self._stacks) >= _MAX_STACKS:
+                self._stacks.clear()
+            self._stacks[key] = MemberStack(self, key)
+        return self._stacks[key]
 
-    def room(self) -> tuple[RLModule, Tensor]:
-        """A twin and ``[M, P]`` memory for those parts that are not the whole bucket: one for all of them."""
-        if self._room is None:
-            self._room = copy.deepcopy(self._first), torch.empty_like(self.parameters)
-        return self._room
+    def scratch(self) -> tuple[RLModule, Tensor]:
+        """Returns a stacked module and ``[M, P]`` memory, which all stacks of only some members share."""
+        if self._scratch is None:
+            self._scratch = copy.deepcopy(self._first), torch.empty_like(self.parameters)
+        return self._scratch
 
-    def stack(self, columns: Mapping[str, Tensor], rows_per_module: int) -> dict[str, Tensor]:
-        """``[M * B, ...]`` columns as the twin takes them, ``[M, B, ...]``; views."""
+    def stack_columns(self, columns: Mapping[str, Tensor], rows_per_module: int) -> dict[str, Tensor]:
+        """Returns ``[M * B, ...]`` columns as ``[M, B, ...]`` views, which the stacked module accepts."""
         if len(self.modules) == 1:
             return dict(columns)
         lead = len(self.modules), rows_per_module
@@ -181,24 +183,26 @@ class Bucket:
             for name, column in columns.items()
         }
 
-    def unstack(self, columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What the twin gave, ``[M, B, ...]``, as ``[M * B, ...]`` columns."""
+    def unstack_columns(self, columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Returns the stacked module's ``[M, B, ...]`` outputs as ``[M * B, ...]`` columns."""
         if len(self.modules) == 1:
             return dict(columns)
         return {name: each_leaf(column, lambda leaf: leaf.flatten(0, 1)) for name, column in columns.items()}
 
 
-class BucketPart:
-    """``A`` members of a bucket, all of them or some, that are updated as one batched computation.
+class MemberStack:
+    """``A`` members of a bucket, all of them or some, which are updated as one batched computation.
 
-    The parameters of all members, or of one, are views of the bucket's. Those of some are copies in memory that all
-    such parts share, so ``load`` comes before each use.
+    The parameters of all members, or of one, are views of the bucket's matrix. Those of several but not all members are
+    copies in memory that all such stacks share, so ``load`` must be called before each use.
 
     Attributes:
-        bucket: Whose members these are.
-        module_ids: Which, in the bucket's order.
-        twin: Runs them on ``[A, B, ...]`` columns; one member runs itself, on ``[B, ...]``.
-        parameters: Those of the twin that gradients are wanted of.
+        bucket: The bucket.
+        module_ids: The ids of the members, in the bucket's order.
+        index: ``[A]`` their rows in the bucket's matrices.
+        is_whole: Whether these are all members.
+        stacked_module: Runs the members on ``[A, B, ...]`` columns. One member runs itself on ``[B, ...]`` columns.
+        parameters: The trainable parameters of the stacked module.
     """
 
     def __init__(self, bucket: Bucket, module_ids: tuple[ModuleID, ...]):
@@ -209,32 +213,32 @@ class BucketPart:
         self._stacked: list[nn.Parameter] = []
         self._unstored: Tensor | None = None
         if self.is_whole:
-            self.twin = bucket.twin
+            self.stacked_module = bucket.stacked_module
         elif len(module_ids) == 1:
-            self.twin = bucket.modules[module_ids[0]]
+            self.stacked_module = bucket.modules[module_ids[0]]
         else:
-            self.twin, room = bucket.room()
-            self._memory = room[: len(module_ids)]
+            self.stacked_module, memory = bucket.scratch()
+            self._memory = memory[: len(module_ids)]
             self._stacked = bucket._stacked(self._memory)
-        own = self._stacked or list(self.twin.parameters())
+        own = self._stacked or list(self.stacked_module.parameters())
         self.parameters = [p for p, where in zip(own, bucket.slices, strict=True) if where.requires_grad]
 
     def load(self) -> RLModule:
-        """The twin, with the members' parameters as they are now."""
+        """Returns the stacked module with the current parameters of the members."""
         if self._stacked:
             torch.index_select(self.bucket.parameters, 0, self.index, out=self._memory)
-            self.bucket.lay_out(self.twin, self._stacked)
-        return self.twin
+            self.bucket.lay_out(self.stacked_module, self._stacked)
+        return self.stacked_module
 
     def compute_gradients(self, loss: Tensor) -> None:
-        """Writes the gradients of the members into the bucket's matrix; those of other members stay as they are."""
+        """Writes the gradients of a loss into the bucket's matrix. Those of other members do not change."""
         bucket, count = self.bucket, len(self.module_ids)
         found = iter(torch.autograd.grad(loss, self.parameters, allow_unused=True))
         columns = []
-        for part in bucket.slices:
-            gradient = next(found) if part.requires_grad else None
+        for own in bucket.slices:
+            gradient = next(found) if own.requires_grad else None
             if gradient is None:
-                columns.append(bucket.gradients.new_zeros(count, part.end - part.begin))
+                columns.append(bucket.gradients.new_zeros(count, own.end - own.begin))
             else:
                 columns.append(gradient.reshape(count, -1))
         if self.is_whole:
@@ -243,9 +247,9 @@ class BucketPart:
             bucket.gradients.index_copy_(0, self.index, torch.cat(columns, 1))
 
     def bound_gradients(self) -> dict[Tensor, Tensor | None]:
-        """Memory for the gradient of each parameter of the twin, to be written to before ``store``; frozen ones: None.
+        """Returns memory for the gradient of each parameter of the stacked module; None for a frozen parameter.
 
-        What belongs to parameters that nobody writes to is 0.
+        The memory holds zeros. ``store`` copies what was written to it to the members.
         """
         bucket, count = self.bucket, len(self.module_ids)
         if self.is_whole:
@@ -257,36 +261,36 @@ class BucketPart:
             matrix = self._unstored = torch.zeros_like(self._memory)
         matrix.zero_()
         lead = () if count == 1 else (count,)
-        parameters = self._stacked or list(self.twin.parameters())
+        parameters = self._stacked or list(self.stacked_module.parameters())
         return {
-            parameter: matrix[:, part.begin : part.end].view(*lead, *part.shape) if part.requires_grad else None
-            for parameter, part in zip(parameters, bucket.slices, strict=True)
+            parameter: matrix[:, own.begin : own.end].view(*lead, *own.shape) if own.requires_grad else None
+            for parameter, own in zip(parameters, bucket.slices, strict=True)
         }
 
     def store(self) -> None:
-        """Brings what was written to ``bound_gradients`` to the members."""
+        """Copies the values in ``bound_gradients`` to the members."""
         if self._unstored is not None:
             self.bucket.gradients.index_copy_(0, self.index, self._unstored)
 
     def gradients(self) -> Tensor:
-        """``[A, P]``: the bucket's own matrix if these are all members, else a copy."""
+        """Returns ``[A, P]`` gradients: the bucket's own matrix if these are all members, else a copy."""
         return self.bucket.gradients if self.is_whole else self.bucket.gradients.index_select(0, self.index)
 
     def set_gradients(self, gradients: Tensor) -> None:
-        """Writes ``[A, P]`` back. Nothing to do if it is the bucket's own matrix, changed in place."""
+        """Writes ``[A, P]`` gradients back, unless they are the bucket's own matrix, which was changed in place."""
         if gradients is not self.bucket.gradients:
             self.bucket.gradients.index_copy_(0, self.index, gradients)
 
 
 def each_leaf(column: Any, fn: Callable[[Tensor], Tensor]) -> Any:
-    """``fn`` of a column's tensor or, in a nested column, of each of its tensors. A hot path."""
+    """Applies ``fn`` to a column's tensor or, in a nested column, to each of its tensors."""
     return fn(column) if type(column) is Tensor else tree_map(fn, column)
 
 
 def sort_into_buckets(modules: Mapping[ModuleID, RLModule]) -> list[Bucket]:
-    """All stackable modules in buckets, in order of first appearance.
+    """Sorts all stackable modules into buckets, in order of first appearance.
 
-    Those that share parameters with another one are in none, and those whose parameters are of several kinds.
+    Modules that share parameters with another module, or whose parameters have several dtypes or devices, are in none.
     """
     families: list[dict[ModuleID, RLModule]] = []
     sharing = modules_that_share(modules)
@@ -303,16 +307,21 @@ def sort_into_buckets(modules: Mapping[ModuleID, RLModule]) -> list[Bucket]:
 
 
 class Stacking:
-    """Which row of a group (or sequence, of stateful modules in a train batch) stands where in a bucket's stack.
+    """Maps the rows of a group to the ``[M, L]`` positions of a bucket's stack, and back.
+
+    For stateful modules in a train batch it maps sequences instead of rows.
 
     Attributes:
-        lead: ``(M, L)``: all members, and rows of the longest module (or sequences).
-        index: ``[M * L]`` the row that each place is filled with; None if rows stand as they are wanted.
-        back: ``[B]`` the place of each row.
+        lead: ``(M, L)``: the number of members, and the rows (or sequences) of the module with the most.
+        rows: ``[M * L]`` the row at each position, as an array.
+        places: ``[B]`` the position of each row, as an array.
+        is_identity: Whether the rows already stand in the order of the positions.
+        index: ``rows`` as a tensor; None if ``is_identity``.
+        back: ``places`` as a tensor.
     """
 
     def __init__(self, bucket: Bucket, group: ColumnGroup):
-        """Looks at a group whose modules all are members of the bucket."""
+        """Computes the positions of a group's rows. All modules of the group must be members of the bucket."""
         splits = group.splits if group.sequences is None else group.sequences.splits
         counts, begins = np.diff(splits), np.minimum(splits[:-1], splits[-1] - 1)
         members = np.array([bucket.module_ids.index(m) for m in group.module_ids])
@@ -323,23 +332,23 @@ class Stacking:
         self.lead = index.shape
         self.rows = index.reshape(-1)
         self.places = np.flatnonzero(within) + np.repeat((members - np.arange(len(members))) * longest, counts)
-        self.stands_so = bool((self.rows == np.arange(self.rows.size)).all())
+        self.is_identity = bool((self.rows == np.arange(self.rows.size)).all())
         self.back = torch.from_numpy(self.places)
-        self.index = None if self.stands_so else torch.from_numpy(self.rows)
+        self.index = None if self.is_identity else torch.from_numpy(self.rows)
 
     @property
     def arrays(self) -> list[np.ndarray]:
-        """What a device has to be told."""
-        return [self.places] if self.stands_so else [self.places, self.rows]
+        """The arrays that must be moved to a device."""
+        return [self.places] if self.is_identity else [self.places, self.rows]
 
     def with_tensors(self, arrays: Sequence[Tensor]) -> Stacking:
-        """Takes ``arrays`` as they are on the device."""
+        """Sets ``arrays`` that were moved to a device."""
         self.back, *index = arrays
         self.index = index[0] if index else None
         return self
 
     def on(self, device: torch.device) -> Stacking:
-        """The same, for columns on a device."""
+        """Returns the mapping with its tensors on a device."""
         if self.back.device == device:
             return self
         return self.with_tensors(all_moved(self.arrays, device))
@@ -351,7 +360,7 @@ def is_whole(bucket: Bucket, group: ColumnGroup) -> bool:
 
 
 def stacking_of(rl_module: Any, group: ColumnGroup) -> Stacking | None:
-    """What a forward pass of a MultiRLModule has to know to stack a group's rows; None if it needs no indices."""
+    """Returns the mapping by which a MultiRLModule stacks a group's rows; None if it needs none."""
     bucket = rl_module.bucket_of(group.module_ids) if hasattr(rl_module, "bucket_of") else None
     if bucket is None or not StackedRows.pays(bucket, group):
         return None
@@ -359,15 +368,14 @@ def stacking_of(rl_module: Any, group: ColumnGroup) -> Stacking | None:
 
 
 class StackedRows(Mapping[str, Any]):
-    """The columns of a group as the twin of a bucket takes them: ``[M, L, ...]``, of sequences ``[M, S, T, ...]``.
+    """A group's columns as the stacked module accepts them: ``[M, L, ...]``, or ``[M, S, T, ...]`` for sequences.
 
-    ``L`` is the longest module's number of rows (``S``: of sequences). What is missing, also for members without rows,
-    stands for itself with copies of other rows, so whatever is computed of it is thrown away by ``unstacked``.
-    A column is only filled up when somebody asks for it.
+    ``L`` is the largest number of rows of a module (``S``: of sequences). Modules with fewer rows are padded with
+    copies of rows, and ``unstacked`` drops the results of the padding. A column is padded when it is first read.
     """
 
     def __init__(self, bucket: Bucket, group: ColumnGroup):
-        """Looks at a group whose modules all are members of the bucket."""
+        """Wraps a group. All of its modules must be members of the bucket."""
         self._sequences = group.sequences
         self._stacking = Stacking(bucket, group) if group.stacking is None else group.stacking
         self._columns: Mapping[str, Any] = group
@@ -392,12 +400,12 @@ class StackedRows(Mapping[str, Any]):
         return bool(counts.any()) and padding <= SPARE_ROWS * len(counts)
 
     def unstacked(self, column: Any) -> Any:
-        """``[B, ...]`` (of sequences ``[S, ...]``) of what the twin gave, ``[M, L, ...]``, in the group's order."""
+        """Returns ``[M, L, ...]`` outputs as ``[B, ...]`` (of sequences ``[S, ...]``), in the group's order."""
         return each_leaf(column, lambda leaf: leaf.flatten(0, 1).index_select(0, self._stacking.on(leaf.device).back))
 
     def __getitem__(self, name: str) -> Any:
         column = self._columns[name]
-        if self._sequences is not None or self._stacking.stands_so:
+        if self._sequences is not None or self._stacking.is_identity:
             return each_leaf(column, self._unflat)
         return each_leaf(column, self._gathered)
 
@@ -420,9 +428,10 @@ class StackedRows(Mapping[str, Any]):
 
 
 def run_stacked(bucket: Bucket, group: ColumnGroup, method: str, **kwargs: Any) -> dict[str, Any]:
-    """A forward pass of a group's rows by the bucket's twin, as ``[B, ...]`` columns. A hot path."""
-    if is_whole(bucket, group) and group.rows_per_module is not None:  # spares the indices
-        return bucket.unstack(getattr(bucket.twin, method)(bucket.stack(group, group.rows_per_module), **kwargs))
+    """Runs a group's rows through the bucket's stacked module, and returns ``[B, ...]`` columns."""
+    if is_whole(bucket, group) and group.rows_per_module is not None:  # needs no indices
+        columns = bucket.stack_columns(group, group.rows_per_module)
+        return bucket.unstack_columns(getattr(bucket.stacked_module, method)(columns, **kwargs))
     rows = StackedRows(bucket, group)
-    outputs = getattr(bucket.twin, method)(rows, **kwargs)
+    outputs = getattr(bucket.stacked_module, method)(rows, **kwargs)
     return {name: rows.unstacked(column) for name, column in outputs.items()}

@@ -169,7 +169,7 @@ def test_the_total_loss_is_what_is_minimised(learner_class):
 @pytest.mark.parametrize("learner_class", [Plus, PlusStacked])
 def test_an_unlogged_term_that_is_not_finite_is_no_matter_of_the_gradient(learner_class, lazily):
     algo = build(type("Bad", (learner_class,), {"plus": float("nan")}), lazily=lazily)
-    with pytest.raises(LearnerError, match=r"total_loss of module 'agent_0' is nan.*what else the loss is made of"):
+    with pytest.raises(LearnerError, match=r"total_loss of module 'agent_0' is nan.*the other terms of the loss"):
         algo.train()
 
 

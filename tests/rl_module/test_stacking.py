@@ -11,7 +11,7 @@ from marl_connectors import Columns, MultiRLModule, SingleAgentEpisode
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
 from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup, Phase
 from marl_connectors.episodes.packing import rows_of_episodes
-from marl_connectors.rl_module.bucket import StackedRows
+from marl_connectors.rl_module.stacking import StackedRows
 
 OBS, ACT = spaces.Box(-9.0, 9.0, (4,), np.float32), spaces.Discrete(3)
 

@@ -1,4 +1,4 @@
-"""Losses: which one of a module is minimised, the statistics of its terms, and where one that is not finite comes from.
+"""Loss statistics: the terms of the losses of an update, and where a term that is not finite comes from.
 
 A step whose loss or gradient is not finite is not taken.
 """
@@ -6,9 +6,8 @@ A step whose loss or gradient is not finite is not taken.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,81 +16,28 @@ from torch import Tensor
 from marl_connectors.columns import Columns
 from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup, slice_tree
 from marl_connectors.errors import LearnerError
-from marl_connectors.rl_module.apis import SelfSupervisedLossAPI
+from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.transfers import all_on_host
 from marl_connectors.trees import leaves
 from marl_connectors.typing import SHARED, ModuleID
 
-if TYPE_CHECKING:
-    from marl_connectors.learner.learner import Learner
-    from marl_connectors.rl_module.multi_rl_module import MultiRLModule
-
 TOTAL_LOSS = "total_loss"
 GRADIENT_NORM = "gradients_global_norm"
 _MAY_BE_INFINITE = (Columns.ACTION_DIST_INPUTS,)
-"""Logits of impossible actions are -inf."""
+"""Columns that may be infinite: the logits of impossible actions are -inf."""
 _OF_MODULES = (Columns.ACTION_DIST_INPUTS, Columns.ACTION_LOGP)
 
 
-def has_self_supervised_loss(learner: Learner, module_id: ModuleID) -> bool:
-    """Whether a module brings its loss."""
-    return isinstance(learner.module[module_id].unwrapped(), SelfSupervisedLossAPI)
-
-
-def loss_function(learner: Learner, module_id: ModuleID) -> Any:
-    """What takes the arguments of ``Learner.compute_loss_for_module`` for a module."""
-    if not has_self_supervised_loss(learner, module_id):
-        return learner.compute_loss_for_module
-    module: Any = learner.module[module_id].unwrapped()
-    return partial(module.compute_self_supervised_loss, learner=learner)
-
-
-def who_computes(learner: Learner, module_id: ModuleID) -> str:
-    """The class and the method, for messages."""
-    if not has_self_supervised_loss(learner, module_id):
-        return f"{type(learner).__name__}: its compute_loss_for_module"
-    return f"{type(learner.module[module_id].unwrapped()).__name__}: its compute_self_supervised_loss"
-
-
-def checked_losses(losses: Any, module_ids: Sequence[ModuleID], learner: Any) -> Tensor:
-    """A scalar of one module, ``[M]`` losses of several. A hot path.
-
-    Raises:
-        LearnerError: If it is something else.
-    """
-    wanted = () if len(module_ids) == 1 else (len(module_ids),)
-    if isinstance(losses, Tensor) and losses.shape == wanted:
-        return losses
-    if isinstance(losses, Tensor) and not wanted and losses.numel() == 1:
-        return losses.reshape(())
-    came = f"a tensor of the shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else _described(losses)
-    if wanted:
-        raise LearnerError(
-            f"{type(learner).__name__}: its compute_loss_for_stacked_modules gave {came} for modules "
-            f"{', '.join(map(repr, module_ids))}, expected a tensor of the shape {wanted}: a loss for each. Reduce "
-            f"the axes behind the first one only."
-        )
-    fix = "Take its mean." if isinstance(losses, Tensor) else "Return the loss; log_terms takes other loss statistics."
-    raise LearnerError(
-        f"{who_computes(learner, module_ids[0])} gave {came} for module {module_ids[0]!r}, expected a scalar "
-        f"tensor. {fix}"
-    )
-
-
-def _described(value: Any) -> str:
-    return repr(value) if value is None or isinstance(value, int | float) else f"a {type(value).__name__}"
-
-
-class Note(NamedTuple):
+class MinibatchTerms(NamedTuple):
     """Loss statistics of one minibatch.
 
     Attributes:
-        epoch: Counted from 0.
-        minibatch: Likewise, in its epoch.
-        module_ids: Whose rows were in it.
-        names: Of the terms.
+        epoch: The number of the epoch, counted from 0.
+        minibatch: The number of the minibatch in its epoch, counted from 0.
+        module_ids: The modules that the minibatch belongs to.
+        names: The names of the terms.
         values: ``[K, A]``, a row for each name and a column for each module.
-        is_result: Whether the modules had rows in it. Others only have gradients.
+        has_rows: Whether the minibatch has rows of these modules. Modules without rows in it only have gradients.
     """
 
     epoch: int
@@ -99,11 +45,19 @@ class Note(NamedTuple):
     module_ids: tuple[ModuleID, ...]
     names: tuple[str, ...]
     values: Tensor
-    is_result: bool = True
+    has_rows: bool = True
 
 
 class NotFinite(NamedTuple):
-    """The first term of an update that is NaN or infinite; its minibatch as in ``Note``, or of the module's own."""
+    """The first term of an update that is NaN or infinite.
+
+    Attributes:
+        epoch: The number of the epoch, counted from 0.
+        minibatch: The number of the minibatch in its epoch, or among the module's minibatches of the epoch.
+        module_id: The module.
+        name: The name of the term.
+        value: Its value.
+    """
 
     epoch: int
     minibatch: int
@@ -113,22 +67,22 @@ class NotFinite(NamedTuple):
 
 
 class LossStatistics:
-    """Notes of one update. They stay on the device until somebody asks."""
+    """The loss statistics of one update. They stay on the device until they are read."""
 
     def __init__(self) -> None:
-        self._notes: list[Note] = []
+        self._logged: list[MinibatchTerms] = []
         self._at = (0, -1)
         self._begin = 0
-        self._noted_total: tuple[Tensor, int] | None = None
+        self._logged_total: tuple[Tensor, int] | None = None
 
     def begin_minibatch(self, epoch: int) -> None:
-        """What is noted from now on is of the next minibatch."""
+        """Begins the next minibatch, to which the terms that are logged from now on belong."""
         self._at = (epoch, self._at[1] + 1 if epoch == self._at[0] else 0)
-        self._begin = len(self._notes)
-        self._noted_total = None
+        self._begin = len(self._logged)
+        self._logged_total = None
 
-    def note(self, module_ids: tuple[ModuleID, ...], terms: Mapping[str, Tensor]) -> None:
-        """Keeps terms of the minibatch's losses, scalars or ``[A]``. A hot path."""
+    def log(self, module_ids: tuple[ModuleID, ...], terms: Mapping[str, Tensor]) -> None:
+        """Logs terms of the minibatch's losses, each a scalar or ``[A]``."""
         number = len(module_ids)
         if not all(isinstance(term, Tensor) and term.numel() == number for term in terms.values()):
             raise _not_loss_terms(module_ids, terms)
@@ -136,37 +90,40 @@ class LossStatistics:
             found = list(terms.values())
             alike = len({term.shape for term in found}) == 1
             values = torch.stack(found if alike else [term.reshape(-1) for term in found])
-        self._notes.append(Note(*self._at, module_ids, tuple(terms), values.view(len(found), number)))
+        self._logged.append(MinibatchTerms(*self._at, module_ids, tuple(terms), values.view(len(found), number)))
         total = terms.get(TOTAL_LOSS)
-        self._noted_total = None if total is None else (total, total._version)
+        self._logged_total = None if total is None else (total, total._version)
 
-    def note_gradient_norms(self, module_ids: tuple[ModuleID, ...], norms: Tensor, *, is_result: bool = True) -> None:
-        """The same for ``[A]`` norms. A hot path."""
-        self._notes.append(Note(*self._at, module_ids, (GRADIENT_NORM,), norms.unsqueeze(0), is_result))
+    def log_gradient_norms(self, module_ids: tuple[ModuleID, ...], norms: Tensor, *, has_rows: bool = True) -> None:
+        """Logs ``[A]`` norms of the minibatch's gradients."""
+        self._logged.append(MinibatchTerms(*self._at, module_ids, (GRADIENT_NORM,), norms.unsqueeze(0), has_rows))
 
-    def note_total(self, module_ids: tuple[ModuleID, ...], losses: Tensor) -> None:
-        """Keeps what is minimised, in place of a total that was noted for the minibatch before more was added to it."""
-        if self._noted_total is not None:
-            total, version = self._noted_total
+    def log_total(self, module_ids: tuple[ModuleID, ...], losses: Tensor) -> None:
+        """Logs the losses that are minimised.
+
+        They replace a total that was logged for the minibatch before a user's code added another term to it.
+        """
+        if self._logged_total is not None:
+            total, version = self._logged_total
             if losses is total and losses._version == version:  # nothing was added, in place or otherwise
                 return
-        noted = [n for n in self._notes[self._begin :] if TOTAL_LOSS in n.names and n.module_ids == module_ids]
-        for note in noted:
-            note.values[note.names.index(TOTAL_LOSS)] = losses.detach().reshape(-1)
-        if not noted:
-            self.note(module_ids, {TOTAL_LOSS: losses})
+        logged = [m for m in self._logged[self._begin :] if TOTAL_LOSS in m.names and m.module_ids == module_ids]
+        for terms in logged:
+            terms.values[terms.names.index(TOTAL_LOSS)] = losses.detach().reshape(-1)
+        if not logged:
+            self.log(module_ids, {TOTAL_LOSS: losses})
 
     def to_host(self) -> None:
-        """Brings all notes to the CPU, in one copy. Waits for the device."""
-        found = all_on_host([note.values for note in self._notes])
-        self._notes = [note._replace(values=values) for note, values in zip(self._notes, found, strict=True)]
+        """Copies all terms to the CPU in one transfer. Waits for the device."""
+        found = all_on_host([terms.values for terms in self._logged])
+        self._logged = [terms._replace(values=values) for terms, values in zip(self._logged, found, strict=True)]
 
     def means(self) -> dict[ModuleID, dict[str, float]]:
-        """The mean of each term over the minibatches that a module took part in."""
+        """Returns the mean of each term over the minibatches that a module had rows in."""
         alike: dict[tuple[tuple[ModuleID, ...], tuple[str, ...]], list[Tensor]] = {}
-        for note in self._notes:
-            if note.is_result:
-                alike.setdefault((note.module_ids, note.names), []).append(note.values)
+        for terms in self._logged:
+            if terms.has_rows:
+                alike.setdefault((terms.module_ids, terms.names), []).append(terms.values)
         sums: dict[ModuleID, dict[str, tuple[float, int]]] = {}
         for (module_ids, names), values in alike.items():
             table = torch.stack(values).double().sum(0).tolist()
@@ -178,17 +135,17 @@ class LossStatistics:
         return {m: {name: total / count for name, (total, count) in own.items()} for m, own in sums.items()}
 
     def last(self, name: str) -> dict[ModuleID, float]:
-        """Each module's term of that name in the last minibatch that it took part in."""
+        """Returns each module's term of that name in the last minibatch that the module took part in."""
         found: dict[ModuleID, float] = {}
-        for note in reversed(self._notes):
-            if name in note.names and not all(m in found for m in note.module_ids):
-                values = note.values[note.names.index(name)].tolist()
-                for module_id, value in zip(note.module_ids, values, strict=True):
+        for terms in reversed(self._logged):
+            if name in terms.names and not all(m in found for m in terms.module_ids):
+                values = terms.values[terms.names.index(name)].tolist()
+                for module_id, value in zip(terms.module_ids, values, strict=True):
                     found.setdefault(module_id, value)
         return found
 
     def first_not_finite(self) -> NotFinite | None:
-        """The culprit: in the first minibatch in which there is one, a term rather than the sum or the gradient."""
+        """Returns a term of the first minibatch that has one: a single term rather than the sum or the gradient."""
         self.to_host()
         found: list[NotFinite] = []
         for bad in self._not_finite():
@@ -199,19 +156,19 @@ class LossStatistics:
         return worst if worst is None else worst._replace(minibatch=self._number_of(worst))
 
     def _number_of(self, bad: NotFinite) -> int:
-        """Which of the module's own minibatches of the epoch it is."""
-        notes = [note for note in self._notes if note.epoch == bad.epoch and bad.module_id in note.module_ids]
-        return len({note.minibatch for note in notes if note.minibatch < bad.minibatch})
+        """Returns the minibatch's number among the module's minibatches of the epoch."""
+        own = [terms for terms in self._logged if terms.epoch == bad.epoch and bad.module_id in terms.module_ids]
+        return len({terms.minibatch for terms in own if terms.minibatch < bad.minibatch})
 
     def _not_finite(self) -> Iterator[NotFinite]:
-        for note in self._notes:
-            values = note.values.double().numpy()
+        for terms in self._logged:
+            values = terms.values.double().numpy()
             for k, a in np.argwhere(~np.isfinite(values)).tolist():
-                yield NotFinite(note.epoch, note.minibatch, note.module_ids[a], note.names[k], float(values[k, a]))
+                yield NotFinite(terms.epoch, terms.minibatch, terms.module_ids[a], terms.names[k], float(values[k, a]))
 
 
 def _not_loss_terms(module_ids: tuple[ModuleID, ...], terms: Mapping[str, Any]) -> LearnerError:
-    """The error that names the term which is not one number for each of these modules."""
+    """Returns the error that names the term that is not one number for each of these modules."""
     counts = {name: value.numel() if isinstance(value, Tensor) else None for name, value in terms.items()}
     name = next(name for name, count in counts.items() if count != len(module_ids))
     value = terms[name]
@@ -224,21 +181,21 @@ def _not_loss_terms(module_ids: tuple[ModuleID, ...], terms: Mapping[str, Any]) 
 
 
 def _rank(bad: NotFinite) -> int:
-    """Terms come before their sum, and that before the gradient."""
+    """Orders terms before their sum, and the sum before the gradient."""
     later = (TOTAL_LOSS, GRADIENT_NORM)
     return later.index(bad.name) + 1 if bad.name in later else 0
 
 
 class FiniteCheck:
-    """Whether all steps of an update so far were finite.
+    """Checks whether all steps of an update so far were finite.
 
-    On the CPU, a step that is not is never taken: one number is looked at. On a GPU, looking would wait for the device;
-    there a flag goes along, from which the optimizers skip that step and all that follow, and the end of the update
-    looks at it.
+    On the CPU the check reads one number before each step, and a step that is not finite is never taken. On a GPU,
+    reading a number would wait for the device. There the check keeps a flag on the device, which makes the optimizers
+    skip that step and all later ones, and the flag is read at the end of the update.
 
     Attributes:
-        is_lazy: Whether it is the flag.
-        skip: The flag as ``torch.optim`` knows it (``found_inf``), 1.0 from the first bad step on; None if not lazy.
+        is_lazy: Whether the check keeps the flag.
+        skip: The flag as ``torch.optim`` expects it (``found_inf``), 1.0 from the first bad step on; None if not lazy.
     """
 
     def __init__(self, *, is_lazy: bool):
@@ -246,7 +203,7 @@ class FiniteCheck:
         self.skip: Tensor | None = None
 
     def holds(self, loss: Tensor, norms: Tensor) -> bool:
-        """Whether a step may be taken; if lazy, always True. A hot path.
+        """Whether a step may be taken; always True if lazy.
 
         Args:
             loss: The scalar whose gradients were computed.
@@ -259,14 +216,14 @@ class FiniteCheck:
         return True
 
     def held(self) -> bool:
-        """Whether all steps of the update were taken. Waits for the device."""
+        """Whether all steps of the update were finite. Waits for the device."""
         return self.skip is None or not bool(all_on_host([self.skip])[0])
 
 
 def not_finite_error(
     statistics: LossStatistics, module: MultiRLModule, batch: ColumnBatch, num_updates: int
 ) -> LearnerError:
-    """The error that names the module, the minibatch and the term, and what that comes from."""
+    """Returns the error that names the module, the minibatch, the term and its probable cause."""
     bad = statistics.first_not_finite()
     if bad is None:
         return LearnerError(
@@ -298,8 +255,8 @@ def _cause(bad: NotFinite, module: MultiRLModule, batch: ColumnBatch) -> str:
         return "The loss itself is finite: look for roots and logarithms near 0, or set vf_clip_param or a lower lr."
     if bad.name == TOTAL_LOSS:
         return (
-            "All columns and all terms that were logged are finite: look at what else the loss is made of. A term that "
-            "log_terms is given is named here."
+            "All columns and all logged terms are finite: look at the other terms of the loss. Terms that are passed "
+            "to log_terms are named here."
         )
     return "All columns are finite. Lower the learning rate, set grad_clip, or look for extreme rewards."
 

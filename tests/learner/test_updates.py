@@ -16,7 +16,6 @@ from marl_connectors import MultiRLModule, MultiRLModuleSpec, RLModule, RLModule
 from marl_connectors.algorithms.ppo.learner import PPOLearner
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
 from marl_connectors.errors import LearnerError
-from marl_connectors.learner.updates import Steps
 from marl_connectors.typing import SHARED
 
 
@@ -92,7 +91,7 @@ def test_a_step_equals_one_of_adam_on_the_sum_of_all_losses(kind):
     by_hand._buckets = []
     adam = torch.optim.Adam(by_hand.parameters(), lr=1e-2)
     columns = {}
-    for step in Steps(learner, batch, 0):
+    for step in learner._steps(batch):
         for minibatch in step.minibatches:
             for i, module_id in enumerate(minibatch.module_ids):
                 rows = {name: minibatch.columns[name] for name in minibatch.columns}
@@ -130,13 +129,13 @@ def test_a_run_goes_on_from_a_checkpoint(kind, tmp_path):
 
 def test_who_holds_what_decides_who_is_trained_together():
     algo = build("held by two")
-    assert algo.rl_module.entangled_modules() == ["agent_0", "agent_1"]
+    assert algo.rl_module.joint_modules() == ["agent_0", "agent_1"]
     assert [bucket.module_ids for bucket in algo.rl_module.buckets] == [("agent_2",)]
     algo.train()
     assert algo.rl_module["agent_0"].encoder is algo.rl_module["agent_1"].encoder
     assert torch.equal(flat(algo.rl_module["agent_0"].encoder), flat(algo.rl_module["agent_1"].encoder))
     assert set(algo.learner.optimizers.get_state()) == {*AGENTS, SHARED}
-    assert build("layers").rl_module.entangled_modules() == list(AGENTS)
+    assert build("layers").rl_module.joint_modules() == list(AGENTS)
 
 
 def test_what_was_shared_goes_on_with_the_one_that_is_left():
@@ -146,7 +145,7 @@ def test_what_was_shared_goes_on_with_the_one_that_is_left():
     moments = algo.learner.optimizers.get_state()[SHARED]["adam"][0]["exp_avg"]
     algo.learner.remove_module("agent_0")
     assert SHARED not in algo.learner.optimizers.get_state()
-    assert algo.rl_module.entangled_modules() == []
+    assert algo.rl_module.joint_modules() == []
     assert moments.abs().sum() > 0
     algo.env_runner.set_policy_mapping_fn(lambda agent_id, episode, **kw: "agent_1")
     algo.env_runner.restart_episodes()
@@ -175,21 +174,21 @@ def test_modules_with_less_data_take_no_part_in_the_last_steps():
     for episode in episodes[4:]:
         del episode.agent_episodes["agent_1"]
     batch = algo.learner.make_batch(episodes)
-    taken = [tuple(m.module_ids[0] for m in step.minibatches) for step in Steps(algo.learner, batch, 0)]
+    taken = [tuple(m.module_ids[0] for m in step.minibatches) for step in algo.learner._steps(batch)]
     assert taken == [AGENTS] * 2 + [("agent_0", "agent_2")] * 2
-    orders = [[m.columns["obs"] for m in step.minibatches] for step in Steps(algo.learner, batch, 0)]
+    orders = [[m.columns["obs"] for m in step.minibatches] for step in algo.learner._steps(batch)]
     assert all(len(parts[0]) == len(parts[-1]) for parts in orders)
     results = algo.learner.update(episodes=episodes)
     assert results["agent_1"]["num_module_steps_trained"] == 20
     assert results["agent_0"]["num_module_steps_trained"] == 40
 
 
-def test_entangled_modules_go_through_equally_many_rows_in_one_order():
+def test_joint_modules_go_through_equally_many_rows_in_one_order():
     algo = build("layers", num_epochs=1, minibatch_size=10)
     batch = algo.learner.make_batch(algo.env_runner.sample())
     (group,) = batch.groups
     group["row"] = torch.arange(len(group["obs"]))
-    for step in Steps(algo.learner, batch, 0):
+    for step in algo.learner._steps(batch):
         first, *others = [m.columns["row"] % 40 for m in step.minibatches]
         assert all(torch.equal(first, other) for other in others)
         assert first.tolist() != sorted(first.tolist())

@@ -13,7 +13,7 @@ from marl_connectors import Columns, PPOConfig, RLModule, RLModuleSpec
 from marl_connectors.episodes.column_batch import ColumnGroup
 from marl_connectors.errors import MarlConnectorsError, ModuleError
 from marl_connectors.rl_module.apis import ValueFunctionAPI
-from marl_connectors.rl_module.module_calls import check_observations
+from marl_connectors.rl_module.calls import check_observations
 
 BOX = spaces.Box(-1.0, 1.0, (3,), np.float32)
 
@@ -172,27 +172,27 @@ def trained(module_class, policies="shared"):
             r"'(default_policy|a)' output 'action_dist_inputs' of shape \(\d, 5\), but TorchCategorical needs 3",
         ),
         (NoLogits, r"'(default_policy|a)' output \['logits'\], but neither 'actions' nor 'action_dist_inputs'"),
-        (AnotherColumn, r"AnotherColumn.* found no 'observation' \(a KeyError\).*columns \['obs'\]: if it was"),
+        (AnotherColumn, r"AnotherColumn.* found no 'observation' \(a KeyError\).*columns \['obs'\]: read one of"),
         (
             ValuesWithAnAxis,
-            r"compute_values of module '.*' gave \(\d+, 1\), expected .* \(\d+,\): one number for each row",
+            r"compute_values of module '.*' returned \(\d+, 1\), expected .* \(\d+,\): one number for each row",
         ),
-        (OneValue, r"compute_values of module '.*' gave \(\), expected a tensor of shape"),
+        (OneValue, r"compute_values of module '.*' returned \(\), expected a tensor of shape"),
         (TooFewInTraining, r"'action_dist_inputs' of shape \(\d+, 2\), but TorchCategorical needs 3 .*rows \(\d+,\)"),
         (OneRowInTraining, r"'action_dist_inputs' of shape \(1, 3\), but .* rows \(\d+,\) for actions of Discrete"),
-        (NothingInTraining, r"forward_train put out \[\], but no 'action_dist_inputs'"),
-        (ValuesWithAnAxisInTraining, r"compute_values of module '.*' gave \(\d+, 1\), expected .* \(\d+,\)"),
+        (NothingInTraining, r"forward_train returned \[\], but no 'action_dist_inputs'"),
+        (ValuesWithAnAxisInTraining, r"compute_values of module '.*' returned \(\d+, 1\), expected .* \(\d+,\)"),
         (
             OtherInputs,
             r"module '.*' \(OtherInputs\): its _forward.* raised RuntimeError: .*'obs': \(\d, 3\).*built for .*Box",
         ),
-        (ReturnsNone, r"module '.*' \(ReturnsNone\): its _forward.* gave NoneType, expected a dict"),
-        (ReturnsTensor, r"module '.*' \(ReturnsTensor\): its _forward.* gave Tensor, expected a dict"),
+        (ReturnsNone, r"module '.*' \(ReturnsNone\): its _forward.* returned NoneType, expected a dict"),
+        (ReturnsTensor, r"module '.*' \(ReturnsTensor\): its _forward.* returned Tensor, expected a dict"),
         (
             AnotherColumnForValues,
             r"module '.*' \(AnotherColumnForValues\): its compute_values .*no (column )?'critic_obs'.*obs",
         ),
-        (OwnKey, r"module '.*' \(OwnKey\): its _forward.* found no 'speed' \(a KeyError\).*if it was looked for there"),
+        (OwnKey, r"module '.*' \(OwnKey\): its _forward.* found no 'speed' \(a KeyError\).*read one of these"),
         (DropsRows, r"module '.*' output 'action_dist_inputs' of shape \(0, 3\) for \d rows"),
         (Detached, r"loss of '.*' has no gradient.*detach"),
         (Forgetful, r"output no 'state_out'"),

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from marl_connectors.rl_module.recurrent_layers import GRU, LSTM
+from marl_connectors.rl_module.layers import GRU, LSTM
 
 BOTH = [(LSTM, nn.LSTM), (GRU, nn.GRU)]
 

@@ -1,6 +1,6 @@
-"""Calls of the methods that users write for their modules: what these are given, and whether what they give is of use.
+"""Calls of the methods that users write for their modules, and checks of their arguments and results.
 
-Errors name the module and what it was given.
+Errors name the module and the shapes of its inputs.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from gymnasium import Space, spaces
-from torch import Tensor
+from torch import Tensor, nn
 
 from marl_connectors.columns import Columns
 from marl_connectors.episodes.column_batch import ColumnGroup, NoColumn
@@ -22,23 +22,20 @@ from marl_connectors.spaces import describe
 from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import ModuleID
 
-if TYPE_CHECKING:
-    from marl_connectors.rl_module.rl_module import RLModule
-
 _AS_THEY_ARE = (MarlConnectorsError, NotImplementedError, torch.OutOfMemoryError)
 
 
 def called(module: Any, method: Callable[..., Any], batch: Mapping[str, Any], **kwargs: Any) -> Any:
-    """What a method makes of a batch. A hot path.
+    """Calls a method with a batch.
 
     Args:
         module: An RLModule; ``module.known_as`` is its id.
         method: One of its methods.
         batch: Columns.
-        **kwargs: For the method.
+        **kwargs: Further arguments for the method.
 
     Raises:
-        ModuleError: If the method raises; names the module, the error and the shapes of the columns.
+        ModuleError: If the method raises. The error names the module, the exception and the shapes of the columns.
     """
     try:
         return method(batch, **kwargs)
@@ -49,16 +46,16 @@ def called(module: Any, method: Callable[..., Any], batch: Mapping[str, Any], **
 def called_for_columns(
     module: Any, method: Callable[..., Any], batch: Mapping[str, Any], kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The same for a forward pass, which has to give columns. A hot path.
+    """Calls a forward pass as ``called`` does, and checks that it returns columns.
 
     Raises:
-        ModuleError: Also if it gives anything else.
+        ModuleError: If the method raises, or returns anything but columns.
     """
     outputs = called(module, method, batch, **kwargs)
     if type(outputs) is not dict and not isinstance(outputs, Mapping):
         raise ModuleError(
-            f"{_who(module)}: its {method.__name__} gave {type(outputs).__name__}, expected a dict of columns. Return "
-            f"{{Columns.ACTION_DIST_INPUTS: ...}}."
+            f"{_who(module)}: its {method.__name__} returned {type(outputs).__name__}, expected a dict of columns. "
+            f"Return {{Columns.ACTION_DIST_INPUTS: ...}}."
         )
     return outputs  # type: ignore[return-value]
 
@@ -66,16 +63,17 @@ def called_for_columns(
 def called_for_modules(
     module: Any, purpose: str, batch: Mapping[ModuleID, Mapping[str, Any]], kwargs: Mapping[str, Any]
 ) -> dict[ModuleID, Any]:
-    """What the forward pass of a MultiRLModule gives that the user has written.
+    """Calls a forward pass of a MultiRLModule that a user has written.
 
     Args:
         module: The MultiRLModule.
         purpose: ``"inference"``, ``"exploration"`` or ``"train"``.
         batch: Columns by module.
-        kwargs: For the method.
+        kwargs: Further arguments for the method.
 
     Raises:
-        ModuleError: If it raises, or gives anything but a dict by module id; names the class and what it was asked for.
+        ModuleError: If the method raises, or returns anything but a dict by module id. The error names the class and
+            the purpose.
     """
     method = getattr(module, f"_forward_{purpose}")
     try:
@@ -90,23 +88,23 @@ def called_for_modules(
     if not isinstance(outputs, Mapping) or not all(isinstance(own, Mapping) for own in outputs.values()):
         came = {m: type(own).__name__ for m, own in outputs.items()} if isinstance(outputs, Mapping) else outputs
         raise ModuleError(
-            f"{_asked(module, purpose)} gave {came if isinstance(came, dict) else type(came).__name__}, expected "
+            f"{_asked(module, purpose)} returned {came if isinstance(came, dict) else type(came).__name__}, expected "
             f"columns by module. Return {{module_id: {{Columns.ACTION_DIST_INPUTS: ...}}}}."
         )
     missing = [module_id for module_id in batch if module_id not in outputs]
     if missing:
         raise ModuleError(
-            f"{_asked(module, purpose)} gave columns of {list(outputs)}, but nothing for module {missing[0]!r}, whose "
-            f"batch it got. Return an entry for each module that has one."
+            f"{_asked(module, purpose)} returned columns of {list(outputs)}, but none for module {missing[0]!r}, whose "
+            f"batch it got. Return an entry for each module that has a batch."
         )
     return outputs  # type: ignore[return-value]
 
 
 def _asked(module: Any, purpose: str) -> str:
-    """The method as the user has written it, and what for it was called."""
+    """Returns the name of the method that the user has written, with the purpose of the call."""
     cls = next(c for c in type(module).__mro__ if f"_forward_{purpose}" in vars(c) or "_forward" in vars(c))
     own = f"_forward_{purpose}" in vars(cls)
-    return f"{type(module).__name__}: its {f'_forward_{purpose}' if own else f'_forward, asked for {purpose},'}"
+    return f"{type(module).__name__}: its {f'_forward_{purpose}' if own else f'_forward, called for {purpose},'}"
 
 
 def _shapes(columns: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,8 +120,7 @@ def _fail(module: Any, method: Callable[..., Any], batch: Mapping[str, Any], err
     if isinstance(key, str) and key.isidentifier() and key not in batch:
         raise ModuleError(
             f"{_who(module)}: its {method.__name__} found no {key!r} (a KeyError). The batch has the columns "
-            f"{sorted(batch)}: if it was looked for there, read one of these, or add the connector piece that makes "
-            f"{key!r}."
+            f"{sorted(batch)}: read one of these, or add the connector piece that makes {key!r}."
         ) from error
     space = getattr(module, "observation_space", None)
     built = "" if space is None else f" It was built for observations of {describe(space)}."
@@ -134,7 +131,7 @@ def _fail(module: Any, method: Callable[..., Any], batch: Mapping[str, Any], err
 
 
 def _other_precision(module: Any, batch: Mapping[str, Any]) -> str:
-    """A sentence, where parameters and observations are numbers of different kinds."""
+    """Returns a sentence for the error if parameters and observations have different dtypes."""
     kinds = {p.dtype for p in module.parameters() if p.is_floating_point()} if hasattr(module, "parameters") else set()
     seen = {x.dtype for x in leaves(batch.get("obs")) if isinstance(x, torch.Tensor) and x.is_floating_point()}
     if not kinds or not seen or seen <= kinds:
@@ -152,71 +149,78 @@ def _who(module: Any) -> str:
 
 
 class ModuleOutputs(dict[str, Any]):
-    """What a module put out in training.
+    """The outputs of a module in training.
 
     Attributes:
-        given: The columns that it was given, and behind them those of the batch.
+        inputs: The columns that ``forward_train`` was called with, and after them the other columns of the batch.
     """
 
-    __slots__ = ("given",)
+    __slots__ = ("inputs",)
 
-    def __init__(self, outputs: Mapping[str, Any], given: Mapping[str, Any]):
+    def __init__(self, outputs: Mapping[str, Any], inputs: Mapping[str, Any]):
         super().__init__(outputs)
-        self.given = given
+        self.inputs = inputs
 
 
 def values_batch(outputs: Mapping[str, Any], batch: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a module's ``compute_values`` is to be called with: what ``forward_train`` saw. A hot path."""
-    return outputs.given if type(outputs) is ModuleOutputs else batch
+    """The columns to call a module's ``compute_values`` with: those that ``forward_train`` was called with."""
+    return outputs.inputs if type(outputs) is ModuleOutputs else batch
 
 
 @contextmanager
-def noting(modules: Iterable[RLModule]) -> Iterator[dict[ModuleID, Mapping[str, Any]]]:
-    """Meanwhile, with what ``forward_train`` of each module is called."""
-    given: dict[ModuleID, Mapping[str, Any]] = {}
+def recorded_inputs(modules: Iterable[nn.Module]) -> Iterator[dict[ModuleID, Mapping[str, Any]]]:
+    """Records the columns that ``forward_train`` of each RLModule is called with inside the ``with`` block."""
+    inputs: dict[ModuleID, Mapping[str, Any]] = {}
     members = list(modules)
     for module in members:
-        module.__dict__["_notes_given"] = given
+        module.__dict__["_recorded_inputs"] = inputs
     try:
-        yield given
+        yield inputs
     finally:
         for module in members:
-            module.__dict__.pop("_notes_given", None)
+            module.__dict__.pop("_recorded_inputs", None)
 
 
-def with_given(
+def with_inputs(
     outputs: Mapping[ModuleID, Mapping[str, Any]],
-    given: Mapping[ModuleID, Mapping[str, Any]],
+    inputs: Mapping[ModuleID, Mapping[str, Any]],
     batch: Mapping[ModuleID, Mapping[str, Any]],
 ) -> dict[ModuleID, ModuleOutputs]:
-    """The outputs of modules, with what they were given; what was added to ``batch`` itself counts, too."""
+    """The outputs of modules together with their inputs, which include the columns that were added to ``batch``."""
     found = {}
     for module_id, own in outputs.items():
         columns = batch.get(module_id, {})
-        seen = given.get(module_id, columns)
+        seen = inputs.get(module_id, columns)
         found[module_id] = ModuleOutputs(own, seen if seen is columns else ChainMap(seen, columns))  # type: ignore[arg-type]
     return found
 
 
-def checked_inputs(module_id: ModuleID, module: RLModule, fwd_out: Mapping[str, Any], lead: tuple[int, ...]) -> Tensor:
-    """The ``action_dist_inputs`` that a module's ``forward_train`` gave. A hot path.
+def checked_inputs(
+    module_id: ModuleID,
+    fwd_out: Mapping[str, Any],
+    lead: tuple[int, ...],
+    *,
+    dist_cls: type[Distribution],
+    action_space: Space | None,
+) -> Tensor:
+    """Returns the ``action_dist_inputs`` among the outputs of a module's ``forward_train``.
 
     Args:
-        module_id: For messages; of stacked modules, any of them.
-        module: The module.
-        fwd_out: What it put out.
-        lead: The axes before those of a row: ``(B,)``, or what else the batch's columns begin with.
+        module_id: The module to name in an error; any of them if several are stacked.
+        fwd_out: The outputs.
+        lead: The axes before those of a row: ``(B,)``, or the other axes with which the batch's columns begin.
+        dist_cls: The module's action distribution.
+        action_space: The module's action space.
 
     Raises:
-        ModuleError: If there are none, or not as many rows and numbers as actions need.
+        ModuleError: If they are missing, or do not have the rows and numbers that the actions need.
     """
     inputs = fwd_out.get(Columns.ACTION_DIST_INPUTS)
-    dist_cls, space = module.get_train_action_dist_cls(), module.action_space
-    knows_size = space is not None and issubclass(dist_cls, Distribution)
-    wanted = dist_cls.required_input_dim(space) if knows_size and space is not None else None
+    space = action_space
+    wanted = dist_cls.required_input_dim(space) if space is not None and issubclass(dist_cls, Distribution) else None
     if not isinstance(inputs, Tensor):
         raise ModuleError(
-            f"module {module_id!r}: its forward_train put out {sorted(fwd_out)}, but no 'action_dist_inputs'. Return "
+            f"module {module_id!r}: its forward_train returned {sorted(fwd_out)}, but no 'action_dist_inputs'. Return "
             f"them from its _forward_train (or _forward)."
         )
     found = tuple(inputs.shape)
@@ -224,46 +228,46 @@ def checked_inputs(module_id: ModuleID, module: RLModule, fwd_out: Mapping[str, 
         numbers = "any number of" if wanted is None else wanted
         actions = "" if space is None else f" for actions of {describe(space)}"
         raise ModuleError(
-            f"module {module_id!r}: its forward_train put out 'action_dist_inputs' of shape {found}, but "
-            f"{dist_cls.__name__} needs {numbers} numbers in each of the rows {lead}{actions}. Give every row of the "
-            f"batch one that goes out, and the last layer of its policy so many outputs."
+            f"module {module_id!r}: its forward_train returned 'action_dist_inputs' of shape {found}, but "
+            f"{dist_cls.__name__} needs {numbers} numbers in each of the rows {lead}{actions}. Return one row for each "
+            f"row of the batch, and give the last layer of the policy this number of outputs."
         )
     return inputs
 
 
 def checked_values(module_id: ModuleID, values: Any, lead: tuple[int, ...]) -> Tensor:
-    """What a module's ``compute_values`` gave, in single precision at least. A hot path.
+    """Returns the values that a module's ``compute_values`` returned, in single precision at least.
 
     Raises:
-        ModuleError: If it is not one number for each row.
+        ModuleError: If they are not one number for each row.
     """
     if not isinstance(values, Tensor) or tuple(values.shape) != lead:
         found = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
         raise ModuleError(
-            f"compute_values of module {module_id!r} gave {found}, expected a tensor of shape {lead}: one number for "
-            f"each row, without a last axis (.squeeze(-1))."
+            f"compute_values of module {module_id!r} returned {found}, expected a tensor of shape {lead}: one number "
+            f"for each row, without a last axis (.squeeze(-1))."
         )
     return in_full(values)
 
 
 def in_full(values: Tensor) -> Tensor:
-    """In single precision at least: half precision has too few digits for the ratios of a loss."""
+    """Returns values in single precision at least: half precision has too few digits for the ratios of a loss."""
     return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
 
 
 def check_observations(group: ColumnGroup, rl_module: Any, *, train: bool) -> None:
-    """Holds the ``obs`` of a group against the spaces and devices of its modules.
+    """Checks the ``obs`` of a group against the spaces and devices of its modules.
 
-    Where a MultiRLModule has a ``_forward`` of its own, that decides what the modules see, so spaces are left out.
+    If a MultiRLModule overrides ``_forward``, that method decides what the modules see, so spaces are not checked.
 
     Args:
-        group: In tensors or arrays.
+        group: Columns of tensors or arrays.
         rl_module: The modules.
-        train: Whether the learner pipeline has made it, or the env-to-module pipeline.
+        train: Whether the columns come from the learner pipeline, or from the env-to-module pipeline.
 
     Raises:
-        ModuleError: If a shape or a part differs; names the module, the pipeline and both shapes. If they are on
-            another device than the module.
+        ModuleError: If a shape or a part differs; the error names the module, the pipeline and both shapes. Also if the
+            observations are on another device than the module.
     """
     if Columns.OBS not in group:
         return
@@ -276,10 +280,10 @@ def check_observations(group: ColumnGroup, rl_module: Any, *, train: bool) -> No
         if sees_as_given and space is not None and not _fits(space, observations, lead):
             shape = tree_map(lambda leaf: tuple(leaf.shape)[lead:], observations)
             hint = (
-                "A piece that changes observations in the batch only, such as FrameStacking, has to stand in both "
-                "pipelines."
+                "A piece that changes observations in the batch only, such as FrameStacking, must be in both pipelines."
                 if train
-                else "A connector piece that changes observations must say so in recompute_output_observation_space."
+                else "A connector piece that changes observations must return their space from "
+                "recompute_output_observation_space."
             )
             raise ModuleError(
                 f"module {module_id!r}: it was built for {describe(space)}, but the {pipeline} pipeline gives it "
@@ -289,7 +293,7 @@ def check_observations(group: ColumnGroup, rl_module: Any, *, train: bool) -> No
 
 
 def _fits(space: Space, values: Any, lead: int) -> bool:
-    """Whether a batch has a space's parts and shapes; of spaces without a fixed shape everything has."""
+    """Whether a batch has a space's parts and shapes. Every batch fits a space without a fixed shape."""
     if isinstance(space, spaces.Dict):
         return isinstance(values, dict) and all(
             key in values and _fits(part, values[key], lead) for key, part in space.spaces.items()
