@@ -28,7 +28,7 @@ def load_config(spec: str) -> Any:
     Raises:
         ConfigError: If there is no such file, module or name, if it fails, or if it is something else.
     """
-    from marl_connectors.algorithms.algorithm_config import AlgorithmConfig
+    from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
 
     source, name = (spec, "") if spec.endswith(".py") else spec.rpartition(":")[::2] if ":" in spec else (spec, "")
     name = name or DEFAULT_NAME

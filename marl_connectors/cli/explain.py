@@ -21,9 +21,7 @@ def run(args: argparse.Namespace) -> int:
     given = vars(args)
     algo = _algorithm(given)
     try:
-        from marl_connectors.algorithms.explain import explain_algorithm
-
-        explanations = explain_algorithm(algo)
+        explanations = algo.explain()
     finally:
         algo.stop()
     if "json" in given:

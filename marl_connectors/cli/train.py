@@ -405,8 +405,8 @@ def load_algorithm(
         new_episodes: Likewise.
     """
     from marl_connectors.algorithms.algorithm import Algorithm
+    from marl_connectors.algorithms.checkpoint import algorithm_state, restored_config
     from marl_connectors.algorithms.checkpoint_schema import check_state
-    from marl_connectors.algorithms.restoring import algorithm_state, restored_config
     from marl_connectors.names import Names
 
     if not changed:

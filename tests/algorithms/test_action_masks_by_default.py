@@ -467,9 +467,9 @@ def test_an_action_masking_of_the_users_own_is_the_only_one():
 def test_without_default_pieces_nothing_is_added():
     config = masked_config().env_runners(add_default_connectors_to_env_to_module_pipeline=False)
     config.env_runners(env_to_module_connector=lambda env: OwnPiece())
-    from marl_connectors.algorithms import building
+    from marl_connectors.algorithms import build
 
-    pipeline, masking = building.build_env_to_module(config, building.build_setup(config))
+    pipeline, masking = build.build_env_to_module(config, build.build_setup(config))
     assert pipeline.names() == ["OwnPiece"] and "left to your pieces" in str(masking)
 
 

@@ -131,7 +131,7 @@ def test_what_cannot_be_added_leaves_everything_as_it_was():
         algo.add_module("new", add_to_env_runners=False)
     with pytest.raises(ModuleError, match=r"there is no module 'maine'\. Did you mean 'main'"):
         algo.remove_module("maine")
-    with pytest.raises(ModuleError, match="'main' is the only module there is"):
+    with pytest.raises(ModuleError, match="'main' is the only module"):
         algo.remove_module("main")
     assert list(algo.rl_module) == ["main"]
     assert not isinstance(algo.config.policy_mapping_fn, str)
@@ -275,7 +275,7 @@ def test_an_earlier_mapping_comes_back_with_an_earlier_checkpoint(tmp_path):
     third = algo.save_to_path(tmp_path / "c")
     algo.restore_from_path(third)
     assert algo.config.policy_mapping_fn is mapping, "it is that of the checkpoint"
-    with pytest.raises(CheckpointError, match="policy_mapping_fn was changed while training went on"):
+    with pytest.raises(CheckpointError, match="policy_mapping_fn was changed during training"):
         other.restore_from_path(third)
 
 

@@ -7,7 +7,7 @@ from gymnasium import spaces
 from scripted_envs import BOX, LifeEnv, small_config
 
 from marl_connectors import Callbacks, PPOConfig
-from marl_connectors.algorithms.config_state import config_from_state, config_to_state
+from marl_connectors.algorithms.config.state import config_from_state, config_to_state
 from marl_connectors.errors import CheckpointError, ConfigError
 from marl_connectors.learner.learner import Learner
 from marl_connectors.rl_module.rl_module import RLModule

@@ -296,7 +296,7 @@ def test_unknown_choices_are_named():
     config = config_of(StatedLife).rl_module(
         algorithm_config_overrides_per_module={"default_policy": {"critic_obs": "state"}}
     )
-    with pytest.raises(ConfigError, match=r"'default_policy' cannot have a critic_obs of its own"):
+    with pytest.raises(ConfigError, match=r"'default_policy' cannot have its own critic_obs"):
         config.build_algo()
     with pytest.raises(ConfigError, match="unknown setting 'critic_obs'"):
         PPOConfig().training(critic_obs="state")

@@ -77,7 +77,7 @@ def test_exploration_copies_and_callbacks_may_be_others_too():
 
 
 def test_what_is_wrong_in_the_settings_of_evaluations_is_named():
-    with pytest.raises(ConfigError, match="evaluation_config: 'lr' cannot be another one in evaluations"):
+    with pytest.raises(ConfigError, match="evaluation_config: 'lr' cannot differ in evaluations"):
         config_of(evaluation_config={"lr": 1.0})
     with pytest.raises(ConfigError, match="evaluation_config: num_envs_per_env_runner: expected a whole number from 1"):
         config_of(evaluation_config={"num_envs_per_env_runner": 0})

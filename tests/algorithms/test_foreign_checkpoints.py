@@ -263,7 +263,7 @@ def test_restoring_into_a_run_follows_names_only_with_trust(tmp_path, strangers_
     algo.set_policy_mapping_fn(code.mapping)
     path = algo.save_to_path(tmp_path / "c")
     other = match_config().build_algo()
-    with pytest.raises(CheckpointError, match=r"policy_mapping_fn was changed while training went on.*trusted=False"):
+    with pytest.raises(CheckpointError, match=r"policy_mapping_fn was changed during training.*trusted=False"):
         other.restore_from_path(path, trusted=False)
     other.restore_from_path(path)
     assert other.config.policy_mapping_fn is code.mapping

@@ -228,7 +228,7 @@ def test_a_batch_acts_as_its_members(played):
 
 
 def test_nothing_is_forgotten_and_nothing_piles_up_in_a_long_episode(tmp_path, monkeypatch):
-    from marl_connectors.algorithms import policy as policy_module
+    from marl_connectors.algorithms.inference import policy as policy_module
 
     saved = (
         with_recurrent(

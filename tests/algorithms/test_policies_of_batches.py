@@ -21,7 +21,7 @@ from marl_connectors import (
     RLModuleSpec,
     load_policy,
 )
-from marl_connectors.algorithms import policy as policy_module
+from marl_connectors.algorithms.inference import policy as policy_module
 from marl_connectors.errors import MarlConnectorsError
 from marl_envs import match_v0
 

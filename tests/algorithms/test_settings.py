@@ -18,8 +18,8 @@ from gymnasium import spaces
 from scripted_envs import LifeEnv, small_config
 
 from marl_connectors import MAPPOConfig, PPOConfig
-from marl_connectors.algorithms.algorithm_config import AlgorithmConfig
-from marl_connectors.algorithms.config_state import config_from_state, config_to_state, to_state
+from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
+from marl_connectors.algorithms.config.state import config_from_state, config_to_state, to_state
 from marl_connectors.algorithms.mappo.model_config import MAPPOModelConfig
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
 from marl_connectors.cli.settings import RunSettings

@@ -306,7 +306,7 @@ def survive_words(number, seed, command, monkeypatch):
     Path("bad.py").write_text("x = (")
     Path("exits.py").write_text("raise SystemExit(3)")
     statuses = []
-    monkeypatch.setattr("marl_connectors.algorithms.explain.explain_algorithm", lambda algo: {})
+    monkeypatch.setattr("marl_connectors.algorithms.algorithm.Algorithm.explain", lambda algo: {})
     for trial in range(number):
         rng = np.random.default_rng([seed, trial])
         first = ["train", "evaluate", "explain"][rng.integers(3)]

@@ -1,18 +1,18 @@
-"""From a config and an environment to modules and pipelines."""
+"""Builds the parts of an Algorithm from a config and an environment: pipelines, modules, learner and env runners."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping
+import warnings
+from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
 import torch
 from gymnasium import Space
 
 from marl_connectors import spaces
-from marl_connectors.algorithms.algorithm_config import AlgorithmConfig
-from marl_connectors.algorithms.config_checks import check_policies_to_train, check_uses, warn_of_overrides
+from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
 from marl_connectors.algorithms.masking import AUTO, MaskedAgents, Masking, find_masking
 from marl_connectors.algorithms.vectorization import VECTOR_ENTRY_POINT, num_env_workers
 from marl_connectors.connectors.action_masks import ACTION_MASK
@@ -35,9 +35,10 @@ from marl_connectors.environments.env_failures import EnvRestarts
 from marl_connectors.environments.env_setup import EnvSetup
 from marl_connectors.environments.env_worker import EnvFactory
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
-from marl_connectors.errors import ConfigError, MappingError
+from marl_connectors.errors import ConfigError, MappingError, did_you_mean
 from marl_connectors.learner.learner import Learner
 from marl_connectors.policy_mapping import PatternPolicies, SharedPolicy, check_patterns
+from marl_connectors.rl_module.apis import InferenceOnlyAPI
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.rl_module.multi_rl_module_spec import MultiRLModuleSpec
 from marl_connectors.rl_module.rl_module import RLModule, RLModuleSpec
@@ -46,22 +47,22 @@ from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID, ModuleID
 
 
 class Agents(MaskedAgents, Protocol):
-    """What pipelines need to know of an environment; an EnvSetup does.
+    """The properties of an environment that pipelines need. An EnvSetup has them.
 
     Attributes:
-        user_env: What the user's builders get.
+        user_env: The environment that the user's builder functions get.
     """
 
     @property
     def user_env(self) -> Any: ...
 
     def space_of_all(self, kind: int) -> Space:
-        """The observation (0) or action (1) space: of the one agent, or a Dict of all agents'."""
+        """The observation (0) or action (1) space of the single agent, or a Dict of the spaces of all agents."""
         ...
 
 
 def build_setup(config: AlgorithmConfig) -> EnvSetup:
-    """The environment's maker, and what one copy of it says."""
+    """The environment's maker, with the properties of a sample environment."""
     return EnvSetup(
         config.env,
         config.env_config,
@@ -81,13 +82,13 @@ def build_env_to_module(
     device: torch.device | None = None,
     masking: Masking | None = None,
 ) -> tuple[EnvToModulePipeline, Masking]:
-    """The env-to-module pipeline, with the user's pieces first, and the action masks that it honours.
+    """The env-to-module pipeline, with the user's pieces first, and the action masks that it applies.
 
     Args:
         config: The settings.
-        setup: The environment, or what is known of it.
-        device: Where batches go; the config's device if None.
-        masking: That of a checkpoint; None for what the config says.
+        setup: The environment, or its known properties.
+        device: The device of batches; the config's device if None.
+        masking: The action masks of a checkpoint; None to decide by the config.
     """
     input_spaces = setup.space_of_all(0), setup.space_of_all(1)
     device = config.device if device is None else device
@@ -119,7 +120,7 @@ def build_env_to_module(
 
 
 def _module_classes(config: AlgorithmConfig) -> list[type]:
-    """The classes of all modules that the config asks for, and of the MultiRLModule if it names one."""
+    """The classes of all modules in the config, and the class of the MultiRLModule if the config names one."""
     multi = multi_spec_of(config)
     given = multi.rl_module_specs
     specs = [given] if isinstance(given, RLModuleSpec) else list(given.values())
@@ -127,13 +128,13 @@ def _module_classes(config: AlgorithmConfig) -> list[type]:
         specs += [spec for spec in config.policies.values() if spec is not None]
     named = [multi.multi_rl_module_class, *(spec.module_class for spec in specs)]
     if not (isinstance(given, RLModuleSpec) and given.module_class is not None):
-        with contextlib.suppress(ConfigError):  # there need not be a default, which is said where one is missing
+        with contextlib.suppress(ConfigError):  # the lack of a default class is an error only when modules are built
             named.append(config.get_default_rl_module_class())
     return [cls for cls in named if cls is not None]
 
 
 def build_module_to_env(config: AlgorithmConfig, setup: Agents, *, stateful: bool) -> ModuleToEnvPipeline:
-    """The module-to-env pipeline, with the user's pieces before actions get the environment's range."""
+    """The module-to-env pipeline, with the user's pieces before the piece that scales and clips actions."""
     input_spaces = setup.space_of_all(0), setup.space_of_all(1)
     custom = call_builder(
         "module_to_env_connector",
@@ -162,38 +163,21 @@ def build_modules(
 ) -> MultiRLModule:
     """All modules, each with the spaces of the agents that are mapped to it.
 
-    If one of them is stateful, the pipeline gets the pieces that it needs.
+    If a module is stateful, the pieces that it needs are added to the pipeline.
 
     Args:
         config: The settings.
         setup: The environment.
-        env_to_module: The pipeline whose output the modules see.
-        seed: Of their parameters.
-        rl_module_specs: The modules of a checkpoint, complete; None for those that the config asks for.
+        env_to_module: The pipeline that makes the modules' input.
+        seed: The seed of the parameters.
+        rl_module_specs: The complete specs of a checkpoint's modules; None for the modules of the config.
 
     Raises:
-        ConfigError: If a module's spaces cannot be worked out, or ``policies_to_train`` names one that is not there.
+        ConfigError: If a module's spaces cannot be found, or ``policies_to_train`` names a module that does not exist.
         MappingError: If the mapping function raises, or agents of one module differ in their spaces.
     """
     multi = multi_spec_of(config)
-    specs = rl_module_specs
-    if specs is None:
-        agents = agents_by_module(config, setup)
-        specs = {}
-        for module_id, agent_ids in agents.items():
-            own = multi.completed(spec_of(config, module_id) or RLModuleSpec())
-            specs[module_id] = _completed(own, config, setup, env_to_module, module_id, agent_ids)
-        check_uses(specs, agents, config.policies_to_train)
-        if not isinstance(multi.rl_module_specs, RLModuleSpec):
-            for module_id, spec in multi.rl_module_specs.items():
-                if module_id in specs:
-                    continue
-                if multi.multi_rl_module_class in (None, MultiRLModule):
-                    raise ConfigError(
-                        f"rl_module_spec: has a spec for module {module_id!r}, but the modules are {sorted(specs)}. "
-                        f"Add it to policies, or map an agent to it."
-                    )
-                specs[module_id] = _completed(spec, config, setup, env_to_module, module_id, [])  # a part of the others
+    specs = _specs_of_config(config, setup, env_to_module) if rl_module_specs is None else rl_module_specs
     built: dict[ModuleID, RLModuleSpec] = {}
     for module_id, spec in specs.items():
         with torch_stream(seed, "module", module_id):
@@ -202,16 +186,41 @@ def build_modules(
         modules = dataclasses.replace(multi, rl_module_specs=built, load_state_path=None).build()
     if rl_module_specs is None:
         check_policies_to_train(config.policies_to_train, modules.keys())
-        warn_of_overrides(config.algorithm_config_overrides_per_module, modules.keys())
+        _warn_of_overrides(config.algorithm_config_overrides_per_module, modules.keys())
         multi.load_state(modules)
     if modules.is_stateful() and config.add_default_connectors_to_env_to_module_pipeline:
         add_state_pieces(env_to_module)
     return modules.to(config.device)
 
 
+def _specs_of_config(
+    config: AlgorithmConfig, setup: EnvSetup, env_to_module: EnvToModulePipeline
+) -> dict[ModuleID, RLModuleSpec]:
+    """The complete specs of all modules of a config."""
+    multi = multi_spec_of(config)
+    agents = agents_by_module(config, setup)
+    specs: dict[ModuleID, RLModuleSpec] = {}
+    for module_id, agent_ids in agents.items():
+        spec = multi.completed(spec_of(config, module_id) or RLModuleSpec())
+        specs[module_id] = _completed(spec, config, setup, env_to_module, module_id, agent_ids)
+    _check_uses(specs, agents, config.policies_to_train)
+    if isinstance(multi.rl_module_specs, RLModuleSpec):
+        return specs
+    for module_id, spec in multi.rl_module_specs.items():
+        if module_id in specs:
+            continue
+        if multi.multi_rl_module_class in (None, MultiRLModule):
+            raise ConfigError(
+                f"rl_module_spec: has a spec for module {module_id!r}, but the modules are {sorted(specs)}. "
+                f"Add it to policies, or map an agent to it."
+            )
+        specs[module_id] = _completed(spec, config, setup, env_to_module, module_id, [])  # a part of other modules
+    return specs
+
+
 @dataclasses.dataclass
 class _BuiltModuleSpec(RLModuleSpec):
-    """The spec of a module that is there already: each is built from random numbers of its own."""
+    """The spec of a module that has been built already, because each module has its own random stream."""
 
     module: RLModule | None = None
 
@@ -221,20 +230,20 @@ class _BuiltModuleSpec(RLModuleSpec):
 
 
 def multi_spec_of(config: AlgorithmConfig) -> MultiRLModuleSpec:
-    """What the config says about the MultiRLModule."""
+    """The config's spec of the MultiRLModule."""
     given = config.rl_module_spec
     return given if isinstance(given, MultiRLModuleSpec) else MultiRLModuleSpec(rl_module_specs=given or {})
 
 
 def spec_of(config: AlgorithmConfig, module_id: ModuleID) -> RLModuleSpec | None:
-    """What the config says about a module, in ``rl_module_spec`` or in ``policies``."""
+    """The config's spec of a module, from ``rl_module_spec`` or ``policies``; None if it has none."""
     specs = multi_spec_of(config).rl_module_specs
     own = config.policies.get(module_id) if isinstance(config.policies, dict) else None
     return (specs if isinstance(specs, RLModuleSpec) else specs.get(module_id)) or own
 
 
 def agents_by_module(config: AlgorithmConfig, setup: EnvSetup) -> dict[ModuleID, list[AgentID]]:
-    """The modules, and which of the environment's possible agents a first episode maps to each."""
+    """Maps each module to those of the environment's possible agents that a first episode maps to it."""
     if setup.single_agent:
         if config.policies is not None and list(config.policies) != [DEFAULT_MODULE_ID]:
             raise ConfigError(
@@ -245,8 +254,8 @@ def agents_by_module(config: AlgorithmConfig, setup: EnvSetup) -> dict[ModuleID,
     mapping = config.policy_mapping_fn
     if config.policies is not None and mapping == SharedPolicy() and DEFAULT_MODULE_ID not in config.policies:
         raise ConfigError(
-            f"policies: names {', '.join(map(repr, config.policies))}, but nothing says which agent uses which. Also "
-            f"give policy_mapping_fn=lambda agent_id, episode, **kwargs: ..."
+            f"policies: names {', '.join(map(repr, config.policies))}, but no mapping function chooses among them. "
+            f"Also set policy_mapping_fn=lambda agent_id, episode, **kwargs: ..."
         )
     if isinstance(mapping, PatternPolicies):
         check_patterns(mapping, setup.agent_ids)
@@ -292,7 +301,7 @@ def _completed(
 
 
 def _common(space: Space | None, setup: EnvSetup, module_id: ModuleID, agent_ids: list[AgentID], kind: str) -> Space:
-    """The space that all agents of a module have."""
+    """The observation or action space that all agents of a module share."""
     if setup.single_agent:
         assert space is not None
         return space
@@ -339,7 +348,7 @@ def build_learner(
 def add_state_pieces_to(
     config: AlgorithmConfig, env_to_module: EnvToModulePipeline, env_runner: EnvRunner, learner: Learner
 ) -> None:
-    """Makes ready for stateful modules while training goes on.
+    """Adds the pieces that stateful modules need to the pipelines of an ongoing run.
 
     Raises:
         ConfigError: If the runner keeps no steps from before a cut, and so no states.
@@ -373,9 +382,9 @@ def build_env_runner(
     for_training: bool = True,
     told_of_bounds: dict[Any, set[int]] | None = None,
 ) -> EnvRunner:
-    """A runner with copies of its own, which keeps as many earlier steps as the pieces of two pipelines look at.
+    """A runner with its own sub-environments. It keeps as many earlier steps as the pieces of two pipelines look at.
 
-    One whose episodes are ``for_training`` also records the environment's states, if the learner pipeline reads them.
+    If its episodes are ``for_training`` and the learner pipeline reads the environment's states, it records these too.
     """
     make_env = EnvFactory(setup, render_mode, first_render_mode=first_render_mode)
     return EnvRunner(
@@ -406,7 +415,7 @@ def build_env_runner(
 
 
 def reads_env_states(pipeline: ConnectorPipelineV2) -> bool:
-    """Whether a piece of a pipeline reads the states of the environment."""
+    """Whether a piece of a pipeline reads the environment's states."""
     return any(
         reads_env_states(piece) if isinstance(piece, ConnectorPipelineV2) else getattr(piece, "reads_env_states", False)
         for piece in pipeline
@@ -414,13 +423,13 @@ def reads_env_states(pipeline: ConnectorPipelineV2) -> bool:
 
 
 def needed_lookback(pipeline: ConnectorPipelineV2) -> int:
-    """How many earlier steps the pieces of a pipeline look at."""
+    """The number of earlier steps that the pieces of a pipeline look at."""
     inner = [needed_lookback(p) if isinstance(p, ConnectorPipelineV2) else getattr(p, "lookback", 0) for p in pipeline]
     return max(inner, default=0)
 
 
 def stop_counting(pipeline: ConnectorPipelineV2) -> list[MeanStdFilter]:
-    """Lets filters use the statistics that they have, and count no further; those that did until now."""
+    """Stops filters from updating their statistics. Returns the filters that were updating them."""
     stopped: list[MeanStdFilter] = []
     for piece in pipeline:
         if isinstance(piece, ConnectorPipelineV2):
@@ -432,7 +441,66 @@ def stop_counting(pipeline: ConnectorPipelineV2) -> list[MeanStdFilter]:
 
 
 def _env_restarts(config: AlgorithmConfig, make_env: EnvFactory) -> EnvRestarts | None:
-    """How environments that failed are replaced; None if a failure stops the run."""
+    """The object that replaces failed sub-environments; None if a failure stops the run."""
     if not config.restart_failed_sub_environments:
         return None
     return EnvRestarts(make_env, config.num_consecutive_env_failures_tolerance, config.observation_space)
+
+
+# Checks.
+
+
+def _warn_of_overrides(overrides: Mapping[ModuleID, Any], module_ids: Collection[ModuleID]) -> None:
+    """Warns of settings for modules that do not exist when a run begins. ``add_module`` may add them later."""
+    for module_id in overrides:
+        if module_id not in module_ids:
+            warnings.warn(
+                f"algorithm_config_overrides_per_module: there is no module {module_id!r}, so its settings do nothing. "
+                f"{did_you_mean(module_id, module_ids)} For a module that is added later, pass them then, "
+                f"without this warning: algo.add_module({module_id!r}, config_overrides={{...}}).",
+                stacklevel=2,
+            )
+
+
+def check_policies_to_train(wanted: Any, module_ids: Collection[ModuleID]) -> None:
+    """Checks that ``policies_to_train`` names existing modules.
+
+    Raises:
+        ConfigError: If it does not.
+    """
+    if wanted is None or callable(wanted):
+        return
+    for module_id in wanted:
+        if module_id not in module_ids:
+            raise ConfigError(
+                f"policies_to_train: there is no module {module_id!r}. {did_you_mean(str(module_id), module_ids)}"
+            )
+
+
+def _check_uses(
+    specs: Mapping[ModuleID, RLModuleSpec], agents: Mapping[ModuleID, Collection[AgentID]], trained: Any
+) -> None:
+    """Checks that no agent acts with a module that is for training only, and that no module for acting is trained.
+
+    Args:
+        specs: The specs of the modules.
+        agents: The agents that a first episode maps to each module.
+        trained: ``policies_to_train``. A function is not called.
+
+    Raises:
+        ConfigError: If a module is used in the wrong way.
+    """
+    for module_id, spec in specs.items():
+        if not agents.get(module_id):
+            continue
+        if spec.learner_only:
+            raise ConfigError(
+                f"rl_module_spec: module {module_id!r} is learner_only, but agent {next(iter(agents[module_id]))!r} "
+                f"maps to it. Leave learner_only out, or map the agent to another module."
+            )
+        leaves_out = spec.inference_only and issubclass(spec.module_class or object, InferenceOnlyAPI)
+        if leaves_out and not callable(trained) and (trained is None or module_id in trained):
+            raise ConfigError(
+                f"rl_module_spec: module {module_id!r} is inference_only, so it lacks what training needs. Leave "
+                f"inference_only out, or do not train it: .multi_agent(policies_to_train=[...])."
+            )

@@ -1,49 +1,61 @@
-"""Whether agents may act one by one: pieces that look at several agents need all that act in a step."""
+"""Whether agents of a Policy may act one by one. Pieces that look at several agents need all agents in one call."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from marl_connectors.connectors.connector_v2 import ConnectorV2, looks_at_other_agents
 from marl_connectors.errors import ConnectorError
-from marl_connectors.trees import leaves
+from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.typing import AgentID
 
-if TYPE_CHECKING:
-    from marl_connectors.algorithms.policy import Policy
 
-
-class Company:
+class JointCallCheck:
     """Checks that pieces which look at several agents get all agents that act in a step.
 
     Attributes:
-        needs_none: Whether it is known that no piece looks at several agents.
+        is_needless: Whether it is known that no piece looks at several agents.
     """
 
-    def __init__(self, policy: Policy, *, needs_none: bool):
-        pieces = dict(_named(policy.env_to_module) + _named(policy.module_to_env))
+    def __init__(
+        self,
+        pipelines: Sequence[ConnectorPipelineV2],
+        module: MultiRLModule,
+        agent_ids: Sequence[AgentID],
+        *,
+        takes_turns: bool,
+        is_needless: bool,
+    ):
+        """Finds the pieces that look at several agents, or do not declare whether they do.
+
+        Args:
+            pipelines: The pipelines of the policy.
+            module: The modules of the policy.
+            agent_ids: All agents of the policy.
+            takes_turns: Whether agents took turns in training.
+            is_needless: Whether agents can always act one by one, for example because there is one agent.
+        """
+        self._agent_ids = agent_ids
+        self._takes_turns = takes_turns
+        pieces = dict(named for pipeline in pipelines for named in _named(pipeline))
         answers = {name: looks_at_other_agents(piece) for name, piece in pieces.items()}
-        module = policy.rl_module
         if module.has_own_forward:
             answers[type(module).__name__] = getattr(module, "looks_at_other_agents", None)
         self._who = [name for name, answer in answers.items() if answer]
         self._unknown = [name for name, answer in answers.items() if answer is None]
         self._was_tried = False
-        self.needs_none = needs_none or not (self._who or self._unknown)
+        self.is_needless = is_needless or not (self._who or self._unknown)
         self.forget()
 
-    def know(self, other: Company) -> None:
-        """Takes over what another object has found out about the same pieces."""
+    def know(self, other: JointCallCheck) -> None:
+        """Copies what another object has found out about the same pieces."""
         self._who, self._unknown, self._was_tried = other._who, other._unknown, other._was_tried
-        self.needs_none = other.needs_none
+        self.is_needless = other.is_needless
 
     def forget(self, agent_ids: Collection[AgentID] | None = None) -> None:
-        """Takes note of new episodes, for all agents or for some."""
+        """Forgets earlier calls when new episodes begin, for all agents or for some."""
         if agent_ids is None:
             self._acted: set[AgentID] = set()
             self._left: set[AgentID] = set()
@@ -51,28 +63,36 @@ class Company:
             self._left.difference_update(agent_ids)
 
     def acted(self, agents: list[AgentID], observations: Mapping[AgentID, Any]) -> None:
-        """Takes note of the agents of a call."""
-        if not self.needs_none:
+        """Remembers the agents of a call."""
+        if not self.is_needless:
             self._acted = set(agents)
             self._left.update(agent_id for agent_id in observations if agent_id not in self._acted)
 
     def check(
         self,
-        policy: Policy,
         agents: list[AgentID],
         observations: Mapping[AgentID, Any],
         named: list[AgentID] | None,
-        infos: Mapping[AgentID, Any] | None,
+        act_alike_alone: Callable[[], bool],
     ) -> None:
         """Compares the agents of a call with the agents that pieces need, as far as that is known.
+
+        Args:
+            agents: The agents that act in the call.
+            observations: Maps agents to their observations.
+            named: The agents that the caller has named; None if it has named none.
+            act_alike_alone: A function that tests whether agents act one by one as they act together. It is called
+                once at most, if a piece does not declare whether it looks at several agents.
 
         Raises:
             ConnectorError: If an agent is missing, and this changes, or may change, what a piece does.
         """
-        wrong = self._wrong_in_turns(agents) if policy._takes_turns else self._missing(
-            agents, observations, policy.agent_ids if named is None else named
-        )  # fmt: skip
-        if not wrong or not self._looks(policy, infos):
+        wrong = (
+            self._wrong_in_turns(agents)
+            if self._takes_turns
+            else self._missing(agents, observations, self._agent_ids if named is None else named)
+        )
+        if not wrong or not self._looks(act_alike_alone):
             return
         tried = (
             " This was found by acting on sampled observations, once for all agents and once for each alone. If it is "
@@ -111,21 +131,21 @@ class Company:
             f"agents that there are{also}"
         )
 
-    def _looks(self, policy: Policy, infos: Mapping[AgentID, Any] | None) -> bool:
+    def _looks(self, act_alike_alone: Callable[[], bool]) -> bool:
         """Whether there are pieces that look at several agents. Pieces that do not declare it are tested once."""
         if self._who:
             return True
         try:
-            self.needs_none = _acts_alike_alone(policy, infos or {})
+            self.is_needless = act_alike_alone()
         except Exception as error:
             raise ConnectorError(
                 f"policy: not all agents are in this call, and whether {', '.join(self._unknown)} may act for one "
                 f"without the others cannot be tried ({type(error).__name__}: {error}). Pass the observations of all "
-                f"agents in one call, or say it in the class: looks_at_other_agents = False (or True)."
+                f"agents in one call, or declare it in the class: looks_at_other_agents = False (or True)."
             ) from error
-        if not self.needs_none:
+        if not self.is_needless:
             self._who, self._was_tried = self._unknown, True
-        return not self.needs_none
+        return not self.is_needless
 
 
 def _named(pipeline: ConnectorPipelineV2) -> list[tuple[str, ConnectorV2]]:
@@ -134,57 +154,3 @@ def _named(pipeline: ConnectorPipelineV2) -> list[tuple[str, ConnectorV2]]:
     for name, piece in zip(pipeline.names(), pipeline, strict=True):
         found += _named(piece) if isinstance(piece, ConnectorPipelineV2) else [(name, piece)]
     return found
-
-
-_TRIED_STEPS = 3
-
-
-def _acts_alike_alone(policy: Policy, infos: Mapping[AgentID, Any]) -> bool:
-    """Whether agents see and do the same one by one and together, tested with sampled observations."""
-    whole, alone = policy._new(False, 0), policy._new(False, 0)
-    agents, rng = policy.agent_ids, np.random.default_rng(0)
-    some_info = next(iter(infos.values()), {})
-    for t in range(_TRIED_STEPS):
-        seen: dict[AgentID, Any] = {}
-        for i, agent_id in enumerate(agents):
-            space = copy.deepcopy(policy._spaces[agent_id][0])
-            space.seed(1000 * t + i)
-            seen[agent_id] = space.sample()
-        rewards = {agent_id: float(rng.normal()) for agent_id in agents} if t else {}
-        told = {agent_id: infos.get(agent_id, some_info) for agent_id in agents}
-        together = _tried(whole, agents, seen, rewards, told)
-        for agent_id in reversed(agents):
-            apart = _tried(alone, [agent_id], seen, rewards, told)
-            if not _alike(together[agent_id], apart[agent_id]):
-                return False
-    return True
-
-
-def _tried(
-    policy: Policy,
-    agents: list[AgentID],
-    observations: Mapping[AgentID, Any],
-    rewards: Mapping[AgentID, Any],
-    infos: Mapping[AgentID, Any],
-) -> dict[AgentID, dict[str, Any]]:
-    """Plays a step of some agents. Gives the rows that the modules saw, and the results, for each agent."""
-    found: dict[AgentID, dict[str, Any]] = {agent_id: {} for agent_id in agents}
-    for when, own, columns in policy._play(agents, observations, rewards, infos):
-        for agent_id, rows in own:
-            for name, column in columns.items():
-                values = [np.asarray(leaf[rows[0]]).copy() for leaf in leaves(column) if hasattr(leaf, "shape")]
-                found[agent_id][f"{when} {name}"] = values
-    return found
-
-
-def _alike(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether columns are the same up to rounding."""
-    if one.keys() != other.keys():
-        return False
-    for name, rows in one.items():
-        if len(rows) != len(other[name]):
-            return False
-        for a, b in zip(rows, other[name], strict=True):
-            if a.shape != b.shape or not np.allclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True):
-                return False
-    return True

@@ -5,15 +5,16 @@ from __future__ import annotations
 import copy
 import os
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium import Space
 
-from marl_connectors.algorithms.caller import Caller
-from marl_connectors.algorithms.company import Company
-from marl_connectors.algorithms.observation_batches import num_in_batch
+from marl_connectors.algorithms.inference.caller import Caller
+from marl_connectors.algorithms.inference.joint_calls import JointCallCheck
+from marl_connectors.algorithms.inference.observation_batches import num_in_batch
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.defaults import DEFAULT_PIECES
@@ -30,6 +31,7 @@ from marl_connectors.metrics import MetricsLogger
 from marl_connectors.policy_mapping import PolicyMappingFn
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.seeding import derived_seed
+from marl_connectors.trees import leaves
 from marl_connectors.typing import AgentID
 
 if TYPE_CHECKING:
@@ -38,11 +40,13 @@ if TYPE_CHECKING:
     from marl_connectors.environments.step_result import StepResult
 
 _OF_PROCESS = ("_call", "_plans")
-"""What a copy of a policy makes anew."""
+"""The attributes that a copy of a policy creates for itself."""
 _CUT_AFTER = 256
-"""Rows after which what lies further back than the lookback is forgotten, ..."""
+"""The number of rows after which steps before the lookback are forgotten, ..."""
 _CUT_AFTER_STEPS = 2**14
-"""... or fewer, if so many agent steps are in them: what is written to is still in the cache then."""
+"""... or fewer rows, if they hold this many agent steps. The memory that is written to then stays in the cache."""
+_TRIED_STEPS = 3
+"""The number of steps in which agents act one by one and together, to compare both."""
 
 
 class Policy:
@@ -51,7 +55,7 @@ class Policy:
     It remembers what it needs of the steps so far: call ``reset`` when a new episode begins. What pieces have learned
     (such as the statistics of MeanStdFilter) stays as it is. Each observation may be a single one, or a batch ``[B,
     ...]`` of the observations of B environments, for each of which the policy remembers its own steps. The actions
-    have the same form. A policy can be pickled, sent to other processes and copied, with all that it remembers.
+    have the same form. A policy can be pickled, sent to other processes and copied, with everything that it remembers.
 
     Threads may share a policy: it works on one call at a time, and the other calls wait. ``session`` gives policies
     with the same modules that act side by side. If a call raises an error, the policy still remembers what it
@@ -121,9 +125,14 @@ class Policy:
         self._times = SamplingTimes()
         self._plans: dict[bool, SamplingPlan] = {}
         self._restart(0)
-        self._takes_turns = takes_turns
         self._like = unknown_agents_like
-        self._company = Company(self, needs_none=single_agent or len(self.agent_ids) == 1)
+        self._joint_calls = JointCallCheck(
+            (env_to_module, module_to_env),
+            rl_module,
+            self.agent_ids,
+            takes_turns=takes_turns,
+            is_needless=single_agent or len(self.agent_ids) == 1,
+        )
         pieces = [*env_to_module, *module_to_env]
         self._has_pieces = any(type(piece) not in DEFAULT_PIECES for piece in pieces)
         self._remembers = rl_module.is_stateful() or any(map(_looks_back, pieces))
@@ -153,7 +162,7 @@ class Policy:
         shared = {id(self.rl_module): self.rl_module}
         pieces = copy.deepcopy((self.env_to_module, self.module_to_env), shared)
         made = type(self)(self.rl_module, *pieces, explore=explore, seed=seed, **self._built_with)
-        made._company.know(self._company)
+        made._joint_calls.know(self._joint_calls)
         return made
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -198,7 +207,7 @@ class Policy:
         if agent_id is None:
             agent_id = self._default_agent
             if agent_id is None:
-                raise MappingError(f"policy: say whose observation it is: agent_id=..., one of {self._known()}.")
+                raise MappingError(f"policy: name the agent of the observation: agent_id=..., one of {self._known()}.")
         return self.actions(
             {agent_id: observation},
             rewards=None if reward is None else {agent_id: reward},
@@ -242,15 +251,16 @@ class Policy:
             mark, episodes = self._caller.mark(), self._episodes
             try:
                 size = self._batch_size(agents, observations)
-                if not self._company.needs_none:
-                    self._company.check(self, agents, observations, named, infos if size is None else None)
+                if not self._joint_calls.is_needless:
+                    infos_of_one = (infos or {}) if size is None else {}
+                    self._joint_calls.check(agents, observations, named, partial(self._act_alike_alone, infos_of_one))
                 self._make_room(1 if size is None else size)
                 explore = self._explore if explore is None else bool(explore)
                 actions = self._act(tuple(agents), observations, rewards, infos, size is not None, explore)
             except BaseException:
                 self._take_back(mark, episodes)
                 raise
-            self._company.acted(agents, observations)
+            self._joint_calls.acted(agents, observations)
             return actions
 
     def reset(self, ended: Any = None, *, agent_ids: Collection[AgentID] | None = None) -> None:
@@ -271,13 +281,13 @@ class Policy:
             for explore in self._plans:
                 self._begin(explore)
             caller.restart(len(caller.copies))
-            self._company.forget()
+            self._joint_calls.forget()
             return
         size = len(caller.copies)
         which = np.ones(size, bool) if ended is None else np.atleast_1d(np.asarray(ended, bool))
         if which.shape != (size,):
             raise EpisodeError(
-                f"policy: reset(ended) takes one bool for each environment of the last batch, so {size}, but got the "
+                f"policy: reset(ended) accepts one bool for each environment of the last batch, so {size}, but got the "
                 f"shape {which.shape}."
             )
         indices = np.flatnonzero(which).tolist()
@@ -293,7 +303,7 @@ class Policy:
                     episodes.apply(caller.leaving(agent_ids, index, episodes.lanes), _nobody)
             caller.forget_layout()
             episodes.lanes.arrange()
-        self._company.forget(agent_ids)
+        self._joint_calls.forget(agent_ids)
 
     # One call.
 
@@ -316,12 +326,12 @@ class Policy:
         return sizes.pop()
 
     def _meet(self, agent_id: AgentID) -> None:
-        """Adds an agent that was not there in training, and treats it like another agent."""
+        """Adds an agent that was absent in training, and treats it like another agent."""
         if self._like is None:
             raise MappingError(
                 f"policy: agent {agent_id!r} was not in the environment of training. "
-                f"{did_you_mean(str(agent_id), list(map(str, self.agent_ids)))} For agents with other ids, say which "
-                f"module acts for them: load_policy(checkpoint, module_id)."
+                f"{did_you_mean(str(agent_id), list(map(str, self.agent_ids)))} For agents with other ids, name the "
+                f"module that they act with: load_policy(checkpoint, module_id)."
             )
         self._spaces[agent_id] = self._spaces[self._like]
         for pipeline in (self.env_to_module, self.module_to_env):
@@ -332,7 +342,7 @@ class Policy:
         return self._caller.agent_spaces
 
     def _restart(self, num_envs: int) -> None:
-        """Forgets all steps; from now on there are so many environments."""
+        """Forgets all steps, and sets the number of environments."""
         self._caller.restart(num_envs)
         self._episodes = EpisodeTracker(
             self._caller,  # type: ignore[arg-type]
@@ -346,7 +356,11 @@ class Policy:
         )
 
     def _make_room(self, num_envs: int) -> None:
-        """Makes sure that there are so many environments."""
+        """Sets the number of environments, if that is another one than before.
+
+        Raises:
+            EpisodeError: If steps of other environments would be forgotten that pieces need.
+        """
         size = len(self._caller.copies)
         if size == num_envs:
             return
@@ -366,7 +380,7 @@ class Policy:
         is_batch: bool,
         explore: bool,
     ) -> dict[AgentID, Any]:
-        """Computes the result of ``actions``: a step of a runner. A hot path."""
+        """Computes the result of ``actions``, as a step of a runner."""
         caller, episodes = self._caller, self._episodes
         all_begin, is_same = caller.all_begin, agents == caller.agents
         if not is_same:
@@ -400,7 +414,7 @@ class Policy:
         return actions
 
     def _lay_out(self) -> None:
-        """Takes note of other lanes that act."""
+        """Works out everything that depends on which lanes act."""
         self._is_placed = False
         self._caller.lay_out(self._episodes.lanes)
         lanes = max([group.rollout.num_lanes for group in self._episodes.lanes.groups])
@@ -413,7 +427,7 @@ class Policy:
         return [group.rows for group, _ in self._episodes.lanes.live]  # type: ignore[misc]
 
     def _plan(self, explore: bool) -> SamplingPlan:
-        """The plan for acting with these pieces and modules as they are now. A hot path."""
+        """The plan for acting with the present pieces and modules."""
         plan = self._plans.get(explore)
         if plan is not None and plan.is_current:
             return plan
@@ -430,13 +444,13 @@ class Policy:
         )
 
     def _acting_episodes(self) -> list[Any]:
-        """For pieces that look at episodes."""
+        """The episodes of the agents that act, for pieces that look at episodes."""
         self._caller.sync()
         self._episodes.sync()
         return self._episodes.acting()
 
     def _take_back(self, mark: Any, episodes: EpisodeTracker) -> None:
-        """Forgets a call that failed: what is remembered is what it was before, of its agents and all others."""
+        """Forgets a call that failed. The policy then remembers what it remembered before the call, of all agents."""
         caller = self._caller
         moved, joined, is_other = caller.moved, caller.joined, self._episodes is not episodes
         caller.go_back(mark)
@@ -446,19 +460,44 @@ class Policy:
         if not caller.all_begin:
             episodes.take_back([] if is_other else moved, [] if is_other else joined)
 
-    def _play(
+    def _act_alike_alone(self, infos: Mapping[AgentID, Any]) -> bool:
+        """Whether agents see and do the same one by one and together, tested with sampled observations."""
+        whole, alone = self._new(False, 0), self._new(False, 0)
+        agents, rng = self.agent_ids, np.random.default_rng(0)
+        some_info = next(iter(infos.values()), {})
+        infos = {agent_id: infos.get(agent_id, some_info) for agent_id in agents}
+        for t in range(_TRIED_STEPS):
+            observations: dict[AgentID, Any] = {}
+            for i, agent_id in enumerate(agents):
+                space = copy.deepcopy(self._spaces[agent_id][0])
+                space.seed(1000 * t + i)
+                observations[agent_id] = space.sample()
+            rewards = {agent_id: float(rng.normal()) for agent_id in agents} if t else {}
+            together = whole._traced_act(agents, observations, rewards, infos)
+            for agent_id in reversed(agents):
+                apart = alone._traced_act([agent_id], observations, rewards, infos)
+                if not _alike(together[agent_id], apart[agent_id]):
+                    return False
+        return True
+
+    def _traced_act(
         self,
         agents: list[AgentID],
         observations: Mapping[AgentID, Any],
         rewards: Mapping[AgentID, Any],
         infos: Mapping[AgentID, Any],
-    ) -> Iterator[tuple[str, list[tuple[AgentID, np.ndarray]], Any]]:
-        """Acts for some agents, in one environment; what modules saw and what came of it, with the agents' rows."""
+    ) -> dict[AgentID, dict[str, list[np.ndarray]]]:
+        """Acts for some agents in one environment. Returns the modules' inputs and the results, by agent."""
         self._make_room(1)
         self._act(tuple(agents), observations, rewards, infos, False, False)
-        plan, rows = self._plans[False], self._caller.rows_of_agents()
-        yield from zip(["seen"] * len(rows), rows, plan.seen, strict=True)
-        yield from zip(["chosen"] * len(rows), rows, plan.made, strict=True)
+        plan, found = self._plans[False], {agent_id: {} for agent_id in agents}
+        for when, columns_of_groups in (("seen", plan.seen), ("chosen", plan.made)):
+            for own, columns in zip(self._caller.rows_of_agents(), columns_of_groups, strict=True):
+                for agent_id, rows in own:
+                    for name, column in columns.items():
+                        values = [np.asarray(leaf[rows[0]]).copy() for leaf in leaves(column) if hasattr(leaf, "shape")]
+                        found[agent_id][f"{when} {name}"] = values
+        return found
 
 
 class _OneCall:
@@ -475,16 +514,16 @@ class _OneCall:
         self._look_for_fork(me)
         if self._owner == me:
             raise ConnectorError(
-                "policy: it was called by something that runs within a call of its own: a connector piece, a module or "
-                "a mapping function. Let that act by another policy, such as policy.session()."
+                "policy: it was called from within one of its own calls, by a connector piece, a module or a mapping "
+                "function. Use another policy there, such as policy.session()."
             )
         self._lock.acquire()
         self._owner = me
         if self._is_torn:
             self.__exit__()
             raise EpisodeError(
-                "policy: this process was forked while another thread was in a call of the policy, so what it "
-                "remembers is not whole. Call reset() first; or make the policy in this process, or a session for it "
+                "policy: this process was forked while another thread was in a call of the policy, so its memory "
+                "is incomplete. Call reset() first; or make the policy in this process, or a session for it "
                 "before the fork."
             )
 
@@ -493,7 +532,7 @@ class _OneCall:
         self._lock.release()
 
     def mend(self) -> bool:
-        """Allows calls again, as ``reset`` is about to forget everything; whether what is remembered is not whole."""
+        """Allows calls again, because ``reset`` will forget everything. Returns whether the memory was incomplete."""
         self._look_for_fork(threading.get_ident())
         was_torn, self._is_torn = self._is_torn, False
         return was_torn
@@ -515,4 +554,17 @@ def _looks_back(piece: ConnectorV2) -> bool:
 
 
 def _nobody(result: StepResult) -> None:
-    """Resets nothing: the caller of a policy resets the environments."""
+    """Resets nothing, because the caller of a policy resets the environments."""
+
+
+def _alike(one: dict[str, list[np.ndarray]], other: dict[str, list[np.ndarray]]) -> bool:
+    """Whether columns are the same up to rounding."""
+    if one.keys() != other.keys():
+        return False
+    for name, rows in one.items():
+        if len(rows) != len(other[name]):
+            return False
+        for a, b in zip(rows, other[name], strict=True):
+            if a.shape != b.shape or not np.allclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True):
+                return False
+    return True

@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import Space
 
 from marl_connectors import spaces
-from marl_connectors.algorithms.observation_batches import as_batch, infos_of_copies
+from marl_connectors.algorithms.inference.observation_batches import as_batch, infos_of_copies
 from marl_connectors.connectors.module_to_env.listify_data_for_vector_env import env_actions
 from marl_connectors.env_runners.action_noise import ActionNoise
 from marl_connectors.env_runners.lane_table import LaneGroup, LaneTable

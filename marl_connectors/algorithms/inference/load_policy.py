@@ -11,12 +11,8 @@ from typing import Any
 import torch
 from gymnasium import Space, spaces
 
-from marl_connectors.algorithms import building
-from marl_connectors.algorithms.algorithm_config import AlgorithmConfig
-from marl_connectors.algorithms.checkpoint_schema import check_state, taking_over
-from marl_connectors.algorithms.config_state import from_state
-from marl_connectors.algorithms.policy import Policy
-from marl_connectors.algorithms.restoring import (
+from marl_connectors.algorithms import build
+from marl_connectors.algorithms.checkpoint import (
     agents_from_state,
     algorithm_state,
     given_settings,
@@ -24,9 +20,15 @@ from marl_connectors.algorithms.restoring import (
     restored_masking,
     restored_specs,
 )
+from marl_connectors.algorithms.checkpoint_schema import check_state, taking_over
+from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
+from marl_connectors.algorithms.config.state import from_state
+from marl_connectors.algorithms.inference.policy import Policy
+from marl_connectors.algorithms.masking import Masking
 from marl_connectors.connectors.common.add_states_from_episodes_to_batch import AddStatesFromEpisodesToBatch
 from marl_connectors.connectors.defaults import add_state_pieces
 from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
+from marl_connectors.connectors.module_to_env.module_to_env_pipeline import ModuleToEnvPipeline
 from marl_connectors.errors import CheckpointError, ModuleError, did_you_mean
 from marl_connectors.names import Names, brief
 from marl_connectors.policy_mapping import PolicyMappingFn, SharedPolicy
@@ -50,10 +52,10 @@ _NOT_NEEDED = (
     "reset_options",
     "rl_module_spec",
 )
-"""Settings that have no part in acting, so that it does not matter whether they can be found again by name."""
+"""Settings that acting does not depend on, so it does not matter whether their values can be imported by name."""
 
 _MOST_LOOKBACK = 2**20
-"""Steps that no run keeps, and no memory holds for many agents."""
+"""A number of steps that no run keeps, because no memory could hold them for many agents."""
 
 
 def load_policy(
@@ -68,7 +70,7 @@ def load_policy(
     device: torch.device | str = "cpu",
     trusted: bool = True,
 ) -> Policy:
-    """A trained policy, to act in an environment of yours.
+    """A trained policy, which acts in your own environment.
 
     For example::
 
@@ -76,25 +78,25 @@ def load_policy(
         actions = policy.actions(observations)  # {agent: action}
         action = policy(observation, agent_id="agent_0")
 
-    It takes observations as the environment gave them in training (after the ``wrappers`` of the config, if there are
-    any) and gives actions for it. Neither an environment nor a learner is built.
+    The policy accepts observations as the environment returned them in training (after the ``wrappers`` of the config,
+    if it has any) and returns actions for the environment. Neither an environment nor a learner is built.
 
     Args:
-        checkpoint: A checkpoint, or the folder of a run for its latest.
-        module_id: Lets all agents act by this module, those too that were not there in training. Agents act as they
-            were mapped in training if None.
-        policy_mapping_fn: Which agent acts by which module. Needed if the function of training cannot be imported by
+        checkpoint: A checkpoint, or the folder of a run for its latest checkpoint.
+        module_id: The module for all agents, also for agents that were absent in training. If None, agents act with
+            the modules that they were mapped to in training.
+        policy_mapping_fn: Chooses the module of each agent. Needed if the function of training cannot be imported by
             name.
         config: The config of training. Needed only if it holds connector builders or module classes that cannot be
             imported by name.
-        env: An environment as in training. Needed only if a connector builder asks it for more than its agents and
+        env: An environment as in training. Needed only if a connector builder reads more of it than its agents and
             their spaces.
-        explore: Whether actions are sampled; else they are the most likely ones.
-        seed: Of sampled actions.
-        device: Where the modules compute.
-        trusted: Whether the modules of your own functions and classes are imported by the names that the checkpoint has
-            for them, which runs the code in them. With False, a checkpoint that needs anything but this library's own
-            for acting is refused; see docs/inference.md.
+        explore: Whether actions are sampled; if not, they are the most likely ones.
+        seed: The seed of sampled actions.
+        device: The device of the modules.
+        trusted: Whether your own functions and classes are imported by their names in the checkpoint, which runs the
+            code in their modules. With False, a checkpoint is refused if acting needs anything but this library's own
+            objects; see docs/inference.md.
 
     Raises:
         CheckpointError: If it is missing, damaged, refused, or needs one of the other arguments.
@@ -105,34 +107,25 @@ def load_policy(
     if module_id is not None:
         _check_module(module_id, state)
         policy_mapping_fn = SharedPolicy(module_id)
-    given = given_settings(policy_mapping_fn=policy_mapping_fn)
     with taking_over("config"):
+        given = given_settings(policy_mapping_fn=policy_mapping_fn)
         used = restored_config(state, config, given, names, skip=_NOT_NEEDED)
         masking = restored_masking(state, used)
         agents = _Agents(state["agents"], env)
         spec, parameters = _saved_modules(state, used, module_id, names)
-        lookback = used.episode_lookback_horizon
-        if type(lookback) is not int or not 0 <= lookback < _MOST_LOOKBACK:
-            raise CheckpointError(
-                f"checkpoint: its episode_lookback_horizon is {brief(lookback)}. Give the config anew."
-            )
-    pieces = state["env_runner"]["env_to_module"], state["env_runner"]["module_to_env"]
-    stateful = AddStatesFromEpisodesToBatch.__name__ in pieces[0]
-    # Errors in builders and modules that the user has passed show as they are.
+        lookback = _lookback_of(used)
+    # Errors in builders and modules that the user has passed are raised as they are.
     with taking_over("connector pieces") if config is None else nullcontext():
-        env_to_module, _ = building.build_env_to_module(used, agents, device=torch.device(device), masking=masking)
-        if stateful:
-            add_state_pieces(env_to_module)
-        module_to_env = building.build_module_to_env(used, agents, stateful=stateful)
+        env_to_module, module_to_env = _build_pipelines(state, used, agents, masking, torch.device(device))
     with taking_over("modules") if config is None else nullcontext(), torch_stream(0, "policy"):
         modules = spec.build()
     with taking_over("modules"):
         modules.set_state(parameters)
     with taking_over("connector pieces"):
-        env_to_module.set_state(pieces[0])
-        module_to_env.set_state(pieces[1])
-    building.stop_counting(env_to_module)
-    acts_for = None if module_id is None else agents.of_module(modules, module_id, env_to_module)
+        env_to_module.set_state(state["env_runner"]["env_to_module"])
+        module_to_env.set_state(state["env_runner"]["module_to_env"])
+    build.stop_counting(env_to_module)
+    default_agent = None if module_id is None else agents.of_module(modules, module_id, env_to_module)
     return Policy(
         modules.to(device),
         env_to_module,
@@ -141,12 +134,32 @@ def load_policy(
         single_agent=agents.single_agent,
         takes_turns=state["agents"].get("takes_turns", False),
         policy_mapping_fn=used.policy_mapping_fn,
-        default_agent_id=acts_for,
-        unknown_agents_like=None if agents.single_agent else acts_for,
-        lookback=max(lookback, building.needed_lookback(env_to_module)),
+        default_agent_id=default_agent,
+        unknown_agents_like=None if agents.single_agent else default_agent,
+        lookback=max(lookback, build.needed_lookback(env_to_module)),
         explore=explore,
         seed=seed,
     )
+
+
+def _lookback_of(config: AlgorithmConfig) -> int:
+    lookback = config.episode_lookback_horizon
+    if type(lookback) is not int or not 0 <= lookback < _MOST_LOOKBACK:
+        raise CheckpointError(
+            f"checkpoint: its episode_lookback_horizon is {brief(lookback)}. Pass the config of training: config=..."
+        )
+    return lookback
+
+
+def _build_pipelines(
+    state: Mapping[str, Any], config: AlgorithmConfig, agents: _Agents, masking: Masking | None, device: torch.device
+) -> tuple[EnvToModulePipeline, ModuleToEnvPipeline]:
+    """The pipelines of training, before they have their states."""
+    stateful = AddStatesFromEpisodesToBatch.__name__ in state["env_runner"]["env_to_module"]
+    env_to_module, _ = build.build_env_to_module(config, agents, device=device, masking=masking)
+    if stateful:
+        add_state_pieces(env_to_module)
+    return env_to_module, build.build_module_to_env(config, agents, stateful=stateful)
 
 
 def _check_module(module_id: ModuleID, state: Mapping[str, Any]) -> None:
@@ -158,8 +171,8 @@ def _check_module(module_id: ModuleID, state: Mapping[str, Any]) -> None:
 def _saved_modules(
     state: Mapping[str, Any], config: AlgorithmConfig, module_id: ModuleID | None, names: Names
 ) -> tuple[MultiRLModuleSpec, dict[ModuleID, Any]]:
-    """How to build all modules of a checkpoint, or a single one of those that run one by one; and their parameters."""
-    multi = building.multi_spec_of(config)
+    """How to build the modules of a checkpoint, or only one of them if they run one by one; and their parameters."""
+    multi = build.multi_spec_of(config)
     if multi.multi_rl_module_class is None:
         multi = from_state(state["multi_rl_module"], "rl_module_spec", names)
     parameters = state["learner"]["module"]
@@ -174,7 +187,7 @@ def _saved_modules(
 
 
 class _Agents:
-    """What a checkpoint knows of the environment: stands in for it where pipelines are built."""
+    """The agents and spaces in a checkpoint. Pipelines are built from them instead of from an environment."""
 
     def __init__(self, state: Mapping[str, Any], env: Any):
         self.spaces: dict[AgentID, tuple[Space, Space]] = agents_from_state(state)
@@ -184,17 +197,17 @@ class _Agents:
         self.user_env = _EnvOfCheckpoint(self) if env is None else env
 
     def agent_spaces(self, agent_id: AgentID) -> tuple[Space, Space]:
-        """As in EnvSetup."""
+        """An agent's observation and action space."""
         return self.spaces[agent_id]
 
     def space_of_all(self, kind: int) -> Space:
-        """As in EnvSetup."""
+        """The observation (0) or action (1) space of the single agent, or a Dict of the spaces of all agents."""
         if self.single_agent:
             return self.spaces[DEFAULT_AGENT_ID][kind]
         return spaces.Dict({agent_id: pair[kind] for agent_id, pair in self.spaces.items()})  # type: ignore[arg-type]
 
     def of_module(self, modules: MultiRLModule, module_id: ModuleID, env_to_module: EnvToModulePipeline) -> AgentID:
-        """The first agent that fits a module, to take an observation for one of its where nothing says whose it is."""
+        """The first agent whose spaces fit a module. Observations without an agent id are treated as this agent's."""
         if self.single_agent:
             return DEFAULT_AGENT_ID
         wanted = modules[module_id].observation_space, modules[module_id].action_space
@@ -208,11 +221,11 @@ def _alike(space: Space | None, other: Space | None) -> bool:
 
 
 class _NotInCheckpoint(CheckpointError, AttributeError):
-    """Something of an environment that a checkpoint does not know."""
+    """An attribute of the environment that is not in a checkpoint."""
 
 
 class _EnvOfCheckpoint:
-    """An environment of which only the agents and their spaces are known, for connector builders."""
+    """An environment for connector builders, of which only the agents and their spaces are known."""
 
     def __init__(self, agents: _Agents):
         self._agents = agents
@@ -225,6 +238,6 @@ class _EnvOfCheckpoint:
 
     def __getattr__(self, name: str) -> Any:
         raise _NotInCheckpoint(
-            f"load_policy: a connector builder asks the environment for {name!r}, but a checkpoint knows only its "
+            f"load_policy: a connector builder reads the environment's {name!r}, but a checkpoint holds only the "
             f"agents and their spaces. Pass an environment too: load_policy(checkpoint, env=...)."
         )

@@ -14,8 +14,7 @@ import torch
 from gymnasium import Space
 
 from marl_connectors import spaces
-from marl_connectors.algorithms.algorithm_config import AlgorithmConfig
-from marl_connectors.algorithms.mappo.model_config import MAPPOModelConfig
+from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
 from marl_connectors.callbacks import CALLBACK_NAMES, Callbacks
 from marl_connectors.environments.make_env import env_from_json, env_to_json
 from marl_connectors.environments.wrappers import wrappers_from_json, wrappers_to_json
@@ -36,8 +35,7 @@ from marl_connectors.rl_module.rl_module import RLModule, RLModuleSpec
 from marl_connectors.typing import ModuleID
 
 _PASS_CONFIG = (
-    "Build the config as you did then and pass it: Algorithm.from_checkpoint(path, config=...), or "
-    "load_policy(path, config=...)."
+    "Build the config again and pass it: Algorithm.from_checkpoint(path, config=...), or load_policy(path, config=...)."
 )
 _FORMER_SETTINGS = frozenset(
     {
@@ -47,11 +45,11 @@ _FORMER_SETTINGS = frozenset(
         "torch_compile_learner_dynamo_mode",
     }
 )
-"""Settings of former versions that decided about nothing but the speed; older checkpoints still hold them."""
+"""Settings of former versions that changed the speed only. Older checkpoints still have them."""
 
 
 def config_to_state(config: AlgorithmConfig) -> dict[str, Any]:
-    """All settings; functions and classes by their importable names, or marked as not importable."""
+    """All settings as JSON data. Functions and classes are importable names, or marked as not importable."""
     settings = config.to_dict()
     return {
         "class": qualified_name(type(config)),
@@ -62,23 +60,23 @@ def config_to_state(config: AlgorithmConfig) -> dict[str, Any]:
 def config_from_state(
     state: Mapping[str, Any], *, names: Names | None = None, skip: Collection[str] = (), **instead: Any
 ) -> AlgorithmConfig:
-    """The config that ``config_to_state`` wrote.
+    """The config that ``config_to_state`` described.
 
     Args:
-        state: What it wrote.
-        names: Follows the names in it; the user's modules are imported if None.
-        skip: Settings that are not to be read, and keep their defaults.
-        **instead: Values of settings that are not to be read.
+        state: The description.
+        names: Looks up the names in it; if None, the user's modules are imported.
+        skip: Settings that are not read, and keep their defaults.
+        **instead: Values for settings that are not read.
 
     Raises:
-        CheckpointError: If it holds a function or class that cannot be imported, or is not what is expected there, or
-            a value that a setting cannot have.
+        CheckpointError: If the description names a function or class that cannot be imported or is of the wrong kind,
+            or has a value that a setting cannot have.
     """
     names = names or Names()
     if state["class"] is None:
         raise CheckpointError(f"checkpoint: the class of its config cannot be imported by name. {_PASS_CONFIG}")
     config: AlgorithmConfig = names.resolve(state["class"], _CONFIG_CLASS, who="checkpoint, config class")()
-    config.action_mask_key = None  # as before there was such a setting
+    config.action_mask_key = None  # the default for checkpoints that are older than the setting
     known = config.to_dict()
     for name, value in state["settings"].items():
         if name in _FORMER_SETTINGS:
@@ -111,13 +109,13 @@ def from_state(data: Any, setting: str, names: Names | None = None) -> Any:
     """The value that ``to_state`` described.
 
     Args:
-        data: What it gave.
-        setting: Of which setting; or of which field of a module's spec.
-        names: Follows the names in it; the user's modules are imported if None.
+        data: The description.
+        setting: The name of the setting, or of the field of a module's spec.
+        names: Looks up the names in it; if None, the user's modules are imported.
 
     Raises:
-        CheckpointError: If it is no such description, or holds a function or class that cannot be imported, or is not
-            what is expected there.
+        CheckpointError: If it is not such a description, or names a function or class that cannot be imported or is of
+            the wrong kind.
     """
     names = names or Names()
     if setting == "env":
@@ -130,10 +128,10 @@ def from_state(data: Any, setting: str, names: Names | None = None) -> Any:
 
 
 def spec_fields(data: Any, module_id: ModuleID, names: Names) -> dict[str, Callable[[], Any]]:
-    """The fields of a module's spec that ``to_state`` described, each to be read by a call of its own.
+    """Functions that read the fields of a module's spec, which ``to_state`` described.
 
     Raises:
-        CheckpointError: If it is no such description.
+        CheckpointError: If it is not such a description.
     """
     decoder = _Decoder(f"rl_modules of module {module_id!r}", names)
     cls, own = decoder.dataclass(data, _NOTHING)
@@ -173,7 +171,7 @@ def _encode(value: Any) -> Any:
 
 
 def _described(value: Any) -> str:
-    """The repr without addresses in memory, so that two runs that are alike have the same checkpoints."""
+    """The repr without memory addresses, so that the checkpoints of two equal runs are the same."""
     return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
 
 
@@ -182,7 +180,7 @@ def _described(value: Any) -> str:
 _CONFIG_CLASS = Expected("a subclass of AlgorithmConfig", bases=(AlgorithmConfig,))
 _FUNCTION = Expected("a function", own=is_function)
 _NOTHING = Expected("a plain value")
-"""Where no name is expected."""
+"""For places where no name is expected."""
 
 
 _VALUE = Expected(
@@ -190,7 +188,7 @@ _VALUE = Expected(
     bases=(torch.nn.Module, torch.optim.Optimizer, np.generic),
     own=lambda found: isinstance(found, type) or is_function(found),
 )
-"""In settings that are the user's to fill: env_config, model_config, reset_options."""
+"""The names in settings that users fill freely: env_config, model_config, reset_options."""
 
 _SPEC = Expected("an RLModuleSpec or MultiRLModuleSpec", bases=(RLModuleSpec, MultiRLModuleSpec))
 _EXPECTED: dict[str, Expected] = {
@@ -211,28 +209,27 @@ _EXPECTED: dict[str, Expected] = {
     "rl_module_spec": _SPEC,
     **{f"callbacks_{name}": _FUNCTION for name in CALLBACK_NAMES},
 }
-"""What names may stand for in a setting, or in a field of a module's spec. In all others, no name is expected."""
+"""What names in a setting, or in a field of a module's spec, may stand for. No names are expected in others."""
 
 _DATACLASSES: dict[str, type] = {
     cls.__name__: cls
     for cls in (
         DefaultModelConfig,
         IndependentPolicies,
-        MAPPOModelConfig,
         MultiRLModuleSpec,
         PatternPolicies,
         RLModuleSpec,
         SharedPolicy,
     )
 }
-"""This library's dataclasses that settings may hold."""
+"""This library's dataclasses that settings may hold, by their names, so that their modules can move."""
 
 
 def _is_dataclass(found: Any) -> bool:
     return isinstance(found, type) and dataclasses.is_dataclass(found)
 
 
-_DATACLASS = Expected("a dataclass of yours", own=_is_dataclass)
+_DATACLASS = Expected("a dataclass of yours", bases=(DefaultModelConfig,), own=_is_dataclass)
 _CALLABLE_DATACLASS = Expected(
     "a dataclass of yours with a method __call__",
     own=lambda found: _is_dataclass(found) and any("__call__" in vars(base) for base in found.__mro__),
@@ -245,7 +242,7 @@ _COLLECTIONS: dict[str, type] = {cls.__name__: cls for cls in (list, tuple, set,
 
 
 class _Decoder:
-    """Reads what ``_encode`` wrote of one setting."""
+    """Reads the description of one setting that ``_encode`` wrote."""
 
     def __init__(self, setting: str, names: Names):
         self._setting = setting
@@ -253,7 +250,7 @@ class _Decoder:
         self._who = f"checkpoint, setting {setting!r}"
 
     def decode(self, data: Any, expected: Expected) -> Any:
-        """The value; ``expected`` says what names in it may stand for."""
+        """The described value. ``expected`` says what names in it may stand for."""
         if data is None or isinstance(data, (bool, int, float, str)):
             return data
         match data:
@@ -270,13 +267,13 @@ class _Decoder:
                 return self._named(name, expected)
             case {"__kind__": "not importable", "value": value}:
                 raise CheckpointError(
-                    f"checkpoint: its setting {self._setting!r} was {brief(value)}, which cannot be found again by "
+                    f"checkpoint: its setting {self._setting!r} was {brief(value)}, which cannot be imported by "
                     f"name. {_PASS_CONFIG}"
                 )
         raise CheckpointError(f"{self._who}: expected the description of a value, but it is {brief(data)}.")
 
     def dataclass(self, data: Any, expected: Expected) -> tuple[type, dict[str, Any]]:
-        """The class and the encoded fields of a dataclass."""
+        """The class and the encoded fields of a described dataclass."""
         match data:
             case {"__kind__": "dataclass", "class": str(name), "value": dict(own)}:
                 pass
@@ -302,7 +299,7 @@ class _Decoder:
 
     @staticmethod
     def _inside(name: Any, expected: Expected) -> Expected:
-        """What names may stand for under a key or in a field."""
+        """What names under a key or in a field may stand for."""
         return expected if expected is _VALUE else _EXPECTED.get(name, expected)
 
     def _named(self, name: Any, expected: Expected) -> Any:
