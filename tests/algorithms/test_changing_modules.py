@@ -135,7 +135,7 @@ def test_what_cannot_be_added_leaves_everything_as_it_was():
         algo.remove_module("main")
     assert list(algo.rl_module) == ["main"]
     assert not isinstance(algo.config.policy_mapping_fn, str)
-    with pytest.raises(ConfigError, match=r"has a single agent, .* so nobody would act by 'new'"):
+    with pytest.raises(ConfigError, match=r"has a single agent, .* so no agent would act with 'new'"):
         small_config("CartPole-v1").build_algo().add_module("new")
 
 

@@ -331,7 +331,7 @@ def test_an_agent_may_act_by_modules_of_other_kinds_in_other_environments(tmp_pa
 
 def test_what_is_no_observation_is_named(saved):
     policy = load_policy(saved)
-    with pytest.raises(MappingError, match=r"say whose observation it is: agent_id=..., one of 'agent_0', 'agent_1'"):
+    with pytest.raises(MappingError, match=r"name the agent of the observation: agent_id=..., one of 'agent_0', 'agent_1'"):
         policy(np.zeros(3, np.float32))
     with pytest.raises(MappingError, match="agent 'agent_9' was not in the environment of training"):
         policy(np.zeros(3, np.float32), "agent_9")
@@ -620,7 +620,7 @@ def scaled_by_env(env):
 def test_a_builder_that_asks_the_environment_for_more_gets_one(tmp_path):
     config = small_config(Wide).env_runners(env_to_module_connector=scaled_by_env)
     saved = config.build_algo().save_to_path(tmp_path / "c")
-    with pytest.raises(CheckpointError, match=r"asks the environment for 'factor'.*load_policy\(checkpoint, env=...\)"):
+    with pytest.raises(CheckpointError, match=r"reads the environment's 'factor'.*load_policy\(checkpoint, env=...\)"):
         load_policy(saved)
     assert load_policy(saved, env=Wide()).env_to_module["Scale"].factor == 3.0
 

@@ -397,7 +397,7 @@ def test_a_piece_that_uses_its_own_policy_is_told_so(calling, name):
         "copy": lambda: copy.deepcopy(policy),
     }[name]
     piece.does = use
-    with pytest.raises(ConnectorError, match="called by something that runs within a call of its own"):
+    with pytest.raises(ConnectorError, match="called from within one of its own calls"):
         policy(given[0][0], AGENTS[0])
     piece.does = None
     assert policy(given[0][0], AGENTS[0]) in range(3)
