@@ -273,7 +273,7 @@ def test_agents_without_masks_may_do_anything():
 
 def test_masks_in_infos_are_honoured_where_the_smoke_test_saw_one():
     algo = small_config(Parts, env_config={"in_info": True}).build_algo()
-    assert str(algo.masking) == "'action_mask' in the infos are honoured."
+    assert str(algo.masking) == "'action_mask' in the infos are applied."
     algo.train()
     algo.random_play(num_episodes=1)
     algo.stop()
@@ -297,7 +297,7 @@ def test_an_environment_without_masks_has_no_piece_for_them():
 def test_natively_batched_environments_are_masked_too(in_info):
     config = small_config(MaskedBatch, env_config={"in_info": in_info}).env_runners(num_envs_per_env_runner=3)
     algo = config.build_algo()
-    assert "are honoured" in str(algo.masking)
+    assert "are applied" in str(algo.masking)
     for _ in range(2):
         algo.train()
     algo.evaluate(num_episodes=3)
@@ -459,7 +459,7 @@ def test_an_action_masking_of_the_users_own_is_the_only_one():
     algo = config.build_algo()
     assert algo.env_runner.env_to_module.names().count("ActionMasking") == 1
     assert set(algo.get_module().observation_space.spaces) == {"observation"}
-    assert str(algo.masking) == "the ActionMasking among your pieces sees to them."
+    assert str(algo.masking) == "the ActionMasking among your pieces applies them."
     algo.train()
     algo.stop()
 

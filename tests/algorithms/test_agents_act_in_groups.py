@@ -247,7 +247,7 @@ def test_whatever_the_groups_they_act_as_all_or_are_an_error(name, tmp_path):
 def test_the_error_says_who_is_missing_and_what_to_call(tmp_path):
     load = policy_with(LOOKING["Team"], tmp_path)
     policy, step = load(), steps_for(load(), 1, 0)[0]
-    remedy = r"Call policy.actions\(observations, agent_ids=env.agents\), with all agents that there are\.$"
+    remedy = r"Call policy.actions\(observations, agent_ids=env.agents\), with all existing agents\.$"
     with pytest.raises(ConnectorError, match="agent 'agent_0' has no observation in this call. " + remedy):
         policy(step["agent_1"][0], "agent_1")
     seen = {a: own for a, (own, _) in step.items()}

@@ -148,7 +148,7 @@ class Needy(Callbacks):
             "learner_class: .* Learner cannot be used as it is: it has to define compute_loss",
         ),
         ({"rl_module_spec": RLModule}, r"rl_module_spec: expected an RLModuleSpec .* Write RLModuleSpec\(RLModule\)"),
-        ({"callbacks_class": Needy}, "callbacks_class: .* Needy is made without arguments, but .*'x'"),
+        ({"callbacks_class": Needy}, "callbacks_class: .* Needy is constructed without arguments, but .*'x'"),
         (
             {"policy_mapping_fn": lambda agent: "a"},
             r"policy_mapping_fn: .* takes \(agent\), but .* \(agent_id, episode\)",

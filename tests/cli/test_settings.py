@@ -101,7 +101,7 @@ def test_the_first_lines_of_a_run_say_what_becomes_of_masks(tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     words = ["marl_envs.masked_v0", "--steps", "10", "--num-envs", "1", "--hidden", "4", "--eval-episodes", "1"]
     words += ["--set", "train_batch_size_per_learner=10", "--set", "num_epochs=1", "--no-video", "--env-config"]
-    said = "Action masks: 'action_mask' in the observations of agent_0, agent_1 are honoured."
+    said = "Action masks: 'action_mask' in the observations of agent_0, agent_1 are applied."
     assert main(["train", *words, "illegal=raise", "--out", "run"]) == 0
     assert capsys.readouterr().out.splitlines()[0] == said
     assert main(["train", "--resume", "run", "--steps", "30"]) == 0

@@ -25,7 +25,7 @@ UNSET: Any = object()
 def section(
     method: Callable[Concatenate[_Config, _Settings], dict[str, Any] | None],
 ) -> Callable[Concatenate[_Config, _Settings], _Config]:
-    """Makes a method that takes settings, stores them under their own names, and gives the config back.
+    """Makes a method that accepts settings, stores them under their own names, and returns the config.
 
     The method's signature lists the settings. Its body only handles settings that need more than storing, and returns
     a dict of names and values to store instead (or None).

@@ -35,7 +35,7 @@ ENVIRONMENT = optional(
         text("a name"),
         function(
             "a class or a function of env_config",
-            hint="To use an environment that you have made, give a function that makes it.",
+            hint="To use an environment object, pass a function that makes it.",
         ),
     )
 )
@@ -46,7 +46,7 @@ IN_THIS_PROCESS = one_of(
     hint="This version samples and learns in one process. Set 0, and more num_envs_per_env_runner for larger batches.",
 )
 LONGEST_WAIT_S = 2e6
-"""About what an operating system can wait in one call: 23 days."""
+"""About the longest time that an operating system can wait in one call: 23 days."""
 
 
 _OFF = one_of(False)
@@ -72,7 +72,7 @@ VECTORIZE_MODE = Validator(_VECTORIZE_MODES.alternatives, _vectorize_mode)
 
 def _policies(given: Any) -> Any:
     if isinstance(given, str):
-        raise Unfit(f"Write [{given!r}], or .multi_agent(policies={given!r}) for what such a text stands for there.")
+        raise Unfit(f"Write [{given!r}], or .multi_agent(policies={given!r}) for the shorthand of that name.")
     return _SPECS_OR_NONE.keep(given) if isinstance(given, Mapping) else MODULE_IDS.keep(given)
 
 
@@ -85,7 +85,7 @@ def callable_with(*arguments: str, at_least: int, expected: str) -> Validator:
 
     Args:
         *arguments: The names of the arguments, for messages.
-        at_least: The number of arguments that the function has to take.
+        at_least: The number of arguments that the function has to accept.
         expected: The ending of the sentence "expected ...".
     """
 
@@ -94,12 +94,12 @@ def callable_with(*arguments: str, at_least: int, expected: str) -> Validator:
         try:
             signature = inspect.signature(given)
         except ValueError:
-            raise Unfit("It does not say which arguments it takes. Put it into a function of yours.") from None
+            raise Unfit("Its signature is unknown. Put it into a function of yours.") from None
         for number in range(at_least, len(arguments) + 1):
             with contextlib.suppress(TypeError):
                 signature.bind(*arguments[:number])
                 return given
-        raise Unfit(f"The function takes {signature}, but it is called with ({', '.join(arguments)}).")
+        raise Unfit(f"The function accepts {signature}, but it is called with ({', '.join(arguments)}).")
 
     return Validator(expected, keep)
 
@@ -143,7 +143,7 @@ def _callbacks_class(given: Any) -> Any:
     try:
         inspect.signature(given).bind()
     except TypeError as error:
-        raise Unfit(f"{cls.__name__} is made without arguments, but it has a {error}.") from None
+        raise Unfit(f"{cls.__name__} is constructed without arguments, but it has a {error}.") from None
     return given
 
 

@@ -1,4 +1,4 @@
-"""Who calls a Policy, in the place of sub-environments: what a call says becomes what a step has given."""
+"""Turns the calls of a Policy into step results, as if they came from sub-environments."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import Space
 
 from marl_connectors import spaces
-from marl_connectors.algorithms.inference.observation_batches import as_batch, infos_of_copies
+from marl_connectors.algorithms.inference.observation_batches import as_batch, infos_by_env
 from marl_connectors.connectors.module_to_env.listify_data_for_vector_env import env_actions
 from marl_connectors.env_runners.action_noise import ActionNoise
 from marl_connectors.env_runners.lane_table import LaneGroup, LaneTable
@@ -22,19 +22,19 @@ from marl_connectors.trees import tree_map
 from marl_connectors.typing import AgentID, Tree
 
 _REMEMBERED = 64
-"""Of so many sets of agents that act together the random numbers are drawn for several steps at once."""
+"""The number of sets of agents acting together for which random numbers are drawn for several steps at once."""
 
 
 class _AgentRows(NamedTuple):
-    """Which rows of a group are whose.
+    """The agents to which the rows of a group belong.
 
     Attributes:
         group: The group.
-        agents: The agents with rows there, as places among those who act.
-        rows: ``[len(agents), num_envs]`` the row of each in each sub-environment; -1 where it is in another group, as
-            it acts by a module of another kind there.
-        order: ``[B]`` the place of each row in ``rows``, if that is flat; None if they stand in the same order.
-        agent_of: ``[B]`` the agent of each row, as a place among those who act.
+        agents: The agents with rows in the group, as indices of ``Caller.agents``.
+        rows: ``[len(agents), num_envs]`` the row of each agent in each sub-environment; -1 where its row is in another
+            group, because it acts with a module of another kind there.
+        order: ``[B]`` the index of each row in the flattened ``rows``; None if both have the same order.
+        agent_of: ``[B]`` the agent of each row, as an index of ``Caller.agents``.
     """
 
     group: LaneGroup
@@ -44,13 +44,13 @@ class _AgentRows(NamedTuple):
     agent_of: np.ndarray
 
     def joined(self, of_agents: Sequence[Tree]) -> Tree:
-        """``[B, ...]`` in the order of the rows, of ``[num_envs, ...]`` of each of ``agents``."""
+        """``[B, ...]`` values in the order of the rows, from ``[num_envs, ...]`` values of each of ``agents``."""
         whole = of_agents[0] if len(of_agents) == 1 else tree_map(lambda *own: np.concatenate(own), *of_agents)
         return whole if self.order is None else take(whole, self.order)
 
 
 class _Mark(NamedTuple):
-    """What a call finds, for the case that it fails; none of it is changed in place."""
+    """The state before a call, to be restored if the call fails. Nothing in it is changed in place."""
 
     copies: list[EnvCopy]
     calls: int
@@ -60,19 +60,20 @@ class _Mark(NamedTuple):
 
 
 class Caller:
-    """Stands in the place of a vector environment: its sub-environments are stepped by others, somewhere else.
+    """Takes the place of a vector environment whose sub-environments the user steps.
 
-    A call with observations is a step: those who act now and acted before are told what came of it. All others wait. An
-    agent that nobody has seen joins. Where an episode was said to be over, the next one begins with the next call.
+    A call with observations is a step. Agents that act in it and have acted before get the results of their last
+    actions, and all other agents wait. A new agent joins. After the end of an episode, the next one begins with the
+    next call.
 
     Attributes:
         copies: The sub-environments.
-        agents: Who acts, or acted in the newest call; empty if that is to be worked out anew.
-        calls: How many calls there were since the last ``restart``.
+        agents: The agents of the newest call; empty if their rows have to be worked out again.
+        calls: The number of calls since the last ``restart``.
         over: The sub-environments in which the next call begins an episode.
-        moved: The lanes that the newest call moves on, by group, and their rows before.
-        joined: The sub-environments and agents that have joined in it.
-        num_acted: How often each agent has acted so far.
+        moved: The lanes that the newest call has moved forward, by group, with their former rows.
+        joined: The sub-environments and agents that have joined in the newest call.
+        num_acted: The number of actions of each agent so far.
     """
 
     turn_based = has_rests = False
@@ -80,14 +81,14 @@ class Caller:
     seed = 0
 
     def __init__(self, agent_spaces: Mapping[AgentID, tuple[Space, Space]]):
-        """Takes each agent's observation and action space; there are no sub-environments yet."""
+        """Makes a caller without sub-environments, from the observation and action space of each agent."""
         self.agent_spaces = dict(agent_spaces)
         self.num_acted: dict[AgentID, int] = {}
         self._numbers: dict[int, int] = {}
         self.restart(0)
 
     def restart(self, num_envs: int) -> None:
-        """From now on there are so many sub-environments; none of their episodes has begun."""
+        """Sets the number of sub-environments. None of their episodes has begun."""
         self.copies = [EnvCopy(None, index) for index in range(num_envs)]
         self.calls = 0
         self.over = frozenset(range(num_envs))
@@ -95,7 +96,7 @@ class Caller:
         self.forget_layout()
 
     def forget_layout(self) -> None:
-        """The next call is not like the one before."""
+        """Forgets the agents of the newest call, so that the next one works out their rows."""
         self.agents: tuple[AgentID, ...] = ()
         self.moved: list[tuple[LaneGroup, np.ndarray, np.ndarray]] = []
         self.joined: list[tuple[int, AgentID]] = []
@@ -106,88 +107,90 @@ class Caller:
         return self.agent_spaces[agent_id]
 
     def states(self) -> None:
-        """Nobody tells the environments' states."""
+        """Returns None, because the states of the environments are unknown."""
 
     @property
     def all_begin(self) -> bool:
-        """Whether the next call is the first one in all sub-environments."""
+        """Whether the next call begins an episode in every sub-environment."""
         return len(self.over) == len(self.copies)
 
     def end(self, indices: Collection[int]) -> None:
-        """The episodes of these sub-environments are over."""
+        """Ends the episodes of these sub-environments."""
         self.over |= frozenset(indices)
 
     def sync(self) -> None:
-        """Brings the sub-environments to the newest call, for those who ask at which step they are."""
-        for copy in self.copies:
-            copy.t = self.calls - 1 - self._begun_at.get(copy.index, 0)
+        """Updates the step counts of the sub-environments to the newest call."""
+        for env in self.copies:
+            env.t = self.calls - 1 - self._begun_at.get(env.index, 0)
 
-    # A call that may fail.
+    # Calls that fail.
 
     def mark(self) -> _Mark:
-        """What ``go_back`` takes."""
+        """The present state, for ``go_back``."""
         self.moved, self.joined = [], []
         return _Mark(self.copies, self.calls, self.over, self._begun_at, self._numbers)
 
     def go_back(self, mark: _Mark) -> None:
-        """Forgets what came after ``mark``."""
+        """Restores the state that ``mark`` returned."""
         self.copies, self.calls, self.over, self._begun_at, self._numbers = mark
-        for copy in self.copies:
-            copy.episode_number = self._numbers.get(copy.index, -1)
+        for env in self.copies:
+            env.episode_number = self._numbers.get(env.index, -1)
         self.forget_layout()
 
     # From a call to a step.
 
     def step(self, agents: tuple[AgentID, ...], rewards: Mapping[AgentID, Any] | None, lanes: LaneTable) -> StepResult:
-        """What has come of the last actions of those who act now, but for observations. A hot path.
+        """The results of the agents' last actions, without observations.
 
         Args:
-            agents: They.
-            rewards: Theirs, ``[num_envs]`` or for all.
-            lanes: Who has acted before.
+            agents: The agents that act now.
+            rewards: Maps agents to their rewards, ``[num_envs]`` or one number for all sub-environments.
+            lanes: The lanes of the agents that have acted before.
         """
         is_same, begin = agents == self.agents, sorted(self.over)
         self.calls += 1
         if is_same and not begin:
             self.moved = [_moving(own.group, own.group.acting_numbers) for own in self._rows]
-            return StepResult(self._paid(rewards), [], in_rows=True)
+            return StepResult(self._rewards_by_row(rewards), [], in_rows=True)
         if begin:
             self._begin(begin)
         self.agents = agents
-        for copy in self.copies:
-            copy.agents = list(agents)
+        for env in self.copies:
+            env.agents = list(agents)
         self.sync()
         events = {index: Event(index, 0, is_over=True, is_dropped=True) for index in begin}
         if is_same:
             self.moved = [_moving(own.group, _others(own.group, begin)) for own in self._rows]
-            return StepResult(self._paid(rewards), [], events=list(events.values()), in_rows=True)
-        told: list[tuple[int, AgentID]] = []
-        for copy in self.copies:
-            if copy.index not in events:
-                known = lanes.by_env[copy.index]
-                told += [(copy.index, agent_id) for agent_id in agents if agent_id in known]
-                joining = [(copy.index, agent_id) for agent_id in agents if agent_id not in known]
+            return StepResult(self._rewards_by_row(rewards), [], events=list(events.values()), in_rows=True)
+        acted_before: list[tuple[int, AgentID]] = []
+        for env in self.copies:
+            if env.index not in events:
+                known = lanes.by_env[env.index]
+                acted_before += [(env.index, agent_id) for agent_id in agents if agent_id in known]
+                joining = [(env.index, agent_id) for agent_id in agents if agent_id not in known]
                 if joining:
-                    events[copy.index] = Event(copy.index, copy.t)
+                    events[env.index] = Event(env.index, env.t)
                     self.joined += joining
         numbers: dict[LaneGroup, list[int]] = {}
-        for index, agent_id in told:
+        for index, agent_id in acted_before:
             lane = lanes.by_env[index][agent_id]
             numbers.setdefault(lane.group, []).append(lane.number)
         self.moved = [_moving(group, np.array(own)) for group, own in numbers.items()]
-        paid = [_reward_of(agent_id, index, rewards) for index, agent_id in told]
-        return StepResult(paid, [], events=[events[i] for i in sorted(events)], told=told, in_rows=True)
+        rewards_of_lanes = [_reward_of(agent_id, index, rewards) for index, agent_id in acted_before]
+        return StepResult(
+            rewards_of_lanes, [], events=[events[i] for i in sorted(events)], told=acted_before, in_rows=True
+        )
 
     def _begin(self, indices: Sequence[int]) -> None:
-        """The next episodes begin."""
+        """Begins the next episodes in some sub-environments."""
         self.over = frozenset()
         self._begun_at = {**self._begun_at, **dict.fromkeys(indices, self.calls - 1)}
         self._numbers = self._numbers | {index: self._numbers.get(index, -1) + 1 for index in indices}
         for index in indices:
             self.copies[index].episode_number = self._numbers[index]
 
-    def _paid(self, rewards: Mapping[AgentID, Any] | None) -> list[Any]:
-        """For each group that acted, ``[B]`` rewards; NaN where none is given."""
+    def _rewards_by_row(self, rewards: Mapping[AgentID, Any] | None) -> list[Any]:
+        """``[B]`` rewards of each group that acted; NaN where the user has passed none."""
         if not rewards:
             return [np.nan] * len(self._rows)
         size = len(self.copies)
@@ -196,16 +199,16 @@ class Caller:
         return [own.joined([given[i] for i in own.agents]) for own in self._rows]
 
     def leaving(self, agent_ids: Collection[AgentID], index: int, lanes: LaneTable) -> StepResult:
-        """The end of some agents of a sub-environment, whose episode goes on."""
+        """The result of a step in which some agents of a sub-environment end, and its episode continues."""
         own = [agent_id for agent_id in lanes.by_env[index] if agent_id in agent_ids]
         self.copies[index].agents = []
         event = Event(index, self.copies[index].t, truncations=dict.fromkeys(own, True))
         return StepResult([np.nan] * len(own), [], events=[event], told=[(index, agent_id) for agent_id in own])
 
-    # Whose rows are whose.
+    # Rows and agents.
 
     def lay_out(self, lanes: LaneTable) -> None:
-        """Works out whose rows are whose, after other lanes act than before."""
+        """Works out the agents of all rows, after a change of the lanes that act."""
         size = len(self.copies)
         words = np.array([name_word(agent_id) for agent_id in self.agents], np.uint64)
         by_word = np.argsort(words)
@@ -224,10 +227,10 @@ class Caller:
             )
 
     def place(self, noise: ActionNoise) -> None:
-        """Gives each row the random numbers of its agent: they follow from how often it has acted, and from nobody.
+        """Assigns each row the random numbers of its agent. They depend only on how often the agent has acted.
 
-        The step of ``noise`` is that of the first agent. So those who always act together go on in what was drawn for
-        them, whatever others do in between.
+        The step of ``noise`` is that of the first agent. So agents that always act together continue with the numbers
+        that were drawn for them, whatever other agents do in between.
         """
         counts = np.array([self.num_acted.get(agent_id, 0) for agent_id in self.agents])
         noise.step = int(counts[0])
@@ -240,16 +243,16 @@ class Caller:
             noise.place((self.agents, group.index), group.rows, group.words, never, counts[own.agent_of])
 
     def torch_stream_of(self) -> tuple[str, ...]:
-        """Names those who act, at their steps."""
+        """The name of a random stream, made of the agents that act and their steps."""
         return tuple(sorted({repr((agent_id, self.num_acted.get(agent_id, 0))) for agent_id in self.agents}))
 
     def acted(self) -> None:
-        """Those who act have done so."""
+        """Counts the actions of the newest call."""
         for agent_id in self.agents:
             self.num_acted[agent_id] = self.num_acted.get(agent_id, 0) + 1
 
     def rows_of_agents(self) -> list[list[tuple[AgentID, np.ndarray]]]:
-        """For each group, the agents that have rows there, with these."""
+        """The agents of each group with their rows."""
         return [[(self.agents[i], rows) for i, rows in zip(own.agents, own.rows, strict=True)] for own in self._rows]
 
     # Observations and actions.
@@ -261,14 +264,14 @@ class Caller:
         infos: Mapping[AgentID, Any] | None,
         is_batch: bool,
     ) -> None:
-        """Adds what those who act observe to the result of a step. A hot path."""
+        """Adds observations and infos to the result of a step."""
         result.observations = [self._of_rows(own, observations, is_batch) for own in self._rows]
         if not infos:
             return
         by_env: dict[int, dict[AgentID, dict[str, Any]]] = {}
         for agent_id in self.agents:
             given = infos.get(agent_id)
-            for index, info in enumerate(infos_of_copies(given, len(self.copies), is_batch) if given else ()):
+            for index, info in enumerate(infos_by_env(given, len(self.copies), is_batch) if given else ()):
                 if info:
                     by_env.setdefault(index, {})[agent_id] = dict(info)
         result.infos = list(by_env.items())
@@ -284,7 +287,7 @@ class Caller:
             return own.joined([as_batch(space, observations[self.agents[i]], False) for i in own.agents])
 
     def by_agent(self, actions: Sequence[Tree], is_batch: bool) -> dict[AgentID, Any]:
-        """Each agent's action, or ``[num_envs, ...]`` actions, of those of each group."""
+        """Maps each agent to its action, or to ``[num_envs, ...]`` actions, from the actions of each group."""
         found: dict[AgentID, Any] = {}
         for own, of_group in zip(self._rows, actions, strict=True):
             values = of_group if is_batch else env_actions(of_group)
@@ -294,7 +297,7 @@ class Caller:
                     found[agent_id] = values[rows[0]]
                 elif rows.min() >= 0 or agent_id not in found:
                     found[agent_id] = take(values, rows)
-                else:  # in other sub-environments the agent is in another group, which has been seen to
+                else:  # in other sub-environments the agent is in a group before this one
                     found[agent_id] = tree_map(partial(_filled, own=rows), found[agent_id], values)
         return {agent_id: found[agent_id] for agent_id in self.agents}
 
@@ -304,7 +307,7 @@ def _moving(group: LaneGroup, numbers: np.ndarray) -> tuple[LaneGroup, np.ndarra
 
 
 def _others(group: LaneGroup, indices: Sequence[int]) -> np.ndarray:
-    """The numbers of the lanes that act, without those of some sub-environments."""
+    """The numbers of the lanes that act, except those of some sub-environments."""
     return group.acting_numbers[~np.isin(group.env_indices, indices)]
 
 
@@ -314,7 +317,7 @@ def _reward_of(agent_id: AgentID, index: int, rewards: Mapping[AgentID, Any] | N
 
 
 def _filled(whole: np.ndarray, leaf: np.ndarray, own: np.ndarray) -> np.ndarray:
-    """``[B, ...]`` with the rows of another group added; ``own`` is -1 for rows that ``whole`` already has."""
+    """Adds the rows of another group to ``[B, ...]`` values. ``own`` is -1 for rows that are in ``whole`` already."""
     there = own >= 0
     whole[there] = leaf[own[there]]
     return whole

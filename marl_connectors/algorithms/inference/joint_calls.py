@@ -95,8 +95,8 @@ class JointCallCheck:
         if not wrong or not self._looks(act_alike_alone):
             return
         tried = (
-            " This was found by acting on sampled observations, once for all agents and once for each alone. If it is "
-            "no fault, set looks_at_other_agents = False in the class."
+            " This was found by acting on sampled observations, once for all agents and once for each alone. If the "
+            "agents may act alone, set looks_at_other_agents = False in the class."
             if self._was_tried
             else ""
         )
@@ -108,7 +108,7 @@ class JointCallCheck:
             return ""
         return (
             f"change what each of them does. In training they took turns, but this call is for {len(agents)} agents. "
-            f"Call policy(observation, agent_id) for one after another"
+            f"Call policy(observation, agent_id) for one agent after another"
         )
 
     def _missing(self, agents: list[AgentID], observations: Mapping[AgentID, Any], expected: Sequence[AgentID]) -> str:
@@ -128,11 +128,11 @@ class JointCallCheck:
             return ""
         return (
             f"must be in one call, but {found}. Call policy.actions(observations, agent_ids=env.agents), with all "
-            f"agents that there are{also}"
+            f"existing agents{also}"
         )
 
     def _looks(self, act_alike_alone: Callable[[], bool]) -> bool:
-        """Whether there are pieces that look at several agents. Pieces that do not declare it are tested once."""
+        """Whether any piece looks at several agents. Pieces that do not declare it are tested once."""
         if self._who:
             return True
         try:

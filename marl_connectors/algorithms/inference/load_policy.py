@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from gymnasium import Space, spaces
@@ -107,59 +107,93 @@ def load_policy(
     if module_id is not None:
         _check_module(module_id, state)
         policy_mapping_fn = SharedPolicy(module_id)
+    given = given_settings(policy_mapping_fn=policy_mapping_fn)
     with taking_over("config"):
-        given = given_settings(policy_mapping_fn=policy_mapping_fn)
-        used = restored_config(state, config, given, names, skip=_NOT_NEEDED)
-        masking = restored_masking(state, used)
-        agents = _Agents(state["agents"], env)
-        spec, parameters = _saved_modules(state, used, module_id, names)
-        lookback = _lookback_of(used)
-    # Errors in builders and modules that the user has passed are raised as they are.
-    with taking_over("connector pieces") if config is None else nullcontext():
-        env_to_module, module_to_env = _build_pipelines(state, used, agents, masking, torch.device(device))
-    with taking_over("modules") if config is None else nullcontext(), torch_stream(0, "policy"):
-        modules = spec.build()
-    with taking_over("modules"):
-        modules.set_state(parameters)
-    with taking_over("connector pieces"):
-        env_to_module.set_state(state["env_runner"]["env_to_module"])
-        module_to_env.set_state(state["env_runner"]["module_to_env"])
+        saved = _read(state, config, given, env, module_id, names)
+    is_users = config is not None
+    env_to_module, module_to_env = _build_pipelines(state, saved, torch.device(device), is_users)
+    modules = _build_modules(saved, is_users)
     build.stop_counting(env_to_module)
-    default_agent = None if module_id is None else agents.of_module(modules, module_id, env_to_module)
+    default_agent = None if module_id is None else saved.agents.of_module(modules, module_id, env_to_module)
     return Policy(
         modules.to(device),
         env_to_module,
         module_to_env,
-        agent_spaces=agents.spaces,
-        single_agent=agents.single_agent,
+        agent_spaces=saved.agents.spaces,
+        single_agent=saved.agents.single_agent,
         takes_turns=state["agents"].get("takes_turns", False),
-        policy_mapping_fn=used.policy_mapping_fn,
+        policy_mapping_fn=saved.config.policy_mapping_fn,
         default_agent_id=default_agent,
-        unknown_agents_like=None if agents.single_agent else default_agent,
-        lookback=max(lookback, build.needed_lookback(env_to_module)),
+        unknown_agents_like=None if saved.agents.single_agent else default_agent,
+        lookback=max(saved.lookback, build.needed_lookback(env_to_module)),
         explore=explore,
         seed=seed,
     )
 
 
-def _lookback_of(config: AlgorithmConfig) -> int:
-    lookback = config.episode_lookback_horizon
+class _Saved(NamedTuple):
+    """The parts of a checkpoint that acting depends on.
+
+    Attributes:
+        config: The settings of training, without those that are not needed.
+        masking: The action masks that were applied; None if the config decides.
+        agents: The agents and their spaces.
+        spec: How to build the modules.
+        parameters: The parameters of the modules.
+        lookback: The number of earlier steps that episodes kept.
+    """
+
+    config: AlgorithmConfig
+    masking: Masking | None
+    agents: _Agents
+    spec: MultiRLModuleSpec
+    parameters: dict[ModuleID, Any]
+    lookback: int
+
+
+def _read(
+    state: Mapping[str, Any],
+    config: AlgorithmConfig | None,
+    given: Mapping[str, Any],
+    env: Any,
+    module_id: ModuleID | None,
+    names: Names,
+) -> _Saved:
+    used = restored_config(state, config, given, names, skip=_NOT_NEEDED)
+    masking, agents = restored_masking(state, used), _Agents(state["agents"], env)
+    spec, parameters = _saved_modules(state, used, module_id, names)
+    lookback = used.episode_lookback_horizon
     if type(lookback) is not int or not 0 <= lookback < _MOST_LOOKBACK:
         raise CheckpointError(
             f"checkpoint: its episode_lookback_horizon is {brief(lookback)}. Pass the config of training: config=..."
         )
-    return lookback
+    return _Saved(used, masking, agents, spec, parameters, lookback)
 
 
 def _build_pipelines(
-    state: Mapping[str, Any], config: AlgorithmConfig, agents: _Agents, masking: Masking | None, device: torch.device
+    state: Mapping[str, Any], saved: _Saved, device: torch.device, is_users: bool
 ) -> tuple[EnvToModulePipeline, ModuleToEnvPipeline]:
-    """The pipelines of training, before they have their states."""
-    stateful = AddStatesFromEpisodesToBatch.__name__ in state["env_runner"]["env_to_module"]
-    env_to_module, _ = build.build_env_to_module(config, agents, device=device, masking=masking)
-    if stateful:
-        add_state_pieces(env_to_module)
-    return env_to_module, build.build_module_to_env(config, agents, stateful=stateful)
+    """The pipelines of training with their states. If the config is the user's, errors in builders stay as they are."""
+    states = state["env_runner"]["env_to_module"], state["env_runner"]["module_to_env"]
+    stateful = AddStatesFromEpisodesToBatch.__name__ in states[0]
+    with nullcontext() if is_users else taking_over("connector pieces"):
+        env_to_module, _ = build.build_env_to_module(saved.config, saved.agents, device=device, masking=saved.masking)
+        if stateful:
+            add_state_pieces(env_to_module)
+        module_to_env = build.build_module_to_env(saved.config, saved.agents, stateful=stateful)
+    with taking_over("connector pieces"):
+        env_to_module.set_state(states[0])
+        module_to_env.set_state(states[1])
+    return env_to_module, module_to_env
+
+
+def _build_modules(saved: _Saved, is_users: bool) -> MultiRLModule:
+    """The modules with their parameters. If the config is the user's, errors in modules stay as they are."""
+    with nullcontext() if is_users else taking_over("modules"), torch_stream(0, "policy"):
+        modules = saved.spec.build()
+    with taking_over("modules"):
+        modules.set_state(saved.parameters)
+    return modules
 
 
 def _check_module(module_id: ModuleID, state: Mapping[str, Any]) -> None:

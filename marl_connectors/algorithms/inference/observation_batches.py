@@ -1,4 +1,4 @@
-"""Single observations and batches of them, told apart by their shapes."""
+"""Single observations and batches of observations, which are distinguished by their shapes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from marl_connectors.typing import AgentID, Tree
 
 
 def num_in_batch(space: Space, observation: Any, agent_id: AgentID) -> int | None:
-    """How many observations of a space there are: None for one alone, ``B`` for a batch ``[B, ...]``.
+    """The number of observations: None for a single one, ``B`` for a batch ``[B, ...]``.
 
     Raises:
-        EpisodeError: If it is neither.
+        EpisodeError: If the shape fits neither.
     """
     if type(space) is spaces.Box and type(observation) is np.ndarray:  # the usual case
         shape = observation.shape
@@ -38,7 +38,7 @@ def num_in_batch(space: Space, observation: Any, agent_id: AgentID) -> int | Non
 
 
 def _sizes(space: Space, observation: Any) -> set[int | None]:
-    """``{None}`` or ``{B}`` if all parts agree; -1 is among them where a part fits in neither way."""
+    """``{None}`` or ``{B}`` if all parts agree. The set has -1 if a part has neither shape."""
     sizes: set[int | None] = set()
     for part, own in leaves_in(space, observation):
         shape = np.shape(own)
@@ -60,7 +60,7 @@ def as_batch(space: Space, observation: Any, is_batch: bool) -> Tree:
     """``[B, ...]`` arrays of a space; B is 1 for a single observation.
 
     Raises:
-        EpisodeError: If the observation is no numbers that the space's dtypes can hold.
+        EpisodeError: If the observation does not consist of numbers that the space's dtypes can hold.
     """
     try:
         return _batched(space, observation) if is_batch else stack([observation], space)
@@ -79,26 +79,28 @@ def _batched(space: Space, observations: Any) -> Tree:
     return array if array.dtype == space.dtype else in_dtype(array, space.dtype)
 
 
-def infos_of_copies(infos: Any, num_copies: int, is_batch: bool) -> Sequence[Mapping[str, Any]]:
+def infos_by_env(infos: Any, num_envs: int, is_batch: bool) -> Sequence[Mapping[str, Any]]:
     """The info dict of each environment of a batch.
 
     Args:
-        infos: One dict; or for a batch a list of them, or a dict of arrays as Gymnasium's vectorised environments give
-            it: ``{key: [B, ...]}``, where ``_key`` says which environments have the key at all.
-        num_copies: Of environments.
-        is_batch: Whether there is a batch.
+        infos: One dict; or for a batch a list of dicts, or a dict of arrays as Gymnasium's vectorised environments
+            return it: ``{key: [B, ...]}``, where ``_key`` says which environments have the key.
+        num_envs: The number of environments.
+        is_batch: Whether the observations are a batch.
     """
     if not is_batch:
         return [infos]
     if not isinstance(infos, Mapping):
-        if len(infos) != num_copies:
-            raise EpisodeError(f"policy: expected {num_copies} info dicts, one for each environment, got {len(infos)}.")
+        if len(infos) != num_envs:
+            raise EpisodeError(
+                f"policy: expected {num_envs} info dicts, one for each environment, but got {len(infos)}."
+            )
         return infos
-    found: list[dict[str, Any]] = [{} for _ in range(num_copies)]
+    found: list[dict[str, Any]] = [{} for _ in range(num_envs)]
     for key, values in infos.items():
         if not key.startswith("_") or key[1:] not in infos:
-            has = infos.get(f"_{key}", np.ones(num_copies, bool))
-            for own, value, is_there in zip(found, values, has, strict=True):
-                if is_there:
+            has = infos.get(f"_{key}", np.ones(num_envs, bool))
+            for own, value, has_key in zip(found, values, has, strict=True):
+                if has_key:
                     own[key] = value
     return found

@@ -62,7 +62,7 @@ class Policy:
     remembered before.
 
     Attributes:
-        agent_ids: The agents whose observations the policy takes.
+        agent_ids: The agents whose observations the policy accepts.
         rl_module: The modules.
         env_to_module: The pipeline from observations to the modules' batch.
         module_to_env: The pipeline from the modules' outputs to actions.
@@ -93,7 +93,7 @@ class Policy:
             agent_spaces: Maps each agent to its observation and action space in the environment.
             single_agent: Whether the environment is a Gymnasium environment.
             policy_mapping_fn: Chooses the module of each agent.
-            default_agent_id: The agent that a call without ``agent_id`` is for, where there are several agents.
+            default_agent_id: The agent of calls without ``agent_id``, if several agents exist.
             lookback: The number of steps that pieces look back.
             explore: Whether calls without ``explore`` sample actions.
             seed: The seed of sampled actions.
@@ -126,12 +126,9 @@ class Policy:
         self._plans: dict[bool, SamplingPlan] = {}
         self._restart(0)
         self._like = unknown_agents_like
+        pipelines, is_alone = (env_to_module, module_to_env), single_agent or len(self.agent_ids) == 1
         self._joint_calls = JointCallCheck(
-            (env_to_module, module_to_env),
-            rl_module,
-            self.agent_ids,
-            takes_turns=takes_turns,
-            is_needless=single_agent or len(self.agent_ids) == 1,
+            pipelines, rl_module, self.agent_ids, takes_turns=takes_turns, is_needless=is_alone
         )
         pieces = [*env_to_module, *module_to_env]
         self._has_pieces = any(type(piece) not in DEFAULT_PIECES for piece in pieces)
@@ -141,11 +138,11 @@ class Policy:
     # Copies.
 
     def session(self, *, explore: bool | None = None, seed: int | None = None) -> Self:
-        """A policy with the same modules, and with pieces and a memory of its own, which is empty.
+        """A new policy with the same modules, its own pieces, and an empty memory.
 
-        Sessions are for episodes that go on side by side, such as one for each thread. They do not wait for one
-        another. A change of the modules' parameters applies to all of them: from the next call on if PyTorch was told
-        of it (optimizers, ``load_state_dict``), after ``reset()`` if it went by ``parameter.data``.
+        Sessions are for episodes that run at the same time, such as one for each thread. They do not wait for one
+        another. A change of the modules' parameters applies to all of them: from the next call on if PyTorch knows of
+        it (optimizers, ``load_state_dict``), after ``reset()`` if it was made to ``parameter.data``.
 
         Args:
             explore: Whether actions are sampled; None for the setting of this policy.
@@ -166,7 +163,7 @@ class Policy:
         return made
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """A policy with its own modules, which remembers the same steps and goes on independently."""
+        """A policy with its own modules, which remembers the same steps and continues independently."""
         made = memo[id(self)] = type(self).__new__(type(self))
         with self._call:
             made.__setstate__(copy.deepcopy({k: v for k, v in vars(self).items() if k not in _OF_PROCESS}, memo))
@@ -179,7 +176,7 @@ class Policy:
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _call=_OneCall(), _plans={}, _is_placed=False)
 
-    # What users call.
+    # Acting.
 
     def __call__(
         self,
@@ -197,12 +194,12 @@ class Policy:
             agent_id: The agent. It may be left out where only one agent is possible.
             reward: The sum of the agent's rewards since its last action, ``[B]`` for a batch. Pieces that look at
                 rewards need it.
-            info: The agent's info dict; for a batch, a list of dicts, or a dict of arrays as vector environments give
+            info: The agent's info dict; for a batch, a list of dicts, or a dict of arrays as vector environments return
                 it. Pieces that look at infos need it, for example for action masks.
             explore: Whether to sample the action instead of taking the most likely one.
 
         Returns:
-            The action in the form that ``env.step`` takes; ``[B, ...]`` for a batch.
+            The action in the form that ``env.step`` accepts; ``[B, ...]`` for a batch.
         """
         if agent_id is None:
             agent_id = self._default_agent
@@ -264,11 +261,12 @@ class Policy:
             return actions
 
     def reset(self, ended: Any = None, *, agent_ids: Collection[AgentID] | None = None) -> None:
-        """Begins new episodes: nothing is remembered of the steps so far.
+        """Begins new episodes, and forgets the steps so far.
 
         Args:
             ended: ``[B]`` bool, True for the environments of a batch in which an episode has ended; None for all.
-            agent_ids: Resets these agents only, which come back after their end while the others' episode goes on.
+            agent_ids: The agents to reset, which come back after their end while the others' episode continues; None
+                for all agents.
         """
         if ended is None and agent_ids is None and self._call.mend():
             self._restart(0)
@@ -547,7 +545,7 @@ class _OneCall:
 
 
 def _looks_back(piece: ConnectorV2) -> bool:
-    """Whether a piece may use earlier steps; a user's own piece may always do so."""
+    """Whether a piece may use earlier steps. A user's own piece may always do so."""
     if isinstance(piece, ConnectorPipelineV2):
         return any(map(_looks_back, piece))
     return getattr(piece, "lookback", 0) > 0 or not type(piece).__module__.startswith("marl_connectors.")

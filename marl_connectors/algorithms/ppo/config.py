@@ -53,7 +53,7 @@ class PPOTrainingSettings(TrainingSettings, total=False):
 
 
 class PPOConfig(AlgorithmConfig):
-    """Settings of proximal policy optimisation."""
+    """The settings of proximal policy optimisation."""
 
     lr = 5e-5
     train_batch_size_per_learner = 4000

@@ -1,4 +1,4 @@
-"""Advantages where there is no critic."""
+"""Advantages of modules without a critic."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from marl_connectors.typing import ModuleID
 
 
 class DiscountedReturns(GeneralAdvantageEstimation):
-    """GeneralAdvantageEstimation for runs in which modules have no critic: for them every value is 0.
+    """GeneralAdvantageEstimation for runs in which modules have no critic. The values of these modules are 0.
 
-    With lambda 1 their advantages are discounted sums of rewards, before they are standardised. What comes after a
-    truncation or a cut counts as 0 too, since nobody can say what it is worth.
+    With lambda 1 their advantages are discounted sums of rewards, before they are standardised. The value after a
+    truncation or a cut is 0 too, because there is no estimate of it.
 
     Attributes:
-        critics: Which modules have a critic.
+        critics: Maps modules to whether they have a critic.
     """
 
     def __init__(
@@ -42,12 +42,12 @@ class DiscountedReturns(GeneralAdvantageEstimation):
         Args:
             input_observation_space: As for every piece.
             input_action_space: As for every piece.
-            critics: Which modules have a critic.
+            critics: Maps modules to whether they have a critic.
             critic_by_default: Whether modules that are not in ``critics`` have one.
             gamma: As in GeneralAdvantageEstimation.
-            lambda_: Likewise.
-            standardize: Likewise.
-            module_settings: Likewise.
+            lambda_: As in GeneralAdvantageEstimation.
+            standardize: As in GeneralAdvantageEstimation.
+            module_settings: As in GeneralAdvantageEstimation.
         """
         super().__init__(
             input_observation_space,
@@ -61,21 +61,21 @@ class DiscountedReturns(GeneralAdvantageEstimation):
         self._by_default = critic_by_default
 
     def on_columns(self, *, rl_module: Any, columns: ColumnGroup, **kwargs: Any) -> None:
-        super().on_columns(rl_module=self._judges(rl_module), columns=columns, **kwargs)
+        super().on_columns(rl_module=self._with_critics(rl_module), columns=columns, **kwargs)
 
-    def _judges(self, rl_module: Any) -> _Judges:
-        return _Judges(rl_module, {m: self.critics.get(m, self._by_default) for m in rl_module})
+    def _with_critics(self, rl_module: Any) -> _ModulesWithCritics:
+        return _ModulesWithCritics(rl_module, {m: self.critics.get(m, self._by_default) for m in rl_module})
 
 
-class _Judges:
-    """Stands for a MultiRLModule, with modules without a critic replaced."""
+class _ModulesWithCritics:
+    """A MultiRLModule in which modules without a critic are replaced by one whose values are 0."""
 
     def __init__(self, rl_module: Any, critics: Mapping[ModuleID, bool]):
         self._rl_module = rl_module
         self._critics = critics
 
     def __getitem__(self, module_id: ModuleID) -> Any:
-        return self._rl_module[module_id] if self._critics[module_id] else _NoValue()
+        return self._rl_module[module_id] if self._critics[module_id] else _ZeroValues()
 
     @property
     def has_own_forward(self) -> bool:
@@ -85,11 +85,11 @@ class _Judges:
         return self._rl_module.forward_train(batch)
 
     def bucket_of(self, module_ids: Any) -> None:
-        """Modules are asked one after another."""
+        """Returns None, so that the values of modules are computed one after another."""
         return None
 
 
-class _NoValue(ValueFunctionAPI):
+class _ZeroValues(ValueFunctionAPI):
     def compute_values(self, batch: dict[str, Any], embeddings: Any = None) -> torch.Tensor:
         first = leaves(batch[Columns.OBS])[0]
         in_sequences = Columns.STATE_IN in batch
