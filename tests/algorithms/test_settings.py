@@ -22,7 +22,7 @@ from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
 from marl_connectors.algorithms.config.state import config_from_state, config_to_state, to_state
 from marl_connectors.algorithms.mappo.model_config import MAPPOModelConfig
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
-from marl_connectors.cli.settings import RunSettings
+from marl_connectors.cli.run_settings import RunSettings
 from marl_connectors.cli.values import key_value
 from marl_connectors.errors import CheckpointError, ConfigError, LearnerError, MarlConnectorsError
 from marl_connectors.rl_module.default_model_config import DefaultModelConfig

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from marl_connectors.checkpoints import save_state
-from marl_connectors.cli import run_folder, settings
+from marl_connectors.cli import run_folder, run_settings
+from marl_connectors.cli.pictures import record_video
 from marl_connectors.cli.run_folder import RunFolder, check_can_be_made, read_baselines, read_config, read_metrics
-from marl_connectors.cli.settings import RunSettings, settings_from_json
-from marl_connectors.cli.video import record_video
+from marl_connectors.cli.run_settings import RunSettings, settings_from_json
 from marl_connectors.errors import CheckpointError, ConfigError, MarlConnectorsError
 
 RUN = Path("run")
@@ -83,7 +83,7 @@ def test_a_run_without_metrics_goes_on(run, caplog):
     (RUN / "metrics.jsonl").unlink()
     resume(run)
     assert "metrics.jsonl has no rows of 2 of the 2 iterations until the checkpoint" in caplog.text
-    assert "Going on from iteration 2 at 200 agent steps." in run.out
+    assert "Continuing from iteration 2 at 200 agent steps." in run.out
     assert [json.loads(line)["training_iteration"] for line in lines()] == [3, 4]
 
 
@@ -92,7 +92,7 @@ def test_a_run_goes_back_to_the_checkpoint_that_latest_names(command):
     assert command("train", "fake_env", "--steps", "400", "--checkpoint-every", "2", "--out", "run") == 0
     (RUN / "checkpoints/latest").write_text("000002\n")
     assert command("train", "--resume", "run") == 0
-    assert "Going on from iteration 2 at 200 agent steps." in command.out
+    assert "Continuing from iteration 2 at 200 agent steps." in command.out
     assert [json.loads(line)["training_iteration"] for line in lines()] == [1, 2, 3, 4]
 
 
@@ -156,7 +156,7 @@ def test_a_config_that_is_none_is_named(run, text):
 
 def test_each_setting_of_a_run_has_a_type_that_its_default_fits():
     defaults = vars_of(RunSettings("env"))
-    assert set(settings._EXPECTED) == set(defaults)
+    assert set(run_settings._EXPECTED) == set(defaults)
     assert settings_from_json(defaults) == RunSettings("env")
 
 
@@ -302,11 +302,10 @@ WORDS = [
 ]
 
 
-def survive_words(number, seed, command, monkeypatch):
+def survive_words(number, seed, command):
     Path("bad.py").write_text("x = (")
     Path("exits.py").write_text("raise SystemExit(3)")
     statuses = []
-    monkeypatch.setattr("marl_connectors.algorithms.algorithm.Algorithm.explain", lambda algo: {})
     for trial in range(number):
         rng = np.random.default_rng([seed, trial])
         first = ["train", "evaluate", "explain"][rng.integers(3)]
@@ -321,13 +320,13 @@ def survive_words(number, seed, command, monkeypatch):
     assert set(statuses) <= {0, 2} and statuses.count(2) > number // 2
 
 
-def test_no_words_lead_to_an_error_from_within(run, monkeypatch):
-    survive_words(300, 0, run, monkeypatch)
+def test_no_words_lead_to_an_error_from_within(run):
+    survive_words(300, 0, run)
 
 
 @pytest.mark.slow
-def test_no_words_lead_to_an_error_from_within_in_many_trials(run, monkeypatch):
-    survive_words(5000, secrets.randbits(32), run, monkeypatch)
+def test_no_words_lead_to_an_error_from_within_in_many_trials(run):
+    survive_words(5000, secrets.randbits(32), run)
 
 
 # Places that cannot be written ---------------------------------------------------------------------------------------
@@ -523,7 +522,7 @@ def test_a_run_that_ended_before_its_first_checkpoint_begins_anew(command):
 def test_a_run_whose_latest_is_lost_goes_on_from_its_newest_checkpoint(run):
     (RUN / "checkpoints/latest").unlink()
     resume(run)
-    assert "Going on from iteration 2" in run.out
+    assert "Continuing from iteration 2" in run.out
 
 
 def test_what_was_being_written_when_the_run_was_killed_is_cleared_away(run):

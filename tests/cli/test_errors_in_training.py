@@ -14,7 +14,7 @@ import pytest
 from marl_connectors import PPOConfig
 from marl_connectors.checkpoints import load_state, snapshot
 from marl_connectors.cli.main import _formatted, main
-from marl_connectors.cli.settings import set_by_name
+from marl_connectors.cli.run_settings import set_by_name
 from marl_connectors.cli.train import CHANGED, TRAINING_DEFAULTS, load_algorithm
 from marl_connectors.errors import ConfigError, EnvWarning
 
@@ -232,8 +232,8 @@ def test_each_training_setting_can_be_changed_on_resume(troubled):
         (["--set", "episode_lookback_horizon=3"], "'episode_lookback_horizon' cannot be changed, because the modules"),
         (["--set", "use_critic=false"], "'use_critic' cannot be changed"),
         (["--set", "normalize_actions=false"], "'normalize_actions' cannot be changed"),
-        (["--hidden", "8"], "'hidden' cannot be given, because the checkpoint's modules"),
-        (["--num-envs", "3"], "'num_envs' cannot be given"),
+        (["--hidden", "8"], "'hidden' cannot be changed, because the checkpoint's modules"),
+        (["--num-envs", "3"], "'num_envs' cannot be changed"),
     ],
 )
 def test_what_cannot_be_changed_is_refused_and_leaves_the_run_as_it_was(troubled, capsys, words, message):
@@ -249,9 +249,7 @@ def test_settings_of_all_sections_can_be_given_at_the_start(troubled):
     troubled("")
     words = ["--set", "sample_timeout_s=9", "--set", "restart_failed_sub_environments=true"]
     assert main([*TRAIN, "--steps", "100", "--out", "run", *words]) == 0
-    with pytest.raises(
-        ConfigError, match=r"'num_envs_per_env_runner' is given by an option of its own. Use --num-envs"
-    ):
+    with pytest.raises(ConfigError, match=r"'num_envs_per_env_runner' has a separate option. Use --num-envs"):
         set_by_name(PPOConfig(), {"num_envs_per_env_runner": 3})
     algorithm = json.loads((RUN / "config.json").read_text())["algorithm"]
     assert (algorithm["sample_timeout_s"], algorithm["restart_failed_sub_environments"]) == (9, True)

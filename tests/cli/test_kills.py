@@ -156,7 +156,7 @@ def test_a_run_survives_a_kill_at_each_operation_on_a_file(killable):
 SERVER = """
 import os, signal, sys
 from marl_connectors.cli.main import main
-import torch, tensorboard, matplotlib.figure, PIL.Image, marl_connectors.cli.train, marl_connectors.cli.video
+import torch, tensorboard, matplotlib.figure, PIL.Image, marl_connectors.cli.train, marl_connectors.cli.pictures
 import torch.utils.tensorboard, marl_connectors.algorithms.mappo, marl_connectors.algorithms.ppo
 
 signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from marl_connectors.cli.main import main
-from marl_connectors.cli.settings import RunSettings, settings_from_json, training_settings
+from marl_connectors.cli.run_settings import RunSettings, settings_from_json, training_settings
 from marl_connectors.errors import CheckpointError, ConfigError, EnvError, MappingError
 
 TAG = "mpe2.simple_tag_v3"
@@ -78,7 +78,7 @@ def test_train_keeps_its_wrappers(command):
     config = json.loads((run / "config.json").read_text(encoding="utf-8"))
     assert settings_from_json(config["command"]).wrappers == WRAPPERS
     assert command("train", "--resume", str(run), "--steps", "300", *WORDS) == 2
-    assert "'wrappers' cannot be given" in command.err
+    assert "'wrappers' cannot be changed" in command.err
     assert command("train", "--resume", str(run), "--steps", "300") == 0
 
 

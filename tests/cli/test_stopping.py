@@ -160,7 +160,7 @@ def test_a_signal_after_the_last_iteration_leaves_a_run_that_is_finished_on_resu
     command.evaluate = None
     assert command("train", "--resume", str(RUN)) == 0
     assert (RUN / "final.json").exists() and (RUN / "video.gif").exists()
-    assert "Going on from iteration 2 at 200 agent steps." in command.out
+    assert "Continuing from iteration 2 at 200 agent steps." in command.out
     assert "red      0 ± 0.5    2.00 ± 0.5   -7.00 ± 0.5" in command.out
     assert len(rows()) == 2
     assert command("train", "--resume", str(RUN)) == 2  # nothing is left to do

@@ -18,7 +18,7 @@ from scripted_envs import LifeEnv, short_life, small_config
 from marl_connectors import Callbacks, PPOConfig, register_env
 from marl_connectors.algorithms.vectorization import auto_env_workers, looks_at_environments
 from marl_connectors.cli.explain import _algorithm
-from marl_connectors.cli.settings import RunSettings
+from marl_connectors.cli.run_settings import RunSettings
 from marl_connectors.cli.values import number_or_auto
 from marl_connectors.environments import worker_count
 from marl_connectors.environments.env_setup import EnvSetup

@@ -1,4 +1,4 @@
-"""What a training run is made of, as the command line has it."""
+"""The settings of a training run, as the command line has them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TRAINING_DEFAULTS: dict[str, Any] = {
     "grad_clip": 0.5,
     "use_kl_loss": False,
 }
-"""What the command line trains with unless ``--set`` says otherwise. Batches count agent steps.
+"""The settings with which the command line trains unless ``--set`` changes them. Batches count agent steps.
 
 These differ from the defaults of ``PPOConfig``, which are RLlib's: they are chosen so that PPO learns well on small
 multi-agent tasks without tuning.
@@ -41,28 +41,29 @@ class RunSettings:
     """A training run.
 
     Attributes:
-        env: What ``make_env`` takes, as text.
-        env_config: What the environment is made with.
-        wrappers: Around each copy, the innermost first: names with arguments, such as ``"frame_skip_v0:4"``.
+        env: The name of an environment, for ``make_env``.
+        env_config: The arguments for the environment's constructor.
+        wrappers: The wrappers around each sub-environment, the innermost first: names with arguments, such as
+            ``"frame_skip_v0:4"``.
         algo: ``"ppo"``, or ``"mappo"`` for critics that see the observations of all agents.
-        policies: ``"shared"``, ``"independent"`` or patterns; not used where ``mapping`` is given.
+        policies: ``"shared"``, ``"independent"`` or patterns; ignored if ``mapping`` is not None.
         mapping: ``"module:function"``, or None.
-        modules: All modules that ``mapping`` can name; None if its answers for a first episode are all.
-        steps: Agent steps at which the run ends.
-        seed: Of all random streams.
-        num_envs: Copies of the environment that are stepped together.
-        num_env_workers: Processes over which they are spread; ``"auto"`` for as many as are worth it.
-        num_gpus_per_learner: Whether modules are on the GPU; ``"auto"`` if there is one.
-        training: Settings of the config by name, most of them those of ``PPOConfig.training``; see ``set_by_name``.
-        hidden: Widths of the hidden layers.
-        share_value_layers: Whether policy and value function have these layers in common.
-        checkpoint_every: Iterations from one checkpoint to the next.
-        eval_episodes: Episodes of each evaluation.
-        baseline_seconds: How long random play, and then the untrained policies, may be measured.
+        modules: All modules that ``mapping`` can name; None if it names all of them in a first episode.
+        steps: The agent steps at which the run ends.
+        seed: The seed of all random streams.
+        num_envs: The number of sub-environments, which are stepped together.
+        num_env_workers: The number of processes over which they are spread; ``"auto"`` for as many as are worth it.
+        num_gpus_per_learner: 1 for modules on the GPU, 0 for the CPU; ``"auto"`` for the GPU if one exists.
+        training: Settings of the config by name, most of them settings of ``PPOConfig.training``; see ``set_by_name``.
+        hidden: The widths of the hidden layers.
+        share_value_layers: Whether policy and value function share these layers.
+        checkpoint_every: The number of iterations from one checkpoint to the next.
+        eval_episodes: The number of episodes of each evaluation.
+        baseline_seconds: The seconds for measuring random play, and again for the untrained policies.
         video: Whether to write a GIF at the end.
-        action_mask_key: Under which key action masks are; ``"auto"`` by PettingZoo's convention, None to ignore them.
-        env_check: Whether the environment is tried out first, and its observations held against their space.
-        threads: Of torch. With networks as small as these, more than one costs more than it saves.
+        action_mask_key: The key of action masks; ``"auto"`` for PettingZoo's convention, None to ignore masks.
+        env_check: Whether the smoke test is run, and observations are checked against their space.
+        threads: The number of threads of torch. With small networks, more than one costs more than it saves.
     """
 
     env: str
@@ -105,7 +106,7 @@ class RunSettings:
         """The policy mapping function.
 
         Raises:
-            ConfigError: If it is not there or not a function.
+            ConfigError: If it does not exist or is not a function.
         """
         if self.mapping is None:
             return policy_mapping(self.policies)
@@ -161,7 +162,7 @@ _SECTIONS = (
     "reporting",
 )
 _FOR_GOOD = ("critic_obs", "use_critic", "learner_class", "learner_connector")
-"""Settings of ``training`` that decide about modules and pipelines, whose states a checkpoint has."""
+"""Settings of ``training`` that change modules and pipelines, so that the states in a checkpoint would not fit."""
 _CHANGEABLE = (
     "disable_env_checking",
     "sample_timeout_s",
@@ -176,7 +177,7 @@ _CHANGEABLE = (
     "evaluation_duration",
     "metrics_num_episodes_for_smoothing",
 )
-"""Settings of other sections that a run can be gone on with though they were others when its checkpoint was saved."""
+"""Settings of other sections that can change when a run is resumed."""
 _WITH_OPTIONS = {
     "env": "ENV",
     "env_config": "--env-config",
@@ -188,15 +189,15 @@ _WITH_OPTIONS = {
 
 
 def set_by_name(config: Any, settings: Mapping[str, Any]) -> Any:
-    """Sets what ``--set`` was given, whichever section of the config has it; gives the config.
+    """Sets the settings of ``--set``, in whichever section of the config they are. Returns the config.
 
     Raises:
-        ConfigError: If there is no such setting, or if the command line has an option of its own for it.
+        ConfigError: If a setting does not exist, or if the command line has a separate option for it.
     """
     sections: dict[str, dict[str, Any]] = {}
     for name, value in settings.items():
         if name in _WITH_OPTIONS:
-            raise ConfigError(f"--set: {name!r} is given by an option of its own. Use {_WITH_OPTIONS[name]}.")
+            raise ConfigError(f"--set: {name!r} has a separate option. Use {_WITH_OPTIONS[name]}.")
         known = (section for section in _SECTIONS if name in inspect.signature(getattr(config, section)).parameters)
         sections.setdefault(next(known, "training"), {})[name] = value
     for section, own in sections.items():
@@ -205,10 +206,10 @@ def set_by_name(config: Any, settings: Mapping[str, Any]) -> Any:
 
 
 def check_changeable(config: Any, settings: Iterable[str]) -> None:
-    """Checks that a run can be gone on with other settings than it began with.
+    """Checks that settings can change when a run is resumed.
 
     Raises:
-        ConfigError: For the first one that modules, pipelines or ongoing episodes of a checkpoint depend on.
+        ConfigError: For the first setting that modules, pipelines or ongoing episodes of a checkpoint depend on.
     """
     training = inspect.signature(config.training).parameters
     for name in settings:
@@ -220,14 +221,14 @@ def check_changeable(config: Any, settings: Iterable[str]) -> None:
 
 
 def training_settings(pairs: Iterable[tuple[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The values of ``--set``: those of PPO's ``training``, and those of the run, of which there is one."""
+    """The values of ``--set``: settings of the config, and settings of the run (only ``action_mask_key``)."""
     training = merged(pairs)
     name = "action_mask_key"
     return training, {name: training.pop(name) or None} if name in training else {}
 
 
 def use_threads(number: int) -> None:
-    """Has torch compute with so many threads from now on."""
+    """Sets the number of threads with which torch computes."""
     import torch
 
     torch.set_num_threads(number)
@@ -273,18 +274,18 @@ _EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "env_check": _FLAG,
     "action_mask_key": ("text or null", lambda value: value is None or isinstance(value, str)),
 }
-"""What each setting must be in a ``config.json``."""
+"""The expected type of each setting in a ``config.json``, in words and as a test."""
 
 
 def settings_from_json(data: Any, source: str = "config.json of the run") -> RunSettings:
     """The settings that a run's ``config.json`` has under ``"command"``.
 
     Args:
-        data: What is there.
-        source: The file, for messages.
+        data: The JSON data.
+        source: The name of the file, for messages.
 
     Raises:
-        CheckpointError: If they are not settings of this version, or of another type; names the setting.
+        CheckpointError: If a setting is unknown or has the wrong type. The message names it.
     """
     if not isinstance(data, dict) or not isinstance(data.get("env"), str):
         raise CheckpointError(
