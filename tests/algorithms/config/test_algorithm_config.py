@@ -151,7 +151,7 @@ class Needy(Callbacks):
         ({"callbacks_class": Needy}, "callbacks_class: .* Needy is constructed without arguments, but .*'x'"),
         (
             {"policy_mapping_fn": lambda agent: "a"},
-            r"policy_mapping_fn: .* takes \(agent\), but .* \(agent_id, episode\)",
+            r"policy_mapping_fn: .* accepts \(agent\), but .* \(agent_id, episode\)",
         ),
         ({"env_to_module_connector": lambda *, a: a}, r"update_from_dict: env_to_module_connector: the function takes"),
         ({"env": None}, r"no environment. Call .environment\(env=...\)"),
