@@ -27,8 +27,8 @@ from marl_connectors.checkpoints import save_state
 from marl_connectors.connectors.common.add_states_from_episodes_to_batch import AddStatesFromEpisodesToBatch
 from marl_connectors.connectors.explain import Explanation
 from marl_connectors.env_runners.env_runner import EnvRunner
-from marl_connectors.env_runners.episode_metrics import Tally, tally_from_state
-from marl_connectors.environments.env_failures import close_env, errors_named
+from marl_connectors.env_runners.episode_metrics import EpisodeTally
+from marl_connectors.environments.vector.failures import close_env, errors_named
 from marl_connectors.errors import CheckpointError, ConfigError, EpisodeError, ModuleError, did_you_mean
 from marl_connectors.metrics import MetricsLogger, with_logged
 from marl_connectors.names import Names
@@ -88,7 +88,7 @@ class Algorithm:
         self.seed = secrets.randbits(31) if config.seed is None else config.seed
         self.config.freeze()
         self._changed_settings: set[str] = set()
-        self._told_of_bounds: dict[Any, set[int]] = {}
+        self._warned_of_bounds: dict[Any, set[int]] = {}
         self._setup = build.build_setup(config)
         if not config.disable_env_checking:
             self._setup.check(self.seed)
@@ -106,7 +106,7 @@ class Algorithm:
         self.iteration = 0
         self.time_total_s = 0.0
         self._num_evaluations = 0
-        self._recent: deque[Tally] = deque(maxlen=self.config.metrics_num_episodes_for_smoothing)
+        self._recent: deque[EpisodeTally] = deque(maxlen=self.config.metrics_num_episodes_for_smoothing)
         self.callbacks.tell("on_algorithm_init", algorithm=self, metrics_logger=self.metrics)
 
     def _runner(
@@ -135,7 +135,7 @@ class Algorithm:
             render_mode=render_mode,
             first_render_mode=first_render_mode,
             for_training=for_training,
-            told_of_bounds=self._told_of_bounds,
+            warned_of_bounds=self._warned_of_bounds,
         )
 
     def _fragment_length(self) -> int:
@@ -153,7 +153,7 @@ class Algorithm:
     def stop(self) -> None:
         """Closes the environments."""
         self.env_runner.close()
-        close_env(self._setup.probe, self._setup.name)
+        close_env(self._setup.sample_env, self._setup.name)
 
     # Training.
 
@@ -344,13 +344,15 @@ class Algorithm:
         Returns:
             Frames, ``[height, width, 3]`` uint8 each; ``[]`` if the environment cannot render them.
         """
-        metadata = getattr(self._setup.probe, "metadata", None) or {}  # a natively batched environment may have none
+        metadata = (
+            getattr(self._setup.sample_env, "metadata", None) or {}
+        )  # a natively batched environment may have none
         if "rgb_array" not in metadata.get("render_modes", ()):
             return []
         config = self.config.get_evaluation_config()
         config.explore = explore
         runner = self._runner(config, seed, 1, render_mode="rgb_array", for_training=False)
-        env, frames = runner.vector_env.copies[0].env, []
+        env, frames = runner.vector_env.sub_envs[0].env, []
         with self._borrowed(runner):
             while len(frames) < max_frames:
                 runner.sample(num_timesteps=1)
@@ -639,7 +641,7 @@ class Algorithm:
             self.time_total_s = state["time_total_s"]
             self._num_evaluations = state["num_evaluations"]
             self._recent.clear()
-            self._recent.extend(tally_from_state(tally) for tally in state["recent_tallies"])
+            self._recent.extend(EpisodeTally.from_state(tally) for tally in state["recent_tallies"])
             self.metrics.set_state(state.get("metrics", []))
         with taking_over("learner"):
             if AddStatesFromEpisodesToBatch.__name__ in state["env_runner"]["env_to_module"]:

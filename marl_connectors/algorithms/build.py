@@ -31,9 +31,9 @@ from marl_connectors.connectors.learner.learner_connector_pipeline import Learne
 from marl_connectors.connectors.module_to_env.module_to_env_pipeline import ModuleToEnvPipeline
 from marl_connectors.env_runners.agent_modules import ask_mapping
 from marl_connectors.env_runners.env_runner import EnvRunner
-from marl_connectors.environments.env_failures import EnvRestarts
-from marl_connectors.environments.env_setup import EnvSetup
-from marl_connectors.environments.env_worker import EnvFactory
+from marl_connectors.environments.making.factory import EnvFactory
+from marl_connectors.environments.spec import EnvSpec
+from marl_connectors.environments.vector.failures import EnvRestarts
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.errors import ConfigError, MappingError, did_you_mean
 from marl_connectors.learner.learner import Learner
@@ -47,7 +47,7 @@ from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID, ModuleID
 
 
 class Agents(MaskedAgents, Protocol):
-    """The properties of an environment that pipelines need. An EnvSetup has them.
+    """The properties of an environment that pipelines need. An EnvSpec has them.
 
     Attributes:
         user_env: The environment that the user's builder functions get.
@@ -61,9 +61,9 @@ class Agents(MaskedAgents, Protocol):
         ...
 
 
-def build_setup(config: AlgorithmConfig) -> EnvSetup:
+def build_setup(config: AlgorithmConfig) -> EnvSpec:
     """The environment's maker, with the properties of a sample environment."""
-    return EnvSetup(
+    return EnvSpec(
         config.env,
         config.env_config,
         observation_space=config.observation_space,
@@ -156,7 +156,7 @@ def build_module_to_env(config: AlgorithmConfig, setup: Agents, *, stateful: boo
 
 def build_modules(
     config: AlgorithmConfig,
-    setup: EnvSetup,
+    setup: EnvSpec,
     env_to_module: EnvToModulePipeline,
     seed: int,
     rl_module_specs: Mapping[ModuleID, RLModuleSpec] | None = None,
@@ -194,7 +194,7 @@ def build_modules(
 
 
 def _specs_of_config(
-    config: AlgorithmConfig, setup: EnvSetup, env_to_module: EnvToModulePipeline
+    config: AlgorithmConfig, setup: EnvSpec, env_to_module: EnvToModulePipeline
 ) -> dict[ModuleID, RLModuleSpec]:
     """The complete specs of all modules of a config."""
     multi = multi_spec_of(config)
@@ -242,7 +242,7 @@ def spec_of(config: AlgorithmConfig, module_id: ModuleID) -> RLModuleSpec | None
     return (specs if isinstance(specs, RLModuleSpec) else specs.get(module_id)) or own
 
 
-def agents_by_module(config: AlgorithmConfig, setup: EnvSetup) -> dict[ModuleID, list[AgentID]]:
+def agents_by_module(config: AlgorithmConfig, setup: EnvSpec) -> dict[ModuleID, list[AgentID]]:
     """Maps each module to those of the environment's possible agents that a first episode maps to it."""
     if setup.single_agent:
         if config.policies is not None and list(config.policies) != [DEFAULT_MODULE_ID]:
@@ -281,7 +281,7 @@ def agents_by_module(config: AlgorithmConfig, setup: EnvSetup) -> dict[ModuleID,
 def _completed(
     spec: RLModuleSpec,
     config: AlgorithmConfig,
-    setup: EnvSetup,
+    setup: EnvSpec,
     env_to_module: EnvToModulePipeline,
     module_id: ModuleID,
     agent_ids: list[AgentID],
@@ -300,7 +300,7 @@ def _completed(
     return config.complete_rl_module_spec(spec, setup, env_to_module)
 
 
-def _common(space: Space | None, setup: EnvSetup, module_id: ModuleID, agent_ids: list[AgentID], kind: str) -> Space:
+def _common(space: Space | None, setup: EnvSpec, module_id: ModuleID, agent_ids: list[AgentID], kind: str) -> Space:
     """The observation or action space that all agents of a module share."""
     if setup.single_agent:
         assert space is not None
@@ -323,7 +323,7 @@ def _common(space: Space | None, setup: EnvSetup, module_id: ModuleID, agent_ids
 
 
 def build_learner(
-    config: AlgorithmConfig, setup: EnvSetup, modules: MultiRLModule, env_to_module: EnvToModulePipeline, seed: int
+    config: AlgorithmConfig, setup: EnvSpec, modules: MultiRLModule, env_to_module: EnvToModulePipeline, seed: int
 ) -> Learner:
     """The learner and its pipeline."""
     input_spaces = setup.space_of_all(0), setup.space_of_all(1)
@@ -368,7 +368,7 @@ def add_state_pieces_to(
 
 def build_env_runner(
     config: AlgorithmConfig,
-    setup: EnvSetup,
+    setup: EnvSpec,
     modules: MultiRLModule,
     env_to_module: EnvToModulePipeline,
     learner_pipeline: LearnerConnectorPipeline,
@@ -380,13 +380,13 @@ def build_env_runner(
     render_mode: str | None = None,
     first_render_mode: str | None = None,
     for_training: bool = True,
-    told_of_bounds: dict[Any, set[int]] | None = None,
+    warned_of_bounds: dict[Any, set[int]] | None = None,
 ) -> EnvRunner:
     """A runner with its own sub-environments. It keeps as many earlier steps as the pieces of two pipelines look at.
 
     If its episodes are ``for_training`` and the learner pipeline reads the environment's states, it records these too.
     """
-    make_env = EnvFactory(setup, render_mode, first_render_mode=first_render_mode)
+    make_env = dataclasses.replace(setup.factory, render_mode=render_mode, first_render_mode=first_render_mode)
     return EnvRunner(
         make_env,
         num_envs=num_envs,
@@ -404,10 +404,10 @@ def build_env_runner(
         rollout_fragment_length=rollout_fragment_length,
         complete_episodes=config.batch_mode == "complete_episodes",
         check_spaces=not config.disable_env_checking,
-        told_of_bounds=told_of_bounds,
+        warned_of_bounds=warned_of_bounds,
         callbacks=config.make_callbacks(),
         env_config=config.env_config,
-        num_env_workers=0 if render_mode else num_env_workers(config, setup, make_env, num_envs),
+        num_env_workers=0 if render_mode else num_env_workers(config, setup, num_envs),
         sample_timeout_s=config.sample_timeout_s,
         restarts=_env_restarts(config, make_env),
         state_space=setup.state_space if for_training and reads_env_states(learner_pipeline) else None,

@@ -14,7 +14,7 @@ from marl_connectors.algorithms.config.state import config_from_state, from_stat
 from marl_connectors.algorithms.masking import AUTO, Masking, masking_from_state
 from marl_connectors.checkpoints import find_checkpoint, load_state
 from marl_connectors.columns import Columns
-from marl_connectors.environments.env_setup import EnvSetup
+from marl_connectors.environments.spec import EnvSpec
 from marl_connectors.errors import CheckpointError
 from marl_connectors.names import Names, brief
 from marl_connectors.rl_module.module_states import check_state_out
@@ -69,7 +69,7 @@ def check_policies_to_train(config: AlgorithmConfig) -> None:
         raise CheckpointError(f"checkpoint: its policies_to_train is {brief(trained)}, not a list of modules.")
 
 
-def check_fits(state: Mapping[str, Any], setup: EnvSetup, modules: MultiRLModule, num_envs: int) -> None:
+def check_fits(state: Mapping[str, Any], setup: EnvSpec, modules: MultiRLModule, num_envs: int) -> None:
     """Checks that a state belongs to an environment and to modules like those of a run.
 
     Args:
@@ -216,12 +216,12 @@ def _restored_spec(module_id: ModuleID, data: Any, config: AlgorithmConfig, name
 # Agents and their spaces.
 
 
-def described_spaces(setup: EnvSetup) -> dict[str, list[str]]:
+def described_spaces(setup: EnvSpec) -> dict[str, list[str]]:
     """Maps each agent to the texts that describe its observation and action space."""
     return {str(agent_id): [describe(space) for space in setup.agent_spaces(agent_id)] for agent_id in setup.agent_ids}
 
 
-def agents_to_state(setup: EnvSetup) -> dict[str, Any]:
+def agents_to_state(setup: EnvSpec) -> dict[str, Any]:
     """The environment's agents and their spaces as JSON data, with each distinct space once."""
     known: list[Space] = []
 

@@ -9,10 +9,9 @@ from typing import Any
 
 from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
 from marl_connectors.callbacks import CALLBACK_NAMES, Callbacks
-from marl_connectors.env_runners.episode_metrics import Tally
-from marl_connectors.environments.env_setup import EnvSetup
-from marl_connectors.environments.env_worker import EnvFactory
-from marl_connectors.environments.worker_count import auto_num_workers, num_cores
+from marl_connectors.env_runners.episode_metrics import EpisodeTally
+from marl_connectors.environments.spec import EnvSpec
+from marl_connectors.environments.vector.worker_count import auto_num_workers, num_cores
 from marl_connectors.errors import ConfigError
 
 ASYNC, VECTOR_ENTRY_POINT = "async", "vector_entry_point"
@@ -22,7 +21,7 @@ UNKNOWN_LENGTH = 100
 """The assumed length of an episode in env steps before any has ended."""
 
 
-def num_env_workers(config: AlgorithmConfig, setup: EnvSetup, make_env: EnvFactory, num_envs: int) -> Any:
+def num_env_workers(config: AlgorithmConfig, setup: EnvSpec, num_envs: int) -> Any:
     """The number of processes over which the sub-environments are spread.
 
     Raises:
@@ -31,7 +30,7 @@ def num_env_workers(config: AlgorithmConfig, setup: EnvSetup, make_env: EnvFacto
     if config.num_env_workers not in (0, "auto"):
         return config.num_env_workers
     if config.gym_env_vectorize_mode != ASYNC:
-        return auto_env_workers(config, setup, make_env, num_envs) if config.num_env_workers else 0
+        return auto_env_workers(config, setup, num_envs) if config.num_env_workers else 0
     if setup.is_batched:
         raise ConfigError(
             f"gym_env_vectorize_mode='async': {setup.name} holds all sub-environments itself and steps them in one "
@@ -41,12 +40,12 @@ def num_env_workers(config: AlgorithmConfig, setup: EnvSetup, make_env: EnvFacto
     return min(num_envs, num_cores())
 
 
-def auto_env_workers(config: AlgorithmConfig, setup: EnvSetup, make_env: EnvFactory, num_envs: int) -> int:
+def auto_env_workers(config: AlgorithmConfig, setup: EnvSpec, num_envs: int) -> int:
     """As many workers as are worth it; 0 if the environments are shown, or callbacks get them."""
     is_shown = config.render_env or getattr(setup.user_env, "render_mode", None) == "human"
     if is_shown or looks_at_environments(config):
         return 0
-    return auto_num_workers(setup, make_env, num_envs, config.sample_timeout_s)
+    return auto_num_workers(setup, num_envs, config.sample_timeout_s)
 
 
 def looks_at_environments(config: AlgorithmConfig) -> bool:
@@ -55,7 +54,7 @@ def looks_at_environments(config: AlgorithmConfig) -> bool:
     return config.make_callbacks().wants(*names)
 
 
-def are_worth_workers(setup: EnvSetup, num_episodes: int, recent: Collection[Tally]) -> bool:
+def are_worth_workers(setup: EnvSpec, num_episodes: int, recent: Collection[EpisodeTally]) -> bool:
     """Whether a number of episodes takes so long that workers for them may be worth the cost.
 
     Args:
@@ -67,7 +66,7 @@ def are_worth_workers(setup: EnvSetup, num_episodes: int, recent: Collection[Tal
     return (setup.step_s or 0.0) * length * num_episodes >= LEAST_EPISODES_S
 
 
-def human_render_mode(config: AlgorithmConfig, setup: EnvSetup) -> str | None:
+def human_render_mode(config: AlgorithmConfig, setup: EnvSpec) -> str | None:
     """``"human"`` if the first sub-environment opens a window; else None.
 
     Raises:
@@ -80,7 +79,7 @@ def human_render_mode(config: AlgorithmConfig, setup: EnvSetup) -> str | None:
             f"render_env=True: {setup.name} holds all sub-environments itself, and one cannot be drawn alone. Look at "
             f"single episodes with algo.render_episode(), or use a single environment."
         )
-    modes = (getattr(setup.probe, "metadata", None) or {}).get("render_modes") or ()
+    modes = (getattr(setup.sample_env, "metadata", None) or {}).get("render_modes") or ()
     if "human" not in modes:
         raise ConfigError(
             f"render_env=True: {setup.name} does not open windows; its metadata name the render modes "

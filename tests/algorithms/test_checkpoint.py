@@ -179,7 +179,7 @@ def test_an_environment_that_cannot_be_replayed_is_named(tmp_path):
     algo.train()
     saved = algo.save_to_path(tmp_path / "c")
     with pytest.raises(
-        CheckpointError, match=r"environment copy 0.*replaying the episode .* agent 'default_agent' elsewhere"
+        CheckpointError, match=r"sub-environment 0.*replaying the episode .* agent 'default_agent' elsewhere"
     ):
         Algorithm.from_checkpoint(saved)
 

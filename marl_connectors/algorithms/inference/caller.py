@@ -14,8 +14,8 @@ from marl_connectors.algorithms.inference.observation_batches import as_batch, i
 from marl_connectors.connectors.module_to_env.listify_data_for_vector_env import env_actions
 from marl_connectors.env_runners.action_noise import ActionNoise
 from marl_connectors.env_runners.lane_table import LaneGroup, LaneTable
-from marl_connectors.environments.env_copy import EnvCopy
-from marl_connectors.environments.step_result import Event, StepResult
+from marl_connectors.environments.vector.step_result import Event, StepResult
+from marl_connectors.environments.vector.sub_environment import SubEnvironment
 from marl_connectors.episodes.rollout import take
 from marl_connectors.seeding import name_word
 from marl_connectors.trees import tree_map
@@ -52,7 +52,7 @@ class _AgentRows(NamedTuple):
 class _Mark(NamedTuple):
     """The state before a call, to be restored if the call fails. Nothing in it is changed in place."""
 
-    copies: list[EnvCopy]
+    sub_envs: list[SubEnvironment]
     calls: int
     over: frozenset[int]
     begun_at: dict[int, int]
@@ -67,7 +67,7 @@ class Caller:
     next call.
 
     Attributes:
-        copies: The sub-environments.
+        sub_envs: The sub-environments.
         agents: The agents of the newest call; empty if their rows have to be worked out again.
         calls: The number of calls since the last ``restart``.
         over: The sub-environments in which the next call begins an episode.
@@ -89,7 +89,7 @@ class Caller:
 
     def restart(self, num_envs: int) -> None:
         """Sets the number of sub-environments. None of their episodes has begun."""
-        self.copies = [EnvCopy(None, index) for index in range(num_envs)]
+        self.sub_envs = [SubEnvironment(None, index) for index in range(num_envs)]
         self.calls = 0
         self.over = frozenset(range(num_envs))
         self._begun_at: dict[int, int] = {}
@@ -112,7 +112,7 @@ class Caller:
     @property
     def all_begin(self) -> bool:
         """Whether the next call begins an episode in every sub-environment."""
-        return len(self.over) == len(self.copies)
+        return len(self.over) == len(self.sub_envs)
 
     def end(self, indices: Collection[int]) -> None:
         """Ends the episodes of these sub-environments."""
@@ -120,21 +120,21 @@ class Caller:
 
     def sync(self) -> None:
         """Updates the step counts of the sub-environments to the newest call."""
-        for env in self.copies:
-            env.t = self.calls - 1 - self._begun_at.get(env.index, 0)
+        for sub_env in self.sub_envs:
+            sub_env.t = self.calls - 1 - self._begun_at.get(sub_env.index, 0)
 
     # Calls that fail.
 
     def mark(self) -> _Mark:
         """The present state, for ``go_back``."""
         self.moved, self.joined = [], []
-        return _Mark(self.copies, self.calls, self.over, self._begun_at, self._numbers)
+        return _Mark(self.sub_envs, self.calls, self.over, self._begun_at, self._numbers)
 
     def go_back(self, mark: _Mark) -> None:
         """Restores the state that ``mark`` returned."""
-        self.copies, self.calls, self.over, self._begun_at, self._numbers = mark
-        for env in self.copies:
-            env.episode_number = self._numbers.get(env.index, -1)
+        self.sub_envs, self.calls, self.over, self._begun_at, self._numbers = mark
+        for sub_env in self.sub_envs:
+            sub_env.episode_number = self._numbers.get(sub_env.index, -1)
         self.forget_layout()
 
     # From a call to a step.
@@ -155,21 +155,21 @@ class Caller:
         if begin:
             self._begin(begin)
         self.agents = agents
-        for env in self.copies:
-            env.agents = list(agents)
+        for sub_env in self.sub_envs:
+            sub_env.agents = list(agents)
         self.sync()
         events = {index: Event(index, 0, is_over=True, is_dropped=True) for index in begin}
         if is_same:
             self.moved = [_moving(own.group, _others(own.group, begin)) for own in self._rows]
             return StepResult(self._rewards_by_row(rewards), [], events=list(events.values()), in_rows=True)
         acted_before: list[tuple[int, AgentID]] = []
-        for env in self.copies:
-            if env.index not in events:
-                known = lanes.by_env[env.index]
-                acted_before += [(env.index, agent_id) for agent_id in agents if agent_id in known]
-                joining = [(env.index, agent_id) for agent_id in agents if agent_id not in known]
+        for sub_env in self.sub_envs:
+            if sub_env.index not in events:
+                known = lanes.by_env[sub_env.index]
+                acted_before += [(sub_env.index, agent_id) for agent_id in agents if agent_id in known]
+                joining = [(sub_env.index, agent_id) for agent_id in agents if agent_id not in known]
                 if joining:
-                    events[env.index] = Event(env.index, env.t)
+                    events[sub_env.index] = Event(sub_env.index, sub_env.t)
                     self.joined += joining
         numbers: dict[LaneGroup, list[int]] = {}
         for index, agent_id in acted_before:
@@ -187,13 +187,13 @@ class Caller:
         self._begun_at = {**self._begun_at, **dict.fromkeys(indices, self.calls - 1)}
         self._numbers = self._numbers | {index: self._numbers.get(index, -1) + 1 for index in indices}
         for index in indices:
-            self.copies[index].episode_number = self._numbers[index]
+            self.sub_envs[index].episode_number = self._numbers[index]
 
     def _rewards_by_row(self, rewards: Mapping[AgentID, Any] | None) -> list[Any]:
         """``[B]`` rewards of each group that acted; NaN where the user has passed none."""
         if not rewards:
             return [np.nan] * len(self._rows)
-        size = len(self.copies)
+        size = len(self.sub_envs)
         given = [np.asarray(rewards.get(agent_id, np.nan)) for agent_id in self.agents]
         given = [own if own.shape == (size,) else np.broadcast_to(own, size) for own in given]
         return [own.joined([given[i] for i in own.agents]) for own in self._rows]
@@ -201,15 +201,15 @@ class Caller:
     def leaving(self, agent_ids: Collection[AgentID], index: int, lanes: LaneTable) -> StepResult:
         """The result of a step in which some agents of a sub-environment end, and its episode continues."""
         own = [agent_id for agent_id in lanes.by_env[index] if agent_id in agent_ids]
-        self.copies[index].agents = []
-        event = Event(index, self.copies[index].t, truncations=dict.fromkeys(own, True))
+        self.sub_envs[index].agents = []
+        event = Event(index, self.sub_envs[index].t, truncations=dict.fromkeys(own, True))
         return StepResult([np.nan] * len(own), [], events=[event], told=[(index, agent_id) for agent_id in own])
 
     # Rows and agents.
 
     def lay_out(self, lanes: LaneTable) -> None:
         """Works out the agents of all rows, after a change of the lanes that act."""
-        size = len(self.copies)
+        size = len(self.sub_envs)
         words = np.array([name_word(agent_id) for agent_id in self.agents], np.uint64)
         by_word = np.argsort(words)
         self._rows = []
@@ -271,7 +271,7 @@ class Caller:
         by_env: dict[int, dict[AgentID, dict[str, Any]]] = {}
         for agent_id in self.agents:
             given = infos.get(agent_id)
-            for index, info in enumerate(infos_by_env(given, len(self.copies), is_batch) if given else ()):
+            for index, info in enumerate(infos_by_env(given, len(self.sub_envs), is_batch) if given else ()):
                 if info:
                     by_env.setdefault(index, {})[agent_id] = dict(info)
         result.infos = list(by_env.items())
