@@ -344,9 +344,7 @@ class Algorithm:
         Returns:
             Frames, ``[height, width, 3]`` uint8 each; ``[]`` if the environment cannot render them.
         """
-        metadata = (
-            getattr(self._setup.sample_env, "metadata", None) or {}
-        )  # a natively batched environment may have none
+        metadata = getattr(self._setup.sample_env, "metadata", None) or {}  # natively batched ones may have none
         if "rgb_array" not in metadata.get("render_modes", ()):
             return []
         config = self.config.get_evaluation_config()
