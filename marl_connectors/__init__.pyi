@@ -1,10 +1,10 @@
 from .algorithms.algorithm import Algorithm as Algorithm
-from .algorithms.algorithm_config import AlgorithmConfig as AlgorithmConfig
-from .algorithms.explain import explain_algorithm as explain_algorithm
-from .algorithms.load_policy import load_policy as load_policy
+from .algorithms.algorithm import explain_algorithm as explain_algorithm
+from .algorithms.config.algorithm_config import AlgorithmConfig as AlgorithmConfig
+from .algorithms.inference.load_policy import load_policy as load_policy
+from .algorithms.inference.policy import Policy as Policy
 from .algorithms.mappo.config import MAPPOConfig as MAPPOConfig
 from .algorithms.mappo.model_config import MAPPOModelConfig as MAPPOModelConfig
-from .algorithms.policy import Policy as Policy
 from .algorithms.ppo.config import PPOConfig as PPOConfig
 from .algorithms.ppo.learner import PPOLearner as PPOLearner
 from .algorithms.ppo.rl_module import DefaultPPORLModule as DefaultPPORLModule

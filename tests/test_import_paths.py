@@ -1,8 +1,36 @@
 """Every import of RLlib's documents works with ``ray.rllib.`` replaced by ``marl_connectors.``."""
 
+import ast
 import importlib
+from pathlib import Path
 
 import pytest
+
+import marl_connectors
+
+STUBS = {
+    "algorithms.algorithm_config": ["AlgorithmConfig"],
+    "core.columns": ["Columns"],
+    "core.learner": ["Learner"],
+    "core.learner.learner": ["Learner"],
+    "core.rl_module": ["RLModule", "RLModuleSpec"],
+    "core.rl_module.default_model_config": ["DefaultModelConfig"],
+    "core.rl_module.multi_rl_module": ["MultiRLModule", "MultiRLModuleSpec"],
+    "core.rl_module.rl_module": ["RLModule", "RLModuleSpec"],
+    "env.env_runner": ["EnvRunner"],
+    "env.multi_agent_env_runner": ["MultiAgentEnvRunner"],
+    "env.multi_agent_episode": ["MultiAgentEpisode"],
+    "env.single_agent_env_runner": ["SingleAgentEnvRunner"],
+    "env.single_agent_episode": ["SingleAgentEpisode"],
+}
+"""RLlib's paths at which this library has other files: stubs with a docstring and one import for each name."""
+
+PACKAGE = Path(marl_connectors.__file__).parent
+
+
+def stub_file(module):
+    path = PACKAGE.joinpath(*module.split("."))
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
 @pytest.mark.parametrize(
@@ -45,8 +73,28 @@ def test_a_documented_import_works(module, name):
     assert hasattr(importlib.import_module(f"marl_connectors.{module}"), name)
 
 
+@pytest.mark.parametrize("module", STUBS)
+def test_a_stub_imports_each_name_from_the_module_that_defines_it(module):
+    docstring, *imports = ast.parse(stub_file(module).read_text()).body
+    assert ast.unparse(docstring)[1:].startswith("RLlib's path")
+    found = {}
+    for statement in imports:
+        assert isinstance(statement, ast.ImportFrom), ast.unparse(statement)
+        for name in statement.names:
+            assert name.asname == name.name  # a re-export
+            found[name.name] = statement.module
+    assert list(found) == STUBS[module]
+    for name, origin in found.items():
+        assert getattr(marl_connectors, name).__module__ == origin
+
+
+def test_the_table_has_all_stubs():
+    starts = ('"""RLlib\'s path to ', '"""RLlib\'s paths to ``')
+    found = {path for path in PACKAGE.rglob("*.py") if path.read_text().startswith(starts)}
+    assert found == set(map(stub_file, STUBS))
+
+
 def test_a_name_is_the_same_object_by_every_path():
-    import marl_connectors
     from marl_connectors.core.columns import Columns
     from marl_connectors.core.rl_module.multi_rl_module import MultiRLModule
     from marl_connectors.env.multi_agent_episode import MultiAgentEpisode

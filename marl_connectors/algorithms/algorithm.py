@@ -1,42 +1,70 @@
-"""Algorithm: samples, learns, evaluates, and keeps checkpoints."""
+"""Algorithm: samples episodes, updates modules, evaluates them, and saves and restores checkpoints."""
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import math
 import secrets
 import time
+import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from marl_connectors.algorithms import building
-from marl_connectors.algorithms.algorithm_config import AlgorithmConfig
-from marl_connectors.algorithms.env_workers import are_worth_workers
+from marl_connectors.algorithms import build, checkpoint
+from marl_connectors.algorithms.checkpoint_schema import check_state, taking_over
+from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
+from marl_connectors.algorithms.config.setting_types import POLICIES_TO_TRAIN, POLICY_MAPPING
+from marl_connectors.algorithms.config.state import config_to_state, to_state
+from marl_connectors.algorithms.explain import explain_pipelines
 from marl_connectors.algorithms.masking import AUTO, Masking, warn_of_late_masks
-from marl_connectors.algorithms.restoring import RestorableAlgorithm
 from marl_connectors.algorithms.results import iteration_results
-from marl_connectors.algorithms.vectorization import human_render_mode
+from marl_connectors.algorithms.vectorization import are_worth_workers, human_render_mode
+from marl_connectors.checkpoints import save_state
+from marl_connectors.connectors.common.add_states_from_episodes_to_batch import AddStatesFromEpisodesToBatch
 from marl_connectors.connectors.explain import Explanation
 from marl_connectors.env_runners.env_runner import EnvRunner
 from marl_connectors.env_runners.run_metrics import EpisodeTally
 from marl_connectors.environments.vector.failures import close_env, errors_named
+from marl_connectors.errors import CheckpointError, ConfigError, EpisodeError, ModuleError, did_you_mean
 from marl_connectors.metrics import MetricsLogger, with_logged
-from marl_connectors.policy_mapping import PolicyMappingFn
-from marl_connectors.rl_module.rl_module import RLModuleSpec
-from marl_connectors.seeding import derived_seed, global_generators_kept
-from marl_connectors.typing import AgentID, ModuleID
-from marl_connectors.validators import integer
+from marl_connectors.names import Names
+from marl_connectors.policy_mapping import PolicyMappingFn, check_patterns
+from marl_connectors.rl_module.multi_rl_module import MultiRLModuleSpec
+from marl_connectors.rl_module.rl_module import RLModule, RLModuleSpec
+from marl_connectors.seeding import derived_seed, global_generators_kept, torch_stream
+from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID, ModuleID
+from marl_connectors.validators import instance_of, integer, optional, text
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+ModulesToUpdate = Collection[ModuleID] | Callable[[ModuleID], bool]
+"""What ``policies_to_train`` accepts."""
 
 
-class Algorithm(RestorableAlgorithm):
-    """A run: environments, modules and a learner, built from a config.
+class Algorithm:
+    """A training run: environments, modules and a learner, built from a config.
 
-    ``train()`` is one iteration: collect a batch of episodes, update the modules.
+    ``train()`` is one iteration: it samples episodes for one batch and updates the modules with them.
 
     Attributes:
-        masking: The action masks that are honoured; ``str`` says which.
+        config: The settings of the run, as they are now.
+        seed: The seed from which all random streams of the run follow.
+        rl_module: The modules. Env runners act with them, and the learner updates them.
+        learner: The learner, with its pipeline.
+        env_runner: The env runner that samples the episodes for training.
+        masking: The action masks that are applied. ``str(masking)`` describes them.
+        callbacks: The callbacks of the config.
+        metrics: The metrics that callbacks have logged.
+        iteration: The number of completed calls of ``train()``.
+        time_total_s: The seconds that these calls took.
     """
+
+    _has_warned_of_episodes = False
 
     def __init__(
         self,
@@ -45,30 +73,28 @@ class Algorithm(RestorableAlgorithm):
         rl_module_specs: Mapping[ModuleID, RLModuleSpec] | None = None,
         masking: Masking | None = None,
     ):
-        """Builds everything, and tries the environment out.
+        """Runs the smoke test of the environment, and builds everything.
 
         Args:
             config: The settings.
-            rl_module_specs: All modules, complete with classes and spaces; None for those that the config asks for.
-            masking: The action masks that a checkpoint's run honours; None for what the config says.
+            rl_module_specs: All modules, complete with classes and spaces; None for the modules of the config.
+            masking: The action masks that the run of a checkpoint applied; None to decide by the config.
 
         Raises:
             MarlConnectorsError: If a setting, the environment or the mapping function does not work.
         """
-        super().__init__()
         self.config = config.copy()
         self.config.validate()
         self.seed = secrets.randbits(31) if config.seed is None else config.seed
         self.config.freeze()
+        self._changed_settings: set[str] = set()
         self._warned_of_bounds: dict[Any, set[int]] = {}
-        self._setup = building.build_setup(config)
+        self._setup = build.build_setup(config)
         if not config.disable_env_checking:
             self._setup.check(self.seed)
-        self._env_to_module, self.masking = building.build_env_to_module(self.config, self._setup, masking=masking)
-        self.rl_module = building.build_modules(
-            self.config, self._setup, self._env_to_module, self.seed, rl_module_specs
-        )
-        self.learner = building.build_learner(self.config, self._setup, self.rl_module, self._env_to_module, self.seed)
+        self._env_to_module, self.masking = build.build_env_to_module(self.config, self._setup, masking=masking)
+        self.rl_module = build.build_modules(self.config, self._setup, self._env_to_module, self.seed, rl_module_specs)
+        self.learner = build.build_learner(self.config, self._setup, self.rl_module, self._env_to_module, self.seed)
         self.env_runner = self._runner(
             self.config,
             self.seed,
@@ -96,7 +122,7 @@ class Algorithm(RestorableAlgorithm):
         if config.num_env_workers == "auto" and not is_long:
             config = config.copy()
             config.num_env_workers = 0
-        return building.build_env_runner(
+        return build.build_env_runner(
             config,
             self._setup,
             self.rl_module,
@@ -124,14 +150,20 @@ class Algorithm(RestorableAlgorithm):
         """The environment's possible agents."""
         return list(self._setup.agent_ids)
 
+    def stop(self) -> None:
+        """Closes the environments."""
+        self.env_runner.close()
+        close_env(self._setup.sample_env, self._setup.name)
+
     # Training.
 
     def train(self) -> dict[str, Any]:
-        """One iteration.
+        """Runs one iteration.
 
         Returns:
-            What docs/results.md lists: ``env_runners`` (returns and lengths of the newest episodes, steps and seconds
-            of this iteration's samples), ``learners`` (losses by module), ``timers``, counts of steps and iterations.
+            The results that docs/results.md lists: ``env_runners`` (returns and lengths of the newest episodes, steps
+            and seconds of this iteration's samples), ``learners`` (loss statistics by module), ``timers``, and counts
+            of steps and iterations.
         """
         began = time.perf_counter()
         episodes = self._sample()
@@ -150,14 +182,20 @@ class Algorithm(RestorableAlgorithm):
         self.iteration += 1
         self.time_total_s += ended - began
         self._recent.extend(runner.take_finished())
-        result = iteration_results(self, self._recent, learned, sample_s=sampled - began, update_s=ended - sampled)
+        result = {
+            "training_iteration": self.iteration,
+            "time_total_s": self.time_total_s,
+            **iteration_results(
+                runner, self.learner, self._recent, learned, sample_s=sampled - began, update_s=ended - sampled
+            ),
+        }
         if (interval := self.config.evaluation_interval) is not None and self.iteration % interval == 0:
             result["evaluation"] = self.evaluate()
         self.callbacks.tell("on_train_result", algorithm=self, metrics_logger=self.metrics, result=result)
         return with_logged(result, self.metrics)
 
     def _sample(self) -> list[Any]:
-        """Episodes for one train batch."""
+        """Samples the episodes of one train batch."""
         config, runner = self.config, self.env_runner
         size, by_agents = config.train_batch_size_per_learner, config.count_steps_by == "agent_steps"
         episodes: list[Any] = []
@@ -173,6 +211,8 @@ class Algorithm(RestorableAlgorithm):
             collected += sum(e.agent_steps() if by_agents else e.env_steps() for e in new)
         return episodes
 
+    # Evaluation.
+
     def evaluate(
         self,
         *,
@@ -183,21 +223,22 @@ class Algorithm(RestorableAlgorithm):
         max_seconds: float | None = None,
         on_progress: Callable[[int], Any] | None = None,
     ) -> dict[str, Any]:
-        """Returns of fresh episodes in sub-environments of their own; training is not touched.
+        """Plays episodes in sub-environments that are made for the evaluation. Training is not affected.
 
         Args:
-            num_episodes: How many; ``evaluation_duration`` if None.
-            explore: Whether to sample actions; as in ``evaluation_config`` if None, and not if that does not say.
-            seed: Of these episodes; if None, a new one for each evaluation, derived from the run's.
-            policy_mapping_fn: Which agent acts by which module; as in ``evaluation_config`` if None, and as in training
-                if that does not say.
-            max_seconds: When to stop playing though episodes still go on; None to play all. Then the returns are of the
-                first episodes of each copy, the same number from each, so that short ones are not preferred:
-                ``num_episodes`` in the result says of how many. There may be none.
-            on_progress: Called after each step with how many of the episodes have ended.
+            num_episodes: The number of episodes; ``evaluation_duration`` if None.
+            explore: Whether actions are sampled. If None, ``evaluation_config`` decides, and its default is False.
+            seed: The seed of these episodes. If None, every evaluation has another seed, derived from the run's.
+            policy_mapping_fn: Chooses the module of each agent. If None, the function of ``evaluation_config`` or else
+                of training is used.
+            max_seconds: The time after which playing stops, although episodes are unfinished; None for no limit. The
+                returns are then those of the first episodes of each sub-environment, the same number from each, so
+                that short episodes are not preferred. ``num_episodes`` in the result is the number of episodes that
+                count; it can be 0.
+            on_progress: A function that is called after each step with the number of finished episodes.
 
         Returns:
-            As ``env_runners`` in ``train()``'s result.
+            The same keys as ``env_runners`` in the result of ``train()``.
         """
         self.callbacks.tell("on_evaluate_start", algorithm=self, metrics_logger=self.metrics)
         config = self.config.get_evaluation_config()
@@ -220,11 +261,11 @@ class Algorithm(RestorableAlgorithm):
         max_seconds: float | None = None,
         on_progress: Callable[[int], Any] | None = None,
     ) -> dict[str, Any]:
-        """Returns of episodes with random actions, as a baseline; as ``evaluate`` gives them.
+        """Plays episodes with random actions, as a baseline. The result has the same form as that of ``evaluate``.
 
         Args:
-            num_episodes: How many.
-            seed: Of these episodes; if None, always the same one, derived from the run's.
+            num_episodes: The number of episodes.
+            seed: The seed of these episodes. If None, the seed is always the same one, derived from the run's.
             max_seconds: As for ``evaluate``.
             on_progress: As for ``evaluate``.
         """
@@ -261,13 +302,13 @@ class Algorithm(RestorableAlgorithm):
 
     @contextmanager
     def _borrowed(self, runner: EnvRunner, *, filters_count: bool = False) -> Iterator[None]:
-        """Lends a runner what the pipelines have learned; closes it after use, and undoes what its episodes taught.
+        """Lets a second runner use the states of the pipelines; closes it afterwards, and restores the states.
 
-        An environment may draw from the global generators. These too are afterwards as they were, as it may have played
-        for another number of steps in another run.
+        An environment may draw from the global random generators. Their states are restored too, because the second
+        runner may play another number of steps in another run.
         """
         learned = self._env_to_module.get_state()
-        counting = [] if filters_count else building.stop_counting(self._env_to_module)
+        counting = [] if filters_count else build.stop_counting(self._env_to_module)
         runner.module_to_env.set_state(self.env_runner.module_to_env.get_state())
         try:
             with global_generators_kept():
@@ -279,21 +320,31 @@ class Algorithm(RestorableAlgorithm):
             runner.close()
 
     def explain(self, num_steps: int = 4) -> dict[str, Explanation]:
-        """What each piece of the three pipelines does to the batch, for a few steps of a runner of its own.
+        """Shows what each piece of the three pipelines does to the batch.
+
+        Plays in sub-environments that are made for this, and makes train batches from their episodes. The algorithm is
+        unchanged afterwards; the states of pieces are restored with their ``set_state``.
 
         Args:
-            num_steps: Env steps of each copy before looking, and as many to look at.
+            num_steps: The env steps of each sub-environment before the explained steps, and the number of these.
 
         Returns:
-            ``env_to_module``, ``module_to_env`` and ``learner``; print them for a table each. Nothing here changes.
+            ``env_to_module`` and ``module_to_env``, of the step with the most rows, and ``learner``. Print an
+            explanation for a table.
         """
-        from marl_connectors.algorithms.explain import explain_algorithm
-
-        return explain_algorithm(self, num_steps=num_steps)
+        config = self.config
+        seed = derived_seed(self.seed, "explain")
+        runner = self._runner(config, seed, config.num_envs_per_env_runner, is_long=False)
+        with self._borrowed(runner, filters_count=True), torch_stream(seed, "explain"):
+            return explain_pipelines(runner, self.learner, num_steps * config.num_envs_per_env_runner)
 
     def render_episode(self, *, max_frames: int = 200, seed: int = 0, explore: bool = False) -> list[Any]:
-        """Frames of episodes one after another, ``[height, width, 3]`` uint8; ``[]`` if the env cannot render."""
-        metadata = getattr(self._setup.sample_env, "metadata", None) or {}  # a natively batched one may have none
+        """Renders episodes one after another, until there are ``max_frames`` frames.
+
+        Returns:
+            Frames, ``[height, width, 3]`` uint8 each; ``[]`` if the environment cannot render them.
+        """
+        metadata = getattr(self._setup.sample_env, "metadata", None) or {}  # natively batched ones may have none
         if "rgb_array" not in metadata.get("render_modes", ()):
             return []
         config = self.config.get_evaluation_config()
@@ -310,7 +361,395 @@ class Algorithm(RestorableAlgorithm):
                 frames.append(frame)
         return frames
 
-    def stop(self) -> None:
-        """Closes the environments."""
-        self.env_runner.close()
-        close_env(self._setup.sample_env, self._setup.name)
+    # Modules.
+
+    def get_module(self, module_id: ModuleID = DEFAULT_MODULE_ID) -> RLModule:
+        """The module with this id."""
+        return self.rl_module[module_id]
+
+    def add_module(
+        self,
+        module_id: ModuleID,
+        module_spec: RLModuleSpec | None = None,
+        *,
+        module_state: Mapping[str, Any] | None = None,
+        config_overrides: Mapping[str, Any] | None = None,
+        new_agent_to_module_mapping_fn: str | PolicyMappingFn | None = None,
+        new_should_module_be_updated: ModulesToUpdate | None = None,
+        add_to_learners: bool = True,
+        add_to_env_runners: bool = True,
+        add_to_eval_env_runners: bool = True,
+    ) -> RLModule:
+        """Adds a module during training. Checkpoints include it. If adding it fails, the algorithm is unchanged.
+
+        For example, a frozen copy of a module as its opponent::
+
+            main = algo.get_module("main")
+            algo.add_module(
+                "main_v1",
+                RLModuleSpec.from_module(main),
+                module_state=main.get_state(),
+                new_agent_to_module_mapping_fn=against_main_v1,
+                new_should_module_be_updated=["main"],
+            )
+
+        Args:
+            module_id: A new id.
+            module_spec: How to build the module. Fields that are None are those of the first existing module.
+            module_state: The initial parameters, as ``RLModule.get_state`` returns them.
+            config_overrides: Settings of this module alone, such as ``{"lr": 1e-4}``.
+            new_agent_to_module_mapping_fn: The mapping of all episodes that begin from now on, also in evaluations.
+            new_should_module_be_updated: ``policies_to_train`` from now on.
+            add_to_learners: False for a module that is never updated, whatever ``policies_to_train`` says.
+            add_to_env_runners: Must be True, because env runners act with the learner's modules.
+            add_to_eval_env_runners: Must be True, for the same reason.
+
+        Returns:
+            The module.
+
+        Raises:
+            ModuleError: If a module with that id exists, or the id is reserved.
+            MappingError: If patterns do not fit the agents.
+            ConfigError: If an override is not a setting of modules or has the wrong type, if a module to be updated
+                does not exist, or if the environment has a single agent.
+        """
+        who = "add_module"
+        _check_runners(who, add_to_env_runners, add_to_eval_env_runners)
+        self._check_new_id(module_id)
+        optional(instance_of(RLModuleSpec, expected="an RLModuleSpec")).check(module_spec, who, "module_spec")
+        mapping = self._checked_mapping(who, new_agent_to_module_mapping_fn)
+        self._check_updated(who, new_should_module_be_updated, [*self.rl_module, module_id])
+        with self._removed_on_error(module_id):
+            if config_overrides is not None:
+                self._override(module_id, config_overrides)
+            module = self._build_added(module_id, module_spec or RLModuleSpec())
+            if module_state is not None:
+                module.set_state(module_state)
+            self.learner.add_module(module_id, module.to(self.config.device), is_updated=add_to_learners)
+            if module.is_stateful():
+                build.add_state_pieces_to(self.config, self._env_to_module, self.env_runner, self.learner)
+        policies = self.config.policies
+        if policies is not None:
+            added = {**policies, module_id: None} if isinstance(policies, dict) else [*policies, module_id]
+            self.config.change(policies=added)
+        self._remap(mapping, new_should_module_be_updated)
+        return module
+
+    def _check_new_id(self, module_id: ModuleID) -> None:
+        if self._setup.single_agent:
+            raise ConfigError(
+                f"add_module: {self._setup.name} has a single agent, whose module is {DEFAULT_MODULE_ID!r}, so no "
+                f"agent would act with {module_id!r}. Change that module's parameters with its set_state instead."
+            )
+        if module_id in self.rl_module:
+            raise ModuleError(
+                f"add_module: there is a module {module_id!r} already. Choose another id, or call remove_module first."
+            )
+        text().check(module_id, "add_module", "module_id")
+
+    @contextmanager
+    def _removed_on_error(self, module_id: ModuleID) -> Iterator[None]:
+        """If adding a module fails in the block, removes it and its overrides."""
+        overrides, changed = self.config.algorithm_config_overrides_per_module, set(self._changed_settings)
+        try:
+            yield
+        except BaseException:
+            if module_id in self.rl_module:
+                self.learner.remove_module(module_id)
+            self.config.change(algorithm_config_overrides_per_module=overrides)
+            self._changed_settings = changed
+            raise
+
+    def _build_added(self, module_id: ModuleID, spec: RLModuleSpec) -> RLModule:
+        like = next(iter(self.rl_module.values()))
+        overrides = self.config.algorithm_config_overrides_per_module.get(module_id, {})
+        model_config = overrides.get("model_config", like.model_config)
+        spec = dataclasses.replace(
+            spec,
+            module_class=spec.module_class or type(like),
+            observation_space=spec.observation_space or like.observation_space,
+            action_space=spec.action_space or like.action_space,
+            model_config=model_config if spec.model_config is None else spec.model_config,
+        )
+        spec = self.config.complete_rl_module_spec(spec, self._setup, self._env_to_module)
+        with torch_stream(self.seed, "module", module_id):
+            return spec.build()
+
+    def remove_module(
+        self,
+        module_id: ModuleID,
+        *,
+        new_agent_to_module_mapping_fn: str | PolicyMappingFn | None = None,
+        new_should_module_be_updated: ModulesToUpdate | None = None,
+        remove_from_learners: bool = True,
+        remove_from_env_runners: bool = True,
+        remove_from_eval_env_runners: bool = True,
+    ) -> None:
+        """Removes a module. All ongoing episodes are dropped and new ones begin, as agents may act with it there.
+
+        Args:
+            module_id: The module.
+            new_agent_to_module_mapping_fn: A new mapping; needed if the current one maps agents to the module.
+            new_should_module_be_updated: ``policies_to_train`` from now on.
+            remove_from_learners: Must be True, because env runners act with the learner's modules.
+            remove_from_env_runners: Must be True, for the same reason.
+            remove_from_eval_env_runners: Must be True, for the same reason.
+
+        Raises:
+            ModuleError: If the module does not exist, or is the only one.
+        """
+        who = "remove_module"
+        _check_runners(who, remove_from_learners, remove_from_env_runners and remove_from_eval_env_runners)
+        if module_id not in self.rl_module:
+            raise ModuleError(f"{who}: there is no module {module_id!r}. {did_you_mean(module_id, self.rl_module)}")
+        if len(self.rl_module) == 1:
+            raise ModuleError(f"{who}: {module_id!r} is the only module. Add another one first.")
+        mapping = self._checked_mapping(who, new_agent_to_module_mapping_fn)
+        self._check_updated(who, new_should_module_be_updated, [m for m in self.rl_module if m != module_id])
+        self.learner.remove_module(module_id)
+        policies, overrides = self.config.policies, self.config.algorithm_config_overrides_per_module
+        if isinstance(policies, dict):
+            self.config.change(policies={m: spec for m, spec in policies.items() if m != module_id})
+        elif policies is not None:
+            self.config.change(policies=[m for m in policies if m != module_id])
+        if module_id in overrides:
+            self._set(algorithm_config_overrides_per_module={m: o for m, o in overrides.items() if m != module_id})
+        self._remap(mapping, new_should_module_be_updated)
+        self.env_runner.restart_episodes()
+
+    def set_policy_mapping_fn(self, policy_mapping_fn: str | PolicyMappingFn) -> None:
+        """Sets the mapping of all episodes that begin from now on, also in evaluations. Checkpoints include it.
+
+        Args:
+            policy_mapping_fn: As in ``.multi_agent(...)``. A checkpoint can store functions that can be imported by
+                name, and instances of dataclasses that can be imported by name.
+        """
+        self._remap(self._checked_mapping("set_policy_mapping_fn", policy_mapping_fn), None)
+
+    def _override(self, module_id: ModuleID, overrides: Mapping[str, Any]) -> None:
+        known = {**self.config.algorithm_config_overrides_per_module, module_id: overrides}
+        tried = self.config.copy()
+        tried.change(algorithm_config_overrides_per_module=known)
+        tried.validate()
+        self._set(algorithm_config_overrides_per_module=known)
+
+    def _checked_mapping(self, who: str, mapping: str | PolicyMappingFn | None) -> PolicyMappingFn | None:
+        if mapping is None:
+            return None
+        kept = POLICY_MAPPING.check(mapping, who, "policy_mapping_fn")
+        check_patterns(kept, self._setup.agent_ids)
+        return kept
+
+    def _check_updated(self, who: str, wanted: ModulesToUpdate | None, module_ids: Collection[ModuleID]) -> None:
+        kept = POLICIES_TO_TRAIN.check(wanted, who, "new_should_module_be_updated")
+        build.check_policies_to_train(kept, module_ids)
+
+    def _remap(self, mapping: PolicyMappingFn | None, to_update: ModulesToUpdate | None) -> None:
+        if mapping is not None:
+            self._set(policy_mapping_fn=mapping)
+            self.env_runner.set_policy_mapping_fn(mapping)
+        if to_update is not None:
+            self._set(policies_to_train=to_update)
+
+    def _set(self, **settings: Any) -> None:
+        """Changes settings of the ongoing run."""
+        self.config.change(**settings)
+        self._changed_settings.update(settings)
+
+    # Checkpoints.
+
+    def get_state(self) -> dict[str, Any]:
+        """Everything that the next iteration depends on, as JSON data, arrays and tensors."""
+        multi = MultiRLModuleSpec.from_module(self.rl_module)
+        specs: Any = multi.rl_module_specs
+        multi.rl_module_specs = {}
+        return {
+            "config": config_to_state(self.config),
+            "changed_settings": sorted(self._changed_settings),
+            "seed": self.seed,
+            "iteration": self.iteration,
+            "time_total_s": self.time_total_s,
+            "num_evaluations": self._num_evaluations,
+            "recent_tallies": [tally.get_state() for tally in self._recent],
+            "spaces": checkpoint.described_spaces(self._setup),
+            "agents": checkpoint.agents_to_state(self._setup),
+            "masking": self.masking.get_state(),
+            "multi_rl_module": to_state(multi),
+            "rl_modules": [[module_id, to_state(spec)] for module_id, spec in specs.items()],
+            "learner": self.learner.get_state(),
+            "env_runner": self.env_runner.get_state(),
+            "metrics": self.metrics.get_state(),
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Sets the state that ``get_state`` returned. If that fails, the algorithm is unchanged.
+
+        Names of functions and classes in the state are imported, as by ``from_checkpoint(..., trusted=True)``.
+
+        Raises:
+            CheckpointError: If it is not such a state, or belongs to another environment or other modules; or if an
+                ongoing episode cannot be replayed. If the change cannot be undone (the environment must be repeatable
+                for that), the message says that the algorithm must not be used any more.
+        """
+        self._set_state(state, Names())
+
+    def _set_state(self, state: dict[str, Any], names: Names, new_episodes: bool = False) -> None:
+        """Sets a whole state, or leaves everything unchanged."""
+        check_state(state)
+        with taking_over("setup"):
+            self._check_fits(state)
+        undo = self._undo()
+        try:
+            self._restore_changed_settings(state, (), names)
+            self._apply(state, new_episodes)
+        except BaseException as error:
+            try:
+                undo()
+            except Exception as second:
+                raise CheckpointError(
+                    f"{error} A part of it had been taken over by then, which could not be undone ({second}). Do not "
+                    f"use this algorithm any more; build it anew."
+                ) from error
+            raise
+
+    def _undo(self) -> Callable[[], None]:
+        """A function that restores the present state of the algorithm."""
+        settings, changed = self.config.to_dict(), set(self._changed_settings)
+        before: Any
+        try:
+            before = copy.deepcopy(self.get_state())  # copied, as it shares arrays with the ongoing episodes
+        except EpisodeError as error:  # the custom data of ongoing episodes cannot be saved
+            before = error
+
+        def undo() -> None:
+            if isinstance(before, Exception):
+                raise before
+            self.config.change(**settings)
+            self._changed_settings = changed
+            self.env_runner.set_policy_mapping_fn(self.config.policy_mapping_fn)
+            self._apply(before)
+
+        return undo
+
+    def _apply(self, state: Mapping[str, Any], new_episodes: bool = False) -> None:
+        """Sets everything but the settings."""
+        with taking_over("counts"):
+            self.seed = state["seed"]
+            self.iteration = state["iteration"]
+            self.time_total_s = state["time_total_s"]
+            self._num_evaluations = state["num_evaluations"]
+            self._recent.clear()
+            self._recent.extend(EpisodeTally.from_state(tally) for tally in state["recent_tallies"])
+            self.metrics.set_state(state.get("metrics", []))
+        with taking_over("learner"):
+            if AddStatesFromEpisodesToBatch.__name__ in state["env_runner"]["env_to_module"]:
+                build.add_state_pieces_to(self.config, self._env_to_module, self.env_runner, self.learner)
+            self.learner.set_state(state["learner"])
+        with taking_over("env_runner"):
+            self.env_runner.set_state(state["env_runner"], new_episodes)
+
+    def _restore_changed_settings(self, state: dict[str, Any], given: Collection[str], names: Names) -> None:
+        """Restores the settings that changed during the run of the state or during this run."""
+        with taking_over("config"):
+            for name in sorted({*state["changed_settings"], *self._changed_settings}.difference(given)):
+                if to_state(getattr(self.config, name), name) != state["config"]["settings"][name]:
+                    self._set(**{name: checkpoint.changed_setting(state, name, names)})
+            self.env_runner.set_policy_mapping_fn(self.config.policy_mapping_fn)
+            self._changed_settings = {*state["changed_settings"], *given}
+
+    def _check_fits(self, state: dict[str, Any]) -> None:
+        checkpoint.check_fits(state, self._setup, self.rl_module, self.config.num_envs_per_env_runner)
+
+    def save_to_path(self, path: str | Path) -> str:
+        """Writes a checkpoint folder: tensors as safetensors, the rest as JSON.
+
+        Warns once if the ongoing episodes cannot be saved, so that a resumed run will begin new ones.
+        """
+        why = self.env_runner.why_episodes_are_not_kept()
+        if why and not self._has_warned_of_episodes:
+            self._has_warned_of_episodes = True
+            warnings.warn(
+                f"checkpoint: {why}, so a run that is resumed from {path} begins new episodes instead of continuing "
+                f"the ongoing ones. Everything else is in the checkpoint.",
+                stacklevel=2,
+            )
+        save_state(path, self.get_state())
+        return str(path)
+
+    def restore_from_path(self, path: str | Path, *, new_episodes: bool = False, trusted: bool = True) -> None:
+        """Sets the state of a checkpoint, so that training continues as if it had never stopped.
+
+        Args:
+            path: The checkpoint folder, or the folder of a run for its latest checkpoint.
+            new_episodes: As in ``from_checkpoint``.
+            trusted: As in ``from_checkpoint``, for settings that changed during that run.
+
+        Raises:
+            CheckpointError: As for ``set_state``; or if the checkpoint is missing or damaged.
+        """
+        self._set_state(checkpoint.algorithm_state(path), Names(trusted), new_episodes)
+        self.callbacks.tell("on_checkpoint_loaded", algorithm=self)
+
+    @classmethod
+    def from_checkpoint(
+        cls,
+        path: str | Path,
+        *,
+        config: AlgorithmConfig | None = None,
+        policy_mapping_fn: str | PolicyMappingFn | None = None,
+        policies_to_train: ModulesToUpdate | None = None,
+        new_episodes: bool = False,
+        trusted: bool = True,
+    ) -> Self:
+        """The algorithm that wrote a checkpoint, in its state then and with the modules that it had then.
+
+        Args:
+            path: The checkpoint folder, or the folder of a run for its latest checkpoint.
+            config: Needed only if the checkpoint's config holds functions or classes that cannot be imported by name.
+                The changes that ``add_module`` and ``remove_module`` made to the config are applied to it again.
+            policy_mapping_fn: Needed only if training set a function that cannot be imported by name.
+            policies_to_train: Needed only if training set a function that cannot be imported by name.
+            new_episodes: Whether to begin new episodes instead of continuing those of the checkpoint. Use it for an
+                environment that does not follow from ``reset(seed=...)``, so that its episodes cannot be replayed.
+            trusted: Whether your own functions and classes are imported by their names in the checkpoint, which runs
+                the code in their modules. With False, a checkpoint is refused if it names anything but this library's
+                own objects and known environments; see docs/inference.md.
+
+        Raises:
+            CheckpointError: If it is missing, damaged, refused, or needs one of these arguments.
+        """
+        state, names = checkpoint.algorithm_state(path), Names(trusted)
+        check_state(state)
+        given = checkpoint.given_settings(policy_mapping_fn=policy_mapping_fn, policies_to_train=policies_to_train)
+        with taking_over("config"):
+            checkpoint.check_num_envs(state, config)
+            restored = checkpoint.restored_config(state, config, given, names)
+            specs = checkpoint.restored_specs(state, restored, names)
+            masking = checkpoint.restored_masking(state, restored)
+        # Errors in a config that the user has passed are not the checkpoint's.
+        with taking_over("config") if config is None else nullcontext():
+            checkpoint.check_policies_to_train(restored)
+            algorithm = cls(restored, rl_module_specs=specs, masking=masking)
+        try:
+            with taking_over("setup"):
+                algorithm._check_fits(state)
+            algorithm._restore_changed_settings(state, tuple(given), names)
+            algorithm._apply(state, new_episodes)
+        except BaseException:
+            algorithm.stop()
+            raise
+        algorithm.callbacks.tell("on_checkpoint_loaded", algorithm=algorithm)
+        return algorithm
+
+
+def explain_algorithm(algorithm: Algorithm, *, num_steps: int = 4) -> dict[str, Explanation]:
+    """Shows what each piece of an algorithm's pipelines does, as ``Algorithm.explain`` does."""
+    return algorithm.explain(num_steps)
+
+
+def _check_runners(method: str, *on: bool) -> None:
+    if not all(on):
+        raise ConfigError(
+            f"{method}: env runners and learner have the same modules in this version, so a module cannot belong to "
+            f"only some of them. Leave the argument out."
+        )

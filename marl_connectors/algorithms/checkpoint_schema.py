@@ -203,7 +203,7 @@ def _description(value: Any, where: str) -> None:
     """Accepts any description of a setting's value: config_state reads it, and raises errors for it."""
 
 
-_FIGURE = _Record(
+_METRIC = _Record(
     {
         "key": _list_of(_ID),
         "reduce": _value(f"one of {', '.join(REDUCTIONS)}", lambda value: value in REDUCTIONS),
@@ -217,8 +217,8 @@ _FIGURE = _Record(
 )
 
 
-def _figure(value: Any, where: str) -> None:
-    _FIGURE(value, where)
+def _metric(value: Any, where: str) -> None:
+    _METRIC(value, where)
     if value["reduce"] not in ("item", "item_series"):
         _value("a number", _is_number)(value["total"], f"{where}/total")
         for each in value["values"] or ():
@@ -229,7 +229,7 @@ def _figure(value: Any, where: str) -> None:
         raise _fault(f"{where}/values", "a list, where there is a window or a series, and null elsewhere", None)
 
 
-_METRICS = _list_of(_figure)
+_METRICS = _list_of(_metric)
 _LIFE_COLUMNS = {
     "life_returns": _line("numbers", "f"),
     "truncated": _line("booleans", "b"),
@@ -332,7 +332,7 @@ def _action_tree(value: Any, where: str) -> None:
     )
 
 
-_COPY = _Record(
+_SUB_ENVIRONMENT = _Record(
     {
         "number": _INDEX,
         "actions": _Record(
@@ -393,7 +393,7 @@ _LANE = _Record(
 )
 _EPISODES = _Record(
     {
-        "copies": _list_of(_COPY),
+        "copies": _list_of(_SUB_ENVIRONMENT),
         "observed": _maybe(_list_of(_tree)),
         "groups": _list_of(_GROUP),
         "lanes": _list_of(_LANE),
@@ -489,19 +489,19 @@ def _check_episodes(state: Mapping[str, Any]) -> None:
     runner, episodes = state["env_runner"], state["env_runner"]["episodes"]
     if episodes is None:
         return
-    where, groups, copies = "env_runner/episodes", episodes["groups"], episodes["copies"]
-    if len(copies) != len(runner["episode_numbers"]):
-        raise _fault(f"{where}/copies", f"as many as the {len(runner['episode_numbers'])} episode_numbers", len(copies))
+    where, groups, envs = "env_runner/episodes", episodes["groups"], episodes["copies"]
+    if len(envs) != len(runner["episode_numbers"]):
+        raise _fault(f"{where}/copies", f"as many as the {len(runner['episode_numbers'])} episode_numbers", len(envs))
     if episodes["observed"] is not None and len(episodes["observed"]) != len(groups):
         raise _fault(f"{where}/observed", f"of {len(groups)} groups", len(episodes["observed"]))
-    for i, copy in enumerate(copies):
-        _check_actions(copy["actions"], f"{where}/copies/{i}/actions")
+    for i, env in enumerate(envs):
+        _check_actions(env["actions"], f"{where}/copies/{i}/actions")
     for i, group in enumerate(groups):
         _check_rollout(group, f"{where}/groups/{i}")
     taken: set[tuple[int, int]] = set()
     for i, lane in enumerate(episodes["lanes"]):
         place = f"{where}/lanes/{i}"
-        for name, bound in (("group", len(groups)), ("env_index", len(copies)), ("row", len(episodes["lanes"]))):
+        for name, bound in (("group", len(groups)), ("env_index", len(envs)), ("row", len(episodes["lanes"]))):
             if lane[name] >= bound:
                 raise _fault(f"{place}/{name}", f"below {bound}", lane[name])
         if lane["number"] >= groups[lane["group"]]["num_lanes"] or (lane["group"], lane["number"]) in taken:

@@ -1,55 +1,50 @@
-"""The X-ray of an algorithm's three pipelines."""
+"""Explanations of an algorithm's three pipelines, piece by piece."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from marl_connectors.algorithms.algorithm import Algorithm
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from marl_connectors.connectors.explain import Explanation
+from marl_connectors.env_runners.env_runner import EnvRunner
 from marl_connectors.episodes.column_batch import ColumnBatch
+from marl_connectors.learner.learner import Learner
 from marl_connectors.metrics import MetricsLogger
-from marl_connectors.seeding import derived_seed, torch_stream
 
 
-def explain_algorithm(algorithm: Algorithm, *, num_steps: int = 4) -> dict[str, Explanation]:
-    """What each piece of the algorithm's pipelines does, on data of its own environments.
+def explain_pipelines(runner: EnvRunner, learner: Learner, num_steps: int) -> dict[str, Explanation]:
+    """What each piece of the pipelines does while a runner samples and a learner makes a train batch.
 
-    Plays in fresh sub-environments with a runner of their own, and makes train batches of what came of it. The
-    algorithm goes on afterwards as if nothing had been; what a piece has learned is taken back by its ``set_state``.
+    The learner's pipeline, its state and its metrics are afterwards as before.
 
     Args:
-        algorithm: Any.
-        num_steps: Env steps of each copy before everything is warm, and again as many that are watched.
+        runner: A runner that is used for nothing else.
+        learner: The learner. Its modules are not updated.
+        num_steps: The env steps that are sampled without a look at the pieces, and then again with it.
 
     Returns:
         ``env_to_module`` and ``module_to_env``, of the step with the most rows, and ``learner``.
     """
-    config, learner = algorithm.config, algorithm.learner
-    seed = derived_seed(algorithm.seed, "explain")
-    runner = algorithm._runner(config, seed, config.num_envs_per_env_runner, is_long=False)
-    steps = num_steps * config.num_envs_per_env_runner
     pipeline, learned = learner.pipeline, learner.pipeline.get_state()
     metrics = learner.metrics
-    with algorithm._borrowed(runner, filters_count=True), torch_stream(seed, "explain"):
-        try:
-            learner.metrics = MetricsLogger()
-            learner.make_batch(runner.sample(num_timesteps=steps))
-            watched = {name: _Watched(getattr(runner, name)) for name in ("env_to_module", "module_to_env")}
-            for name, watching in watched.items():
-                setattr(runner, name, watching)
-            episodes = runner.sample(num_timesteps=steps)
-            watched["learner"] = learner.pipeline = _Watched(pipeline)  # type: ignore[assignment]
-            learner.make_batch(episodes)
-        finally:
-            learner.pipeline, learner.metrics = pipeline, metrics
-            pipeline.set_state(learned)
+    try:
+        learner.metrics = MetricsLogger()
+        learner.make_batch(runner.sample(num_timesteps=num_steps))
+        watched = {name: _Watched(getattr(runner, name)) for name in ("env_to_module", "module_to_env")}
+        for name, watching in watched.items():
+            setattr(runner, name, watching)
+        episodes = runner.sample(num_timesteps=num_steps)
+        watched["learner"] = learner.pipeline = _Watched(pipeline)  # type: ignore[assignment]
+        learner.make_batch(episodes)
+    finally:
+        learner.pipeline, learner.metrics = pipeline, metrics
+        pipeline.set_state(learned)
     return {name: watching.explanation for name, watching in watched.items()}
 
 
 class _Watched:
-    """Stands in the place of a pipeline, and keeps what was seen of its largest batch."""
+    """Replaces a pipeline, and keeps the explanation of its largest batch."""
 
     def __init__(self, pipeline: ConnectorPipelineV2):
         self._pipeline = pipeline

@@ -1,4 +1,4 @@
-"""Decides which action masks a run honours, from the setting ``action_mask_key`` and the environment."""
+"""Decides which action masks a run applies, from the setting ``action_mask_key`` and the environment."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from marl_connectors.spaces import describe, values_per_choice
 from marl_connectors.typing import AgentID
 
 AUTO = "auto"
-"""The value of ``action_mask_key`` with which masks are honoured where PettingZoo's convention says they are."""
+"""The value of ``action_mask_key`` with which masks are applied that follow PettingZoo's convention."""
 
 _DISTRIBUTIONS = (
     "get_inference_action_dist_cls",
@@ -28,7 +28,7 @@ _DISTRIBUTIONS = (
     "_default_action_dist_cls",
     "_dist_cls_for",
 )
-"""Methods of an RLModule that say what its outputs are the parameters of."""
+"""Methods of an RLModule that return its action distributions."""
 
 
 class MaskedAgents(Protocol):
@@ -54,13 +54,13 @@ class MaskedAgents(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Masking:
-    """The action masks of a run. ``str`` is a sentence that says whether they are honoured; it is empty without masks.
+    """The action masks of a run. ``str`` is a sentence that says whether they are applied; it is empty without masks.
 
     Attributes:
         key: The key under which ActionMasking, as the first piece, looks for masks; None if the piece is not added.
         by_convention: Whether the piece is added by default, without a named key.
         keeps_observations: Whether pieces and modules still see the masks in the observations.
-        sentence: Says to users whether the masks are honoured.
+        sentence: A sentence for users, which says whether the masks are applied.
     """
 
     key: str | None = None
@@ -69,7 +69,7 @@ class Masking:
     sentence: str = ""
 
     def pieces(self) -> list[ConnectorV2]:
-        """The piece that takes the masks out of observations and infos, if there is one."""
+        """The piece that applies the masks in observations and infos, in a list; an empty list without it."""
         if self.key is None:
             return []
         if not self.by_convention:
@@ -96,9 +96,9 @@ def find_masking(
     classes: Collection[type],
     with_defaults: bool = True,
 ) -> Masking:
-    """Decides which masks are honoured, given ``action_mask_key``.
+    """Decides which masks are applied, given ``action_mask_key``.
 
-    With ``"auto"``, an agent's masks are honoured if its observation is a Dict with the part ``"action_mask"``, or if
+    With ``"auto"``, an agent's masks are applied if its observation is a Dict with the part ``"action_mask"``, or if
     one of its infos in the smoke test had an ``"action_mask"``. The user's own code sees the same as without this
     default: if a connector piece or a module class is the user's, observations keep their masks, and masks are not
     applied to the user's own action distribution.
@@ -117,40 +117,55 @@ def find_masking(
     masked = _masked_agents(key, env)
     if action_mask_key is None:
         return Masking(
-            sentence=f"{_whose(masked, key, env)} are ignored, as action_mask_key=None says." if masked else ""
+            sentence=f"{_described(masked, key, env)} are ignored, as action_mask_key=None says." if masked else ""
         )
-    own_piece = next((piece for piece in _flat(pieces) if isinstance(piece, ActionMasking)), None)
     if action_mask_key != AUTO:
-        _check_infos(key, env)
-        if not masked and env.info_masks is not None:
-            warnings.warn(
-                f"action_mask_key={key!r}: no observation space has such a part, and no info of the smoke test did, so "
-                f"nothing is masked unless a later info does. {did_you_mean(key, _names_in(env))}",
-                stacklevel=2,
-            )
-        said = f"{_whose(masked, key, env)} are honoured." if masked else f"{key!r} is looked for in all infos."
-        return Masking(key, sentence=said)
+        return _masking_by_key(key, env, masked)
+    own_piece = next((piece for piece in _flat(pieces) if isinstance(piece, ActionMasking)), None)
     if own_piece is not None:
-        return Masking(sentence=f"the {type(own_piece).__name__} among your pieces sees to them.")
+        return Masking(sentence=f"the {type(own_piece).__name__} among your pieces applies them.")
     if not masked:
         return Masking()
     if not with_defaults:
-        return Masking(sentence=f"{_whose(masked, key, env)} are left to your pieces, as there are no default ones.")
+        return Masking(
+            sentence=f"{_described(masked, key, env)} are left to your pieces, as there are no default pieces."
+        )
+    return _masking_by_convention(key, env, masked, pieces, classes)
+
+
+def _masking_by_key(key: str, env: MaskedAgents, masked: Mapping[AgentID, str]) -> Masking:
+    """The masks under a key that the user has named."""
+    _check_infos(key, env)
+    if not masked and env.info_masks is not None:
+        warnings.warn(
+            f"action_mask_key={key!r}: no observation space has such a part, and no info of the smoke test did, so "
+            f"nothing is masked unless a later info has one. {did_you_mean(key, _names_in(env))}",
+            stacklevel=3,
+        )
+    described = f"{_described(masked, key, env)} are applied." if masked else f"{key!r} is looked for in all infos."
+    return Masking(key, sentence=described)
+
+
+def _masking_by_convention(
+    key: str,
+    env: MaskedAgents,
+    masked: Mapping[AgentID, str],
+    pieces: Sequence[ConnectorV2],
+    classes: Collection[type],
+) -> Masking:
+    """The masks that PettingZoo's convention names, as far as the user's own code does not handle them."""
     for agent_id in masked:
         _check_observation(agent_id, key, env.agent_spaces(agent_id))
     _check_infos(key, env)
-    stranger = next((cls for cls in classes if _has_own_distribution(cls)), None)
-    if stranger is not None:
-        return Masking(
-            sentence=f"{_whose(masked, key, env)} are left to {stranger.__name__}, "
-            f"whose action distribution is your own."
-        )
+    described = _described(masked, key, env)
+    users = next((cls for cls in classes if _has_own_distribution(cls)), None)
+    if users is not None:
+        return Masking(sentence=f"{described} are left to {users.__name__}, whose action distribution is your own.")
     own = [type(piece) for piece in _flat(pieces) if _is_own(type(piece))] + [cls for cls in classes if _is_own(cls)]
-    said = f"{_whose(masked, key, env)} are honoured."
     if not own or "observation" not in masked.values():
-        return Masking(key, True, False, said)
-    stay = f" They stay in the observations too, for your own {own[0].__name__}."
-    return Masking(key, True, True, said + stay)
+        return Masking(key, True, False, f"{described} are applied.")
+    stay = f"They stay in the observations too, for your own {own[0].__name__}."
+    return Masking(key, True, True, f"{described} are applied. {stay}")
 
 
 def _names_in(env: MaskedAgents) -> list[str]:
@@ -160,7 +175,7 @@ def _names_in(env: MaskedAgents) -> list[str]:
 
 
 def warn_of_late_masks(episodes: Iterable[Any]) -> None:
-    """Warns of masks in infos that the smoke test did not see, so that they are not honoured.
+    """Warns of masks in infos that the smoke test did not see, so that they are not applied.
 
     Args:
         episodes: SingleAgentEpisodes, or MultiAgentEpisodes.
@@ -171,7 +186,7 @@ def warn_of_late_masks(episodes: Iterable[Any]) -> None:
                 whose = "the agent" if own.agent_id is None else f"agent {own.agent_id!r}"
                 warnings.warn(
                     f"action_mask_key='auto': there is an {ACTION_MASK!r} in the info of {whose}, but none was in the "
-                    f"infos of the smoke test, so masks are ignored. To honour them, set "
+                    f"infos of the smoke test, so masks are ignored. To apply them, set "
                     f".environment(action_mask_key={ACTION_MASK!r}).",
                     stacklevel=3,
                 )
@@ -194,7 +209,7 @@ def _masked_agents(key: str, env: MaskedAgents) -> dict[AgentID, str]:
 
 
 def _check_observation(agent_id: AgentID, key: str, pair: tuple[Space, Space]) -> None:
-    """Makes checks that ActionMasking leaves out, because there the user has said that a part is a mask."""
+    """Makes checks that ActionMasking leaves out for keys that the user has named."""
     seen, action_space = pair
     if not isinstance(seen, spaces.Dict) or key not in seen.spaces or values_per_choice(action_space) is None:
         return
@@ -216,7 +231,7 @@ def _check_infos(key: str, env: MaskedAgents) -> None:
         if values_per_choice(action_space) is None:
             raise ConfigError(
                 f"action_mask_key: the info of agent {agent_id!r} has a mask, {key!r}, but its actions are "
-                f"{describe(action_space)}, of which none can be masked. {remedy}"
+                f"{describe(action_space)}, which cannot be masked. {remedy}"
             )
         if _fits(mask, action_space):
             continue
@@ -258,7 +273,7 @@ def _has_own_distribution(cls: Any) -> bool:
     return any(_is_own(method) for name in _DISTRIBUTIONS if (method := getattr(cls, name, None)) is not None)
 
 
-def _whose(masked: Mapping[AgentID, str], key: str, env: MaskedAgents) -> str:
+def _described(masked: Mapping[AgentID, str], key: str, env: MaskedAgents) -> str:
     """Describes masks, as in ``"'action_mask' in the observations of player_1, player_2"``."""
     parts = []
     for place, word in (("observation", "observations"), ("info", "infos")):

@@ -1,45 +1,43 @@
-"""What an iteration of an algorithm reports."""
+"""The results of an iteration of an algorithm."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from marl_connectors.env_runners.env_runner import EnvRunner
 from marl_connectors.env_runners.run_metrics import EpisodeTally, summarize
+from marl_connectors.learner.learner import Learner
 from marl_connectors.metrics import by_pipeline, with_logged
-
-if TYPE_CHECKING:
-    from marl_connectors.algorithms.algorithm import Algorithm
 
 
 def iteration_results(
-    algorithm: Algorithm,
+    runner: EnvRunner,
+    learner: Learner,
     recent: Collection[EpisodeTally],
     learned: Mapping[str, Any],
     *,
     sample_s: float,
     update_s: float,
 ) -> dict[str, Any]:
-    """The figures of an iteration, which its runner and learner count anew from now on; docs/results.md has them all.
+    """The metrics of an iteration, as docs/results.md lists them. The counts of ``runner`` start again from zero.
 
-    What a clock says is in ``timers`` and ``time_...`` alone: all else is the same in each run with the same seed.
+    Times are only in ``timers`` and ``time_...``: everything else is the same in each run with the same seed.
 
     Args:
-        algorithm: After the iteration.
+        runner: The env runner that has sampled the iteration's episodes.
+        learner: The learner that has updated the modules.
         recent: The newest episodes, over which returns are averaged.
-        learned: What the learner's update gave.
-        sample_s: Seconds in which episodes were sampled.
-        update_s: Seconds in which modules were updated.
+        learned: The result of the learner's update.
+        sample_s: The seconds of sampling.
+        update_s: The seconds of updating.
     """
-    runner, learner = algorithm.env_runner, algorithm.learner
     counts, times = runner.take_counts(), runner.take_times()
     agent_steps = sum(counts["num_module_steps_sampled"].values())
     return {
-        "training_iteration": algorithm.iteration,
         "num_env_steps_sampled_lifetime": runner.num_env_steps,
         "num_agent_steps_sampled_lifetime": runner.num_agent_steps,
         "time_this_iter_s": sample_s + update_s,
-        "time_total_s": algorithm.time_total_s,
         "env_runners": with_logged(summarize(recent) | counts, runner.callback_metrics),
         "learners": learned,
         "timers": {

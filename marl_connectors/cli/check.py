@@ -1,4 +1,4 @@
-"""``marl-connectors check``: what training on an environment would stumble over."""
+"""``marl-connectors check``: the problems that training on an environment would have."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OPTIONS = ("episodes", "seed", "max_steps", "max_seconds", "call_timeout", "con
 
 
 def run(args: argparse.Namespace) -> int:
-    """Checks as the parsed options say; gives the exit status."""
+    """Checks an environment as the parsed options say. Returns the exit status."""
     given = vars(args)
     options = {key: given[key] for key in _OPTIONS if key in given}
     # What an environment prints is not part of the report.
@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _crash_traces():
-    """If the environment brings the interpreter down, the line of Python that did it is shown."""
+    """Shows the line of Python in which the environment crashes the interpreter, if it does."""
     if faulthandler.is_enabled() or sys.__stderr__ is None:
         yield
         return

@@ -6,17 +6,17 @@ import argparse
 from pathlib import Path
 
 from marl_connectors.checkpoints import find_checkpoint
+from marl_connectors.cli.pictures import check_video_can_be_made, record_video
 from marl_connectors.cli.progress import PlayProgress
 from marl_connectors.cli.results import fewer_episodes, module_returns, number, spread, table
 from marl_connectors.cli.run_folder import reading
-from marl_connectors.cli.settings import use_threads
+from marl_connectors.cli.run_settings import use_threads
 from marl_connectors.cli.train import load_algorithm
 from marl_connectors.cli.values import require_extras
-from marl_connectors.cli.video import check_video_can_be_made, record_video
 
 
 def run(args: argparse.Namespace) -> int:
-    """Evaluates as the parsed options say; gives the exit status."""
+    """Evaluates the modules of a checkpoint as the parsed options say. Returns the exit status."""
     if args.video is not None:
         require_extras("PIL")
         check_video_can_be_made(Path(args.video))

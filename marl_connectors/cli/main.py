@@ -1,4 +1,4 @@
-"""The entry point of the command line: options, help, and errors as one line."""
+"""The entry point of the command line: its options and help texts, and its errors, which are one line each."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ examples:
 
 
 class _Parser(argparse.ArgumentParser):
-    """An ArgumentParser whose errors are one line."""
+    """An ArgumentParser with errors of one line."""
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}. See: {self.prog} --help")
@@ -59,25 +59,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line.
 
     Args:
-        argv: The words after the program's name; those of the process if None.
+        argv: The words after the program's name; None for the words of the process.
 
     Returns:
         The exit status: 0 if all went well, 1 if ``check`` found errors, 2 for bad input (after one line on stderr),
-        130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP, 141 if whoever was to read the output is gone.
+        130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP, 141 if the reader of the output has gone.
     """
-    # pygame greets on stdout when it is imported, in the middle of the progress display.
+    # pygame prints a greeting when it is imported, which would be in the middle of the progress display.
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
     plain = warnings.formatwarning
     warnings.formatwarning = _formatted
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
-            stream.reconfigure(errors="backslashreplace")  # what the terminal cannot show costs no run
+            stream.reconfigure(errors="backslashreplace")  # not every terminal can show every character
     try:
         with StopSignals():
             args = _parse(argv)
             if getattr(args, "trusted", True) and not {"", os.getcwd()} & set(sys.path):
                 sys.path.insert(0, os.getcwd())
-            os.environ.update(one_thread_unless_set(os.environ))  # before numpy is imported; torch's is another setting
+            os.environ.update(one_thread_unless_set(os.environ))  # before numpy is imported; torch has its own setting
             status = args.run(args)
             sys.stdout.flush()
             return status
@@ -109,7 +109,7 @@ def _formatted(
 
 
 def _can_print() -> bool:
-    """Whether somebody reads stdout. If not, it leads nowhere from now on, so that Python ends without a complaint."""
+    """Whether stdout has a reader. If not, stdout is discarded from now on, so that Python ends without an error."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -125,7 +125,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     words = list(sys.argv[1:] if argv is None else argv)
     args, unknown = parser.parse_known_args(words)
     if unknown:
-        # Each name of an option leads to it: argparse has no public list of them.
+        # This maps names to options; argparse has no public list of them.
         options = [name for name in commands[args.command]._option_string_actions if name.startswith("--")]
         flags = [word.partition("=")[0] for word in unknown if word.startswith("-")]
         hint = did_you_mean(flags[0], options) if flags else "An environment or checkpoint is one word."
@@ -145,63 +145,85 @@ def _build_parser() -> tuple[_Parser, dict[str, _Parser]]:
     )
     parser.add_argument("--version", action="version", version=f"marl-connectors {library_version()}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    raw: Any = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
-    train = subparsers.add_parser(
+    commands = {
+        "train": _add_train(subparsers),
+        "evaluate": _add_evaluate(subparsers),
+        "explain": _add_explain(subparsers),
+        "check": _add_check(subparsers),
+    }
+    return parser, commands
+
+
+_PLAIN: Any = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
+_ONLY_GIVEN: Any = {**_PLAIN, "argument_default": argparse.SUPPRESS}
+"""Leaves options that were not given out of the namespace. A resumed run, for example, must know them."""
+
+
+def _add_train(subparsers: Any) -> _Parser:
+    parser = subparsers.add_parser(
         "train",
         help="train policies, and keep everything of the run in one folder",
         description="Train policies with PPO or MAPPO, and keep everything of the run in one folder.",
         epilog=_TRAIN_EXAMPLES,
-        # Only what is given is in the namespace: a resumed run has to know.
-        argument_default=argparse.SUPPRESS,
-        **raw,
+        **_ONLY_GIVEN,
     )
-    _add_train_options(train)
-    train.set_defaults(run=_run_train)
-    evaluate = subparsers.add_parser(
+    _add_train_options(parser)
+    parser.set_defaults(run=_run_train)
+    return parser
+
+
+def _add_evaluate(subparsers: Any) -> _Parser:
+    parser = subparsers.add_parser(
         "evaluate",
         help="play episodes with the policies of a checkpoint",
         description="Play episodes with the policies of a checkpoint, and compare them with random play.",
         epilog=_EVALUATE_EXAMPLES,
-        **raw,
+        **_PLAIN,
     )
-    _add_evaluate_options(evaluate)
-    evaluate.set_defaults(run=_run_evaluate)
-    explain = subparsers.add_parser(
+    _add_evaluate_options(parser)
+    parser.set_defaults(run=_run_evaluate)
+    return parser
+
+
+def _add_explain(subparsers: Any) -> _Parser:
+    parser = subparsers.add_parser(
         "explain",
         help="show what each connector piece does to the data of an environment",
         description="Show what each connector piece does to the data of an environment: columns and time.",
         epilog=_EXPLAIN_EXAMPLES,
-        argument_default=argparse.SUPPRESS,
-        **raw,
+        **_ONLY_GIVEN,
     )
-    explain.add_argument(
+    parser.add_argument(
         "env", nargs="?", metavar="ENV", help="PettingZoo module, package.module:function, or Gymnasium id"
     )
-    explain.add_argument(
+    parser.add_argument(
         "--config",
         metavar="SOURCE",
-        help="FILE.py or MODULE, and :NAME unless it is config: an AlgorithmConfig, or a function that gives one",
+        help="FILE.py or MODULE, and :NAME unless it is config: an AlgorithmConfig, or a function that returns one",
     )
-    _add_building_options(explain)
-    explain.add_argument("--json", action="store_true", help="print JSON instead of tables")
-    explain.set_defaults(run=_run_explain)
-    check = subparsers.add_parser(
+    _add_building_options(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    parser.set_defaults(run=_run_explain)
+    return parser
+
+
+def _add_check(subparsers: Any) -> _Parser:
+    parser = subparsers.add_parser(
         "check",
-        help="try an environment out, and tell what training on it would stumble over",
-        description="Try an environment out, and tell what training on it would stumble over. Status 1 if errors.",
+        help="try an environment out, and list the problems that training on it would have",
+        description="Try an environment out, and list the problems that training on it would have. Status 1 if errors.",
         epilog=_CHECK_EXAMPLES,
-        argument_default=argparse.SUPPRESS,
-        **raw,
+        **_ONLY_GIVEN,
     )
-    _add_check_options(check)
-    check.set_defaults(run=_run_check)
-    return parser, {"train": train, "evaluate": evaluate, "explain": explain, "check": check}
+    _add_check_options(parser)
+    parser.set_defaults(run=_run_check)
+    return parser
 
 
 def _add_train_options(parser: _Parser) -> None:
     add = parser.add_argument
     add("env", nargs="?", metavar="ENV", help="PettingZoo module, package.module:function, or Gymnasium id")
-    add("--resume", metavar="RUN", help="go on with the run in this folder, from its latest checkpoint")
+    add("--resume", metavar="RUN", help="continue the run in this folder from its latest checkpoint")
     _add_untrusted_option(parser)
     add("--new-episodes", action="store_true", help="with --resume: begin new episodes, and replay none")
     _add_building_options(parser)
@@ -210,13 +232,13 @@ def _add_train_options(parser: _Parser) -> None:
         "--num-env-workers",
         type=number_or_auto,
         metavar="N",
-        help="processes that step the copies (default auto: as many as are worth it, up to one for each core)",
+        help="processes that step the sub-environments (default auto: as many as are worth it, up to one per core)",
     )
     add(
         "--num-gpus-per-learner",
         type=number_or_auto,
         metavar="N",
-        help="1 to put modules on the GPU, 0 on the CPU (default auto: on the GPU if there is one)",
+        help="1 to put modules on the GPU, 0 on the CPU (default auto: on the GPU if one exists)",
     )
     add("--out", metavar="DIR", help="folder of the run (default runs/ENV-POLICIES-seedN)")
     add("--checkpoint-every", type=count, metavar="N", help="iterations from checkpoint to checkpoint (default 20)")
@@ -225,7 +247,7 @@ def _add_train_options(parser: _Parser) -> None:
         "--baseline-seconds",
         type=count,
         metavar="N",
-        help="how long random play, and then the untrained policies, may be measured (default 10)",
+        help="seconds for measuring random play, and as many for the untrained policies (default 10)",
     )
     add("--no-video", dest="video", action="store_false", help="write no GIF at the end")
 
@@ -240,7 +262,7 @@ def _add_untrusted_option(parser: _Parser) -> None:
 
 
 def _add_building_options(parser: _Parser) -> None:
-    """What decides about environments, modules and pipelines."""
+    """Adds the options that decide about environments, modules and pipelines."""
     add = parser.add_argument
     add("--env-config", action="append", type=key_value, metavar="KEY=VALUE", help="a setting of ENV; repeatable")
     add(
@@ -251,16 +273,16 @@ def _add_building_options(parser: _Parser) -> None:
         help="a wrapper, as frame_skip_v0:4; repeatable",
     )
     add("--algo", choices=("ppo", "mappo"), help="ppo (default), or mappo: critics see the observations of all agents")
-    who = parser.add_mutually_exclusive_group()
-    who.add_argument(
+    policies = parser.add_mutually_exclusive_group()
+    policies.add_argument(
         "--policies", metavar="WHICH", help='shared (default), independent, or patterns: "adversary*=red,agent*=green"'
     )
-    who.add_argument(
+    policies.add_argument(
         "--mapping", metavar="MODULE:FN", help="a policy mapping function of (agent_id, episode, **kwargs)"
     )
-    add("--modules", type=names, metavar="A,B", help="all modules that FN can name, if some only come up later")
-    add("--seed", type=whole_number, metavar="N", help="of all random streams (default 0)")
-    add("--num-envs", type=count, metavar="N", help="copies of ENV that are stepped together (default 8)")
+    add("--modules", type=names, metavar="A,B", help="all modules that FN can name, if some are used later only")
+    add("--seed", type=whole_number, metavar="N", help="seed of all random streams (default 0)")
+    add("--num-envs", type=count, metavar="N", help="number of sub-environments (default 8)")
     add(
         "--set",
         action="append",
@@ -271,8 +293,8 @@ def _add_building_options(parser: _Parser) -> None:
     _add_mask_option(parser)
     add("--hidden", type=layer_sizes, metavar="N,N", help="widths of the hidden layers (default 64,64)")
     add("--share-value-layers", action="store_true", help="one body for policy and value function")
-    add("--threads", type=count, metavar="N", help="of torch (default 1, which is fastest for small networks)")
-    add("--no-env-check", dest="env_check", action="store_false", help="let observations leave their space")
+    add("--threads", type=count, metavar="N", help="threads of torch (default 1, which is fastest for small networks)")
+    add("--no-env-check", dest="env_check", action="store_false", help="accept observations outside their space")
 
 
 def _add_mask_option(parser: _Parser) -> None:
@@ -280,19 +302,19 @@ def _add_mask_option(parser: _Parser) -> None:
         "--action-mask-key",
         type=mask_key,
         metavar="KEY",
-        help="where action masks are, in observations or infos (default auto: action_mask, if there is one), or none",
+        help="key of action masks in observations or infos (default auto: action_mask, if it exists), or none",
     )
 
 
 def _add_evaluate_options(parser: _Parser) -> None:
     add = parser.add_argument
     add("checkpoint", metavar="CHECKPOINT", help="a checkpoint, or the folder of a run for its latest")
-    add("--episodes", type=count, default=20, metavar="N", help="how many to play (default 20)")
-    add("--seed", type=whole_number, default=0, metavar="N", help="of the environment and the actions (default 0)")
+    add("--episodes", type=count, default=20, metavar="N", help="number of episodes (default 20)")
+    add("--seed", type=whole_number, default=0, metavar="N", help="seed of the environment and the actions (default 0)")
     _add_untrusted_option(parser)
-    add("--baseline-seconds", type=count, default=10, metavar="N", help="how long to play at random (default 10)")
+    add("--baseline-seconds", type=count, default=10, metavar="N", help="seconds of random play (default 10)")
     add("--video", metavar="FILE", help="write an episode as a GIF")
-    add("--threads", type=count, default=1, metavar="N", help="of torch (default 1)")
+    add("--threads", type=count, default=1, metavar="N", help="threads of torch (default 1)")
     add("--explore", action="store_true", help="draw the actions, as in training, instead of taking the most likely")
 
 
@@ -307,13 +329,18 @@ def _add_check_options(parser: _Parser) -> None:
         metavar="NAME:ARGS",
         help="a wrapper, as frame_skip_v0:4; repeatable",
     )
-    add("--episodes", type=count, metavar="N", help="how many to play (default 3)")
-    add("--seed", type=whole_number, metavar="N", help="of the environment and the actions (default 0)")
-    add("--max-steps", type=count, metavar="N", help="where to stop an episode that does not end (default 1000)")
-    add("--max-seconds", type=count, metavar="N", help="after that, leave the rest of the checks out (default 60)")
+    add("--episodes", type=count, metavar="N", help="number of episodes (default 3)")
+    add("--seed", type=whole_number, metavar="N", help="seed of the environment and the actions (default 0)")
+    add("--max-steps", type=count, metavar="N", help="steps after which an episode is stopped (default 1000)")
+    add("--max-seconds", type=count, metavar="N", help="seconds after which further checks are left out (default 60)")
     add("--call-timeout", type=count, metavar="N", help="seconds after which a call counts as hanging (default 30)")
     _add_mask_option(parser)
-    add("--no-conformance", dest="conformance", action="store_false", help="leave PettingZoo's and Gymnasium's out")
+    add(
+        "--no-conformance",
+        dest="conformance",
+        action="store_false",
+        help="leave out PettingZoo's and Gymnasium's tests",
+    )
     add("--json", action="store_true", help="print JSON instead of a table")
 
 

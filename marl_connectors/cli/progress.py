@@ -1,4 +1,4 @@
-"""How far a run is: a live display on a terminal, plain lines elsewhere."""
+"""The progress of a run: a live display on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Pace:
     """Agent steps per second and the time left, over the most recent seconds.
 
     Args:
-        done: Agent steps at the beginning.
-        total: Agent steps at which the run ends.
-        clock: Seconds, ever growing.
-        horizon_s: Over how many seconds the rate is averaged.
+        done: The agent steps at the beginning.
+        total: The agent steps at which the run ends.
+        clock: A function that returns seconds, which never decrease.
+        horizon_s: The number of seconds over which the rate is averaged.
     """
 
     def __init__(self, done: int, total: int, clock: Callable[[], float], horizon_s: float = 30.0) -> None:
@@ -39,7 +39,7 @@ class Pace:
         self._marks = [(clock(), done)]
 
     def update(self, done: int) -> tuple[float, float]:
-        """Takes the steps that are done now; gives (steps per second, seconds left)."""
+        """Adds the present number of steps. Returns (steps per second, seconds left)."""
         now = self._clock()
         self._marks.append((now, done))
         while len(self._marks) > 2 and now - self._marks[1][0] >= self._horizon_s:
@@ -51,7 +51,7 @@ class Pace:
 
 
 class PlainProgress:
-    """One line for each update, but at most one a ``interval_s``; the first and the last update always have theirs."""
+    """One line per update, but at most one in ``interval_s`` seconds. The first and last update always have a line."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class LiveProgress:
 
     def __init__(self, total: int, done: int, stream: TextIO, *, clock: Callable[[], float] = time.monotonic) -> None:
         # rich draws from Python's global generator when it is imported. An environment that does so too would otherwise
-        # run differently with and without a terminal.
+        # behave differently with and without a terminal.
         state = random.getstate()
         from rich.console import Console
         from rich.live import Live
@@ -130,13 +130,13 @@ class LiveProgress:
 
 
 class PlayProgress:
-    """Says from time to time how many episodes have ended; for ``on_progress`` of evaluations.
+    """Prints from time to time how many episodes have ended, as ``on_progress`` of evaluations.
 
     Args:
-        total: How many are wanted.
-        stream: Where to say it; stdout if None.
-        clock: Seconds, ever growing.
-        interval_s: How long it is silent at first, and between two lines; twice as long after each.
+        total: The number of requested episodes.
+        stream: The stream to print to; stdout if None.
+        clock: A function that returns seconds, which never decrease.
+        interval_s: The seconds before the first line. The interval doubles after each line.
     """
 
     def __init__(
@@ -167,9 +167,9 @@ def open_progress(total: int, done: int, stream: TextIO) -> Progress:
     """The display that fits a stream.
 
     Args:
-        total: Agent steps at which the run ends.
-        done: Agent steps at the beginning, more than 0 for a resumed run.
-        stream: Where to show it.
+        total: The agent steps at which the run ends.
+        done: The agent steps at the beginning, more than 0 for a resumed run.
+        stream: The stream to print to.
     """
     return LiveProgress(total, done, stream) if stream.isatty() else PlainProgress(total, done, stream)
 

@@ -1,4 +1,4 @@
-"""What the command line reads out of the dicts that ``Algorithm.train`` and ``Algorithm.evaluate`` give."""
+"""What the command line shows of the results that ``Algorithm.train`` and ``Algorithm.evaluate`` return."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ def module_returns(env_runner_results: Mapping[str, Any]) -> dict[str, tuple[flo
 
 
 def fewer_episodes(what: str, env_runner_results: Mapping[str, Any], wanted: int) -> str:
-    """A sentence that says of how many episodes a figure is, where they are fewer than wanted; else ``""``.
+    """A sentence for returns of fewer episodes than requested; ``""`` if none is missing.
 
     >>> fewer_episodes("random play", {"num_episodes": 8}, 20)
-    'Of random play only 8 of 20 episodes ended in time: its figures are of these.'
+    'Only 8 of 20 episodes of random play ended in time: its returns are of these.'
     """
     number = env_runner_results.get("num_episodes", wanted)
     if number >= wanted:
         return ""
     if number == 0:
         return (
-            f"Of {what} not one episode of each copy ended in time: it has no figures. Give it more time with "
-            f"--baseline-seconds."
+            f"Not every sub-environment finished an episode of {what} in time, so its returns are unknown. Set a "
+            f"longer time with --baseline-seconds."
         )
-    return f"Of {what} only {number} of {wanted} episodes ended in time: its figures are of these."
+    return f"Only {number} of {wanted} episodes of {what} ended in time: its returns are of these."
 
 
 def time_shares(timers: Mapping[str, float]) -> str:
-    """Where the time of iterations went, from the sums of their ``timers``.
+    """The shares of the parts of iterations in their time, from the sums of their ``timers``.
 
     >>> seconds = {"training_iteration": 10.0, "env_step_timer": 4.0, "env_reset_timer": 0.5}
     >>> seconds |= {"rlmodule_inference_timer": 2.0, "env_to_module_connector": 0.3, "module_to_env_connector": 0.5}
@@ -57,7 +57,7 @@ def time_shares(timers: Mapping[str, float]) -> str:
 
 
 def number(value: float) -> str:
-    """A return for people: three to four digits, and a dash for NaN.
+    """A return as text for people: three to four digits, and a dash for NaN.
 
     >>> number(-26.64), number(0.6123), number(12345.6), number(float("nan"))
     ('-26.6', '0.612', '12,346', '–')

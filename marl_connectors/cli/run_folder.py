@@ -2,17 +2,17 @@
 
 ::
 
-    config.json          what defines the run
+    config.json          the settings of the run
     baselines.json       returns of random play and of the untrained modules
     metrics.jsonl        one JSON object per iteration
     tensorboard/         the same numbers as TensorBoard events; for single agents, only those in the baselines
     curves.png           return per module over agent steps
-    checkpoints/000020/  one folder each, and in ``latest`` the name of the newest
+    checkpoints/000020/  one folder per checkpoint, and the file ``latest`` with the name of the newest
     video.gif            an episode of the trained modules
-    final.json           their returns, once the run has reached its end
+    final.json           their returns, when the run has reached its end
 
-A run can be resumed from its folder whatever ended it, even a ``kill -9`` or a power cut: files are replaced in one
-step, and metrics are on disk before the checkpoint of the same iteration.
+A run can be resumed from its folder after any end, even a ``kill -9`` or a power cut: files are replaced in one step,
+and metrics are on disk before the checkpoint of the same iteration.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from marl_connectors.checkpoints import LATEST, RUN_CHECKPOINTS, find_checkpoint, is_checkpoint, sync_directory
-from marl_connectors.cli.curves import draw_curves
+from marl_connectors.cli.pictures import draw_curves
 from marl_connectors.cli.results import agent_steps, module_returns
 from marl_connectors.cli.values import brief, is_whole, jsonable, parsed_json
 from marl_connectors.errors import CheckpointError, ConfigError
@@ -55,7 +55,7 @@ AGENT_RETURNS = "agent_episode_returns_mean"
 BY_AGENT = (AGENT_RETURNS, "agent_steps", "num_agent_steps_sampled")
 _TEMPORARY = ".tmp"
 MAX_AGENT_SERIES = 100
-"""Agents that have TensorBoard series of their own, at most. An environment may make up new agent ids for ever."""
+"""The largest number of agents with TensorBoard series. An environment may invent new agent ids for ever."""
 
 
 class RunFolder:
@@ -86,7 +86,7 @@ class RunFolder:
     def create(
         cls, path: Path, config: Mapping[str, Any], baselines: Mapping[str, Any], *, numbered: bool
     ) -> RunFolder:
-        """Makes the folder of a new run, or of a run that starts anew because it had no checkpoint yet.
+        """Makes the folder of a new run, or of a run that starts again because it had no checkpoint yet.
 
         Args:
             path: The folder.
@@ -102,7 +102,7 @@ class RunFolder:
             shutil.rmtree(path / EVENTS, ignore_errors=True)
             for name in (METRICS, BASELINES):
                 (path / name).unlink(missing_ok=True)
-            _write_json(path / CONFIG, config)  # from now on, it can be gone on with
+            _write_json(path / CONFIG, config)  # from now on, the run can be resumed
             _write_json(path / BASELINES, baselines)
             (path / METRICS).touch()
             (path / CHECKPOINTS).mkdir(exist_ok=True)
@@ -119,7 +119,7 @@ class RunFolder:
             checkpoint: A checkpoint of the run.
 
         Raises:
-            CheckpointError: If there is no such run, or if its files are damaged.
+            CheckpointError: If the run does not exist, or if its files are damaged.
         """
         config, baselines = read_config(path), read_baselines(path)
         iteration = _iteration_of(checkpoint)
@@ -127,7 +127,7 @@ class RunFolder:
         missing = iteration - len({row["training_iteration"] for row in rows})
         if missing > 0:
             _LOG.warning(
-                "%s has no rows of %d of the %d iterations until the checkpoint. The run goes on without them; they "
+                "%s has no rows of %d of the %d iterations until the checkpoint. The run continues without them; they "
                 "will be missing in its curves.",
                 path / METRICS,
                 missing,
@@ -153,13 +153,13 @@ class RunFolder:
     def log(self, result: Mapping[str, Any]) -> None:
         """Adds the result of an iteration to the metrics and the TensorBoard events.
 
-        Only agents that were in the baselines' episodes have series of their own, at most ``MAX_AGENT_SERIES`` agents.
+        Only agents that were in the baselines' episodes have series, and at most ``MAX_AGENT_SERIES`` agents.
         """
         row = jsonable(result)
         with writing(self.path / METRICS):
             with open(self.path / METRICS, "ab") as file:
                 file.write(json.dumps(row, allow_nan=False).encode() + b"\n")
-            for name, value in _scalars(_without_strangers(row, self._agents)):
+            for name, value in _scalars(_with_known_agents(row, self._agents)):
                 self._events.add_scalar(name, value, agent_steps(result))
         self._remember(row)
 
@@ -169,7 +169,7 @@ class RunFolder:
         Args:
             algo: The ``Algorithm``.
             iteration: The algorithm's number of iterations.
-            in_between: Whether the checkpoint is removed as soon as there is a newer one. If not, the curves are drawn
+            in_between: Whether the checkpoint is removed as soon as a newer one exists. If not, the curves are drawn
                 again.
 
         Raises:
@@ -208,7 +208,7 @@ class RunFolder:
             _write_json(self.path / FINAL, results)
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # what could not be written was said when it was to be
+        with contextlib.suppress(OSError):  # errors of writing were raised when the events were logged
             self._events.close()
 
     def _remember(self, row: Mapping[str, Any]) -> None:
@@ -217,11 +217,11 @@ class RunFolder:
             self._series.setdefault(module_id, []).append((agent_steps(row), mean, std))
 
 
-# What is there, and what can be -------------------------------------------------------------------------------------
+# What exists, and what can be made -----------------------------------------------------------------------------------
 
 
 def check_can_be_made(path: Path, *, numbered: bool) -> None:
-    """Checks that a run folder can be made, by writing beside it or into it. Leaves nothing behind.
+    """Checks that a run folder can be made, by writing next to it or into it. Leaves no files behind.
 
     Args:
         path: The folder to be made.
@@ -236,18 +236,18 @@ def check_can_be_made(path: Path, *, numbered: bool) -> None:
             parent = parent.parent
         if parent == path.absolute():
             if not numbered and not _is_unused(path):
-                go_on = f", or go on with: marl-connectors train --resume {shlex.quote(str(path))}"
+                resume = f", or continue with: marl-connectors train --resume {shlex.quote(str(path))}"
                 raise ConfigError(
                     f"--out: expected a new or empty folder, but {path} exists. Choose another"
-                    + (go_on if _is_run(path) else ".")
+                    + (resume if _is_run(path) else ".")
                 )
             parent = parent.parent if numbered else parent
         if not parent.is_dir():
             raise OSError(f"{parent} is no folder")
         if not os.access(parent, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        with tempfile.TemporaryDirectory(prefix=".marl-connectors-", suffix=_TEMPORARY, dir=parent) as trial:
-            folder = Path(trial) / path.absolute().relative_to(parent)
+        with tempfile.TemporaryDirectory(prefix=".marl-connectors-", suffix=_TEMPORARY, dir=parent) as temporary:
+            folder = Path(temporary) / path.absolute().relative_to(parent)
             folder.mkdir(parents=True, exist_ok=True)
             (folder / CONFIG).write_text("{}")
     except (OSError, ValueError) as error:
@@ -281,7 +281,7 @@ def remove_leftovers(path: Path) -> None:
         elif found := re.fullmatch(r"\.(\d+)\.(tmp|old)-[0-9a-f]+", entry.name):
             place = entry.with_name(found[1])
             if found[2] == "old" and not place.exists():
-                entry.rename(place)  # it was to be replaced, and the other one is not there yet
+                entry.rename(place)  # it was being replaced, and the new one does not exist yet
             else:
                 shutil.rmtree(entry)
 
@@ -419,7 +419,7 @@ def _read_json(path: Path, name: str) -> dict[str, Any]:
 
 
 def _wrong_row(row: Any) -> str:
-    """Says what is wrong with the results of an iteration; "" if nothing is."""
+    """A text that says what is wrong with the results of an iteration; "" if nothing is."""
     if not isinstance(row, dict):
         return f"expected a JSON object, but got {brief(row)}"
     for name, at_least in (("training_iteration", 1), ("num_agent_steps_sampled_lifetime", 0)):
@@ -429,7 +429,7 @@ def _wrong_row(row: Any) -> str:
 
 
 def _wrong_results(results: Any, where: str) -> str:
-    """Says what is wrong with results of env runners; "" if nothing is."""
+    """A text that says what is wrong with results of env runners; "" if nothing is."""
     if not isinstance(results, dict):
         return f"expected {where!r} to be a JSON object, but got {brief(results)}"
     for name in ("module_episode_returns", AGENT_RETURNS):
@@ -460,8 +460,8 @@ def writing(path: Path) -> Iterator[None]:
         why = error.strerror or str(error)
         place = error.filename if isinstance(error.filename, str) else path
         raise CheckpointError(
-            f"{place} could not be written: {why}. What was saved before is whole: make room, or see to that it can be "
-            f"written, and go on with: marl-connectors train --resume RUN"
+            f"{place} could not be written: {why}. What was saved before is complete: make room, or make the place "
+            f"writable, and continue with: marl-connectors train --resume RUN"
         ) from error
 
 
@@ -513,7 +513,7 @@ def _make_folder(path: Path, numbered: bool) -> Path:
             return candidate
         except FileExistsError:
             if not numbered and candidate.is_dir():
-                return candidate  # an unused one, as check_can_be_made found, or that of a run to start anew
+                return candidate  # an unused folder, as check_can_be_made found, or that of a run that starts again
             if not numbered:
                 raise
         candidate, number = path.with_name(f"{path.name}-{number}"), number + 1
@@ -543,14 +543,14 @@ def agents_seen(baselines: Mapping[str, Any]) -> set[str]:
 
 
 def _agents_of(baselines: Mapping[str, Any]) -> frozenset[str]:
-    """The agents that were in the episodes of all baselines; the first ones, if there are too many."""
+    """The agents that were in the episodes of all baselines, at most ``MAX_AGENT_SERIES``."""
     seen = [list(results.get(AGENT_RETURNS, {})) for results in baselines.values()]
     both = [agent_id for agent_id in seen[0] if all(agent_id in other for other in seen[1:])] if seen else []
     return frozenset(both[:MAX_AGENT_SERIES])
 
 
-def _without_strangers(row: dict[str, Any], agents: Collection[str]) -> dict[str, Any]:
-    """The results of an iteration, in which the results of single agents are only those of ``agents``."""
+def _with_known_agents(row: dict[str, Any], agents: Collection[str]) -> dict[str, Any]:
+    """The results of an iteration, without the results of single agents that are not in ``agents``."""
     results = row.get("env_runners", {})
     known = {
         name: {agent_id: value for agent_id, value in results[name].items() if agent_id in agents}

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 GRACE_S = 20.0
-"""How long the running iteration may take after SIGTERM or SIGHUP. Who sends them often kills 30 s later."""
+"""The seconds that an iteration may take after SIGTERM or SIGHUP. They are often followed by a kill after 30 s."""
 
 STOP_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 
@@ -43,7 +43,7 @@ def exit_status(stop: KeyboardInterrupt | int) -> int:
 
 
 class StopSignals:
-    """While it is open, the stop signals raise ``StopSignal`` in the main thread.
+    """Within its ``with`` block, the stop signals raise ``StopSignal`` in the main thread.
 
     Signals that are ignored, as under ``nohup``, or that have another handler, are left alone. In a process that the
     environment has forked, the signals have their usual effect.
@@ -144,7 +144,7 @@ class InterruptGate(StopSignals):
                 self._timer.start()
 
     def _run_late(self, number: int) -> None:
-        """Runs in a thread and interrupts the main thread, even while that waits for a worker process."""
+        """Runs in a thread and interrupts the main thread, even while it waits for a worker process."""
         self._is_late = True
         if hasattr(signal, "pthread_kill"):
             signal.pthread_kill(threading.main_thread().ident or 0, number)
@@ -156,6 +156,6 @@ class InterruptGate(StopSignals):
             text = "Stopping after this iteration; Ctrl-C again stops at once."
         else:
             text = f"{signal.Signals(number).name}: stopping after this iteration; a second signal stops at once."
-        # Not print, and no failure: the interrupted code may be in the middle of writing there.
+        # print could fail, because the interrupted code may be writing to stderr itself.
         with contextlib.suppress(RuntimeError, OSError, ValueError):
             sys.stderr.write(f"\n{text}\n")

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from marl_connectors.cli.settings import TRAINING_DEFAULTS, RunSettings
+from marl_connectors.cli.run_settings import TRAINING_DEFAULTS, RunSettings
 from marl_connectors.cli.values import literal_text
 from marl_connectors.spaces import describe
 
@@ -35,7 +35,7 @@ def resume(
     Args:
         path: The folder of the run.
         settings: The current settings.
-        began_with: The steps in the folder's config, which hold unless the command gives others.
+        began_with: The steps in the folder's config, which apply unless the command has ``--steps``.
         done: The agent steps of a run that has reached its end; None for a run that was stopped earlier.
         trusted: Whether its checkpoints are read with ``--untrusted`` left out.
     """
@@ -91,7 +91,7 @@ def another_run(settings: RunSettings, algo: Any, seen: Collection[str]) -> RunS
     agents = {str(agent_id) for agent_id in algo.agent_ids}
     if len(agents) > 1 and len(agents) == len(algo.agent_ids):
         if settings.mapping is not None or settings.policies.strip() != "independent":
-            if agents >= set(seen):  # there is no module for those that nobody has announced
+            if agents >= set(seen):  # agents that the environment has not announced would have no module
                 return dataclasses.replace(settings, policies="independent", mapping=None, modules=None)
         elif len({_spaces(module) for module in algo.rl_module.values()}) == 1:
             return dataclasses.replace(settings, policies="shared", modules=None)

@@ -15,10 +15,11 @@ from typing import Any
 
 from marl_connectors.checkpoints import save_state, snapshot
 from marl_connectors.cli import run_folder, suggestions
+from marl_connectors.cli.pictures import record_video
 from marl_connectors.cli.progress import PlayProgress, open_progress
 from marl_connectors.cli.results import agent_steps, fewer_episodes, module_returns, spread, table, time_shares
 from marl_connectors.cli.run_folder import RunFolder, quiet_event_writers
-from marl_connectors.cli.settings import (
+from marl_connectors.cli.run_settings import (
     TRAINING_DEFAULTS,
     RunSettings,
     check_changeable,
@@ -29,7 +30,6 @@ from marl_connectors.cli.settings import (
 )
 from marl_connectors.cli.stop_signals import InterruptGate, exit_status
 from marl_connectors.cli.values import jsonable, merged, require_extras
-from marl_connectors.cli.video import record_video
 from marl_connectors.errors import CheckpointError, ConfigError, MarlConnectorsError, describe_error
 from marl_connectors.version import library_version
 
@@ -41,17 +41,17 @@ SETTINGS_OF_CONFIG = {
     "num_env_workers": "num_env_workers",
     "num_gpus_per_learner": "num_gpus_per_learner",
 }
-"""Options that can be given on resume too, by what they change in the algorithm's config."""
+"""Options that a resumed run accepts, with the settings of the algorithm's config that they change."""
 CHANGED = "changed"
-"""Under this key, a run's ``config.json`` has what was changed in the algorithm's config when it was gone on with."""
+"""The key in ``config.json`` under which the settings are that changed when the run was resumed."""
 CHECKPOINT_AGE_S = 20.0
-"""How old the latest checkpoint gets before the end of an iteration is saved though none is due by their number."""
+"""The age of the latest checkpoint after which another is saved, whatever the number of iterations."""
 _SAVING_SHARE = 0.02
-""""But saving more often than that must not take a larger part of the time."""
+"""The largest share of the time that saving such checkpoints may take."""
 
 
 def run(args: argparse.Namespace) -> int:
-    """Trains as the parsed options say; gives the exit status."""
+    """Trains modules as the parsed options say. Returns the exit status."""
     given = vars(args)
     require_extras("matplotlib", "tensorboard", "PIL", *(["rich"] if sys.stdout.isatty() else []))
     training = _resumed(given) if "resume" in given else _new(given)
@@ -60,14 +60,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 class LastState:
-    """What an Algorithm was at the end of an iteration, to be saved if the next one is not finished."""
+    """The state of an Algorithm at the end of an iteration, to be saved if the next one is not finished."""
 
     def __init__(self, algo: Any):
-        """Copies all that the next iteration changes."""
+        """Copies everything that the next iteration changes."""
         self._state = snapshot(algo.get_state())
 
     def save_to_path(self, path: Path) -> None:
-        """As ``Algorithm.save_to_path``."""
+        """Writes a checkpoint folder, as ``Algorithm.save_to_path`` does."""
         save_state(path, self._state)
 
 
@@ -76,19 +76,19 @@ class _Training:
     """A run that is ready to start; its folder is made when the first iteration has worked.
 
     Attributes:
-        settings: Of the run.
+        settings: The settings of the run.
         algo: The ``Algorithm``, built or restored.
-        out: Where the folder is, or is to be.
-        numbered: Whether to take a numbered name where ``out`` exists.
-        folder: None before the first iteration of a new run.
-        baselines: Results of random play and of the untrained modules.
-        steps_done: Agent steps so far.
-        iteration: Iterations so far.
+        out: The path of the folder.
+        numbered: Whether the folder gets a numbered name if ``out`` exists.
+        folder: The folder; None before the first iteration of a new run.
+        baselines: The results of random play and of the untrained modules.
+        steps_done: The agent steps so far.
+        iteration: The number of iterations so far.
         saved_iteration: The iteration of the latest checkpoint.
-        last: The state at the end of ``iteration``; None if that is in the latest checkpoint, or cannot be written.
-        saved_at: The time of that, or of the start.
-        saving_s: How long that took.
-        timers: Sums of the iterations' timers, as long as this process trains.
+        last: The state at the end of ``iteration``; None if the latest checkpoint has it, or it cannot be written.
+        saved_at: The time of the latest checkpoint, or of the start.
+        saving_s: The seconds that saving it took.
+        timers: The sums of the iterations' timers in this process.
         trusted: As in ``Algorithm.from_checkpoint``.
     """
 
@@ -120,7 +120,7 @@ class _Training:
                     if gate.requested is None:
                         self._say_what_is_saved()
                         raise
-                    # Who stops the whole job often stops what the environment has started, too.
+                    # A signal that stops the whole job often stops the environment's processes, too.
                     print(f"The iteration was given up: {' '.join(str(error).split())}", file=sys.stderr)
                     return self._stopped_at_once(gate.requested, gate)
                 except KeyboardInterrupt as stop:
@@ -142,7 +142,7 @@ class _Training:
             self.close()
 
     def _stopped_at_once(self, stop: KeyboardInterrupt | int, gate: InterruptGate | None = None) -> int:
-        """Says what is left of the run; gives the exit status."""
+        """Prints what was saved of the run. Returns the exit status."""
         self._save_last()
         if self.saved_iteration < 0:
             hint = "Nothing of it was saved."
@@ -153,7 +153,7 @@ class _Training:
         return exit_status(stop)
 
     def _say_what_is_saved(self) -> None:
-        """After an error in the middle of an iteration, whose beginning is what can be gone on from."""
+        """Saves the end of the last complete iteration after an error in the next one, and prints how to resume."""
         self._save_last()
         if self.saved_iteration >= 0:
             print(
@@ -164,13 +164,13 @@ class _Training:
             )
 
     def _save_last(self) -> None:
-        """Saves the end of the newest whole iteration, if it is not yet."""
+        """Saves the end of the newest complete iteration, unless it is saved already."""
         if self.last is None or self.folder is None:
             return
         try:
             self.folder.save_checkpoint(self.last, self.iteration)
             self.saved_iteration, self.last = self.iteration, None
-        except Exception as error:  # what has ended the run must not be hidden
+        except Exception as error:  # the error that has ended the run must not be hidden
             print(f"\nIteration {self.iteration} could not be saved: {describe_error(error)}.", file=sys.stderr)
 
     def close(self) -> None:
@@ -179,7 +179,7 @@ class _Training:
         self.algo.stop()
 
     def _measure_baselines(self) -> dict[str, Any]:
-        """Random play and the untrained modules. Also the first look at the environment, before anything is written."""
+        """Measures random play and the untrained modules. The environment is tried before files are written."""
         settings = self.settings
         wanted, limit = settings.eval_episodes, float(settings.baseline_seconds)
         found = {}
@@ -199,7 +199,7 @@ class _Training:
             while self.steps_done < self.settings.steps and (gate.requested is None or self.iteration == 0):
                 with gate.iteration():
                     result = self.algo.train()
-                self.last = None  # it is of the iteration before
+                self.last = None  # it is the state of the iteration before
                 if self.folder is None:
                     self.folder = self._make_folder()
                     progress.say(f"Everything of this run goes to {self.folder.path}")
@@ -237,7 +237,7 @@ class _Training:
 
     def _started_folder(self) -> RunFolder:
         if self.folder is None:
-            raise ConfigError("--steps: expected at least 1 agent step to train, but there are none to do.")
+            raise ConfigError("--steps: expected at least 1 agent step to train, but none are left.")
         return self.folder
 
     def _resume_hint(self) -> str:
@@ -246,7 +246,7 @@ class _Training:
         return f"Resume with: {suggestions.resume(path, self.settings, began_with, trusted=self.trusted)}"
 
     def _finish(self, folder: RunFolder) -> None:
-        """Evaluates, films, and says what there is now and what to do next."""
+        """Evaluates the modules, records a video, and prints what the folder holds and which commands to try next."""
         wanted = self.settings.eval_episodes
         print(f"\nMeasuring the trained policies: {wanted} episodes ...", flush=True)
         watch = PlayProgress(wanted)
@@ -304,7 +304,7 @@ def _places(path: Path, no_video: str) -> str:
 
 
 def _new(given: Mapping[str, Any]) -> _Training:
-    """A run from nothing. Builds everything and writes nothing."""
+    """A new run. Builds everything and writes nothing."""
     if "env" not in given:
         raise ConfigError(f"train: expected an environment or --resume RUN. Try: {suggestions.first_run()}")
     if "new_episodes" in given:
@@ -347,7 +347,7 @@ def _resumed(given: Mapping[str, Any]) -> _Training:
         if steps_done >= settings.steps and (path / run_folder.FINAL).exists():
             raise ConfigError(
                 f"train --resume: the run {path} has its {steps_done:,} agent steps of {settings.steps:,} done. "
-                f"To train it further, give more: --steps {suggestions.more_steps(settings.steps, steps_done)}"
+                f"To train it further, use more steps: --steps {suggestions.more_steps(settings.steps, steps_done)}"
             )
         folder = RunFolder.reopen(path, checkpoint)
         if changed != config.get(CHANGED, {}):
@@ -358,7 +358,7 @@ def _resumed(given: Mapping[str, Any]) -> _Training:
         algo.stop()
         raise
     iteration = int(checkpoint.name)
-    print(f"Going on from iteration {iteration} at {steps_done:,} agent steps.", flush=True)
+    print(f"Continuing from iteration {iteration} at {steps_done:,} agent steps.", flush=True)
     for name, value in changed.items():
         print(f"  {name} is {value!r} from now on.", flush=True)
     done: dict[str, Any] = {"steps_done": steps_done, "iteration": iteration, "saved_iteration": iteration}
@@ -366,18 +366,18 @@ def _resumed(given: Mapping[str, Any]) -> _Training:
 
 
 def _check_changeable(given: Mapping[str, Any]) -> None:
-    """Refuses what would make another run of it: the environment, its copies, the modules and the seed."""
+    """Refuses options that would make it another run: the environment, its number, the modules and the seed."""
     known = {"resume", "run", "command", "trusted", "new_episodes", *CHANGEABLE_ON_RESUME, *SETTINGS_OF_CONFIG}
     for option in sorted(set(given) - known):
         raise ConfigError(
-            f"train --resume: {option!r} cannot be given, because the checkpoint's modules and episodes are of the "
-            f"run's own. What can be changed: --set, --steps, --threads, --no-env-check, --num-env-workers, "
+            f"train --resume: {option!r} cannot be changed, because the checkpoint's modules and episodes depend "
+            f"on it. You can change: --set, --steps, --threads, --no-env-check, --num-env-workers, "
             f"--num-gpus-per-learner, --checkpoint-every, --eval-episodes, --baseline-seconds and --no-video."
         )
 
 
 def _changed_settings(path: Path, config: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """What is to be changed in the config of the run's checkpoints, by name: earlier, and now."""
+    """The settings that change in the config of the run's checkpoints: earlier changes, and those of this command."""
     changed = config.get(CHANGED, {})
     if not isinstance(changed, dict):
         raise CheckpointError(
@@ -399,14 +399,14 @@ def load_algorithm(
     """The ``Algorithm`` of a checkpoint.
 
     Args:
-        checkpoint: Its folder.
-        changed: Settings of its config that are to be others from now on.
+        checkpoint: The folder of the checkpoint.
+        changed: New values for settings of its config.
         trusted: As in ``Algorithm.from_checkpoint``.
-        new_episodes: Likewise.
+        new_episodes: As in ``Algorithm.from_checkpoint``.
     """
     from marl_connectors.algorithms.algorithm import Algorithm
+    from marl_connectors.algorithms.checkpoint import algorithm_state, restored_config
     from marl_connectors.algorithms.checkpoint_schema import check_state
-    from marl_connectors.algorithms.restoring import algorithm_state, restored_config
     from marl_connectors.names import Names
 
     if not changed:

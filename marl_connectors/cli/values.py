@@ -1,4 +1,4 @@
-"""From the words of a command line to values, and from values to JSON."""
+"""Converts the words of a command line to values, and values to JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def require_extras(*modules: str) -> None:
     """Checks that optional packages are installed, without importing them.
 
     Raises:
-        MissingDependencyError: If one is not.
+        MissingDependencyError: If a package is missing.
     """
     missing = [_DISTRIBUTIONS[name] for name in modules if importlib.util.find_spec(name) is None]
     if missing:
@@ -33,7 +33,7 @@ def require_extras(*modules: str) -> None:
 
 
 def literal(text: str) -> Any:
-    """A JSON or Python literal, or the text itself where it is neither.
+    """The value of a JSON or Python literal, or the text itself if it is neither.
 
     >>> literal("0.5"), literal("true"), literal("False"), literal("[1, 2]"), literal("tanh")
     (0.5, True, False, [1, 2], 'tanh')
@@ -59,7 +59,7 @@ def key_value(text: str) -> tuple[str, Any]:
 
 
 def literal_text(value: Any) -> str:
-    """Text that ``literal`` makes the value of.
+    """A text from which ``literal`` makes the value.
 
     >>> literal_text(True), literal_text("tanh"), literal_text("5"), literal_text((1, None))
     ('True', 'tanh', "'5'", '(1, None)')
@@ -127,10 +127,10 @@ def merged(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def parsed_json(data: bytes | str) -> Any:
-    """Strict JSON of any depth and size that Python can hold.
+    """The value of strict JSON, of any depth and size that Python can hold.
 
     Raises:
-        ValueError: If it is something else; says what.
+        ValueError: If it is something else. The message says what is wrong.
     """
     try:
         return json.loads(data, parse_constant=_refuse_constant)
@@ -143,12 +143,12 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def is_whole(value: Any, at_least: int = 0, at_most: float = math.inf) -> bool:
-    """Whether a value is an integer, no bool, within bounds."""
+    """Whether a value is an integer, but not a bool, within bounds."""
     return isinstance(value, int) and not isinstance(value, bool) and at_least <= value <= at_most
 
 
 def brief(value: Any) -> str:
-    """A value for an error message, on one line and cut where it gets long."""
+    """A value as text for an error message, on one line and shortened if it is long."""
     text = " ".join(repr(value).split()) if not isinstance(value, (dict, list)) or len(value) < 20 else ""
     if not text:
         return f"a {type(value).__name__} of {len(value)}"
@@ -156,9 +156,9 @@ def brief(value: Any) -> str:
 
 
 def jsonable(value: Any) -> Any:
-    """A value as strict JSON data for people to read: numbers that are not finite become None, objects their names.
+    """A value as strict JSON data for people: numbers that are not finite become None, and objects become names.
 
-    Keys become strings. Where a dict has both 3 and ``"3"``, such as agents with these ids, the former is ``"int(3)"``.
+    Keys become strings. Where a dict has both 3 and ``"3"``, such as agents with these ids, 3 becomes ``"int(3)"``.
     """
     import numpy as np
 

@@ -107,7 +107,10 @@ def test_no_vector_env_is_an_error(env, error, said):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda c: c.env_runners(gym_env_vectorize_mode="vector_entry_point", num_env_workers=2), "all copies at once"),
+        (
+            lambda c: c.env_runners(gym_env_vectorize_mode="vector_entry_point", num_env_workers=2),
+            "all sub-environments at once",
+        ),
         (lambda c: c.environment(render_env=True).env_runners(num_env_workers=2), "num_env_workers=2"),
         (lambda c: c.environment(render_env=True).env_runners(gym_env_vectorize_mode="async"), "'async'"),
         (lambda c: c.environment(Walk, render_env=True), "does not open windows"),

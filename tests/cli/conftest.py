@@ -9,7 +9,7 @@ import pytest
 
 from marl_connectors.cli import evaluate, train
 from marl_connectors.cli.main import main
-from marl_connectors.cli.settings import RunSettings
+from marl_connectors.cli.run_settings import RunSettings
 
 
 def _load_fake():

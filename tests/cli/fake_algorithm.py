@@ -107,6 +107,9 @@ class FakeAlgorithm:
     def render_episode(self, *, max_frames):
         return self.frames[:max_frames]
 
+    def explain(self):
+        return {}
+
     def get_state(self):
         return {"iteration": self.iteration, "env": self.config.env}
 

@@ -72,4 +72,4 @@ def test_random_play_that_is_cut_short_says_so(command, checkpoint, monkeypatch)
 
     monkeypatch.setattr(command.fake, "random_play", cut)
     assert command("evaluate", checkpoint, "--baseline-seconds", "3") == 0
-    assert "Of random play only 8 of 20 episodes ended in time: its figures are of these.\n" in command.out
+    assert "Only 8 of 20 episodes of random play ended in time: its returns are of these.\n" in command.out

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from marl_connectors import PPOConfig
-from marl_connectors.cli.config_source import load_config, with_options
+from marl_connectors.cli.explain import load_config, with_options
 from marl_connectors.cli.main import _build_parser, main
 from marl_connectors.errors import ConfigError
 from marl_connectors.rl_module.default_model_config import DefaultModelConfig
@@ -221,7 +221,7 @@ def test_layers_of_the_default_modules_are_not_those_of_a_model_config_of_anothe
 def test_explain_says_what_becomes_of_masks(explain):
     words = ["marl_envs.masked_v0", "--num-envs", "1", "--hidden", "4"]
     _, out, _ = explain(*words)
-    line = "Action masks: 'action_mask' in the observations of agent_0, agent_1 are honoured."
+    line = "Action masks: 'action_mask' in the observations of agent_0, agent_1 are applied."
     assert line in out.splitlines() and "ActionMasking" in out
     for none in (["--action-mask-key", "none"], ["--set", "action_mask_key=None"], ["--set", "action_mask_key=false"]):
         _, out, _ = explain(*words, *none)

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from marl_connectors.cli.curves import draw_curves
-from marl_connectors.cli.video import record_video, write_gif
+from marl_connectors.cli.pictures import draw_curves, record_video, write_gif
 from marl_connectors.errors import EnvError
 
 

@@ -13,7 +13,7 @@ from gymnasium import spaces
 
 from marl_connectors.cli import suggestions
 from marl_connectors.cli.main import _parse, main
-from marl_connectors.cli.settings import TRAINING_DEFAULTS, RunSettings, training_settings
+from marl_connectors.cli.run_settings import TRAINING_DEFAULTS, RunSettings, training_settings
 from marl_connectors.cli.values import literal, literal_text, merged
 from marl_connectors.rl_module.rl_module import RLModule
 
@@ -344,7 +344,7 @@ def test_a_folder_that_is_no_run_is_not_to_be_resumed(folder, capsys):
     assert main(["train", *words]) == 0
     capsys.readouterr()
     assert main(["train", *words]) == 2
-    command = shlex.split(capsys.readouterr().err.partition("go on with: ")[2])
+    command = shlex.split(capsys.readouterr().err.partition("continue with: ")[2])
     assert main([*command[1:], "--steps", "60"]) == 0
 
 
@@ -365,4 +365,4 @@ def test_a_stopped_run_that_was_given_more_steps_goes_on_with_them(command):
     words = shlex.split(command.out.partition("Resume with: ")[2])
     assert words == ["marl-connectors", "train", "--resume", "a", "--steps", "600"]
     assert command(*words[1:]) == 0
-    assert "Going on from iteration 3" in command.out
+    assert "Continuing from iteration 3" in command.out

@@ -152,7 +152,7 @@ def test_runs_are_named_after_their_policies(command):
 def test_an_environment_without_pictures_is_said_and_is_no_failure(command):
     command.algo.frames = []
     assert command("train", "fake_env", "--steps", "100") == 0
-    assert "No video: this environment gives no pictures" in command.out
+    assert "No video: this environment returns no pictures" in command.out
     assert not (RUN / "video.gif").exists()
 
 
@@ -237,8 +237,10 @@ def test_baselines_are_bounded_by_time_and_say_of_how_many_episodes_they_are(com
     assert command("train", "fake_env", "--steps", "200", "--baseline-seconds", "7") == 0
     assert limits == [("random_play", 7.0), ("evaluate", 7.0), ("evaluate", None)]
     assert "Measuring random play: 20 episodes, or those that end within 7 s ..." in command.out
-    few = "Of random play only 8 of 20 episodes ended in time: its figures are of these.\n"
-    none = "Of the untrained policies not one episode of each copy ended in time: it has no figures."
+    few = "Only 8 of 20 episodes of random play ended in time: its returns are of these.\n"
+    none = (
+        "Not every sub-environment finished an episode of the untrained policies in time, so its returns are unknown."
+    )
     assert command.out.count(few) == command.out.count(none) == 2  # when it was measured, and beside the figures
     assert "red      –          2.00 ± 0.5   -7.00 ± 0.5" in command.out
     assert (RUN / "curves.png").exists()
@@ -291,7 +293,7 @@ def test_a_resumed_run_ends_as_one_that_was_never_stopped(command, build):
     build(interrupt_at=3)
     command("train", "fake_env", "--steps", "500", "--out", "parts")
     assert command("train", "--resume", "parts") == 0
-    assert "Going on from iteration 3 at 300 agent steps." in command.out
+    assert "Continuing from iteration 3 at 300 agent steps." in command.out
     assert rows(Path("parts")) == rows(Path("whole"))
     assert Path("parts/checkpoints/latest").read_text() == "000005\n"
 
@@ -316,9 +318,9 @@ def test_a_finished_run_can_be_given_more_steps(command):
 def test_a_resumed_run_keeps_its_own_settings(command):
     command("train", "fake_env", "--steps", "200")
     assert command("train", "--resume", str(RUN), "--seed", "1") == 2
-    assert "'seed' cannot be given" in command.err
+    assert "'seed' cannot be changed" in command.err
     assert command("train", "other_env", "--resume", str(RUN)) == 2
-    assert "'env' cannot be given" in command.err
+    assert "'env' cannot be changed" in command.err
 
 
 def test_a_run_whose_checkpoint_is_of_another_env_is_refused(command, build):

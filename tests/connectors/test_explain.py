@@ -12,7 +12,7 @@ import torch
 from custom_pieces import AddLastRewardToObservations, MortalEnv, config
 from multi_agent_histories import columns_of, make_modules, play
 
-from marl_connectors.algorithms.explain import explain_algorithm
+from marl_connectors.algorithms.algorithm import explain_algorithm
 from marl_connectors.connectors.column_connector import ColumnConnector
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from marl_connectors.connectors.connector_v2 import ConnectorV2

@@ -16,9 +16,9 @@ from failing_envs import start_workers_fast
 from scripted_envs import LifeEnv, short_life, small_config
 
 from marl_connectors import Callbacks, PPOConfig, register_env
-from marl_connectors.algorithms.env_workers import auto_env_workers, looks_at_environments
+from marl_connectors.algorithms.vectorization import auto_env_workers, looks_at_environments
 from marl_connectors.cli.explain import _algorithm
-from marl_connectors.cli.settings import RunSettings
+from marl_connectors.cli.run_settings import RunSettings
 from marl_connectors.cli.values import number_or_auto
 from marl_connectors.environments.spec import EnvSpec
 from marl_connectors.environments.validation import smoke_test

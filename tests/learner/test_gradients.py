@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from gymnasium import spaces
-from marl_connectors.rl_module.stacking import Bucket
 
 from marl_connectors import DefaultPPORLModule
 from marl_connectors.learner.gradients import clip_gradients, clip_stacked_gradients
+from marl_connectors.rl_module.stacking import Bucket
 
 SETTINGS = {
     "one bound": [(0.5, "global_norm")] * 3,

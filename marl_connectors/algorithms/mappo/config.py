@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
+from marl_connectors.algorithms.config.sections import section_of
 from marl_connectors.algorithms.mappo.model_config import MAPPOModelConfig
 from marl_connectors.algorithms.ppo.config import PPOConfig, PPOTrainingSettings
-from marl_connectors.algorithms.settings import section_of
 from marl_connectors.connectors.learner.add_env_states_from_episodes_to_train_batch import (
     AddEnvStatesFromEpisodesToTrainBatch,
 )
@@ -29,32 +29,32 @@ if TYPE_CHECKING:
 
 
 class MAPPOTrainingSettings(PPOTrainingSettings, total=False):
-    """What MAPPO's ``training`` takes beside PPO's settings.
+    """The settings that MAPPO's ``training`` accepts in addition to PPO's.
 
     Attributes:
-        critic_obs: What critics see: ``"joint_observations"``, those of all agents, or ``"state"``, the environment's.
+        critic_obs: The critics' input: ``"joint_observations"`` of all agents, or ``"state"`` of the environment.
     """
 
     critic_obs: str
 
 
 class MAPPOConfig(PPOConfig):
-    """PPO whose critics see all agents, or the environment's state, in training only; policies their agent's own.
+    """PPO with centralised critics, which see all agents or the environment's state. They are used in training only.
 
-    Settings are those of PPOConfig, and ``critic_obs``. Each module has a critic of its own; modules that several
-    agents share tell them apart, as the critic is told whose value is asked for. A module of your own reads
-    ``batch["critic_obs"]`` in ``compute_values``; ``critic_inputs`` in its ``model_config`` says how many numbers that
-    is: a key of a dict, which it is unless you give another kind, or a field of a dataclass of yours.
+    Policies see the observations of their own agent. The settings are those of PPOConfig, and ``critic_obs``. Each
+    module has its own critic. Where several agents share a module, the critic's input says which agent it is for. Your
+    own module reads ``batch["critic_obs"]`` in ``compute_values``. ``critic_inputs`` in its ``model_config`` is the
+    number of these inputs: a key of the dict, or a field if you pass a dataclass.
     """
 
     critic_obs: Annotated[str, one_of("joint_observations", "state")] = "joint_observations"
 
     @section_of(MAPPOTrainingSettings)
     def training(self, **settings: Unpack[MAPPOTrainingSettings]) -> None:
-        """How the modules learn: as for PPO, and ``MAPPOTrainingSettings``."""
+        """How the modules learn. PPO's settings and ``MAPPOTrainingSettings`` list the settings."""
 
     def get_default_rl_module_class(self) -> Any:
-        """A policy as in PPO, and an MLP for the critic."""
+        """DefaultMAPPORLModule, a policy as in PPO and an MLP as its critic."""
         from marl_connectors.algorithms.mappo.rl_module import DefaultMAPPORLModule
 
         return DefaultMAPPORLModule
@@ -62,13 +62,13 @@ class MAPPOConfig(PPOConfig):
     def complete_rl_module_spec(
         self, spec: RLModuleSpec, setup: EnvSpec, env_to_module: EnvToModulePipeline
     ) -> RLModuleSpec:
-        """Tells the module how many inputs its critic has."""
+        """Adds the number of the critic's inputs to the module's ``model_config``."""
         spec = super().complete_rl_module_spec(spec, setup, env_to_module)
         size = self._critic_obs_piece(setup, env_to_module).size
         return dataclasses.replace(spec, model_config=_with_critic_inputs(spec, size))
 
     def default_learner_pieces(self, setup: EnvSpec, env_to_module: EnvToModulePipeline) -> list[ConnectorV2]:
-        """The piece that adds what the critics see."""
+        """The piece that adds the critics' inputs."""
         return [self._critic_obs_piece(setup, env_to_module)]
 
     def _critic_obs_piece(
@@ -76,8 +76,8 @@ class MAPPOConfig(PPOConfig):
     ) -> AddJointObservationsFromEpisodesToTrainBatch | AddEnvStatesFromEpisodesToTrainBatch:
         if setup.single_agent:
             raise ConfigError(
-                f"MAPPOConfig: {setup.name} has a single agent, so that a critic of all agents sees what it sees. Use "
-                f"PPOConfig."
+                f"MAPPOConfig: {setup.name} has a single agent, so a critic of all agents has the same input. "
+                f"Use PPOConfig."
             )
         if self.critic_obs == "state":
             return AddEnvStatesFromEpisodesToTrainBatch(state_space=setup.state_space, agent_ids=setup.agent_ids)
@@ -88,20 +88,22 @@ class MAPPOConfig(PPOConfig):
         )
 
     def validate(self) -> None:
-        """Also that there is a critic, and that all critics see the same."""
+        """Also checks that modules have a critic, and that all critics have the same inputs."""
         super().validate()
         if not self.use_critic:
-            raise ConfigError(f"{type(self).__name__}: use_critic must be True, for what else would be centralised?")
+            raise ConfigError(
+                f"{type(self).__name__}: use_critic must be True, because MAPPO is PPO with a centralised critic."
+            )
         for module_id, overrides in self.algorithm_config_overrides_per_module.items():
             if "critic_obs" in overrides:
                 raise ConfigError(
-                    f"algorithm_config_overrides_per_module: module {module_id!r} cannot have a critic_obs of its own. "
-                    f"All critics of a run see the same: set .training(critic_obs=...)."
+                    f"algorithm_config_overrides_per_module: module {module_id!r} cannot have its own critic_obs. All "
+                    f"critics of a run have the same inputs: set .training(critic_obs=...)."
                 )
 
 
 def _with_critic_inputs(spec: RLModuleSpec, size: int) -> Any:
-    """A module's ``model_config``, in the form that its class knows, with the number of its critic's inputs."""
+    """A module's ``model_config`` with the number of its critic's inputs, in the form that the module class expects."""
     from marl_connectors.algorithms.mappo.rl_module import DefaultMAPPORLModule
     from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
 
@@ -120,6 +122,6 @@ def _with_critic_inputs(spec: RLModuleSpec, size: int) -> Any:
     if any(field.name == "critic_inputs" and field.init for field in fields):
         return dataclasses.replace(spec.model_config, critic_inputs=size)
     raise ConfigError(
-        f"MAPPOConfig: {cls.__name__} has a model_config of {type(given).__name__}, which has no place for how many "
-        f"inputs its critic has. Give that a field, critic_inputs: int = 0, or use a dict."
+        f"MAPPOConfig: {cls.__name__} has a model_config of {type(given).__name__}, which has no field for the "
+        f"number of its critic's inputs. Add the field critic_inputs: int = 0, or use a dict."
     )

@@ -12,11 +12,11 @@ from marl_connectors.validators import integer, optional
 
 @dataclasses.dataclass
 class MAPPOModelConfig(DefaultModelConfig):
-    """As for PPO, with the critic's own settings. The critic shares no layers, whatever ``vf_share_layers`` says.
+    """PPO's settings of modules, and those of the critic, which shares no layers: ``vf_share_layers`` is ignored.
 
     Attributes:
-        critic_hiddens: Sizes of the critic's hidden layers; None for ``fcnet_hiddens``.
-        critic_inputs: How many numbers it sees. The algorithm sets it.
+        critic_hiddens: The sizes of the critic's hidden layers; None for ``fcnet_hiddens``.
+        critic_inputs: The number of the critic's inputs. The algorithm sets it.
     """
 
     critic_hiddens: Annotated[Sequence[int] | None, optional(SIZES)] = None

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 from gymnasium import Space, spaces
 
-from marl_connectors.algorithms.algorithm_config import AlgorithmConfig, TrainingSettings
-from marl_connectors.algorithms.settings import section_of
+from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig, TrainingSettings
+from marl_connectors.algorithms.config.sections import section_of
 from marl_connectors.errors import ConfigError
 from marl_connectors.ops.schedule import Schedule, schedule
 from marl_connectors.spaces import describe
@@ -19,24 +19,25 @@ from marl_connectors.validators import Switch, number
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from marl_connectors.algorithms.algorithm import Algorithm
     from marl_connectors.learner.learner import Learner
     from marl_connectors.rl_module.rl_module import RLModuleSpec
 
 
 class PPOTrainingSettings(TrainingSettings, total=False):
-    """What PPO's ``training`` takes beside the settings of every algorithm.
+    """The settings that PPO's ``training`` accepts in addition to those of every algorithm.
 
     Attributes:
-        use_critic: Whether there is a value function; without one, advantages are returns.
-        use_gae: Whether advantages are generalised advantage estimates (else lambda is 1).
-        lambda_: Bias/variance trade-off of advantages, in [0, 1].
-        use_kl_loss: Whether moving away from the policy that acted is penalised.
-        kl_coeff: Weight of that penalty at the start.
+        use_critic: Whether modules have a value function. Without one, advantages are returns.
+        use_gae: Whether advantages are generalised advantage estimates; if not, lambda is 1.
+        lambda_: The bias/variance trade-off of advantages, in [0, 1].
+        use_kl_loss: Whether the divergence from the policy that acted is penalised.
+        kl_coeff: The initial weight of that penalty.
         kl_target: The divergence that the weight is adapted to, in nats.
-        vf_loss_coeff: Weight of the value loss.
-        entropy_coeff: Weight of the entropy bonus, a number or a schedule.
-        clip_param: How far the probability ratio may move from 1.
-        vf_clip_param: Bound of a row's squared value error.
+        vf_loss_coeff: The weight of the value loss.
+        entropy_coeff: The weight of the entropy bonus, a number or a schedule.
+        clip_param: The distance from 1 at which the probability ratio is clipped.
+        vf_clip_param: The bound of a row's squared value error.
     """
 
     use_critic: bool
@@ -52,7 +53,7 @@ class PPOTrainingSettings(TrainingSettings, total=False):
 
 
 class PPOConfig(AlgorithmConfig):
-    """Settings of proximal policy optimisation."""
+    """The settings of proximal policy optimisation."""
 
     lr = 5e-5
     train_batch_size_per_learner = 4000
@@ -72,10 +73,20 @@ class PPOConfig(AlgorithmConfig):
 
     @section_of(PPOTrainingSettings)
     def training(self, **settings: Unpack[PPOTrainingSettings]) -> None:
-        """How the modules learn: ``TrainingSettings`` and ``PPOTrainingSettings`` say what there is."""
+        """How the modules learn. ``TrainingSettings`` and ``PPOTrainingSettings`` list the settings."""
+
+    def build_algo(self) -> Algorithm:
+        """The algorithm with these settings, ready to ``train()``."""
+        from marl_connectors.algorithms.algorithm import Algorithm
+
+        return Algorithm(self)
+
+    def build(self) -> Algorithm:
+        """The same as ``build_algo``."""
+        return self.build_algo()
 
     def get_default_rl_module_class(self) -> Any:
-        """A policy and a value function for all spaces of a fixed size."""
+        """DefaultPPORLModule, a policy and a value function for all spaces of a fixed size."""
         from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
 
         return DefaultPPORLModule
@@ -87,7 +98,11 @@ class PPOConfig(AlgorithmConfig):
         return PPOLearner
 
     def complete_rl_module_spec(self, spec: RLModuleSpec, setup: Any, env_to_module: Any) -> RLModuleSpec:
-        """The spec as it is, once its action distribution can reach all of the action space."""
+        """Returns the spec unchanged, after a check that its action distribution covers the action space.
+
+        Raises:
+            ConfigError: If the distribution is bounded and the space has other bounds.
+        """
         if self.normalize_actions or not issubclass(spec.module_class or object, self.get_default_rl_module_class()):
             return spec
         given, space = spec.model_config, spec.action_space

@@ -1,0 +1,505 @@
+"""Builds the parts of an Algorithm from a config and an environment: pipelines, modules, learner and env runners."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import warnings
+from collections.abc import Collection, Mapping
+from typing import Any, Protocol
+
+import torch
+from gymnasium import Space
+
+from marl_connectors import spaces
+from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
+from marl_connectors.algorithms.masking import AUTO, MaskedAgents, Masking, find_masking
+from marl_connectors.algorithms.vectorization import VECTOR_ENTRY_POINT, num_env_workers
+from marl_connectors.connectors.action_masks import ACTION_MASK
+from marl_connectors.connectors.common.add_states_from_episodes_to_batch import AddStatesFromEpisodesToBatch
+from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
+from marl_connectors.connectors.defaults import (
+    add_state_pieces,
+    call_builder,
+    env_to_module_pipeline,
+    learner_pipeline,
+    module_to_env_pipeline,
+)
+from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
+from marl_connectors.connectors.env_to_module.mean_std_filter import MeanStdFilter
+from marl_connectors.connectors.learner.learner_connector_pipeline import LearnerConnectorPipeline
+from marl_connectors.connectors.module_to_env.module_to_env_pipeline import ModuleToEnvPipeline
+from marl_connectors.env_runners.agent_modules import ask_mapping
+from marl_connectors.env_runners.env_runner import EnvRunner
+from marl_connectors.environments.making.factory import EnvFactory
+from marl_connectors.environments.spec import EnvSpec
+from marl_connectors.environments.vector.failures import EnvRestarts
+from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
+from marl_connectors.errors import ConfigError, MappingError, did_you_mean
+from marl_connectors.learner.learner import Learner
+from marl_connectors.policy_mapping import PatternPolicies, SharedPolicy, check_patterns
+from marl_connectors.rl_module.apis import InferenceOnlyAPI
+from marl_connectors.rl_module.multi_rl_module import MultiRLModule, MultiRLModuleSpec
+from marl_connectors.rl_module.rl_module import RLModule, RLModuleSpec
+from marl_connectors.seeding import torch_stream
+from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID, ModuleID
+
+
+class Agents(MaskedAgents, Protocol):
+    """The properties of an environment that pipelines need. An EnvSpec has them.
+
+    Attributes:
+        user_env: The environment that the user's builder functions get.
+    """
+
+    @property
+    def user_env(self) -> Any: ...
+
+    def space_of_all(self, kind: int) -> Space:
+        """The observation (0) or action (1) space of the single agent, or a Dict of the spaces of all agents."""
+        ...
+
+
+def build_setup(config: AlgorithmConfig) -> EnvSpec:
+    """The environment's maker, with the properties of a sample environment."""
+    return EnvSpec(
+        config.env,
+        config.env_config,
+        observation_space=config.observation_space,
+        action_space=config.action_space,
+        wrappers=config.wrappers,
+        vector_entry_point=config.gym_env_vectorize_mode == VECTOR_ENTRY_POINT,
+        action_mask_key=ACTION_MASK if config.action_mask_key == AUTO else config.action_mask_key,
+        reset_options=config.reset_options,
+    )
+
+
+def build_env_to_module(
+    config: AlgorithmConfig,
+    setup: Agents,
+    *,
+    device: torch.device | None = None,
+    masking: Masking | None = None,
+) -> tuple[EnvToModulePipeline, Masking]:
+    """The env-to-module pipeline, with the user's pieces first, and the action masks that it applies.
+
+    Args:
+        config: The settings.
+        setup: The environment, or its known properties.
+        device: The device of batches; the config's device if None.
+        masking: The action masks of a checkpoint; None to decide by the config.
+    """
+    input_spaces = setup.space_of_all(0), setup.space_of_all(1)
+    device = config.device if device is None else device
+    custom = call_builder(
+        "env_to_module_connector",
+        config.env_to_module_connector,
+        setup.user_env,
+        {"__env__": input_spaces, "__env_single__": input_spaces},
+        device,
+    )
+    with_defaults = config.add_default_connectors_to_env_to_module_pipeline
+    if masking is None:
+        masking = find_masking(
+            config.action_mask_key,
+            setup,
+            pieces=custom,
+            classes=_module_classes(config),
+            with_defaults=with_defaults,
+        )
+    pipeline = env_to_module_pipeline(
+        [*masking.pieces(), *custom],
+        multi_agent=not setup.single_agent,
+        observation_space=input_spaces[0],
+        action_space=input_spaces[1],
+        device=device,
+        add_defaults=with_defaults,
+    )
+    return pipeline, masking
+
+
+def _module_classes(config: AlgorithmConfig) -> list[type]:
+    """The classes of all modules in the config, and the class of the MultiRLModule if the config names one."""
+    multi = multi_spec_of(config)
+    given = multi.rl_module_specs
+    specs = [given] if isinstance(given, RLModuleSpec) else list(given.values())
+    if isinstance(config.policies, dict):
+        specs += [spec for spec in config.policies.values() if spec is not None]
+    named = [multi.multi_rl_module_class, *(spec.module_class for spec in specs)]
+    if not (isinstance(given, RLModuleSpec) and given.module_class is not None):
+        with contextlib.suppress(ConfigError):  # the lack of a default class is an error only when modules are built
+            named.append(config.get_default_rl_module_class())
+    return [cls for cls in named if cls is not None]
+
+
+def build_module_to_env(config: AlgorithmConfig, setup: Agents, *, stateful: bool) -> ModuleToEnvPipeline:
+    """The module-to-env pipeline, with the user's pieces before the piece that scales and clips actions."""
+    input_spaces = setup.space_of_all(0), setup.space_of_all(1)
+    custom = call_builder(
+        "module_to_env_connector",
+        config.module_to_env_connector,
+        setup.user_env,
+        {"__env__": input_spaces, "__env_single__": input_spaces},
+    )
+    return module_to_env_pipeline(
+        custom,
+        multi_agent=not setup.single_agent,
+        observation_space=input_spaces[0],
+        action_space=input_spaces[1],
+        normalize_actions=config.normalize_actions,
+        clip_actions=config.clip_actions,
+        add_defaults=config.add_default_connectors_to_module_to_env_pipeline,
+        stateful=stateful,
+    )
+
+
+def build_modules(
+    config: AlgorithmConfig,
+    setup: EnvSpec,
+    env_to_module: EnvToModulePipeline,
+    seed: int,
+    rl_module_specs: Mapping[ModuleID, RLModuleSpec] | None = None,
+) -> MultiRLModule:
+    """All modules, each with the spaces of the agents that are mapped to it.
+
+    If a module is stateful, the pieces that it needs are added to the pipeline.
+
+    Args:
+        config: The settings.
+        setup: The environment.
+        env_to_module: The pipeline that makes the modules' input.
+        seed: The seed of the parameters.
+        rl_module_specs: The complete specs of a checkpoint's modules; None for the modules of the config.
+
+    Raises:
+        ConfigError: If a module's spaces cannot be found, or ``policies_to_train`` names a module that does not exist.
+        MappingError: If the mapping function raises, or agents of one module differ in their spaces.
+    """
+    multi = multi_spec_of(config)
+    specs = _specs_of_config(config, setup, env_to_module) if rl_module_specs is None else rl_module_specs
+    built: dict[ModuleID, RLModuleSpec] = {}
+    for module_id, spec in specs.items():
+        with torch_stream(seed, "module", module_id):
+            built[module_id] = _BuiltModuleSpec(**vars(spec), module=spec.build())
+    with torch_stream(seed, "modules"):
+        modules = dataclasses.replace(multi, rl_module_specs=built, load_state_path=None).build()
+    if rl_module_specs is None:
+        check_policies_to_train(config.policies_to_train, modules.keys())
+        _warn_of_overrides(config.algorithm_config_overrides_per_module, modules.keys())
+        multi.load_state(modules)
+    if modules.is_stateful() and config.add_default_connectors_to_env_to_module_pipeline:
+        add_state_pieces(env_to_module)
+    return modules.to(config.device)
+
+
+def _specs_of_config(
+    config: AlgorithmConfig, setup: EnvSpec, env_to_module: EnvToModulePipeline
+) -> dict[ModuleID, RLModuleSpec]:
+    """The complete specs of all modules of a config."""
+    multi = multi_spec_of(config)
+    agents = agents_by_module(config, setup)
+    specs: dict[ModuleID, RLModuleSpec] = {}
+    for module_id, agent_ids in agents.items():
+        spec = multi.completed(spec_of(config, module_id) or RLModuleSpec())
+        specs[module_id] = _completed(spec, config, setup, env_to_module, module_id, agent_ids)
+    _check_uses(specs, agents, config.policies_to_train)
+    if isinstance(multi.rl_module_specs, RLModuleSpec):
+        return specs
+    for module_id, spec in multi.rl_module_specs.items():
+        if module_id in specs:
+            continue
+        if multi.multi_rl_module_class in (None, MultiRLModule):
+            raise ConfigError(
+                f"rl_module_spec: has a spec for module {module_id!r}, but the modules are {sorted(specs)}. "
+                f"Add it to policies, or map an agent to it."
+            )
+        specs[module_id] = _completed(spec, config, setup, env_to_module, module_id, [])  # a part of other modules
+    return specs
+
+
+@dataclasses.dataclass
+class _BuiltModuleSpec(RLModuleSpec):
+    """The spec of a module that has been built already, because each module has its own random stream."""
+
+    module: RLModule | None = None
+
+    def build(self) -> RLModule:
+        assert self.module is not None
+        return self.module
+
+
+def multi_spec_of(config: AlgorithmConfig) -> MultiRLModuleSpec:
+    """The config's spec of the MultiRLModule."""
+    given = config.rl_module_spec
+    return given if isinstance(given, MultiRLModuleSpec) else MultiRLModuleSpec(rl_module_specs=given or {})
+
+
+def spec_of(config: AlgorithmConfig, module_id: ModuleID) -> RLModuleSpec | None:
+    """The config's spec of a module, from ``rl_module_spec`` or ``policies``; None if it has none."""
+    specs = multi_spec_of(config).rl_module_specs
+    own = config.policies.get(module_id) if isinstance(config.policies, dict) else None
+    return (specs if isinstance(specs, RLModuleSpec) else specs.get(module_id)) or own
+
+
+def agents_by_module(config: AlgorithmConfig, setup: EnvSpec) -> dict[ModuleID, list[AgentID]]:
+    """Maps each module to those of the environment's possible agents that a first episode maps to it."""
+    if setup.single_agent:
+        if config.policies is not None and list(config.policies) != [DEFAULT_MODULE_ID]:
+            raise ConfigError(
+                f"policies: {setup.name} has a single agent, whose module is {DEFAULT_MODULE_ID!r}, but policies names "
+                f"{', '.join(map(repr, config.policies))}. Leave policies out."
+            )
+        return {DEFAULT_MODULE_ID: list(setup.agent_ids)}
+    mapping = config.policy_mapping_fn
+    if config.policies is not None and mapping == SharedPolicy() and DEFAULT_MODULE_ID not in config.policies:
+        raise ConfigError(
+            f"policies: names {', '.join(map(repr, config.policies))}, but no mapping function chooses among them. "
+            f"Also set policy_mapping_fn=lambda agent_id, episode, **kwargs: ..."
+        )
+    if isinstance(mapping, PatternPolicies):
+        check_patterns(mapping, setup.agent_ids)
+    episode = MultiAgentEpisode.from_agent_episodes(
+        "0-0", {}, env_t_started=0, env_t=0, agent_to_module_mapping_fn=mapping
+    )
+    policies = config.policies
+    declared = (
+        None if policies is None else sorted(policies) if isinstance(policies, (set, frozenset)) else list(policies)
+    )
+    agents: dict[ModuleID, list[AgentID]] = {module_id: [] for module_id in declared or ()}
+    for agent_id in setup.agent_ids:
+        module_id = ask_mapping(episode, agent_id)
+        if declared is not None and module_id not in agents:
+            raise MappingError(
+                f"policy_mapping_fn: agent {agent_id!r} maps to module {module_id!r}, but policies has only "
+                f"{', '.join(map(repr, declared))}. Add {module_id!r} to policies, or change policy_mapping_fn."
+            )
+        agents.setdefault(module_id, []).append(agent_id)
+    return agents
+
+
+def _completed(
+    spec: RLModuleSpec,
+    config: AlgorithmConfig,
+    setup: EnvSpec,
+    env_to_module: EnvToModulePipeline,
+    module_id: ModuleID,
+    agent_ids: list[AgentID],
+) -> RLModuleSpec:
+    model_config = spec.model_config
+    if model_config is None:
+        model_config = config.get_config_for_module(module_id).model_config
+    spec = dataclasses.replace(
+        spec,
+        module_class=spec.module_class or config.get_default_rl_module_class(),
+        model_config=model_config,
+        observation_space=spec.observation_space
+        or _common(env_to_module.observation_space, setup, module_id, agent_ids, "observation"),
+        action_space=spec.action_space or _common(env_to_module.action_space, setup, module_id, agent_ids, "action"),
+    )
+    return config.complete_rl_module_spec(spec, setup, env_to_module)
+
+
+def _common(space: Space | None, setup: EnvSpec, module_id: ModuleID, agent_ids: list[AgentID], kind: str) -> Space:
+    """The observation or action space that all agents of a module share."""
+    if setup.single_agent:
+        assert space is not None
+        return space
+    candidates = agent_ids or setup.agent_ids
+    found: list[Space] = [space[agent_id] for agent_id in candidates]  # type: ignore[index]
+    for agent_id, other in zip(candidates, found, strict=True):
+        if spaces.describe(other) != spaces.describe(found[0]):
+            if not agent_ids:
+                raise ConfigError(
+                    f"policies: no agent of the first episode maps to module {module_id!r}, and the agents' "
+                    f"{kind} spaces differ, so its space is unknown. Give it an RLModuleSpec with {kind}_space."
+                )
+            raise MappingError(
+                f"policy_mapping_fn: agents {candidates[0]!r} and {agent_id!r} both map to module {module_id!r}, but "
+                f"their {kind} spaces differ: {spaces.describe(found[0])} and {spaces.describe(other)}. Map them to "
+                f'different modules: policies="independent", or patterns such as "adversary*=red,agent*=green".'
+            )
+    return found[0]
+
+
+def build_learner(
+    config: AlgorithmConfig, setup: EnvSpec, modules: MultiRLModule, env_to_module: EnvToModulePipeline, seed: int
+) -> Learner:
+    """The learner and its pipeline."""
+    input_spaces = setup.space_of_all(0), setup.space_of_all(1)
+    custom = call_builder("learner_connector", config.learner_connector, *input_spaces)
+    pipeline = learner_pipeline(
+        custom,
+        multi_agent=not setup.single_agent,
+        observation_space=input_spaces[0],
+        action_space=input_spaces[1],
+        device=config.device,
+        clip_rewards=config.clip_rewards,
+        of_algorithm=config.default_learner_pieces(setup, env_to_module),
+        add_defaults=config.add_default_connectors_to_learner_pipeline,
+        stateful=modules.is_stateful(),
+    )
+    learner_class: Any = config.learner_class or config.get_default_learner_class()
+    learner = learner_class(config=config, module=modules, pipeline=pipeline, seed=seed)
+    learner.build()
+    return learner
+
+
+def add_state_pieces_to(
+    config: AlgorithmConfig, env_to_module: EnvToModulePipeline, env_runner: EnvRunner, learner: Learner
+) -> None:
+    """Adds the pieces that stateful modules need to the pipelines of an ongoing run.
+
+    Raises:
+        ConfigError: If the runner keeps no steps from before a cut, and so no states.
+    """
+    if env_runner.lookback < AddStatesFromEpisodesToBatch.lookback:
+        raise ConfigError(
+            "add_module: a stateful module needs the state before a cut, but episode_lookback_horizon is 0. Set "
+            ".env_runners(episode_lookback_horizon=1)."
+        )
+    if config.add_default_connectors_to_env_to_module_pipeline:
+        add_state_pieces(env_to_module)
+    if config.add_default_connectors_to_module_to_env_pipeline:
+        add_state_pieces(env_runner.module_to_env)
+    if config.add_default_connectors_to_learner_pipeline:
+        add_state_pieces(learner.pipeline)
+
+
+def build_env_runner(
+    config: AlgorithmConfig,
+    setup: EnvSpec,
+    modules: MultiRLModule,
+    env_to_module: EnvToModulePipeline,
+    learner_pipeline: LearnerConnectorPipeline,
+    *,
+    seed: int,
+    num_envs: int,
+    explore: bool,
+    rollout_fragment_length: int,
+    render_mode: str | None = None,
+    first_render_mode: str | None = None,
+    for_training: bool = True,
+    warned_of_bounds: dict[Any, set[int]] | None = None,
+) -> EnvRunner:
+    """A runner with its own sub-environments. It keeps as many earlier steps as the pieces of two pipelines look at.
+
+    If its episodes are ``for_training`` and the learner pipeline reads the environment's states, it records these too.
+    """
+    make_env = dataclasses.replace(setup.factory, render_mode=render_mode, first_render_mode=first_render_mode)
+    return EnvRunner(
+        make_env,
+        num_envs=num_envs,
+        seed=seed,
+        single_agent=setup.single_agent,
+        agent_spaces=setup.agent_spaces,
+        policy_mapping_fn=config.policy_mapping_fn,
+        rl_module=modules,
+        env_to_module=env_to_module,
+        module_to_env=build_module_to_env(config, setup, stateful=modules.is_stateful()),
+        explore=explore,
+        lookback=max(
+            config.episode_lookback_horizon, needed_lookback(env_to_module), needed_lookback(learner_pipeline)
+        ),
+        rollout_fragment_length=rollout_fragment_length,
+        complete_episodes=config.batch_mode == "complete_episodes",
+        check_spaces=not config.disable_env_checking,
+        warned_of_bounds=warned_of_bounds,
+        callbacks=config.make_callbacks(),
+        env_config=config.env_config,
+        num_env_workers=0 if render_mode else num_env_workers(config, setup, num_envs),
+        sample_timeout_s=config.sample_timeout_s,
+        restarts=_env_restarts(config, make_env),
+        state_space=setup.state_space if for_training and reads_env_states(learner_pipeline) else None,
+    )
+
+
+def reads_env_states(pipeline: ConnectorPipelineV2) -> bool:
+    """Whether a piece of a pipeline reads the environment's states."""
+    return any(
+        reads_env_states(piece) if isinstance(piece, ConnectorPipelineV2) else getattr(piece, "reads_env_states", False)
+        for piece in pipeline
+    )
+
+
+def needed_lookback(pipeline: ConnectorPipelineV2) -> int:
+    """The number of earlier steps that the pieces of a pipeline look at."""
+    inner = [needed_lookback(p) if isinstance(p, ConnectorPipelineV2) else getattr(p, "lookback", 0) for p in pipeline]
+    return max(inner, default=0)
+
+
+def stop_counting(pipeline: ConnectorPipelineV2) -> list[MeanStdFilter]:
+    """Stops filters from updating their statistics. Returns the filters that were updating them."""
+    stopped: list[MeanStdFilter] = []
+    for piece in pipeline:
+        if isinstance(piece, ConnectorPipelineV2):
+            stopped += stop_counting(piece)
+        elif isinstance(piece, MeanStdFilter) and piece.update_stats:
+            piece.update_stats = False
+            stopped.append(piece)
+    return stopped
+
+
+def _env_restarts(config: AlgorithmConfig, make_env: EnvFactory) -> EnvRestarts | None:
+    """The object that replaces failed sub-environments; None if a failure stops the run."""
+    if not config.restart_failed_sub_environments:
+        return None
+    return EnvRestarts(make_env, config.num_consecutive_env_failures_tolerance, config.observation_space)
+
+
+# Checks.
+
+
+def _warn_of_overrides(overrides: Mapping[ModuleID, Any], module_ids: Collection[ModuleID]) -> None:
+    """Warns of settings for modules that do not exist when a run begins. ``add_module`` may add them later."""
+    for module_id in overrides:
+        if module_id not in module_ids:
+            warnings.warn(
+                f"algorithm_config_overrides_per_module: there is no module {module_id!r}, so its settings do nothing. "
+                f"{did_you_mean(module_id, module_ids)} For a module that is added later, pass them then, "
+                f"without this warning: algo.add_module({module_id!r}, config_overrides={{...}}).",
+                stacklevel=2,
+            )
+
+
+def check_policies_to_train(wanted: Any, module_ids: Collection[ModuleID]) -> None:
+    """Checks that ``policies_to_train`` names existing modules.
+
+    Raises:
+        ConfigError: If it does not.
+    """
+    if wanted is None or callable(wanted):
+        return
+    for module_id in wanted:
+        if module_id not in module_ids:
+            raise ConfigError(
+                f"policies_to_train: there is no module {module_id!r}. {did_you_mean(str(module_id), module_ids)}"
+            )
+
+
+def _check_uses(
+    specs: Mapping[ModuleID, RLModuleSpec], agents: Mapping[ModuleID, Collection[AgentID]], trained: Any
+) -> None:
+    """Checks that no agent acts with a module that is for training only, and that no module for acting is trained.
+
+    Args:
+        specs: The specs of the modules.
+        agents: The agents that a first episode maps to each module.
+        trained: ``policies_to_train``. A function is not called.
+
+    Raises:
+        ConfigError: If a module is used in the wrong way.
+    """
+    for module_id, spec in specs.items():
+        if not agents.get(module_id):
+            continue
+        if spec.learner_only:
+            raise ConfigError(
+                f"rl_module_spec: module {module_id!r} is learner_only, but agent {next(iter(agents[module_id]))!r} "
+                f"maps to it. Leave learner_only out, or map the agent to another module."
+            )
+        leaves_out = spec.inference_only and issubclass(spec.module_class or object, InferenceOnlyAPI)
+        if leaves_out and not callable(trained) and (trained is None or module_id in trained):
+            raise ConfigError(
+                f"rl_module_spec: module {module_id!r} is inference_only, so it lacks what training needs. Leave "
+                f"inference_only out, or do not train it: .multi_agent(policies_to_train=[...])."
+            )

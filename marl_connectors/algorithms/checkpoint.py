@@ -1,0 +1,254 @@
+"""What an Algorithm's checkpoint says: its config, modules, agents and action masks, and whether it fits a run."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from gymnasium import Space
+
+from marl_connectors.algorithms.build import spec_of
+from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
+from marl_connectors.algorithms.config.state import config_from_state, from_state, spec_fields, to_state
+from marl_connectors.algorithms.masking import AUTO, Masking, masking_from_state
+from marl_connectors.checkpoints import find_checkpoint, load_state
+from marl_connectors.columns import Columns
+from marl_connectors.environments.spec import EnvSpec
+from marl_connectors.errors import CheckpointError
+from marl_connectors.names import Names, brief
+from marl_connectors.rl_module.multi_rl_module import MultiRLModule
+from marl_connectors.rl_module.rl_module import RLModuleSpec
+from marl_connectors.rl_module.states import check_state_out
+from marl_connectors.spaces import describe, same
+from marl_connectors.typing import AgentID, ModuleID
+
+
+def algorithm_state(path: str | Path) -> dict[str, Any]:
+    """The state that ``Algorithm.get_state`` returned, from a checkpoint or the folder of a run.
+
+    Raises:
+        CheckpointError: If there is no checkpoint, or it is not one of an Algorithm.
+    """
+    state = load_state(find_checkpoint(path))
+    if not {"config", "seed", "learner", "env_runner", "spaces"} <= set(state):
+        raise CheckpointError(f"{path}: this is not a checkpoint of an Algorithm. Name one that save_to_path wrote.")
+    return state
+
+
+def given_settings(**settings: Any) -> dict[str, Any]:
+    """The settings that a user has passed, so those that are not None."""
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+# Whether a checkpoint fits a run.
+
+
+def check_num_envs(state: Mapping[str, Any], config: AlgorithmConfig | None) -> None:
+    """Checks the number of sub-environments. They are made before anything looks at the episodes in them.
+
+    Raises:
+        CheckpointError: If the checkpoint's config and its episodes disagree. A config of the user is not checked.
+    """
+    number = state["config"]["settings"].get("num_envs_per_env_runner")
+    if config is None and number != len(state["env_runner"]["episode_numbers"]):
+        raise CheckpointError(
+            f"checkpoint: it is damaged: num_envs_per_env_runner is {brief(number)}, but it has the episodes of "
+            f"{len(state['env_runner']['episode_numbers'])}."
+        )
+
+
+def check_policies_to_train(config: AlgorithmConfig) -> None:
+    """Checks the form of a restored config's ``policies_to_train``.
+
+    Raises:
+        CheckpointError: If it is neither None nor a function nor a collection.
+    """
+    trained = config.policies_to_train
+    if not (trained is None or callable(trained) or isinstance(trained, (list, tuple, set, frozenset))):
+        raise CheckpointError(f"checkpoint: its policies_to_train is {brief(trained)}, not a list of modules.")
+
+
+def check_fits(state: Mapping[str, Any], setup: EnvSpec, modules: MultiRLModule, num_envs: int) -> None:
+    """Checks that a state belongs to an environment and to modules like those of a run.
+
+    Args:
+        state: The algorithm's state.
+        setup: The run's environment.
+        modules: The run's modules.
+        num_envs: The run's number of sub-environments.
+
+    Raises:
+        CheckpointError: If it does not.
+    """
+    here = described_spaces(setup)
+    if here != state["spaces"]:
+        raise CheckpointError(
+            f"checkpoint: it is of an environment with agents {_briefly(state['spaces'])}, but {setup.name} "
+            f"has {_briefly(here)}. Restore it into the environment that it was made in."
+        )
+    _check_modules_fit(state["learner"]["module"], modules)
+    for group in (state["env_runner"]["episodes"] or {"groups": ()})["groups"]:
+        columns, module_id = group["rollout"]["columns"], group["members"][1]
+        if module_id is not None and Columns.STATE_OUT in columns:
+            num_rows = len(columns[Columns.T])
+            check_state_out(modules[module_id], module_id, columns[Columns.STATE_OUT], num_rows)
+    number = len(state["env_runner"]["episode_numbers"])
+    if number != num_envs:
+        raise CheckpointError(
+            f"checkpoint: it has {number} sub-environments, this run has {num_envs}. Use the same "
+            f"num_envs_per_env_runner."
+        )
+
+
+def _check_modules_fit(saved: Mapping[ModuleID, Mapping[str, Any]], modules: MultiRLModule) -> None:
+    here = modules.get_state()
+    if set(saved) != set(here):
+        raise CheckpointError(
+            f"checkpoint: it has the modules {sorted(saved)}, but this run has {sorted(here)}. Use the same policies, "
+            f"or Algorithm.from_checkpoint, which builds the modules of the checkpoint."
+        )
+    for module_id, parameters in saved.items():
+        shapes = {name: tuple(value.shape) for name, value in here[module_id].items()}
+        for name in sorted({*shapes, *parameters}):
+            there = tuple(parameters[name].shape) if name in parameters else None
+            if shapes.get(name) != there:
+                raise CheckpointError(
+                    f"checkpoint: module {module_id!r} is of another architecture: its {name!r} has the shape "
+                    f"{there}, but here {shapes.get(name)}. Use the same rl_module settings."
+                )
+
+
+# Config, action masks and modules.
+
+
+def restored_config(
+    state: Mapping[str, Any],
+    config: AlgorithmConfig | None,
+    given: Mapping[str, Any],
+    names: Names,
+    skip: Collection[str] = (),
+) -> AlgorithmConfig:
+    """The config of a checkpoint, or the user's config instead, with the settings that changed during training.
+
+    Args:
+        state: The algorithm's state.
+        config: The user's config, or None.
+        given: The user's settings, which have precedence.
+        names: Looks up the names in the checkpoint.
+        skip: Settings that are not read.
+    """
+    if config is None:
+        restored = config_from_state(state["config"], names=names, skip=skip, **given)
+    else:
+        restored = config.copy()
+        for name in state["changed_settings"]:
+            if name not in given and name not in skip:
+                restored.change(**{name: changed_setting(state, name, names)})
+        restored.change(**given)
+        if restored.action_mask_key == AUTO:  # a run from before masks were applied by default ignores them
+            restored.action_mask_key = state["config"]["settings"].get("action_mask_key")
+    restored.seed = state["seed"]
+    return restored
+
+
+def restored_masking(state: Mapping[str, Any], config: AlgorithmConfig) -> Masking | None:
+    """The action masks that the run of a checkpoint applied; None if the config decides."""
+    saved = state.get("masking")
+    if saved is None or state["config"]["settings"].get("action_mask_key") != config.action_mask_key:
+        return None
+    return masking_from_state(saved)
+
+
+def changed_setting(state: Mapping[str, Any], name: str, names: Names) -> Any:
+    """The value of a setting that changed during training.
+
+    Raises:
+        CheckpointError: If it cannot be imported by name.
+    """
+    try:
+        return from_state(state["config"]["settings"][name], name, names)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"checkpoint: {name} was changed during training, to a value that cannot be imported by name. Pass the "
+            f"value: Algorithm.from_checkpoint(path, config=..., {name}=...). ({error})"
+        ) from error
+
+
+def restored_specs(
+    state: Mapping[str, Any], config: AlgorithmConfig, names: Names, wanted: Collection[ModuleID] | None = None
+) -> dict[ModuleID, RLModuleSpec]:
+    """How to build the modules of a checkpoint. A class that cannot be imported by name is taken from the config.
+
+    Args:
+        state: The algorithm's state.
+        config: The algorithm's config.
+        names: Looks up the names in the checkpoint.
+        wanted: The modules; None for all.
+    """
+    return {
+        module_id: _restored_spec(module_id, data, config, names)
+        for module_id, data in state["rl_modules"]
+        if wanted is None or module_id in wanted
+    }
+
+
+def _restored_spec(module_id: ModuleID, data: Any, config: AlgorithmConfig, names: Names) -> RLModuleSpec:
+    own = spec_of(config, module_id)
+    found: dict[str, Any] = {}
+    for name, read in spec_fields(data, module_id, names).items():
+        try:
+            found[name] = read()
+        except CheckpointError as error:
+            found[name] = getattr(own, name, None)
+            if found[name] is None:
+                saved = data["value"][name]
+                value = saved.get("value") if isinstance(saved, dict) else saved
+                raise CheckpointError(
+                    f"checkpoint: the {name} of module {module_id!r} was {brief(value)}, which cannot be imported by "
+                    f"name. Pass a config that has it: .rl_module(rl_module_spec=MultiRLModuleSpec(rl_module_specs="
+                    f"{{{module_id!r}: RLModuleSpec({name}=...)}})). ({error})"
+                ) from error
+    found["load_state_path"] = None  # the parameters are those of the checkpoint
+    return RLModuleSpec(**found)
+
+
+# Agents and their spaces.
+
+
+def described_spaces(setup: EnvSpec) -> dict[str, list[str]]:
+    """Maps each agent to the texts that describe its observation and action space."""
+    return {str(agent_id): [describe(space) for space in setup.agent_spaces(agent_id)] for agent_id in setup.agent_ids}
+
+
+def agents_to_state(setup: EnvSpec) -> dict[str, Any]:
+    """The environment's agents and their spaces as JSON data, with each distinct space once."""
+    known: list[Space] = []
+
+    def place(space: Space) -> int:
+        found = next((i for i, other in enumerate(known) if same(space, other)), None)
+        if found is None:
+            known.append(space)
+        return len(known) - 1 if found is None else found
+
+    agents = [[agent_id, *map(place, setup.agent_spaces(agent_id))] for agent_id in setup.agent_ids]
+    return {
+        "single_agent": setup.single_agent,
+        "takes_turns": setup.takes_turns,
+        "spaces": [to_state(space) for space in known],
+        "agents": agents,
+    }
+
+
+def agents_from_state(state: Mapping[str, Any]) -> dict[AgentID, tuple[Any, Any]]:
+    """Maps each agent to its observation and action space."""
+    known = [from_state(space, "space of an agent") for space in state["spaces"]]
+    for space in known:
+        if not isinstance(space, Space):
+            raise CheckpointError(f"checkpoint: expected the space of an agent, but it is {brief(space)}.")
+    return {agent_id: (known[i], known[j]) for agent_id, i, j in state["agents"]}
+
+
+def _briefly(agents: dict[str, list[str]]) -> str:
+    shown = ", ".join(f"{agent_id} ({' → '.join(pair)})" for agent_id, pair in list(agents.items())[:3])
+    return shown + (", ..." if len(agents) > 3 else "")

@@ -1,0 +1,660 @@
+"""AlgorithmConfig: every setting of a run, in sections that chain."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
+
+import torch
+from gymnasium import VectorizeMode
+
+from marl_connectors.algorithms.config.sections import UNSET, section, section_of
+from marl_connectors.algorithms.config.setting_types import (
+    CALLBACKS,
+    ENVIRONMENT,
+    FUNCTIONS,
+    IN_THIS_PROCESS,
+    LONGEST_WAIT_S,
+    MASK_KEY,
+    MODULE_SPEC,
+    POLICIES,
+    POLICIES_TO_TRAIN,
+    POLICY_MAPPING,
+    SPACES,
+    VECTORIZE_MODE,
+    WRAPPERS,
+    builder,
+    or_empty,
+)
+from marl_connectors.callbacks import CALLBACK_NAMES, CallbackCalls, Callbacks, Functions
+from marl_connectors.environments.making.wrappers import EnvWrapper
+from marl_connectors.errors import ConfigError, did_you_mean
+from marl_connectors.learner.learner import Learner
+from marl_connectors.names import import_attribute
+from marl_connectors.ops.schedule import Schedule, schedule
+from marl_connectors.policy_mapping import SharedPolicy
+from marl_connectors.rl_module.multi_rl_module import MultiRLModuleSpec
+from marl_connectors.rl_module.rl_module import MODEL_CONFIG, RLModuleSpec
+from marl_connectors.typing import ModuleID
+from marl_connectors.validators import (
+    Switch,
+    boolean,
+    checked,
+    declared,
+    dict_of,
+    either,
+    integer,
+    number,
+    one_of,
+    optional,
+    subclass_of,
+    text,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import Self, Unpack
+_OF_MODULES = ("gamma", "grad_clip", "grad_clip_by", "lr", "minibatch_size", "model_config", "num_epochs")
+"""The settings of ``AlgorithmConfig`` in which modules can differ."""
+_IN_EVALUATIONS = ("policy_mapping_fn", "explore", "num_envs_per_env_runner", "num_env_workers", "callbacks_class")
+"""The settings that evaluations can have instead of those of training."""
+
+
+class TrainingSettings(TypedDict, total=False):
+    """The settings that ``training`` accepts for every algorithm.
+
+    Attributes:
+        gamma: Discount per agent step.
+        lr: Learning rate, a number or a schedule ``[[t, value], ...]`` over sampled env steps.
+        grad_clip: The bound for gradients; None for no bound.
+        grad_clip_by: ``"global_norm"`` (of a module), ``"norm"`` (of each tensor) or ``"value"``.
+        train_batch_size_per_learner: The number of steps in one update, counted by ``count_steps_by``.
+        num_epochs: The number of passes of an update over its batch.
+        minibatch_size: The rows of one module in one gradient step; None for all.
+        shuffle_batch_per_epoch: Whether the rows are shuffled for each epoch.
+        learner_class: A learner class that replaces the algorithm's own, as in ``learners``.
+        learner_connector: As in ``learners``.
+    """
+
+    gamma: float
+    lr: Schedule
+    grad_clip: float | None
+    grad_clip_by: str
+    train_batch_size_per_learner: int
+    num_epochs: int
+    minibatch_size: int | None
+    shuffle_batch_per_epoch: bool
+    learner_class: type[Learner]
+    learner_connector: Callable[..., Any] | None
+
+
+class AlgorithmConfig:
+    """Settings that every algorithm has. Read them as attributes: ``config.gamma``.
+
+    Sections chain, and an unknown setting is an error that names the closest known one::
+
+        config = PPOConfig().environment("CartPole-v1").training(lr=3e-4).debugging(seed=1)
+
+    Each setting is declared here with its type, its range and its default. A value is checked whenever it is set: in a
+    section, as an attribute, by name, for one module or for evaluations, and when a checkpoint is read. A subclass
+    declares its own settings in the same way, or simply sets them in ``__init__``.
+    """
+
+    # environment
+    env: Annotated[Any, ENVIRONMENT] = None
+    env_config: Annotated[dict[str, Any], or_empty(dict_of())] = {}
+    reset_options: Annotated[dict[str, Any] | None, optional(dict_of())] = None
+    wrappers: Annotated[list[EnvWrapper], WRAPPERS] = []
+    observation_space: Annotated[Any, SPACES] = None
+    action_space: Annotated[Any, SPACES] = None
+    render_env: Switch = False
+    clip_rewards: Annotated[bool | float | None, optional(either(boolean(), number(above=0, max=math.inf)))] = None
+    normalize_actions: Switch = True
+    clip_actions: Switch = False
+    disable_env_checking: Switch = False
+    action_mask_key: Annotated[str | None, MASK_KEY] = "auto"
+    # multi_agent
+    policies: Annotated[Any, POLICIES] = None
+    policy_mapping_fn: Annotated[Callable[..., ModuleID], POLICY_MAPPING] = SharedPolicy()
+    policies_to_train: Annotated[Collection[ModuleID] | Callable[..., bool] | None, POLICIES_TO_TRAIN] = None
+    count_steps_by: Annotated[str, one_of("env_steps", "agent_steps")] = "env_steps"
+    # env_runners
+    num_env_runners: Annotated[int, IN_THIS_PROCESS] = 0
+    num_envs_per_env_runner: Annotated[int, integer(min=1)] = 1
+    gym_env_vectorize_mode: Annotated[str, VECTORIZE_MODE] = "sync"
+    num_env_workers: Annotated[int | str, either(one_of("auto"), integer(min=0))] = "auto"
+    sample_timeout_s: Annotated[float | None, optional(number(above=0, max=LONGEST_WAIT_S))] = 60.0
+    env_to_module_connector: Annotated[Callable[..., Any] | None, builder("env_to_module_connector", 3)] = None
+    module_to_env_connector: Annotated[Callable[..., Any] | None, builder("module_to_env_connector", 2)] = None
+    add_default_connectors_to_env_to_module_pipeline: Switch = True
+    add_default_connectors_to_module_to_env_pipeline: Switch = True
+    episode_lookback_horizon: Annotated[int, integer(min=0)] = 1
+    rollout_fragment_length: Annotated[int | str, either(one_of("auto"), integer(min=1))] = "auto"
+    batch_mode: Annotated[str, one_of("truncate_episodes", "complete_episodes")] = "truncate_episodes"
+    explore: Switch = True
+    # fault_tolerance
+    restart_failed_sub_environments: Switch = False
+    num_consecutive_env_failures_tolerance: Annotated[int, integer(min=0)] = 100
+    # learners
+    num_learners: Annotated[int, IN_THIS_PROCESS] = 0
+    num_gpus_per_learner: Annotated[float | str, either(one_of("auto"), number(min=0, max=1))] = "auto"
+    learner_class: Annotated[type[Learner] | None, optional(subclass_of(Learner))] = None
+    learner_connector: Annotated[Callable[..., Any] | None, builder("learner_connector", 2)] = None
+    add_default_connectors_to_learner_pipeline: Switch = True
+    stack_modules: Switch = True
+    autocast_dtype: Annotated[str | None, optional(one_of("bfloat16"))] = None
+    # rl_module
+    model_config: Annotated[Any, MODEL_CONFIG] = None
+    rl_module_spec: Annotated[RLModuleSpec | MultiRLModuleSpec | None, MODULE_SPEC] = None
+    algorithm_config_overrides_per_module: Annotated[
+        dict[ModuleID, dict[str, Any]],
+        or_empty(dict_of(text(), dict_of(), expected="a dict {module_id: {setting: value}}")),
+    ] = {}
+    # training
+    gamma: Annotated[float, number(min=0, max=1)] = 0.99
+    lr: Annotated[Schedule, schedule(min=0)] = 0.001
+    grad_clip: Annotated[float | None, optional(number(above=0, max=math.inf))] = None
+    grad_clip_by: Annotated[str, one_of("global_norm", "norm", "value")] = "global_norm"
+    train_batch_size_per_learner: Annotated[int, integer(min=1)] = 32
+    num_epochs: Annotated[int, integer(min=1)] = 1
+    minibatch_size: Annotated[int | None, optional(integer(min=1))] = None
+    shuffle_batch_per_epoch: Switch = False
+    # evaluation and reporting
+    evaluation_interval: Annotated[int | None, optional(integer(min=1))] = None
+    evaluation_duration: Annotated[int, integer(min=1)] = 10
+    evaluation_config: Annotated[dict[str, Any] | None, optional(dict_of())] = None
+    metrics_num_episodes_for_smoothing: Annotated[int, integer(min=1)] = 100
+    # callbacks
+    callbacks_class: Annotated[type[Callbacks] | Sequence[type[Callbacks]], CALLBACKS] = Callbacks
+    callbacks_on_algorithm_init: Annotated[Functions, FUNCTIONS] = None
+    callbacks_on_train_result: Annotated[Functions, FUNCTIONS] = None
+    callbacks_on_evaluate_start: Annotated[Functions, FUNCTIONS] = None
+    callbacks_on_evaluate_end: Annotated[Functions, FUNCTIONS] = None
+    callbacks_on_env_runners_recreated: Annotated[Functions, FUNCTIONS] = None
+    callbacks_on_checkpoint_loaded: Annotated[Functions, FUNCTIONS] = None
+    callbacks_on_environment_created: Annotated[Functions, FUNCTIONS] = None
+    callbacks_on_episode_created: Annotated[Functions, FUNCTIONS] = None
+    callbacks_on_episode_start: Annotated[Functions, FUNCTIONS] = None
+    callbacks_on_episode_step: Annotated[Functions, FUNCTIONS] = None
+    callbacks_on_episode_end: Annotated[Functions, FUNCTIONS] = None
+    callbacks_on_sample_end: Annotated[Functions, FUNCTIONS] = None
+    # debugging
+    seed: Annotated[int | None, optional(integer(min=0))] = None
+
+    _is_frozen = False
+
+    def __init__(self) -> None:
+        self._module_configs: dict[ModuleID, Any] = {}
+        cls = type(self)
+        self._store({name: getattr(cls, name) for name in declared(cls) if hasattr(cls, name)}, cls.__name__)
+
+    # Sections.
+
+    @section
+    def environment(
+        self,
+        env: Any = UNSET,
+        *,
+        env_config: Mapping[str, Any] = UNSET,
+        reset_options: Mapping[str, Any] | None = UNSET,
+        wrappers: Iterable[EnvWrapper] | None = UNSET,
+        observation_space: Any = UNSET,
+        action_space: Any = UNSET,
+        render_env: bool = UNSET,
+        clip_rewards: bool | float | None = UNSET,
+        normalize_actions: bool = UNSET,
+        clip_actions: bool = UNSET,
+        disable_env_checking: bool = UNSET,
+        action_mask_key: str | bool | None = UNSET,
+    ) -> None:
+        """Which environment, and how its observations and actions are treated.
+
+        Args:
+            env: An importable PettingZoo environment (``"mpe2.simple_spread_v3"``, ``"my_package.my_env:make"``), a
+                Gymnasium id, a name given to ``register_env``, a class, or a function of ``env_config``.
+            env_config: The arguments for the environment's constructor or function.
+            reset_options: The options of every reset, ``reset(seed=..., options=...)``; None for no options.
+            wrappers: The wrappers around each sub-environment, the innermost first: callables ``env -> env``, or names
+                with arguments such as ``"frame_skip_v0:4"`` (of SuperSuit) and ``"my_module.my_wrapper:0.5"``.
+            observation_space: A space that replaces the environment's own, for all agents or ``{agent_id: space}``.
+            action_space: A space that replaces the environment's own, for all agents or ``{agent_id: space}``.
+            render_env: Whether the first sub-environment is made with ``render_mode="human"``, so that you can watch
+                it during training.
+            clip_rewards: How rewards are clipped in the loss only: True for their sign, a number x for [-x, x].
+            normalize_actions: Whether Box actions are scaled from [-1, 1] to the space's range.
+            clip_actions: Whether Box actions are clipped to the space's range.
+            disable_env_checking: Whether to skip the smoke test of the environment, and to accept observations outside
+                their space.
+            action_mask_key: The key of action masks in observations or infos; adds ActionMasking as the first piece.
+                ``"auto"`` applies ``"action_mask"`` for the agents that have one by PettingZoo's convention; None (or
+                False) ignores masks.
+        """
+
+    @section
+    def multi_agent(
+        self,
+        *,
+        policies: Any = UNSET,
+        policy_mapping_fn: str | Callable[..., ModuleID] = UNSET,
+        policies_to_train: Collection[ModuleID] | Callable[..., bool] | None = UNSET,
+        count_steps_by: str = UNSET,
+    ) -> dict[str, Any]:
+        """Which agents share a module.
+
+        Args:
+            policies: The module ids: a collection, or ``{module_id: RLModuleSpec or None}``. None for the ids that the
+                mapping function returns for the environment's agents. Or, as a shorthand for both settings,
+                ``"shared"``, ``"independent"`` or patterns such as ``"adversary*=red,agent*=green"``.
+            policy_mapping_fn: ``fn(agent_id, episode, **kwargs)`` that returns the module id; or one of these
+                shorthands. It is called once for each agent and episode.
+            policies_to_train: The modules that are updated: a collection, ``fn(module_id)`` or
+                ``fn(module_id, batch)``; None for all.
+            count_steps_by: Whether batch sizes count ``"env_steps"`` or ``"agent_steps"``.
+        """
+        return {"policies": None, "policy_mapping_fn": policies} if isinstance(policies, str) else {}
+
+    @section
+    def env_runners(
+        self,
+        *,
+        num_env_runners: int = UNSET,
+        num_envs_per_env_runner: int = UNSET,
+        gym_env_vectorize_mode: str | VectorizeMode = UNSET,
+        num_env_workers: int | str = UNSET,
+        sample_timeout_s: float | None = UNSET,
+        env_to_module_connector: Callable[..., Any] | None = UNSET,
+        module_to_env_connector: Callable[..., Any] | None = UNSET,
+        add_default_connectors_to_env_to_module_pipeline: bool = UNSET,
+        add_default_connectors_to_module_to_env_pipeline: bool = UNSET,
+        episode_lookback_horizon: int = UNSET,
+        rollout_fragment_length: int | str = UNSET,
+        batch_mode: str = UNSET,
+        explore: bool = UNSET,
+    ) -> None:
+        """How episodes are collected.
+
+        Args:
+            num_env_runners: Must be 0: environments are stepped by this process.
+            num_envs_per_env_runner: The number of sub-environments.
+            gym_env_vectorize_mode: ``"sync"``: single sub-environments, which are stepped in as many processes as
+                ``num_env_workers`` says. ``"async"``: always in worker processes. ``"vector_entry_point"``: the
+                environment's maker returns all of them, as one ``gymnasium.vector.VectorEnv``.
+            num_env_workers: The number of processes over which the sub-environments are spread; 0 for this process
+                alone, ``"auto"`` for one per core if the environment was given by an importable name and its steps are
+                slow enough to be worth it.
+            sample_timeout_s: The seconds that a worker process may take for one step or reset of its sub-environments,
+                and, if above 300, to start; None for no limit.
+            env_to_module_connector: ``fn(env, spaces, device)``, ``fn(env)`` or ``fn()`` that returns a connector piece
+                or a list of pieces. They come before the default pieces.
+            module_to_env_connector: ``fn(env, spaces)``, ``fn(env)`` or ``fn()`` that returns a connector piece or a
+                list of pieces. They come before the piece that scales and clips actions.
+            add_default_connectors_to_env_to_module_pipeline: False to use your own pieces only.
+            add_default_connectors_to_module_to_env_pipeline: False to use your own pieces only.
+            episode_lookback_horizon: The number of earlier steps that a chunk of an episode keeps.
+            rollout_fragment_length: The env steps of each sub-environment in one sample; ``"auto"`` to fit the train
+                batch.
+            batch_mode: ``"truncate_episodes"`` or ``"complete_episodes"``.
+            explore: Whether actions are sampled.
+        """
+
+    @section
+    def fault_tolerance(
+        self, *, restart_failed_sub_environments: bool = UNSET, num_consecutive_env_failures_tolerance: int = UNSET
+    ) -> None:
+        """What happens when an environment fails: it raises an error, returns invalid data, hangs, or its process dies.
+
+        Args:
+            restart_failed_sub_environments: Whether to drop the failed sub-environment's episode and to continue with a
+                new sub-environment, instead of stopping.
+            num_consecutive_env_failures_tolerance: The number of failures that one sub-environment may have without a
+                finished episode in between. After more, the run stops.
+        """
+
+    @section
+    def framework(self, framework: str = UNSET) -> dict[str, Any]:
+        """Accepts RLlib's setting for the library that computes. It changes nothing.
+
+        Args:
+            framework: ``"torch"``, the only framework.
+        """
+        if framework is not UNSET:
+            one_of("torch").check(framework, f"{type(self).__name__}.framework", "framework")
+        return {"framework": UNSET}
+
+    @section
+    def learners(
+        self,
+        *,
+        num_learners: int = UNSET,
+        num_gpus_per_learner: float | str = UNSET,
+        learner_class: type[Learner] = UNSET,
+        learner_connector: Callable[..., Any] | None = UNSET,
+        add_default_connectors_to_learner_pipeline: bool = UNSET,
+        stack_modules: bool = UNSET,
+        autocast_dtype: str | None = UNSET,
+    ) -> None:
+        """How modules are updated.
+
+        Args:
+            num_learners: Must be 0: modules are updated by this process.
+            num_gpus_per_learner: 1 to put modules and batches on the GPU, 0 for the CPU; ``"auto"`` for the GPU if
+                torch sees one (CUDA), else the CPU.
+            learner_class: A learner class that replaces the algorithm's own.
+            learner_connector: ``fn(observation_space, action_space)``, a function of one argument, or ``fn()`` that
+                returns a connector piece or a list of pieces. They come before the default pieces.
+            add_default_connectors_to_learner_pipeline: False to use your own pieces only.
+            stack_modules: Whether modules of one architecture are updated in one computation, instead of one after
+                another.
+            autocast_dtype: ``"bfloat16"`` to run the forward passes of updates in half precision; None for full.
+        """
+
+    @section
+    def rl_module(
+        self,
+        *,
+        model_config: Any = UNSET,
+        rl_module_spec: RLModuleSpec | MultiRLModuleSpec | None = UNSET,
+        algorithm_config_overrides_per_module: Mapping[ModuleID, Mapping[str, Any]] = UNSET,
+        model_config_dict: Mapping[str, Any] = UNSET,
+    ) -> dict[str, Any]:
+        """What the modules look like.
+
+        Args:
+            model_config: A DefaultModelConfig or dict for the default modules, or a dict for your own modules.
+            rl_module_spec: One spec for all modules, or a MultiRLModuleSpec.
+            algorithm_config_overrides_per_module: ``{module_id: {setting: value}}``, such as a learning rate.
+            model_config_dict: An older name of ``model_config``.
+        """
+        return {} if model_config_dict is UNSET else {"model_config": model_config_dict, "model_config_dict": UNSET}
+
+    @section_of(TrainingSettings)
+    def training(self, **settings: Unpack[TrainingSettings]) -> None:
+        """How the modules learn. ``TrainingSettings`` lists the settings."""
+
+    @section
+    def evaluation(
+        self,
+        *,
+        evaluation_interval: int | None = UNSET,
+        evaluation_duration: int = UNSET,
+        evaluation_config: Mapping[str, Any] | None = UNSET,
+    ) -> None:
+        """When and how ``train()`` also evaluates. Evaluations do not explore unless they are asked to.
+
+        Args:
+            evaluation_interval: The number of iterations from one evaluation to the next; None for no evaluations.
+            evaluation_duration: The number of episodes of one evaluation.
+            evaluation_config: Settings that differ in evaluations: ``policy_mapping_fn`` (for example to play against a
+                fixed opponent), ``explore``, ``num_envs_per_env_runner``, ``num_env_workers``, ``callbacks_class``.
+        """
+
+    @section
+    def reporting(self, *, metrics_num_episodes_for_smoothing: int = UNSET) -> None:
+        """Sets the number of newest episodes over which returns are averaged."""
+
+    @section
+    def exploration(self, *, explore: bool = UNSET) -> None:
+        """Sets whether actions are sampled, as ``env_runners(explore=...)`` does."""
+
+    @section
+    def callbacks(
+        self,
+        callbacks_class: type[Callbacks] | Sequence[type[Callbacks]] | None = UNSET,
+        *,
+        on_algorithm_init: Functions = UNSET,
+        on_train_result: Functions = UNSET,
+        on_evaluate_start: Functions = UNSET,
+        on_evaluate_end: Functions = UNSET,
+        on_env_runners_recreated: Functions = UNSET,
+        on_checkpoint_loaded: Functions = UNSET,
+        on_environment_created: Functions = UNSET,
+        on_episode_created: Functions = UNSET,
+        on_episode_start: Functions = UNSET,
+        on_episode_step: Functions = UNSET,
+        on_episode_end: Functions = UNSET,
+        on_sample_end: Functions = UNSET,
+    ) -> dict[str, Any]:
+        """Which callbacks are called in a run. The methods of Callbacks say when, and with which arguments.
+
+        Args:
+            callbacks_class: A subclass of Callbacks, or a list of subclasses; None for no callbacks. Each runner, and
+                the algorithm, makes an object of each.
+            on_algorithm_init: A function or a list of functions, which are called after the method of that name of
+                the classes.
+            on_train_result: As for ``on_algorithm_init``.
+            on_evaluate_start: As for ``on_algorithm_init``.
+            on_evaluate_end: As for ``on_algorithm_init``.
+            on_env_runners_recreated: As for ``on_algorithm_init``.
+            on_checkpoint_loaded: As for ``on_algorithm_init``.
+            on_environment_created: As for ``on_algorithm_init``.
+            on_episode_created: As for ``on_algorithm_init``.
+            on_episode_start: As for ``on_algorithm_init``.
+            on_episode_step: As for ``on_algorithm_init``.
+            on_episode_end: As for ``on_algorithm_init``.
+            on_sample_end: As for ``on_algorithm_init``.
+        """
+        given = {name: value for name, value in locals().items() if name in CALLBACK_NAMES}
+        return {f"callbacks_{name}": value for name, value in given.items()} | dict.fromkeys(given, UNSET)
+
+    @section
+    def debugging(self, *, seed: int | None = UNSET) -> None:
+        """Sets the run's seed. The same seed leads to the same run; None draws a random one."""
+
+    # Settings by name.
+
+    def to_dict(self) -> dict[str, Any]:
+        """All settings by name."""
+        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+
+    def update_from_dict(self, settings: Mapping[str, Any]) -> Self:
+        """Sets settings by name."""
+        who = f"{type(self).__name__}.update_from_dict"
+        self._check_names(settings, who)
+        self._store(settings, who)
+        return self
+
+    @classmethod
+    def overrides(cls, **settings: Any) -> dict[str, Any]:
+        """Settings for ``algorithm_config_overrides_per_module`` or ``evaluation_config``, checked."""
+        own, who = cls(), f"{cls.__name__}.overrides"
+        own._check_names(settings, who)
+        return {name: own._checked(name, value, who) for name, value in settings.items()}
+
+    def change(self, **settings: Any) -> None:
+        """Changes settings even of a frozen config, for algorithms that add and remove modules."""
+        who = f"{type(self).__name__}.change"
+        self._check_names(settings, who)
+        self.__dict__.update({name: self._checked(name, value, who) for name, value in settings.items()})
+        self._module_configs.clear()
+
+    def copy(self) -> Self:
+        """A copy that can be changed."""
+        new = copy.copy(self)
+        new.__dict__.update({k: copy.copy(v) if isinstance(v, dict) else v for k, v in self.__dict__.items()})
+        new._is_frozen = False
+        new._module_configs = {}
+        return new
+
+    def freeze(self) -> None:
+        """Makes any further change an error."""
+        self._is_frozen = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            super().__setattr__(name, value)
+        else:
+            self._store({name: value}, type(self).__name__)
+
+    def _store(self, settings: Mapping[str, Any], who: str) -> None:
+        """Sets all of the settings, or none if one is refused."""
+        for name in settings if self._is_frozen else ():
+            raise ConfigError(f"{type(self).__name__}: frozen, so {name!r} cannot be set. Change a .copy() of it.")
+        self.__dict__.update({name: self._checked(name, value, who) for name, value in settings.items()})
+
+    def _checked(self, name: str, value: Any, who: str) -> Any:
+        """The value of a setting as it is stored. Settings inside the value are checked too."""
+        kept = checked(type(self), name, value, who)
+        if name == "algorithm_config_overrides_per_module":
+            return {m: self._checked_overrides(m, overrides, f"{who}: {name}") for m, overrides in kept.items()}
+        if name == "evaluation_config" and kept is not None:
+            _check_evaluation(kept, who)
+            return {own: self._checked(own, v, f"{who}: {name}") for own, v in kept.items()}
+        return kept
+
+    def _checked_overrides(self, module_id: ModuleID, overrides: Mapping[str, Any], who: str) -> dict[str, Any]:
+        self._check_names(overrides, who)
+        _check_overrides(module_id, overrides, declared(AlgorithmConfig), who)
+        return {name: self._checked(name, v, f"{who}, module {module_id!r}") for name, v in overrides.items()}
+
+    def _check_names(self, settings: Mapping[str, Any], who: str) -> None:
+        known = self.to_dict()
+        for name in settings:
+            if name not in known:
+                raise ConfigError(f"{who}: unknown setting {name!r}. {did_you_mean(name, known)}")
+
+    # The config as a whole.
+
+    def get_config_for_module(self, module_id: ModuleID) -> Any:
+        """The config with a module's overrides; this object itself if it has none."""
+        overrides = self.algorithm_config_overrides_per_module.get(module_id)
+        if not overrides:
+            return self
+        if module_id not in self._module_configs:
+            own = self.copy()
+            own.algorithm_config_overrides_per_module = {}
+            self._module_configs[module_id] = own.update_from_dict(overrides)
+        return self._module_configs[module_id]
+
+    def get_evaluation_config(self) -> Self:
+        """The config with the settings of evaluations; without exploration unless ``evaluation_config`` asks for it."""
+        return self.copy().update_from_dict({"explore": False, **(self.evaluation_config or {})})
+
+    def get_default_rl_module_class(self) -> Any:
+        """The module class that is used if the user names none."""
+        raise ConfigError(f"{type(self).__name__}: has no default RLModule. Pass rl_module_spec in .rl_module(...).")
+
+    def get_default_learner_class(self) -> type[Learner]:
+        """The learner class that is used if the user names none."""
+        raise ConfigError(f"{type(self).__name__}: has no default Learner. Pass learner_class in .learners(...).")
+
+    def complete_rl_module_spec(self, spec: RLModuleSpec, setup: Any, env_to_module: Any) -> RLModuleSpec:
+        """Adds what an algorithm needs to a module's spec, whose spaces and model config are known."""
+        return spec
+
+    def default_learner_pieces(self, setup: Any, env_to_module: Any) -> list[Any]:
+        """The pieces that an algorithm needs after AddColumnsFromEpisodesToTrainBatch."""
+        return []
+
+    def make_callbacks(self) -> CallbackCalls:
+        """The callbacks: objects of the classes, and the functions.
+
+        Raises:
+            ConfigError: If one of them does not accept the arguments of its calls.
+        """
+        functions = {name: getattr(self, f"callbacks_{name}") for name in CALLBACK_NAMES}
+        return CallbackCalls(self.callbacks_class, functions)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of modules and batches. Runners use it too, because they act with the learner's modules."""
+        wanted = self.num_gpus_per_learner
+        return torch.device("cuda" if (torch.cuda.is_available() if wanted == "auto" else wanted) else "cpu")
+
+    def validate(self) -> None:
+        """Raises ConfigError for settings that have the wrong type, or contradict one another."""
+        for name, value in self.to_dict().items():  # the contents of a dict or list may have changed since it was set
+            self._checked(name, value, type(self).__name__)
+        _check_settings(self)
+        for module_id in self.algorithm_config_overrides_per_module:
+            try:
+                self.get_config_for_module(module_id).validate()
+            except ConfigError as error:
+                raise ConfigError(f"the overrides of module {module_id!r}: {error}") from error
+
+    def build_algo(self) -> Any:
+        """The ``Algorithm`` with these settings, ready to ``train()``."""
+        # Algorithms are built on configs, so a config finds the class by name. PPOConfig says its type.
+        algorithm = import_attribute("marl_connectors.algorithms.algorithm:Algorithm", who="build", error=ConfigError)
+        return algorithm(self)
+
+    def build(self) -> Any:
+        """The same as ``build_algo``."""
+        return self.build_algo()
+
+
+# Checks.
+
+
+def _check_settings(config: AlgorithmConfig) -> None:
+    """Checks settings against one another and against this machine. Each alone is checked when it is set.
+
+    Raises:
+        ConfigError: For the first settings that contradict each other.
+    """
+    who = type(config).__name__
+    if config.env is None:
+        raise ConfigError(f"{who}: no environment. Call .environment(env=...).")
+    gpus = config.num_gpus_per_learner
+    if gpus != "auto" and gpus and not torch.cuda.is_available():
+        raise ConfigError(
+            f"{who}: num_gpus_per_learner={gpus:g}, but torch {torch.__version__} sees no CUDA device. "
+            f"Set num_gpus_per_learner='auto' or 0 to use the CPU, or install a build of torch for your GPU."
+        )
+    _check_vectorization(config)
+
+
+def _check_vectorization(config: AlgorithmConfig) -> None:
+    """Checks that the sub-environments can be stepped in the processes that the settings ask for.
+
+    Raises:
+        ConfigError: If they cannot.
+    """
+    mode = config.gym_env_vectorize_mode
+    wants_workers = config.num_env_workers not in (0, "auto")
+    if mode == "vector_entry_point" and wants_workers:
+        raise ConfigError(
+            f"gym_env_vectorize_mode='vector_entry_point': the environment's maker returns all sub-environments at "
+            f"once, which worker processes cannot share. Set num_env_workers=0 instead of {config.num_env_workers}, or "
+            f"use the mode 'async'."
+        )
+    if config.render_env and (wants_workers or mode == "async"):
+        what = f"num_env_workers={config.num_env_workers}" if wants_workers else "gym_env_vectorize_mode='async'"
+        raise ConfigError(
+            f"render_env=True: windows belong to the process that steps the environment, but {what} steps it in "
+            f"others. Set num_env_workers=0 and gym_env_vectorize_mode='sync'."
+        )
+
+
+def _check_overrides(module_id: ModuleID, overrides: Mapping[str, Any], of_all: Collection[str], who: str) -> None:
+    """Checks that one module can have other settings than the rest.
+
+    Args:
+        module_id: The module.
+        overrides: The settings.
+        of_all: The names of the settings that every algorithm has. Modules may differ in all others.
+        who: The first words of the message.
+
+    Raises:
+        ConfigError: For a setting of the run as a whole.
+    """
+    for name in overrides:
+        if name in of_all and name not in _OF_MODULES:
+            raise ConfigError(
+                f"{who}: {name!r} is a setting of the whole run, so module {module_id!r} cannot have its own. Modules "
+                f"can differ in {', '.join(_OF_MODULES)} and the settings of the algorithm's loss."
+            )
+
+
+def _check_evaluation(settings: Mapping[str, Any], who: str) -> None:
+    """Checks that evaluations can have other settings than training.
+
+    Raises:
+        ConfigError: For a setting that they share with training.
+    """
+    for name in settings:
+        if name not in _IN_EVALUATIONS:
+            raise ConfigError(
+                f"{who}: evaluation_config: {name!r} cannot differ in evaluations, only "
+                f"{', '.join(_IN_EVALUATIONS)} can. Leave it out."
+            )

@@ -1,0 +1,156 @@
+"""What the settings of a config may be: the validators that are more than a range or a list of values."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from gymnasium import VectorizeMode
+
+from marl_connectors.callbacks import Callbacks
+from marl_connectors.connectors.defaults import num_arguments
+from marl_connectors.environments.making.wrappers import checked_wrappers
+from marl_connectors.policy_mapping import policy_mapping
+from marl_connectors.rl_module.multi_rl_module import MODULE_IDS, MultiRLModuleSpec
+from marl_connectors.rl_module.rl_module import SPACE, RLModule, RLModuleSpec
+from marl_connectors.validators import (
+    Unfit,
+    Validator,
+    dict_of,
+    either,
+    function,
+    instance_of,
+    list_of,
+    one_of,
+    optional,
+    subclass_of,
+    text,
+)
+
+ENVIRONMENT = optional(
+    either(
+        text("a name"),
+        function(
+            "a class or a function of env_config",
+            hint="To use an environment object, pass a function that makes it.",
+        ),
+    )
+)
+WRAPPERS = Validator("a list of names and callables", checked_wrappers)
+SPACES = optional(either(SPACE, dict_of(values=SPACE, expected="a dict {agent_id: space}")))
+IN_THIS_PROCESS = one_of(
+    0,
+    hint="This version samples and learns in one process. Set 0, and more num_envs_per_env_runner for larger batches.",
+)
+LONGEST_WAIT_S = 2e6
+"""About the longest time that an operating system can wait in one call: 23 days."""
+
+
+_OFF = one_of(False)
+MASK_KEY = optional(
+    either(one_of("auto"), text("a key"), Validator(_OFF.alternatives, lambda given: _OFF.keep(given) or None))
+)
+"""``"auto"``, a key of observations or infos, or None; False stands for None."""
+
+
+def or_empty(validator: Validator) -> Validator:
+    """Accepts what a validator of dicts accepts, and None, which stands for an empty dict."""
+    return Validator(validator.alternatives, lambda given: {} if given is None else validator.keep(given))
+
+
+def _vectorize_mode(given: Any) -> str:
+    value = given.value if isinstance(given, VectorizeMode) else given
+    return _VECTORIZE_MODES.keep(value.lower() if isinstance(value, str) else value)
+
+
+_VECTORIZE_MODES = one_of(*(mode.value for mode in VectorizeMode))
+VECTORIZE_MODE = Validator(_VECTORIZE_MODES.alternatives, _vectorize_mode)
+
+
+def _policies(given: Any) -> Any:
+    if isinstance(given, str):
+        raise Unfit(f"Write [{given!r}], or .multi_agent(policies={given!r}) for the shorthand of that name.")
+    return _SPECS_OR_NONE.keep(given) if isinstance(given, Mapping) else MODULE_IDS.keep(given)
+
+
+_SPECS_OR_NONE = dict_of(text(), optional(instance_of(RLModuleSpec, expected="an RLModuleSpec")))
+POLICIES = optional(Validator("a collection of module ids, or a dict {module_id: RLModuleSpec or None}", _policies))
+
+
+def callable_with(*arguments: str, at_least: int, expected: str) -> Validator:
+    """Accepts a function of these positional arguments, or of the first ones of them.
+
+    Args:
+        *arguments: The names of the arguments, for messages.
+        at_least: The number of arguments that the function has to accept.
+        expected: The ending of the sentence "expected ...".
+    """
+
+    def keep(given: Any) -> Any:
+        function().keep(given)
+        try:
+            signature = inspect.signature(given)
+        except ValueError:
+            raise Unfit("Its signature is unknown. Put it into a function of yours.") from None
+        for number in range(at_least, len(arguments) + 1):
+            with contextlib.suppress(TypeError):
+                signature.bind(*arguments[:number])
+                return given
+        raise Unfit(f"The function accepts {signature}, but it is called with ({', '.join(arguments)}).")
+
+    return Validator(expected, keep)
+
+
+POLICIES_TO_TRAIN = optional(
+    either(
+        MODULE_IDS, callable_with("module_id", "batch", at_least=1, expected="fn(module_id) or fn(module_id, batch)")
+    )
+)
+_MAPPING_FN = callable_with("agent_id", "episode", at_least=2, expected="fn(agent_id, episode, **kwargs)")
+POLICY_MAPPING = Validator(
+    ("'shared'", "'independent'", "'pattern=module,...'", _MAPPING_FN.expected),
+    lambda given: _MAPPING_FN.keep(policy_mapping(given)),
+)
+
+
+def builder(setting: str, num_given: int) -> Validator:
+    """Accepts None, or a function of at most ``num_given`` arguments that makes connector pieces."""
+
+    def keep(given: Any) -> Any:
+        num_arguments(setting, given, num_given)
+        return given
+
+    return optional(Validator("a function that makes connector pieces", keep))
+
+
+def _module_spec(given: Any) -> Any:
+    if isinstance(given, type) and issubclass(given, RLModule):
+        raise Unfit(f"Write RLModuleSpec({given.__name__}).")
+    if not isinstance(given, (RLModuleSpec, MultiRLModuleSpec)):
+        raise Unfit
+    return given
+
+
+MODULE_SPEC = optional(Validator("an RLModuleSpec or a MultiRLModuleSpec", _module_spec))
+
+
+def _callbacks_class(given: Any) -> Any:
+    cls = given.func if isinstance(given, functools.partial) else given
+    _CALLBACKS_CLASS.keep(cls)
+    try:
+        inspect.signature(given).bind()
+    except TypeError as error:
+        raise Unfit(f"{cls.__name__} is constructed without arguments, but it has a {error}.") from None
+    return given
+
+
+_CALLBACKS_CLASS = subclass_of(Callbacks)
+_CALLBACKS = either(
+    Validator(_CALLBACKS_CLASS.expected, _callbacks_class),
+    list_of(Validator(_CALLBACKS_CLASS.expected, _callbacks_class), "a list of them"),
+)
+CALLBACKS = Validator(_CALLBACKS.alternatives, lambda given: Callbacks if given is None else _CALLBACKS.keep(given))
+FUNCTIONS = optional(either(function(), list_of(function(), "a list of functions")))

@@ -1,0 +1,316 @@
+"""A config, and the specs of modules, as plain JSON data."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import Space
+
+from marl_connectors import spaces
+from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
+from marl_connectors.callbacks import CALLBACK_NAMES, Callbacks
+from marl_connectors.environments.making.factory import env_from_json, env_to_json
+from marl_connectors.environments.making.wrappers import wrappers_from_json, wrappers_to_json
+from marl_connectors.errors import CheckpointError, ConfigError, did_you_mean
+from marl_connectors.learner.learner import Learner
+from marl_connectors.names import LIBRARY, Expected, Names, brief, is_function, qualified_name
+from marl_connectors.policy_mapping import (
+    IndependentPolicies,
+    PatternPolicies,
+    SharedPolicy,
+    mapping_from_json,
+    mapping_to_json,
+)
+from marl_connectors.rl_module.default_model_config import DefaultModelConfig
+from marl_connectors.rl_module.multi_rl_module import MultiRLModule, MultiRLModuleSpec
+from marl_connectors.rl_module.rl_module import RLModule, RLModuleSpec
+from marl_connectors.typing import ModuleID
+
+_PASS_CONFIG = (
+    "Build the config again and pass it: Algorithm.from_checkpoint(path, config=...), or load_policy(path, config=...)."
+)
+_FORMER_SETTINGS = frozenset(
+    {
+        "double_buffering",
+        "torch_compile_learner",
+        "torch_compile_learner_dynamo_backend",
+        "torch_compile_learner_dynamo_mode",
+    }
+)
+"""Settings of former versions that changed the speed only. Older checkpoints still have them."""
+
+
+def config_to_state(config: AlgorithmConfig) -> dict[str, Any]:
+    """All settings as JSON data. Functions and classes are importable names, or marked as not importable."""
+    settings = config.to_dict()
+    return {
+        "class": qualified_name(type(config)),
+        "settings": {name: to_state(settings[name], name) for name in settings},
+    }
+
+
+def config_from_state(
+    state: Mapping[str, Any], *, names: Names | None = None, skip: Collection[str] = (), **instead: Any
+) -> AlgorithmConfig:
+    """The config that ``config_to_state`` described.
+
+    Args:
+        state: The description.
+        names: Looks up the names in it; if None, the user's modules are imported.
+        skip: Settings that are not read, and keep their defaults.
+        **instead: Values for settings that are not read.
+
+    Raises:
+        CheckpointError: If the description names a function or class that cannot be imported or is of the wrong kind,
+            or has a value that a setting cannot have.
+    """
+    names = names or Names()
+    if state["class"] is None:
+        raise CheckpointError(f"checkpoint: the class of its config cannot be imported by name. {_PASS_CONFIG}")
+    config: AlgorithmConfig = names.resolve(state["class"], _CONFIG_CLASS, who="checkpoint, config class")()
+    config.action_mask_key = None  # the default for checkpoints that are older than the setting
+    known = config.to_dict()
+    for name, value in state["settings"].items():
+        if name in _FORMER_SETTINGS:
+            continue
+        if name not in known:
+            raise CheckpointError(f"checkpoint: its config has a setting {name!r} that this version does not know.")
+        if name not in instead and name not in skip:
+            kept = from_state(value, name, names)
+            try:
+                setattr(config, name, kept)
+            except ConfigError as error:
+                raise CheckpointError(f"checkpoint: its config is damaged. {error}") from error
+    for name, value in instead.items():
+        setattr(config, name, value)
+    return config
+
+
+def to_state(value: Any, setting: str = "") -> Any:
+    """A setting's value as JSON data."""
+    if setting == "env":
+        return env_to_json(value)
+    if setting == "wrappers":
+        return wrappers_to_json(value)
+    if setting == "policy_mapping_fn":
+        return mapping_to_json(value)
+    return _encode(value)
+
+
+def from_state(data: Any, setting: str, names: Names | None = None) -> Any:
+    """The value that ``to_state`` described.
+
+    Args:
+        data: The description.
+        setting: The name of the setting, or of the field of a module's spec.
+        names: Looks up the names in it; if None, the user's modules are imported.
+
+    Raises:
+        CheckpointError: If it is not such a description, or names a function or class that cannot be imported or is of
+            the wrong kind.
+    """
+    names = names or Names()
+    if setting == "env":
+        return env_from_json(data, names)
+    if setting == "wrappers":
+        return wrappers_from_json(data, names)
+    if setting == "policy_mapping_fn":
+        return mapping_from_json(data, names)
+    return _Decoder(setting, names).decode(data, _EXPECTED.get(setting, _NOTHING))
+
+
+def spec_fields(data: Any, module_id: ModuleID, names: Names) -> dict[str, Callable[[], Any]]:
+    """Functions that read the fields of a module's spec, which ``to_state`` described.
+
+    Raises:
+        CheckpointError: If it is not such a description.
+    """
+    decoder = _Decoder(f"rl_modules of module {module_id!r}", names)
+    cls, own = decoder.dataclass(data, _NOTHING)
+    if cls is not RLModuleSpec:
+        raise CheckpointError(f"checkpoint: expected module {module_id!r} to have an RLModuleSpec.")
+    return {
+        name: partial(_Decoder(f"{name} of module {module_id!r}", names).decode, value, _EXPECTED.get(name, _NOTHING))
+        for name, value in own.items()
+    }
+
+
+def _encode(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        name = qualified_name(type(value))
+        own = {field.name: _encode(getattr(value, field.name)) for field in dataclasses.fields(value) if field.init}
+        return {
+            "__kind__": "dataclass" if name else "not importable",
+            "class": name,
+            "value": own if name else _described(value),
+        }
+    if isinstance(value, Space):
+        try:
+            return {"__kind__": "space", "value": spaces.to_json(value)}
+        except ConfigError:
+            return {"__kind__": "not importable", "value": _described(value)}
+    if isinstance(value, dict):
+        return {"__kind__": "dict", "value": [[_encode(k), _encode(v)] for k, v in value.items()]}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        items = sorted(value) if isinstance(value, (set, frozenset)) else value
+        return {"__kind__": type(value).__name__, "value": [_encode(item) for item in items]}
+    if isinstance(value, Path):
+        return str(value)
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    name = qualified_name(value)
+    return {"__kind__": "import" if name else "not importable", "value": name or _described(value)}
+
+
+def _described(value: Any) -> str:
+    """The repr without memory addresses, so that the checkpoints of two equal runs are the same."""
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
+
+
+# What names may stand for.
+
+_CONFIG_CLASS = Expected("a subclass of AlgorithmConfig", bases=(AlgorithmConfig,))
+_FUNCTION = Expected("a function", own=is_function)
+_NOTHING = Expected("a plain value")
+"""For places where no name is expected."""
+
+
+_VALUE = Expected(
+    "a class or function of yours, or a layer, an optimizer or a number type",
+    bases=(torch.nn.Module, torch.optim.Optimizer, np.generic),
+    own=lambda found: isinstance(found, type) or is_function(found),
+)
+"""The names in settings that users fill freely: env_config, model_config, reset_options."""
+
+_SPEC = Expected("an RLModuleSpec or MultiRLModuleSpec", bases=(RLModuleSpec, MultiRLModuleSpec))
+_EXPECTED: dict[str, Expected] = {
+    "callbacks_class": Expected("a subclass of Callbacks", bases=(Callbacks,)),
+    "catalog_class": Expected("a class of yours", own=lambda found: isinstance(found, type)),
+    "env_config": _VALUE,
+    "env_to_module_connector": _FUNCTION,
+    "learner_class": Expected("a subclass of Learner", bases=(Learner,)),
+    "learner_connector": _FUNCTION,
+    "model_config": _VALUE,
+    "module_class": Expected("a subclass of RLModule", bases=(RLModule,)),
+    "module_to_env_connector": _FUNCTION,
+    "multi_rl_module_class": Expected("a subclass of MultiRLModule", bases=(MultiRLModule,)),
+    "policies": _SPEC,
+    "policies_to_train": _FUNCTION,
+    "policy_mapping_fn": _FUNCTION,
+    "reset_options": _VALUE,
+    "rl_module_spec": _SPEC,
+    **{f"callbacks_{name}": _FUNCTION for name in CALLBACK_NAMES},
+}
+"""What names in a setting, or in a field of a module's spec, may stand for. No names are expected in others."""
+
+_DATACLASSES: dict[str, type] = {
+    cls.__name__: cls
+    for cls in (
+        DefaultModelConfig,
+        IndependentPolicies,
+        MultiRLModuleSpec,
+        PatternPolicies,
+        RLModuleSpec,
+        SharedPolicy,
+    )
+}
+"""This library's dataclasses that settings may hold, by their names, so that their modules can move."""
+
+
+def _is_dataclass(found: Any) -> bool:
+    return isinstance(found, type) and dataclasses.is_dataclass(found)
+
+
+_DATACLASS = Expected("a dataclass of yours", bases=(DefaultModelConfig,), own=_is_dataclass)
+_CALLABLE_DATACLASS = Expected(
+    "a dataclass of yours with a method __call__",
+    own=lambda found: _is_dataclass(found) and any("__call__" in vars(base) for base in found.__mro__),
+)
+_TORCH_FUNCTIONS = {module.__name__: module for module in (torch.nn.functional, torch.nn.init)}
+_PLAIN_TYPES: dict[str, type] = {
+    f"builtins:{cls.__name__}": cls for cls in (bool, bytes, dict, float, frozenset, int, list, set, str, tuple)
+}
+_COLLECTIONS: dict[str, type] = {cls.__name__: cls for cls in (list, tuple, set, frozenset)}
+
+
+class _Decoder:
+    """Reads the description of one setting that ``_encode`` wrote."""
+
+    def __init__(self, setting: str, names: Names):
+        self._setting = setting
+        self._names = names
+        self._who = f"checkpoint, setting {setting!r}"
+
+    def decode(self, data: Any, expected: Expected) -> Any:
+        """The described value. ``expected`` says what names in it may stand for."""
+        if data is None or isinstance(data, (bool, int, float, str)):
+            return data
+        match data:
+            case {"__kind__": "dataclass"}:
+                cls, own = self.dataclass(data, expected)
+                return cls(**{name: self.decode(value, self._inside(name, expected)) for name, value in own.items()})
+            case {"__kind__": "space", "value": value}:
+                return spaces.from_json(value)
+            case {"__kind__": "dict", "value": list(pairs)}:
+                return dict(self._item(pair, expected) for pair in pairs)
+            case {"__kind__": str(kind), "value": list(items)} if kind in _COLLECTIONS:
+                return _COLLECTIONS[kind](self.decode(item, expected) for item in items)
+            case {"__kind__": "import", "value": name}:
+                return self._named(name, expected)
+            case {"__kind__": "not importable", "value": value}:
+                raise CheckpointError(
+                    f"checkpoint: its setting {self._setting!r} was {brief(value)}, which cannot be imported by "
+                    f"name. {_PASS_CONFIG}"
+                )
+        raise CheckpointError(f"{self._who}: expected the description of a value, but it is {brief(data)}.")
+
+    def dataclass(self, data: Any, expected: Expected) -> tuple[type, dict[str, Any]]:
+        """The class and the encoded fields of a described dataclass."""
+        match data:
+            case {"__kind__": "dataclass", "class": str(name), "value": dict(own)}:
+                pass
+            case _:
+                raise CheckpointError(f"{self._who}: expected the description of a dataclass, but it is {brief(data)}.")
+        package, _, _ = name.partition(".")
+        cls: Any = _DATACLASSES.get(name.rpartition(":")[2]) if package in LIBRARY else None
+        if cls is None:
+            kind = _DATACLASS if expected is _VALUE else _CALLABLE_DATACLASS if expected is _FUNCTION else expected
+            cls = self._names.resolve(name, kind, who=self._who)
+        if not _is_dataclass(cls):
+            raise CheckpointError(f"{self._who}: expected a dataclass, but {name!r} is another class.")
+        known = [field.name for field in dataclasses.fields(cls) if field.init]
+        for key in own:
+            if key not in known:
+                raise CheckpointError(f"{self._who}: {cls.__name__} has no field {key!r}. {did_you_mean(key, known)}")
+        return cls, own
+
+    def _item(self, pair: Any, expected: Expected) -> tuple[Any, Any]:
+        key, value = pair
+        key = self.decode(key, _NOTHING)
+        return key, self.decode(value, self._inside(key, expected))
+
+    @staticmethod
+    def _inside(name: Any, expected: Expected) -> Expected:
+        """What names under a key or in a field may stand for."""
+        return expected if expected is _VALUE else _EXPECTED.get(name, expected)
+
+    def _named(self, name: Any, expected: Expected) -> Any:
+        if expected is _VALUE and isinstance(name, str):
+            module_name, _, attribute = name.partition(":")
+            if name in _PLAIN_TYPES:
+                return _PLAIN_TYPES[name]
+            if module_name == "numpy" and isinstance(found := vars(np).get(attribute), type):
+                if issubclass(found, np.generic):
+                    return found
+            elif module_name in _TORCH_FUNCTIONS and not attribute.startswith("_"):
+                found = vars(_TORCH_FUNCTIONS[module_name]).get(attribute)
+                if is_function(found) and found.__module__ == module_name:
+                    return found
+        return self._names.resolve(name, expected, who=self._who)

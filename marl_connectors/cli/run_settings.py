@@ -1,0 +1,302 @@
+"""The settings of a training run, as the command line has them."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from marl_connectors.cli.values import brief, is_whole, merged
+from marl_connectors.environments.making.factory import agent_ids, env_name, make_env
+from marl_connectors.environments.vector.failures import close_env
+from marl_connectors.errors import CheckpointError, ConfigError, did_you_mean
+from marl_connectors.names import import_function
+from marl_connectors.policy_mapping import PatternPolicies, PolicyMappingFn, check_patterns, policy_mapping
+
+TRAINING_DEFAULTS: dict[str, Any] = {
+    "lr": 3e-4,
+    "gamma": 0.99,
+    "lambda_": 0.95,
+    "train_batch_size_per_learner": 4096,
+    "minibatch_size": 512,
+    "num_epochs": 8,
+    "clip_param": 0.2,
+    "vf_clip_param": 1e6,
+    "entropy_coeff": 0.01,
+    "vf_loss_coeff": 0.5,
+    "grad_clip": 0.5,
+    "use_kl_loss": False,
+}
+"""The settings with which the command line trains unless ``--set`` changes them. Batches count agent steps.
+
+These differ from the defaults of ``PPOConfig``, which are RLlib's: they are chosen so that PPO learns well on small
+multi-agent tasks without tuning.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class RunSettings:
+    """A training run.
+
+    Attributes:
+        env: The name of an environment, for ``make_env``.
+        env_config: The arguments for the environment's constructor.
+        wrappers: The wrappers around each sub-environment, the innermost first: names with arguments, such as
+            ``"frame_skip_v0:4"``.
+        algo: ``"ppo"``, or ``"mappo"`` for critics that see the observations of all agents.
+        policies: ``"shared"``, ``"independent"`` or patterns; ignored if ``mapping`` is not None.
+        mapping: ``"module:function"``, or None.
+        modules: All modules that ``mapping`` can name; None if it names all of them in a first episode.
+        steps: The agent steps at which the run ends.
+        seed: The seed of all random streams.
+        num_envs: The number of sub-environments, which are stepped together.
+        num_env_workers: The number of processes over which they are spread; ``"auto"`` for as many as are worth it.
+        num_gpus_per_learner: 1 for modules on the GPU, 0 for the CPU; ``"auto"`` for the GPU if one exists.
+        training: Settings of the config by name, most of them settings of ``PPOConfig.training``; see ``set_by_name``.
+        hidden: The widths of the hidden layers.
+        share_value_layers: Whether policy and value function share these layers.
+        checkpoint_every: The number of iterations from one checkpoint to the next.
+        eval_episodes: The number of episodes of each evaluation.
+        baseline_seconds: The seconds for measuring random play, and again for the untrained policies.
+        video: Whether to write a GIF at the end.
+        action_mask_key: The key of action masks; ``"auto"`` for PettingZoo's convention, None to ignore masks.
+        env_check: Whether the smoke test is run, and observations are checked against their space.
+        threads: The number of threads of torch. With small networks, more than one costs more than it saves.
+    """
+
+    env: str
+    env_config: dict[str, Any] = field(default_factory=dict)
+    wrappers: list[str] = field(default_factory=list)
+    algo: str = "ppo"
+    policies: str = "shared"
+    mapping: str | None = None
+    modules: list[str] | None = None
+    steps: int = 1_000_000
+    seed: int = 0
+    num_envs: int = 8
+    num_env_workers: int | str = "auto"
+    num_gpus_per_learner: float | str = "auto"
+    training: dict[str, Any] = field(default_factory=dict)
+    hidden: list[int] = field(default_factory=lambda: [64, 64])
+    share_value_layers: bool = False
+    checkpoint_every: int = 20
+    eval_episodes: int = 20
+    baseline_seconds: int = 10
+    video: bool = True
+    threads: int = 1
+    env_check: bool = True
+    action_mask_key: str | None = "auto"
+
+    def default_folder_name(self) -> str:
+        """``<env>-<policies>-seed<seed>``, such as ``simple_spread_v3-shared-seed0``; other algorithms are named."""
+        mapping = self.mapping_fn()
+        if self.mapping is not None:
+            policies = self.mapping.rpartition(":")[2]
+        elif isinstance(mapping, PatternPolicies):
+            policies = "-".join(dict.fromkeys(module_id for _, module_id in mapping.patterns))
+        else:
+            policies = self.policies.strip()
+        policies = re.sub(r"[^\w.-]+", "_", policies)
+        algo = "" if self.algo == "ppo" else f"{self.algo}-"
+        return f"{env_name(self.env)}-{algo}{policies}-seed{self.seed}"
+
+    def mapping_fn(self) -> PolicyMappingFn:
+        """The policy mapping function.
+
+        Raises:
+            ConfigError: If it does not exist or is not a function.
+        """
+        if self.mapping is None:
+            return policy_mapping(self.policies)
+        fn: Any = import_function(self.mapping)
+        if not callable(fn):
+            raise ConfigError(
+                f"--mapping: expected {self.mapping!r} to be a function of (agent_id, episode, **kwargs), "
+                f"but it is {fn!r}."
+            )
+        return cast(PolicyMappingFn, fn)
+
+    def build_algorithm(self) -> Any:
+        """The ``Algorithm`` of the run, with the patterns of the policies checked against the environment's agents."""
+        use_threads(self.threads)
+        mapping = self.mapping_fn()
+        if isinstance(mapping, PatternPolicies):
+            env = make_env(self.env, self.env_config, wrappers=self.wrappers)
+            check_patterns(mapping, agent_ids(env))
+            close_env(env, env_name(self.env))
+
+        from marl_connectors.algorithms.mappo import MAPPOConfig
+        from marl_connectors.algorithms.ppo import PPOConfig
+        from marl_connectors.rl_module.default_model_config import DefaultModelConfig
+
+        model = DefaultModelConfig(
+            fcnet_hiddens=self.hidden, fcnet_activation="tanh", vf_share_layers=self.share_value_layers
+        )
+        config = (
+            {"ppo": PPOConfig, "mappo": MAPPOConfig}[self.algo]()
+            .environment(
+                self.env,
+                env_config=self.env_config,
+                wrappers=self.wrappers,
+                disable_env_checking=not self.env_check,
+                action_mask_key=self.action_mask_key,
+            )
+            .multi_agent(policies=self.modules, policy_mapping_fn=mapping, count_steps_by="agent_steps")
+            .env_runners(num_envs_per_env_runner=self.num_envs, num_env_workers=self.num_env_workers)
+            .learners(num_gpus_per_learner=self.num_gpus_per_learner)
+            .rl_module(model_config=model)
+            .debugging(seed=self.seed)
+        )
+        return set_by_name(config, self.training).build_algo()
+
+
+_SECTIONS = (
+    "training",
+    "environment",
+    "env_runners",
+    "fault_tolerance",
+    "learners",
+    "evaluation",
+    "reporting",
+)
+_FOR_GOOD = ("critic_obs", "use_critic", "learner_class", "learner_connector")
+"""Settings of ``training`` that change modules and pipelines, so that the states in a checkpoint would not fit."""
+_CHANGEABLE = (
+    "disable_env_checking",
+    "sample_timeout_s",
+    "rollout_fragment_length",
+    "batch_mode",
+    "explore",
+    "restart_failed_sub_environments",
+    "num_consecutive_env_failures_tolerance",
+    "stack_modules",
+    "autocast_dtype",
+    "evaluation_interval",
+    "evaluation_duration",
+    "metrics_num_episodes_for_smoothing",
+)
+"""Settings of other sections that can change when a run is resumed."""
+_WITH_OPTIONS = {
+    "env": "ENV",
+    "env_config": "--env-config",
+    "wrappers": "--wrap",
+    "num_envs_per_env_runner": "--num-envs",
+    "num_env_workers": "--num-env-workers",
+    "num_gpus_per_learner": "--num-gpus-per-learner",
+}
+
+
+def set_by_name(config: Any, settings: Mapping[str, Any]) -> Any:
+    """Sets the settings of ``--set``, in whichever section of the config they are. Returns the config.
+
+    Raises:
+        ConfigError: If a setting does not exist, or if the command line has a separate option for it.
+    """
+    sections: dict[str, dict[str, Any]] = {}
+    for name, value in settings.items():
+        if name in _WITH_OPTIONS:
+            raise ConfigError(f"--set: {name!r} has a separate option. Use {_WITH_OPTIONS[name]}.")
+        known = (section for section in _SECTIONS if name in inspect.signature(getattr(config, section)).parameters)
+        sections.setdefault(next(known, "training"), {})[name] = value
+    for section, own in sections.items():
+        getattr(config, section)(**own)
+    return config
+
+
+def check_changeable(config: Any, settings: Iterable[str]) -> None:
+    """Checks that settings can change when a run is resumed.
+
+    Raises:
+        ConfigError: For the first setting that modules, pipelines or ongoing episodes of a checkpoint depend on.
+    """
+    training = inspect.signature(config.training).parameters
+    for name in settings:
+        if name in _FOR_GOOD or (name in config.to_dict() and name not in (*training, *_CHANGEABLE)):
+            raise ConfigError(
+                f"train --resume: {name!r} cannot be changed, because the modules, pipelines or ongoing episodes of "
+                f"the checkpoint depend on it. Start a new run with it."
+            )
+
+
+def training_settings(pairs: Iterable[tuple[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The values of ``--set``: settings of the config, and settings of the run (only ``action_mask_key``)."""
+    training = merged(pairs)
+    name = "action_mask_key"
+    return training, {name: training.pop(name) or None} if name in training else {}
+
+
+def use_threads(number: int) -> None:
+    """Sets the number of threads with which torch computes."""
+    import torch
+
+    torch.set_num_threads(number)
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def _is_whole_or_auto(value: Any) -> bool:
+    return value == "auto" or is_whole(value)
+
+
+_FLAG = ("true or false", lambda value: isinstance(value, bool))
+_TEXT = ("text", lambda value: isinstance(value, str))
+_SETTINGS = ("a JSON object", lambda value: isinstance(value, dict))
+_COUNT = ("a whole number of at least 1", lambda value: is_whole(value, 1))
+_AUTO = ('a whole number of at least 0, or "auto"', _is_whole_or_auto)
+_EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "env": _TEXT,
+    "env_config": _SETTINGS,
+    "wrappers": ("a list of texts", _are_texts),
+    "algo": ('"ppo" or "mappo"', lambda value: value in ("ppo", "mappo")),
+    "policies": _TEXT,
+    "mapping": ("text or null", lambda value: value is None or isinstance(value, str)),
+    "modules": ("a list of texts, or null", lambda value: value is None or _are_texts(value)),
+    "steps": _COUNT,
+    "seed": ("a whole number of at least 0", is_whole),
+    "num_envs": _COUNT,
+    "num_env_workers": _AUTO,
+    "num_gpus_per_learner": _AUTO,
+    "training": _SETTINGS,
+    "hidden": (
+        "a list of whole numbers of at least 1",
+        lambda value: isinstance(value, list) and all(is_whole(item, 1) for item in value),
+    ),
+    "share_value_layers": _FLAG,
+    "checkpoint_every": _COUNT,
+    "eval_episodes": _COUNT,
+    "baseline_seconds": _COUNT,
+    "video": _FLAG,
+    "threads": _COUNT,
+    "env_check": _FLAG,
+    "action_mask_key": ("text or null", lambda value: value is None or isinstance(value, str)),
+}
+"""The expected type of each setting in a ``config.json``, in words and as a test."""
+
+
+def settings_from_json(data: Any, source: str = "config.json of the run") -> RunSettings:
+    """The settings that a run's ``config.json`` has under ``"command"``.
+
+    Args:
+        data: The JSON data.
+        source: The name of the file, for messages.
+
+    Raises:
+        CheckpointError: If a setting is unknown or has the wrong type. The message names it.
+    """
+    if not isinstance(data, dict) or not isinstance(data.get("env"), str):
+        raise CheckpointError(
+            f"{source}: expected its settings under 'command', with an 'env', so the file is damaged. Start a new run."
+        )
+    for key, value in data.items():
+        if key not in _EXPECTED:
+            raise CheckpointError(f"{source}: unknown setting {brief(key)}. {did_you_mean(key, _EXPECTED)}")
+        kind, fits = _EXPECTED[key]
+        if not fits(value):
+            raise CheckpointError(
+                f"{source}: expected 'command' to have {key!r} as {kind}, but got {brief(value)}. Correct it there."
+            )
+    return RunSettings(**data)

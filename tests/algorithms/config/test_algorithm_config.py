@@ -1,0 +1,200 @@
+"""Settings are checked when they are set, and errors name the closest right one."""
+
+from __future__ import annotations
+
+import pytest
+from gymnasium import spaces
+from scripted_envs import BOX, LifeEnv, small_config
+
+from marl_connectors import Callbacks, PPOConfig
+from marl_connectors.algorithms.config.state import config_from_state, config_to_state
+from marl_connectors.errors import CheckpointError, ConfigError
+from marl_connectors.learner.learner import Learner
+from marl_connectors.rl_module.rl_module import RLModule
+
+
+def one_line(caught):
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+@pytest.mark.parametrize(
+    ("section", "setting", "hint"),
+    [
+        ("training", "gama", "gamma"),
+        ("training", "train_batch_size_per_lerner", "train_batch_size_per_learner"),
+        ("env_runners", "num_env_per_env_runner", "num_envs_per_env_runner"),
+        ("multi_agent", "policy_maping_fn", "policy_mapping_fn"),
+        ("environment", "env_confg", "env_config"),
+        ("evaluation", "evaluation_intervall", "evaluation_interval"),
+    ],
+)
+def test_an_unknown_setting_names_the_closest_known_one(section, setting, hint):
+    with pytest.raises(ConfigError) as caught:
+        getattr(PPOConfig(), section)(**{setting: 1})
+    assert f"PPOConfig.{section}: unknown setting {setting!r}. Did you mean {hint!r}?" in one_line(caught)
+    with pytest.raises(ConfigError, match=f"Did you mean '{hint}'"):
+        PPOConfig().update_from_dict({setting: 1})
+
+
+def test_sections_chain_and_store_under_their_own_names():
+    config = PPOConfig().training(lr=0.1, clip_param=0.2).env_runners(num_envs_per_env_runner=3).debugging(seed=4)
+    assert (config.lr, config.clip_param, config.num_envs_per_env_runner, config.seed) == (0.1, 0.2, 3, 4)
+    assert config.gamma == 0.99, "what is not named stays as it is"
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda config: config.framework("tf2"), "PPOConfig.framework: framework: expected 'torch', got 'tf2'"),
+        (lambda config: config.framework("torch", 1), "only 'framework' may come without its name"),
+        (lambda config: config.framework(torch_compile_learner=True), "unknown setting 'torch_compile_learner'"),
+        (lambda config: config.env_runners(double_buffering=True), "unknown setting 'double_buffering'"),
+    ],
+)
+def test_there_is_one_framework_and_no_setting_that_is_gone(call, words):
+    assert PPOConfig().framework("torch").to_dict() == PPOConfig().to_dict()
+    with pytest.raises(ConfigError, match=words):
+        call(PPOConfig())
+
+
+def test_a_config_of_a_former_version_loses_the_settings_that_are_gone():
+    config = PPOConfig().environment("CartPole-v1").training(lr=0.1)
+    state = config_to_state(config)
+    state["settings"] |= {"double_buffering": True, "torch_compile_learner": False}
+    assert config_from_state(state).to_dict() == config.to_dict()
+    state["settings"]["stepps"] = 1
+    with pytest.raises(CheckpointError, match="a setting 'stepps' that this version does not know"):
+        config_from_state(state)
+
+
+def test_the_defaults_are_those_that_users_expect():
+    config = PPOConfig()
+    expected = {
+        "lr": 5e-5,
+        "gamma": 0.99,
+        "lambda_": 1.0,
+        "num_epochs": 30,
+        "minibatch_size": 128,
+        "train_batch_size_per_learner": 4000,
+        "clip_param": 0.3,
+        "vf_clip_param": 10.0,
+        "normalize_actions": True,
+    }
+    assert {name: getattr(config, name) for name in expected} == expected
+
+
+def test_a_frozen_config_cannot_be_changed_but_its_copy_can():
+    config = PPOConfig().training(lr=0.1)
+    config.freeze()
+    with pytest.raises(ConfigError, match=r"frozen, so 'lr' cannot be set. Change a .copy\(\) of it"):
+        config.training(lr=0.2)
+    assert config.copy().training(lr=0.2).lr == 0.2
+    assert config.lr == 0.1
+
+
+def test_a_copy_shares_no_dict_with_its_original():
+    config = PPOConfig().environment("x", env_config={"size": 1})
+    config.copy().env_config["size"] = 2
+    assert config.env_config == {"size": 1}
+
+
+def test_the_config_of_an_algorithm_is_frozen_and_the_users_is_not():
+    config = small_config("CartPole-v1")
+    algo = config.build_algo()
+    with pytest.raises(ConfigError, match="frozen"):
+        algo.config.training(lr=1.0)
+    with pytest.raises(ConfigError, match="frozen, so 'lr' cannot be set"):
+        algo.config.lr = 1.0
+    config.training(lr=1.0)
+    assert algo.config.lr == 0.01
+
+
+class Needy(Callbacks):
+    def __init__(self, x):
+        self.x = x
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"gamma": 1.5}, "gamma: expected a number from 0 to 1, got 1.5"),
+        ({"lr": "fast"}, "lr: expected a number from 0, or a schedule .* got 'fast'"),
+        ({"lr": -1}, "lr: expected .* values from 0, got -1"),
+        ({"lr": [[0, 0.1], [10, -0.1]]}, "lr: expected .* values from 0, got"),
+        ({"lr": [[5, 0.1]]}, r"lr: expected .* got \[\[5, 0.1\]\]"),
+        ({"entropy_coeff": [[0, 1], [0, 2]]}, "entropy_coeff: expected a number, or a schedule"),
+        ({"num_epochs": 0}, "num_epochs: expected a whole number from 1, got 0"),
+        ({"num_epochs": True}, "num_epochs: expected a whole number from 1, got True"),
+        ({"minibatch_size": 0}, "minibatch_size: expected a whole number from 1, or None, got 0"),
+        (
+            {"train_batch_size_per_learner": 2.5},
+            "train_batch_size_per_learner: expected a whole number from 1, got 2.5",
+        ),
+        ({"rollout_fragment_length": 0}, "rollout_fragment_length: expected 'auto', or a whole number from 1, got 0"),
+        ({"episode_lookback_horizon": -1}, "episode_lookback_horizon: expected a whole number from 0, got -1"),
+        ({"grad_clip": 0.0}, "grad_clip: expected a number above 0 up to infinity, or None, got 0.0"),
+        ({"grad_clip_by": "globalnorm"}, "grad_clip_by: .* got 'globalnorm'. Did you mean 'global_norm'"),
+        ({"batch_mode": "complete"}, "batch_mode: .* got 'complete'. Did you mean 'complete_episodes'"),
+        ({"lambda_": -0.1}, "lambda_: expected a number from 0 to 1, got -0.1"),
+        ({"clip_param": "wide"}, "clip_param: expected a number from 0 to infinity, got 'wide'"),
+        ({"seed": -1}, "seed: expected a whole number from 0, or None, got -1"),
+        ({"num_env_runners": 2}, "num_env_runners: expected 0, got 2. This version samples and learns in one process"),
+        ({"num_learners": 1}, "num_learners: expected 0, got 1. This version samples and learns in one process"),
+        ({"policies": "shared"}, r"policies: expected .* got 'shared'. Write \['shared'\], or .multi_agent"),
+        (
+            {"learner_class": Learner},
+            "learner_class: .* Learner cannot be used as it is: it has to define compute_loss",
+        ),
+        ({"rl_module_spec": RLModule}, r"rl_module_spec: expected an RLModuleSpec .* Write RLModuleSpec\(RLModule\)"),
+        ({"callbacks_class": Needy}, "callbacks_class: .* Needy is constructed without arguments, but .*'x'"),
+        (
+            {"policy_mapping_fn": lambda agent: "a"},
+            r"policy_mapping_fn: .* accepts \(agent\), but .* \(agent_id, episode\)",
+        ),
+        ({"env_to_module_connector": lambda *, a: a}, r"update_from_dict: env_to_module_connector: the function takes"),
+        ({"env": None}, r"no environment. Call .environment\(env=...\)"),
+        ({"model_config": {"fcnet_hidens": [4]}}, "no setting 'fcnet_hidens'. Did you mean 'fcnet_hiddens'"),
+    ],
+)
+def test_a_bad_value_is_named_with_what_may_be(settings, words):
+    with pytest.raises(ConfigError, match=words) as caught:
+        small_config("CartPole-v1").update_from_dict(settings).build_algo()
+    one_line(caught)
+
+
+def test_a_spec_for_a_module_that_nobody_has_is_named():
+    from marl_connectors.rl_module.multi_rl_module import MultiRLModuleSpec
+    from marl_connectors.rl_module.rl_module import RLModuleSpec
+
+    spec = MultiRLModuleSpec(rl_module_specs={"wolf": RLModuleSpec()})
+    config = small_config("marl_envs.match_v0").multi_agent(policies="shared").rl_module(rl_module_spec=spec)
+    with pytest.raises(ConfigError, match=r"spec for module 'wolf', but the modules are \['default_policy'\]"):
+        config.build_algo()
+
+
+def test_overrides_of_a_module_are_named_with_it():
+    config = small_config(LifeEnv).multi_agent(policies="independent")
+    with pytest.raises(
+        ConfigError, match=r"PPOConfig.rl_module: algorithm_config_.*, module 'a': clip_param: expected"
+    ):
+        config.rl_module(algorithm_config_overrides_per_module={"a": {"clip_param": -1.0}})
+
+
+def test_bounded_distributions_need_actions_that_are_stretched():
+    def config_of(low):
+        box = spaces.Box(low, 1.0, (2,))
+        config = small_config(lambda: LifeEnv(spaces_of=dict.fromkeys("abc", (BOX, box))))
+        config.multi_agent(policies="shared").rl_module(model_config={"action_distribution": "beta"})
+        return config.environment(normalize_actions=False)
+
+    with pytest.raises(ConfigError, match=r"PPOConfig: action_distribution='beta' .*normalize_actions=False .*Box"):
+        config_of(0.0).build_algo()
+    config_of(-1.0).build_algo()
+
+
+def test_what_cannot_be_found_again_by_name_has_no_address_in_checkpoints():
+    first, second = (config_to_state(PPOConfig().env_runners(env_to_module_connector=lambda: [])) for _ in range(2))
+    assert first == second
+    assert "0x" not in str(first)

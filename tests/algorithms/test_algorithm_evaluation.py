@@ -1,0 +1,111 @@
+"""Evaluations can be played otherwise than training: by other modules, exploring, in another number of copies."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scripted_envs import small_config
+
+from marl_connectors import Algorithm, Columns, RLModule
+from marl_connectors.callbacks import Callbacks
+from marl_connectors.connectors.env_to_module.mean_std_filter import MeanStdFilter
+from marl_connectors.errors import ConfigError, MappingError
+from marl_envs import match_v0
+
+
+def config_of(**evaluation):
+    config = small_config(match_v0.parallel_env, env_config={"n_agents": 2, "n_actions": 3, "ep_len": 7})
+    config.multi_agent(policies={"learns", "fixed"}, policy_mapping_fn="*=learns", policies_to_train=["learns"])
+    return config.evaluation(evaluation_duration=3, **evaluation)
+
+
+def modules_of(results):
+    return set(results["module_episode_returns"])
+
+
+def test_a_fixed_opponent_plays_in_evaluations_only():
+    config = config_of(evaluation_interval=2, evaluation_config={"policy_mapping_fn": "*_0=learns,*_1=fixed"})
+    algo = config.build_algo()
+    results = [algo.train() for _ in range(4)]
+    assert modules_of(results[1]["evaluation"]) == {"learns", "fixed"}
+    assert modules_of(results[3]["env_runners"]) == {"learns"}
+    assert modules_of(algo.evaluate()) == {"learns", "fixed"}
+
+
+def test_a_call_says_otherwise():
+    algo = config_of(evaluation_config={"policy_mapping_fn": "*_0=learns,*_1=fixed"}).build_algo()
+    assert modules_of(algo.evaluate(policy_mapping_fn="*=fixed")) == {"fixed"}
+    assert modules_of(algo.evaluate(policy_mapping_fn=lambda agent_id, episode, **kwargs: "learns")) == {"learns"}
+    with pytest.raises(MappingError, match="'other'"):
+        algo.evaluate(policy_mapping_fn="*=other")
+    assert modules_of(algo.evaluate()) == {"learns", "fixed"}, "and nothing of it stays"
+
+
+class Says(RLModule):
+    """Gives the action 1 when exploring, else 0."""
+
+    def _forward_inference(self, batch, **kwargs):
+        return {Columns.ACTIONS: batch[Columns.OBS][..., 0].long() * 0}
+
+    def _forward_exploration(self, batch, **kwargs):
+        return {Columns.ACTIONS: batch[Columns.OBS][..., 0].long() * 0 + 1}
+
+
+class NotesActions(Callbacks):
+    seen: list = []
+
+    def on_episode_end(self, *, episode, env_runner, **kwargs):
+        actions = {int(a) for e in episode.agent_episodes.values() for a in e.get_actions()}
+        self.seen.append((actions, len(env_runner.vector_env.sub_envs)))
+
+
+def test_exploration_copies_and_callbacks_may_be_others_too():
+    from marl_connectors import RLModuleSpec
+
+    settings = {"num_envs_per_env_runner": 2, "callbacks_class": NotesActions}
+    config = config_of(evaluation_config=settings).rl_module(rl_module_spec=RLModuleSpec(Says))
+    algo = config.env_runners(num_envs_per_env_runner=3).build_algo()
+    NotesActions.seen.clear()
+    algo.evaluate(num_episodes=2)
+    algo.evaluate(num_episodes=1, explore=True)
+    assert NotesActions.seen == [({0}, 2), ({0}, 2), ({1}, 1)]
+    exploring = config.copy().evaluation(evaluation_config={**settings, "explore": True}).build_algo()
+    NotesActions.seen.clear()
+    exploring.evaluate(num_episodes=2)
+    exploring.evaluate(num_episodes=1, explore=False)
+    assert NotesActions.seen == [({1}, 2), ({1}, 2), ({0}, 1)]
+
+
+def test_what_is_wrong_in_the_settings_of_evaluations_is_named():
+    with pytest.raises(ConfigError, match="evaluation_config: 'lr' cannot differ in evaluations"):
+        config_of(evaluation_config={"lr": 1.0})
+    with pytest.raises(ConfigError, match="evaluation_config: num_envs_per_env_runner: expected a whole number from 1"):
+        config_of(evaluation_config={"num_envs_per_env_runner": 0})
+
+
+def test_a_checkpoint_holds_them(tmp_path):
+    settings = {"policy_mapping_fn": "*_0=learns,*_1=fixed", "explore": True}
+    algo = config_of(evaluation_config=settings).build_algo()
+    loaded = Algorithm.from_checkpoint(algo.save_to_path(tmp_path / "c"))
+    assert loaded.config.evaluation_config == algo.config.evaluation_config
+    assert loaded.evaluate() == algo.evaluate()
+
+
+def test_filters_count_nothing_in_evaluations():
+    config = config_of().env_runners(env_to_module_connector=lambda env: MeanStdFilter())
+    algo = config.build_algo()
+    algo.train()
+    counts = []
+
+    class Counts(Callbacks):
+        def on_sample_end(self, *, env_runner, **kwargs):
+            counts.append(env_runner.env_to_module["MeanStdFilter"].get_state()["agent_0"]["own"]["count"])
+
+    algo.config.change(evaluation_config={"callbacks_class": Counts})
+    before = algo.env_runner.env_to_module.get_state()
+    algo.evaluate()
+    assert counts == [before["MeanStdFilter"]["agent_0"]["own"]["count"]] != [0]
+    np.testing.assert_equal(algo.env_runner.env_to_module.get_state(), before)
+    algo.train()
+    after = algo.env_runner.env_to_module.get_state()["MeanStdFilter"]["agent_0"]["own"]["count"]
+    assert after > counts[0], "in training it counts on"

@@ -1,0 +1,364 @@
+"""Modules that come and go while training goes on, and runs that are resumed after that."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from recurrent_modules import GRUModule
+from scripted_envs import small_config
+
+from marl_connectors import Algorithm, MAPPOConfig, MultiRLModuleSpec, RLModuleSpec, load_policy
+from marl_connectors.algorithms.ppo.learner import PPOLearner
+from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
+from marl_connectors.errors import CheckpointError, ConfigError, LearnerError, MappingError, ModuleError
+from marl_connectors.policy_mapping import mapping_from_json, mapping_to_json
+from marl_connectors.seeding import stream
+from marl_envs import last_stone_v0, match_v0
+
+
+@dataclass(frozen=True)
+class Against:
+    """Player 0 acts by main, the others by opponents that are drawn by the episode's id."""
+
+    opponents: tuple[str, ...]
+
+    def __call__(self, agent_id, episode, **kwargs):
+        if agent_id.endswith("_0"):
+            return "main"
+        return self.opponents[stream(0, "opponent", episode.id_).integers(len(self.opponents))]
+
+
+def the_others_by_old(agent_id, episode, **kwargs):
+    return "main" if agent_id.endswith("_0") else "old"
+
+
+def match_config(**env_config):
+    config = small_config(match_v0.parallel_env, env_config={"n_agents": 2, "n_actions": 3, "ep_len": 7, **env_config})
+    config.multi_agent(policies={"main"}, policy_mapping_fn=lambda agent_id, episode, **kwargs: "main")
+    return config.env_runners(num_envs_per_env_runner=3)
+
+
+def game_config():
+    config = small_config(last_stone_v0.env, env_config={"stones": 6})
+    config.multi_agent(policies={"main"}, policy_mapping_fn=lambda agent_id, episode, **kwargs: "main")
+    return config.env_runners(
+        num_envs_per_env_runner=3, env_to_module_connector=action_masks, episode_lookback_horizon=2
+    )
+
+
+def action_masks():
+    from marl_connectors import ActionMasking
+
+    return ActionMasking()
+
+
+def weights(algo):
+    return {f"{m}.{k}": v.numpy() for m, state in algo.rl_module.get_state().items() for k, v in state.items()}
+
+
+def add_copy(algo, module_id, mapping, **settings):
+    main = algo.get_module("main")
+    return algo.add_module(
+        module_id,
+        RLModuleSpec.from_module(main),
+        module_state=main.get_state(),
+        new_agent_to_module_mapping_fn=mapping,
+        **settings,
+    )
+
+
+def test_a_copy_begins_with_the_same_parameters_and_is_left_alone_if_it_is_not_to_be_updated():
+    algo = match_config().build_algo()
+    algo.train()
+    add_copy(algo, "old", the_others_by_old, new_should_module_be_updated=["main"])
+    before = weights(algo)
+    for name, value in algo.get_module("main").get_state().items():
+        np.testing.assert_array_equal(value, algo.get_module("old").get_state()[name])
+    for _ in range(2):
+        result = algo.train()
+    assert set(result["learners"]) == {"main"}
+    after = weights(algo)
+    assert {name.split(".")[0] for name in after if not np.array_equal(before[name], after[name])} == {"main"}
+    assert algo.config.policies_to_train == ["main"]
+    assert set(algo.config.policies) == {"main", "old"}
+
+
+def test_a_module_that_is_not_added_to_the_learner_only_acts():
+    algo = match_config().build_algo()
+    add_copy(algo, "old", the_others_by_old, add_to_learners=False)
+    algo.train()
+    before = weights(algo)
+    assert set(algo.train()["learners"]) == {"main"}
+    assert "old" in algo.evaluate(num_episodes=2)["module_episode_returns"]
+    after = weights(algo)
+    assert all(np.array_equal(before[name], after[name]) for name in before if name.startswith("old."))
+    assert not all(np.array_equal(before[name], after[name]) for name in before if name.startswith("main."))
+
+
+def test_evaluations_follow_the_new_mapping():
+    algo = match_config().build_algo()
+    assert set(algo.evaluate(num_episodes=2)["module_episode_returns"]) == {"main"}
+    add_copy(algo, "old", the_others_by_old)
+    assert set(algo.evaluate(num_episodes=2)["module_episode_returns"]) == {"main", "old"}
+
+
+def test_a_module_of_its_own_kind_has_its_own_settings():
+    algo = match_config().build_algo()
+    spec = RLModuleSpec(model_config={"fcnet_hiddens": (9,)})
+    module = algo.add_module(
+        "wide", spec, config_overrides={"lr": 0.5, "gamma": 0.25}, new_agent_to_module_mapping_fn="*_0=main,*=wide"
+    )
+    assert module.encoder.output_dim == 9
+    assert algo.learner.pipeline["GeneralAdvantageEstimation"].module_settings["wide"]["gamma"] == 0.25
+    algo.train()
+    assert algo.train()["learners"]["wide"]["learning_rate"] == 0.5
+    algo.add_module("narrow", config_overrides={"model_config": {"fcnet_hiddens": (3,)}})
+    assert algo.get_module("narrow").encoder.output_dim == 3
+    with pytest.raises(ConfigError, match="unknown setting 'lrr'"):
+        algo.add_module("other", config_overrides={"lrr": 0.5})
+    assert "other" not in algo.rl_module
+
+
+def test_what_cannot_be_added_leaves_everything_as_it_was():
+    algo = match_config().build_algo()
+    with pytest.raises(ModuleError, match="module 'main' exists already"):
+        algo.add_module("main", new_agent_to_module_mapping_fn="shared")
+    with pytest.raises(ConfigError, match="runners and learner have the same modules"):
+        algo.add_module("new", add_to_env_runners=False)
+    with pytest.raises(ModuleError, match=r"there is no module 'maine'\. Did you mean 'main'"):
+        algo.remove_module("maine")
+    with pytest.raises(ModuleError, match="'main' is the only module"):
+        algo.remove_module("main")
+    assert list(algo.rl_module) == ["main"]
+    assert not isinstance(algo.config.policy_mapping_fn, str)
+    with pytest.raises(ConfigError, match=r"has a single agent, .* so no agent would act with 'new'"):
+        small_config("CartPole-v1").build_algo().add_module("new")
+
+
+class Slips(PPOLearner):
+    """Cannot make an optimizer for what comes later."""
+
+    def configure_optimizers_for_module(self, module_id, config):
+        super().configure_optimizers_for_module(module_id, config)
+        if module_id != "main":
+            raise LearnerError("no optimizer for it")
+
+
+FAILING = {
+    "an override": ({"config_overrides": {"clip_param": -1}}, ConfigError, "module 'new': clip_param: expected"),
+    "an override beside a bad state": (
+        {"config_overrides": {"lr": 0.5}, "module_state": {"no": np.zeros(1)}},
+        ModuleError,
+        "another architecture",
+    ),
+    "an optimizer": ({"config_overrides": {"lr": 0.5}}, LearnerError, "no optimizer for it"),
+    "the kind of a mapping": ({"new_agent_to_module_mapping_fn": 3}, ConfigError, "policy_mapping"),
+    "a pattern": ({"new_agent_to_module_mapping_fn": "x*=new,*=main"}, MappingError, r"'x\*' .* matches no agent"),
+    "a setting of the run": ({"config_overrides": {"env": "CartPole-v1"}}, ConfigError, "'env' is a setting of the"),
+    "a module to be updated": ({"new_should_module_be_updated": ["mian"]}, ConfigError, "Did you mean 'main'"),
+    "no critic": ({"config_overrides": {"use_critic": False}}, ConfigError, "all modules of the run have a critic"),
+    "no lookback": ({"module_spec": RLModuleSpec(GRUModule, model_config={"size": 3})}, ConfigError, "lookback"),
+}
+
+
+@pytest.mark.parametrize("what", FAILING)
+def test_a_failed_addition_is_undone(what):
+    settings, error, message = FAILING[what]
+    config = match_config()
+    if what == "an optimizer":
+        config.learners(learner_class=Slips)
+    if what == "no lookback":
+        config.env_runners(episode_lookback_horizon=0)
+    algo, untouched = config.build_algo(), config.build_algo()
+    algo.train()
+    untouched.train()
+    before = algo.config.to_dict()
+    with pytest.raises(error, match=message):
+        algo.add_module("new", **settings)
+    assert list(algo.rl_module) == ["main"]
+    assert algo.config.to_dict() == before
+    assert not algo._changed_settings
+    assert "new" not in algo.learner.pipeline["GeneralAdvantageEstimation"].module_settings
+    algo.train()
+    untouched.train()
+    assert all(np.array_equal(value, weights(untouched)[name]) for name, value in weights(algo).items())
+
+
+def test_a_removal_with_a_bad_mapping_removes_nothing():
+    algo = match_config().build_algo()
+    add_copy(algo, "old", the_others_by_old)
+    with pytest.raises(MappingError, match="matches no agent"):
+        algo.remove_module("old", new_agent_to_module_mapping_fn="x*=main,*=main")
+    assert list(algo.rl_module) == ["main", "old"]
+    algo.train()
+
+
+def test_the_name_of_shared_layers_is_no_module_id():
+    algo = match_config().build_algo()
+    with pytest.raises(ModuleError, match="'__shared__' stands for shared layers"):
+        algo.add_module("__shared__")
+    assert list(algo.rl_module) == list(algo.learner.pipeline["GeneralAdvantageEstimation"].module_settings) == ["main"]
+    with pytest.raises(ModuleError, match="'__shared__' stands for shared layers"):
+        match_config().multi_agent(policies=["__shared__"], policy_mapping_fn="*=__shared__").build_algo()
+
+
+def test_modules_stand_in_the_same_order_in_every_process():
+    config = match_config().multi_agent(policies={f"m{i}" for i in range(9)}, policy_mapping_fn="*=m0")
+    assert list(config.build_algo().rl_module) == [f"m{i}" for i in range(9)]
+
+
+@pytest.mark.parametrize("config", [match_config, game_config], ids=["parallel", "in turns"])
+def test_a_run_goes_on_exactly_after_modules_were_added_and_removed(config, tmp_path):
+    algo = config().build_algo()
+    algo.train()
+    add_copy(algo, "v1", Against(("v1",)), new_should_module_be_updated=["main"])
+    algo.train()
+    add_copy(algo, "v2", Against(("v1", "v2")))
+    algo.train()
+    algo.remove_module("v1", new_agent_to_module_mapping_fn=Against(("v2", "main")))
+    algo.train()
+    loaded = Algorithm.from_checkpoint(algo.save_to_path(tmp_path / "c"))
+    assert list(loaded.rl_module) == ["main", "v2"]
+    assert loaded.config.policy_mapping_fn == Against(("v2", "main"))
+    assert loaded.config.policies_to_train == ["main"]
+    for _ in range(3):
+        algo.train()
+        loaded.train()
+    np.testing.assert_equal(weights(loaded), weights(algo))
+    again = Algorithm.from_checkpoint(loaded.save_to_path(tmp_path / "d"))
+    assert list(again.rl_module) == ["main", "v2"]
+
+
+def test_a_mapping_without_a_name_that_was_set_while_training_has_to_be_passed(tmp_path):
+    algo = match_config().build_algo()
+    mapping = lambda agent_id, episode, **kwargs: the_others_by_old(agent_id, episode)
+    add_copy(algo, "old", mapping, new_should_module_be_updated=lambda module_id: module_id == "main")
+    algo.train()
+    saved = algo.save_to_path(tmp_path / "c")
+    with pytest.raises(CheckpointError, match=r"Pass the function again \(policy_mapping_fn=...\)"):
+        Algorithm.from_checkpoint(saved)
+    with pytest.raises(CheckpointError, match=r"policies_to_train was changed .*policies_to_train=...\)"):
+        Algorithm.from_checkpoint(saved, config=match_config(), policy_mapping_fn=mapping)
+    with pytest.raises(CheckpointError, match=r"policy_mapping_fn was changed .*policy_mapping_fn=...\)"):
+        Algorithm.from_checkpoint(saved, config=match_config(), policies_to_train=["main"])
+    loaded = Algorithm.from_checkpoint(saved, policy_mapping_fn=mapping, policies_to_train=["main"])
+    for _ in range(2):
+        algo.train()
+        loaded.train()
+    np.testing.assert_equal(weights(loaded), weights(algo))
+
+
+def test_an_earlier_mapping_comes_back_with_an_earlier_checkpoint(tmp_path):
+    config = match_config().multi_agent(policies={"main", "old"}, policy_mapping_fn="*=main")
+    algo = config.build_algo()
+    algo.train()
+    first = algo.save_to_path(tmp_path / "a")
+    algo.set_policy_mapping_fn(the_others_by_old)
+    algo.train()
+    second = algo.save_to_path(tmp_path / "b")
+    algo.restore_from_path(first)
+    assert algo.config.policy_mapping_fn == config.policy_mapping_fn
+    assert set(algo.evaluate(num_episodes=2)["module_episode_returns"]) == {"main"}
+    assert set(algo.train()["learners"]) == set(algo.train()["learners"]) == {"main"}
+    other = config.build_algo()
+    for run in (algo, other):
+        run.restore_from_path(second)
+        assert run.config.policy_mapping_fn is the_others_by_old
+        assert set(run.train()["learners"]) == {"main", "old"}
+    np.testing.assert_equal(weights(algo), weights(other))
+    mapping = lambda agent_id, episode, **kwargs: "old"
+    algo.set_policy_mapping_fn(mapping)
+    third = algo.save_to_path(tmp_path / "c")
+    algo.restore_from_path(third)
+    assert algo.config.policy_mapping_fn is mapping, "it is that of the checkpoint"
+    with pytest.raises(CheckpointError, match="policy_mapping_fn was changed during training"):
+        other.restore_from_path(third)
+
+
+def test_a_class_without_a_name_is_taken_from_the_config(tmp_path):
+    class Mine(DefaultPPORLModule):
+        pass
+
+    algo = match_config().build_algo()
+    algo.add_module("mine", RLModuleSpec(Mine), new_agent_to_module_mapping_fn="*_0=main,*=mine")
+    saved = algo.save_to_path(tmp_path / "c")
+    with pytest.raises(CheckpointError, match=r"the module_class of module 'mine' was .*Mine.*rl_module_spec"):
+        Algorithm.from_checkpoint(saved, config=match_config())
+    spec = MultiRLModuleSpec(rl_module_specs={"mine": RLModuleSpec(Mine)})
+    loaded = Algorithm.from_checkpoint(saved, config=match_config().rl_module(rl_module_spec=spec))
+    assert type(loaded.get_module("mine")) is Mine
+    np.testing.assert_equal(weights(loaded), weights(algo))
+
+
+def test_modules_with_specs_and_settings_of_their_own_come_back(tmp_path):
+    config = match_config().multi_agent(policy_mapping_fn="*_0=a,*=b", policies={"a": None, "b": None})
+    small = RLModuleSpec(DefaultPPORLModule, model_config={"fcnet_hiddens": (3, 3)})
+    algo = config.rl_module(rl_module_spec=MultiRLModuleSpec(rl_module_specs={"b": small})).build_algo()
+    loaded = Algorithm.from_checkpoint(algo.save_to_path(tmp_path / "c"))
+    assert loaded.config.rl_module_spec.rl_module_specs["b"] == small
+    np.testing.assert_equal(weights(loaded), weights(algo))
+
+
+def test_a_removed_module_leaves_nothing_behind():
+    algo = match_config().build_algo()
+    add_copy(algo, "old", the_others_by_old)
+    algo.train()
+    algo.remove_module("old", new_agent_to_module_mapping_fn="*=main")
+    add_copy(algo, "new", Against(("new",)))
+    algo.train()
+    gone = weakref.ref(add_copy(algo, "older", Against(("older",))))
+    algo.evaluate(num_episodes=2)
+    algo.train()
+    algo.remove_module("older", new_agent_to_module_mapping_fn=Against(("new",)))
+    algo.train()
+    gc.collect()
+    assert gone() is None
+    state = algo.get_state()
+    assert set(state["learner"]["optimizers"]) == set(state["learner"]["module"]) == {"main", "new"}
+    assert "old" not in repr(state["config"]) and "older" not in repr(state["learner"])
+    assert set(algo.learner.pipeline["GeneralAdvantageEstimation"].module_settings) == {"main", "new"}
+
+
+def test_a_mapping_that_is_a_dataclass_survives_json():
+    mapping = Against(("a", "b"))
+    assert mapping_from_json(mapping_to_json(mapping)) == mapping
+    assert mapping_to_json(Against((object(),)))["type"] == "not_importable"
+
+
+def test_a_run_that_once_had_a_stateful_module_can_be_restored_and_loaded(tmp_path):
+    algo = match_config().build_algo()
+    algo.add_module("gru", RLModuleSpec(GRUModule, model_config={"size": 3}), new_agent_to_module_mapping_fn="*=gru")
+    algo.train()
+    algo.train()
+    policy = load_policy(algo.save_to_path(tmp_path / "with"))
+    assert policy.actions({"agent_0": np.zeros(3, np.float32)}).keys() == {"agent_0"}
+    algo.remove_module("gru", new_agent_to_module_mapping_fn="*=main")
+    algo.train()
+    saved = algo.save_to_path(tmp_path / "without")
+    loaded = Algorithm.from_checkpoint(saved)
+    algo.train()
+    loaded.train()
+    np.testing.assert_equal(weights(loaded), weights(algo))
+    assert load_policy(saved)(np.zeros(3, np.float32), "agent_1") in range(3)
+
+
+def test_modules_with_central_critics_come_and_go_too(tmp_path):
+    config = MAPPOConfig().environment(match_v0.parallel_env, env_config={"n_agents": 2, "n_actions": 3, "ep_len": 7})
+    config.multi_agent(policies={"main"}, policy_mapping_fn="*=main").debugging(seed=0)
+    config.training(train_batch_size_per_learner=20, minibatch_size=10, num_epochs=1)
+    algo = config.build_algo()
+    add_copy(algo, "old", the_others_by_old, new_should_module_be_updated=["main"])
+    algo.add_module(
+        "wide", RLModuleSpec(model_config={"fcnet_hiddens": (9,)}), new_agent_to_module_mapping_fn="*_0=main,*=wide"
+    )
+    algo.train()
+    saved = algo.save_to_path(tmp_path / "c")
+    loaded = Algorithm.from_checkpoint(saved)
+    algo.train()
+    loaded.train()
+    np.testing.assert_equal(weights(loaded), weights(algo))
+    assert load_policy(saved)(np.zeros(3, np.float32), "agent_1") in range(3)

@@ -1,0 +1,325 @@
+"""SIGTERM, SIGHUP and Ctrl-C: an orderly end that can be gone on from."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from marl_connectors.checkpoints import load_state
+from marl_connectors.cli import evaluate, stop_signals, train
+from marl_connectors.cli.main import main
+from marl_connectors.errors import EnvError
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")
+RUN = Path("runs/fake_env-shared-seed0")
+BOTH = pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+
+
+def rows(run=RUN):
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def checkpoints(run=RUN):
+    return sorted(path.name for path in (run / "checkpoints").iterdir())
+
+
+def raised(number):
+    os.kill(os.getpid(), number)
+
+
+def always_saving(monkeypatch):
+    """A checkpoint at the end of each iteration, as if each took longer than 20 s."""
+    monkeypatch.setattr(train, "CHECKPOINT_AGE_S", 0.0)
+    monkeypatch.setattr(train, "_SAVING_SHARE", 1e9)
+
+
+@BOTH
+def test_a_signal_finishes_the_iteration_saves_it_and_says_how_to_go_on(command, number, status):
+    command.algo = command.fake(interrupt_at=2, number=number)
+    assert command("train", "fake_env", "--steps", "500") == status
+    assert (RUN / "checkpoints" / "latest").read_text() == "000002\n"
+    assert f"Resume with: marl-connectors train --resume {RUN}" in command.out
+    assert f"{signal.Signals(number).name}: stopping after this iteration" in command.err
+    assert command.algo.stopped
+    assert command("train", "--resume", str(RUN)) == 0
+    assert [row["training_iteration"] for row in rows()] == [1, 2, 3, 4, 5]
+
+
+@BOTH
+def test_a_second_signal_stops_at_once(command, number, status):
+    command.algo = command.fake(interrupt_at=2, interrupts=2, number=number)
+    assert command("train", "fake_env", "--steps", "500") == status
+    assert "Stopped at once. The latest checkpoint is of iteration 1. Resume with" in command.out
+    assert len(rows()) == 1
+    assert command.algo.stopped
+
+
+@BOTH
+def test_a_signal_before_training_writes_nothing(command, number, status):
+    command.algo.random_play = lambda **kwargs: raised(number)
+    assert command("train", "fake_env") == status
+    assert not Path("runs").exists()
+    assert command.algo.stopped
+
+
+def test_other_commands_end_with_the_status_of_the_signal(command, monkeypatch):
+    command.algo.save_to_path("ckpt")
+    monkeypatch.setattr(evaluate, "load_algorithm", lambda path, **options: raised(signal.SIGTERM))
+    assert command("evaluate", "ckpt") == 143
+
+
+def in_iteration(command, number, act):
+    """Has the fake algorithm do something in an iteration."""
+    former = command.algo.train
+
+    def changed():
+        if command.algo.iteration + 1 == number:
+            act()
+        return former()
+
+    command.algo.train = changed
+
+
+def blocked():
+    """As an environment that takes longer than anyone waits."""
+    raised(signal.SIGTERM)
+    time.sleep(60)
+
+
+def test_an_iteration_that_takes_too_long_is_given_up_and_the_one_before_is_what_is_saved(command, monkeypatch):
+    always_saving(monkeypatch)
+    monkeypatch.setattr(stop_signals.InterruptGate.__init__, "__defaults__", (0.05,))
+    in_iteration(command, 3, blocked)
+    assert command("train", "fake_env", "--steps", "500") == 143
+    assert checkpoints() == ["000002", "latest"]
+    assert "The iteration took too long and was given up. The latest checkpoint is of iteration 2." in command.out
+    assert command.algo.stopped
+    assert command("train", "--resume", str(RUN)) == 0
+    assert [row["training_iteration"] for row in rows()] == [1, 2, 3, 4, 5]
+
+
+def test_what_is_given_up_before_the_first_checkpoint_says_so(command, monkeypatch):
+    monkeypatch.setattr(stop_signals.InterruptGate.__init__, "__defaults__", (0.05,))
+    in_iteration(command, 1, blocked)
+    assert command("train", "fake_env", "--steps", "500") == 143
+    assert "given up. Nothing of it was saved." in command.out
+    assert not Path("runs").exists()
+
+
+def test_the_time_limit_does_not_interrupt_the_writing_of_a_checkpoint(command, monkeypatch):
+    monkeypatch.setattr(stop_signals.InterruptGate.__init__, "__defaults__", (0.05,))
+    command.algo = command.fake(interrupt_at=2, number=signal.SIGTERM)
+    former = command.algo.save_to_path
+
+    def slow(path):
+        time.sleep(0.3)
+        former(path)
+
+    command.algo.save_to_path = slow
+    assert command("train", "fake_env", "--steps", "500") == 143
+    assert (RUN / "checkpoints" / "latest").read_text() == "000002\n"
+    assert "Stopped at 200 agent steps." in command.out
+
+
+def test_ctrl_c_waits_for_the_iteration_however_long_it_takes(command, monkeypatch):
+    monkeypatch.setattr(stop_signals.threading, "Timer", None)
+    command.algo = command.fake(interrupt_at=2)
+    assert command("train", "fake_env", "--steps", "500") == 130
+    assert (RUN / "checkpoints" / "latest").read_text() == "000002\n"
+
+
+def test_an_environment_that_fails_as_the_whole_job_is_stopped_ends_the_run_as_the_signal_does(command, monkeypatch):
+    """Programs that the environment has started often get the signal, too."""
+    always_saving(monkeypatch)
+
+    def lose_its_program():
+        raised(signal.SIGTERM)
+        raise EnvError("env: its simulator is gone.")
+
+    in_iteration(command, 2, lose_its_program)
+    assert command("train", "fake_env", "--steps", "500") == 143
+    assert "The iteration was given up: env: its simulator is gone." in command.err
+    assert "The latest checkpoint is of iteration 1. Resume with:" in command.out
+
+
+def test_a_signal_after_the_last_iteration_leaves_a_run_that_is_finished_on_resume(command):
+    """The last evaluation may be interrupted as training may be."""
+    command.algo = command.fake(interrupt_at=2, number=signal.SIGTERM)
+    assert command("train", "fake_env", "--steps", "200") == 143
+    assert not (RUN / "final.json").exists() and not (RUN / "video.gif").exists()
+    command.evaluate = None
+    assert command("train", "--resume", str(RUN)) == 0
+    assert (RUN / "final.json").exists() and (RUN / "video.gif").exists()
+    assert "Continuing from iteration 2 at 200 agent steps." in command.out
+    assert "red      0 ± 0.5    2.00 ± 0.5   -7.00 ± 0.5" in command.out
+    assert len(rows()) == 2
+    assert command("train", "--resume", str(RUN)) == 2  # nothing is left to do
+    assert command("train", "--resume", str(RUN), "--steps", "300") == 0
+    assert len(rows()) == 3
+
+
+def test_a_signal_in_the_last_evaluation_leaves_the_checkpoint_of_the_end(command):
+    evaluate = command.algo.evaluate
+
+    def stopped_at_the_end(**kwargs):
+        if command.algo.iteration:
+            raised(signal.SIGTERM)
+        return evaluate(**kwargs)
+
+    command.algo.evaluate = stopped_at_the_end
+    assert command("train", "fake_env", "--steps", "200") == 143
+    assert "The latest checkpoint is of iteration 2. Resume with:" in command.out
+    assert command("train", "--resume", str(RUN)) == 0
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_a_process_that_the_environment_forks_can_be_terminated(command):
+    """It inherits what this process does with signals."""
+    statuses = []
+
+    def fork_and_end():
+        reader, writer = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.write(writer, b"x")
+            time.sleep(60)
+            os._exit(0)
+        os.read(reader, 1)
+        os.kill(pid, signal.SIGTERM)
+        statuses.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+    in_iteration(command, 1, fork_and_end)
+    assert command("train", "fake_env", "--steps", "100") == 0
+    assert statuses == [-signal.SIGTERM]
+
+
+def test_what_is_ignored_stays_ignored(command):
+    """As SIGHUP under ``nohup``."""
+    former = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        command.algo = command.fake(interrupt_at=2, number=signal.SIGHUP)
+        assert command("train", "fake_env", "--steps", "300") == 0
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, former)
+
+
+def test_afterwards_signals_do_what_they_did(command):
+    before = [signal.getsignal(number) for number in stop_signals.STOP_SIGNALS]
+    command("train", "fake_env", "--steps", "100")
+    command("train", "nonsense", "--nonsense")
+    assert [signal.getsignal(number) for number in stop_signals.STOP_SIGNALS] == before
+
+
+def test_the_command_line_runs_in_any_thread(command):
+    statuses = []
+    thread = threading.Thread(target=lambda: statuses.append(main(["train", "fake_env", "--steps", "100"])))
+    thread.start()
+    thread.join()
+    assert statuses == [0]
+
+
+# Checkpoints in between ----------------------------------------------------------------------------------------------
+
+
+def test_long_iterations_leave_a_checkpoint_each_of_which_the_newest_is_kept(command, monkeypatch):
+    always_saving(monkeypatch)
+    assert command("train", "fake_env", "--steps", "500", "--checkpoint-every", "3") == 0
+    assert checkpoints() == ["000003", "000005", "latest"]
+    command.algo = command.fake(fail_at=5)
+    assert command("train", "fake_env", "--steps", "500", "--checkpoint-every", "3", "--out", "failed") == 2
+    assert checkpoints(Path("failed")) == ["000003", "000004", "latest"]
+    assert (Path("failed/checkpoints/latest")).read_text() == "000004\n"
+
+
+def test_short_iterations_leave_none_in_between(command):
+    assert command("train", "fake_env", "--steps", "500", "--checkpoint-every", "3") == 0
+    assert checkpoints() == ["000003", "000005", "latest"]
+
+
+def test_saving_takes_no_more_than_its_share_of_the_time(command, monkeypatch):
+    monkeypatch.setattr(train, "CHECKPOINT_AGE_S", 0.0)
+    clock, saved = [0.0], []
+    monkeypatch.setattr(train, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    train_once, save = command.algo.train, command.algo.save_to_path
+
+    def slow_save(path):
+        clock[0] += 1.0
+        saved.append(int(Path(path).name))
+        save(path)
+
+    def slow_train():
+        clock[0] += 10.0
+        return train_once()
+
+    command.algo.train, command.algo.save_to_path = slow_train, slow_save
+    assert command("train", "fake_env", "--steps", "1200", "--checkpoint-every", "1000") == 0
+    assert saved == [1, 6, 11, 12]  # a second of 50 is as much as it may take; the last one is that of the end
+
+
+# Real processes, and all of a group ----------------------------------------------------------------------------------
+
+
+def group_members(group):
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            text = path.read_text()
+        except OSError:
+            continue
+        state, _, pgrp = text.rpartition(") ")[2].split()[:3]
+        if int(pgrp) == group and state != "Z":
+            found.append(text.split(" (")[0])
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.parametrize("to", ["process", "group"])
+@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
+def test_a_real_run_that_is_stopped_goes_on_as_if_it_had_not_been(tmp_path, number, status, workers, to):
+    words = [sys.executable, "-m", "marl_connectors", "train"]
+    start = ["CartPole-v1", "--steps", "4000", "--num-envs", "4", "--num-env-workers", workers, "--eval-episodes", "2"]
+    start += ["--set", "train_batch_size_per_learner=200", "--set", "num_epochs=1", "--no-video", "--out"]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    assert subprocess.run([*words, *start, "whole"], cwd=tmp_path, env=env, stdout=subprocess.DEVNULL).returncode == 0
+    process = subprocess.Popen(
+        [*words, *start, "run"],
+        cwd=tmp_path,
+        env=env,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    assert process.stdout is not None
+    while not re.search("agent steps  ", process.stdout.readline()):
+        pass
+    (os.killpg if to == "group" else os.kill)(process.pid, number)
+    said, _ = process.communicate()
+    assert process.returncode == status, said
+    assert "Resume with: marl-connectors train --resume run" in said
+    until = time.monotonic() + 60
+    while group_members(process.pid) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert group_members(process.pid) == []
+    resumed = subprocess.run([*words, "--resume", "run"], cwd=tmp_path, env=env, stdout=subprocess.DEVNULL)
+    assert resumed.returncode == 0
+    metrics = [[without_times(row) for row in rows(tmp_path / name)] for name in ("whole", "run")]
+    assert metrics[0] == metrics[1]
+    assert load_state(tmp_path / "run/checkpoints/000020").keys()
+
+
+def without_times(row):
+    return {key: value for key, value in row.items() if not key.startswith("time")}
