@@ -153,7 +153,7 @@ class Needy(Callbacks):
             {"policy_mapping_fn": lambda agent: "a"},
             r"policy_mapping_fn: .* accepts \(agent\), but .* \(agent_id, episode\)",
         ),
-        ({"env_to_module_connector": lambda *, a: a}, r"update_from_dict: env_to_module_connector: the function takes"),
+        ({"env_to_module_connector": lambda *, a: a}, r"env_to_module_connector: the function has the signature"),
         ({"env": None}, r"no environment. Call .environment\(env=...\)"),
         ({"model_config": {"fcnet_hidens": [4]}}, "no setting 'fcnet_hidens'. Did you mean 'fcnet_hiddens'"),
     ],
