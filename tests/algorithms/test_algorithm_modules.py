@@ -125,7 +125,7 @@ def test_a_module_of_its_own_kind_has_its_own_settings():
 
 def test_what_cannot_be_added_leaves_everything_as_it_was():
     algo = match_config().build_algo()
-    with pytest.raises(ModuleError, match="module 'main' exists already"):
+    with pytest.raises(ModuleError, match="there is a module 'main' already"):
         algo.add_module("main", new_agent_to_module_mapping_fn="shared")
     with pytest.raises(ConfigError, match="runners and learner have the same modules"):
         algo.add_module("new", add_to_env_runners=False)

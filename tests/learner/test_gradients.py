@@ -37,7 +37,7 @@ def test_stacked_gradients_are_clipped_as_each_module_is_alone(settings):
         expected.append(torch.cat([gradient.reshape(-1) for gradient in own]))
     before = bucket.gradients.clone()
     norms = torch.linalg.vector_norm(bucket.gradients, dim=1)
-    clip_stacked_gradients(bucket.part(bucket.module_ids), bucket.gradients, norms, configs)
+    clip_stacked_gradients(bucket.stack_of(bucket.module_ids), bucket.gradients, norms, configs)
     torch.testing.assert_close(bucket.gradients, torch.stack(expected))
     bounded = [bound is not None for bound, _ in settings]
     assert [not torch.equal(one, other) for one, other in zip(before, bucket.gradients, strict=True)] == bounded

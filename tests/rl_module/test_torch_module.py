@@ -72,5 +72,5 @@ def test_what_makes_no_module_is_named(model_config, message):
 
 
 def test_a_critic_that_is_missing_is_named():
-    with pytest.raises(ModuleError, match=r"no value function\. Give one"):
+    with pytest.raises(ModuleError, match=r"no value function\. Pass one"):
         make(policy=mlp).compute_values({Columns.OBS: torch.ones(1, 4)})
