@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from marl_connectors.episodes.multi_agent_growth import REMEMBERED_AGENTS
+from marl_connectors.episodes.multi_agent_episode import REMEMBERED_AGENTS
 from marl_connectors.typing import AgentID, ModuleID
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any, overload
 
 import numpy as np
 
-from marl_connectors.episodes.extended_episodes import extended
+from marl_connectors.episodes.bootstrap_view import extended
 from marl_connectors.episodes.rollout import Positions, Rollout
 from marl_connectors.episodes.rows import Rows
 from marl_connectors.episodes.sequences import PaddedColumns, Sequences

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import copy
 from time import perf_counter
-from typing import Any
+from typing import Any, Final
+
+import numpy as np
+from gymnasium import Space
+
+from marl_connectors import spaces
+from marl_connectors.columns import Columns
+from marl_connectors.errors import EpisodeError
+
+PLAIN: Final = (list, np.ndarray)
+"""The types of columns that are indexed without a walk over their parts."""
 
 
 class EpisodeBase:
@@ -59,3 +69,44 @@ class EpisodeBase:
     def _set_duration(self, seconds: float) -> None:
         self._last_time = perf_counter()
         self._first_time = self._last_time - seconds
+
+
+def check_item(space: Space, item: Any, name: str, who: str) -> None:
+    """Checks that an observation or an action is in its space.
+
+    Raises:
+        EpisodeError: If not.
+    """
+    why = spaces.misfit(space, item)
+    if why:
+        what = "observation" if name == Columns.OBS else "action"
+        raise EpisodeError(
+            f"{who}: the {what} leaves its space, {spaces.describe(space)}: {why}. Correct the {what} or the space, or "
+            f"turn check_spaces off."
+        )
+
+
+def check_lookback(len_lookback_buffer: Any, who: str) -> None:
+    """Checks a number of steps of lookback.
+
+    Raises:
+        EpisodeError: If it is not 0 or more.
+    """
+    if not isinstance(len_lookback_buffer, (int, np.integer)) or len_lookback_buffer < 0:
+        raise EpisodeError(f"{who}: len_lookback_buffer must be an int of 0 or more, but is {len_lookback_buffer!r}.")
+
+
+def slice_bounds(slice_: slice, len_lookback_buffer: int | None, length: int, who: str) -> tuple[int, int]:
+    """First step of a slice, and the one after its last.
+
+    Raises:
+        EpisodeError: If it is no slice, has a step size, or the lookback is negative.
+    """
+    if not isinstance(slice_, slice):
+        raise EpisodeError(f"{who}: a slice(start, stop) is needed, but {slice_!r} came.")
+    if slice_.step not in (None, 1):
+        raise EpisodeError(f"{who}: a slice with step {slice_.step} would lose rewards. Leave the step out.")
+    if len_lookback_buffer is not None:
+        check_lookback(len_lookback_buffer, who)
+    start, stop, _ = slice_.indices(length)
+    return start, max(start, stop)

@@ -12,7 +12,7 @@ from gymnasium import Space
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
 from marl_connectors.episodes.agent_views import AgentChunk
-from marl_connectors.episodes.extended_episodes import originals
+from marl_connectors.episodes.bootstrap_view import originals
 from marl_connectors.episodes.lane_storage import LaneStorage
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.episodes.rollout import Rollout
