@@ -24,12 +24,12 @@ AnyEpisode = TypeVar("AnyEpisode", bound=SingleAgentEpisode | MultiAgentEpisode)
 class ExtendedStorage:
     """A view of an episode's storage that is one step longer.
 
-    In the artificial step nothing happens: the newest observation and info dict are repeated, the reward is 0, the
-    action and the extra model outputs are zeros. Reads and writes of all other steps go to the episode itself, to
-    whatever storage it has at the time; writes to the artificial step are accepted and forgotten.
+    The artificial step repeats the newest observation and info dict; its reward is 0, its action and extra model
+    outputs are zeros. Reads and writes of all other steps go to the storage that the episode has at the time; writes to
+    the artificial step are accepted and forgotten.
 
     Attributes:
-        episode: Whose steps these are; it has at least one.
+        episode: The episode, which has at least one step.
     """
 
     __slots__ = ("episode",)
@@ -66,12 +66,12 @@ class ExtendedStorage:
         return len(self._inner) + 1
 
     def real(self, name: str) -> int:
-        """How many items of a column are the episode's own, the lookback included."""
+        """Returns the number of the episode's own items of a column, including the lookback."""
         inner = self._inner
         return inner.lookback + len(inner) + (name in WITH_LAST)
 
     def column(self, name: str) -> list | Tree:
-        """All items. Where they are arrays this is a copy; ``part`` gives views of the real ones."""
+        """Returns all items. Arrays are copied here, while ``part`` returns views of the real items."""
         return self.part(name, 0, None)
 
     def part(self, name: str, start: int, stop: int | None) -> list | Tree:
@@ -85,7 +85,7 @@ class ExtendedStorage:
         return [*own, added] if isinstance(own, list) else joined([own, map_tree(_stacked, added)])
 
     def _artificial(self, name: str) -> Any:
-        """The item of the artificial step; for columns with a newest item more, the one after it."""
+        """Returns the item of the artificial step, which follows the episode's newest item of the column."""
         newest = self.real(name) - 1
         items = self._inner.part(name, newest, newest + 1)
         item = items[0] if isinstance(items, list) else row(items, 0)
@@ -102,7 +102,7 @@ class ExtendedStorage:
         return self._inner.extra_keys()
 
     def pending(self) -> dict[str, Any] | None:
-        """Nothing waits: what the agent does about its newest observation is not part of this chunk."""
+        """Returns None: the action that follows the newest observation is not part of this chunk."""
         return None
 
     def set_items(self, name: str, positions: Sequence[int], items: Sequence[Any]) -> None:
@@ -115,7 +115,7 @@ class ExtendedStorage:
         self._inner.set_items(name, [positions[i] for i in kept], [items[i] for i in kept])
 
     def set_pending(self, name: str, item: Any) -> None:
-        """There is nothing to set."""
+        """Does nothing, as no action waits."""
 
     def set_column(self, name: str, values: list | Tree) -> None:
         real = self.real(name)
@@ -137,9 +137,9 @@ def _zero(leaf: Any, _: Any) -> Any:
 
 
 class ExtendedEpisode(SingleAgentEpisode):
-    """A SingleAgentEpisode that is one step longer than the one it stands for; ``ExtendedStorage`` says how.
+    """A view of a SingleAgentEpisode that is one artificial step longer, as ``ExtendedStorage`` describes.
 
-    It is truncated if the other one has not ended. Everything else, custom data included, is the other one's.
+    It is truncated if the original has not ended. It shares everything else with the original, also the custom data.
     """
 
     __slots__ = ()
@@ -155,7 +155,7 @@ class ExtendedEpisode(SingleAgentEpisode):
         return self
 
     def _with(self, storage: EpisodeStorage, t_started: int) -> Any:
-        """A slice holds a copy of the artificial step, and is an ordinary episode."""
+        """Returns an ordinary episode: a slice holds a copy of the artificial step."""
         return self.original._with(storage, t_started)
 
     def _get(
@@ -167,7 +167,7 @@ class ExtendedEpisode(SingleAgentEpisode):
         one_hot_discrete: bool = False,
         with_pending: bool = False,
     ) -> Any:
-        """A hot path: only the rows that are asked for are looked at, so that nothing else is copied."""
+        # Only the rows that are asked for are read: pieces read item by item, and whole columns would be copied.
         storage, lookback = self.storage, self.storage.lookback
         total = storage.real(name) + 1
         try:
@@ -186,7 +186,7 @@ class ExtendedEpisode(SingleAgentEpisode):
         neg_index_as_lookback: bool,
         with_pending: bool = False,
     ) -> None:
-        """A hot path for single items: a real one is written where it is."""
+        # A single item is written to the original's storage, as pieces write item by item.
         if not isinstance(at_indices, (int, np.integer)):
             super()._set(name, new_data, at_indices, neg_index_as_lookback)
             return
@@ -203,7 +203,10 @@ class ExtendedEpisode(SingleAgentEpisode):
 
 
 def _window(positions: Positions, total: int) -> tuple[int, int, Positions]:
-    """The rows ``[first, stop)`` that some positions lie in, never none, and the positions counted from ``first``."""
+    """Returns the rows ``[first, stop)`` that hold some positions, and the positions counted from ``first``.
+
+    There is always at least one row.
+    """
     if isinstance(positions, int):
         return (total - 1, total, OUTSIDE) if positions == OUTSIDE else (positions, positions + 1, 0)
     if isinstance(positions, list):
@@ -219,9 +222,10 @@ def _window(positions: Positions, total: int) -> tuple[int, int, Positions]:
 
 
 class ExtendedMultiAgentEpisode(MultiAgentEpisode):
-    """A MultiAgentEpisode whose agents' episodes are one step longer.
+    """A view of a MultiAgentEpisode whose agents' episodes are one artificial step longer.
 
-    An artificial step is one of its agent only: env steps, and who observed or may act, are as they were.
+    The artificial steps are no env steps: env steps, and the agents that observed or may act, are those of the
+    original.
     """
 
     __slots__ = ("original",)
@@ -252,9 +256,9 @@ class ExtendedMultiAgentEpisode(MultiAgentEpisode):
 
 
 def extended(episode: AnyEpisode) -> AnyEpisode:
-    """A view of an episode with one artificial step more for each agent that has steps.
+    """Returns a view of an episode with one artificial step more for each agent that has steps.
 
-    Nothing is copied. What is written to real steps reaches the episode itself.
+    Nothing is copied. Items that are written to real steps reach the episode itself.
 
     >>> episode = SingleAgentEpisode(observations=[7, 8, 9], actions=[1, 1], rewards=[0.5, 1.0], len_lookback_buffer=0)
     >>> longer = extended(episode)
@@ -264,9 +268,10 @@ def extended(episode: AnyEpisode) -> AnyEpisode:
     if isinstance(episode, (ExtendedEpisode, ExtendedMultiAgentEpisode)):
         return episode
     if isinstance(episode, MultiAgentEpisode):
+        agent_episodes = {agent_id: extended(part) for agent_id, part in episode.agent_episodes.items()}
         view: Any = _copied(episode, ExtendedMultiAgentEpisode)
         view.original = episode
-        view.agent_episodes = {agent_id: extended(part) for agent_id, part in episode.agent_episodes.items()}
+        view.agent_episodes = agent_episodes
         view.past_agent_episodes = [extended(part) for part in episode.past_agent_episodes]
         return view
     if not len(episode):
@@ -278,22 +283,22 @@ def extended(episode: AnyEpisode) -> AnyEpisode:
 
 
 def _copied(episode: Any, cls: type[Any]) -> Any:
-    """An object of ``cls`` that has all attributes of the episode; the custom data are shared."""
-    notes = episode.custom_data  # made now, so that both have the same dict
+    """Returns an object of ``cls`` with all attributes of the episode; the custom data are shared."""
+    notes = episode.custom_data  # which makes the dict, so that both share it
     view = object.__new__(cls)
     for base in type(episode).__mro__:
         for name in base.__dict__.get("__slots__", ()):
-            if hasattr(episode, name):
+            if name != "__dict__" and hasattr(episode, name):
                 setattr(view, name, getattr(episode, name))
     assert view.custom_data is notes
     return view
 
 
 def original(episode: SingleAgentEpisode) -> SingleAgentEpisode:
-    """The episode without an artificial step."""
+    """Returns the episode without an artificial step."""
     return episode.original if isinstance(episode, ExtendedEpisode) else episode
 
 
 def originals(episodes: Iterable[SingleAgentEpisode]) -> list[SingleAgentEpisode]:
-    """The episodes without artificial steps."""
+    """Returns the episodes without artificial steps."""
     return [e.original if isinstance(e, ExtendedEpisode) else e for e in episodes]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 
 from gymnasium import Space
@@ -85,7 +86,7 @@ class MultiAgentEpisode(EpisodeBase):
     """
 
     __slots__ = (
-        "_agent_episodes",
+        "__dict__",  # for ``agent_episodes`` only, which is made when it is first asked for
         "_ended_before",
         "_module_of",
         "_spaces_by_agent",
@@ -109,7 +110,6 @@ class MultiAgentEpisode(EpisodeBase):
     agent_to_module_mapping_fn: AgentToModule | None
     observation_space: Any
     action_space: Any
-    _agent_episodes: dict[AgentID, SingleAgentEpisode] | None
     _module_of: dict[AgentID, ModuleID]
     _ended_before: dict[AgentID, bool]
     _truncated_before: bool
@@ -229,7 +229,7 @@ class MultiAgentEpisode(EpisodeBase):
         module_of: dict[AgentID, ModuleID],
     ) -> None:
         self.id_ = id_
-        self._agent_episodes = agent_episodes
+        self.agent_episodes = agent_episodes
         self.agent_views = None
         self.past_agent_episodes = []
         self.env_t_started = env_t_started
@@ -305,23 +305,17 @@ class MultiAgentEpisode(EpisodeBase):
 
     # Its agents' episodes, which may be made late.
 
-    @property
+    @cached_property
     def agent_episodes(self) -> dict[AgentID, SingleAgentEpisode]:
         """Agent to the episode of its newest life. Where ``agent_views`` stands for them, they are made now."""
-        episodes = self._agent_episodes
-        if episodes is None:
-            views, self.agent_views = self.agent_views, None
-            assert views is not None
-            episodes = self._agent_episodes = views.make(self)
-        return episodes
-
-    @agent_episodes.setter
-    def agent_episodes(self, episodes: dict[AgentID, SingleAgentEpisode]) -> None:
-        self._agent_episodes, self.agent_views = episodes, None
+        views, self.agent_views = self.agent_views, None
+        assert views is not None
+        return views.make(self)
 
     def let_be_views(self, views: AgentViews) -> None:
         """Replaces the agents' episodes by views, from which they are made again if anybody asks."""
-        self._agent_episodes, self.agent_views = None, views
+        self.__dict__.pop("agent_episodes", None)
+        self.agent_views = views
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copies and pickles hold the agents' episodes, which are made for them, instead of views of all lanes."""
@@ -458,7 +452,8 @@ class MultiAgentEpisode(EpisodeBase):
         """Returns the agent's module. The mapping function is called once for each agent and episode."""
         known = self._module_of.get(agent_id)
         if known is None:
-            episode = None if self._agent_episodes is None else self._agent_episodes.get(agent_id)
+            made: Mapping[AgentID, SingleAgentEpisode] = self.__dict__.get("agent_episodes", {})
+            episode = made.get(agent_id)
             if episode is not None and episode.module_id is not None:
                 known = episode.module_id
             else:
@@ -1009,7 +1004,7 @@ class MultiAgentEpisode(EpisodeBase):
 
     def __getitem__(self, item: slice) -> MultiAgentEpisode:
         if not isinstance(item, slice):
-            raise TypeError(f"{self.who}: episode[a:b] takes a slice, but {item!r} came. For items, use get_...().")
+            raise TypeError(f"{self.who}: episode[a:b] needs a slice, but {item!r} came. For items, use get_...().")
         return self.slice(item)
 
     def cut(self, len_lookback_buffer: int = 0) -> Self:

@@ -43,13 +43,13 @@ if TYPE_CHECKING:
 class SingleAgentEpisode(EpisodeBase):
     """One agent's observations, actions, rewards, infos and extra model outputs.
 
-    It holds one observation (and info) more than the rest: observation ``t`` led to action ``t``, which brought reward
-    ``t`` and observation ``t + 1``. ``len(episode)`` counts steps, without the lookback before them.
+    An episode holds one observation (and info) more than actions: observation ``t`` led to action ``t``, which brought
+    reward ``t`` and observation ``t + 1``. ``len(episode)`` counts steps, without the lookback before them.
 
-    All getters take ``indices``: None for all steps, an int for one item, a list or slice for a batch. Negative ones
-    count from the end or, with ``neg_index_as_lookback=True``, backwards from t=0. ``fill`` stands wherever the data
-    does not reach; without it, such an index raises ``IndexError``, and slices are clipped. A batch is a list as long
-    as the episode grows and arrays after ``to_numpy()``.
+    All getters accept ``indices``: None for all steps, an int for one item, a list or slice for a batch. Negative
+    indices count from the end or, with ``neg_index_as_lookback=True``, backwards from t=0. ``fill`` is the value
+    wherever the episode has no item; without it, such an index raises ``IndexError``, and slices are clipped. A batch
+    is a list as long as the episode grows, and an array after ``to_numpy()``.
 
     >>> episode = SingleAgentEpisode()
     >>> episode.add_env_reset(observation=0)
@@ -59,11 +59,11 @@ class SingleAgentEpisode(EpisodeBase):
 
     Attributes:
         t_started: The agent step at which this chunk started.
-        is_terminated: The state after the last step has no value.
-        is_truncated: The episode was stopped although that state has one.
-        uncredited_reward: The sum of what arrived when none of this chunk's own steps could have earned it: before the
-            agent ever acted, or, at the start of a chunk, for an action of the chunk before.
-        storage: Where the columns are.
+        is_terminated: Whether the episode ended in a terminal state, which has no value.
+        is_truncated: Whether the episode was stopped although its last state has a value.
+        uncredited_reward: The sum of the rewards that no step of this chunk has earned: those that came before the
+            agent ever acted and, at the start of a chunk, those for an action of the chunk before.
+        storage: The storage of the columns.
     """
 
     __slots__ = (
@@ -108,25 +108,26 @@ class SingleAgentEpisode(EpisodeBase):
         multi_agent_episode_id: EpisodeID | None = None,
         check_spaces: bool = False,
     ):
-        """An empty episode, or one from given data.
+        """Creates an empty episode, or one from given data.
 
         Args:
-            id_: Made up if None. Chunks of one episode share it.
-            observations: One more than there are actions, or nothing.
-            observation_space: Gives arrays their dtype, and ``fill`` and one-hot vectors their shape.
-            infos: As many as observations; empty dicts if None.
-            actions: One a step.
-            action_space: See ``observation_space``.
-            rewards: One a step.
+            id_: The id that all chunks of one episode share. A new one is made if it is None.
+            observations: The observations, one more than actions, or none.
+            observation_space: The space of the observations, which determines the dtype of arrays and the shapes of
+                filled items and one-hot vectors.
+            infos: As many info dicts as observations; empty dicts if None.
+            actions: One action for each step.
+            action_space: The space of the actions, used like ``observation_space``.
+            rewards: One reward for each step.
             terminated: Whether the last observation is that of a terminal state.
             truncated: Whether the episode was stopped after the last observation.
-            extra_model_outputs: Name to one item a step.
+            extra_model_outputs: Name to a sequence with one item for each step.
             t_started: The agent step at which the chunk starts (after the lookback), 0 if None.
             len_lookback_buffer: How many of the given steps are from before the chunk; "auto" means all.
-            agent_id: Whose episode it is.
-            module_id: Who chooses the actions.
-            multi_agent_episode_id: The episode of all agents that this one is part of.
-            check_spaces: Whether what is added must be in the spaces.
+            agent_id: The agent.
+            module_id: The module that chooses the agent's actions.
+            multi_agent_episode_id: The id of the ``MultiAgentEpisode`` that this episode is part of.
+            check_spaces: Whether observations and actions must be in their spaces.
 
         Raises:
             EpisodeError: If the data have unequal lengths.
@@ -181,7 +182,7 @@ class SingleAgentEpisode(EpisodeBase):
         observation_space: Space | None = None,
         action_space: Space | None = None,
     ) -> SingleAgentEpisode:
-        """An episode whose steps are already kept somewhere. A hot path: nothing is copied or checked."""
+        """Returns an episode of steps that a storage holds already. Nothing is copied or checked."""
         episode = cls.__new__(cls)
         episode._init(
             storage, id_, agent_id, module_id, multi_agent_episode_id, t_started, observation_space, action_space
@@ -211,7 +212,7 @@ class SingleAgentEpisode(EpisodeBase):
         self._init_base()
 
     def _with(self, storage: EpisodeStorage, t_started: int) -> Self:
-        """An episode of the same identity with other steps."""
+        """Returns an episode of the same identity with other steps."""
         other = type(self).__new__(type(self))
         other._init(
             storage,
@@ -228,7 +229,7 @@ class SingleAgentEpisode(EpisodeBase):
         return other
 
     def go_on_in(self, other: SingleAgentEpisode) -> None:
-        """Becomes a view of what another episode is a view of, under the same id; keeps its notes. For runners."""
+        """Continues in the storage of another episode, with its identity; keeps its own notes. For runners."""
         notes = self._custom_data
         self._init(
             other.storage,
@@ -271,23 +272,23 @@ class SingleAgentEpisode(EpisodeBase):
         return len(self.storage.column(T)) > 0
 
     def env_steps(self) -> int:
-        """Steps of this chunk."""
+        """Returns the number of steps in this chunk."""
         return len(self)
 
     def agent_steps(self) -> int:
-        """Steps of this chunk."""
+        """Returns the number of steps in this chunk."""
         return len(self)
 
     def get_return(self) -> float:
-        """The sum of the rewards of this chunk's steps, not discounted."""
+        """Returns the sum of the rewards of this chunk's steps, not discounted."""
         rewards = self.get_rewards()
         return float(sum(rewards if isinstance(rewards, list) else rewards.tolist()))
 
     def validate(self) -> None:
-        """Checks that the columns fit together.
+        """Checks that the lengths of the columns fit together.
 
         Raises:
-            EpisodeError: If their lengths differ.
+            EpisodeError: If they do not.
         """
         storage = self.storage
         counts = {name: count(storage.column(name)) for name in (*STEP, *storage.extra_keys())}
@@ -301,7 +302,7 @@ class SingleAgentEpisode(EpisodeBase):
             )
 
     def _space(self, name: str) -> Space | None:
-        """The space of a column's items, if it is known."""
+        """Returns the space of a column's items, or None if it is unknown."""
         if name == Columns.OBS:
             return self.observation_space
         space = self.action_space if name == Columns.ACTIONS else None
@@ -336,8 +337,8 @@ class SingleAgentEpisode(EpisodeBase):
         """Adds an action and what ``env.step()`` returned for it.
 
         Raises:
-            EpisodeError: If the episode has not begun or is over, ``reward`` is not a number, or something leaves its
-                space and ``check_spaces`` is on. The episode is then as it was.
+            EpisodeError: If the episode has not begun or is over, ``reward`` is not a number, or ``check_spaces`` is on
+                and the action or observation is not in its space. The episode is then unchanged.
         """
         storage = self.storage
         if type(reward) is not float or reward - reward != 0.0:
@@ -370,7 +371,7 @@ class SingleAgentEpisode(EpisodeBase):
             self._first_time = self._last_time
 
     def observe(self, observation: Any, infos: Mapping[str, Any] | None, t: int) -> None:
-        """The agent sees something at env step ``t``, which closes the step that waits for it.
+        """Adds an observation at env step ``t``, which closes the step that waits for it.
 
         A second observation before the agent acts replaces the first.
         """
@@ -380,7 +381,7 @@ class SingleAgentEpisode(EpisodeBase):
         self.lists().observe(owned(observation, self.observation_space), owned_infos(infos, self.who), t)
 
     def act(self, action: Any, extra_model_outputs: Mapping[str, Any] | None = None) -> None:
-        """The agent does something about its newest observation, and waits for the next."""
+        """Adds the action that follows the newest observation; its step waits for the next one."""
         storage = self.acting_storage()
         if self.check_spaces:
             self._check(action, ACTIONS)
@@ -388,10 +389,10 @@ class SingleAgentEpisode(EpisodeBase):
         storage.act(owned(action, self.action_space), extra_model_outputs or {})
 
     def acting_storage(self) -> ListStorage:
-        """The storage, if the agent may act now.
+        """Returns the storage, as one that can grow.
 
         Raises:
-            EpisodeError: If not.
+            EpisodeError: If the agent may not act now.
         """
         storage = self.storage
         if type(storage) is not ListStorage:
@@ -409,8 +410,8 @@ class SingleAgentEpisode(EpisodeBase):
     def credit(self, reward: float) -> None:
         """Adds a reward to the step of the agent's last action, also after the episode's end.
 
-        What no step of this chunk has earned is added to ``uncredited_reward`` (and shown in the lookback, if the last
-        action is there).
+        A reward that no step of this chunk has earned is added to ``uncredited_reward`` (and to the reward of the last
+        action, if that is in the lookback).
         """
         reward = number(reward, self.who)
         storage = self.lists()
@@ -426,8 +427,8 @@ class SingleAgentEpisode(EpisodeBase):
         """Sets the done flags. If the final observation is missing, the newest one is repeated.
 
         Args:
-            terminated: The final state has no value.
-            truncated: The episode was stopped.
+            terminated: Whether the final state has no value.
+            truncated: Whether the episode was stopped.
             t: The env step of the end. Without it, an observation is missing only if an action waits.
         """
         waits, observed = self.storage.pending() is not None, self.storage.column(T)
@@ -438,7 +439,7 @@ class SingleAgentEpisode(EpisodeBase):
         self.is_terminated, self.is_truncated = bool(terminated), bool(truncated)
 
     def lists(self) -> ListStorage:
-        """The storage as one that grows: a copy if it cannot."""
+        """Returns the storage as lists, which can grow; other storages are replaced by a copy."""
         if not isinstance(self.storage, ListStorage):
             self.storage = ListStorage.from_storage(self.storage)
         return self.storage
@@ -463,11 +464,11 @@ class SingleAgentEpisode(EpisodeBase):
         fill: Any = None,
         one_hot_discrete: bool = False,
     ) -> Any:
-        """Observations: ``len + 1`` of them for all."""
+        """Returns observations; there are ``len + 1`` of them."""
         return self._get(Columns.OBS, indices, neg_index_as_lookback, fill, one_hot_discrete)
 
     def get_infos(self, indices: Indices = None, *, neg_index_as_lookback: bool = False, fill: Any = None) -> Any:
-        """Info dicts, as they came with the observations; always in a list. ``fill`` is used as it is."""
+        """Returns the info dicts that came with the observations, always in a list. ``fill`` is used as it is."""
         return self._get(Columns.INFOS, indices, neg_index_as_lookback, fill)
 
     def get_actions(
@@ -478,22 +479,23 @@ class SingleAgentEpisode(EpisodeBase):
         fill: Any = None,
         one_hot_discrete: bool = False,
     ) -> Any:
-        """Actions: ``len`` of them for all.
+        """Returns actions; there are ``len`` of them.
 
-        Those that a runner recorded are the modules' own: of a Discrete space they count from 0, whatever its
-        ``start``, and of a Box they lie where the module put them. The environment got ``actions_for_env``. In an
-        episode made by hand they are what was put in. ``one_hot_discrete`` reads either kind as what it is.
+        Actions that a runner recorded are the modules' outputs: those of a Discrete space count from 0, whatever its
+        ``start``, and those of a Box are neither clipped nor scaled to its bounds. The environment got
+        ``actions_for_env``. An episode made by hand holds the actions that were added. ``one_hot_discrete`` reads both
+        kinds correctly.
         """
         return self._get(Columns.ACTIONS, indices, neg_index_as_lookback, fill, one_hot_discrete)
 
     def get_rewards(self, indices: Indices = None, *, neg_index_as_lookback: bool = False, fill: Any = None) -> Any:
-        """Rewards: ``len`` of them for all."""
+        """Returns rewards; there are ``len`` of them."""
         return self._get(Columns.REWARDS, indices, neg_index_as_lookback, fill)
 
     def get_extra_model_outputs(
         self, key: str, indices: Indices = None, *, neg_index_as_lookback: bool = False, fill: Any = None
     ) -> Any:
-        """Items of one extra model output, such as ``Columns.ACTION_LOGP``.
+        """Returns items of one extra model output, such as ``Columns.ACTION_LOGP``.
 
         Raises:
             KeyError: If there is no such output.
@@ -502,15 +504,15 @@ class SingleAgentEpisode(EpisodeBase):
         return self._get(key, indices, neg_index_as_lookback, fill)
 
     def get_observation(self, index: int = -1, **options: Any) -> Any:
-        """One observation; ``options`` are those of ``get_observations``."""
+        """Returns one observation; ``options`` are those of ``get_observations``."""
         return self.get_observations(index, **options)
 
     def get_action(self, index: int = -1, **options: Any) -> Any:
-        """One action; ``options`` are those of ``get_actions``."""
+        """Returns one action; ``options`` are those of ``get_actions``."""
         return self.get_actions(index, **options)
 
     def get_reward(self, index: int = -1, **options: Any) -> Any:
-        """One reward; ``options`` are those of ``get_rewards``."""
+        """Returns one reward; ``options`` are those of ``get_rewards``."""
         return self.get_rewards(index, **options)
 
     def _get(
@@ -522,7 +524,7 @@ class SingleAgentEpisode(EpisodeBase):
         one_hot_discrete: bool = False,
         with_pending: bool = False,
     ) -> Any:
-        """A hot path: one item, or all, without padding, is a plain indexing of the column."""
+        # Pieces on items read single items at every step, so one item, or all of them, is a plain index of a column.
         storage = self.storage
         if type(indices) is int and type(storage) is LaneStorage and not (one_hot_discrete or with_pending):
             item = storage.item(name, indices, neg_index_as_lookback)
@@ -566,8 +568,8 @@ class SingleAgentEpisode(EpisodeBase):
 
         Args:
             new_data: One item for an int, otherwise a list of items or a batch with as many.
-            at_indices: Which ones; None for all but the lookback.
-            neg_index_as_lookback: -1 means the last item before t=0.
+            at_indices: The indices to overwrite; None for all but the lookback.
+            neg_index_as_lookback: Whether -1 means the last item before t=0.
 
         Raises:
             IndexError: If an index is out of range, or the number of items differs.
@@ -588,8 +590,8 @@ class SingleAgentEpisode(EpisodeBase):
     ) -> None:
         """Overwrites items of one extra model output; see ``set_observations``.
 
-        With ``at_indices=None``, a new ``key`` is allowed. It gets zeros in the lookback and, while a runner goes on
-        with the episode, in the steps after these. Other agents' episodes do not get it.
+        With ``at_indices=None``, a new ``key`` is allowed. It gets zeros in the lookback and, while a runner continues
+        the episode, in later steps. Other agents' episodes do not get it.
         """
         if at_indices is not None or key in self.storage.extra_keys():
             self._check_key(key)
@@ -626,7 +628,7 @@ class SingleAgentEpisode(EpisodeBase):
         with_pending: bool = False,
     ) -> None:
         storage = self.storage
-        if type(new_data) is np.ndarray and type(at_indices) is int and type(storage) is LaneStorage:  # a hot path
+        if type(new_data) is np.ndarray and type(at_indices) is int and type(storage) is LaneStorage:
             is_array = not with_pending and name != Columns.INFOS and name != Columns.REWARDS
             place = storage.place(name, at_indices, neg_index_as_lookback) if is_array else -1
             if place >= 0:
@@ -666,7 +668,10 @@ class SingleAgentEpisode(EpisodeBase):
             storage.set_items(name, positions, self._items(new_data, len(positions), name))
 
     def _as_held(self, name: str, new_data: Any, *, is_one: bool) -> Any:
-        """Rewards as finite floats, and single items with the parts of their space."""
+        """Returns new data in the form in which a storage holds it.
+
+        Rewards become finite floats, and single items get the parts of their space.
+        """
         if name == Columns.REWARDS:
             if is_one:
                 return number(new_data, self.who)
@@ -684,7 +689,7 @@ class SingleAgentEpisode(EpisodeBase):
         return new_data if is_batch else [owned_value(item, space) for item in new_data]
 
     def _set_items(self, name: str, positions: Sequence[int], items: Sequence[Any], rows: int) -> None:
-        """Position ``rows`` is that of the row that waits."""
+        """Overwrites items; position ``rows`` is that of the row that waits."""
         if rows in positions:
             for position, item in zip(positions, items, strict=True):
                 if position == rows:
@@ -694,7 +699,7 @@ class SingleAgentEpisode(EpisodeBase):
         self.storage.set_items(name, positions, items)
 
     def _items(self, new_data: Any, wanted: int, name: str) -> list[Any]:
-        """A batch as a list of items; a tuple is a tree of arrays only if the column is one."""
+        """Returns a batch as a list of items; a tuple is a tree of arrays only if the column is one."""
         if isinstance(new_data, tuple) and not is_branch(new_data, self._space(name)):
             new_data = list(new_data)
         self._check_count(new_data, wanted, name)
@@ -722,11 +727,11 @@ class SingleAgentEpisode(EpisodeBase):
 
     def __getitem__(self, item: slice) -> SingleAgentEpisode:
         if not isinstance(item, slice):
-            raise TypeError(f"{self.who}: episode[a:b] takes a slice, but {item!r} came. For items, use get_...().")
+            raise TypeError(f"{self.who}: episode[a:b] needs a slice, but {item!r} came. For items, use get_...().")
         return self.slice(item)
 
     def cut(self, len_lookback_buffer: int = 0) -> Self:
-        """A successor chunk of length 0 that goes on where this one stops.
+        """Returns a successor chunk of length 0 that continues where this one stops.
 
         It has the same identity and custom data (copied), up to ``len_lookback_buffer`` steps of lookback, and the
         action that waits, if there is one.
@@ -742,10 +747,10 @@ class SingleAgentEpisode(EpisodeBase):
         return self._with(ListStorage.from_storage(self.storage, rows - lookback, None, lookback), self.t)
 
     def slice(self, slice_: slice, *, len_lookback_buffer: int | None = None) -> Self:
-        """A copy of the steps ``[start, stop)``, with the observation after them and a lookback before them.
+        """Returns a copy of the steps ``[start, stop)``, with the observation after them and a lookback before them.
 
-        Ids, infos, agent, module and custom data are kept; the done flags and an action that waits are, too, if the
-        slice reaches the end.
+        The copy has the same ids, infos, agent, module and custom data. It has the done flags and an action that waits
+        if the slice reaches the end.
 
         Args:
             slice_: Steps of this chunk, without a step size.
@@ -778,7 +783,7 @@ class SingleAgentEpisode(EpisodeBase):
         return new
 
     def take_back(self, reward: float) -> None:
-        """Leaves a late reward that these steps do not know of yet out of the lookback, where it is shown."""
+        """Subtracts a late reward, which arrived after these steps, from the last step of the lookback."""
         lookback = self.storage.lookback
         if lookback:
             self.storage.column(REWARDS)[lookback - 1] -= reward  # type: ignore[index]
@@ -787,7 +792,7 @@ class SingleAgentEpisode(EpisodeBase):
         """Appends a successor chunk, as ``cut()`` or ``slice()`` made it; ``other`` stays as it is.
 
         Raises:
-            EpisodeError: If ``other`` is not this episode's continuation. The episode is then as it was.
+            EpisodeError: If ``other`` is not this episode's continuation. The episode is then unchanged.
         """
         self.check_continuation(other)
         self.lists().extend(other.storage)
@@ -796,11 +801,7 @@ class SingleAgentEpisode(EpisodeBase):
         self._append_notes(other)
 
     def check_continuation(self, other: SingleAgentEpisode) -> None:
-        """Checks that ``other`` is the chunk that follows this one.
-
-        Raises:
-            EpisodeError: If not.
-        """
+        """Raises an EpisodeError unless ``other`` is the chunk that follows this one."""
         if self.is_done:
             raise EpisodeError(f"{self.who}: concat_episode() continues an episode, but this one is over.")
         if (other.id_, other.t_started) != (self.id_, self.t):
@@ -823,7 +824,7 @@ class SingleAgentEpisode(EpisodeBase):
             )
 
     def _credit_before(self, other: SingleAgentEpisode) -> None:
-        """What the appended chunk could not credit belongs to the last action before it, if there was one."""
+        """Adds the uncredited reward of the appended chunk to the last action before it, if there is one."""
         rewards, before = self.storage.column(REWARDS), self.storage.lookback + len(self) - len(other)
         if before:
             rewards[before - 1] += other.uncredited_reward
@@ -842,13 +843,13 @@ class SingleAgentEpisode(EpisodeBase):
         return self
 
     def as_arrays(self) -> EpisodeStorage:
-        """The storage, or arrays made of it if it is lists."""
+        """Returns the storage, or arrays made of it if it holds lists."""
         if isinstance(self.storage, ListStorage):
             return ArrayStorage.from_lists(self.storage, self.observation_space, self.action_space)
         return self.storage
 
     def get_data_dict(self) -> dict[str, Any]:
-        """One item a step for each column, without the lookback and the last observation."""
+        """Returns all columns with one item for each step, without the lookback and the last observation."""
         steps = len(self)
         terminateds, truncateds = [False] * steps, [False] * steps
         if steps:
@@ -868,7 +869,7 @@ class SingleAgentEpisode(EpisodeBase):
         return data | {key: self.get_extra_model_outputs(key) for key in self.storage.extra_keys()}
 
     def get_state(self) -> dict[str, Any]:
-        """The whole episode as nested dicts of numbers, strings, lists and numpy arrays.
+        """Returns the whole episode as nested dicts of numbers, strings, lists and numpy arrays.
 
         Raises:
             EpisodeError: If observations, infos or custom data hold anything else.
@@ -902,7 +903,7 @@ class SingleAgentEpisode(EpisodeBase):
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> SingleAgentEpisode:
-        """The episode that ``get_state()`` described."""
+        """Returns the episode that ``get_state()`` described."""
         columns = {name: decode(column) for name, column in state["columns"].items()}
         held: dict[str, Any] = {
             "lookback": state["lookback"],

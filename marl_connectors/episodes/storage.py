@@ -1,16 +1,16 @@
-"""Where one agent's steps are kept.
+"""Storages of one agent's steps.
 
 ============  =================================================================
 class         what it is for
 ============  =================================================================
 ListStorage   an episode that grows: one Python list for each column
 ArrayStorage  a finished chunk: one array, or tree of arrays, for each column
-LaneStorage   a view of a rollout that other code fills
+LaneStorage   a view of a rollout that a runner fills (``lane_storage``)
 ============  =================================================================
 
-A *row* is one agent-step. It opens when the agent observes and holds what the agent does; every reward until the agent
+A *row* is one agent-step. It opens when the agent observes, and holds the agent's action; every reward until the agent
 acts again is added to it, and the next observation closes it. Only closed rows are in the columns; a row whose
-action waits for the environment's answer is *pending*.
+action waits for the environment's step is *pending*.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from marl_connectors.trees import tree_map
 from marl_connectors.typing import Tree
 
 WITH_LAST = frozenset((Columns.OBS, Columns.INFOS, Columns.T))
-"""The columns that hold one item more than the others: what the newest observation brought."""
+"""The columns that hold one item more than the others: that of the newest observation."""
 
 OBS: Final = Columns.OBS
 INFOS: Final = Columns.INFOS
@@ -39,14 +39,14 @@ REWARDS: Final = Columns.REWARDS
 STEP: Final = (OBS, INFOS, T, ACTIONS, REWARDS)
 """The columns that every episode has; all others are extra model outputs."""
 UNSURE: Final = object()
-"""A quick look did not find out."""
+"""The result of ``item_at`` where a quick look cannot decide."""
 NOTHING: Final = object()
-"""There is no such item."""
+"""The result where there is no such item."""
 _NUMBERS: Final = frozenset((int, float, np.float32, np.float64, np.int64))
 
 
 class EpisodeStorage(Protocol):
-    """What an episode needs of the place where its steps are kept."""
+    """The interface of storages that an episode reads and writes."""
 
     @property
     def is_numpy(self) -> bool:
@@ -55,7 +55,7 @@ class EpisodeStorage(Protocol):
 
     @property
     def untyped(self) -> frozenset[str]:
-        """Columns of arrays that are empty, and of which nobody knows the items' dtype."""
+        """Empty columns of arrays whose items' dtype is unknown."""
         ...
 
     @property
@@ -65,36 +65,39 @@ class EpisodeStorage(Protocol):
 
     @property
     def lookback(self) -> int:
-        """Closed rows that are kept from before the chunk."""
+        """The number of closed rows from before the chunk."""
         ...
 
     @property
     def newest_t(self) -> int | None:
-        """The env step of the newest observation; None before there is any."""
+        """The env step of the newest observation, None before the first one."""
         ...
 
     def __len__(self) -> int:
-        """Closed rows, without the lookback."""
+        """The number of closed rows, without the lookback."""
         ...
 
     def column(self, name: str) -> list | Tree:
-        """All items, oldest first: ``lookback + len``, and one more for the columns in ``WITH_LAST``."""
+        """Returns all items, oldest first: ``lookback + len``, and one more for the columns in ``WITH_LAST``."""
         ...
 
     def part(self, name: str, start: int, stop: int | None) -> list | Tree:
-        """The items ``[start, stop)`` of ``column(name)``, None for its end."""
+        """Returns the items ``[start, stop)`` of ``column(name)``; None stands for its end."""
         ...
 
     def item_at(self, name: str, t: int) -> Any:
-        """The item of the row that was observed at env step ``t``, or ``NOTHING``; ``UNSURE`` if that takes longer."""
+        """Returns the item of the row that was observed at env step ``t``.
+
+        It is ``NOTHING`` if there is none, and ``UNSURE`` if it takes a search to find out.
+        """
         ...
 
     def extra_keys(self) -> tuple[str, ...]:
-        """Names of the extra model outputs."""
+        """Returns the names of the extra model outputs."""
         ...
 
     def pending(self) -> dict[str, Any] | None:
-        """Action, reward so far and extra model outputs of the open row if the agent has acted and waits."""
+        """Returns action, reward so far and extra model outputs of the row that waits, or None."""
         ...
 
     def set_items(self, name: str, positions: Sequence[int], items: Sequence[Any]) -> None:
@@ -102,7 +105,7 @@ class EpisodeStorage(Protocol):
         ...
 
     def set_pending(self, name: str, item: Any) -> None:
-        """Overwrites what is in the row that waits."""
+        """Overwrites an item of the row that waits."""
         ...
 
     def set_column(self, name: str, values: list | Tree) -> None:
@@ -111,12 +114,12 @@ class EpisodeStorage(Protocol):
 
 
 class ColumnStorage:
-    """Columns by name, and the open row.
+    """Columns by name, and the open row: the common part of lists and arrays.
 
     Attributes:
-        columns: All of them, by name.
+        columns: Name to column.
         extras: The names of the extra model outputs among them.
-        lookback: Closed rows that are kept from before the chunk.
+        lookback: The number of closed rows from before the chunk.
         open_row: Action, reward so far and extra model outputs of the row that waits, or None.
     """
 
@@ -143,7 +146,7 @@ class ColumnStorage:
         return self.columns[name]
 
     def item_at(self, name: str, t: int) -> Any:
-        """A hot path: an agent that observes at every env step is easily looked up."""
+        # The row of an agent that observes at every env step is computed, not searched.
         column, times = self.columns.get(name), self.columns[T]
         if not len(times) or not isinstance(column, (list, np.ndarray)):
             return UNSURE
@@ -173,7 +176,7 @@ class ColumnStorage:
         self.open_row[name] = float(item) if name == REWARDS else item
 
     def _accept(self, name: str, values: list | Tree) -> None:
-        """Checks a column's length, and notes a new one's name."""
+        """Checks the length of a new column, and adds its name to the extra model outputs if it is unknown."""
         wanted = self.lookback + len(self) if name not in WITH_LAST else len(self.columns[Columns.T])
         if count(values) != wanted:
             raise IndexError(
@@ -197,9 +200,14 @@ class ListStorage(ColumnStorage):
         heads: dict[str, Tree] | None = None,
         actions_from_0: bool = False,
     ):
-        """``heads`` are empty arrays whose dtypes a column of arrays had before it became a list.
+        """Creates a storage.
 
-        ``actions_from_0`` says whether actions of a Discrete space are without its ``start``, as a runner records them.
+        Args:
+            columns: Name to list; empty lists if None.
+            lookback: The number of closed rows from before the chunk.
+            open_row: The items of the row that waits, or None.
+            heads: Name to an empty array in the dtype that the column had before it became a list.
+            actions_from_0: Whether actions of a Discrete space are without its ``start``, as a runner records them.
         """
         super().__init__(
             {name: [] for name in STEP} if columns is None else columns, lookback=lookback, open_row=open_row
@@ -211,9 +219,9 @@ class ListStorage(ColumnStorage):
     def from_storage(
         cls, storage: EpisodeStorage, start: int = 0, stop: int | None = None, lookback: int | None = None
     ) -> ListStorage:
-        """A copy of the rows ``[start, stop)`` of any storage, which can grow on its own.
+        """Returns a copy of the rows ``[start, stop)`` of any storage, which can grow on its own.
 
-        The open row comes along if ``stop`` is None.
+        It includes the open row if ``stop`` is None.
         """
         end = storage.lookback + len(storage) if stop is None else stop
         columns: dict[str, list] = {}
@@ -245,10 +253,10 @@ class ListStorage(ColumnStorage):
         extra_model_outputs: Mapping[str, Any] | None,
         t: int | None = None,
     ) -> None:
-        """A whole step: what the agent does about its newest observation, and the next one. A hot path.
+        """Adds a whole step: the action that follows the newest observation, and the next observation.
 
-        No row may be open, and the extra model outputs must be the expected ones. Without ``t``, it is the next env
-        step. Of these, only the extra model outputs are copied.
+        No row may wait, and the extra model outputs must be the expected ones. Without ``t``, the next env step is
+        meant. Only the extra model outputs are copied.
         """
         columns = self.columns
         if extra_model_outputs:
@@ -262,7 +270,7 @@ class ListStorage(ColumnStorage):
         columns[REWARDS].append(reward)
 
     def observe(self, observation: Any, infos: dict[str, Any], t: int) -> None:
-        """Closes the row that is open, and opens the next one. An observation not yet acted on is replaced."""
+        """Closes the row that waits, and opens the next one; replaces an observation that was not acted upon."""
         columns = self.columns
         newest = (observation, infos, int(t))
         if self.open_row is None and columns[T]:
@@ -276,15 +284,15 @@ class ListStorage(ColumnStorage):
             self.open_row = None
 
     def act(self, action: Any, extra_model_outputs: Mapping[str, Any]) -> None:
-        """Writes what the agent does to the row that is open. The extra model outputs must be the expected ones."""
+        """Writes an action to the open row. The extra model outputs must be the expected ones."""
         outputs = {name: owned(value) for name, value in extra_model_outputs.items()}
         self.open_row = {ACTIONS: action, REWARDS: 0.0, **outputs}
 
     def expect(self, extra_model_outputs: Mapping[str, Any], whose: Any) -> None:
-        """Checks that these are the extra model outputs of the rows before; the first action says which there are.
+        """Checks the names of extra model outputs against those of the rows before; the first action sets them.
 
         Raises:
-            EpisodeError: If not; ``whose.who`` stands in the message.
+            EpisodeError: If they differ. The message begins with ``whose.who``.
         """
         known = self.extras
         if set(extra_model_outputs) == set(known):
@@ -302,7 +310,7 @@ class ListStorage(ColumnStorage):
         self._set_extras(tuple(extra_model_outputs))
 
     def _set_extras(self, names: tuple[str, ...]) -> None:
-        """The first rows say which extra model outputs there are."""
+        """Sets the names of the extra model outputs, before the first row is closed."""
         for name in self.extras:
             if name not in names:
                 del self.columns[name]
@@ -368,9 +376,14 @@ class ArrayStorage(ColumnStorage):
         untyped: frozenset[str] = frozenset(),
         actions_from_0: bool = False,
     ):
-        """``untyped`` are empty columns that have the dtype float64 for want of a better one.
+        """Creates a storage.
 
-        ``actions_from_0`` says whether actions of a Discrete space are without its ``start``, as a runner records them.
+        Args:
+            columns: Name to array or tree of arrays.
+            lookback: The number of closed rows from before the chunk.
+            open_row: The items of the row that waits, or None.
+            untyped: The names of empty columns whose dtype is unknown, and float64 for now.
+            actions_from_0: Whether actions of a Discrete space are without its ``start``, as a runner records them.
         """
         super().__init__(columns, lookback=lookback, open_row=open_row)
         self.untyped = untyped
@@ -380,7 +393,7 @@ class ArrayStorage(ColumnStorage):
     def from_lists(
         cls, lists: ListStorage, observation_space: Space | None, action_space: Space | None
     ) -> ArrayStorage:
-        """Arrays in the spaces' dtypes; rewards are float64, the env steps int64."""
+        """Returns arrays in the spaces' dtypes; rewards are float64, the env steps int64."""
         known = {Columns.OBS: observation_space, Columns.ACTIONS: action_space}
         columns: dict[str, Any] = {}
         for name, items in lists.columns.items():
@@ -404,7 +417,7 @@ class ArrayStorage(ColumnStorage):
 
     @classmethod
     def from_storage(cls, storage: EpisodeStorage, start: int, stop: int, lookback: int, open_row: Mapping | None):
-        """A copy of the rows ``[start, stop)`` of an array-backed storage."""
+        """Returns a copy of the rows ``[start, stop)`` of a storage of arrays."""
         columns = {}
         for name in (*STEP, *storage.extra_keys()):
             column = storage.part(name, start, stop + (name in WITH_LAST))
@@ -452,7 +465,7 @@ class ArrayStorage(ColumnStorage):
 
 
 def known_items(storage: EpisodeStorage, name: str) -> list | Tree:
-    """All items of a column; of an action that waits, what is known already stands last."""
+    """Returns all items of a column; the last one may be that of the row that waits."""
     column = storage.column(name)
     pending = None if name in WITH_LAST else storage.pending()
     if pending is None or name not in pending:
