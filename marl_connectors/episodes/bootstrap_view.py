@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from marl_connectors.episodes.batching import joined
-from marl_connectors.episodes.lookback import OUTSIDE, Indices, Padded, Positions, count, gather, map_tree, resolve, row
+from marl_connectors.episodes.items import count, joined, map_tree, row
+from marl_connectors.episodes.lookback import OUTSIDE, Indices, Padded, Positions, gather, resolve
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.episodes.storage import INFOS, OBS, REWARDS, WITH_LAST, EpisodeStorage, T

@@ -12,9 +12,9 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from marl_connectors.episodes.batching import joined, unbatch
 from marl_connectors.episodes.episode_base import PLAIN
-from marl_connectors.episodes.lookback import OUTSIDE, Padded, Positions, count, gather, row
+from marl_connectors.episodes.items import count, joined, row, unbatch
+from marl_connectors.episodes.lookback import OUTSIDE, Padded, Positions, gather
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.episodes.storage import (
     ACTIONS,

@@ -13,10 +13,10 @@ from gymnasium.spaces import Dict
 
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
-from marl_connectors.episodes.batching import number, owned, owned_infos
 from marl_connectors.episodes.env_steps import NEVER, EnvSteps, Lives, between, dicts_at, items_at, table
 from marl_connectors.episodes.episode_base import EpisodeBase, check_item, check_lookback, slice_bounds
-from marl_connectors.episodes.lookback import OUTSIDE, Indices, Padded, count, resolve
+from marl_connectors.episodes.items import count, number, owned, owned_infos
+from marl_connectors.episodes.lookback import OUTSIDE, Indices, Padded, resolve
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.episodes.state import decode, encode
 from marl_connectors.episodes.storage import (
@@ -870,11 +870,13 @@ class MultiAgentEpisode(EpisodeBase):
             steps = [times] if isinstance(times, int) else times
             return dicts_at(self._lives_of(wanted), name, steps, fill, one_hot_discrete)
         by_agent: dict[AgentID, Any] = {}
+        lives_of: dict[AgentID, Lives] = {}
         is_quick = type(times) is int and fill is None and not one_hot_discrete
-        for agent_id, lives in self._lives_of(wanted):
-            item = lives[-1].storage.item_at(name, times) if is_quick else UNSURE  # type: ignore[arg-type]
+        for agent_id, newest in wanted.items():
+            item = newest.storage.item_at(name, times) if is_quick else UNSURE  # type: ignore[arg-type]
             if item is UNSURE:
-                item = items_at(lives, name, times, fill, one_hot_discrete)
+                lives_of = lives_of or dict(self._lives_of(wanted))
+                item = items_at(lives_of[agent_id], name, times, fill, one_hot_discrete)
             if item is not NOTHING:
                 by_agent[agent_id] = item
         return by_agent

@@ -30,7 +30,7 @@ from gymnasium import Space
 
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
-from marl_connectors.episodes.batching import alike
+from marl_connectors.episodes.items import alike
 from marl_connectors.errors import EpisodeError
 from marl_connectors.trees import in_parts_of, leaves, same_structure, tree_map
 from marl_connectors.typing import Tree

@@ -11,7 +11,7 @@ from gymnasium import Space
 
 from marl_connectors.columns import Columns
 from marl_connectors.episodes.agent_views import AgentChunk
-from marl_connectors.episodes.info_column import InfoColumn
+from marl_connectors.episodes.items import InfoColumn
 from marl_connectors.episodes.rollout import Positions, Rollout, take
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.errors import EpisodeError, did_you_mean

@@ -13,10 +13,20 @@ from gymnasium import Space
 
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
-from marl_connectors.episodes.batching import number, owned, owned_infos, owned_value, same_item, unbatch
 from marl_connectors.episodes.episode_base import PLAIN, EpisodeBase, check_item, check_lookback, slice_bounds
+from marl_connectors.episodes.items import (
+    count,
+    is_branch,
+    map_tree,
+    number,
+    owned,
+    owned_infos,
+    owned_value,
+    same_item,
+    unbatch,
+)
 from marl_connectors.episodes.lane_storage import LaneStorage
-from marl_connectors.episodes.lookback import Indices, count, gather, is_branch, map_tree, resolve
+from marl_connectors.episodes.lookback import Indices, gather, resolve
 from marl_connectors.episodes.state import decode, encode
 from marl_connectors.episodes.storage import (
     ACTIONS,

@@ -22,8 +22,7 @@ import numpy as np
 from gymnasium import Space
 
 from marl_connectors.columns import Columns
-from marl_connectors.episodes.batching import alike, batch, head, joined, kind, owned, unbatch
-from marl_connectors.episodes.lookback import count, map_tree
+from marl_connectors.episodes.items import alike, batch, count, head, joined, kind, map_tree, owned, unbatch
 from marl_connectors.errors import EpisodeError
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import Tree
