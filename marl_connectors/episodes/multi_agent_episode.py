@@ -870,13 +870,15 @@ class MultiAgentEpisode(EpisodeBase):
             steps = [times] if isinstance(times, int) else times
             return dicts_at(self._lives_of(wanted), name, steps, fill, one_hot_discrete)
         by_agent: dict[AgentID, Any] = {}
-        lives_of: dict[AgentID, Lives] = {}
+        past: dict[AgentID, list[SingleAgentEpisode]] | None = None if self.past_agent_episodes else {}
         is_quick = type(times) is int and fill is None and not one_hot_discrete
         for agent_id, newest in wanted.items():
             item = newest.storage.item_at(name, times) if is_quick else UNSURE  # type: ignore[arg-type]
             if item is UNSURE:
-                lives_of = lives_of or dict(self._lives_of(wanted))
-                item = items_at(lives_of[agent_id], name, times, fill, one_hot_discrete)
+                if past is None:
+                    past = self.past_lives()
+                lives = (*past[agent_id], newest) if agent_id in past else (newest,)
+                item = items_at(lives, name, times, fill, one_hot_discrete)
             if item is not NOTHING:
                 by_agent[agent_id] = item
         return by_agent
