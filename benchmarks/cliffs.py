@@ -225,14 +225,14 @@ REASONS: dict[str, str] = {
     "LSTM of 64 cells": "the network itself: five times the arithmetic of the plain one",
     "MeanStdFilter": "statistics of all observations, which are then written to the episodes",
     "a tenth of the agents goes in every step": "each end and beginning is some 25 µs of Python",
-    "the same, 80 agents": "likewise",
+    "the same, 80 agents": "each end and beginning is some 25 µs of Python",
     "turn-based, 8 agents, one acts": "in each step other lanes act; PettingZoo's own turn takes a third",
     "episodes of 1 step": "a reset of all sub-environments in each step, with its seed, and an episode for each",
-    "episodes of 2 steps": "likewise, in every other step",
+    "episodes of 2 steps": "a reset of all sub-environments in every other step",
     "8 agents × 1 sub-environments": "the fixed calls of a step for 8 rows, beside 64",
     "256 modules for 256 agents × 4": "256 small products in place of a large one",
     "training: LSTM of 64 cells": "sequences are computed step by step",
-    "training: 8 independent modules, LSTM of 64 cells": "likewise, and recurrent modules are not stacked",
+    "training: 8 independent modules, LSTM of 64 cells": "sequences are computed step by step",
     "training: 8 independent modules, own `compute_loss_for_module`": "called for each module, with a pass of its own",
 }
 """Name of a row to why it takes more than twice as long, for the table's last column."""

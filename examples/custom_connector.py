@@ -1,8 +1,8 @@
 """What can a connector piece do that neither the environment nor the module does?
 
-In this environment all agents see the same thing, yet each is paid for a number of its own. One shared policy cannot
-tell them apart, and gets a return of about 2.5 of 10. A piece of twenty lines appends each agent's index to its
-observation; with it the same policy gets nearly 10. Prints both. Takes some 15 seconds.
+In this environment all agents see the same thing, but each gets rewards for a different number. One shared policy
+cannot tell them apart, and gets a return of about 2.5 of 10. A piece of twenty lines appends each agent's index to its
+observation, and with it the same policy gets nearly 10. The script prints both returns. It takes about 15 seconds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from marl_connectors import Columns, ConnectorV2, PPOConfig
 
 
 class OwnNumber(ParallelEnv):
-    """Agent ``i`` of four is paid 1 for action ``i``. All observations are the same. Ten steps an episode."""
+    """Agent ``i`` of four gets the reward 1 for action ``i``. All observations are alike. Episodes have ten steps."""
 
     metadata = {"name": "own_number_v0", "render_modes": []}
 
@@ -50,7 +50,7 @@ class OwnNumber(ParallelEnv):
 class AppendAgentIndex(ConnectorV2):
     """Appends the agent's index, as a one-hot vector, to its observation.
 
-    Reads ``obs`` and writes it back to the trajectories, so that the learner sees what the policy saw. Keeps no state.
+    Reads ``obs`` and writes it to the trajectories, so that the learner sees what the policy saw. Keeps no state.
     """
 
     def recompute_output_observation_space(self, input_observation_space, input_action_space):
@@ -63,14 +63,14 @@ class AppendAgentIndex(ConnectorV2):
         )
 
     def on_columns(self, *, columns, **kwargs):
-        rows = columns.rows  # one for each agent, here of all environment copies
+        rows = columns.rows  # one for each agent of all sub-environments
         numbers = [self.agents.index(episode.agent_id) for episode in rows.episodes]
         one_hot = np.eye(len(self.agents), dtype=np.float32)[numbers]
         rows.set(Columns.OBS, np.concatenate([rows.get(Columns.OBS), one_hot], axis=1))
 
 
 def train(env_to_module_connector, iterations: int) -> float:
-    """The return of an agent per episode after training with a shared policy."""
+    """Returns the return of an agent per episode after training with a shared policy."""
     algo = (
         PPOConfig()
         .environment(OwnNumber)
@@ -89,7 +89,7 @@ def train(env_to_module_connector, iterations: int) -> float:
 
 
 def main(iterations: int = 25) -> tuple[float, float]:
-    """Trains without the piece and with it, and gives both returns."""
+    """Trains without the piece and with it, and returns both returns."""
     # The networks are tiny: handing pieces of such a matrix product to several threads costs more than it saves.
     torch.set_num_threads(1)
     without = train(None, iterations)

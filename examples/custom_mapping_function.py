@@ -1,9 +1,9 @@
-"""How does an agent act by one module in this episode and by another in the next?
+"""How does an agent use one module in this episode and another in the next?
 
-A policy mapping function gets the agent and the episode. Here one agent of each episode, drawn by the episode's id,
-acts by the module ``scout``, and the others act by ``team``. Prints the returns of both modules every ten iterations (a
-rise from about -26 to -21 or better), and at the end how often each agent was the scout (each about a third of the
-time). Takes some 25 seconds.
+A policy mapping function gets the agent and the episode. Here one agent of each episode, which follows from the
+episode's id, uses the module ``scout``, and the others use ``team``. The script prints the returns of both modules
+every ten iterations (a rise from about -26 to -21 or better), and at the end how often each agent was the scout (each
+about a third of the time). It takes about 25 seconds.
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ AGENTS = ["agent_0", "agent_1", "agent_2"]
 
 
 def scout_of_the_episode(agent_id, episode, **kwargs) -> str:
-    """The module of an agent. Called once for each agent and episode; the episode remembers the answer.
+    """Returns the module of an agent. It is called once for each agent and episode; the episode remembers the answer.
 
-    What it returns should depend on the episode alone. So no random numbers, and not Python's ``hash`` of a string
-    either: that one differs from process to process.
+    The answer should depend only on the episode. So the function uses no random numbers and not Python's ``hash`` of a
+    string, which differs from process to process.
     """
     scout = AGENTS[zlib.crc32(episode.id_.encode()) % len(AGENTS)]
     return "scout" if agent_id == scout else "team"
 
 
 class CountScouts(Callbacks):
-    """Counts who was the scout."""
+    """Counts how often each agent was the scout."""
 
     counts: Counter = Counter()
 
     def on_episode_end(self, *, episode, **kwargs):
-        """Asks the episode which module each agent acted by."""
+        """Asks the episode which module each agent used."""
         self.counts.update(agent_id for agent_id in episode.agent_ids if episode.module_for(agent_id) == "scout")
 
 
 def main(iterations: int = 30) -> tuple[dict[str, float], Counter]:
-    """Trains, and gives the last returns by module, and how many episodes each agent was the scout in."""
+    """Trains, and returns the last returns by module, and in how many episodes each agent was the scout."""
     # The networks are tiny: handing pieces of such a matrix product to several threads costs more than it saves.
     torch.set_num_threads(1)
     CountScouts.counts = Counter()
     config = (
         PPOConfig()
         .environment("mpe2.simple_spread_v3", env_config={"N": 3, "max_cycles": 25})
-        # Name all modules: some may have no agent in the first episode, from which they are guessed otherwise.
+        # Name all modules. Otherwise they are those of the first episode, and some may have no agent in it.
         .multi_agent(policies={"scout", "team"}, policy_mapping_fn=scout_of_the_episode)
         .env_runners(num_envs_per_env_runner=8)
         .rl_module(

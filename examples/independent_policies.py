@@ -1,9 +1,9 @@
 """How does each agent learn a policy of its own?
 
-The same task as in ``shared_policies.py``; the difference is one line of the config. Every agent has a module that is
-called as the agent is, with parameters and an optimizer of its own. All three run as one batched computation. Prints
-the return of each module every ten iterations (a rise from about -26 to about -21: each module has only a third of the
-experience), and at the end beside that of random play (about -27). Takes some 25 seconds.
+The task is the same as in ``shared_policies.py``, and the config differs in one line. Every agent has its own module,
+which has the agent's name, its own parameters and its own optimizer. All three run as one batched computation. The
+script prints the return of each module every ten iterations (a rise from about -26 to about -21, because each module
+has only a third of the experience), and at the end also that of random play (about -27). It takes about 25 seconds.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from marl_connectors import PPOConfig
 
 
 def main(iterations: int = 30, eval_episodes: int = 100) -> tuple[dict[str, float], dict[str, float]]:
-    """Trains, and gives the returns of random play and those at the end, by module."""
+    """Trains, and returns the returns of random play and those at the end, by module."""
     # The networks are tiny: handing pieces of such a matrix product to several threads costs more than it saves.
     torch.set_num_threads(1)
     config = (

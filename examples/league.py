@@ -1,9 +1,9 @@
 """How do several policies train in a league, and how strong is each of them in the end?
 
-The game is ``marl_envs.last_stone_v0`` with 20 stones. Two modules learn: ``main`` plays against everybody,
+The game is ``marl_envs.last_stone_v0`` with 20 stones. Two modules learn: ``main`` plays against all others, and
 ``exploiter`` only against ``main``, to find its weaknesses. Every six iterations a frozen copy of each joins the
-league. Prints who wins how often against whom, and Elo ratings from that: later copies are stronger than earlier ones,
-and the last are hundreds of points above the first. Takes some 20 seconds.
+league. The script prints how often each module wins against each other, and Elo ratings from that: later copies are
+stronger than earlier ones, and the last are hundreds of points above the first. It takes about 20 seconds.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ LEARNERS = ("main", "exploiter")
 
 @dataclass(frozen=True)
 class League:
-    """Maps the players of each episode: main meets anybody else, or the exploiter meets main."""
+    """Maps the players of each episode: main plays against any other module, or the exploiter plays against main."""
 
     copies: tuple[str, ...]
 
     def __call__(self, agent_id, episode, **kwargs) -> str:
-        """Called once for each agent and episode; draws follow from the episode's id."""
+        """Returns a module id, once for each agent and episode. Its draws follow from the episode's id."""
         draw = stream(0, "match", episode.id_)
         if draw.random() < 0.5:
             pair = ["exploiter", "main"]
@@ -44,7 +44,7 @@ class GrowLeague(Callbacks):
     every = 6
 
     def on_train_result(self, *, algorithm, result, **kwargs):
-        """Called after each iteration."""
+        """Adds copies after some of the iterations."""
         if result["training_iteration"] % self.every:
             return
         copies = [module_id for module_id in algorithm.rl_module if module_id not in LEARNERS]
@@ -56,7 +56,7 @@ class GrowLeague(Callbacks):
 
 
 def cross_play(algo, module_ids: list[str], games: int) -> np.ndarray:
-    """``[n, n]`` how often each module wins against each other, from 0 to 1; 0.5 on the diagonal."""
+    """Returns ``[n, n]``: how often each module wins against each other, from 0 to 1, with 0.5 on the diagonal."""
     wins = np.full((len(module_ids), len(module_ids)), 0.5)
     for i, one in enumerate(module_ids):
         for j, other in enumerate(module_ids[:i]):
@@ -69,7 +69,7 @@ def cross_play(algo, module_ids: list[str], games: int) -> np.ndarray:
 
 
 def elo(wins: np.ndarray, games: int, steps: int = 2000) -> np.ndarray:
-    """``[n]`` ratings, 0 on average, by which the wins are most likely; half a game more is won and lost by each."""
+    """Returns ``[n]`` ratings with mean 0 under which the wins are most likely; half a game is added to each side."""
     share = (wins * games + 0.5) / (games + 1)
     ratings = np.zeros(len(wins))
     for _ in range(steps):
@@ -79,7 +79,7 @@ def elo(wins: np.ndarray, games: int, steps: int = 2000) -> np.ndarray:
 
 
 def main(iterations: int = 24, games: int = 64) -> tuple[list[str], np.ndarray, np.ndarray]:
-    """Trains the league, and gives its modules, who wins against whom, and their ratings."""
+    """Trains the league, and returns its modules, how often each wins against each other, and their ratings."""
     # The networks are tiny: handing pieces of such a matrix product to several threads costs more than it saves.
     torch.set_num_threads(1)
     config = (
@@ -101,7 +101,7 @@ def main(iterations: int = 24, games: int = 64) -> tuple[list[str], np.ndarray, 
         .debugging(seed=0)
     )
     algo = config.build_algo()
-    for learner in LEARNERS:  # what they were before they had learned anything
+    for learner in LEARNERS:  # copies of the untrained learners
         module = algo.get_module(learner)
         algo.add_module(f"{learner}_0", RLModuleSpec.from_module(module), module_state=module.get_state())
     algo.set_policy_mapping_fn(League(("main_0", "exploiter_0")))

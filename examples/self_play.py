@@ -1,10 +1,10 @@
-"""How does a policy learn a game in turns by playing against its own past?
+"""How does a policy learn a turn-based game by playing against its own past?
 
-The game is ``marl_envs.last_stone_v0``: two players take one to three stones in turns, and who takes the last one has
-lost. ``main`` learns; its opponent is drawn, anew in each episode, from frozen copies of ``main`` as it was earlier.
-Whenever ``main`` wins 65 % of its games, a copy of it joins them. Prints each new opponent, and at the end how many
-games ``main`` wins against random moves (about 98 %), and whether it wins against perfect play when it begins (who
-begins can win). Takes some 20 seconds.
+The game is ``marl_envs.last_stone_v0``: two players take one to three stones in turn, and the player who takes the last
+one loses. ``main`` learns. In each episode its opponent is drawn from frozen copies of earlier states of ``main``.
+Whenever ``main`` wins 65 % of its games, a copy of it joins them. The script prints each new opponent, and at the end
+how many games ``main`` wins against random moves (about 98 %), and whether it wins against perfect play when it begins
+(the player who begins can always win). It takes about 20 seconds.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from marl_envs import last_stone_v0
 
 @dataclass(frozen=True)
 class AgainstPastSelves:
-    """Maps one player of each episode to main, the other to one of the opponents.
+    """Maps one player of each episode to main, and the other to one of the opponents.
 
-    Draws follow from the episode's id, so that a run can be repeated and resumed. A dataclass, so that a checkpoint can
-    hold it (if it is in a module that can be imported, which a script is not).
+    Its draws follow from the episode's id, so that a run can be repeated and resumed. It is a dataclass because a
+    checkpoint can store one (if it is in a module that can be imported, which a script is not).
     """
 
     opponents: tuple[str, ...]
 
     def __call__(self, agent_id, episode, **kwargs) -> str:
-        """Called once for each agent and episode."""
+        """Returns a module id, once for each agent and episode."""
         draw = stream(0, "match", episode.id_)
         if agent_id == f"player_{draw.integers(2)}":
             return "main"
@@ -42,7 +42,7 @@ class SelfPlay(Callbacks):
     """Adds a copy of main to its opponents whenever it beats them."""
 
     def on_train_result(self, *, algorithm, result, **kwargs):
-        """Called after each iteration. The return of a game is 1 or -1."""
+        """Adds a copy after an iteration in which main has won often enough. The return of a game is 1 or -1."""
         won = (result["env_runners"]["module_episode_returns"]["main"]["mean"] + 1) / 2
         if won < 0.65:
             return
@@ -58,7 +58,7 @@ class SelfPlay(Callbacks):
 
 
 def wins(policy, choose_for_opponent, games: int, player: str | None = None) -> float:
-    """How many games the policy wins as one of the players (as each in turn if None), from 0 to 1."""
+    """Returns the share of games that the policy wins as one of the players (as each in turn if None), from 0 to 1."""
     env, won = last_stone_v0.raw_env(random_start=player is None), 0
     for game in range(games):
         env.reset(seed=game)
@@ -76,7 +76,7 @@ def wins(policy, choose_for_opponent, games: int, player: str | None = None) -> 
 
 
 def main(iterations: int = 40, games: int = 200) -> tuple[float, float, int]:
-    """Trains, and gives both shares of games won, and how many opponents there are."""
+    """Trains, and returns both shares of games won, and the number of opponents."""
     # The networks are tiny: handing pieces of such a matrix product to several threads costs more than it saves.
     torch.set_num_threads(1)
     config = (

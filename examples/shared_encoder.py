@@ -1,8 +1,9 @@
-"""How do policies share an encoder, and keep heads of their own?
+"""How do policies share an encoder, and keep their own heads?
 
-A MultiRLModule with a `_forward` of its own encodes what all modules see by one network, and hands the embeddings to
-them. Here each of three agents has a policy, and one encoder learns from all of them. Prints the mean return of an
-agent, of 25 at most, as it rises, and the sizes of the encoder and of the heads. Takes some 15 seconds.
+A MultiRLModule with its own `_forward` encodes the observations of all modules with one network, and passes the
+embeddings to them. Each of the three agents here has a policy, and one encoder learns from all of them. The script
+prints the mean return of an agent while it rises (at most 25), and the sizes of the encoder and of the heads. It takes
+about 15 seconds.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ AGENTS = ("agent_0", "agent_1", "agent_2")
 
 
 class Heads(RLModule, ValueFunctionAPI):
-    """A policy and a value function of embeddings, which somebody else makes."""
+    """A policy and a value function of embeddings, which the MultiRLModule computes."""
 
     def setup(self):
         self.pi = nn.Linear(self.model_config["width"], self.action_space.n)
@@ -31,7 +32,7 @@ class Heads(RLModule, ValueFunctionAPI):
 
 
 class SharedEncoder(MultiRLModule):
-    """Encodes the observations of all modules by one network."""
+    """Encodes the observations of all modules with one network."""
 
     def setup(self):
         super().setup()
@@ -44,14 +45,14 @@ class SharedEncoder(MultiRLModule):
         for columns in batch.values():
             columns[Columns.EMBEDDINGS] = self.encoder(columns[Columns.OBS])
         outputs = super()._forward(batch, purpose=purpose, **kwargs)
-        if purpose == "train":  # the value functions are given them too
+        if purpose == "train":  # the value functions need them too
             for module_id, columns in batch.items():
                 outputs[module_id][Columns.EMBEDDINGS] = columns[Columns.EMBEDDINGS]
         return outputs
 
 
 def build_config() -> PPOConfig:
-    """PPO on `match_v0`, in which an agent is paid for the action that its observation names."""
+    """Returns a config of PPO on `match_v0`, in which the observation names the action that gets the reward."""
     specs = {agent: RLModuleSpec(module_class=Heads, model_config={"width": 32}) for agent in AGENTS}
     return (
         PPOConfig()
@@ -67,7 +68,7 @@ def build_config() -> PPOConfig:
 
 
 def main(iterations: int = 15) -> None:
-    """Trains, and prints."""
+    """Trains, and prints the returns and the sizes."""
     torch.set_num_threads(1)
     algo = build_config().build_algo()
     for i in range(iterations):

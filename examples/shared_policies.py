@@ -1,8 +1,8 @@
 """How do all agents of an environment learn one policy together?
 
 Three agents have to cover three landmarks (``simple_spread_v3``). One module decides for all of them, and learns from
-what all of them go through. Prints the return of an agent per episode every ten iterations (a rise from about -25 to
--19 or better), and at the end beside that of random play (about -27). Takes some 25 seconds.
+the experience of all of them. The script prints the return of an agent per episode every ten iterations (a rise from
+about -25 to -19 or better), and at the end also that of random play (about -27). It takes about 25 seconds.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from marl_connectors import PPOConfig
 
 
 def main(iterations: int = 30, eval_episodes: int = 100) -> tuple[float, float]:
-    """Trains, and gives the return of random play and the return at the end."""
+    """Trains, and returns the return of random play and the return at the end."""
     # The networks are tiny: handing pieces of such a matrix product to several threads costs more than it saves.
     torch.set_num_threads(1)
     config = (

@@ -1,9 +1,9 @@
 """How is a single-agent environment trained, and a run saved and loaded?
 
-A Gymnasium environment is the case of one agent: the same config, the same pipelines, one module called
-``default_policy``. Prints the mean return of the newest episodes every five iterations (from about 30 to above 300),
-the return without exploration (500 is the most there is), and the same of the checkpoint once it is loaded again.
-Takes some 15 seconds.
+A Gymnasium environment is the case of one agent: it has the same config, the same pipelines, and one module called
+``default_policy``. The script prints the mean return of the newest episodes every five iterations (from about 30 to
+above 300), the return without exploration (at most 500), and the return of the loaded checkpoint. It takes about 15
+seconds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from marl_connectors import Algorithm, PPOConfig
 
 
 def main(iterations: int = 45, eval_episodes: int = 10) -> tuple[float, float]:
-    """Trains, and gives the return at the end and the return of the loaded checkpoint."""
+    """Trains, and returns the return at the end and the return of the loaded checkpoint."""
     # The networks are tiny: handing pieces of such a matrix product to several threads costs more than it saves.
     torch.set_num_threads(1)
     config = (

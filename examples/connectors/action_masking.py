@@ -1,12 +1,12 @@
-"""How does an agent learn a game in which not every action is always allowed?
+"""How does an agent learn a game in which some actions are not allowed?
 
-With ``ActionMasking`` and any module: this one is the default MLP, which knows nothing of masks. Where masks have the
-key ``action_mask``, as here, that piece is there by default, and the line that asks for it can be left out.
+Use ``ActionMasking`` with any module. The module here is the default MLP, which knows nothing of masks. If masks have
+the key ``action_mask``, as here, the piece is added by default, and you can leave out the line that adds it.
 
-The game is Nim, as PettingZoo's classic games are written: the observation comes with an ``action_mask``, and that of
-the player who waits is all zeros. Two players take 1 to 3 of 10 stones in turns, and who takes the last one wins;
-taking more than there are raises an error. Prints in how many positions a policy that plays against itself finds the
-winning move, before and after training. Takes some 10 seconds.
+The game is Nim, written like PettingZoo's classic games: the observation contains an ``action_mask``, which is all
+zeros for the player who waits. Two players in turn take 1 to 3 of 10 stones, and the player who takes the last stone
+wins. Taking more stones than there are raises an error. The script prints in how many positions the policy, which plays
+against itself, finds the winning move, before and after training. It takes about 10 seconds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STONES = 10
 
 
 class Nim(ParallelEnv):
-    """Both players see the stones, and whose turn it is; the action of the one who waits does not count."""
+    """Both players see the stones and whose turn it is. The action of the player who waits has no effect."""
 
     metadata = {"name": "nim"}
     possible_agents = ["first", "second"]
@@ -74,12 +74,12 @@ class Nim(ParallelEnv):
 
 
 def see(stones: int, moves: bool) -> np.ndarray:
-    """The number of stones, one-hot, and whether it is the player's turn."""
+    """Returns the number of stones as a one-hot vector, and whether it is the player's turn."""
     return np.append(np.arange(STONES + 1) == stones, moves).astype(np.int8)
 
 
 def make_config() -> PPOConfig:
-    """Both players are one policy."""
+    """Returns a config in which both players use one policy."""
     config = PPOConfig()
     # Before training, an environment is tried out with random actions, which know of no masks.
     config.environment(lambda env_config: Nim(), disable_env_checking=True)
@@ -90,7 +90,7 @@ def make_config() -> PPOConfig:
 
 
 def winning_moves(module) -> tuple[int, int]:
-    """In how many positions the module leaves a multiple of 4, which the other player cannot win; and of how many."""
+    """Returns in how many positions the module leaves a multiple of 4, with which it wins, and of how many."""
     stones = np.array([n for n in range(1, STONES + 1) if n % 4])
     batch = {
         Columns.OBS: torch.from_numpy(np.stack([see(n, True) for n in stones])),
@@ -102,7 +102,7 @@ def winning_moves(module) -> tuple[int, int]:
 
 
 def main(iterations: int = 30) -> tuple[int, int]:
-    """Trains; gives the number of winning moves before and after."""
+    """Trains, and returns the number of winning moves before and after."""
     torch.set_num_threads(1)
     algo = make_config().build()
     print(f"The module sees {algo.get_module().observation_space.shape[0]} numbers, and no mask.")

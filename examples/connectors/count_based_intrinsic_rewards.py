@@ -1,11 +1,11 @@
 """How are rewards shaped before the loss is computed?
 
-The documents' learner piece adds ``1 / N(o)`` to the reward for acting on an observation ``o`` that has been seen
-``N(o)`` times, and writes the sum back to the episodes; returns are still reported of what the environment paid.
-Prints, for a frozen lake, how many fields have been seen, and how much acting on the start and on the rarest of them
-would add to the next reward. Takes some 5 seconds.
+The learner piece from RLlib's documentation adds ``1 / N(o)`` to the reward for acting on an observation ``o`` that has
+been seen ``N(o)`` times, and writes the sum to the episodes. Reported returns are still the environment's. The script
+prints, for a frozen lake, how many fields have been seen, and how much acting on the start and on the rarest field
+would add to the next reward. It takes about 5 seconds.
 
-The counts are in no checkpoint, since the documents' class has no ``get_state``.
+Checkpoints do not contain the counts, because the class in the documentation has no ``get_state``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from marl_connectors.connectors.env_to_module.one_hot_observations import OneHot
 
 
 class CountBasedIntrinsicRewards(ConnectorV2):
-    """Reads ``obs``; writes ``rewards`` back to the episodes. Keeps the number of visits of each observation."""
+    """Reads ``obs``; writes ``rewards`` to the episodes. Keeps the number of visits of each observation."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -59,7 +59,7 @@ class CountBasedIntrinsicRewards(ConnectorV2):
 
 
 def make_config(train_batch_size: int = 512) -> PPOConfig:
-    """PPO on FrozenLake with the piece."""
+    """Returns a config of PPO on FrozenLake with the piece."""
     config = PPOConfig().environment("FrozenLake-v1", env_config={"is_slippery": False}).debugging(seed=0)
     config.env_runners(env_to_module_connector=lambda env: OneHotObservations())
     config.learners(learner_connector=lambda env: CountBasedIntrinsicRewards())
@@ -68,7 +68,7 @@ def make_config(train_batch_size: int = 512) -> PPOConfig:
 
 
 def main(iterations: int = 4, train_batch_size: int = 512) -> dict[int, int]:
-    """Trains a little; gives the number of visits of each field that was seen."""
+    """Trains a little, and returns the number of visits of each field that was seen."""
     torch.set_num_threads(1)
     algo = make_config(train_batch_size).build()
     for _ in range(iterations):

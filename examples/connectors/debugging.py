@@ -1,9 +1,9 @@
 """How is a pipeline debugged?
 
-As the documents say: with no remote runner and no remote learner everything happens in this process, so a breakpoint
-in a piece stops there. Before that, ``algo.explain()`` says what each piece does to the batch, and an error in a
-piece names the pipeline, the piece and the episode. Prints what a piece gets first, the three tables, and an error.
-Takes some 5 seconds.
+As RLlib's documentation says, everything happens in this process if there is no remote runner and no remote learner, so
+a breakpoint in a piece stops there. Before that, ``algo.explain()`` shows what each piece does to the batch, and an
+error in a piece names the pipeline, the piece and the episode. The script prints the first input of a piece, the three
+tables, and an error. It takes about 5 seconds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from marl_connectors.errors import ConnectorError
 
 
 class ScaleObservations(ConnectorV2):
-    """Reads ``obs``; writes it back to the episodes. Keeps whether it was called before."""
+    """Reads ``obs``; writes it to the episodes. Keeps whether it was called before."""
 
     def __init__(self, factors):
         super().__init__()
@@ -36,7 +36,7 @@ class ScaleObservations(ConnectorV2):
 
 
 def make_config(factors, train_batch_size: int = 128) -> PPOConfig:
-    """PPO on CartPole in this process alone."""
+    """Returns a config of PPO on CartPole in this process alone."""
     config = PPOConfig().environment("CartPole-v1").debugging(seed=0)
     config.env_runners(num_env_runners=0)
     config.learners(num_learners=0)
@@ -46,7 +46,7 @@ def make_config(factors, train_batch_size: int = 128) -> PPOConfig:
 
 
 def main(train_batch_size: int = 128) -> tuple[list[str], str]:
-    """Looks at a good piece and at a wrong one; gives the tables and the error."""
+    """Runs a correct piece and a wrong one, and returns the tables and the error."""
     torch.set_num_threads(1)
     algo = make_config([0.2, 0.5, 5.0, 0.5], train_batch_size).build()
     tables = [str(table) for table in algo.explain().values()]

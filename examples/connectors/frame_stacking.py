@@ -1,10 +1,10 @@
 """How are observations stacked without writing a piece?
 
-``FrameStacking`` stands in both pipelines, as in the documents; it works for several agents too. Prints the module's
-observation space and, from an update of one pass, how far the learner's policy is from the one that acted (0: both
-saw the same). Takes some 5 seconds.
+``FrameStacking`` stands in both pipelines, as in RLlib's documentation. It also works for several agents. The script
+prints the module's observation space and, from an update with one pass, the divergence of the learner's policy from the
+policy that acted (0 means that both saw the same). It takes about 5 seconds.
 
-Changed in the documents' code: one of them misspells ``as_learner_connector``, which is an error here.
+One thing differs from the documentation: its misspelt ``as_learner_connector`` is an error here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ N = 4  # number of frames to stack
 
 
 def make_config(train_batch_size: int = 512) -> PPOConfig:
-    """PPO on CartPole, with a pass over each batch in one piece."""
+    """Returns a config of PPO on CartPole, with one pass over each batch without minibatches."""
     config = PPOConfig().environment("CartPole-v1").debugging(seed=0)
     # Framestacking on the EnvRunner side.
     config.env_runners(
@@ -39,7 +39,7 @@ def make_config(train_batch_size: int = 512) -> PPOConfig:
 
 
 def main(iterations: int = 3, train_batch_size: int = 512) -> tuple[tuple[int, ...], float]:
-    """Trains a little; gives the shape of the module's observations and the largest distance."""
+    """Trains a little, and returns the shape of the module's observations and the largest divergence."""
     torch.set_num_threads(1)
     algo = make_config(train_batch_size).build()
     shape = algo.get_module().observation_space.shape

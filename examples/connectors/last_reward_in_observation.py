@@ -1,10 +1,11 @@
 """How does a module get to see the last reward?
 
-The documents' piece appends it to the observation and writes that back to the episode, so the learner sees what the
-policy saw and needs no piece of its own. Prints the module's observation space, and what was appended to the first
-observations of an episode. Takes some 5 seconds.
+The piece from RLlib's documentation appends the reward to the observation and writes the result to the episode. So the
+learner sees what the policy saw, and needs no piece of its own. The script prints the module's observation space, and
+what was appended to the first observations of an episode. It takes about 5 seconds.
 
-Changed in the documents' code: the bounds of the new Box are arrays (they were lists, which Gymnasium refuses).
+One thing differs from the documentation: the bounds of the new Box are arrays (they were lists, which Gymnasium
+refuses).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from marl_connectors.connectors.connector_v2 import ConnectorV2
 
 
 class AddLastRewardToObservations(ConnectorV2):
-    """Reads ``rewards``; writes ``obs`` back to the episodes. Keeps no state."""
+    """Reads ``rewards``; writes ``obs`` to the episodes. Keeps no state."""
 
     # Define how the observation space will change because of this connector piece.
     def recompute_output_observation_space(self, in_obs_space, in_act_space):
@@ -48,7 +49,7 @@ class AddLastRewardToObservations(ConnectorV2):
 
 
 def make_config(train_batch_size: int = 512) -> PPOConfig:
-    """PPO on CartPole with the piece."""
+    """Returns a config of PPO on CartPole with the piece."""
     config = PPOConfig().environment("CartPole-v1").debugging(seed=0)
     config.env_runners(env_to_module_connector=lambda env: AddLastRewardToObservations())
     config.training(train_batch_size_per_learner=train_batch_size, minibatch_size=128, num_epochs=4)
@@ -56,7 +57,7 @@ def make_config(train_batch_size: int = 512) -> PPOConfig:
 
 
 def main(iterations: int = 3, train_batch_size: int = 512) -> list[float]:
-    """Trains a little; gives what was appended to an episode's first four observations."""
+    """Trains a little, and returns what was appended to an episode's first four observations."""
     torch.set_num_threads(1)
     algo = make_config(train_batch_size).build()
     print(f"The module's observation space has the shape {algo.get_module().observation_space.shape}.")

@@ -1,8 +1,8 @@
 """How are several pieces put into each pipeline, and where do they stand?
 
-A builder function may return a list, in all three pipelines. Prints the names of the pieces of each, in order: own
-pieces come first, but in the module-to-env pipeline they come after the action is chosen, and in PPO's learner
-pipeline after the piece that makes room for bootstrapping. Takes some 5 seconds.
+In all three pipelines, the builder function may return a list. The script prints the names of the pieces of each
+pipeline, in order. Your pieces come first, except that they come after the choice of the action in the module-to-env
+pipeline, and after the piece that makes room for bootstrapping in PPO's learner pipeline. It takes about 5 seconds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from marl_connectors.core.columns import Columns
 
 
 class CountActions(ConnectorV2):
-    """Reads ``actions``. Keeps how many there were of each."""
+    """Reads ``actions``. Keeps how often each was taken."""
 
     def __init__(self):
         super().__init__()
@@ -39,7 +39,7 @@ class Other(ConnectorV2):
 
 
 def make_config(train_batch_size: int = 512) -> PPOConfig:
-    """PPO on CartPole with two own pieces in each pipeline."""
+    """Returns a config of PPO on CartPole with two pieces of its own in each pipeline."""
     config = PPOConfig().environment("CartPole-v1").debugging(seed=0)
     config.env_runners(
         env_to_module_connector=lambda env: [MeanStdFilter(), PrevActionsPrevRewards()],
@@ -53,7 +53,7 @@ def make_config(train_batch_size: int = 512) -> PPOConfig:
 
 
 def main(iterations: int = 2, train_batch_size: int = 512) -> tuple[list[list[str]], list[int]]:
-    """Trains a little; gives the names of the pieces, and the number of each action."""
+    """Trains a little, and returns the names of the pieces, and the number of each action."""
     torch.set_num_threads(1)
     algo = make_config(train_batch_size).build()
     for _ in range(iterations):

@@ -1,11 +1,11 @@
 """How does a piece change the action logits before an action is chosen?
 
-The module-to-env pipeline begins with ``GetActions``, and own pieces come after it. So the defaults are switched off
-and listed by hand, with the own piece first. The piece here lets an agent on a frozen lake go right and down only.
-Prints how often each action is taken without it and with it. Takes some 5 seconds.
+The module-to-env pipeline begins with ``GetActions``, and your pieces come after it. So this script turns the default
+pieces off and lists them by hand, with its own piece first. The piece lets an agent on a frozen lake go only right and
+down. The script prints how often each action is taken without the piece and with it. It takes about 5 seconds.
 
-A learner does not see the piece: it computes the module's own probabilities. To train with forbidden actions, use
-ActionMasking (``action_masking.py``).
+The learner does not see the piece, because it computes the module's own probabilities. To train with forbidden actions,
+use ActionMasking (``action_masking.py``).
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class ForbidActions(ConnectorV2):
 
 
 def make_config() -> PPOConfig:
-    """A lake without cracks, for an untrained module."""
+    """Returns a config of a lake without cracks, for an untrained module."""
     config = PPOConfig().environment("FrozenLake-v1", env_config={"is_slippery": False})
     return config.env_runners(env_to_module_connector=lambda env: OneHotObservations()).debugging(seed=0)
 
 
 def with_piece(config: PPOConfig) -> PPOConfig:
-    """The config with the piece before the default ones of a single-agent environment."""
+    """Returns the config with the piece before the default ones of a single-agent environment."""
     return config.copy().env_runners(
         add_default_connectors_to_module_to_env_pipeline=False,
         module_to_env_connector=lambda env, spaces: [
@@ -63,7 +63,7 @@ def with_piece(config: PPOConfig) -> PPOConfig:
 
 
 def shares(config: PPOConfig, num_episodes: int) -> np.ndarray:
-    """How often each action is taken, as shares of 1."""
+    """Returns how often each action is taken, as shares of 1."""
     algo = config.build()
     episodes = algo.env_runner.sample(num_episodes=num_episodes)
     algo.stop()
@@ -72,7 +72,7 @@ def shares(config: PPOConfig, num_episodes: int) -> np.ndarray:
 
 
 def main(num_episodes: int = 200) -> tuple[np.ndarray, np.ndarray]:
-    """Plays without the piece and with it; gives the shares of left, down, right, up."""
+    """Plays without the piece and with it, and returns the shares of left, down, right, up."""
     torch.set_num_threads(1)
     config = make_config()
     without, with_it = shares(config, num_episodes), shares(with_piece(config), num_episodes)

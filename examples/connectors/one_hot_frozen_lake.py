@@ -1,8 +1,9 @@
 """How does an observation preprocessor turn whole numbers into one-hot vectors?
 
-The documents' first piece and config: a FrozenLake of 2x2 fields, whose observation is the number of a field. The ice
-is slippery, so even the best policy takes 4.5 steps on average; a random one takes 8. Prints the mean length of the
-newest episodes every four iterations, and the mean length without exploration. Takes some 20 seconds.
+The piece and the config are the first ones of RLlib's documentation: a FrozenLake of 2x2 fields, whose observation is
+the number of a field. The ice is slippery, so the best policy takes 4.5 steps on average, and a random one takes 8. The
+script prints the mean length of the newest episodes every four iterations, and the mean length without exploration. It
+takes about 20 seconds.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class OneHot(ObservationPreprocessor):
 
 
 def make_config() -> PPOConfig:
-    """The documents' config, with settings under which PPO converges quickly."""
+    """Returns the documentation's config, with settings under which PPO converges quickly."""
     config = (
         PPOConfig()
         # ____
@@ -44,7 +45,7 @@ def make_config() -> PPOConfig:
 
 
 def main(iterations: int = 24, eval_episodes: int = 400) -> tuple[float, float]:
-    """Trains, and gives return and length of an episode without exploration."""
+    """Trains, and returns the return and the length of an episode without exploration."""
     # The networks are tiny: handing pieces of such a matrix product to several threads costs more than it saves.
     torch.set_num_threads(1)
     algo = make_config().build()

@@ -1,8 +1,8 @@
 """How does a module get to see its newest actions and rewards without writing a piece?
 
-``PrevActionsPrevRewards`` appends them to the observation, as the documents' tip says: actions one-hot, then rewards,
-oldest first, zeros before the first step. Prints the module's observation space and what was appended to the first
-observations of an episode. Takes some 5 seconds.
+``PrevActionsPrevRewards`` appends them to the observation, as the tip in RLlib's documentation says: one-hot actions,
+then rewards, the oldest first, with zeros before the first step. The script prints the module's observation space and
+what was appended to the first observations of an episode. It takes about 5 seconds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ M = 1  # actions
 
 
 def make_config(train_batch_size: int = 512) -> PPOConfig:
-    """PPO on CartPole with the piece."""
+    """Returns a config of PPO on CartPole with the piece."""
     config = PPOConfig().environment("CartPole-v1").debugging(seed=0)
     config.env_runners(
         env_to_module_connector=lambda env: PrevActionsPrevRewards(n_prev_rewards=N, n_prev_actions=M),
@@ -29,7 +29,7 @@ def make_config(train_batch_size: int = 512) -> PPOConfig:
 
 
 def main(iterations: int = 3, train_batch_size: int = 512) -> tuple[list[list[float]], list[int]]:
-    """Trains a little; gives what was appended to an episode's first observations, and its first actions."""
+    """Trains a little, and returns what was appended to an episode's first observations, and its first actions."""
     torch.set_num_threads(1)
     algo = make_config(train_batch_size).build()
     print(f"The module's observation space has the shape {algo.get_module().observation_space.shape}.")

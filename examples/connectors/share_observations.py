@@ -1,9 +1,9 @@
 """How does one agent get to see what another one observes?
 
-A speaker sees one of three colours; a listener sees nothing, and is paid for naming the colour. A piece reads the
-speaker's observation and appends it to the listener's, which is written back, so that the learner sees it too. Prints
-the listener's return without the piece (a third of 8 is the best there is) and with it (nearly 8). Takes some 15
-seconds.
+A speaker sees one of three colours. A listener sees nothing, and gets a reward for naming the colour. A piece reads the
+speaker's observation, appends it to the listener's, and writes the result to the episode, so that the learner sees it
+too. The script prints the listener's return without the piece (at best a third of 8) and with it (nearly 8). It takes
+about 15 seconds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from marl_connectors.connectors.connector_v2 import ConnectorV2
 
 
 class NameTheColour(ParallelEnv):
-    """A new colour each step, eight steps an episode. Only the listener's action counts."""
+    """Each step has a new colour, and an episode has eight steps. Only the listener's action counts."""
 
     metadata = {"name": "name_the_colour_v0", "render_modes": []}
 
@@ -57,7 +57,7 @@ class NameTheColour(ParallelEnv):
 class ShareObservation(ConnectorV2):
     """Appends one agent's newest observation to another's, for agents that observe in the same env steps.
 
-    Reads ``obs``; writes the receiver's ``obs`` back to the episodes. Keeps no state.
+    Reads ``obs``; writes the receiver's ``obs`` to the episodes. Keeps no state.
     """
 
     def __init__(self, sender: str, receiver: str):
@@ -79,16 +79,16 @@ class ShareObservation(ConnectorV2):
 
 
 def make_config(env_to_module_connector=None) -> PPOConfig:
-    """PPO with a module for each agent."""
+    """Returns a config of PPO with a module for each agent."""
     config = PPOConfig().environment(NameTheColour).multi_agent(policies="independent").debugging(seed=0)
     config.env_runners(num_envs_per_env_runner=8, env_to_module_connector=env_to_module_connector)
-    # Each step is a problem of its own here, so nothing of what comes later is an action's merit.
+    # Each step is a separate problem here, so later rewards say nothing about an action.
     config.training(train_batch_size_per_learner=512, minibatch_size=256, num_epochs=8, lr=2e-3, gamma=0.0, lambda_=0.0)
     return config.rl_module(model_config={"fcnet_hiddens": [32, 32]})
 
 
 def train(config: PPOConfig, iterations: int) -> float:
-    """The listener's mean return after training."""
+    """Returns the listener's mean return after training."""
     algo = config.build()
     for _ in range(iterations):
         algo.train()
@@ -98,7 +98,7 @@ def train(config: PPOConfig, iterations: int) -> float:
 
 
 def main(iterations: int = 15) -> tuple[float, float]:
-    """Trains without the piece and with it, and gives both returns."""
+    """Trains without the piece and with it, and returns both returns."""
     torch.set_num_threads(1)
     without = train(make_config(), iterations)
     print(f"The listener's return without the piece: {without:.1f} of 8")

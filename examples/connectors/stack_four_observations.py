@@ -1,12 +1,12 @@
 """How does one class stack observations on both sides, for acting and for learning?
 
-The documents' class takes ``as_learner_connector`` to tell the two apart. Prints the module's observation space and,
-from an update of one pass, how far the learner's policy is from the one that acted (0: both saw the same). Takes some
-5 seconds.
+The class from RLlib's documentation has the argument ``as_learner_connector`` to tell the two apart. The script prints
+the module's observation space and, from an update with one pass, the divergence of the learner's policy from the policy
+that acted (0 means that both saw the same). It takes about 5 seconds.
 
-Changed in the documents' code: the bounds of the new Box had the shape of one observation; the constructor's
-arguments got defaults, since the documents' own config leaves them out; and on the learner side the piece adds one
-stack for each observation, where it added only one for an episode.
+Three things differ from the documentation. The bounds of the new Box had the shape of one observation. The
+constructor's arguments got defaults, because the documentation's own config leaves them out. On the learner side, the
+piece adds one stack for each observation, where it added only one for an episode.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class StackFourObservations(ConnectorV2):
 
 
 def make_config(train_batch_size: int = 512) -> PPOConfig:
-    """PPO on CartPole, with a pass over each batch in one piece."""
+    """Returns a config of PPO on CartPole, with one pass over each batch without minibatches."""
     config = PPOConfig().environment("CartPole-v1").debugging(seed=0)
     # Enable frame-stacking on the EnvRunner side.
     config.env_runners(
@@ -109,7 +109,7 @@ def make_config(train_batch_size: int = 512) -> PPOConfig:
 
 
 def main(iterations: int = 3, train_batch_size: int = 512) -> tuple[tuple[int, ...], float]:
-    """Trains a little; gives the shape of the module's observations and the largest distance."""
+    """Trains a little, and returns the shape of the module's observations and the largest divergence."""
     torch.set_num_threads(1)
     algo = make_config(train_batch_size).build()
     shape = algo.get_module().observation_space.shape

@@ -1,13 +1,14 @@
 """How does a piece show the module the ten newest observations, and the learner the same?
 
-The documents' env-to-module piece puts the stack into the batch and leaves the episodes alone: a stack that was
-written back would be stacked again. Batches are thrown away, so the learner pipeline stacks once more, with a piece
-that adds one stack for each observation of an episode. Prints the module's observation space and, from an update of
-one pass, how far the learner's policy is from the one that acted (0: both saw the same). Takes some 5 seconds.
+The env-to-module piece from RLlib's documentation puts the stack into the batch and does not change the episodes,
+because a stack in an episode would be stacked again. Batches are not kept, so the learner pipeline stacks once more,
+with a piece that adds one stack for each observation of an episode. The script prints the module's observation space
+and, from an update with one pass, the divergence of the learner's policy from the policy that acted (0 means that both
+saw the same). It takes about 5 seconds.
 
-Changed in the documents' code: the names of the parameters of ``recompute_output_observation_space``, which differ
-from those in its body; the bounds of the new Box, which had the shape of one observation. The documents leave the
-learner's piece to the reader.
+Two things differ from the documentation: the names of the parameters of ``recompute_output_observation_space``, which
+differ from those in its body, and the bounds of the new Box, which had the shape of one observation. The documentation
+leaves the learner's piece to the reader.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class StackLast10Observations(ConnectorV2):
 
 
 class StackLast10ObservationsInLearner(StackLast10Observations):
-    """Adds one stack for each observation of the episodes, which have one artificial step more here."""
+    """Adds one stack for each observation of the episodes, which have an additional artificial step here."""
 
     def __call__(self, *, rl_module, batch, episodes, **kwargs):
         for single_agent_episode in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=False):
@@ -79,7 +80,7 @@ class StackLast10ObservationsInLearner(StackLast10Observations):
 
 
 def make_config(train_batch_size: int = 512) -> PPOConfig:
-    """PPO on CartPole, with a pass over each batch in one piece."""
+    """Returns a config of PPO on CartPole, with one pass over each batch without minibatches."""
     config = PPOConfig().environment("CartPole-v1").debugging(seed=0)
     config.env_runners(
         env_to_module_connector=lambda env: StackLast10Observations(),
@@ -96,7 +97,7 @@ def make_config(train_batch_size: int = 512) -> PPOConfig:
 
 
 def main(iterations: int = 3, train_batch_size: int = 512) -> tuple[tuple[int, ...], float]:
-    """Trains a little; gives the shape of the module's observations and the largest distance."""
+    """Trains a little, and returns the shape of the module's observations and the largest divergence."""
     torch.set_num_threads(1)
     algo = make_config(train_batch_size).build()
     shape = algo.get_module().observation_space.shape

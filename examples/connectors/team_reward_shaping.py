@@ -1,9 +1,9 @@
-"""How are rewards shaped by what all agents of a team were paid?
+"""How are rewards shaped by the rewards of all agents of a team?
 
-Each of four agents keeps a coin, worth 1 to itself, or gives it away, worth 0.5 to each of the four. Selfish agents
-keep all their coins, though everybody giving would pay twice as much. A learner piece pays each agent the team's mean
-of the same step instead. Prints an agent's return without the piece (nearly 10) and with it (nearly 20); both are
-counted in what the environment pays. Takes some 20 seconds.
+Each of four agents keeps a coin, which is worth 1 to itself, or gives it away, which is worth 0.5 to each of the four.
+Selfish agents keep all their coins, although all of them would get twice as much if everybody gave. A learner piece
+replaces each agent's reward by the team's mean of the same step. The script prints an agent's return without the piece
+(nearly 10) and with it (nearly 20); both are sums of the environment's rewards. It takes about 20 seconds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from marl_connectors.connectors.connector_v2 import ConnectorV2
 
 
 class PublicGoods(ParallelEnv):
-    """Action 0 keeps the coin, action 1 gives it away. Ten steps an episode."""
+    """Action 0 keeps the coin, and action 1 gives it away. An episode has ten steps."""
 
     metadata = {"name": "public_goods_v0", "render_modes": []}
 
@@ -52,9 +52,9 @@ class PublicGoods(ParallelEnv):
 
 
 class ShareRewards(ConnectorV2):
-    """Pays each agent a mixture of its own reward and the mean of all agents that were paid in the same env step.
+    """Replaces each reward by a mixture of it and the mean of all agents' rewards in the same env step.
 
-    Reads ``rewards`` of all agents; writes them back to the episodes. Keeps no state.
+    Reads ``rewards`` of all agents; writes them to the episodes. Keeps no state.
     """
 
     def __init__(self, share: float = 1.0):
@@ -74,7 +74,7 @@ class ShareRewards(ConnectorV2):
 
 
 def make_config(learner_connector=None) -> PPOConfig:
-    """PPO with a module for each agent."""
+    """Returns a config of PPO with a module for each agent."""
     config = PPOConfig().environment(PublicGoods).multi_agent(policies="independent").debugging(seed=0)
     config.env_runners(num_envs_per_env_runner=8).learners(learner_connector=learner_connector)
     config.training(train_batch_size_per_learner=480, minibatch_size=240, num_epochs=8, lr=3e-3, gamma=0.9)
@@ -82,7 +82,7 @@ def make_config(learner_connector=None) -> PPOConfig:
 
 
 def train(config: PPOConfig, iterations: int) -> float:
-    """The mean return of an agent after training."""
+    """Returns the mean return of an agent after training."""
     algo = config.build()
     for _ in range(iterations):
         algo.train()
@@ -92,7 +92,7 @@ def train(config: PPOConfig, iterations: int) -> float:
 
 
 def main(iterations: int = 15) -> tuple[float, float]:
-    """Trains without the piece and with it, and gives both returns."""
+    """Trains without the piece and with it, and returns both returns."""
     torch.set_num_threads(1)
     without = train(make_config(), iterations)
     print(f"An agent's return without the piece: {without:.1f}")

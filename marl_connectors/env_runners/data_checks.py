@@ -27,8 +27,8 @@ from marl_connectors.episodes.lane_storage import LaneStorage
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.errors import ConnectorError, EnvError, EnvWarning, ModuleError
+from marl_connectors.rl_module.module_calls import check_observations
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
-from marl_connectors.rl_module.observation_check import check_observations
 from marl_connectors.seeding import derived_seed
 from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import DEFAULT_AGENT_ID, Tree

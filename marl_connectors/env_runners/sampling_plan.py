@@ -36,17 +36,10 @@ from marl_connectors.env_runners.random_actions import random_columns
 from marl_connectors.env_runners.sampling_times import SamplingTimes
 from marl_connectors.env_runners.saved_batch import batch_from_state, batch_to_state
 from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup, Phase
-from marl_connectors.rl_module.architecture import is_stackable
-from marl_connectors.rl_module.array_forward import (
-    ArrayForward,
-    SeparateForwards,
-    bind_forward,
-    can_be_bound,
-    has_own_methods,
-)
+from marl_connectors.rl_module.architecture import Structure, has_own_methods, is_stackable
+from marl_connectors.rl_module.array_forward import ArrayForward, SeparateForwards, bind_forward, can_be_bound
 from marl_connectors.rl_module.distributions import Distribution
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
-from marl_connectors.rl_module.structure import Structure
 from marl_connectors.trees import tree_map
 
 _NORMALIZES = NormalizeAndClipActions.on_columns

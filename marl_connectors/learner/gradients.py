@@ -1,21 +1,91 @@
-"""What is done to gradients before a step: they are bounded, or a method of a learner's subclass has given others.
+"""Gradients of a step: how they come about without autograd, and what is done to them before the optimizers step.
 
-Bounds are for each value, for the norm of each tensor, or for the norm of all of a module's together.
+They are bounded, each value, the norm of each tensor or the norm of all of a module's together; or a method of a
+learner's subclass has given others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from marl_connectors.errors import LearnerError
 from marl_connectors.rl_module.bucket import BucketPart
+from marl_connectors.rl_module.closed_form import ClosedForward
 from marl_connectors.typing import ModuleID
 
 _TINY = 1e-6
+
+
+class LossAndSlopes(NamedTuple):
+    """What a closed loss gives for a minibatch of one module, or of ``M`` stacked ones.
+
+    Attributes:
+        losses: A scalar or ``[M]``.
+        by_inputs: How the sum of the losses changes with ``action_dist_inputs``, of their shape.
+        by_values: The same with the value estimates; None where there are none.
+    """
+
+    losses: Tensor
+    by_inputs: Tensor
+    by_values: Tensor | None
+
+
+class ClosedLoss(Protocol):
+    """A loss that knows its gradients.
+
+    Attributes:
+        uses_values: Whether it is also computed of value estimates.
+    """
+
+    uses_values: bool
+
+    def __call__(self, inputs: Tensor, values: Tensor | None, batch: Mapping[str, Any]) -> LossAndSlopes | None:
+        """The losses of a minibatch, and notes of their terms; None where autograd has to compute them.
+
+        Args:
+            inputs: ``action_dist_inputs``, ``[B, n]`` or ``[M, B, n]``, without gradients.
+            values: ``[B]`` or ``[M, B]`` value estimates, without gradients; None if it uses none.
+            batch: The columns of the minibatch.
+        """
+        ...
+
+
+class ClosedUpdate:
+    """The gradients of some members of a bucket, bound for one update."""
+
+    def __init__(self, part: BucketPart, loss: ClosedLoss):
+        """Binds.
+
+        Args:
+            part: The members; its twin ``can_be_closed``.
+            loss: Their loss.
+        """
+        self._part = part
+        self._loss = loss
+        self._forward = ClosedForward(part.load(), part.bound_gradients(), with_values=loss.uses_values)
+
+    def compute_gradients(self, columns: Mapping[str, Any]) -> Tensor | None:
+        """The losses of a minibatch, whose gradients are where the optimizers look for them. A hot path.
+
+        Args:
+            columns: Of the minibatch.
+
+        Returns:
+            A scalar or ``[M]``; None if autograd has to compute them, and nothing has changed.
+        """
+        with torch.no_grad():
+            self._part.load()
+            outputs = self._forward(columns)
+            found = None if outputs is None else self._loss(outputs.inputs, outputs.values, columns)
+            if found is None:
+                return None
+            self._forward.backward(found.by_inputs, found.by_values)
+            self._part.store()
+            return found.losses
 
 
 def global_norm(gradients: Sequence[Tensor]) -> Tensor:

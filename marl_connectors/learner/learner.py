@@ -15,12 +15,20 @@ from torch import Tensor
 from marl_connectors.connectors.learner.learner_connector_pipeline import LearnerConnectorPipeline
 from marl_connectors.episodes.column_batch import ColumnBatch
 from marl_connectors.errors import LearnerError
-from marl_connectors.learner.gradients import clip_gradients, set_gradients
-from marl_connectors.learner.losses import FiniteCheck, LossStatistics, checked_losses, loss_function, not_finite_error
+from marl_connectors.learner.gradients import ClosedLoss, ClosedUpdate, clip_gradients, set_gradients
+from marl_connectors.learner.losses import (
+    FiniteCheck,
+    LossStatistics,
+    checked_losses,
+    has_self_supervised_loss,
+    loss_function,
+    not_finite_error,
+)
 from marl_connectors.learner.optimizers import Optimizers
 from marl_connectors.learner.updates import Step, Steps, groups_of_episodes, reads_batches
 from marl_connectors.metrics import MetricsLogger
 from marl_connectors.ops.schedule import Schedule
+from marl_connectors.rl_module.closed_form import can_be_closed
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.rl_module.rl_module import RLModule
 from marl_connectors.seeding import torch_stream
@@ -55,6 +63,7 @@ class Learner(ABC):
         self._checks_lazily = self.device.type != "cpu"
         self._never_updated: set[ModuleID] = set()
         self._trained: list[torch.nn.Module] = []
+        self._closed_updates: dict[tuple[ModuleID, ...], ClosedUpdate | None] = {}
         self.optimizers = Optimizers(self)
 
     def build(self) -> None:
@@ -95,6 +104,17 @@ class Learner(ABC):
         """
         raise NotImplementedError
 
+    def closed_loss(self, module_ids: Sequence[ModuleID]) -> ClosedLoss | None:
+        """The loss of some modules with its gradients worked out, asked for once an update; None unless overridden.
+
+        Updates of modules that are MLPs (``RLModule.training_layers``) then do without autograd. It is what
+        ``compute_loss_for_module`` computes: where a subclass overrides that one only, it is not asked for.
+
+        Args:
+            module_ids: One module, or several that are computed together.
+        """
+        del module_ids
+
     def stacking_key(self, config: Any) -> Hashable:
         """What modules' settings have to have in common for one stacked loss; nothing unless overridden."""
         del config
@@ -102,12 +122,16 @@ class Learner(ABC):
     @property
     def has_stacked_loss(self) -> bool:
         """Whether the loss of stacked modules knows of the newest loss of a module alone."""
-        lineage = type(self).__mro__
-        stacked, alone = (
-            next(i for i, cls in enumerate(lineage) if name in vars(cls))
-            for name in ("compute_loss_for_stacked_modules", "compute_loss_for_module")
-        )
-        return stacked <= alone and lineage[stacked] is not Learner
+        return self._is_as_new("compute_loss_for_stacked_modules", "compute_loss_for_module")
+
+    def _is_as_new(self, name: str, *others: str) -> bool:
+        """Whether a method is overridden, and nowhere nearer to the object's class any of the others."""
+        at = {
+            method: next((i for i, cls in enumerate(type(self).__mro__) if method in vars(cls)), 0)
+            for method in (name, *others)
+        }
+        is_overridden = type(self).__mro__[at[name]] is not Learner
+        return is_overridden and all(at[name] <= at[other] and other not in vars(self) for other in others)
 
     def configure_optimizers_for_module(self, module_id: ModuleID, config: Any) -> None:
         """Registers a module's optimizers: Adam for all its parameters unless overridden."""
@@ -206,6 +230,7 @@ class Learner(ABC):
         self._check = FiniteCheck(is_lazy=self._checks_lazily)
         self.before_gradient_based_update(timesteps=timesteps)
         self.optimizers.refresh()
+        self._closed_updates = {}
         began = perf_counter()
         batch = self.make_batch(episodes)
         if not all(batch.groups):
@@ -264,15 +289,10 @@ class Learner(ABC):
     def _update_from(self, step: Step, batch: ColumnBatch) -> None:
         """One gradient step. A hot path."""
         ids = tuple(m for minibatch in step.minibatches for m in minibatch.module_ids)
-        with self._autocast():
-            loss = self._loss_of(step)
-        if not loss.requires_grad:
-            raise LearnerError(
-                f"Learner: the loss of {', '.join(map(repr, ids))} has no gradient. Let forward_train and "
-                f"compute_values compute with the module's parameters, without detach() or no_grad()."
-            )
         stepping = (*ids, *step.beside) if step.is_joint else ids
-        self.optimizers.compute_gradients(loss, stepping)
+        loss = self._gradients_in_closed_form(step)
+        if loss is None:
+            loss = self._gradients_by_autograd(step, stepping)
         norms = self.optimizers.norms(stepping)
         self._loss_statistics.note_gradient_norms(ids, norms[: len(ids)])
         if len(stepping) > len(ids):
@@ -281,6 +301,40 @@ class Learner(ABC):
             raise not_finite_error(self._loss_statistics, self.module, batch, self.num_updates)
         self._postprocess_gradients(stepping, norms)
         self.optimizers.step(stepping, self._check)
+
+    def _gradients_in_closed_form(self, step: Step) -> Tensor | None:
+        """The sum of the losses, where nothing that the user has written takes part in them; else None. A hot path."""
+        if step.is_joint:
+            return None
+        (minibatch,) = step.minibatches
+        ids = minibatch.module_ids
+        if ids not in self._closed_updates:
+            self._closed_updates[ids] = self._bind_closed_update(ids)
+        closed = self._closed_updates[ids]
+        losses = None if closed is None else closed.compute_gradients(minibatch.columns)
+        return losses if losses is None or not losses.dim() else losses.sum()
+
+    def _bind_closed_update(self, module_ids: tuple[ModuleID, ...]) -> ClosedUpdate | None:
+        part = self.optimizers.part(module_ids)
+        if part is None or self.config.autocast_dtype is not None or has_self_supervised_loss(self, module_ids[0]):
+            return None
+        if not self._is_as_new("closed_loss", "compute_loss_for_module", "compute_loss_for_stacked_modules"):
+            return None
+        loss = self.closed_loss(module_ids)
+        return ClosedUpdate(part, loss) if loss is not None and can_be_closed(part.load()) else None
+
+    def _gradients_by_autograd(self, step: Step, stepping: Sequence[ModuleID]) -> Tensor:
+        """The sum of the losses, whatever they are made of."""
+        with self._autocast():
+            loss = self._loss_of(step)
+        if not loss.requires_grad:
+            ids = [m for minibatch in step.minibatches for m in minibatch.module_ids]
+            raise LearnerError(
+                f"Learner: the loss of {', '.join(map(repr, ids))} has no gradient. Let forward_train and "
+                f"compute_values compute with the module's parameters, without detach() or no_grad()."
+            )
+        self.optimizers.compute_gradients(loss, stepping)
+        return loss
 
     def _loss_of(self, step: Step) -> Tensor:
         """The sum of the losses of a step's modules. A hot path."""

@@ -1,10 +1,12 @@
-"""Which modules are alike, so that one computation may stand for all of them."""
+"""What modules are made of: which are alike, so that one computation may stand for all, and whether one has changed."""
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Collection, Iterable, Iterator, Mapping, ValuesView
+from functools import lru_cache, partial
+from itertools import chain
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -31,6 +33,11 @@ _OF_EVERY_CLASS = {
     "_abc_impl",
 }
 """What stands in a class of which nobody has written anything but its name and docstring."""
+
+
+_LAYERS = ("_parameters", "_modules")
+_END = object()
+_ADDED = ("_buffers", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def is_stackable(module: RLModule) -> bool:
@@ -78,6 +85,33 @@ def _same_space(one: Space | None, other: Space | None) -> bool:
 def has_hooks(part: nn.Module) -> bool:
     """Whether something is to be called when the layer runs."""
     return bool(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks)
+
+
+def overrides_methods_of(module: nn.Module, base: type, unrelated: Collection[str]) -> bool:
+    """Whether a class before ``base`` in the order of resolution, or the object, overrides methods that ``base`` knows.
+
+    Args:
+        module: An instance of ``base``.
+        base: The class.
+        unrelated: Methods that do not matter.
+    """
+    known = _methods(base).difference(unrelated)
+    for cls in type(module).__mro__:
+        if cls is base:
+            return has_own_methods(module)
+        if not known.isdisjoint(vars(cls)):
+            return True
+    return True
+
+
+def has_own_methods(thing: Any) -> bool:
+    """Whether somebody has replaced a method of this one object."""
+    return not _methods(type(thing)).isdisjoint(vars(thing))
+
+
+@lru_cache(256)
+def _methods(cls: type) -> frozenset[str]:
+    return frozenset(name for name in dir(cls) if callable(getattr(cls, name, None))) - {"__class__", "__doc__"}
 
 
 def modules_that_share(modules: Mapping[ModuleID, RLModule]) -> list[ModuleID]:
@@ -169,3 +203,45 @@ def _equal(a: Any, b: Any) -> bool:
         return bool(a == b)
     except Exception:  # what cannot be compared is not known to be equal
         return False
+
+
+class Structure:
+    """The layers and parameters of a module, and all other attributes of those parts that are to stay alike.
+
+    It knows the objects, not their values: a parameter that is written to is the same, one that is put in its place is
+    not.
+    """
+
+    def __init__(self, module: nn.Module, alike: Iterable[nn.Module]):
+        """Looks at what there is.
+
+        Args:
+            module: All of it.
+            alike: Modules in it whose attributes, buffers and hooks matter, too.
+        """
+        whole = {id(part): part for one in alike for part in one.modules()}
+        self._views = [view for part in module.modules() for view in _contents(part, whole=id(part) in whole)]
+        self._held = [*chain.from_iterable(self._views), _END]
+        self._versions = [
+            (value, value._version)
+            for part in whole.values()
+            for value in vars(part).values()
+            if isinstance(value, Tensor) and not value.is_inference()
+        ]
+
+    @property
+    def is_current(self) -> bool:
+        """Whether everything is still the same. A hot path: thousands of objects, so no Python for each."""
+        now = chain(chain.from_iterable(self._views), (_END,))
+        return all(map(operator.is_, now, self._held)) and all(
+            tensor._version == version for tensor, version in self._versions
+        )
+
+
+def _contents(part: nn.Module, *, whole: bool) -> Iterator[ValuesView[Any]]:
+    """Views, which show what there is whenever they are looked at."""
+    attributes = vars(part)
+    if whole:
+        yield attributes.values()
+    for name in (*_LAYERS, *_ADDED) if whole else _LAYERS:
+        yield attributes[name].values()

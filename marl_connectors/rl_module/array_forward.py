@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -11,8 +10,8 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from torch import nn
-from torch.nn.modules import module as torch_module
 
+from marl_connectors.rl_module.architecture import has_hooks, has_own_methods, overrides_methods_of
 from marl_connectors.rl_module.array_layers import BLOCK, Activation, is_watched, row_tile
 from marl_connectors.rl_module.encoders import Encoder, FlatPart
 from marl_connectors.rl_module.layers import ACTIVATIONS, MLP, LayerNorm, Linear
@@ -28,6 +27,7 @@ _UNRELATED = {
     "setup",
     "compute_values",
     "_forward_train",
+    "training_layers",
     "get_initial_state",
     "get_inference_action_dist_cls",
     "get_exploration_action_dist_cls",
@@ -456,7 +456,7 @@ def _joined(states: Sequence[Tree]) -> Tree:
 
 def can_be_bound(rl_module: MultiRLModule) -> bool:
     """Whether nobody has changed how modules are called, or watches what torch is called with."""
-    if _has_own_methods_of(rl_module, MultiRLModule) or has_hooks(rl_module):
+    if overrides_methods_of(rl_module, MultiRLModule, _UNRELATED) or has_hooks(rl_module):
         return False
     with torch.no_grad():  # as it is when acting
         return not is_watched()
@@ -504,7 +504,7 @@ def _acting_layers(module: RLModule, rows: int) -> ActingLayers | None:
     if not isinstance(space, spaces.Box) or len(space.shape) != 1 or space.dtype not in (np.float32, np.float64):
         return None
     says = next(cls for cls in type(module).__mro__ if "acting_layers" in vars(cls))
-    if _has_own_methods_of(module, says):
+    if overrides_methods_of(module, says, _UNRELATED):
         return None
     chain = module.acting_layers()
     states = module.acting_states()
@@ -550,30 +550,3 @@ def _used(layer: MLP | RecurrentLayer) -> list[nn.Parameter]:
 
 def _filled_up(width: int) -> int:
     return -(-width // _WIDTH) * _WIDTH
-
-
-def _has_own_methods_of(module: nn.Module, base: type) -> bool:
-    """Whether a class before ``base`` in the order of resolution, or the object, overrides how the module acts."""
-    known = _methods(base) - _UNRELATED
-    for cls in type(module).__mro__:
-        if cls is base:
-            return has_own_methods(module)
-        if not known.isdisjoint(vars(cls)):
-            return True
-    return True
-
-
-def has_own_methods(thing: Any) -> bool:
-    """Whether somebody has replaced a method of this one object."""
-    return not _methods(type(thing)).isdisjoint(vars(thing))
-
-
-@lru_cache(256)
-def _methods(cls: type) -> frozenset[str]:
-    return frozenset(name for name in dir(cls) if callable(getattr(cls, name, None))) - {"__class__", "__doc__"}
-
-
-def has_hooks(module: nn.Module) -> bool:
-    """Whether somebody is called before or after the module's forward pass."""
-    own = module._forward_hooks or module._forward_pre_hooks
-    return bool(own or torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks)

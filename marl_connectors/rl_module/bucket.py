@@ -207,6 +207,7 @@ class BucketPart:
         self.index = moved(np.array([bucket.module_ids.index(m) for m in module_ids]), bucket.parameters.device)
         self.is_whole = module_ids == bucket.module_ids
         self._stacked: list[nn.Parameter] = []
+        self._unstored: Tensor | None = None
         if self.is_whole:
             self.twin = bucket.twin
         elif len(module_ids) == 1:
@@ -240,6 +241,32 @@ class BucketPart:
             torch.cat(columns, 1, out=bucket.gradients)
         else:
             bucket.gradients.index_copy_(0, self.index, torch.cat(columns, 1))
+
+    def bound_gradients(self) -> dict[Tensor, Tensor | None]:
+        """Memory for the gradient of each parameter of the twin, to be written to before ``store``; frozen ones: None.
+
+        What belongs to parameters that nobody writes to is 0.
+        """
+        bucket, count = self.bucket, len(self.module_ids)
+        if self.is_whole:
+            matrix = bucket.gradients
+        elif count == 1:
+            at = bucket.module_ids.index(self.module_ids[0])
+            matrix = bucket.gradients[at : at + 1]
+        else:
+            matrix = self._unstored = torch.zeros_like(self._memory)
+        matrix.zero_()
+        lead = () if count == 1 else (count,)
+        parameters = self._stacked or list(self.twin.parameters())
+        return {
+            parameter: matrix[:, part.begin : part.end].view(*lead, *part.shape) if part.requires_grad else None
+            for parameter, part in zip(parameters, bucket.slices, strict=True)
+        }
+
+    def store(self) -> None:
+        """Brings what was written to ``bound_gradients`` to the members."""
+        if self._unstored is not None:
+            self.bucket.gradients.index_copy_(0, self.index, self._unstored)
 
     def gradients(self) -> Tensor:
         """``[A, P]``: the bucket's own matrix if these are all members, else a copy."""

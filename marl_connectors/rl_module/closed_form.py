@@ -1,19 +1,47 @@
-"""Results and gradients in closed form, and not by one operation of autograd after another; those of linear layers.
+"""Forward passes for training with their gradients in closed form: what an update computes without autograd.
 
-Small networks and losses spend more time in autograd's many little operations than in arithmetic. On the CPU, where
-nobody has to see these operations, one ``torch.autograd.Function`` stands for all of them.
+Small networks spend more time in autograd's bookkeeping than in arithmetic.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from marl_connectors.columns import Columns
+from marl_connectors.rl_module.architecture import has_hooks, has_own_methods, overrides_methods_of
 from marl_connectors.rl_module.array_layers import is_recorded
+from marl_connectors.rl_module.encoders import Encoder, FlatPart, OneHotPart
+from marl_connectors.rl_module.layers import MLP
+from marl_connectors.rl_module.rl_module import RLModule, without_forbidden_actions
+
+_CHAINS = (MLP, Encoder)
+_PARTS = (FlatPart, OneHotPart)
+"""What turns observations into vectors without parameters."""
+_UNRELATED = frozenset(
+    {
+        "__init__",
+        "setup",
+        "acting_layers",
+        "acting_states",
+        "acting_outputs",
+        "get_initial_state",
+        "get_inference_action_dist_cls",
+        "get_exploration_action_dist_cls",
+        "get_train_action_dist_cls",
+        "get_non_inference_attributes",
+        "get_state",
+        "set_state",
+        "extra_repr",
+        "__repr__",
+    }
+)
+"""Methods that a forward pass for training does not go through, or that are called all the same."""
+
 
 _KINDS = (Tensor, torch.nn.Parameter)
 _DTYPES = (torch.float32, torch.float64)
@@ -21,6 +49,8 @@ _DTYPES = (torch.float32, torch.float64)
 
 def are_plain(tensors: Sequence[Any]) -> bool:
     """Whether these are ordinary tensors on the CPU, all in single or all in double precision. A hot path."""
+    if not tensors:
+        return False
     dtype = getattr(tensors[0], "dtype", None)
     for tensor in tensors:
         if type(tensor) not in _KINDS or tensor.dtype is not dtype or not tensor.is_cpu:
@@ -28,46 +58,15 @@ def are_plain(tensors: Sequence[Any]) -> bool:
     return dtype in _DTYPES
 
 
-def is_allowed(tensors: Sequence[Any]) -> bool:
-    """Whether a closed form may stand for what torch would compute of these tensors. A hot path."""
-    return are_plain(tensors) and not is_recorded() and not torch.is_autocast_enabled("cpu")
-
-
-def differentiable_gradients(
-    function: Callable[..., Any], inputs: Sequence[Any], wanted: Sequence[bool], gradients: Sequence[Any]
-) -> tuple[Any, ...]:
-    """Gradients by autograd, for the backward pass of a closed form: these can be differentiated themselves.
-
-    Args:
-        function: What the closed form stands for; gives a tensor or several.
-        inputs: What it was computed of.
-        wanted: Of which inputs gradients are wanted.
-        gradients: Of its outputs; None for an output that took no part.
-    """
-    create_graph = torch.is_grad_enabled()
-    with torch.enable_grad():
-        outputs = function(*inputs)
-        outputs = (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
-        pairs = [(o, g) for o, g in zip(outputs, gradients, strict=True) if g is not None and o.requires_grad]
-        of = [tensor for tensor, is_wanted in zip(inputs, wanted, strict=True) if is_wanted]
-        found = torch.autograd.grad(
-            [o for o, _ in pairs], of, [g for _, g in pairs], create_graph=create_graph, allow_unused=True
-        )
-    by_input = iter(found)
-    return tuple(next(by_input) if is_wanted else None for is_wanted in wanted)
-
-
 class Activation(NamedTuple):
     """An elementwise function with its derivative.
 
     Attributes:
-        plain: The function, as autograd knows it.
-        run: The same of ``[..., n]`` values without gradients; may write over them unless ``keeps_input``.
+        run: The function of ``[..., n]`` values; may write over them unless ``keeps_input``.
         backward: Of the gradient of its outputs, and of what was kept, to the gradient of its inputs.
         keeps_input: Whether the derivative is worked out from the inputs; else from the outputs.
     """
 
-    plain: Callable[[Tensor], Tensor]
     run: Callable[[Tensor], Tensor]
     backward: Callable[[Tensor, Tensor], Tensor]
     keeps_input: bool = False
@@ -77,27 +76,13 @@ def _relu_backward(gradient: Tensor, outputs: Tensor) -> Tensor:
     return torch.ops.aten.threshold_backward(gradient, outputs, 0)
 
 
-ACTIVATIONS: dict[type[nn.Module], Activation | None] = {
-    nn.Tanh: Activation(torch.tanh, torch.tanh_, torch.ops.aten.tanh_backward),
-    nn.ReLU: Activation(F.relu, torch.relu_, _relu_backward),
-    nn.SiLU: Activation(F.silu, F.silu, torch.ops.aten.silu_backward, keeps_input=True),
+_ACTIVATIONS: dict[type[nn.Module], Activation | None] = {
+    nn.Tanh: Activation(torch.tanh_, torch.ops.aten.tanh_backward),
+    nn.ReLU: Activation(torch.relu_, _relu_backward),
+    nn.SiLU: Activation(F.silu, torch.ops.aten.silu_backward, keeps_input=True),
     nn.Identity: None,
 }
 """Those that are known here; none of them has settings."""
-
-
-def run_layer_stack(x: Tensor, activations: Sequence[Activation | None], parameters: Sequence[Tensor]) -> Tensor:
-    """``[..., out]`` of ``[..., in]``, or ``[M, ..., out]`` of ``[M, ..., in]`` by ``M`` stacks at once. A hot path.
-
-    Args:
-        x: On the CPU, of the dtype of the parameters.
-        activations: What follows each layer; None for nothing.
-        parameters: The weight ``[out, in]`` (or ``[M, out, in]``) and bias ``[out]`` (or ``[M, out]``) of each layer.
-    """
-    if x.dim() == parameters[0].dim():
-        return _LayerStack.apply(x, activations, *parameters)
-    first = parameters[0].dim() - 2  # axis of rows
-    return _LayerStack.apply(x.flatten(first, -2), activations, *parameters).unflatten(first, x.shape[first:-1])
 
 
 def _layer(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -106,48 +91,236 @@ def _layer(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))
 
 
-def _by_autograd(x: Tensor, activations: Sequence[Activation | None], *parameters: Tensor) -> Tensor:
+def stack_forward(
+    x: Tensor, activations: Sequence[Activation | None], parameters: Sequence[Tensor]
+) -> tuple[Tensor, list[Tensor], list[Tensor | None]]:
+    """The outputs of layers, their inputs, and what each activation keeps for its derivative. A hot path.
+
+    Args:
+        x: ``[B, in]`` or ``[M, B, in]``.
+        activations: What follows each layer; None for nothing.
+        parameters: The weight ``[out, in]`` (or ``[M, out, in]``) and bias ``[out]`` (or ``[M, out]``) of each layer.
+    """
+    inputs: list[Tensor] = []
+    kept: list[Tensor | None] = []
     for activation, weight, bias in zip(activations, parameters[::2], parameters[1::2], strict=True):
-        x = _layer(x, weight, bias)
-        x = x if activation is None else activation.plain(x)
-    return x
+        inputs.append(x)
+        before = x = _layer(x, weight, bias)
+        if activation is not None:
+            x = activation.run(x)
+        kept.append(None if activation is None else before if activation.keeps_input else x)
+    return x, inputs, kept
 
 
-class _LayerStack(torch.autograd.Function):
-    """Of ``[B, in]`` or ``[M, B, in]`` rows."""
+def stack_backward(
+    gradient: Tensor,
+    activations: Sequence[Activation | None],
+    parameters: Sequence[Tensor],
+    inputs: Sequence[Tensor],
+    kept: Sequence[Tensor | None],
+    wanted: Sequence[bool],
+    out: Sequence[Tensor | None] | None = None,
+) -> tuple[Tensor | None, list[Tensor | None]]:
+    """The gradients of the first layer's inputs and of the parameters; None where they are not wanted. A hot path.
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, activations: Sequence[Activation | None], *parameters: Tensor) -> Tensor:
-        inputs, kept = [], []
-        rows = x
-        for activation, weight, bias in zip(activations, parameters[::2], parameters[1::2], strict=True):
-            inputs.append(rows)
-            before = rows = _layer(rows, weight, bias)
-            if activation is not None:
-                rows = activation.run(rows)
-            kept.append(None if activation is None else before if activation.keeps_input else rows)
-        ctx.activations = activations
-        ctx.save_for_backward(*parameters, *inputs, *kept)
-        return rows
+    Args:
+        gradient: Of the last layer's outputs.
+        activations: As ``stack_forward`` was given.
+        parameters: As ``stack_forward`` was given.
+        inputs: What ``stack_forward`` gave.
+        kept: What ``stack_forward`` gave.
+        wanted: First for the inputs, then for each parameter.
+        out: Where the gradients of the parameters are written to; None for new tensors.
+    """
+    is_stacked = gradient.dim() == 3
+    product = torch.bmm if is_stacked else torch.mm
+    found: list[Tensor | None] = [None] * len(parameters)
+    for i in range(len(activations) - 1, -1, -1):
+        activation, of_output = activations[i], kept[i]
+        if activation is not None and of_output is not None:
+            gradient = activation.backward(gradient, of_output)
+        if wanted[1 + 2 * i]:
+            place = None if out is None else out[2 * i]
+            if place is None or is_stacked:  # copying takes less time than a batched product to memory with gaps
+                own = product(gradient.transpose(-1, -2), inputs[i])
+                found[2 * i] = own if place is None else place.copy_(own)
+            else:
+                found[2 * i] = torch.mm(gradient.t(), inputs[i], out=place)
+        if wanted[2 + 2 * i]:
+            place = None if out is None else out[2 * i + 1]
+            found[2 * i + 1] = gradient.sum(-2) if place is None else torch.sum(gradient, -2, out=place)
+        if i or wanted[0]:
+            gradient = product(gradient, parameters[2 * i])
+    return gradient if wanted[0] else None, found
 
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        activations, wanted, count = ctx.activations, ctx.needs_input_grad, len(ctx.activations)
-        saved = ctx.saved_tensors
-        parameters, inputs, kept = saved[: 2 * count], saved[2 * count : 3 * count], saved[3 * count :]
-        if torch.is_grad_enabled():  # somebody differentiates the gradients
-            given = inputs[0], activations, *parameters
-            return differentiable_gradients(_by_autograd, given, wanted, [gradient])
-        product = torch.mm if gradient.dim() == 2 else torch.bmm
-        found: list[Any] = [None] * len(parameters)
-        for i in range(count - 1, -1, -1):
-            activation = activations[i]
-            if activation is not None:
-                gradient = activation.backward(gradient, kept[i])
-            if wanted[2 + 2 * i]:
-                found[2 * i] = product(gradient.transpose(-1, -2), inputs[i])
-            if wanted[3 + 2 * i]:
-                found[2 * i + 1] = gradient.sum(-2)
-            if i or wanted[0]:
-                gradient = product(gradient, parameters[2 * i])
-        return gradient if wanted[0] else None, None, *found
+
+class _Chain:
+    """MLPs one after another, with the memory of their gradients."""
+
+    def __init__(self, mlps: Sequence[MLP], gradients: Mapping[Tensor, Tensor | None]):
+        """Binds.
+
+        Args:
+            mlps: At least one layer in all.
+            gradients: Where the gradient of each parameter is written to; None for a frozen one.
+        """
+        self.mlps = mlps
+        self.activations: list[Activation | None] = []
+        parameters: list[Tensor] = []
+        for mlp in mlps:
+            own = mlp.parameters_as_built() or []
+            active = len(own) // 2 - (not mlp.activate_last)
+            known = _ACTIVATIONS[type(mlp.activation)]
+            self.activations += [known if i < active else None for i in range(len(own) // 2)]
+            parameters += own
+        self.parameters = [parameter.detach() for parameter in parameters]
+        self._out = [gradients[parameter] for parameter in parameters]
+        self._wanted = [out is not None for out in self._out]
+        self.num_inputs = parameters[0].shape[-1]
+        self._kept: tuple[list[Tensor], list[Tensor | None]] = [], []
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """``[..., out]`` of ``[..., in]``. A hot path."""
+        outputs, inputs, kept = stack_forward(rows, self.activations, self.parameters)
+        self._kept = inputs, kept
+        return outputs
+
+    def backward(self, gradient: Tensor, *, to_inputs: bool = False) -> Tensor | None:
+        """Writes the gradients of the parameters; gives those of the inputs if asked. A hot path."""
+        (inputs, kept), self._kept = self._kept, ([], [])
+        wanted = (to_inputs, *self._wanted)
+        return stack_backward(gradient, self.activations, self.parameters, inputs, kept, wanted, self._out)[0]
+
+
+class Outputs(NamedTuple):
+    """What a closed loss is computed of.
+
+    Attributes:
+        inputs: ``action_dist_inputs``, ``[B, n]`` or ``[M, B, n]``; without those of forbidden actions.
+        values: Value estimates, ``[B]`` or ``[M, B]``; None if nobody wants them.
+    """
+
+    inputs: Tensor
+    values: Tensor | None
+
+
+class ClosedForward:
+    """``forward_train`` and ``compute_values`` of a module, or of ``M`` stacked ones, with their gradients.
+
+    A minibatch of a small network takes half as long as with autograd, whose bookkeeping costs as much as the
+    arithmetic. Bound to the layers of ``RLModule.training_layers``, for as long as these and their parameters stay
+    where they are.
+    """
+
+    def __init__(self, module: RLModule, gradients: Mapping[Tensor, Tensor | None], *, with_values: bool):
+        """Binds.
+
+        Args:
+            module: One that ``can_be_closed``; the twin of a bucket for several.
+            gradients: Where the gradient of each parameter is written to; None for a frozen one.
+            with_values: Whether values are wanted.
+        """
+        layers = module.training_layers()
+        assert layers is not None
+        self._module = module
+        self._shared = _Chain(layers.shared, gradients) if layers.shared else None
+        self._policy = _Chain(layers.policy, gradients)
+        self._values = _Chain(layers.values, gradients) if with_values else None
+        self._values_read = layers.values_read
+        self._to_inputs, self._log_std = layers.to_inputs, layers.log_std
+        self._of_log_std = None if self._log_std is None else gradients[self._log_std]
+        self._is_masked = not module.handles_action_masks
+        self._dtype = self._policy.parameters[0].dtype
+        self._between: tuple[list[Tensor], Tensor] | None = None
+        chains = [layers.shared, layers.policy, layers.values if with_values else ()]
+        used = {p for chain in chains for mlp in chain for p in mlp.layers.parameters()} | {self._log_std}
+        self._unused = [of for parameter, of in gradients.items() if of is not None and parameter not in used]
+
+    def __call__(self, columns: Mapping[str, Any]) -> Outputs | None:
+        """The outputs of a minibatch; None where its observations are not what the layers read. A hot path."""
+        first = self._policy if self._shared is None else self._shared
+        rows = self._rows(first, columns[Columns.OBS])
+        if rows is None:
+            return None
+        of_values = None
+        if self._values is not None and self._shared is None:
+            of_values = self._rows(self._values, columns[self._values_read])
+            if of_values is None:
+                return None
+        if self._shared is not None:
+            rows = of_values = self._shared.forward(rows)
+        inputs = self._after_policy(self._policy.forward(rows), columns)
+        if self._values is None or of_values is None:
+            return Outputs(inputs, None)
+        return Outputs(inputs, self._values.forward(of_values)[..., 0])
+
+    def backward(self, of_inputs: Tensor, of_values: Tensor | None) -> None:
+        """Writes the gradients of all parameters, of those of the last outputs. A hot path."""
+        for of_unused in self._unused:  # whatever has been made of them since
+            of_unused.zero_()
+        of_shared = self._policy.backward(self._before_inputs(of_inputs), to_inputs=self._shared is not None)
+        if self._values is not None and of_values is not None:
+            more = self._values.backward(of_values.unsqueeze(-1), to_inputs=self._shared is not None)
+            if of_shared is not None and more is not None:
+                of_shared += more
+        if self._shared is not None and of_shared is not None:
+            self._shared.backward(of_shared)
+
+    def _rows(self, chain: _Chain, observations: Any) -> Tensor | None:
+        """What a chain reads, if it is what it was built for."""
+        rows = chain.mlps[0].flat(observations)
+        rank = chain.parameters[0].dim()
+        if type(rows) is not Tensor or rows.dtype is not self._dtype or rows.dim() != rank or not rows.is_cpu:
+            return None
+        return rows if rows.shape[-1] == chain.num_inputs and rows.shape[-2] else None
+
+    # From the outputs of the policy head to action_dist_inputs. Where that is any work, autograd differentiates it.
+
+    def _after_policy(self, outputs: Tensor, columns: Mapping[str, Any]) -> Tensor:
+        mask = columns[Columns.ACTION_MASK] if self._is_masked and Columns.ACTION_MASK in columns else None
+        self._between = None
+        if self._to_inputs is None and mask is None:
+            return outputs
+        with torch.enable_grad():
+            inputs = outputs.detach().requires_grad_()
+            wanted = [inputs]
+            if self._to_inputs is not None:
+                log_std = None if self._log_std is None else self._log_std.detach()
+                if log_std is not None and self._of_log_std is not None:
+                    wanted.append(log_std.requires_grad_())
+                inputs = self._to_inputs(inputs, log_std)
+            if mask is not None:
+                inputs = without_forbidden_actions(self._module, inputs, mask)
+        self._between = wanted, inputs
+        return inputs.detach()
+
+    def _before_inputs(self, of_inputs: Tensor) -> Tensor:
+        if self._between is None:
+            return of_inputs
+        (wanted, inputs), self._between = self._between, None
+        of_outputs, *of_log_std = torch.autograd.grad(inputs, wanted, of_inputs)
+        if of_log_std and self._of_log_std is not None:
+            self._of_log_std.copy_(of_log_std[0])
+        return of_outputs
+
+
+def can_be_closed(module: RLModule) -> bool:
+    """Whether a module computes what its ``training_layers`` say when it is trained, and nobody watches its layers."""
+    says = next(cls for cls in type(module).__mro__ if "training_layers" in vars(cls))
+    if overrides_methods_of(module, says, _UNRELATED) or module.is_stateful() or is_recorded():
+        return False
+    layers = module.training_layers()
+    if layers is None or has_hooks(module):
+        return False
+    mlps = [*layers.shared, *layers.policy, *layers.values]
+    if not all(type(mlp) in _CHAINS and not has_hooks(mlp) and not has_own_methods(mlp) for mlp in mlps):
+        return False
+    parts = [part for mlp in mlps if isinstance(mlp, Encoder) for part in mlp.parts]
+    if not all(type(part) in _PARTS and not has_hooks(part) and not has_own_methods(part) for part in parts):
+        return False
+    if any(type(mlp.activation) not in _ACTIVATIONS or len(mlp.norms) for mlp in mlps):
+        return False
+    parameters = [mlp.parameters_as_built() for mlp in mlps]
+    if None in parameters or not are_plain([p for own in parameters for p in own or ()]):
+        return False
+    return all(any(mlp.layers for mlp in chain) for chain in (layers.policy, layers.values, layers.shared or mlps))

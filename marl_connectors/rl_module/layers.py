@@ -7,7 +7,7 @@ in, ``[M, B, k]`` out. Without that axis it is an ordinary torch layer.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -15,17 +15,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from marl_connectors.columns import Columns
 from marl_connectors.errors import ModuleError, did_you_mean
 from marl_connectors.rl_module.array_layers import (
     BOUND_ACTIVATIONS,
     NUMPY_ACTIVATIONS,
     Activation,
     ArrayLayer,
-    is_recorded,
+    is_watched,
     run_layers,
 )
-from marl_connectors.rl_module.closed_form import ACTIVATIONS as STACK_ACTIVATIONS
-from marl_connectors.rl_module.closed_form import are_plain, run_layer_stack
 from marl_connectors.rl_module.initializers import Initializers
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -62,7 +61,8 @@ class Linear(nn.Linear):
         if self.weight.dim() == 2:
             return F.linear(input, self.weight, self.bias)
         rows = input if input.dim() == 3 else input.flatten(1, -2)
-        outputs = torch.baddbmm(self.bias.unsqueeze(-2), rows, self.weight.transpose(-1, -2))
+        weight = self.weight.transpose(-1, -2)
+        outputs = torch.bmm(rows, weight) if self.bias is None else torch.baddbmm(self.bias.unsqueeze(-2), rows, weight)
         return outputs if input.dim() == 3 else outputs.unflatten(1, input.shape[1:-1])
 
 
@@ -117,8 +117,7 @@ class _Arrays(NamedTuple):
 class MLP(nn.Module):
     """A stack of linear layers with an activation after each but, if asked, the last.
 
-    A hot path: on the CPU, numpy computes batches without gradients where that is faster, on the weights' own memory;
-    with gradients, all layers are one operation of autograd.
+    A hot path: on the CPU, numpy computes batches without gradients where that is faster, on the weights' own memory.
     """
 
     _remembered = frozenset({"_arrays"})
@@ -174,32 +173,16 @@ class MLP(nn.Module):
 
     def forward(self, x: Any) -> Tensor:
         rows = x if type(self).flat is MLP.flat else self.flat(x)
-        if type(rows) is Tensor and rows.is_cpu and not is_recorded():
-            with_gradients = torch.is_grad_enabled()
-            outputs = _with_gradients((self,), rows) if with_gradients else self._without_gradients(rows)
+        if type(rows) is Tensor and rows.is_cpu and not is_watched():
+            outputs = self._without_gradients(rows)
             if outputs is not None:
                 return outputs
-        return self._by_layers(rows)
-
-    def _by_layers(self, x: Tensor) -> Tensor:
-        """The outputs of ``flat`` inputs, layer by layer."""
         last = len(self._linear_layers) - 1
         for i, layer in enumerate(self._linear_layers):
-            x = layer(x)
+            rows = layer(rows)
             if i < last or self.activate_last:
-                x = self.activation(self.norms[i](x) if self.norms else x)
-        return x
-
-    def _stack(self) -> tuple[list[Any], list[Any]] | None:
-        """The activations and the parameters of all layers for ``run_layer_stack``, if it knows them. A hot path."""
-        known = STACK_ACTIVATIONS.get(self._own_activation, self)
-        parameters = None if known is self or self.norms else self._parameters_as_built()
-        if parameters is None:
-            return None
-        activations: list[Any] = [known] * (len(parameters) // 2)
-        if activations and not self.activate_last:
-            activations[-1] = None
-        return activations, parameters
+                rows = self.activation(self.norms[i](rows) if self.norms else rows)
+        return rows
 
     def _without_gradients(self, x: Tensor) -> Tensor | None:
         """The outputs by numpy; None where torch is faster, or has to see to the tensors. A hot path."""
@@ -217,7 +200,7 @@ class MLP(nn.Module):
         """Those that there are now."""
         return list(self._modules["layers"]._modules.values())  # type: ignore[union-attr,arg-type]
 
-    def _parameters_as_built(self) -> list[Any] | None:
+    def parameters_as_built(self) -> list[Any] | None:
         """Weight and bias of each layer; None if somebody has put other layers in place of these, or hooks on them.
 
         A hot path.
@@ -246,7 +229,8 @@ class MLP(nn.Module):
         activation, limit = self.activation, _NUMPY_ROWS.get(type(self.activation), math.inf)
         if len(self.norms) or type(activation) not in BOUND_ACTIVATIONS or getattr(activation, "alpha", 1.0) != 1.0:
             return False
-        return rows <= limit and self._parameters_as_built() is not None
+        parameters = self.parameters_as_built()
+        return rows <= limit and parameters is not None and all(p is not None for p in parameters)
 
     def activation_after(self, layer: int) -> Activation | None:
         """What follows a linear layer, in arrays."""
@@ -258,7 +242,7 @@ class MLP(nn.Module):
 
         What is remembered is put in its place as a whole, so that threads may ask at the same time.
         """
-        parameters = self._parameters_as_built()
+        parameters = self.parameters_as_built()
         if parameters is None:
             return None
         if self._arrays and self._arrays[0].are_over(parameters):
@@ -270,39 +254,22 @@ class MLP(nn.Module):
         return found.layers
 
 
-def run_mlps(mlps: Sequence[MLP], x: Any) -> Tensor:
-    """What MLPs give, one after another: ``[..., out]``. A hot path.
+class TrainingLayers(NamedTuple):
+    """What a module computes when it is trained; see ``RLModule.training_layers``.
 
-    With gradients, they are one operation of autograd wherever that gives the same.
-
-    Args:
-        mlps: The second one reads the first one's outputs, and so on.
-        x: What the first one reads.
+    Attributes:
+        policy: The MLPs that lead from ``obs`` (or from the outputs of ``shared``) to the outputs of the policy head.
+        values: Those that lead from the column ``values_read`` (or from the outputs of ``shared``) to one number, the
+            value estimate.
+        shared: Those before both, which read ``obs``; none if the two have nothing in common.
+        values_read: The column that ``values`` reads where nothing is shared.
+        to_inputs: Makes ``action_dist_inputs`` of the policy head's outputs and ``log_std``; None if they are the same.
+        log_std: A parameter for ``to_inputs``, if there is one.
     """
-    if torch.is_grad_enabled() and not any(
-        any(_HOOKS(mlp.__dict__)) or "forward" in mlp.__dict__ or type(mlp).forward is not MLP.forward for mlp in mlps
-    ):
-        rows = mlps[0].flat(x)
-        fast = type(rows) is Tensor and rows.is_cpu and not is_recorded()
-        outputs = _with_gradients(mlps, rows) if fast else None
-        if outputs is not None:
-            return outputs
-        x, mlps = mlps[0]._by_layers(rows), mlps[1:]
-    for mlp in mlps:
-        x = mlp(x)
-    return x
 
-
-def _with_gradients(mlps: Sequence[MLP], rows: Tensor) -> Tensor | None:
-    """The outputs as one operation of autograd; None where there is none for these layers. A hot path."""
-    activations: list[Any] = []
-    parameters: list[Any] = []
-    for mlp in mlps:
-        stack = mlp._stack()
-        if stack is None:
-            return None
-        activations += stack[0]
-        parameters += stack[1]
-    if not parameters or rows.dim() < 2 or not are_plain((rows, *parameters)) or torch.is_autocast_enabled("cpu"):
-        return None
-    return run_layer_stack(rows, activations, parameters)
+    policy: Sequence[MLP]
+    values: Sequence[MLP]
+    shared: Sequence[MLP] = ()
+    values_read: str = Columns.OBS
+    to_inputs: Callable[[Tensor, Tensor | None], Tensor] | None = None
+    log_std: nn.Parameter | None = None

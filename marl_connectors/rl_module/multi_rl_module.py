@@ -16,7 +16,7 @@ from torch import nn
 from marl_connectors.columns import Columns
 from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup, Phase
 from marl_connectors.errors import ModuleError, did_you_mean
-from marl_connectors.rl_module.architecture import is_stackable, modules_that_share
+from marl_connectors.rl_module.architecture import Structure, is_stackable, modules_that_share
 from marl_connectors.rl_module.bucket import Bucket, StackedRows, is_whole, run_stacked, sort_into_buckets
 from marl_connectors.rl_module.module_calls import called_for_modules, noting, with_given
 from marl_connectors.rl_module.module_columns import (
@@ -28,7 +28,6 @@ from marl_connectors.rl_module.module_columns import (
 )
 from marl_connectors.rl_module.module_states import state_kind
 from marl_connectors.rl_module.rl_module import RLModule, RLModuleSpec
-from marl_connectors.rl_module.structure import Structure
 from marl_connectors.typing import SHARED, ModuleID
 
 _TRAINS = attrgetter("training")

@@ -24,7 +24,7 @@ from marl_connectors.typing import DEFAULT_MODULE_ID, ModuleID
 from marl_connectors.validators import ChecksFields, Switch, Unfit, Validator, instance_of, optional, subclass_of
 
 if TYPE_CHECKING:
-    from marl_connectors.rl_module.layers import MLP
+    from marl_connectors.rl_module.layers import MLP, TrainingLayers
     from marl_connectors.rl_module.multi_rl_module import MultiRLModule
     from marl_connectors.rl_module.recurrent_layers import RecurrentLayer
 
@@ -150,6 +150,14 @@ class RLModule(nn.Module):
         """
         return None
 
+    def training_layers(self) -> TrainingLayers | None:
+        """What ``forward_train`` and ``compute_values`` compute, if it is nothing but MLPs; None if it is more.
+
+        A learner may then compute them, and their gradients, without calling the module. It holds as
+        ``acting_layers`` does.
+        """
+        return None
+
     def get_inference_action_dist_cls(self) -> type[Distribution]:
         """What ``_forward_inference``'s ``action_dist_inputs`` are the parameters of."""
         return self._default_action_dist_cls()
@@ -257,10 +265,14 @@ def _masked(module: RLModule, batch: Mapping[str, Any], outputs: dict[str, Any])
     """Outputs whose distribution has no forbidden actions."""
     if module.handles_action_masks or Columns.ACTION_DIST_INPUTS not in outputs:
         return outputs
-    dist_cls = module.get_train_action_dist_cls() if module.action_space is not None else None
-    forbid = getattr(dist_cls, "without_forbidden", without_forbidden)
-    inputs = forbid(outputs[Columns.ACTION_DIST_INPUTS], batch[Columns.ACTION_MASK])
+    inputs = without_forbidden_actions(module, outputs[Columns.ACTION_DIST_INPUTS], batch[Columns.ACTION_MASK])
     return {**outputs, Columns.ACTION_DIST_INPUTS: inputs}
+
+
+def without_forbidden_actions(module: RLModule, inputs: torch.Tensor, mask: Any) -> torch.Tensor:
+    """``action_dist_inputs`` that make what a mask forbids impossible."""
+    dist_cls = module.get_train_action_dist_cls() if module.action_space is not None else None
+    return getattr(dist_cls, "without_forbidden", without_forbidden)(inputs, mask)
 
 
 def _model_config(given: Any) -> Any:

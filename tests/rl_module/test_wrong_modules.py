@@ -13,7 +13,7 @@ from marl_connectors import Columns, PPOConfig, RLModule, RLModuleSpec
 from marl_connectors.episodes.column_batch import ColumnGroup
 from marl_connectors.errors import MarlConnectorsError, ModuleError
 from marl_connectors.rl_module.apis import ValueFunctionAPI
-from marl_connectors.rl_module.observation_check import check_observations
+from marl_connectors.rl_module.module_calls import check_observations
 
 BOX = spaces.Box(-1.0, 1.0, (3,), np.float32)
 

@@ -13,7 +13,7 @@ from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
 from marl_connectors.columns import Columns
 from marl_connectors.errors import ModuleError
 from marl_connectors.rl_module.initializers import Initializers
-from marl_connectors.rl_module.layers import MLP, run_mlps
+from marl_connectors.rl_module.layers import MLP, TrainingLayers
 
 
 class DefaultMAPPORLModule(DefaultPPORLModule):
@@ -48,6 +48,11 @@ class DefaultMAPPORLModule(DefaultPPORLModule):
         )
         self.vf = self._head(self.vf_encoder.output_dim, 1, gain=1.0)
 
+    def training_layers(self) -> TrainingLayers | None:
+        """The policy's layers, and those of the critic."""
+        layers = super().training_layers()
+        return None if layers is None else layers._replace(values_read=Columns.CRITIC_OBS)
+
     def compute_values(self, batch: Mapping[str, Any], embeddings: Tensor | None = None) -> Tensor:
         """``[B]`` value estimates of ``batch["critic_obs"]``."""
-        return run_mlps((self.vf_encoder, self.vf), batch[Columns.CRITIC_OBS]).squeeze(-1)
+        return self.vf(self.vf_encoder(batch[Columns.CRITIC_OBS])).squeeze(-1)

@@ -13,16 +13,20 @@ from marl_connectors.algorithms.ppo.discounted_returns import DiscountedReturns
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.learner.general_advantage_estimation import GeneralAdvantageEstimation
 from marl_connectors.errors import ConfigError
+from marl_connectors.learner.gradients import ClosedLoss, LossAndSlopes
 from marl_connectors.learner.learner import Learner
 from marl_connectors.learner.minibatches import CountedRows
 from marl_connectors.ops.ppo_loss import PPOCoefficients, PPOLoss, ppo_loss, ppo_loss_and_slopes
 from marl_connectors.ops.schedule import value_at
-from marl_connectors.rl_module.closed_form import differentiable_gradients, is_allowed
+from marl_connectors.rl_module.closed_form import are_plain
 from marl_connectors.rl_module.distributions import Distribution
 from marl_connectors.rl_module.module_calls import called, checked_inputs, checked_values, in_full, values_batch
 from marl_connectors.rl_module.rl_module import RLModule
 from marl_connectors.transfers import moved
 from marl_connectors.typing import ModuleID
+
+_TERMS = ("total_loss", "policy_loss", "vf_loss", "vf_loss_unclipped", "entropy", "mean_kl_loss")
+"""The fields of a PPOLoss, as loss statistics."""
 
 
 class PPOLearner(Learner):
@@ -134,33 +138,19 @@ class PPOLearner(Learner):
         rows = CountedRows.of(batch, stacked=len(module_ids) if len(module_ids) > 1 else 0)
         lead = tuple(batch[Columns.ADVANTAGES].shape)
         inputs = checked_inputs(module_ids[0], self.module[module_ids[0]], fwd_out, lead)
-        values = targets = None
+        values = None
         if config.use_critic:
             given = values_batch(fwd_out, batch)
             found = called(module, module.compute_values, given, embeddings=fwd_out.get(Columns.EMBEDDINGS))
-            values = rows.pick(checked_values(module_ids[0], found, lead))
-            targets = rows.pick(batch[Columns.VALUE_TARGETS])
-        picked = PPORows(
-            inputs=rows.pick(in_full(inputs)),
-            values=values,
-            actions=rows.pick(batch[Columns.ACTIONS]),
-            before=rows.pick(batch[Columns.ACTION_DIST_INPUTS]) if config.use_kl_loss else None,
-            old_logp=rows.pick(batch[Columns.ACTION_LOGP]),
-            advantages=rows.pick(batch[Columns.ADVANTAGES]),
-            value_targets=targets,
-            weights=rows.weights,
-        )
+            values = checked_values(module_ids[0], found, lead)
+        picked = PPORows.of(config, in_full(inputs), values, batch, rows)
         loss = loss_of_rows(dist_cls, coefficients, picked)
-        terms = {
-            "total_loss": loss.total,
-            "policy_loss": loss.policy_loss,
-            "vf_loss": loss.vf_loss,
-            "vf_loss_unclipped": loss.vf_loss_unclipped,
-            "entropy": loss.entropy,
-            "mean_kl_loss": loss.kl,
-        }
-        self.log_terms(module_ids, terms)
+        self.log_terms(module_ids, dict(zip(_TERMS, loss, strict=True)))
         return loss.total
+
+    def closed_loss(self, module_ids: Sequence[ModuleID]) -> ClosedLoss | None:
+        """The same loss without autograd."""
+        return _ClosedLoss(self, module_ids)
 
     def after_gradient_based_update(self, *, timesteps: dict[str, int]) -> None:
         """Adapts the KL penalties: up by half where the policy moved too far, down by half where it hardly moved."""
@@ -182,6 +172,29 @@ class PPOLearner(Learner):
         super().set_state(state)
         self._kl_coeffs = dict(state["kl_coeffs"])
         self._coefficients_at = (-1, -1)
+
+
+class _ClosedLoss:
+    """PPO's loss of some modules with its gradients."""
+
+    def __init__(self, learner: PPOLearner, module_ids: Sequence[ModuleID]):
+        self._learner = learner
+        self._module_ids = tuple(module_ids)
+        self._stacked = len(module_ids) if len(module_ids) > 1 else 0
+        self._config = learner.config.get_config_for_module(module_ids[0])
+        self._dist_cls = learner.module[module_ids[0]].get_train_action_dist_cls()
+        self.uses_values = self._config.use_critic
+
+    def __call__(self, inputs: Tensor, values: Tensor | None, batch: Mapping[str, Any]) -> LossAndSlopes | None:
+        rows = PPORows.of(self._config, inputs, values, batch, CountedRows.of(batch, stacked=self._stacked))
+        closed = None
+        if rows.inputs is inputs:
+            closed = slopes_of_rows(self._dist_cls, self._learner._coefficients(self._module_ids), rows)
+        if closed is None:
+            return None
+        terms = [torch.from_numpy(term) for term in closed.terms]
+        self._learner.log_terms(self._module_ids, dict(zip(_TERMS, terms, strict=True)))
+        return LossAndSlopes(terms[0], closed.by_inputs, closed.by_values)
 
 
 def _advantage_settings(config: Any) -> dict[str, float]:
@@ -212,6 +225,30 @@ class PPORows(NamedTuple):
     value_targets: Tensor | None
     weights: Tensor | None
 
+    @classmethod
+    def of(
+        cls, config: Any, inputs: Tensor, values: Tensor | None, batch: Mapping[str, Any], rows: CountedRows
+    ) -> PPORows:
+        """Those rows of a minibatch that count. A hot path.
+
+        Args:
+            config: Of the module.
+            inputs: As above, of all rows.
+            values: As above, of all rows; None without a critic.
+            batch: The columns of the minibatch.
+            rows: Which rows count.
+        """
+        return cls(
+            inputs=rows.pick(inputs),
+            values=None if values is None else rows.pick(values),
+            actions=rows.pick(batch[Columns.ACTIONS]),
+            before=rows.pick(batch[Columns.ACTION_DIST_INPUTS]) if config.use_kl_loss else None,
+            old_logp=rows.pick(batch[Columns.ACTION_LOGP]),
+            advantages=rows.pick(batch[Columns.ADVANTAGES]),
+            value_targets=None if values is None else rows.pick(batch[Columns.VALUE_TARGETS]),
+            weights=rows.weights,
+        )
+
 
 def loss_of_rows(dist_cls: Any, coefficients: PPOCoefficients, rows: PPORows) -> PPOLoss:
     """``ops.ppo_loss`` of the distributions that modules put out. A hot path.
@@ -221,41 +258,6 @@ def loss_of_rows(dist_cls: Any, coefficients: PPOCoefficients, rows: PPORows) ->
         coefficients: Weights and clips.
         rows: The rest.
     """
-    if _may_be_closed(dist_cls, coefficients, rows):
-        actions, before = rows.actions, rows.before
-        shape = rows.inputs.shape[-1:]
-        flat_actions = actions.flatten(0, 1) if rows.advantages.dim() == 2 else actions
-        flat = None if before is None else before.detach().reshape(-1, *shape)
-        with np.errstate(all="ignore"):
-            closed = dist_cls.closed_form(rows.inputs.detach().reshape(-1, *shape), flat_actions, flat)
-            if closed is not None:
-                return PPOLoss(*_ClosedForm.apply(dist_cls, coefficients, closed, *rows))  # type: ignore[misc]
-    return PPOLoss(*_by_autograd(dist_cls, coefficients, None, *rows))
-
-
-def _may_be_closed(dist_cls: Any, coefficients: PPOCoefficients, rows: PPORows) -> bool:
-    """Whether everything is on the CPU and in one precision, and gradients are wanted of the modules' outputs alone."""
-    if not (isinstance(dist_cls, type) and issubclass(dist_cls, Distribution) and type(rows.actions) is Tensor):
-        return False
-    inputs, values, actions, before, *others = rows
-    lead = rows.advantages.shape
-    of_rows = [x for x in others if x is not None]
-    fixed = [x for x in (before, *of_rows, *coefficients) if isinstance(x, Tensor)]
-    if values is not None:
-        of_rows.append(values)
-    return (
-        {inputs.shape[:-1], actions.shape[: len(lead)], *[x.shape for x in of_rows]} == {lead}
-        and len(lead) < 3
-        and lead.numel() > 0
-        and (before is None or before.shape == inputs.shape)
-        and actions.is_cpu
-        and is_allowed([inputs, *of_rows, *fixed])
-        and not any(x.requires_grad for x in fixed)
-    )
-
-
-def _by_autograd(dist_cls: Any, coefficients: PPOCoefficients, closed: Any, *given: Any) -> PPOLoss:
-    rows = PPORows(*given)
     now = dist_cls.from_logits(rows.inputs)
     return ppo_loss(
         logp=now.logp(rows.actions),
@@ -270,14 +272,31 @@ def _by_autograd(dist_cls: Any, coefficients: PPOCoefficients, closed: Any, *giv
     )
 
 
-class _ClosedForm(torch.autograd.Function):
-    """The loss as one operation, whose gradients are worked out in the forward pass."""
+class Slopes(NamedTuple):
+    """The terms of a loss, and how the total changes with what modules put out.
 
-    @staticmethod
-    def forward(ctx: Any, dist_cls: Any, coefficients: PPOCoefficients, closed: Any, *given: Any) -> tuple[Tensor, ...]:
-        ctx.set_materialize_grads(False)
-        rows = PPORows(*given)
-        lead = rows.advantages.shape
+    Attributes:
+        terms: As in ``PPOLoss``.
+        by_inputs: Of the shape of the inputs.
+        by_values: Of the shape of the values; None where there are none.
+    """
+
+    terms: list[np.ndarray]
+    by_inputs: Tensor
+    by_values: Tensor | None
+
+
+def slopes_of_rows(dist_cls: Any, coefficients: PPOCoefficients, rows: PPORows) -> Slopes | None:
+    """``loss_of_rows`` with its gradients, in numpy; None where only autograd knows them. A hot path."""
+    if not _may_be_closed(dist_cls, coefficients, rows):
+        return None
+    lead, numbers = rows.advantages.shape, rows.inputs.shape[-1]
+    actions = rows.actions.flatten(0, 1) if len(lead) == 2 else rows.actions
+    before = None if rows.before is None else rows.before.detach().reshape(-1, numbers)
+    with np.errstate(all="ignore"):
+        closed = dist_cls.closed_form(rows.inputs.detach().reshape(-1, numbers), actions, before)
+        if closed is None:
+            return None
         optional = (rows.values, rows.value_targets, rows.weights)
         values, targets, weights = (None if x is None else x.detach().numpy() for x in optional)
         settings = PPOCoefficients(*(x.numpy() if isinstance(x, Tensor) else x for x in coefficients))
@@ -293,24 +312,24 @@ class _ClosedForm(torch.autograd.Function):
             weights=weights,
         )
         by_kl = None if slopes.by_kl is None else slopes.by_kl.reshape(-1)
-        of_inputs = closed.gradient(slopes.by_logp.reshape(-1), slopes.by_entropy.reshape(-1), by_kl)
-        ctx.of_inputs = torch.from_numpy(of_inputs).view(rows.inputs.shape)
-        ctx.of_values = None if slopes.by_values is None else torch.from_numpy(slopes.by_values)
-        ctx.dist_cls, ctx.coefficients, ctx.actions = dist_cls, coefficients, rows.actions
-        ctx.save_for_backward(*rows._replace(actions=None))
-        return tuple(map(torch.from_numpy, terms))
+        by_inputs = closed.gradient(slopes.by_logp.reshape(-1), slopes.by_entropy.reshape(-1), by_kl)
+    by_values = None if slopes.by_values is None else torch.from_numpy(slopes.by_values)
+    return Slopes(terms, torch.from_numpy(by_inputs).view(rows.inputs.shape), by_values)
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
-        total, *others = gradients
-        if torch.is_grad_enabled() or total is None or any(gradient is not None for gradient in others):
-            rows = PPORows(*ctx.saved_tensors)._replace(actions=ctx.actions)
-            inputs = (ctx.dist_cls, ctx.coefficients, None, *rows)
-            return differentiable_gradients(_by_autograd, inputs, ctx.needs_input_grad, gradients)
-        found: list[Any] = [None] * (3 + len(PPORows._fields))
-        total = total.unsqueeze(-1)
-        if ctx.needs_input_grad[3]:
-            found[3] = ctx.of_inputs * total.unsqueeze(-1)
-        if ctx.needs_input_grad[4]:
-            found[4] = ctx.of_values * total
-        return tuple(found)
+
+def _may_be_closed(dist_cls: Any, coefficients: PPOCoefficients, rows: PPORows) -> bool:
+    """Whether all shapes fit, and everything is on the CPU and in one precision."""
+    if not (isinstance(dist_cls, type) and issubclass(dist_cls, Distribution) and type(rows.actions) is Tensor):
+        return False
+    inputs, values, actions, before, *others = rows
+    lead = rows.advantages.shape
+    of_rows = [x for x in (values, *others) if x is not None]
+    numbers = [x for x in (inputs, before, *of_rows, *coefficients) if isinstance(x, Tensor)]
+    return (
+        {inputs.shape[:-1], actions.shape[: len(lead)], *[x.shape for x in of_rows]} == {lead}
+        and len(lead) < 3
+        and lead.numel() > 0
+        and (before is None or before.shape == inputs.shape)
+        and actions.is_cpu
+        and are_plain(numbers)
+    )

@@ -23,7 +23,7 @@ from marl_connectors.rl_module.distributions import (
 )
 from marl_connectors.rl_module.encoders import Encoder, recurrent_layer
 from marl_connectors.rl_module.initializers import Initializers
-from marl_connectors.rl_module.layers import MLP, run_mlps
+from marl_connectors.rl_module.layers import MLP, TrainingLayers
 from marl_connectors.rl_module.recurrent_layers import RecurrentLayer
 from marl_connectors.rl_module.rl_module import RLModule
 
@@ -108,6 +108,18 @@ class DefaultPPORLModule(RLModule, ValueFunctionAPI, InferenceOnlyAPI):
             np.repeat([module.log_std.detach().numpy() for module in modules], counts, axis=0)
         )
 
+    def training_layers(self) -> TrainingLayers | None:
+        """The layers from ``obs`` to the policy head and to the value head, but for recurrent ones."""
+        if self.rnn is not None or self.vf_rnn is not None:
+            return None
+        to_inputs = None if self._log_stds.leave_outputs else self._log_stds.inputs
+        if self.config.vf_share_layers:
+            shared = [self.encoder] if self.encoder.layers else []
+            policy, values = ([self.pi], [self.vf]) if shared else ([self.encoder, self.pi], [self.encoder, self.vf])
+            return TrainingLayers(policy, values, shared, to_inputs=to_inputs, log_std=self.log_std)
+        policy, values = [self.encoder, self.pi], [self.vf_encoder, self.vf]
+        return TrainingLayers(policy, values, to_inputs=to_inputs, log_std=self.log_std)
+
     def _forward(self, batch: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
         embeddings, state = self._embed(batch)
         outputs: dict[str, Any] = {Columns.ACTION_DIST_INPUTS: self._action_dist_inputs(embeddings)}
@@ -118,9 +130,6 @@ class DefaultPPORLModule(RLModule, ValueFunctionAPI, InferenceOnlyAPI):
         return outputs
 
     def _forward_train(self, batch: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]:
-        if self.rnn is None and not self.config.vf_share_layers and self._computes("_embed", "_action_dist_inputs"):
-            outputs = run_mlps((self.encoder, self.pi), batch[Columns.OBS])
-            return {Columns.ACTION_DIST_INPUTS: self._log_stds.inputs(outputs, self.log_std)}
         embeddings, _ = self._embed(batch)
         outputs = {Columns.ACTION_DIST_INPUTS: self._action_dist_inputs(embeddings)}
         if self.config.vf_share_layers:
@@ -147,15 +156,9 @@ class DefaultPPORLModule(RLModule, ValueFunctionAPI, InferenceOnlyAPI):
 
     def compute_values(self, batch: Mapping[str, Any], embeddings: Tensor | None = None) -> Tensor:
         """``[B]`` value estimates of ``batch["obs"]``; reuses ``embeddings`` if the value layers are shared."""
-        if self.vf_rnn is None and not self.config.vf_share_layers and self._computes("_embed_for_values"):
-            return run_mlps((self.vf_encoder, self.vf), batch[Columns.OBS]).squeeze(-1)
         if embeddings is None or not self.config.vf_share_layers:
             embeddings, _ = self._embed_for_values(batch)
         return self.vf(embeddings).squeeze(-1)
-
-    def _computes(self, *names: str) -> bool:
-        """Whether these methods are those of this class, so that no subclass does something else there."""
-        return all(getattr(type(self), name) is getattr(DefaultPPORLModule, name) for name in names)
 
     def get_non_inference_attributes(self) -> list[str]:
         """The value layers, but for those before a recurrent layer of the value function, which goes on when acting."""

@@ -17,8 +17,7 @@ from marl_connectors.errors import ConnectorError, ModuleError
 from marl_connectors.ops.discounting import compute_gae_of_episodes
 from marl_connectors.rl_module.apis import ValueFunctionAPI
 from marl_connectors.rl_module.bucket import StackedRows
-from marl_connectors.rl_module.module_calls import called, checked_values, values_batch
-from marl_connectors.rl_module.observation_check import check_observations
+from marl_connectors.rl_module.module_calls import called, check_observations, checked_values, values_batch
 from marl_connectors.transfers import all_moved, all_on_host
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import DEFAULT_MODULE_ID
