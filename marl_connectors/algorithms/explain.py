@@ -8,7 +8,7 @@ from typing import Any
 from marl_connectors.algorithms.algorithm import Algorithm
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from marl_connectors.connectors.explain import Explanation, trace
-from marl_connectors.episodes.column_batch import ColumnBatch
+from marl_connectors.episodes.batch import ColumnBatch
 from marl_connectors.metrics import MetricsLogger
 from marl_connectors.seeding import derived_seed, torch_stream
 

@@ -14,7 +14,7 @@ from marl_connectors.connectors.connector_v2 import ConnectorV2, works_on_column
 from marl_connectors.connectors.failures import progress
 from marl_connectors.connectors.item_adapter import checked_batch, run_piece
 from marl_connectors.connectors.requirements import check_pieces
-from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup, Phase
+from marl_connectors.episodes.batch import ColumnBatch, ColumnGroup, Phase
 from marl_connectors.errors import ConfigError, ConnectorError, did_you_mean, place_of_error
 from marl_connectors.typing import AgentID
 

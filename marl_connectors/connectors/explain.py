@@ -15,8 +15,8 @@ import torch
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from marl_connectors.connectors.item_adapter import agent_episodes
+from marl_connectors.episodes.batch import EPISODES_OF_RUN, ColumnBatch
 from marl_connectors.episodes.bootstrap_view import originals
-from marl_connectors.episodes.column_batch import EPISODES_OF_RUN, ColumnBatch
 from marl_connectors.errors import ConnectorError, EpisodeError, describe_error
 from marl_connectors.metrics import MetricsLogger
 from marl_connectors.trees import leaves

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from marl_connectors.episodes.column_batch import ColumnGroup
+from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.episodes.rows import Rows
 from marl_connectors.rl_module.distributions import Distribution
 from marl_connectors.seeding import StreamGenerator, name_word, stream_words, substream_words, torch_stream

@@ -25,7 +25,7 @@ from marl_connectors.environments.garbage_pauses import without_collections
 from marl_connectors.environments.step_result import EpisodeEnds, Event, StepResult
 from marl_connectors.environments.vector_env import VectorEnv
 from marl_connectors.episodes.agent_views import EndedViews, agent_episode_id
-from marl_connectors.episodes.column_batch import ColumnGroup
+from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.episodes.packing import rows_of_episodes
 from marl_connectors.episodes.rollout import take

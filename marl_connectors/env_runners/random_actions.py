@@ -11,7 +11,7 @@ from gymnasium import Space
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.action_masks import draw
 from marl_connectors.env_runners.action_noise import ActionNoise
-from marl_connectors.episodes.column_batch import ColumnGroup
+from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.seeding import StreamGenerator
 from marl_connectors.spaces import counted_from_0, from_start, values_per_choice
 from marl_connectors.trees import tree_map

@@ -35,7 +35,7 @@ from marl_connectors.env_runners.live_rows import LiveRows
 from marl_connectors.env_runners.random_actions import random_columns
 from marl_connectors.env_runners.sampling_times import SamplingTimes
 from marl_connectors.env_runners.saved_batch import batch_from_state, batch_to_state
-from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup, Phase
+from marl_connectors.episodes.batch import ColumnBatch, ColumnGroup, Phase
 from marl_connectors.rl_module.architecture import Structure, has_own_methods, is_stackable
 from marl_connectors.rl_module.array_forward import ArrayForward, SeparateForwards, bind_forward, can_be_bound
 from marl_connectors.rl_module.distributions import Distribution

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from marl_connectors.env_runners.plain_data import is_numeric, storable
-from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup, Phase
+from marl_connectors.episodes.batch import ColumnBatch, ColumnGroup, Phase
 from marl_connectors.episodes.rows import Rows
 from marl_connectors.episodes.state import decode
 from marl_connectors.errors import CheckpointError

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from marl_connectors.columns import Columns
-from marl_connectors.episodes.column_batch import ColumnGroup
+from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.episodes.items import InfoColumn
 from marl_connectors.episodes.sequences import PaddedColumns, Sequences
 from marl_connectors.errors import did_you_mean

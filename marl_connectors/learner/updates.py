@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from marl_connectors.episodes.agent_views import AgentChunk
-from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup
+from marl_connectors.episodes.batch import ColumnBatch, ColumnGroup
 from marl_connectors.episodes.packing import chunks_of, rows_of_episodes
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.learner.losses import has_self_supervised_loss

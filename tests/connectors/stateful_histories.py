@@ -20,7 +20,7 @@ from recurrent_modules import CounterModule, StatelessModule, StepwiseGRU, Stepw
 
 from marl_connectors import Columns, MultiRLModule  # noqa: E402
 from marl_connectors.connectors.connector_v2 import ConnectorV2  # noqa: E402
-from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup  # noqa: E402
+from marl_connectors.episodes.batch import ColumnBatch, ColumnGroup  # noqa: E402
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode  # noqa: E402
 from marl_connectors.episodes.packing import rows_of_episodes  # noqa: E402
 from marl_connectors.episodes.rollout import Rollout  # noqa: E402

@@ -11,8 +11,8 @@ from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import LEARNER, ConnectorV2
 from marl_connectors.connectors.learner.joint_observations import JointObservations, SeenInEpisodes
 from marl_connectors.episodes.agent_views import AgentChunk
+from marl_connectors.episodes.batch import EPISODES_OF_RUN, ColumnGroup
 from marl_connectors.episodes.bootstrap_view import original
-from marl_connectors.episodes.column_batch import EPISODES_OF_RUN, ColumnGroup
 from marl_connectors.episodes.packing import chunks_of
 from marl_connectors.errors import ConfigError
 from marl_connectors.typing import AgentID

@@ -9,7 +9,7 @@ from gymnasium import Space
 
 from marl_connectors.connectors.connector_v2 import LEARNER, ConnectorV2
 from marl_connectors.connectors.learner.changes_rewards import rewards_of_columns
-from marl_connectors.episodes.column_batch import ColumnGroup
+from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.errors import ConfigError
 from marl_connectors.ops.discounting import discounted_sums
 
