@@ -111,25 +111,25 @@ class EndedViews(NamedTuple):
     agent_ids: tuple[AgentID, ...]
 
     @property
-    def place(self) -> slice:
+    def own(self) -> slice:
         """The indices of this episode's agents in ``lanes``."""
         return slice(self.begin, self.begin + len(self.agent_ids))
 
     def agent_steps(self) -> int:
         """Returns the number of steps that all agents have made in the chunk."""
-        return int((self.lanes.stop_row[self.place] - self.lanes.start_row[self.place]).sum())
+        return int((self.lanes.stop_row[self.own] - self.lanes.start_row[self.own]).sum())
 
     def ends(self) -> list[tuple[int, bool, bool]]:
         """Returns the last row of each agent, and whether it is terminated and truncated."""
         found = self.lanes.stop_row, self.lanes.terminated, self.lanes.truncated
-        return list(zip(*(column[self.place].tolist() for column in found), strict=True))
+        return list(zip(*(column[self.own].tolist() for column in found), strict=True))
 
     def chunks(self, episode: MultiAgentEpisode) -> list[AgentChunk]:
         """Returns what a batch has to know of each agent's episode, without making the episodes."""
-        lanes, place = self.lanes, self.place
+        lanes, own = self.lanes, self.own
         rows = lanes.lane, lanes.first_row, lanes.start_row, lanes.stop_row
         columns = *rows, lanes.t_started, lanes.terminated, lanes.truncated
-        by_agent = zip(lanes.which[place].tolist(), *(column[place].tolist() for column in columns), strict=True)
+        by_agent = zip(lanes.which[own].tolist(), *(column[own].tolist() for column in columns), strict=True)
         return [
             AgentChunk(episode, agent_id, episode.module_for(agent_id), lanes.rollouts[which], *row)
             for agent_id, (which, *row) in zip(self.agent_ids, by_agent, strict=True)
@@ -140,7 +140,7 @@ class EndedViews(NamedTuple):
         rollouts, *columns = self.lanes
         made = {}
         for agent_id, which, lane, first_row, start_row, stop_row, t_started, terminated, truncated in zip(
-            self.agent_ids, *(column[self.place].tolist() for column in columns), strict=True
+            self.agent_ids, *(column[self.own].tolist() for column in columns), strict=True
         ):
             storage = LaneStorage(rollouts[which], lane, first_row=first_row, start_row=start_row, stop_row=stop_row)
             own = view_of(episode, agent_id, storage, t_started)

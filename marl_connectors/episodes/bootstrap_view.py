@@ -1,6 +1,6 @@
-"""Views of episodes that are one artificial step longer, so that the last value is there to bootstrap from.
+"""Views of episodes that are one artificial step longer, so that the value of the last observation gets a row.
 
-Connector pieces that work on items in a learner pipeline get them.
+Connector pieces on items in a learner pipeline get these views, and bootstrap from that value.
 """
 
 from __future__ import annotations

@@ -104,14 +104,14 @@ class AgentColumn:
         rows = [self._row_at(t) for t in wanted]  # type: ignore[union-attr]
         return rows if fill else [row for row in rows if row != OUTSIDE]
 
-    def places(self, wanted: range | list[int], *, fill: bool) -> Sequence[int]:
+    def indices_in(self, wanted: range | list[int], *, fill: bool) -> Sequence[int]:
         """Returns the index in ``wanted`` of each row that ``rows_at`` returns."""
         if fill:
             return range(len(wanted))
         if type(wanted) is range and wanted.step == 1:
             rows = self._rows_in(wanted, fill)
             return [int(t) - wanted.start for t in self.times[rows]]  # type: ignore[index]
-        return [place for place, t in enumerate(wanted) if self._row_at(t) != OUTSIDE]
+        return [index for index, t in enumerate(wanted) if self._row_at(t) != OUTSIDE]
 
     def _row_at(self, t: int) -> int:
         times = self.times
@@ -191,13 +191,13 @@ def dicts_at(
         picked = _picked(column, lives, name, wanted, fill, one_hot_discrete)
         if picked is NOTHING:
             continue
-        places = column.places(wanted, fill=fill is not None)
+        indices = column.indices_in(wanted, fill=fill is not None)
         if type(picked) in PLAIN:
-            for place, item in zip(places, picked, strict=True):
-                by_time[place][agent_id] = item
+            for index, item in zip(indices, picked, strict=True):
+                by_time[index][agent_id] = item
         else:
-            for position, place in enumerate(places):
-                by_time[place][agent_id] = row(picked, position)
+            for position, index in enumerate(indices):
+                by_time[index][agent_id] = row(picked, position)
     return by_time
 
 

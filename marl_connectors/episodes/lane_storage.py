@@ -82,7 +82,7 @@ class LaneStorage:
             return [rollout.item(name, position) for position in range(positions.start, positions.stop, lanes)]
         return rollout.read(name, positions)
 
-    def place(self, name: str, index: int, from_start: bool) -> int:
+    def position_of(self, name: str, index: int, from_start: bool) -> int:
         """Returns the position in the rollout of the item at a user's index, or -1 if there is none.
 
         Args:
@@ -100,8 +100,8 @@ class LaneStorage:
         return position if self.first_row * lanes + lane <= position <= last else -1
 
     def item(self, name: str, index: int, from_start: bool) -> Any:
-        """Returns the item at a user's index (see ``place``), or ``NOTHING`` if there is none."""
-        position = self.place(name, index, from_start)
+        """Returns the item at a user's index (see ``position_of``), or ``NOTHING`` if there is none."""
+        position = self.position_of(name, index, from_start)
         if position < 0:
             return NOTHING
         return self.rollout.infos.get(position, {}) if name == INFOS else self.rollout.item(name, position)

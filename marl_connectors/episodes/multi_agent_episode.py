@@ -303,7 +303,7 @@ class MultiAgentEpisode(EpisodeBase):
                 f"rewards and extra_model_outputs, and {seen} infos, but there are {came}."
             )
 
-    # Its agents' episodes, which may be made late.
+    # The agents' episodes, which may be made late.
 
     @cached_property
     def agent_episodes(self) -> dict[AgentID, SingleAgentEpisode]:

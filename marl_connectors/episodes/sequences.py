@@ -65,8 +65,8 @@ class Sequences:
         module_of = np.searchsorted(np.array(splits), begins, side="right") - 1
         longest = np.array(max_lens, np.int64)[module_of]
         number = -(-rows // longest)
-        place = np.arange(number.sum()) - np.repeat(np.cumsum(number) - number, number)  # in its episode
-        offsets = place * np.repeat(longest, number)
+        number_in_episode = np.arange(number.sum()) - np.repeat(np.cumsum(number) - number, number)
+        offsets = number_in_episode * np.repeat(longest, number)
         starts = np.repeat(begins, number) + offsets
         lengths = np.minimum(np.repeat(rows, number) - offsets, np.repeat(longest, number))
         bounds = tuple(np.searchsorted(starts, splits).tolist())
@@ -177,7 +177,7 @@ class PaddedColumns(Mapping[str, Any]):
     def _padded(self, leaf: Any) -> Any:
         padded = leaf[self._row_index]
         if not self._full:
-            padded[self._behind_ends] = 0
+            padded[self._padding] = 0
         return padded
 
     @cached_property
@@ -185,7 +185,7 @@ class PaddedColumns(Mapping[str, Any]):
         return self._sequences.to_column(self._rows)
 
     @cached_property
-    def _behind_ends(self) -> Any:
+    def _padding(self) -> Any:
         return self._sequences.to_column(~self._within)
 
     def __contains__(self, name: object) -> bool:

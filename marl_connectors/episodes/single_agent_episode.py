@@ -149,15 +149,15 @@ class SingleAgentEpisode(EpisodeBase):
         if any(
             given is not None and len(given) for given in (observations, actions, rewards, infos, extra_model_outputs)
         ):
-            seen, paid = [owned(item, observation_space) for item in _listed(observations)], _listed(rewards)
-            wanted = len(paid) if len_lookback_buffer == "auto" else len_lookback_buffer
-            lookback = min(wanted, len(paid))
+            seen, earned = [owned(item, observation_space) for item in _listed(observations)], _listed(rewards)
+            wanted = len(earned) if len_lookback_buffer == "auto" else len_lookback_buffer
+            lookback = min(wanted, len(earned))
             columns: dict[str, list] = {
                 OBS: seen,
                 INFOS: [dict(info or {}) for info in infos] if infos is not None else [{} for _ in seen],
                 T: list(range(started - lookback, started - lookback + len(seen))),
                 ACTIONS: [owned(item, action_space) for item in _listed(actions)],
-                REWARDS: [number(reward, "SingleAgentEpisode") for reward in paid],
+                REWARDS: [number(reward, "SingleAgentEpisode") for reward in earned],
                 **{name: list(items) for name, items in (extra_model_outputs or {}).items()},
             }
             storage = ListStorage(columns, lookback=lookback)
@@ -640,9 +640,9 @@ class SingleAgentEpisode(EpisodeBase):
         storage = self.storage
         if type(new_data) is np.ndarray and type(at_indices) is int and type(storage) is LaneStorage:
             is_array = not with_pending and name != Columns.INFOS and name != Columns.REWARDS
-            place = storage.place(name, at_indices, neg_index_as_lookback) if is_array else -1
-            if place >= 0:
-                storage.rollout.write_item(name, place, new_data)
+            position = storage.position_of(name, at_indices, neg_index_as_lookback) if is_array else -1
+            if position >= 0:
+                storage.rollout.write_item(name, position, new_data)
                 return
         lookback = storage.lookback
         rows = lookback + len(storage)
