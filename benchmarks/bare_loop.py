@@ -1,4 +1,4 @@
-"""The limit of sampling: the environment copies alone, stepped with random actions that were drawn beforehand.
+"""The limit of sampling: the sub-environments alone, stepped with random actions that were drawn beforehand.
 
 No observation is kept, no network asked: ``python benchmarks/bare_loop.py sample spread``.
 """

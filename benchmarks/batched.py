@@ -47,12 +47,12 @@ def main() -> None:
     parser.add_argument("--reps", type=int, default=7)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    runner, rows = build(args.copies), args.copies * AGENTS
+    runner, rows = build(args.sub_envs), args.sub_envs * AGENTS
     module = runner.rl_module["default_policy"]
     batch = {"obs": torch.from_numpy(np.random.default_rng(0).normal(size=(rows, 32)).astype(np.float32))}
-    env = spread_v0.batched_env(num_envs=args.copies, n_agents=AGENTS, ep_len=10**9)
-    env.reset(list(range(args.copies)))
-    actions = np.random.default_rng(0).integers(0, 5, (args.copies, AGENTS))
+    env = spread_v0.batched_env(num_envs=args.sub_envs, n_agents=AGENTS, ep_len=10**9)
+    env.reset(list(range(args.sub_envs)))
+    actions = np.random.default_rng(0).integers(0, 5, (args.sub_envs, AGENTS))
     work = {
         "network": (lambda: module.forward_exploration(batch), rows, STEPS),
         "environment": (lambda: env.step(actions), rows, STEPS),

@@ -16,8 +16,8 @@ import numpy as np
 from gymnasium import spaces
 
 from marl_connectors import ActionMasking, FlattenObservations, ImageToFloat, PPOConfig
-from marl_connectors.environments.env_setup import EnvSetup
-from marl_connectors.environments.suites import SUITES, environments_of
+from marl_connectors.environments.making.registry import SUITES, environments_of
+from marl_connectors.environments.spec import EnvSpec
 
 SCREEN = ("color_reduction_v0:full", "resize_v1:84,84", "frame_skip_v0:4")
 """What is usual for Atari games: grey, small, and every fourth frame."""
@@ -130,7 +130,7 @@ def pieces_for(space: spaces.Space, *, masked: bool) -> list[Any]:
     return pieces
 
 
-def policies_for(setup: EnvSetup) -> str:
+def policies_for(setup: EnvSpec) -> str:
     """One policy for all agents with like spaces: ``"shared"``, patterns of their names, or else ``"independent"``."""
     by_stem: dict[str, set[str]] = {}
     for agent_id in setup.agent_ids:
@@ -151,10 +151,10 @@ def config_for(case: Case, *, agent_steps: int = 600, num_envs: int = 2) -> PPOC
         agent_steps: At least so many in each iteration.
         num_envs: Copies.
     """
-    setup = EnvSetup(case.env, case.env_config, wrappers=case.wrappers)
-    _, infos = setup.probe.reset(seed=0)
+    setup = EnvSpec(case.env, case.env_config, wrappers=case.wrappers)
+    _, infos = setup.sample_env.reset(seed=0)
     masked = any("action_mask" in info for info in infos.values())
-    setup.probe.close()
+    setup.sample_env.close()
 
     def pieces(env: Any, spaces: Any, device: Any) -> list[Any]:
         return pieces_for(setup.agent_spaces(setup.agent_ids[0])[0], masked=masked)

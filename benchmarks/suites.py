@@ -62,7 +62,7 @@ def train(case: Any, agent_steps: int = 600) -> dict[str, Any]:
             raise FloatingPointError(f"not finite: {result}")
     agent_steps = result["num_agent_steps_sampled_lifetime"]
     seconds = time.process_time() - began
-    setup = algo.env_runner.vector_env.copies[0].env
+    setup = algo.env_runner.vector_env.sub_envs[0].env
     kind = {"SingleAgentEnv": "Gymnasium", "TurnBasedEnv": "turns"}.get(type(setup).__name__, "parallel")
     agents = list(setup.possible_agents)
     pairs = [(setup.observation_space(agent), setup.action_space(agent)) for agent in agents]

@@ -127,7 +127,7 @@ def main() -> None:
     )
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |", flush=True)
     for name in args.envs:
-        for copies in args.copies:
+        for copies in args.sub_envs:
             measure(name, copies, args)
     print(f"{CORES} cores, load {os.getloadavg()[0]:.1f}")
 

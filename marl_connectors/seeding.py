@@ -10,7 +10,7 @@ import hashlib
 import random
 import threading
 import zlib
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
@@ -33,15 +33,57 @@ def stream(seed: int, *name: str | int) -> np.random.Generator:
     return np.random.Generator(np.random.SFC64(_sequence(seed, name)))
 
 
-def derived_seed(seed: int, *name: str | int) -> int:
-    """A seed in ``[0, 2**31)`` for code that takes only an integer, such as ``env.reset(seed=...)``."""
-    return int(_sequence(seed, name).generate_state(1)[0] >> 1)
-
-
 # Of numpy's SeedSequence, O'Neill's "seed_seq alternative" (2015), whose results numpy promises not to change.
 _INIT_A, _MULT_A, _INIT_B, _MULT_B = 0x43B0D7E5, 0x931E8875, 0x8B51F9DD, 0x58F38DED
-_MIX_LEFT, _MIX_RIGHT = np.uint32(0xCA01F9DD), np.uint32(0x4973F715)
-_POOL_WORDS, _WORD = 4, 2**32
+_MIX_LEFT, _MIX_RIGHT = 0xCA01F9DD, 0x4973F715
+_POOL_WORDS, _WORD, _LOW = 4, 2**32, 2**32 - 1
+
+
+@lru_cache(maxsize=2**15)
+def _pool(seed: int, *name: str | int) -> tuple[Sequence[int], int]:
+    """A sequence's pool, and the factor that its next word is hashed with."""
+    if len(name) > 1 and _is_word(name[-1]):
+        return _with_word(*_pool(seed, *name[:-1]), name[-1])
+    sequence = _sequence(seed, name)
+    words_of_seed = -(-seed.bit_length() // 32)
+    extra = max(words_of_seed - _POOL_WORDS, 0) + sum(max(1, -(-w.bit_length() // 32)) for w in sequence.spawn_key)
+    factor = _INIT_A * pow(_MULT_A, _POOL_WORDS**2 + _POOL_WORDS * extra, _WORD) % _WORD
+    return tuple(map(int, sequence.pool)), factor
+
+
+def _with_word(pool: Sequence[Any], factor: int, word: Any) -> tuple[list[Any], int]:
+    """A pool, or its first words, after another word of the name: an integer, or ``[N]`` uint64 of many names."""
+    mixed = []
+    for own in pool:
+        hashed = word ^ factor
+        factor = factor * _MULT_A & _LOW
+        own = _MIX_LEFT * own - _MIX_RIGHT * _folded(hashed * factor & _LOW) & _LOW
+        mixed.append(_folded(own))
+    return mixed, factor
+
+
+def _is_word(part: Any) -> bool:
+    return type(part) is int and 0 <= part < _WORD
+
+
+def _folded(word: Any) -> Any:
+    return word ^ word >> 16
+
+
+def _seed_of(first: Any) -> Any:
+    """The seed in ``[0, 2**31)`` of the first word of a pool."""
+    return _folded((first ^ _INIT_B) * (_INIT_B * _MULT_B & _LOW) & _LOW) >> 1
+
+
+def derived_seed(seed: int, *name: str | int) -> int:
+    """A seed in ``[0, 2**31)`` for code that takes only an integer, such as ``env.reset(seed=...)``.
+
+    The name may end with a number that grows: no more than a few operations are needed for each.
+    """
+    if name and _is_word(name[-1]):
+        pool, factor = _pool(seed, *name[:-1])
+        return _seed_of(_with_word(pool[:1], factor, name[-1])[0][0])
+    return int(_sequence(seed, name).generate_state(1)[0] >> 1)
 
 
 def derived_seeds(seed: int, name: str, *numbers: np.ndarray) -> np.ndarray:
@@ -60,20 +102,11 @@ def derived_seeds(seed: int, name: str, *numbers: np.ndarray) -> np.ndarray:
     Returns:
         ``[N]`` uint32.
     """
-    pool = [np.full(len(numbers[0]), word, np.uint32) for word in _sequence(seed, (name,)).pool]
-    words_of_seed = -(-seed.bit_length() // 32)
-    hashed = _POOL_WORDS**2 + _POOL_WORDS * (max(words_of_seed - _POOL_WORDS, 0) + 1)  # words that made this pool
-    factor = _INIT_A * pow(_MULT_A, hashed, _WORD) % _WORD
+    pool, factor = _pool(seed, name)
+    mixed: Any = [np.full(len(numbers[0]), word, np.uint64) for word in pool]
     for part in numbers:
-        for i in range(_POOL_WORDS):
-            word = part.astype(np.uint32) ^ np.uint32(factor)
-            factor = factor * _MULT_A % _WORD
-            pool[i] = _folded(_MIX_LEFT * pool[i] - _MIX_RIGHT * _folded(word * np.uint32(factor)))
-    return _folded((pool[0] ^ np.uint32(_INIT_B)) * np.uint32(_INIT_B * _MULT_B % _WORD)) >> np.uint32(1)
-
-
-def _folded(words: np.ndarray) -> np.ndarray:
-    return words ^ words >> np.uint32(16)
+        mixed, factor = _with_word(mixed, factor, part.astype(np.uint64))
+    return _seed_of(mixed[0]).astype(np.uint32)
 
 
 # Many streams at once: SplitMix64 (Steele, Lea and Flood (2014), OOPSLA), whose n-th number can be computed alone.

@@ -15,6 +15,8 @@ from marl_connectors.typing import Tree
 
 _BLOCK = 65536
 """So many numbers are in the cache at the same time."""
+_WITHOUT_PARTS = {spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary}
+"""Of these it is known at a glance that they are no Dict and no Tuple, whose classes are abstract and slow to ask."""
 
 
 def zeros(space: spaces.Space, *lead: int) -> Tree:
@@ -57,13 +59,13 @@ def stack(items: Sequence[Any], space: spaces.Space | None = None) -> Tree:
     """
     if space is None:
         return _stack_as_they_are(items)
-    if isinstance(space, spaces.Dict):
+    if type(space) not in _WITHOUT_PARTS and isinstance(space, spaces.Dict):
         keys = space.spaces.keys()
         for item in items:
             if type(item) is not dict or item.keys() != keys:
                 parts_in(space, item)  # raises if it has other parts
         return {key: stack([item[key] for item in items], part) for key, part in space.spaces.items()}
-    if isinstance(space, spaces.Tuple):
+    if type(space) not in _WITHOUT_PARTS and isinstance(space, spaces.Tuple):
         split = [parts_in(space, item) for item in items]
         return tuple([stack([parts[i] for parts in split], part) for i, part in enumerate(space.spaces)])
     array = np.array(items)

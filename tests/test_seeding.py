@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+
 import numpy as np
 import pytest
 
@@ -15,3 +17,12 @@ def test_many_seeds_are_the_same_as_one_by_one(seed):
         numbers = [np.append(rng.integers(0, 2**32, 20), [0, 2**32 - 1]) for _ in range(parts)]
         found = derived_seeds(seed, "env", *numbers)
         assert found.tolist() == [derived_seed(seed, "env", *map(int, name)) for name in zip(*numbers, strict=True)]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**31, 2**32, 2**64 + 5, 2**200 + 1])
+def test_a_seed_is_that_of_numpys_seed_sequence(seed):
+    rng = np.random.default_rng(1)
+    for _ in range(50):
+        numbers = [int(rng.integers(0, 2 ** int(rng.integers(1, 40)))) for _ in range(int(rng.integers(0, 4)))]
+        sequence = np.random.SeedSequence(seed, spawn_key=(zlib.crc32(b"env"), *numbers))
+        assert derived_seed(seed, "env", *numbers) == int(sequence.generate_state(1)[0] >> 1)

@@ -19,8 +19,8 @@ from marl_connectors.algorithms.results import iteration_results
 from marl_connectors.algorithms.vectorization import human_render_mode
 from marl_connectors.connectors.explain import Explanation
 from marl_connectors.env_runners.env_runner import EnvRunner
-from marl_connectors.env_runners.episode_metrics import Tally
-from marl_connectors.environments.env_failures import close_env, errors_named
+from marl_connectors.env_runners.episode_metrics import EpisodeTally
+from marl_connectors.environments.vector.failures import close_env, errors_named
 from marl_connectors.metrics import MetricsLogger, with_logged
 from marl_connectors.policy_mapping import PolicyMappingFn
 from marl_connectors.rl_module.rl_module import RLModuleSpec
@@ -60,7 +60,7 @@ class Algorithm(RestorableAlgorithm):
         self.config.validate()
         self.seed = secrets.randbits(31) if config.seed is None else config.seed
         self.config.freeze()
-        self._told_of_bounds: dict[Any, set[int]] = {}
+        self._warned_of_bounds: dict[Any, set[int]] = {}
         self._setup = building.build_setup(config)
         if not config.disable_env_checking:
             self._setup.check(self.seed)
@@ -80,7 +80,7 @@ class Algorithm(RestorableAlgorithm):
         self.iteration = 0
         self.time_total_s = 0.0
         self._num_evaluations = 0
-        self._recent: deque[Tally] = deque(maxlen=self.config.metrics_num_episodes_for_smoothing)
+        self._recent: deque[EpisodeTally] = deque(maxlen=self.config.metrics_num_episodes_for_smoothing)
         self.callbacks.tell("on_algorithm_init", algorithm=self, metrics_logger=self.metrics)
 
     def _runner(
@@ -109,7 +109,7 @@ class Algorithm(RestorableAlgorithm):
             render_mode=render_mode,
             first_render_mode=first_render_mode,
             for_training=for_training,
-            told_of_bounds=self._told_of_bounds,
+            warned_of_bounds=self._warned_of_bounds,
         )
 
     def _fragment_length(self) -> int:
@@ -183,7 +183,7 @@ class Algorithm(RestorableAlgorithm):
         max_seconds: float | None = None,
         on_progress: Callable[[int], Any] | None = None,
     ) -> dict[str, Any]:
-        """Returns of fresh episodes in environment copies of their own; training is not touched.
+        """Returns of fresh episodes in sub-environments of their own; training is not touched.
 
         Args:
             num_episodes: How many; ``evaluation_duration`` if None.
@@ -293,13 +293,13 @@ class Algorithm(RestorableAlgorithm):
 
     def render_episode(self, *, max_frames: int = 200, seed: int = 0, explore: bool = False) -> list[Any]:
         """Frames of episodes one after another, ``[height, width, 3]`` uint8; ``[]`` if the env cannot render."""
-        metadata = getattr(self._setup.probe, "metadata", None) or {}  # a natively batched one may have none
+        metadata = getattr(self._setup.sample_env, "metadata", None) or {}  # a natively batched one may have none
         if "rgb_array" not in metadata.get("render_modes", ()):
             return []
         config = self.config.get_evaluation_config()
         config.explore = explore
         runner = self._runner(config, seed, 1, render_mode="rgb_array", for_training=False)
-        env, frames = runner.vector_env.copies[0].env, []
+        env, frames = runner.vector_env.sub_envs[0].env, []
         with self._borrowed(runner):
             while len(frames) < max_frames:
                 runner.sample(num_timesteps=1)
@@ -313,4 +313,4 @@ class Algorithm(RestorableAlgorithm):
     def stop(self) -> None:
         """Closes the environments."""
         self.env_runner.close()
-        close_env(self._setup.probe, self._setup.name)
+        close_env(self._setup.sample_env, self._setup.name)

@@ -32,7 +32,7 @@ from marl_connectors.algorithms.settings import (
     section_of,
 )
 from marl_connectors.callbacks import CALLBACK_NAMES, CallbackCalls, Callbacks, Functions
-from marl_connectors.environments.wrappers import EnvWrapper
+from marl_connectors.environments.making.wrappers import EnvWrapper
 from marl_connectors.errors import ConfigError, did_you_mean
 from marl_connectors.learner.learner import Learner
 from marl_connectors.ops.schedule import Schedule, schedule

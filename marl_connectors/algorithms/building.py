@@ -31,9 +31,9 @@ from marl_connectors.connectors.learner.learner_connector_pipeline import Learne
 from marl_connectors.connectors.module_to_env.module_to_env_pipeline import ModuleToEnvPipeline
 from marl_connectors.env_runners.agent_modules import ask_mapping
 from marl_connectors.env_runners.env_runner import EnvRunner
-from marl_connectors.environments.env_failures import EnvRestarts
-from marl_connectors.environments.env_setup import EnvSetup
-from marl_connectors.environments.env_worker import EnvFactory
+from marl_connectors.environments.making.factory import EnvFactory
+from marl_connectors.environments.spec import EnvSpec
+from marl_connectors.environments.vector.failures import EnvRestarts
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.errors import ConfigError, MappingError
 from marl_connectors.learner.learner import Learner
@@ -46,7 +46,7 @@ from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID, ModuleID
 
 
 class Agents(MaskedAgents, Protocol):
-    """What pipelines need to know of an environment; an EnvSetup does.
+    """What pipelines need to know of an environment; an EnvSpec does.
 
     Attributes:
         user_env: What the user's builders get.
@@ -60,9 +60,9 @@ class Agents(MaskedAgents, Protocol):
         ...
 
 
-def build_setup(config: AlgorithmConfig) -> EnvSetup:
+def build_setup(config: AlgorithmConfig) -> EnvSpec:
     """The environment's maker, and what one copy of it says."""
-    return EnvSetup(
+    return EnvSpec(
         config.env,
         config.env_config,
         observation_space=config.observation_space,
@@ -155,7 +155,7 @@ def build_module_to_env(config: AlgorithmConfig, setup: Agents, *, stateful: boo
 
 def build_modules(
     config: AlgorithmConfig,
-    setup: EnvSetup,
+    setup: EnvSpec,
     env_to_module: EnvToModulePipeline,
     seed: int,
     rl_module_specs: Mapping[ModuleID, RLModuleSpec] | None = None,
@@ -233,7 +233,7 @@ def spec_of(config: AlgorithmConfig, module_id: ModuleID) -> RLModuleSpec | None
     return (specs if isinstance(specs, RLModuleSpec) else specs.get(module_id)) or own
 
 
-def agents_by_module(config: AlgorithmConfig, setup: EnvSetup) -> dict[ModuleID, list[AgentID]]:
+def agents_by_module(config: AlgorithmConfig, setup: EnvSpec) -> dict[ModuleID, list[AgentID]]:
     """The modules, and which of the environment's possible agents a first episode maps to each."""
     if setup.single_agent:
         if config.policies is not None and list(config.policies) != [DEFAULT_MODULE_ID]:
@@ -272,7 +272,7 @@ def agents_by_module(config: AlgorithmConfig, setup: EnvSetup) -> dict[ModuleID,
 def _completed(
     spec: RLModuleSpec,
     config: AlgorithmConfig,
-    setup: EnvSetup,
+    setup: EnvSpec,
     env_to_module: EnvToModulePipeline,
     module_id: ModuleID,
     agent_ids: list[AgentID],
@@ -291,7 +291,7 @@ def _completed(
     return config.complete_rl_module_spec(spec, setup, env_to_module)
 
 
-def _common(space: Space | None, setup: EnvSetup, module_id: ModuleID, agent_ids: list[AgentID], kind: str) -> Space:
+def _common(space: Space | None, setup: EnvSpec, module_id: ModuleID, agent_ids: list[AgentID], kind: str) -> Space:
     """The space that all agents of a module have."""
     if setup.single_agent:
         assert space is not None
@@ -314,7 +314,7 @@ def _common(space: Space | None, setup: EnvSetup, module_id: ModuleID, agent_ids
 
 
 def build_learner(
-    config: AlgorithmConfig, setup: EnvSetup, modules: MultiRLModule, env_to_module: EnvToModulePipeline, seed: int
+    config: AlgorithmConfig, setup: EnvSpec, modules: MultiRLModule, env_to_module: EnvToModulePipeline, seed: int
 ) -> Learner:
     """The learner and its pipeline."""
     input_spaces = setup.space_of_all(0), setup.space_of_all(1)
@@ -359,7 +359,7 @@ def add_state_pieces_to(
 
 def build_env_runner(
     config: AlgorithmConfig,
-    setup: EnvSetup,
+    setup: EnvSpec,
     modules: MultiRLModule,
     env_to_module: EnvToModulePipeline,
     learner_pipeline: LearnerConnectorPipeline,
@@ -371,13 +371,13 @@ def build_env_runner(
     render_mode: str | None = None,
     first_render_mode: str | None = None,
     for_training: bool = True,
-    told_of_bounds: dict[Any, set[int]] | None = None,
+    warned_of_bounds: dict[Any, set[int]] | None = None,
 ) -> EnvRunner:
     """A runner with copies of its own, which keeps as many earlier steps as the pieces of two pipelines look at.
 
     One whose episodes are ``for_training`` also records the environment's states, if the learner pipeline reads them.
     """
-    make_env = EnvFactory(setup, render_mode, first_render_mode=first_render_mode)
+    make_env = dataclasses.replace(setup.factory, render_mode=render_mode, first_render_mode=first_render_mode)
     return EnvRunner(
         make_env,
         num_envs=num_envs,
@@ -395,10 +395,10 @@ def build_env_runner(
         rollout_fragment_length=rollout_fragment_length,
         complete_episodes=config.batch_mode == "complete_episodes",
         check_spaces=not config.disable_env_checking,
-        told_of_bounds=told_of_bounds,
+        warned_of_bounds=warned_of_bounds,
         callbacks=config.make_callbacks(),
         env_config=config.env_config,
-        num_env_workers=0 if render_mode else num_env_workers(config, setup, make_env, num_envs),
+        num_env_workers=0 if render_mode else num_env_workers(config, setup, num_envs),
         sample_timeout_s=config.sample_timeout_s,
         restarts=_env_restarts(config, make_env),
         state_space=setup.state_space if for_training and reads_env_states(learner_pipeline) else None,

@@ -10,12 +10,12 @@ import numpy as np
 from gymnasium import Space
 
 from marl_connectors import spaces
-from marl_connectors.algorithms.observation_batches import as_batch, infos_of_copies
+from marl_connectors.algorithms.observation_batches import as_batch, infos_of_sub_envs
 from marl_connectors.connectors.module_to_env.listify_data_for_vector_env import env_actions
 from marl_connectors.env_runners.action_noise import ActionNoise
 from marl_connectors.env_runners.lane_table import LaneGroup, LaneTable
-from marl_connectors.environments.env_copy import EnvCopy
-from marl_connectors.environments.step_result import Event, StepResult
+from marl_connectors.environments.vector.step_result import Event, StepResult
+from marl_connectors.environments.vector.sub_environment import SubEnvironment
 from marl_connectors.episodes.rollout import take
 from marl_connectors.seeding import name_word
 from marl_connectors.trees import tree_map
@@ -52,7 +52,7 @@ class _AgentRows(NamedTuple):
 class _Mark(NamedTuple):
     """What a call finds, for the case that it fails; none of it is changed in place."""
 
-    copies: list[EnvCopy]
+    sub_envs: list[SubEnvironment]
     calls: int
     over: frozenset[int]
     begun_at: dict[int, int]
@@ -88,7 +88,7 @@ class Caller:
 
     def restart(self, num_envs: int) -> None:
         """From now on there are so many sub-environments; none of their episodes has begun."""
-        self.copies = [EnvCopy(None, index) for index in range(num_envs)]
+        self.sub_envs = [SubEnvironment(None, index) for index in range(num_envs)]
         self.calls = 0
         self.over = frozenset(range(num_envs))
         self._begun_at: dict[int, int] = {}
@@ -111,7 +111,7 @@ class Caller:
     @property
     def all_begin(self) -> bool:
         """Whether the next call is the first one in all sub-environments."""
-        return len(self.over) == len(self.copies)
+        return len(self.over) == len(self.sub_envs)
 
     def end(self, indices: Collection[int]) -> None:
         """The episodes of these sub-environments are over."""
@@ -119,21 +119,21 @@ class Caller:
 
     def sync(self) -> None:
         """Brings the sub-environments to the newest call, for those who ask at which step they are."""
-        for copy in self.copies:
-            copy.t = self.calls - 1 - self._begun_at.get(copy.index, 0)
+        for sub_env in self.sub_envs:
+            sub_env.t = self.calls - 1 - self._begun_at.get(sub_env.index, 0)
 
     # A call that may fail.
 
     def mark(self) -> _Mark:
         """What ``go_back`` takes."""
         self.moved, self.joined = [], []
-        return _Mark(self.copies, self.calls, self.over, self._begun_at, self._numbers)
+        return _Mark(self.sub_envs, self.calls, self.over, self._begun_at, self._numbers)
 
     def go_back(self, mark: _Mark) -> None:
         """Forgets what came after ``mark``."""
-        self.copies, self.calls, self.over, self._begun_at, self._numbers = mark
-        for copy in self.copies:
-            copy.episode_number = self._numbers.get(copy.index, -1)
+        self.sub_envs, self.calls, self.over, self._begun_at, self._numbers = mark
+        for sub_env in self.sub_envs:
+            sub_env.episode_number = self._numbers.get(sub_env.index, -1)
         self.forget_layout()
 
     # From a call to a step.
@@ -154,21 +154,21 @@ class Caller:
         if begin:
             self._begin(begin)
         self.agents = agents
-        for copy in self.copies:
-            copy.agents = list(agents)
+        for sub_env in self.sub_envs:
+            sub_env.agents = list(agents)
         self.sync()
         events = {index: Event(index, 0, is_over=True, is_dropped=True) for index in begin}
         if is_same:
             self.moved = [_moving(own.group, _others(own.group, begin)) for own in self._rows]
             return StepResult(self._paid(rewards), [], events=list(events.values()), in_rows=True)
         told: list[tuple[int, AgentID]] = []
-        for copy in self.copies:
-            if copy.index not in events:
-                known = lanes.by_env[copy.index]
-                told += [(copy.index, agent_id) for agent_id in agents if agent_id in known]
-                joining = [(copy.index, agent_id) for agent_id in agents if agent_id not in known]
+        for sub_env in self.sub_envs:
+            if sub_env.index not in events:
+                known = lanes.by_env[sub_env.index]
+                told += [(sub_env.index, agent_id) for agent_id in agents if agent_id in known]
+                joining = [(sub_env.index, agent_id) for agent_id in agents if agent_id not in known]
                 if joining:
-                    events[copy.index] = Event(copy.index, copy.t)
+                    events[sub_env.index] = Event(sub_env.index, sub_env.t)
                     self.joined += joining
         numbers: dict[LaneGroup, list[int]] = {}
         for index, agent_id in told:
@@ -184,13 +184,13 @@ class Caller:
         self._begun_at = {**self._begun_at, **dict.fromkeys(indices, self.calls - 1)}
         self._numbers = self._numbers | {index: self._numbers.get(index, -1) + 1 for index in indices}
         for index in indices:
-            self.copies[index].episode_number = self._numbers[index]
+            self.sub_envs[index].episode_number = self._numbers[index]
 
     def _paid(self, rewards: Mapping[AgentID, Any] | None) -> list[Any]:
         """For each group that acted, ``[B]`` rewards; NaN where none is given."""
         if not rewards:
             return [np.nan] * len(self._rows)
-        size = len(self.copies)
+        size = len(self.sub_envs)
         given = [np.asarray(rewards.get(agent_id, np.nan)) for agent_id in self.agents]
         given = [own if own.shape == (size,) else np.broadcast_to(own, size) for own in given]
         return [own.joined([given[i] for i in own.agents]) for own in self._rows]
@@ -198,15 +198,15 @@ class Caller:
     def leaving(self, agent_ids: Collection[AgentID], index: int, lanes: LaneTable) -> StepResult:
         """The end of some agents of a sub-environment, whose episode goes on."""
         own = [agent_id for agent_id in lanes.by_env[index] if agent_id in agent_ids]
-        self.copies[index].agents = []
-        event = Event(index, self.copies[index].t, truncations=dict.fromkeys(own, True))
+        self.sub_envs[index].agents = []
+        event = Event(index, self.sub_envs[index].t, truncations=dict.fromkeys(own, True))
         return StepResult([np.nan] * len(own), [], events=[event], told=[(index, agent_id) for agent_id in own])
 
     # Whose rows are whose.
 
     def lay_out(self, lanes: LaneTable) -> None:
         """Works out whose rows are whose, after other lanes act than before."""
-        size = len(self.copies)
+        size = len(self.sub_envs)
         words = np.array([name_word(agent_id) for agent_id in self.agents], np.uint64)
         by_word = np.argsort(words)
         self._rows = []
@@ -268,7 +268,7 @@ class Caller:
         by_env: dict[int, dict[AgentID, dict[str, Any]]] = {}
         for agent_id in self.agents:
             given = infos.get(agent_id)
-            for index, info in enumerate(infos_of_copies(given, len(self.copies), is_batch) if given else ()):
+            for index, info in enumerate(infos_of_sub_envs(given, len(self.sub_envs), is_batch) if given else ()):
                 if info:
                     by_env.setdefault(index, {})[agent_id] = dict(info)
         result.infos = list(by_env.items())

@@ -12,7 +12,7 @@ from marl_connectors.algorithms.config_checks import check_policies_to_train
 from marl_connectors.algorithms.settings import POLICIES_TO_TRAIN, POLICY_MAPPING
 from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
 from marl_connectors.env_runners.env_runner import EnvRunner
-from marl_connectors.environments.env_setup import EnvSetup
+from marl_connectors.environments.spec import EnvSpec
 from marl_connectors.errors import ConfigError, ModuleError, did_you_mean
 from marl_connectors.learner.learner import Learner
 from marl_connectors.policy_mapping import PolicyMappingFn, check_patterns
@@ -42,7 +42,7 @@ class ChangingModules:
     learner: Learner
     env_runner: EnvRunner
     _env_to_module: EnvToModulePipeline
-    _setup: EnvSetup
+    _setup: EnvSpec
 
     def __init__(self) -> None:
         self._changed_settings: set[str] = set()

@@ -17,8 +17,8 @@ from marl_connectors import spaces
 from marl_connectors.algorithms.algorithm_config import AlgorithmConfig
 from marl_connectors.algorithms.mappo.model_config import MAPPOModelConfig
 from marl_connectors.callbacks import CALLBACK_NAMES, Callbacks
-from marl_connectors.environments.make_env import env_from_json, env_to_json
-from marl_connectors.environments.wrappers import wrappers_from_json, wrappers_to_json
+from marl_connectors.environments.making.factory import env_from_json, env_to_json
+from marl_connectors.environments.making.wrappers import wrappers_from_json, wrappers_to_json
 from marl_connectors.errors import CheckpointError, ConfigError, did_you_mean
 from marl_connectors.learner.learner import Learner
 from marl_connectors.names import LIBRARY, Expected, Names, brief, is_function, qualified_name

@@ -8,10 +8,9 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from marl_connectors.callbacks import CALLBACK_NAMES, Callbacks
-from marl_connectors.env_runners.episode_metrics import Tally
-from marl_connectors.environments.env_setup import EnvSetup
-from marl_connectors.environments.env_worker import EnvFactory
-from marl_connectors.environments.worker_count import auto_num_workers
+from marl_connectors.env_runners.episode_metrics import EpisodeTally
+from marl_connectors.environments.spec import EnvSpec
+from marl_connectors.environments.vector.worker_count import auto_num_workers
 
 if TYPE_CHECKING:
     from marl_connectors.algorithms.algorithm_config import AlgorithmConfig
@@ -23,7 +22,7 @@ UNKNOWN_LENGTH = 100
 """Env steps that an episode is taken to have before any has ended."""
 
 
-def are_worth_workers(setup: EnvSetup, num_episodes: int, recent: Collection[Tally]) -> bool:
+def are_worth_workers(setup: EnvSpec, num_episodes: int, recent: Collection[EpisodeTally]) -> bool:
     """Whether playing so many episodes, and no more, may be worth workers of its own.
 
     Args:
@@ -35,12 +34,12 @@ def are_worth_workers(setup: EnvSetup, num_episodes: int, recent: Collection[Tal
     return (setup.step_s or 0.0) * length * num_episodes >= LEAST_EPISODES_S
 
 
-def auto_env_workers(config: AlgorithmConfig, setup: EnvSetup, make_env: EnvFactory, num_envs: int) -> int:
+def auto_env_workers(config: AlgorithmConfig, setup: EnvSpec, num_envs: int) -> int:
     """As many as are worth it; none where somebody, or a callback, wants to see the environments."""
     is_shown = config.render_env or getattr(setup.user_env, "render_mode", None) == "human"
     if is_shown or looks_at_environments(config):
         return 0
-    return auto_num_workers(setup, make_env, num_envs, config.sample_timeout_s)
+    return auto_num_workers(setup, num_envs, config.sample_timeout_s)
 
 
 def looks_at_environments(config: AlgorithmConfig) -> bool:

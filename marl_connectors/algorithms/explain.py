@@ -16,7 +16,7 @@ from marl_connectors.seeding import derived_seed, torch_stream
 def explain_algorithm(algorithm: Algorithm, *, num_steps: int = 4) -> dict[str, Explanation]:
     """What each piece of the algorithm's pipelines does, on data of its own environments.
 
-    Plays in fresh environment copies with a runner of their own, and makes train batches of what came of it. The
+    Plays in fresh sub-environments with a runner of their own, and makes train batches of what came of it. The
     algorithm goes on afterwards as if nothing had been; what a piece has learned is taken back by its ``set_state``.
 
     Args:

@@ -184,11 +184,11 @@ class _Agents:
         self.user_env = _EnvOfCheckpoint(self) if env is None else env
 
     def agent_spaces(self, agent_id: AgentID) -> tuple[Space, Space]:
-        """As in EnvSetup."""
+        """As in EnvSpec."""
         return self.spaces[agent_id]
 
     def space_of_all(self, kind: int) -> Space:
-        """As in EnvSetup."""
+        """As in EnvSpec."""
         if self.single_agent:
             return self.spaces[DEFAULT_AGENT_ID][kind]
         return spaces.Dict({agent_id: pair[kind] for agent_id, pair in self.spaces.items()})  # type: ignore[arg-type]

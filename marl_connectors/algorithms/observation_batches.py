@@ -79,25 +79,25 @@ def _batched(space: Space, observations: Any) -> Tree:
     return array if array.dtype == space.dtype else in_dtype(array, space.dtype)
 
 
-def infos_of_copies(infos: Any, num_copies: int, is_batch: bool) -> Sequence[Mapping[str, Any]]:
+def infos_of_sub_envs(infos: Any, num_envs: int, is_batch: bool) -> Sequence[Mapping[str, Any]]:
     """The info dict of each environment of a batch.
 
     Args:
         infos: One dict; or for a batch a list of them, or a dict of arrays as Gymnasium's vectorised environments give
             it: ``{key: [B, ...]}``, where ``_key`` says which environments have the key at all.
-        num_copies: Of environments.
+        num_envs: Of environments.
         is_batch: Whether there is a batch.
     """
     if not is_batch:
         return [infos]
     if not isinstance(infos, Mapping):
-        if len(infos) != num_copies:
-            raise EpisodeError(f"policy: expected {num_copies} info dicts, one for each environment, got {len(infos)}.")
+        if len(infos) != num_envs:
+            raise EpisodeError(f"policy: expected {num_envs} info dicts, one for each environment, got {len(infos)}.")
         return infos
-    found: list[dict[str, Any]] = [{} for _ in range(num_copies)]
+    found: list[dict[str, Any]] = [{} for _ in range(num_envs)]
     for key, values in infos.items():
         if not key.startswith("_") or key[1:] not in infos:
-            has = infos.get(f"_{key}", np.ones(num_copies, bool))
+            has = infos.get(f"_{key}", np.ones(num_envs, bool))
             for own, value, is_there in zip(found, values, has, strict=True):
                 if is_there:
                     own[key] = value

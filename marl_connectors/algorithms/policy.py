@@ -35,7 +35,7 @@ from marl_connectors.typing import AgentID
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from marl_connectors.environments.step_result import StepResult
+    from marl_connectors.environments.vector.step_result import StepResult
 
 _OF_PROCESS = ("_call", "_plans")
 """What a copy of a policy makes anew."""
@@ -270,10 +270,10 @@ class Policy:
         if ended is None and agent_ids is None:
             for explore in self._plans:
                 self._begin(explore)
-            caller.restart(len(caller.copies))
+            caller.restart(len(caller.sub_envs))
             self._company.forget()
             return
-        size = len(caller.copies)
+        size = len(caller.sub_envs)
         which = np.ones(size, bool) if ended is None else np.atleast_1d(np.asarray(ended, bool))
         if which.shape != (size,):
             raise EpisodeError(
@@ -347,7 +347,7 @@ class Policy:
 
     def _make_room(self, num_envs: int) -> None:
         """Makes sure that there are so many environments."""
-        size = len(self._caller.copies)
+        size = len(self._caller.sub_envs)
         if size == num_envs:
             return
         if self._caller.calls and self._remembers:

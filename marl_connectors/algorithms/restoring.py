@@ -28,8 +28,8 @@ from marl_connectors.callbacks import CallbackCalls
 from marl_connectors.checkpoints import find_checkpoint, load_state, save_state
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.common.add_states_from_episodes_to_batch import AddStatesFromEpisodesToBatch
-from marl_connectors.env_runners.episode_metrics import Tally, tally_from_state
-from marl_connectors.environments.env_setup import EnvSetup
+from marl_connectors.env_runners.episode_metrics import EpisodeTally
+from marl_connectors.environments.spec import EnvSpec
 from marl_connectors.errors import CheckpointError, EpisodeError
 from marl_connectors.metrics import MetricsLogger
 from marl_connectors.names import Names, brief
@@ -61,7 +61,7 @@ class RestorableAlgorithm(ChangingModules):
     iteration: int
     time_total_s: float
     _num_evaluations: int
-    _recent: deque[Tally]
+    _recent: deque[EpisodeTally]
     _has_warned_of_episodes = False
 
     def get_state(self) -> dict[str, Any]:
@@ -151,7 +151,7 @@ class RestorableAlgorithm(ChangingModules):
             self.time_total_s = state["time_total_s"]
             self._num_evaluations = state["num_evaluations"]
             self._recent.clear()
-            self._recent.extend(tally_from_state(tally) for tally in state["recent_tallies"])
+            self._recent.extend(EpisodeTally.from_state(tally) for tally in state["recent_tallies"])
             self.metrics.set_state(state.get("metrics", []))
         with taking_over("learner"):
             if AddStatesFromEpisodesToBatch.__name__ in state["env_runner"]["env_to_module"]:
@@ -200,7 +200,7 @@ class RestorableAlgorithm(ChangingModules):
         copies = len(state["env_runner"]["episode_numbers"])
         if copies != self.config.num_envs_per_env_runner:
             raise CheckpointError(
-                f"checkpoint: it has {copies} environment copies, this run has {self.config.num_envs_per_env_runner}. "
+                f"checkpoint: it has {copies} sub-environments, this run has {self.config.num_envs_per_env_runner}. "
                 f"Use the same num_envs_per_env_runner."
             )
 
@@ -266,7 +266,7 @@ class RestorableAlgorithm(ChangingModules):
         check_state(state)
         given = given_settings(policy_mapping_fn=policy_mapping_fn, policies_to_train=policies_to_train)
         with taking_over("config"):
-            _check_copies(state, config)
+            _check_sub_envs(state, config)
             restored = restored_config(state, config, given, names)
             specs, masking = restored_specs(state, restored, names), restored_masking(state, restored)
         # What is wrong in a config that the user has passed is not the checkpoint's fault.
@@ -287,7 +287,7 @@ class RestorableAlgorithm(ChangingModules):
         return algorithm
 
 
-def _check_copies(state: Mapping[str, Any], config: AlgorithmConfig | None) -> None:
+def _check_sub_envs(state: Mapping[str, Any], config: AlgorithmConfig | None) -> None:
     """Sub-environments are made before the episodes in them are looked at, so their number is looked at first."""
     number = state["config"]["settings"].get("num_envs_per_env_runner")
     if config is None and number != len(state["env_runner"]["episode_numbers"]):
@@ -403,7 +403,7 @@ def _restored_spec(module_id: ModuleID, data: Any, config: AlgorithmConfig, name
     return RLModuleSpec(**found)
 
 
-def agents_to_state(setup: EnvSetup) -> dict[str, Any]:
+def agents_to_state(setup: EnvSpec) -> dict[str, Any]:
     """The environment's agents and their spaces, each space once."""
     known: list[Space] = []
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
-from marl_connectors.env_runners.episode_metrics import Tally, summarize
+from marl_connectors.env_runners.episode_metrics import EpisodeTally, summarize
 from marl_connectors.metrics import by_pipeline, with_logged
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def iteration_results(
     algorithm: Algorithm,
-    recent: Collection[Tally],
+    recent: Collection[EpisodeTally],
     learned: Mapping[str, Any],
     *,
     sample_s: float,

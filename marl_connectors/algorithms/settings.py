@@ -15,7 +15,7 @@ from gymnasium import VectorizeMode
 
 from marl_connectors.callbacks import Callbacks
 from marl_connectors.connectors.defaults import num_arguments
-from marl_connectors.environments.wrappers import checked_wrappers
+from marl_connectors.environments.making.wrappers import checked_wrappers
 from marl_connectors.errors import ConfigError, did_you_mean
 from marl_connectors.policy_mapping import policy_mapping
 from marl_connectors.rl_module.multi_rl_module_spec import MODULE_IDS, MultiRLModuleSpec

@@ -100,4 +100,4 @@ def _name_of(function: Any) -> str:
 def _whose(told: Mapping[str, Any]) -> str:
     if "episode" not in told:
         return ""
-    return f", episode {told['episode'].id_!r} of environment copy {told['env_index']}"
+    return f", episode {told['episode'].id_!r} of sub-environment {told['env_index']}"

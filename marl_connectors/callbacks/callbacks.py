@@ -11,7 +11,7 @@ class Callbacks:
 
     Everything is passed by keyword; take ``**kwargs`` for what you do not use. What is not overridden costs nothing.
 
-    An episode's life is told in this order: it is created, its environment copy is reset, it starts, there is a step
+    An episode's life is told in this order: it is created, its sub-environment is reset, it starts, there is a step
     after each env step, it ends, and the next one is created in the same copy. The copy is reset only after that, so
     that ``env.envs[env_index]`` is still at the end in ``on_episode_end``. Exceptions are environments in worker
     processes, whose copies are out of reach (``env.envs`` raises), and environments that reset themselves: these are at
@@ -62,7 +62,7 @@ class Callbacks:
         env_index: int | None,
         **kwargs: Any,
     ) -> None:
-        """A runner made its environment copies, with ``env_context`` as their config.
+        """A runner made its sub-environments, with ``env_context`` as their config.
 
         Also called when a copy was replaced after a failure; ``env_index`` is its place then, and else None.
         """
@@ -78,7 +78,7 @@ class Callbacks:
         env_index: int,
         **kwargs: Any,
     ) -> None:
-        """An episode is about to begin: it has its id and no data, and the environment copy is not yet reset."""
+        """An episode is about to begin: it has its id and no data, and the sub-environment is not yet reset."""
 
     def on_episode_start(
         self,

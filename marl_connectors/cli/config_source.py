@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from marl_connectors.cli.settings import RunSettings, set_by_name
-from marl_connectors.environments.env_failures import close_env
-from marl_connectors.environments.make_env import agent_ids, env_name, make_env
+from marl_connectors.environments.making.factory import agent_ids, env_name, make_env
+from marl_connectors.environments.vector.failures import close_env
 from marl_connectors.errors import ConfigError, describe_error, did_you_mean
 from marl_connectors.names import import_module
 from marl_connectors.policy_mapping import PatternPolicies, check_patterns

@@ -10,7 +10,7 @@ from typing import Any
 from marl_connectors.cli.config_source import load_config, with_options
 from marl_connectors.cli.settings import TRAINING_DEFAULTS, RunSettings, training_settings, use_threads
 from marl_connectors.cli.values import jsonable, merged
-from marl_connectors.environments.make_env import env_name
+from marl_connectors.environments.making.factory import env_name
 from marl_connectors.errors import ConfigError
 
 LEGEND = "+ added   ~ changed   - removed   > written to the trajectories"
@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     copies = algo.config.num_envs_per_env_runner
     env = algo.config.env if isinstance(algo.config.env, str) else env_name(algo.config.env)
-    print(f"{env}: what each piece does to one batch. {copies} environment copies.\n{LEGEND}")
+    print(f"{env}: what each piece does to one batch. {copies} sub-environments.\n{LEGEND}")
     print(f"Action masks: {algo.masking}\n" if str(algo.masking) else "")
     print("\n\n".join(str(each) for each in explanations.values()))
     return 0

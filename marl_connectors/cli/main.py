@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from marl_connectors.cli.stop_signals import StopSignals, exit_status
 from marl_connectors.cli.values import count, key_value, layer_sizes, mask_key, names, number_or_auto, whole_number
-from marl_connectors.environments.worker_threads import one_thread_unless_set
+from marl_connectors.environments.vector.worker_threads import one_thread_unless_set
 from marl_connectors.errors import ConfigError, EnvWarning, MarlConnectorsError, did_you_mean
 from marl_connectors.version import library_version
 
@@ -337,7 +337,7 @@ def _run_explain(args: argparse.Namespace) -> int:
 
 def _run_check(args: argparse.Namespace) -> int:
     from marl_connectors.cli import check
-    from marl_connectors.environments.make_env import WrappedMaker
+    from marl_connectors.environments.making.factory import WrappedMaker
 
     if "wrappers" in args:
         args.env = WrappedMaker(args.env, args.wrappers)

@@ -29,11 +29,10 @@ def checked_on_columns(piece: ConnectorV2) -> Callable[..., None]:
 
 def _run_checked(piece: ConnectorV2, *, columns: ColumnGroup, **common: Any) -> None:
     progress.begin(piece.in_learner_pipeline)
-    rows = columns.splits[-1]
-    before = {
-        name: column if type(column) in _SOLID else (len(column), *_leaves(column)) for name, column in columns.items()
-    }
+    rows, before = columns.splits[-1], _known(columns) if columns else {}
     piece.on_columns(columns=columns, **common)
+    if not columns:
+        return
     if type(columns.get(Columns.INFOS)) is list:
         columns[Columns.INFOS] = InfoColumn(columns[Columns.INFOS])
     if rows != columns.splits[-1]:
@@ -49,6 +48,11 @@ def _run_checked(piece: ConnectorV2, *, columns: ColumnGroup, **common: Any) -> 
         elif column is before.get(name):
             continue
         _check(name, _leaves(column), rows)
+
+
+def _known(columns: ColumnGroup) -> dict[str, Any]:
+    """What to know each column by, and that nobody has changed its number of rows."""
+    return {name: own if type(own) in _SOLID else (len(own), *_leaves(own)) for name, own in columns.items()}
 
 
 _SOLID = (np.ndarray, Tensor)

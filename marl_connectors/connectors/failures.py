@@ -37,9 +37,8 @@ class Progress(threading.local):
     _left: tuple[tuple[SingleAgentEpisode, CodeType, int], ...] = ()
 
     def begin(self, in_train_batch: bool | None) -> None:
-        """A piece that works on items begins."""
-        self.episode = self.item = self.converting = self.unlike = self.module_id = None
-        self._left = ()
+        """A piece begins, of whose work nothing is known yet."""
+        vars(self).clear()
         self.in_train_batch = in_train_batch
 
     def leave_loop(self) -> None:

@@ -65,9 +65,9 @@ def parts_of(episode: Any, *, stepped_only: bool) -> list[SingleAgentEpisode]:
         return [episode]
     if not stepped_only:
         return list(episode.all_agent_episodes())
-    stepped = episode.get_agents_that_stepped()
-    parts = [part for agent_id, part in episode.agent_episodes.items() if agent_id in stepped]
-    return [part for part in parts if not part.is_done] or parts
+    now = episode.env_t
+    parts = [part for part in episode.agent_episodes.values() if part.storage.newest_t == now]
+    return [part for part in parts if not (part.is_terminated or part.is_truncated)] or parts
 
 
 # From columns to items, and back.

@@ -1,1 +1,1 @@
-"""Env runners: pipelines and modules play the environment copies, and episodes come out."""
+"""Env runners: pipelines and modules play the sub-environments, and episodes come out."""

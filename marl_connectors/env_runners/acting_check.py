@@ -29,7 +29,7 @@ def check_outputs(
     Args:
         group: Whose rollout.
         rl_module: The modules, for the message.
-        episodes: Gives the episodes that have rows there, with their copies, for the message.
+        episodes: Gives the episodes that have rows there, with their sub-environments, for the message.
 
     Raises:
         ModuleError: For NaN, and for infinite numbers but logits of -inf; names the module, agent and step, and a

@@ -40,7 +40,7 @@ class AgentModules:
         self._action_spaces = action_spaces
         self._observation_spaces = observation_spaces
         self._fitting: set[tuple[int, ModuleID]] = set()
-        self._known: tuple[Sequence[AgentID], dict[AgentID, ModuleID]] | None = None
+        self._known: tuple[Sequence[AgentID], dict[AgentID, ModuleID], frozenset[ModuleID]] | None = None
 
     def set_mapping(self, mapping: Callable[..., ModuleID]) -> None:
         """For episodes that begin from now on."""
@@ -56,9 +56,9 @@ class AgentModules:
         if not goes_by_agent_alone(self.mapping):
             return {agent_id: self.of_agent(episode, agent_id) for agent_id in agent_ids}
         known = self._known
-        if known is None or known[0] != agent_ids or not self._rl_module.keys() >= set(known[1].values()):
+        if known is None or known[0] != agent_ids or not all(map(self._rl_module.__contains__, known[2])):
             found = {agent_id: self.of_agent(episode, agent_id) for agent_id in agent_ids}
-            self._known = known = (list(agent_ids), found)
+            self._known = known = (list(agent_ids), found, frozenset(found.values()))
         else:
             episode.know_modules(known[1])
         return known[1]

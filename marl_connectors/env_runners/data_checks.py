@@ -18,10 +18,10 @@ from marl_connectors import spaces
 from marl_connectors.columns import Columns
 from marl_connectors.env_runners.done_episodes import Episode
 from marl_connectors.env_runners.lane_table import Lane, LaneGroup
-from marl_connectors.environments.step_result import StepResult
 from marl_connectors.environments.validation.checks import no_observation, observation_violations, reward_violation
 from marl_connectors.environments.validation.rules import Violation
-from marl_connectors.environments.vector_env import VectorEnv
+from marl_connectors.environments.vector.step_result import StepResult
+from marl_connectors.environments.vector.sync import VectorEnv
 from marl_connectors.episodes.batch import ColumnBatch
 from marl_connectors.episodes.lane_storage import LaneStorage
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
@@ -116,7 +116,7 @@ def check_columns(
 
     Raises:
         EnvError: For a reward or observation that is not finite, or a Discrete, MultiDiscrete or MultiBinary value
-            outside its space; names copy, episode, agent, step and seed.
+            outside its space; names sub-environment, episode, agent, step and seed.
     """
     rollout = group.rollout
     begin = group.lookback * rollout.num_lanes
@@ -210,12 +210,12 @@ def _where(group: LaneGroup, position: int, vector_env: VectorEnv, episodes: Epi
     env_index, episode, own = owner
     agent_id = DEFAULT_AGENT_ID if own.agent_id is None else own.agent_id
     episode_number = int(str(episode.id_).split("-")[1])
-    where = f"environment copy {env_index}, episode {episode_number}, agent {agent_id!r}, env step {t}"
+    where = f"sub-environment {env_index}, episode {episode_number}, agent {agent_id!r}, env step {t}"
     return where, _seed_of(vector_env, env_index, episode_number)
 
 
 def owner_of(group: LaneGroup, position: int, episodes: Episodes) -> tuple[int, Episode, SingleAgentEpisode] | None:
-    """The copy, the episode and the agent episode that a row of a rollout is in; None if that was dropped."""
+    """The sub-environment, episode and agent episode that a row of a rollout is in; None if that was dropped."""
     row, number = divmod(position, group.rollout.num_lanes)
     for env_index, episode in episodes():
         owns = episode.all_agent_episodes() if isinstance(episode, MultiAgentEpisode) else [episode]
@@ -232,7 +232,7 @@ def owner_of(group: LaneGroup, position: int, episodes: Episodes) -> tuple[int, 
 
 
 def _seed_of(vector_env: VectorEnv, env_index: int, episode_number: int) -> str:
-    """A sentence about how to begin the episode again, where that is possible without the other copies."""
+    """A sentence about how to begin the episode again, where that is possible without the other sub-environments."""
     if vector_env.is_batched:
         return ""
     return f" The episode's seed is {derived_seed(vector_env.seed, 'env', env_index, episode_number)}."
@@ -277,11 +277,11 @@ def bad_observation(lane: Lane, vector_env: VectorEnv, observation: Any, result:
 
 
 def _error_of(lane: Lane, vector_env: VectorEnv, text: str, result: StepResult | None) -> EnvError:
-    """Names the copy's episode and step; those before the reset if a copy was reset in the same step."""
-    copy = vector_env.copies[lane.env_index]
-    episode_number, t = copy.episode_number, copy.t
+    """Names the sub-environment's episode and step; those before the reset if it was reset in the same step."""
+    sub_env = vector_env.sub_envs[lane.env_index]
+    episode_number, t = sub_env.episode_number, sub_env.t
     over = {} if result is None else result.over
-    if result is not None and copy.index in over and copy.index not in dict(result.late):
-        episode_number, t = episode_number - 1, over[copy.index]
-    where = f"environment copy {copy.index}, episode {episode_number}, step {t}, agent {lane.agent_id!r}"
-    return EnvError(f"{where}: {text}{_seed_of(vector_env, copy.index, episode_number)}")
+    if result is not None and sub_env.index in over and sub_env.index not in dict(result.late):
+        episode_number, t = episode_number - 1, over[sub_env.index]
+    where = f"sub-environment {sub_env.index}, episode {episode_number}, step {t}, agent {lane.agent_id!r}"
+    return EnvError(f"{where}: {text}{_seed_of(vector_env, sub_env.index, episode_number)}")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from numbers import Integral
 from typing import Any, NamedTuple
 
-from marl_connectors.env_runners.episode_metrics import Tally
+from marl_connectors.env_runners.episode_metrics import EpisodeTally
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.errors import ConfigError
@@ -19,34 +19,35 @@ class DoneEpisode(NamedTuple):
 
     Attributes:
         episode: Its last chunk.
-        env_index: The environment copy that it was played in.
+        env_index: The sub-environment that it was played in.
         tally: Its returns and length.
     """
 
     episode: Episode
     env_index: int
-    tally: Tally
+    tally: EpisodeTally
 
 
-def shares(num_copies: int, num_episodes: int) -> list[int]:
-    """How many of the episodes each copy contributes."""
-    return [num_episodes // num_copies + (index < num_episodes % num_copies) for index in range(num_copies)]
+def shares(num_envs: int, num_episodes: int) -> list[int]:
+    """How many of the episodes each sub-environment contributes."""
+    return [num_episodes // num_envs + (index < num_episodes % num_envs) for index in range(num_envs)]
 
 
-def missing(done: Sequence[DoneEpisode], num_copies: int, num_episodes: int) -> list[int]:
-    """How many of their shares the copies lack."""
-    lacking = shares(num_copies, num_episodes)
+def missing(done: Sequence[DoneEpisode], num_envs: int, num_episodes: int) -> list[int]:
+    """How many of their shares the sub-environments lack."""
+    lacking = shares(num_envs, num_episodes)
     for entry in done:
         lacking[entry.env_index] = max(lacking[entry.env_index] - 1, 0)
     return lacking
 
 
-def first_of_each_copy(done: Sequence[DoneEpisode], num_copies: int, num_episodes: int) -> list[DoneEpisode] | None:
+def first_of_each_sub_env(done: Sequence[DoneEpisode], num_envs: int, num_episodes: int) -> list[DoneEpisode] | None:
     """Those that make up ``num_episodes`` without preferring short ones.
 
-    Each copy contributes its first ones, as many as any other copy (or one less). None while some are missing.
+    Each sub-environment contributes its first ones, as many as any other sub-environment (or one less). None while some
+    are missing.
     """
-    quotas = shares(num_copies, num_episodes)
+    quotas = shares(num_envs, num_episodes)
     chosen = []
     for entry in done:
         if quotas[entry.env_index]:
@@ -55,12 +56,12 @@ def first_of_each_copy(done: Sequence[DoneEpisode], num_copies: int, num_episode
     return None if any(quotas) else chosen
 
 
-def first_rounds(done: Sequence[DoneEpisode], num_copies: int) -> list[DoneEpisode]:
-    """The first ones of each copy, as many as the slowest copy has: so short ones are not preferred."""
-    ended = [0] * num_copies
+def first_rounds(done: Sequence[DoneEpisode], num_envs: int) -> list[DoneEpisode]:
+    """The first ones of each sub-environment, as many as the slowest one has: so short ones are not preferred."""
+    ended = [0] * num_envs
     for entry in done:
         ended[entry.env_index] += 1
-    return first_of_each_copy(done, num_copies, min(ended) * num_copies) or []
+    return first_of_each_sub_env(done, num_envs, min(ended) * num_envs) or []
 
 
 def check_sample_size(num_timesteps: Any, num_episodes: Any) -> None:

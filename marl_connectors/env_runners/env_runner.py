@@ -1,4 +1,4 @@
-"""EnvRunner: steps environment copies with a MultiRLModule and hands out episodes."""
+"""EnvRunner: steps sub-environments with a MultiRLModule and hands out episodes."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from marl_connectors.env_runners.data_checks import OutOfBounds, check_columns
 from marl_connectors.env_runners.done_episodes import (
     DoneEpisode,
     check_sample_size,
-    first_of_each_copy,
+    first_of_each_sub_env,
     first_rounds,
     missing,
     shares,
 )
 from marl_connectors.env_runners.episode_callbacks import EPISODE_CALLBACKS, EpisodeCallbacks
-from marl_connectors.env_runners.episode_metrics import Tally, summarize, tally_from_state
+from marl_connectors.env_runners.episode_metrics import EpisodeTally, summarize
 from marl_connectors.env_runners.episode_tracker import EpisodeTracker
 from marl_connectors.env_runners.sampling_plan import SamplingPlan
 from marl_connectors.env_runners.sampling_times import SamplingTimes
-from marl_connectors.environments.action_history import HISTORY_BYTES
-from marl_connectors.environments.env_copy import EnvCopy
-from marl_connectors.environments.env_failures import EnvRestarts, FailureCounts
-from marl_connectors.environments.step_result import StepResult
-from marl_connectors.environments.worker_vector_env import make_vector_env
+from marl_connectors.environments.vector.failures import EnvRestarts, FailureCounts
+from marl_connectors.environments.vector.replay import HISTORY_BYTES
+from marl_connectors.environments.vector.step_result import StepResult
+from marl_connectors.environments.vector.sub_environment import SubEnvironment
+from marl_connectors.environments.vector.subproc import make_vector_env
 from marl_connectors.errors import CheckpointError, EnvError
 from marl_connectors.metrics import MetricsLogger, by_pipeline, with_logged
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
@@ -53,7 +53,7 @@ class EnvRunner:
     The same class runs PettingZoo environments (MultiAgentEpisodes) and Gymnasium ones (SingleAgentEpisodes).
 
     Attributes:
-        vector_env: The environment copies.
+        vector_env: The sub-environments.
         rl_module: The modules.
         env_to_module: From observations to a forward batch.
         module_to_env: From the modules' outputs to actions.
@@ -63,7 +63,7 @@ class EnvRunner:
         metrics: Where the pieces of ``env_to_module`` and ``module_to_env`` log.
         callback_metrics: Where callbacks log.
         times: Where the time of samples goes.
-        num_env_steps: Steps of all copies so far.
+        num_env_steps: Steps of all sub-environments so far.
         num_agent_steps: Actions of all agents so far.
     """
 
@@ -84,7 +84,7 @@ class EnvRunner:
         rollout_fragment_length: int = 64,
         complete_episodes: bool = False,
         check_spaces: bool = True,
-        told_of_bounds: dict[Any, set[int]] | None = None,
+        warned_of_bounds: dict[Any, set[int]] | None = None,
         callbacks: CallbackCalls | None = None,
         env_config: dict[str, Any] | None = None,
         num_env_workers: int = 0,
@@ -92,13 +92,13 @@ class EnvRunner:
         restarts: EnvRestarts | None = None,
         state_space: Space | None = None,
     ):
-        """Makes the environment copies; nothing is reset before the first ``sample``.
+        """Makes the sub-environments; nothing is reset before the first ``sample``.
 
         Args:
-            make_env: Makes one copy: a PettingZoo parallel environment, or one that behaves like it. With worker
-                processes it must be possible to pickle it. One that makes natively batched environments takes their
-                number of copies.
-            num_envs: How many copies.
+            make_env: Makes one sub-environment: a PettingZoo parallel environment, or one that behaves like it. With
+                worker processes it must be possible to pickle it. One that makes natively batched environments takes
+                their number of sub-environments.
+            num_envs: How many sub-environments.
             seed: The run's seed; everything random here follows from it.
             single_agent: Whether to hand out SingleAgentEpisodes.
             agent_spaces: An agent's observation and action space.
@@ -108,16 +108,17 @@ class EnvRunner:
             module_to_env: From the modules' outputs to actions.
             explore: Whether ``sample`` explores unless told otherwise.
             lookback: Steps that a chunk of an episode keeps from before it.
-            rollout_fragment_length: Env steps of each copy that ``sample`` takes unless told otherwise.
-            complete_episodes: Whether ``sample`` takes an episode of each copy unless told otherwise.
+            rollout_fragment_length: Env steps of each sub-environment that ``sample`` takes unless told otherwise.
+            complete_episodes: Whether ``sample`` takes an episode of each sub-environment unless told otherwise.
             check_spaces: Whether observations are held against their space.
-            told_of_bounds: Components of observations whose leaving their bounds the run was warned of already; it
+            warned_of_bounds: Components of observations whose leaving their bounds the run was warned of already; it
                 grows. None if there are none.
             callbacks: Told of what happens here.
             env_config: For the callbacks.
-            num_env_workers: Over how many worker processes the copies are spread; 0 to step them in this process.
-            sample_timeout_s: How long a worker process may take for a step or a reset of its copies, before it counts
-                as hung; None for any time. What hangs in this process cannot be interrupted.
+            num_env_workers: Over how many worker processes the sub-environments are spread; 0 to step them in this
+                process.
+            sample_timeout_s: How long a worker process may take for a step or a reset of its sub-environments, before
+                it counts as hung; None for any time. What hangs in this process cannot be interrupted.
             restarts: How to go on after failures of environments and worker processes; None to raise an EnvError.
             state_space: That of the environments' ``state()``, to record it with each observation; else None.
         """
@@ -141,7 +142,7 @@ class EnvRunner:
         self.num_agent_steps = 0
         self._seed = seed
         self._check_spaces = check_spaces
-        self._out_of_bounds = OutOfBounds(told_of_bounds)
+        self._out_of_bounds = OutOfBounds(warned_of_bounds)
         self._noise = ActionNoise(seed)
         self._episodes = EpisodeTracker(
             self.vector_env,
@@ -160,7 +161,7 @@ class EnvRunner:
         self.explore = explore
         self.rollout_fragment_length = rollout_fragment_length
         self.complete_episodes = complete_episodes
-        self._finished: list[Tally] = []
+        self._finished: list[EpisodeTally] = []
         self._uncredited_reward = 0.0
         self.callbacks = callbacks or CallbackCalls()
         self.callback_metrics = MetricsLogger()
@@ -183,21 +184,25 @@ class EnvRunner:
     ) -> list[Any]:
         """Steps the environments and gives the episodes, and chunks of episodes, that came of it.
 
-        All copies step together. Without either number, a sample is ``rollout_fragment_length`` env steps of each copy
-        (as many in all, or a few more, where copies rest), or an episode of each copy with ``complete_episodes``.
+        All sub-environments step together. Without either number, a sample is ``rollout_fragment_length`` env steps of
+        each sub-environment (as many in all, or a few more, where sub-environments rest), or an episode of each
+        sub-environment with ``complete_episodes``.
 
         Args:
-            num_timesteps: At least so many env steps, counted over all copies, until a step of all copies reaches them:
-                with 8 copies, 10 are 16, two of each. Copies that rest in a step (VectorEnvs with ``NEXT_STEP``) are
-                not counted in it; then it need not be a multiple. 0 is allowed, and gives an empty list.
-            num_episodes: Exactly so many whole episodes: of each copy its first ones, the same number from each (or one
-                less, from the last copies). So short episodes are not preferred; the sample is as long as the slowest
-                copy, and what the others play meanwhile is dropped. Resets the copies first, and the next sample too.
+            num_timesteps: At least so many env steps, counted over all sub-environments, until a step of all
+                sub-environments reaches them: with 8 sub-environments, 10 are 16, two of each. Sub-environments that
+                rest in a step (VectorEnvs with ``NEXT_STEP``) are not counted in it; then it need not be a multiple. 0
+                is allowed, and gives an empty list.
+            num_episodes: Exactly so many whole episodes: the first ones of each sub-environment, as many from each
+                (or one less, from the last ones). So short episodes are not preferred; the sample is as long as the
+                slowest sub-environment, and what the others play meanwhile is dropped. Resets the sub-environments
+                first, and the next sample too.
             explore: Overrides the runner's setting, for this sample.
             random_actions: Draw actions from the action spaces instead of asking the modules, whatever ``explore`` is.
             force_reset: Start new episodes even where old ones go on (these are dropped).
             is_enough: Called with how many of ``num_episodes`` have ended, after each step or several. Where it gives
-                True, the sample ends with fewer: the first ones of each copy, the same number from each, perhaps none.
+                True, the sample ends with fewer: the first ones of each sub-environment, the same number from each,
+                perhaps none.
 
         Returns:
             MultiAgentEpisodes or SingleAgentEpisodes. An episode that goes on beyond this sample is cut: the chunk is
@@ -210,17 +215,17 @@ class EnvRunner:
         """
         began = perf_counter()
         if num_timesteps is None and num_episodes is None:
-            copies = len(self.vector_env.copies)
+            sub_envs = len(self.vector_env.sub_envs)
             if self.complete_episodes:
-                num_episodes = copies
+                num_episodes = sub_envs
             else:
-                num_timesteps = copies * self.rollout_fragment_length
+                num_timesteps = sub_envs * self.rollout_fragment_length
         check_sample_size(num_timesteps, num_episodes)
         explore = self.explore if explore is None else explore
         try:
             episodes = self._sample(num_timesteps, num_episodes, explore, random_actions, force_reset, is_enough)
         except BaseException as error:
-            self.restart_episodes()  # nobody knows what the copies, or the episodes, are in the middle of
+            self.restart_episodes()  # nobody knows what the sub-environments, or the episodes, are in the middle of
             if isinstance(error, EnvError):
                 self._check_outputs()  # for which an environment could do nothing
             raise
@@ -237,22 +242,22 @@ class EnvRunner:
         is_enough: Callable[[int], bool] | None,
     ) -> list[Any]:
         self._begin(explore)
-        copies = len(self.vector_env.copies)
+        sub_envs = len(self.vector_env.sub_envs)
         callbacks = self._episodes.callbacks
         if callbacks is not None:
-            callbacks.begin_sample(None if num_episodes is None else shares(copies, num_episodes))
-        numbers = [copy.episode_number for copy in self.vector_env.copies]
+            callbacks.begin_sample(None if num_episodes is None else shares(sub_envs, num_episodes))
+        numbers = [sub_env.episode_number for sub_env in self.vector_env.sub_envs]
         if not self._goes_on or force_reset or num_episodes is not None:
             self._reset()
         if num_episodes is not None:
             wanted = num_episodes
 
             def must_stop() -> bool:
-                return is_enough is not None and is_enough(wanted - sum(missing(self._episodes.done, copies, wanted)))
+                return is_enough is not None and is_enough(wanted - sum(missing(self._episodes.done, sub_envs, wanted)))
 
-            while (done := first_of_each_copy(self._episodes.done, copies, wanted)) is None:
+            while (done := first_of_each_sub_env(self._episodes.done, sub_envs, wanted)) is None:
                 if must_stop():
-                    done = first_rounds(self._episodes.done, copies)
+                    done = first_rounds(self._episodes.done, sub_envs)
                     break
                 self._take_step(random_actions)
         else:
@@ -278,15 +283,15 @@ class EnvRunner:
         return episodes
 
     def _forget_unfinished(self, done: Sequence[DoneEpisode], numbers: Sequence[int]) -> None:
-        """Goes back behind the last episode of each copy that was handed out.
+        """Goes back behind the last episode of each sub-environment that was handed out.
 
-        How many more a copy has begun depends on how long the others took, and the next sample must not.
+        How many more a sub-environment has begun depends on how long the others took, and the next sample must not.
         """
         last = list(numbers)
         for entry in done:
             last[entry.env_index] = max(last[entry.env_index], int(str(entry.episode.id_).rpartition("-")[2]))
-        for copy, number in zip(self.vector_env.copies, last, strict=True):
-            copy.episode_number = number
+        for sub_env, number in zip(self.vector_env.sub_envs, last, strict=True):
+            sub_env.episode_number = number
 
     @property
     def told_with_all_callbacks(self) -> dict[str, Any]:
@@ -339,7 +344,7 @@ class EnvRunner:
             actions = [action for of_group in by_group for action in env_actions(of_group)]
         chosen = actions if pick is None else pick(actions)
         self._noise.step += 1
-        self.num_env_steps += len(actions) if vector_env.has_rests else len(vector_env.copies)
+        self.num_env_steps += len(actions) if vector_env.has_rests else len(vector_env.sub_envs)
         self.num_agent_steps += len(actions)
         episodes.lanes.counts.vector_steps += 1
         if self._turn_based:
@@ -372,17 +377,17 @@ class EnvRunner:
         self._note_failures()
 
     def _note_failures(self) -> None:
-        """Tells the log of copies that go on with another episode, and counts."""
+        """Tells the log of sub-environments that go on with another episode, and counts."""
         failures = self.vector_env.take_failures()
         for failure in failures:
-            _LOG.warning("%s The copy goes on with another episode.", failure.message)
+            _LOG.warning("%s The sub-environment goes on with another episode.", failure.message)
         self._episodes.lost.num_env_failures += len(failures)
         for index in dict.fromkeys(failure.index for failure in failures):
             self._tell_of_environment(index)
 
     def _show_ended(self) -> None:
         """Last observations pass the pieces that may write to episodes, as others do in the step that acts on them."""
-        if self._plan.looks_ahead and self._episodes.ended_agents:
+        if self._plan.looks_ahead and self._episodes.ended:
             self._episodes.sync()
             began = perf_counter()
             self._plan.show(self._episodes.ended_rows(), self._episodes.ended)
@@ -425,7 +430,7 @@ class EnvRunner:
         """Counts the steps of those who act, before others do or before the counts are read."""
         groups = [group for group, _ in self._episodes.lanes.live]
         resting = self.vector_env.has_rests  # then each that acts is a sub-environment
-        num_envs = sum(group.num_acting for group in groups) if resting else len(self.vector_env.copies)
+        num_envs = sum(group.num_acting for group in groups) if resting else len(self.vector_env.sub_envs)
         self._episodes.lanes.counts.end_layout(groups, num_envs)
 
     def _place_in_time(self) -> None:
@@ -434,24 +439,24 @@ class EnvRunner:
         self._place_noise()
 
     def _place_noise(self) -> None:
-        copies = self.vector_env.copies
-        if self._turn_based:  # one agent acts in a copy at a time: a stream for each copy will do
-            self._place_turns(copies)
+        sub_envs = self.vector_env.sub_envs
+        if self._turn_based:  # one agent acts in a sub-environment at a time: a stream for each sub-environment will do
+            self._place_turns(sub_envs)
             return
-        numbers = np.array([copy.episode_number for copy in copies])
+        numbers = np.array([sub_env.episode_number for sub_env in sub_envs])
         for group, _ in self._episodes.lanes.live:
             own = group.env_indices
             if group.words is None:
                 group.words = self._noise.words_of(own, group.agent_words)
             self._noise.place(group.index, group.rows, group.words, numbers[own], group.t)
 
-    def _place_turns(self, copies: Sequence[EnvCopy]) -> None:
+    def _place_turns(self, sub_envs: Sequence[SubEnvironment]) -> None:
         """Tells the noise which sub-environments act; the streams of all go on until an episode begins."""
-        noise, numbers, placed = self._noise, [copy.episode_number for copy in copies], self._episodes_placed
+        noise, numbers, placed = self._noise, [sub_env.episode_number for sub_env in sub_envs], self._episodes_placed
         for group, _ in self._episodes.lanes.live:
             index, rows, env_indices = group.index, group.rows, group.env_indices
             if placed.get(index) != numbers or not noise.pick(index, rows, env_indices):
-                words, t = noise.words_of(np.arange(len(copies))), np.array([copy.t for copy in copies])
+                words, t = noise.words_of(np.arange(len(sub_envs))), np.array([sub_env.t for sub_env in sub_envs])
                 noise.place(index, rows, words, np.array(numbers), t, env_indices)
                 placed[index] = numbers
 
@@ -469,7 +474,7 @@ class EnvRunner:
 
     # What was sampled since the last call.
 
-    def take_finished(self) -> list[Tally]:
+    def take_finished(self) -> list[EpisodeTally]:
         """Returns and lengths of the episodes that ended since the last call."""
         finished, self._finished = self._finished, []
         return finished
@@ -525,7 +530,7 @@ class EnvRunner:
         self._plan.forget()
 
     def close(self) -> None:
-        """Closes the environment copies."""
+        """Closes the sub-environments."""
         self.vector_env.close()
 
     # For checkpoints.
@@ -552,7 +557,7 @@ class EnvRunner:
             "uncredited_reward": self._uncredited_reward,
             "observations_out_of_bounds": self._out_of_bounds.count,
             "lost": self._episodes.lost.as_dict(),
-            "episode_numbers": [copy.episode_number for copy in self.vector_env.copies],
+            "episode_numbers": [sub_env.episode_number for sub_env in self.vector_env.sub_envs],
         }
 
     def why_episodes_are_not_kept(self) -> str:
@@ -573,12 +578,12 @@ class EnvRunner:
             new_episodes: Whether to begin new episodes instead.
 
         Raises:
-            CheckpointError: If there are not as many copies, or a replayed episode turns out differently.
+            CheckpointError: If there are not as many sub-environments, or a replayed episode turns out differently.
         """
-        if len(state["episode_numbers"]) != len(self.vector_env.copies):
+        if len(state["episode_numbers"]) != len(self.vector_env.sub_envs):
             raise CheckpointError(
-                f"checkpoint: it has {len(state['episode_numbers'])} environment copies, this run has "
-                f"{len(self.vector_env.copies)}. Use the same num_envs_per_env_runner."
+                f"checkpoint: it has {len(state['episode_numbers'])} sub-environments, this run has "
+                f"{len(self.vector_env.sub_envs)}. Use the same num_envs_per_env_runner."
             )
         self._seed = self.vector_env.seed = state["seed"]
         self._noise.restart(self._seed, state["noise_step"])
@@ -588,9 +593,9 @@ class EnvRunner:
         self.num_env_steps, self.num_agent_steps = state["num_env_steps"], state["num_agent_steps"]
         self.env_to_module.set_state(state["env_to_module"])
         self.module_to_env.set_state(state["module_to_env"])
-        for copy, number in zip(self.vector_env.copies, state["episode_numbers"], strict=True):
-            copy.episode_number = number
-        self._finished = [tally_from_state(tally) for tally in state["finished"]]
+        for sub_env, number in zip(self.vector_env.sub_envs, state["episode_numbers"], strict=True):
+            sub_env.episode_number = number
+        self._finished = [EpisodeTally.from_state(tally) for tally in state["finished"]]
         self._uncredited_reward = state["uncredited_reward"]
         self._out_of_bounds.count = state.get("observations_out_of_bounds", 0)
         self._episodes.lanes.counts.vector_steps = 0

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from marl_connectors.callbacks import CallbackCalls
 from marl_connectors.env_runners.done_episodes import Episode
 from marl_connectors.env_runners.episode_tracker import EpisodeTracker
-from marl_connectors.environments.env_copy import EnvCopy
-from marl_connectors.environments.step_result import StepResult
+from marl_connectors.environments.vector.step_result import StepResult
+from marl_connectors.environments.vector.sub_environment import SubEnvironment
 from marl_connectors.typing import EpisodeID
 
 if TYPE_CHECKING:
@@ -33,34 +33,34 @@ class EpisodeCallbacks:
         self._left: list[int] | None = None
 
     def begin_sample(self, shares: Sequence[int] | None) -> None:
-        """A sample begins: of each copy's next episodes so many are to be told of; None for all."""
+        """A sample begins: of each sub-environment's next episodes so many are to be told of; None for all."""
         self._left = None if shares is None else list(shares)
 
     def _tell(self, name: str, episode: Any, env_index: int, **more: Any) -> None:
         if self._left is None or self._left[env_index]:
             self._calls.tell(name, episode=episode, env_index=env_index, **more, **self._runner.told_with_all_callbacks)
 
-    def create(self, copies: Iterable[EnvCopy]) -> None:
-        """Makes the next episodes of copies that are about to be reset."""
-        for copy in copies:
-            self._create(copy.index, f"{copy.index}-{copy.episode_number + 1}")
+    def create(self, sub_envs: Iterable[SubEnvironment]) -> None:
+        """Makes the next episodes of sub-environments that are about to be reset."""
+        for sub_env in sub_envs:
+            self._create(sub_env.index, f"{sub_env.index}-{sub_env.episode_number + 1}")
 
     def _create(self, env_index: int, id_: EpisodeID) -> Any:
         self._created[env_index] = episode = self._episodes.empty_episode(id_)
         self._tell("on_episode_created", episode, env_index)
         return episode
 
-    def take_created(self, copy: EnvCopy) -> Any:
-        """The episode that a copy which was reset begins; made now if that reset could not be foreseen."""
-        id_ = f"{copy.index}-{copy.episode_number}"
-        episode = self._created.pop(copy.index, None)
+    def take_created(self, sub_env: SubEnvironment) -> Any:
+        """The episode that a sub-environment which was reset begins; made now if that reset could not be foreseen."""
+        id_ = f"{sub_env.index}-{sub_env.episode_number}"
+        episode = self._created.pop(sub_env.index, None)
         if episode is None or episode.id_ != id_:
-            episode = self._create(copy.index, id_)
-            del self._created[copy.index]
+            episode = self._create(sub_env.index, id_)
+            del self._created[sub_env.index]
         return episode
 
     def ended(self, result: StepResult, ongoing: Sequence[Episode]) -> None:
-        """Episodes have made their last steps. Those of copies that await their reset have successors now."""
+        """Episodes have made their last steps. Those of sub-environments that await their reset have successors now."""
         dropped, late = {event.index for event in result.events if event.is_dropped}, dict(result.late)
         for env_index in result.over:
             episode = ongoing[env_index]
@@ -72,12 +72,12 @@ class EpisodeCallbacks:
                 if self._left is not None and self._left[env_index]:
                     self._left[env_index] -= 1
             if env_index in late:
-                self.create([self._runner.vector_env.copies[env_index]])
+                self.create([self._runner.vector_env.sub_envs[env_index]])
 
     def went_on(self, result: StepResult) -> None:
-        """A step of all copies is recorded, in which some have begun an episode, or have ended one and rest now."""
+        """A step of all is recorded, in which some have begun an episode, or have ended one and rest now."""
         over = result.over
-        rest = {index for index in over if self._runner.vector_env.copies[index].rests}
+        rest = {index for index in over if self._runner.vector_env.sub_envs[index].rests}
         begun = {*over, *(event.index for event in result.events if event.begins)} - rest
         if not (begun or self._tells_of_steps):
             return
@@ -89,7 +89,7 @@ class EpisodeCallbacks:
                 self._tell("on_episode_step", episode, env_index)
 
     def started(self) -> None:
-        """All copies have begun an episode."""
+        """All sub-environments have begun an episode."""
         for env_index, episode in enumerate(self._episodes.ongoing):
             self._tell("on_episode_start", episode, env_index)
 

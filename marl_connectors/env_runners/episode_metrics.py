@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,6 +52,16 @@ class Returns:
         """The standard deviation of these very returns; NaN if there is none."""
         return math.sqrt(self.squares / self.count) if self.count else math.nan
 
+    def add(self, value: float, steps: int) -> None:
+        """Takes in another one."""
+        if self.count:
+            gap = value - self.mean
+            self.squares += gap * gap * self.count / (self.count + 1)
+        self.count += 1
+        self.total += value
+        self.lowest, self.highest = min(self.lowest, value), max(self.highest, value)
+        self.steps += steps
+
     def merge(self, other: Returns) -> None:
         """Takes in others; Chan, Golub and LeVeque (1979) have the formula for the squares."""
         if self.count and other.count:
@@ -87,14 +98,36 @@ class EndedAgent:
     earlier_steps: int = 0
 
 
+class EndedTogether(NamedTuple):
+    """The agents of an episode who all ended in the same step, each after one life.
+
+    Attributes:
+        is_truncated: Whether any agent ended by truncation.
+        agent_ids: The agents.
+        module_ids: Who chose the actions of each.
+        returns: ``[num_agents]`` what each was paid.
+        truncated: ``[num_agents]`` bool, whether each ended by truncation.
+        steps: ``[num_agents]`` int64, how many steps each has made.
+    """
+
+    is_truncated: bool
+    agent_ids: tuple[AgentID, ...]
+    module_ids: tuple[ModuleID, ...]
+    returns: np.ndarray
+    truncated: np.ndarray
+    steps: np.ndarray
+
+
 @dataclass(slots=True)
 class EpisodeTally:
-    """The returns of an episode, in bounded memory.
+    """The returns of an episode, in bounded memory: agent by agent, or in columns if all agents ended together.
 
     Attributes:
         length: Env steps, once the episode is over.
         episode_return: All that the environment paid to anyone; while the episode goes on, without what live agents
             were paid.
+        together: All agents, where they ended in the same step and nobody was there or paid before; ``agents`` and
+            ``settled`` are empty then.
         agents: The ``REMEMBERED_AGENTS`` agents that ended last, the very last one at the end.
         settled: Module to the returns of all other lives that have ended.
         any_settled_truncated: Whether an agent ended by truncation that is not in ``agents`` any more.
@@ -102,6 +135,7 @@ class EpisodeTally:
 
     length: int = 0
     episode_return: float = 0.0
+    together: EndedTogether | None = None
     agents: dict[AgentID, EndedAgent] = field(default_factory=dict)
     settled: dict[ModuleID, Returns] = field(default_factory=dict)
     any_settled_truncated: bool = False
@@ -109,17 +143,20 @@ class EpisodeTally:
     @property
     def is_empty(self) -> bool:
         """Whether no agent has ended yet, or was paid without having acted."""
-        return not (self.agents or self.settled or self.episode_return)
+        return not (self.agents or self.settled or self.episode_return or self.together)
 
     @property
     def is_truncated(self) -> bool:
         """Whether the newest life of any agent ended by truncation."""
+        if self.together is not None:
+            return self.together.is_truncated
         return self.any_settled_truncated or any(agent.is_truncated for agent in self.agents.values())
 
     def end_life(
         self, agent_id: AgentID, module_id: ModuleID, life_return: float, is_truncated: bool, life_steps: int
     ) -> None:
         """An agent has ended. A hot path."""
+        self.take_apart()
         self.episode_return += life_return
         agents = self.agents
         former = agents.pop(agent_id, None)
@@ -137,25 +174,48 @@ class EpisodeTally:
 
     def pay(self, agent_id: AgentID, reward: float) -> None:
         """An agent was paid that did not act: after its end, or before its first action."""
+        self.take_apart()
         self.episode_return += reward
         agent = self.agents.get(agent_id)
         if agent is not None:
             agent.life_return += reward
 
     def _settle(self, agent: EndedAgent) -> None:
-        paid = agent.life_return
-        self.settled.setdefault(agent.module_id, Returns()).merge(Returns(1, paid, 0.0, paid, paid, agent.life_steps))
+        self.settled.setdefault(agent.module_id, Returns()).add(agent.life_return, agent.life_steps)
+
+    def end_together(self, total: float, ended: EndedTogether) -> None:
+        """The last agents have ended, and were paid so much in all."""
+        if self.is_empty:
+            self.episode_return, self.together = total, ended
+        else:
+            self._end_each(ended)
+
+    def take_apart(self) -> None:
+        """Counts agents that have ended together as if they had ended one by one."""
+        if self.together is not None:
+            ended, self.together, total = self.together, None, self.episode_return
+            self._end_each(ended)
+            self.episode_return = total
+
+    def _end_each(self, ended: EndedTogether) -> None:
+        columns = (column.tolist() for column in (ended.returns, ended.truncated, ended.steps))
+        for life in zip(ended.agent_ids, ended.module_ids, *columns, strict=True):
+            self.end_life(*life)
 
     @property
     def agent_totals(self) -> dict[AgentID, tuple[int, float, int]]:
         """Agent to the number of its lives that have ended and the sums of their returns and steps, if remembered."""
+        self.take_apart()
         return {
             a: (e.earlier_lives + 1, e.earlier_returns + e.life_return, e.earlier_steps + e.life_steps)
             for a, e in self.agents.items()
         }
 
     def get_state(self) -> dict[str, Any]:
-        """As plain data and arrays."""
+        """As plain data and arrays, which are fewer where all agents ended together."""
+        if self.together is not None:
+            own = {name: list(v) if isinstance(v, tuple) else v for name, v in self.together._asdict().items()}
+            return {"length": self.length, "episode_return": self.episode_return, **own}
         agents = self.agents.values()
         return {
             "length": self.length,
@@ -175,6 +235,10 @@ class EpisodeTally:
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> EpisodeTally:
         """The tally that ``get_state`` described."""
+        if "returns" in state:
+            columns = {name: state[name] for name in EndedTogether._fields}
+            ids = {name: tuple(state[name]) for name in ("agent_ids", "module_ids")}
+            return cls(state["length"], state["episode_return"], EndedTogether(**{**columns, **ids}))
         names = "life_returns", "truncated", "life_steps", "earlier_lives", "earlier_returns", "earlier_steps"
         agents = map(EndedAgent, state["module_ids"], *(state[name].tolist() for name in names))
         return cls(
@@ -186,67 +250,8 @@ class EpisodeTally:
         )
 
 
-class JointTally(NamedTuple):
-    """The returns of an episode whose agents all ended in the same step, each after one life.
-
-    Attributes:
-        length: Env steps.
-        episode_return: All that the environment paid to anyone.
-        is_truncated: Whether any agent ended by truncation.
-        agent_ids: The agents.
-        module_ids: Who chose the actions of each.
-        returns: ``[num_agents]`` what each was paid.
-        truncated: ``[num_agents]`` bool, whether each ended by truncation.
-        steps: ``[num_agents]`` int64, how many steps each has made.
-    """
-
-    length: int
-    episode_return: float
-    is_truncated: bool
-    agent_ids: tuple[AgentID, ...]
-    module_ids: tuple[ModuleID, ...]
-    returns: np.ndarray
-    truncated: np.ndarray
-    steps: np.ndarray
-
-    def by_agent(self) -> EpisodeTally:
-        """The same as an EpisodeTally."""
-        tally = EpisodeTally()
-        self.end_in(tally)
-        tally.episode_return = self.episode_return
-        return tally
-
-    def end_in(self, tally: EpisodeTally) -> None:
-        """Ends these agents' lives in the tally of an episode in which others have ended before."""
-        columns = (column.tolist() for column in (self.returns, self.truncated, self.steps))
-        for life in zip(self.agent_ids, self.module_ids, *columns, strict=True):
-            tally.end_life(*life)
-        tally.length = self.length
-
-    @property
-    def agent_totals(self) -> dict[AgentID, tuple[int, float, int]]:
-        """As those of an EpisodeTally."""
-        return self.by_agent().agent_totals
-
-    def get_state(self) -> dict[str, Any]:
-        """As plain data and arrays."""
-        return {**self._asdict(), "agent_ids": list(self.agent_ids), "module_ids": list(self.module_ids)}
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> JointTally:
-        """The tally that ``get_state`` described."""
-        return cls(**{**state, "agent_ids": tuple(state["agent_ids"]), "module_ids": tuple(state["module_ids"])})
-
-
-Tally = EpisodeTally | JointTally
-
-
-def tally_from_state(state: Mapping[str, Any]) -> Tally:
-    """The tally of either kind that ``get_state`` described."""
-    return (JointTally if "returns" in state else EpisodeTally).from_state(state)
-
-
-def joint_tallies(
+def end_together(
+    tallies: Sequence[EpisodeTally],
     lengths: Sequence[int],
     agent_ids: Sequence[tuple[AgentID, ...]],
     module_ids: Sequence[tuple[ModuleID, ...]],
@@ -254,10 +259,11 @@ def joint_tallies(
     truncated: np.ndarray,
     steps: np.ndarray,
     begins: np.ndarray,
-) -> list[JointTally]:
-    """The tallies of several episodes, a part of all agents' ``returns``, ``truncated`` and ``steps`` each.
+) -> None:
+    """Ends several episodes, a part of all agents' ``returns``, ``truncated`` and ``steps`` each.
 
     Args:
+        tallies: Of each episode.
         lengths: Of each episode.
         agent_ids: Of each episode.
         module_ids: Of each episode.
@@ -268,11 +274,15 @@ def joint_tallies(
     """
     totals = np.add.reduceat(returns, begins).tolist()
     any_truncated = np.logical_or.reduceat(truncated, begins).tolist()
-    parts = (np.split(column, begins[1:]) for column in (returns, truncated, steps))
-    return list(map(JointTally, lengths, totals, any_truncated, agent_ids, module_ids, *parts))
+    bounds = pairwise([*begins.tolist(), len(returns)])
+    episodes = zip(tallies, lengths, totals, any_truncated, agent_ids, module_ids, bounds, strict=True)
+    for tally, length, total, is_truncated, agents, modules, (begin, end) in episodes:
+        columns = returns[begin:end], truncated[begin:end], steps[begin:end]
+        tally.length = length
+        tally.end_together(total, EndedTogether(is_truncated, agents, modules, *columns))
 
 
-def summarize(episodes: Collection[Tally]) -> dict[str, Any]:
+def summarize(episodes: Collection[EpisodeTally]) -> dict[str, Any]:
     """Means over finished episodes; NaN where there are none.
 
     Returns:
@@ -291,14 +301,15 @@ def summarize(episodes: Collection[Tally]) -> dict[str, Any]:
         earlier_count, earlier, earlier_length = by_agent.get(agent_id, (0, [], 0))
         by_agent[agent_id] = earlier_count + count, earlier + totals, earlier_length + length
 
-    joint: dict[tuple[tuple[AgentID, ...], tuple[ModuleID, ...]], list[JointTally]] = defaultdict(list)
+    joint: dict[tuple[tuple[AgentID, ...], tuple[ModuleID, ...]], list[EndedTogether]] = defaultdict(list)
     for episode in episodes:
-        if isinstance(episode, JointTally):
-            tallies = joint[episode.agent_ids, episode.module_ids]
-            if not tallies:
-                for agent_id in episode.agent_ids[-REMEMBERED_AGENTS:]:
+        if episode.together is not None:
+            agent_ids, module_ids = episode.together.agent_ids, episode.together.module_ids
+            parts = joint[agent_ids, module_ids]
+            if not parts:
+                for agent_id in agent_ids[-REMEMBERED_AGENTS:]:
                     by_agent.setdefault(agent_id, (0, [], 0))  # in its place; the order is that of the episodes
-            tallies.append(episode)
+            parts.append(episode.together)
             continue
         for agent in episode.agents.values():
             lives[agent.module_id].append(agent.life_return)
@@ -307,9 +318,9 @@ def summarize(episodes: Collection[Tally]) -> dict[str, Any]:
             by_module[module_id].merge(returns)
         for agent_id, (count, total, length) in episode.agent_totals.items():
             add_agent(agent_id, count, [total], length)
-    for (agent_ids, module_ids), tallies in joint.items():
-        columns = np.array([tally.returns for tally in tallies]).T.tolist()
-        lengths = np.sum([tally.steps for tally in tallies], axis=0).tolist()
+    for (agent_ids, module_ids), parts in joint.items():
+        columns = np.array([part.returns for part in parts]).T.tolist()
+        lengths = np.sum([part.steps for part in parts], axis=0).tolist()
         for module_id, values, length in zip(module_ids, columns, lengths, strict=True):
             lives[module_id] += values
             steps[module_id] += length

@@ -14,20 +14,19 @@ from marl_connectors.columns import Columns
 from marl_connectors.env_runners.agent_modules import AgentModules
 from marl_connectors.env_runners.data_checks import bad_observation, bad_observations, bad_rewards
 from marl_connectors.env_runners.done_episodes import DoneEpisode, Episode
-from marl_connectors.env_runners.episode_metrics import EpisodeTally, Tally, joint_tallies
+from marl_connectors.env_runners.episode_metrics import EpisodeTally, end_together
 from marl_connectors.env_runners.lane_table import Lane, LaneGroup, LanesOfEnvs, LaneTable, LiveViews
 from marl_connectors.env_runners.plain_data import storable
-from marl_connectors.environments.action_history import ActionHistory
-from marl_connectors.environments.env_copy import EnvCopy, not_repeatable, task_of, with_tasks
-from marl_connectors.environments.env_failures import FailureCounts
-from marl_connectors.environments.env_states import joined_states
-from marl_connectors.environments.garbage_pauses import without_collections
-from marl_connectors.environments.step_result import EpisodeEnds, Event, StepResult
-from marl_connectors.environments.vector_env import VectorEnv
-from marl_connectors.episodes.agent_views import EndedViews, agent_episode_id
+from marl_connectors.environments.vector.failures import FailureCounts
+from marl_connectors.environments.vector.garbage_pauses import without_collections
+from marl_connectors.environments.vector.replay import ActionHistory
+from marl_connectors.environments.vector.step_result import EpisodeEnds, Event, StepResult, joined_states
+from marl_connectors.environments.vector.sub_environment import SubEnvironment, not_repeatable
+from marl_connectors.environments.vector.sync import VectorEnv
+from marl_connectors.episodes.agent_views import AgentChunk, EndedViews
 from marl_connectors.episodes.batch import ColumnGroup
-from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
-from marl_connectors.episodes.packing import rows_of_episodes
+from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode, agent_episode_id
+from marl_connectors.episodes.packing import chunks_of, rows_of_episodes
 from marl_connectors.episodes.rollout import take
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.episodes.state import decode, encode
@@ -86,7 +85,7 @@ class EpisodeTracker:
             action_spaces: By agent, as the env-to-module pipeline has changed them.
             observation_spaces: Likewise, where agents may be mapped to modules that were built for others.
         """
-        num_envs = len(vector_env.copies)
+        num_envs = len(vector_env.sub_envs)
         self.lanes = LaneTable(num_envs, agent_spaces, rl_module, lookback)
         self.done: list[DoneEpisode] = []
         self.lost = FailureCounts()
@@ -112,8 +111,8 @@ class EpisodeTracker:
         """The episodes whose agents act next."""
         if not (self._vector_env.turn_based or self._vector_env.has_rests):
             return self.ongoing
-        copies = self._vector_env.copies
-        return [e for e, copy in zip(self.ongoing, copies, strict=True) if copy.agents and not copy.rests]
+        sub_envs = self._vector_env.sub_envs
+        return [e for e, sub_env in zip(self.ongoing, sub_envs, strict=True) if sub_env.agents and not sub_env.rests]
 
     def in_rollouts(self) -> list[tuple[int, Episode]]:
         """All episodes with rows in the rollouts, those that ended before the others, with their sub-environments."""
@@ -125,25 +124,22 @@ class EpisodeTracker:
         return [episode for _, (episode, _) in sorted(self._ended.items(), key=itemgetter(0))]
 
     @property
-    def ended_agents(self) -> list[SingleAgentEpisode]:
-        """The agent episodes that did."""
-        found: list[SingleAgentEpisode] = []
+    def _ended_agents(self) -> list[SingleAgentEpisode | AgentChunk]:
+        """The agent episodes that did, none of which is made for this."""
+        found: list[SingleAgentEpisode | AgentChunk] = []
         for _, (episode, agent_episodes) in sorted(self._ended.items(), key=itemgetter(0)):
-            if agent_episodes is None:
-                found += episode.agent_episodes.values() if isinstance(episode, MultiAgentEpisode) else [episode]
-            else:
-                found += agent_episodes
+            found += chunks_of([episode]) if agent_episodes is None else agent_episodes
         return found
 
     def ended_rows(self) -> list[ColumnGroup]:
         """The last observations of the agents that ended in the newest step, for pieces that write to episodes."""
-        groups = []
-        for group in self.lanes.groups:
-            own = [e for e in self.ended_agents if e.storage.rollout is group.rollout]  # type: ignore[attr-defined]
-            if own:
-                rows = rows_of_episodes(own, list(self._rl_module.keys()), last_only=True)
-                groups.append(ColumnGroup(rows))
-        return groups
+        by_rollout: dict[int, list[SingleAgentEpisode | AgentChunk]] = {}
+        for own in self._ended_agents:
+            storage: Any = own if isinstance(own, AgentChunk) else own.storage
+            by_rollout.setdefault(id(storage.rollout), []).append(own)
+        found = [by_rollout[id(group.rollout)] for group in self.lanes.groups if id(group.rollout) in by_rollout]
+        module_ids = list(self._rl_module.keys())
+        return [ColumnGroup(rows_of_episodes(own, module_ids, last_only=True)) for own in found]
 
     def take_done(self) -> list[DoneEpisode]:
         """The episodes that ended since the last call."""
@@ -153,8 +149,8 @@ class EpisodeTracker:
     def sync(self) -> None:
         """Tells the multi-agent episodes what env step they are at."""
         if not self._single_agent:
-            for episode, copy in zip(self.ongoing, self._vector_env.copies, strict=True):
-                episode.env_t = copy.t  # type: ignore[union-attr]
+            for episode, sub_env in zip(self.ongoing, self._vector_env.sub_envs, strict=True):
+                episode.env_t = sub_env.t  # type: ignore[union-attr]
 
     def set_policy_mapping_fn(self, policy_mapping_fn: Callable[..., ModuleID]) -> None:
         """For episodes that begin from now on."""
@@ -165,36 +161,36 @@ class EpisodeTracker:
     @without_collections
     def reset(self) -> None:
         """Starts a new episode in every sub-environment, dropping what goes on."""
-        copies = self._vector_env.copies
+        sub_envs = self._vector_env.sub_envs
         if self.callbacks is not None:
-            self.callbacks.create(copies)
+            self.callbacks.create(sub_envs)
         first = self._vector_env.reset_all()
         self.begin_all()
-        self._observe([given[agent] for copy, (given, _) in zip(copies, first, strict=True) for agent in copy.agents])
-        for copy, (_, infos) in zip(copies, first, strict=True):
-            self.lanes.write_infos(copy.index, infos)
+        given = list(zip(sub_envs, first, strict=True))
+        observations = [own[agent] for sub_env, (own, _) in given for agent in sub_env.agents]
+        self.observe(StepResult([], observations, [(sub_env.index, infos) for sub_env, (_, infos) in given]))
 
     def begin_all(self) -> None:
         """Begins an episode in every sub-environment, all of which have been reset, but for what agents observe."""
-        copies = self._vector_env.copies
+        sub_envs = self._vector_env.sub_envs
         self.done = []
         self._modules.forget()
         self.lanes.clear()
-        begun = [self._mapped(copy) for copy in copies]
+        begun = [self._mapped(sub_env) for sub_env in sub_envs]
         self.lanes.open_all([modules for _, modules in begun])
-        self.ongoing[:] = [self._begin_episode(copy, *own) for copy, own in zip(copies, begun, strict=True)]
+        self.ongoing[:] = [self._begin_episode(sub_env, *own) for sub_env, own in zip(sub_envs, begun, strict=True)]
         self.arrange()
 
-    def _mapped(self, copy: EnvCopy) -> tuple[MultiAgentEpisode | None, _Modules]:
+    def _mapped(self, sub_env: SubEnvironment) -> tuple[MultiAgentEpisode | None, _Modules]:
         """The next episode of a sub-environment, without agents (None for a single one), and its agents' modules."""
         if self._single_agent:
-            return None, dict.fromkeys(copy.agents, DEFAULT_MODULE_ID)
+            return None, dict.fromkeys(sub_env.agents, DEFAULT_MODULE_ID)
         episode: Any = (
-            self.empty_episode(f"{copy.index}-{copy.episode_number}")
+            self.empty_episode(f"{sub_env.index}-{sub_env.episode_number}")
             if self.callbacks is None
-            else self.callbacks.take_created(copy)
+            else self.callbacks.take_created(sub_env)
         )
-        return episode, self._modules.of_agents(episode, copy.agents)
+        return episode, self._modules.of_agents(episode, sub_env.agents)
 
     def empty_episode(self, id_: EpisodeID) -> Episode:
         """An episode that has not begun."""
@@ -204,18 +200,15 @@ class EpisodeTracker:
             id_, {}, env_t_started=0, env_t=0, agent_to_module_mapping_fn=self._modules.mapping
         )
 
-    def _begin_episode(self, copy: EnvCopy, episode: MultiAgentEpisode | None, modules: _Modules) -> Episode:
-        """Lets the agents begin, in new lanes, or in those that they have."""
-        index = copy.index
+    def _begin_episode(self, sub_env: SubEnvironment, episode: MultiAgentEpisode | None, modules: _Modules) -> Episode:
+        """Begins an episode in the lanes that its agents have."""
+        index = sub_env.index
         lanes = self.lanes.by_env[index]
         self._tallies[index] = EpisodeTally()
         self._begun[index] = modules
-        for agent_id, module_id in modules.items():
-            lane = lanes.get(agent_id) or self.lanes.open(index, agent_id, module_id)
-            if episode is not None:
-                self._modules.check_fit(lane, module_id)
-            self.lanes.set_module(lane, module_id)
-            lane.begin()
+        if episode is not None:
+            for agent_id, module_id in modules.items():
+                self._modules.check_fit(lanes[agent_id], module_id)
         return self._of_lanes(index, episode)
 
     def _of_lanes(self, index: int, episode: MultiAgentEpisode | None) -> Episode:
@@ -223,24 +216,33 @@ class EpisodeTracker:
         lanes = self.lanes.by_env[index]
         if episode is None:
             (lane,) = lanes.values()
-            copy = self._vector_env.copies[index]
-            view = lane.view(f"{index}-{copy.episode_number}")
+            sub_env = self._vector_env.sub_envs[index]
+            view = lane.view(f"{index}-{sub_env.episode_number}")
             if self.callbacks is not None:
-                lane.episode = self.callbacks.take_created(copy)
+                lane.episode = self.callbacks.take_created(sub_env)
                 lane.episode.go_on_in(view)
             return lane.episode
-        episode.let_be_views(LiveViews.of(lanes))
+        episode.let_be_views(LiveViews(lanes))
         return episode
 
-    def _begin_agent(self, episode: MultiAgentEpisode, env_index: int, agent_id: AgentID) -> None:
-        """An agent joins an episode that goes on."""
-        _ = episode.agent_episodes  # views of the others are made now at the latest, while they are alone
-        module_id = self._modules.of_agent(episode, agent_id)
-        lane = self.lanes.open(env_index, agent_id, module_id)
-        self._modules.check_fit(lane, module_id)
-        lane.begin()
-        id_ = agent_episode_id(episode.id_, agent_id, episode.env_t)
-        episode.attach(agent_id, lane.view(id_, agent_id, module_id, episode.id_))
+    def _begin_agents(self, events: Sequence[Event]) -> bool:
+        """Lets agents join episodes that go on; whether there are any."""
+        joining: list[tuple[int, AgentID, ModuleID]] = []
+        for event in events:
+            sub_env, lanes = self._vector_env.sub_envs[event.index], self.lanes.by_env[event.index]
+            episode: Any = self.ongoing[event.index]
+            episode.env_t = sub_env.t
+            for agent_id in sub_env.agents:
+                if agent_id not in lanes:
+                    _ = episode.agent_episodes  # views of the others are made now at the latest, while they are alone
+                    joining.append((event.index, agent_id, self._modules.of_agent(episode, agent_id)))
+        self.lanes.open(joining)
+        for env_index, agent_id, module_id in joining:
+            lane, episode = self.lanes.by_env[env_index][agent_id], self.ongoing[env_index]
+            self._modules.check_fit(lane, module_id)
+            id_ = agent_episode_id(episode.id_, agent_id, episode.env_t)
+            episode.attach(agent_id, lane.view(id_, agent_id, module_id, episode.id_))
+        return bool(joining)
 
     # Steps.
 
@@ -279,7 +281,16 @@ class EpisodeTracker:
 
     def observe(self, result: StepResult) -> None:
         """Takes in the observations and infos of those who act next. A hot path."""
-        self._observe(result.observations, result.in_rows)
+        states = self._vector_env.states()
+        items = result.observations
+        for i, (group, pick) in enumerate(self.lanes.live):
+            own = items[i] if result.in_rows else items if pick is None else pick(items)
+            own = list(own) if type(own) is tuple else own
+            of_rows = None if states is None else take(states, group.env_indices)
+            try:
+                group.rollout.observe(group.positions, own, group.t, of_rows)
+            except (TypeError, ValueError) as error:
+                raise bad_observations(group, self._vector_env, own) from error
         for env_index, infos in result.infos:
             self.lanes.write_infos(env_index, infos)
 
@@ -308,18 +319,6 @@ class EpisodeTracker:
         for group, (numbers, rewards) in told.items():
             group.go_on(numbers, rewards)
 
-    def _observe(self, items: Any, in_rows: bool = False) -> None:
-        states = self._vector_env.states()
-        for i, (group, pick) in enumerate(self.lanes.live):
-            own = items[i] if in_rows else items if pick is None else pick(items)
-            rollout = group.rollout
-            try:
-                values = spaces.stack(own, rollout.observation_space) if isinstance(own, (list, tuple)) else own
-                of_rows = None if states is None else take(states, group.env_indices)
-                rollout.observe(group.positions, values, group.t, of_rows)
-            except (TypeError, ValueError) as error:
-                raise bad_observations(group, self._vector_env, own) from error
-
     def take_back(
         self, moved: Iterable[tuple[LaneGroup, np.ndarray, np.ndarray]], joined: Iterable[tuple[int, AgentID]]
     ) -> None:
@@ -337,7 +336,7 @@ class EpisodeTracker:
                 continue
             if lane.has_episode and lane.episode is episode.agent_episodes.get(agent_id):
                 episode.detach(agent_id)
-            self.lanes.close(env_index, [agent_id])
+            self.lanes.close([lane])
         self.lanes.arrange()
 
     def arrange(self) -> None:
@@ -347,19 +346,17 @@ class EpisodeTracker:
 
     def set_clocks(self) -> None:
         """Tells the lanes at which env steps they are, after episodes have begun."""
-        self.lanes.set_clocks(np.array([copy.t for copy in self._vector_env.copies]))
+        self.lanes.set_clocks(np.array([sub_env.t for sub_env in self._vector_env.sub_envs]))
 
     # Ends.
 
     @without_collections
     def _follow(self, result: StepResult, reset_over: Callable[[StepResult], None]) -> bool:
         """Ends and begins episodes; True if lanes were opened or closed, or changed their module, or rest or not."""
-        num_done, ends, rearranged = len(self.done), result.ends, False
+        num_done, ends = len(self.done), result.ends
         if ends is not None:
             self._end_together(ends, result)
-        observed = self._observe_last(result.events)
-        for event in result.events:
-            rearranged |= self._follow_event(event, observed, result)
+        rearranged = self._follow_events(result)
         if self.callbacks is not None:
             self.callbacks.ended(result, self.ongoing)
             reset_over(result)
@@ -369,47 +366,43 @@ class EpisodeTracker:
                 self.done[num_done:] = sorted(self.done[num_done:], key=attrgetter("env_index"))
         for event in result.events:
             if event.is_over:
-                rearranged |= self._begin_after(self._vector_env.copies[event.index])
+                rearranged |= self._begin_after(self._vector_env.sub_envs[event.index])
         if self._vector_env.has_rests:
             for index in {*result.over, *(event.index for event in result.events)}:
-                rearranged |= self.lanes.set_rest(index, self._vector_env.copies[index].rests)
+                rearranged |= self.lanes.set_rest(index, self._vector_env.sub_envs[index].rests)
         return rearranged
 
     def _end_together(self, ends: EpisodeEnds, result: StepResult) -> None:
         """Ends episodes for all of their agents. A hot path: per episode little more than its tally is made."""
-        lanes, agent_ids = self.lanes.of_envs(ends.indices), [tuple(self.lanes.by_env[i]) for i in ends.indices]
+        lanes = self.lanes.of_envs(ends.indices)
         self._observe_ends(ends, lanes, result)
         ended = lanes.ended(ends.terminated, ends.truncated)
-        paid = lanes.gathered(lambda group, numbers: group.paid(numbers), np.float64)
+        paid = lanes.gathered(lambda group, numbers: group.paid(numbers))
         steps = ended.t_started + ended.stop_row - ended.start_row
         for index, infos in zip(ends.indices, ends.infos, strict=False):
             self.lanes.write_infos(index, infos)
-        module_ids = [tuple([lane.module_id for lane in self.lanes.by_env[index].values()]) for index in ends.indices]
-        tallies = joint_tallies(ends.t, agent_ids, module_ids, paid, ends.truncated, steps, lanes.begins)
-        for index, begin, tally in zip(ends.indices, lanes.begins.tolist(), tallies, strict=True):
-            episode, before = self.ongoing[index], self._tallies[index]
-            self._freeze(index, EndedViews(ended, begin, tally.agent_ids))
-            if before.is_empty:
-                self._ended[index] = episode, None
-                self._end_episode(index, tally)
-            else:
-                self._ended[index] = episode, [lane.episode for lane in self.lanes.by_env[index].values()]
-                tally.end_in(before)
-                self._end_episode(index, before)
+        agent_ids, module_ids = zip(*map(self.lanes.members, ends.indices), strict=True)
+        tallies = [self._tallies[index] for index in ends.indices]
+        are_first = [tally.is_empty for tally in tallies]
+        end_together(tallies, ends.t, agent_ids, module_ids, paid, ends.truncated, steps, lanes.begins)
+        for index, begin, own, is_first in zip(ends.indices, lanes.begins.tolist(), agent_ids, are_first, strict=True):
+            self._freeze(index, EndedViews(ended, begin, own))
+            agent_episodes = None if is_first else [lane.episode for lane in self.lanes.by_env[index].values()]
+            self._ended[index] = self.ongoing[index], agent_episodes
+            self._end_episode(index, self._tallies[index])
 
     def _observe_ends(self, ends: EpisodeEnds, lanes: LanesOfEnvs, result: StepResult) -> None:
         """Writes the last observations to the newest rows of the agents' lanes."""
-        env_of = np.repeat(np.arange(len(ends.t)), np.diff([*lanes.begins.tolist(), len(lanes.number)]))
+        env_of = np.repeat(np.arange(len(ends.t)), lanes.counts)
         t, given = np.array(ends.t)[env_of], ends.observations
-        for group, places, numbers in lanes.by_group():
+        for group, places, numbers in lanes.by_group:
             rollout = group.rollout
             states = None if ends.states is None else take(ends.states, env_of[places])
             own = tree_map(lambda leaf, at=places: leaf[at], given) if not isinstance(given, list) else given
             if isinstance(given, list) and not isinstance(places, slice):
                 own = [given[i] for i in places.tolist()]
             try:
-                values = spaces.stack(own, rollout.observation_space) if isinstance(own, list) else own
-                rollout.observe(rollout.cursor[numbers], values, t[places], states)
+                rollout.observe(rollout.cursor[numbers], own, t[places], states)
             except (TypeError, ValueError) as error:
                 for lane, observation in zip(group.at(numbers), own, strict=False):
                     if not spaces.fits(rollout.observation_space, observation):
@@ -429,102 +422,122 @@ class EpisodeTracker:
         """Begins the next episodes: without a look at the lanes where agents and modules are the same as before."""
         rearranged, again, known = False, [], None
         for index in indices:
-            copy = self._vector_env.copies[index]
-            episode, modules = self._mapped(copy)
-            if modules is not known and self.lanes.know(modules.values()):
+            sub_env, lanes = self._vector_env.sub_envs[index], self.lanes
+            episode, modules = self._mapped(sub_env)
+            if modules is not known and lanes.know(modules.values()):
                 known = modules
-            is_same = modules == self._begun[index] and list(modules) == list(self.lanes.by_env[index])
-            if is_same and modules is known:
-                again.append(index)
-                self._tallies[index] = EpisodeTally()
-                self.ongoing[index] = episode  # type: ignore[assignment]
+            begun = self._begun[index]
+            is_same = modules is begun or modules == begun
+            if is_same and modules is known and tuple(modules) == lanes.members(index)[0]:
+                again.append((index, episode))
+                self._begun[index] = modules
             else:
-                rearranged |= self._begin_after(copy, (episode, modules))
+                rearranged |= self._begin_after(sub_env, (episode, modules))
         if again:
-            for group, _, numbers in self.lanes.of_envs(again).by_group():
+            for group, _, numbers in self.lanes.of_envs([index for index, _ in again]).by_group:
                 group.begin_again(numbers)
-        for index in again:
-            self.ongoing[index] = self._of_lanes(index, self.ongoing[index])  # type: ignore[arg-type]
+        for index, episode in again:
+            self._forget_views(index)
+            self._tallies[index] = EpisodeTally()
+            self.ongoing[index] = self._of_lanes(index, episode)
         return rearranged
 
-    def _begin_after(self, copy: EnvCopy, begun: tuple[MultiAgentEpisode | None, _Modules] | None = None) -> bool:
+    def _forget_views(self, index: int) -> None:
+        """Lets the views of an episode that has ended be its own, if anybody has asked for them."""
+        episode = self.ongoing[index]
+        if not isinstance(episode, MultiAgentEpisode) or episode.agent_views is None:
+            for lane in self.lanes.by_env[index].values():
+                lane.has_no_view()
+
+    def _begin_after(
+        self, sub_env: SubEnvironment, begun: tuple[MultiAgentEpisode | None, _Modules] | None = None
+    ) -> bool:
         """Begins the next episode after one that has ended; True if lanes came or went, or changed their module.
 
         Args:
-            copy: The sub-environment.
+            sub_env: The sub-environment.
             begun: What ``_mapped`` gave, if it was called already.
         """
-        lanes = self.lanes.by_env[copy.index]
-        before = {agent_id: lane.module_id for agent_id, lane in lanes.items()}
-        episode, modules = begun or self._mapped(copy)
-        fit = self.lanes.fit(copy.index, modules)
+        index = sub_env.index
+        agent_ids, module_ids = self.lanes.members(index)
+        episode, modules = begun or self._mapped(sub_env)
+        fit = self.lanes.fit(index, modules)
         if fit:
-            for lane in lanes.values():
-                lane.group.skip_row(lane)
+            self._forget_views(index)
+            for group, _, numbers in self.lanes.of_envs([index]).by_group:
+                group.begin_again(numbers)
+            for lane, module_id in zip(self.lanes.by_env[index].values(), modules.values(), strict=True):
+                self.lanes.set_module(lane, module_id)
         else:
-            self.lanes.close(copy.index, list(lanes))
-        self.ongoing[copy.index] = self._begin_episode(copy, episode, modules)
-        return not fit or modules != before
+            self.lanes.close(list(self.lanes.by_env[index].values()))
+            self.lanes.open([(index, agent_id, module_id) for agent_id, module_id in modules.items()])
+        self.ongoing[index] = self._begin_episode(sub_env, episode, modules)
+        return not fit or modules != dict(zip(agent_ids, module_ids, strict=True))
 
-    def _follow_event(self, event: Event, observed: set[Lane], result: StepResult) -> bool:
-        """Ends what one sub-environment reports; True if lanes were opened or closed."""
-        copy, lanes = self._vector_env.copies[event.index], self.lanes.by_env[event.index]
-        if event.begins:
-            return False
-        if event.is_dropped:
-            self._drop_episode(event)
-            return False
-        for agent_id in (leaving := _leaving(event, lanes)):
-            self._end_agent(event, lanes[agent_id], lanes[agent_id] in observed, result)
-        if result.told is None:
-            self._credit_uncredited(event)
-        if event.is_over:
-            self._tallies[event.index].length = event.t
-            self._end_episode(event.index, self._tallies[event.index])
-            return False
-        self.lanes.close(event.index, leaving)
-        episode = self.ongoing[event.index]
-        assert isinstance(episode, MultiAgentEpisode)
-        episode.env_t = copy.t
-        for agent_id in copy.agents:
-            if agent_id not in lanes:
-                self._begin_agent(episode, event.index, agent_id)
-        return True
+    def _follow_events(self, result: StepResult) -> bool:
+        """Ends what sub-environments report, and lets agents join; True if lanes were opened or closed."""
+        followed, leaving = [], []
+        for event in result.events:
+            if event.is_dropped:
+                self._drop_episode(event)
+            elif not event.begins:
+                lanes = self.lanes.by_env[event.index]
+                followed.append(event)
+                leaving += [(event, lanes[agent_id]) for agent_id in _leaving(event, lanes)]
+        if leaving:
+            self._end_agents(leaving, result)
+        for event in followed:
+            if result.told is None:
+                self._credit_uncredited(event)
+            if event.is_over:
+                self._tallies[event.index].length = event.t
+                self._end_episode(event.index, self._tallies[event.index])
+        left = [lane for event, lane in leaving if not event.is_over]
+        self.lanes.close(left)
+        return self._begin_agents([event for event in followed if not event.is_over]) or bool(left)
 
-    def _observe_last(self, events: Sequence[Event]) -> set[Lane]:
-        """Writes the last observations of all agents that leave, if they fit; whose. A hot path."""
-        found: dict[LaneGroup, list[tuple[Lane, Any, int, Tree | None]]] = {}
-        for event in events:
-            lanes = self.lanes.by_env[event.index]
-            for agent_id in _leaving(event, lanes):
-                observation, lane = event.observations.get(agent_id), lanes[agent_id]
-                if observation is not None:
-                    found.setdefault(lane.group, []).append((lane, observation, event.t, event.state))
-        observed: set[Lane] = set()
-        for group, own in found.items():
-            lanes, observations, times, states = zip(*own, strict=True)
-            positions = group.rollout.cursor[[lane.number for lane in lanes]]
+    def _end_agents(self, leaving: list[tuple[Event, Lane]], result: StepResult) -> None:
+        """Ends agents' episodes at their newest rows. A hot path."""
+        by_group: dict[LaneGroup, list[int]] = {}
+        for place, (_, lane) in enumerate(leaving):
+            by_group.setdefault(lane.group, []).append(place)
+        found: list[Any] = [None] * len(leaving)
+        for group, places in by_group.items():
+            own = [leaving[place] for place in places]
+            self._observe_last(group, own, result)
+            numbers = np.array([lane.number for _, lane in own])
+            paid, rows, start_rows = group.paid(numbers), group.rows_of(numbers), group.start_row[numbers]
+            steps = group.t_started[numbers] + rows - start_rows
+            for place, *of_agent in zip(places, rows.tolist(), paid.tolist(), steps.tolist(), strict=True):
+                found[place] = of_agent
+        for (event, lane), (row, paid, steps) in zip(leaving, found, strict=True):
+            agent_id, rollout, agent_episode = lane.agent_id, lane.group.rollout, lane.episode
+            info = event.infos.get(agent_id)
+            if info:
+                rollout.infos[row * rollout.num_lanes + lane.number] = info
+            terminated = bool(event.terminations.get(agent_id))
+            truncated = not terminated and bool(event.truncations.get(agent_id))
+            agent_episode.is_terminated, agent_episode.is_truncated = terminated, truncated
+            lane.storage.stop_row = row
+            ended = self._ended.setdefault(event.index, (self.ongoing[event.index], []))
+            ended[1].append(agent_episode)  # type: ignore[union-attr]
+            self._tallies[event.index].end_life(agent_id, lane.module_id, paid, truncated, steps)
+
+    def _observe_last(self, group: LaneGroup, leaving: list[tuple[Event, Lane]], result: StepResult) -> None:
+        """Writes the last observations of agents that leave, those before again where there are none."""
+        rollout = group.rollout
+        cursor = rollout.cursor
+        known = [(event, lane) for event, lane in leaving if event.observations.get(lane.agent_id) is not None]
+        others = leaving if not known else [own for own in leaving if own[0].observations.get(own[1].agent_id) is None]
+        if known:
             try:
-                values = spaces.stack(observations, group.rollout.observation_space)
-                group.rollout.observe(positions, values, np.array(times), joined_states(states))
+                values = [e.observations[lane.agent_id] for e, lane in known]
+                times, states = np.array([e.t for e, _ in known]), joined_states([e.state for e, _ in known])
+                rollout.observe(cursor[[lane.number for _, lane in known]], values, times, states)
             except (TypeError, ValueError):
-                continue  # whoever writes them one by one will find out which it is
-            observed.update(lanes)
-        return observed
-
-    def _end_agent(self, event: Event, lane: Lane, is_observed: bool, result: StepResult) -> None:
-        rollout, agent_id = lane.group.rollout, lane.agent_id
-        position = int(rollout.cursor[lane.number])
-        if not is_observed:
-            self._observe_end(event, lane, position, result)
-        info = event.infos.get(agent_id)
-        if info:
-            rollout.infos[position] = info
-        self._ended.setdefault(lane.env_index, (self.ongoing[lane.env_index], []))[1].append(lane.episode)  # type: ignore[union-attr]
-        terminated = bool(event.terminations.get(agent_id))
-        truncated = bool(event.truncations.get(agent_id)) and not terminated
-        paid, steps = lane.end_episode(position, terminated, truncated)
-        self._tallies[lane.env_index].end_life(agent_id, lane.module_id, paid, truncated, steps)
+                others = leaving  # one by one, which says which it is
+        for event, lane in others:
+            self._observe_end(event, lane, int(cursor[lane.number]), result)
 
     def _observe_end(self, event: Event, lane: Lane, position: int, result: StepResult) -> None:
         rollout, observation = lane.group.rollout, event.observations.get(lane.agent_id)
@@ -535,8 +548,7 @@ class EpisodeTracker:
             rollout.observe(here, newest, event.t, event.state)
             return
         try:
-            values = spaces.stack([observation], rollout.observation_space)
-            rollout.observe(here, values, event.t, event.state)
+            rollout.observe(here, [observation], event.t, event.state)
         except (TypeError, ValueError) as error:
             raise bad_observation(lane, self._vector_env, observation, result) from error
 
@@ -557,7 +569,7 @@ class EpisodeTracker:
             agent_episode.uncredited_reward += reward
         self._tallies[env_index].pay(agent_id, reward)
 
-    def _end_episode(self, index: int, tally: Tally) -> None:
+    def _end_episode(self, index: int, tally: EpisodeTally) -> None:
         episode = self.ongoing[index]
         if isinstance(episode, MultiAgentEpisode):
             episode.env_t = tally.length
@@ -588,39 +600,39 @@ class EpisodeTracker:
         lanes = self.lanes.of_envs(range(len(self.ongoing)))
         none = np.zeros(len(lanes.number), bool)
         ended = lanes.ended(none, none)
-        own = [(group, numbers, ended.stop_row[at], group.returns(numbers)) for group, at, numbers in lanes.by_group()]
+        own = [(group, numbers, ended.stop_row[at], group.returns(numbers)) for group, at, numbers in lanes.by_group]
         for group in self.lanes.groups:
             group.restart(num_rows)
         for group, numbers, last_rows, returns in own:
             group.continue_episodes(numbers, last_rows, returns)
-        for copy, begin in zip(self._vector_env.copies, lanes.begins.tolist(), strict=True):
-            copy.pack_history(at_least=_PACK_AFTER)
-            former = self.ongoing[copy.index]
+        for sub_env, begin in zip(self._vector_env.sub_envs, lanes.begins.tolist(), strict=True):
+            sub_env.pack_history(at_least=_PACK_AFTER)
+            former = self.ongoing[sub_env.index]
             was_asked_for = not isinstance(former, MultiAgentEpisode) or former.agent_views is None
-            self._freeze(copy.index, EndedViews(ended, begin, tuple(self.lanes.by_env[copy.index])))
+            self._freeze(sub_env.index, EndedViews(ended, begin, tuple(self.lanes.by_env[sub_env.index])))
             if was_asked_for:
-                for lane in self.lanes.by_env[copy.index].values():
+                for lane in self.lanes.by_env[sub_env.index].values():
                     lane.continue_episode()
-            successor = self._continued_episode(copy, former.id_, was_asked_for)
+            successor = self._continued_episode(sub_env, former.id_, was_asked_for)
             if isinstance(successor, MultiAgentEpisode):
                 successor.remember_from(former)  # type: ignore[arg-type]
-            self.ongoing[copy.index] = successor
+            self.ongoing[sub_env.index] = successor
         return chunks
 
-    def _continued_episode(self, copy: EnvCopy, id_: str, with_views: bool) -> Episode:
+    def _continued_episode(self, sub_env: SubEnvironment, id_: str, with_views: bool) -> Episode:
         """A chunk that goes on where the lanes stand, which have views of their own, or not yet."""
-        lanes = self.lanes.by_env[copy.index]
+        lanes = self.lanes.by_env[sub_env.index]
         if self._single_agent:
             return next(iter(lanes.values())).episode
         episode = MultiAgentEpisode.from_agent_episodes(
             id_,
             {agent_id: lane.episode for agent_id, lane in lanes.items()} if with_views else {},
-            env_t_started=copy.t,
-            env_t=copy.t,
+            env_t_started=sub_env.t,
+            env_t=sub_env.t,
             agent_to_module_mapping_fn=self._modules.mapping,
         )
         if not with_views:
-            episode.let_be_views(LiveViews.of(lanes))
+            episode.let_be_views(LiveViews(lanes))
         return episode
 
     # Newest observations that pieces may change.
@@ -647,7 +659,7 @@ class EpisodeTracker:
     @property
     def can_be_replayed(self) -> bool:
         """Whether the actions of all ongoing episodes are known."""
-        return all(copy.pack_history().is_complete for copy in self._vector_env.copies)
+        return all(sub_env.pack_history().is_complete for sub_env in self._vector_env.sub_envs)
 
     def get_state(self) -> dict[str, Any] | None:
         """The ongoing episodes, right after a cut; None if one of them is too long to be replayed.
@@ -655,19 +667,19 @@ class EpisodeTracker:
         Raises:
             EpisodeError: If custom data hold what no file can.
         """
-        copies = self._vector_env.copies
+        sub_envs = self._vector_env.sub_envs
         if not self.can_be_replayed:
             return None
         return {
             "copies": [
                 {
-                    "number": copy.episode_number,
-                    "actions": copy.history.get_state(),
+                    "number": sub_env.episode_number,
+                    "actions": sub_env.history.get_state(),
                     "memory": _memory_of(episode),
                     "tally": tally.get_state(),
-                    "tasks": _tasks_of(copy),
+                    "tasks": _tasks_of(sub_env),
                 }
-                for copy, episode, tally in zip(copies, self.ongoing, self._tallies, strict=True)
+                for sub_env, episode, tally in zip(sub_envs, self.ongoing, self._tallies, strict=True)
             ],
             "observed": self._observed,
             "groups": [
@@ -721,15 +733,15 @@ class EpisodeTracker:
             group.note_carried()
         restored = [(self._restore_lane(own), own) for own in state["lanes"]]
         self.ongoing.clear()
-        for copy, own in zip(self._vector_env.copies, state["copies"], strict=True):
-            copy.episode_number = own["number"]
+        for sub_env, own in zip(self._vector_env.sub_envs, state["copies"], strict=True):
+            sub_env.episode_number = own["number"]
             at_reset, now = own.get("tasks", (None, None))
-            _set_task(copy, at_reset)
-            self._replay(copy, own["actions"], [pair for pair in restored if pair[0].env_index == copy.index])
-            _set_task(copy, now)
-            self._tallies[copy.index] = EpisodeTally.from_state(own["tally"])
-            self._begun[copy.index] = {a: lane.module_id for a, lane in self.lanes.by_env[copy.index].items()}
-            episode = self._continued_episode(copy, f"{copy.index}-{copy.episode_number}", with_views=True)
+            _set_task(sub_env, at_reset)
+            self._replay(sub_env, own["actions"], [pair for pair in restored if pair[0].env_index == sub_env.index])
+            _set_task(sub_env, now)
+            self._tallies[sub_env.index] = EpisodeTally.from_state(own["tally"])
+            self._begun[sub_env.index] = {a: lane.module_id for a, lane in self.lanes.by_env[sub_env.index].items()}
+            episode = self._continued_episode(sub_env, f"{sub_env.index}-{sub_env.episode_number}", with_views=True)
             _remember(episode, own["memory"])
             self.ongoing.append(episode)
 
@@ -743,8 +755,10 @@ class EpisodeTracker:
         lane.episode.custom_data.update(decode(own["custom_data"]))
         return lane
 
-    def _replay(self, copy: EnvCopy, actions: Mapping[str, Any], lanes: list[tuple[Lane, Mapping[str, Any]]]) -> None:
-        """Brings a copy to where its lanes are, and gives these their infos."""
+    def _replay(
+        self, sub_env: SubEnvironment, actions: Mapping[str, Any], lanes: list[tuple[Lane, Mapping[str, Any]]]
+    ) -> None:
+        """Brings a sub-environment to where its lanes are, and gives these their infos."""
         observed_at = [[int(t) for t in lane.storage.column(Columns.T)] for lane, _ in lanes]
         unknown = {
             t
@@ -753,9 +767,9 @@ class EpisodeTracker:
             if info is None
         }
         steps = ActionHistory.from_state(actions)
-        observations, infos_at = self._vector_env.replay(copy, copy.episode_number, steps, unknown)
+        observations, infos_at = self._vector_env.replay(sub_env, sub_env.episode_number, steps, unknown)
         if list(observations) != [lane.agent_id for lane, _ in lanes]:
-            raise not_repeatable(copy)
+            raise not_repeatable(sub_env)
         for times, (lane, own) in zip(observed_at, lanes, strict=True):
             rollout, first_row = lane.group.rollout, lane.storage.first_row
             if self._observed is None:
@@ -765,7 +779,7 @@ class EpisodeTracker:
                 observed = take(self._observed[lane.group.index], slice(own["row"], own["row"] + 1))
             replayed = spaces.stack([observations[lane.agent_id]], rollout.observation_space)
             if not all(map(np.array_equal, leaves(observed), leaves(replayed))):
-                raise not_repeatable(copy, lane.agent_id)
+                raise not_repeatable(sub_env, lane.agent_id)
             for row, (t, saved) in enumerate(zip(times, own["infos"], strict=True), first_row):
                 info = infos_at[t].get(lane.agent_id) if saved is None else decode(saved)
                 if info:
@@ -795,15 +809,15 @@ def _remember(episode: Episode, memory: Mapping[str, Any]) -> None:
         episode._truncated_before = memory["any_truncated"]
 
 
-def _tasks_of(copy: EnvCopy) -> list[Any]:
+def _tasks_of(sub_env: SubEnvironment) -> list[Any]:
     """Of an environment with a curriculum: its task at the newest reset, and now."""
-    return [encode(task, f"get_task() of {copy}") for task in (copy.task, task_of(copy.env))]
+    now = None if sub_env.settable is None else sub_env.settable.get_task()
+    return [encode(task, f"get_task() of {sub_env}") for task in (sub_env.task, now)]
 
 
-def _set_task(copy: EnvCopy, task: Any) -> None:
-    settable = with_tasks(copy.env)
-    if settable is not None and task is not None:
-        settable.set_task(decode(task))
+def _set_task(sub_env: SubEnvironment, task: Any) -> None:
+    if sub_env.settable is not None and task is not None:
+        sub_env.settable.set_task(decode(task))
 
 
 def _notes(episode: Episode) -> Any:

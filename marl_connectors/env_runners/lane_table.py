@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
@@ -41,6 +40,7 @@ _BY_NUMBER = (
     "module_of",
     "word_of",
     "num_steps",
+    "next_row",
 )
 """The arrays of a LaneGroup with an entry for each lane."""
 _REMEMBERED_SPACES = 1000
@@ -105,14 +105,6 @@ class Lane:
         """What the agent's episode is a view of."""
         return self.episode.storage  # type: ignore[return-value]
 
-    def begin(self) -> None:
-        """An episode begins, whose first observation is in the newest row."""
-        rollout = self.group.rollout
-        position = int(rollout.cursor[self.number])
-        rollout.infos.pop(position, None)  # of the lane's former agent
-        self.group.begin(self.number, position // rollout.num_lanes)
-        self._episode = None
-
     def continue_episode(self) -> None:
         """Makes the successor of the episode's chunk, after the group has gone on in another rollout."""
         former = self.episode
@@ -147,37 +139,15 @@ class Lane:
         )
         return self._episode
 
-    def take_steps(self) -> int:
-        """The agent's steps since the last call."""
-        steps = self.group.num_steps.item(self.number)
-        self.group.num_steps[self.number] = 0
-        return steps
-
-    def end_episode(self, position: int, terminated: bool, truncated: bool) -> tuple[float, int]:
-        """Ends the episode at its newest row's position; what the agent was paid, and its steps, in all chunks."""
-        episode, group = self.episode, self.group
-        rollout, lanes, storage = group.rollout, group.rollout.num_lanes, self.storage
-        storage.stop_row = position // lanes
-        episode.is_terminated, episode.is_truncated = terminated, truncated
-        paid = rollout.columns[Columns.REWARDS][storage.start_row * lanes + self.number : position : lanes]
-        return group.earlier_return.item(self.number) + float(paid.sum()), episode.t_started + len(paid)
-
 
 class LiveViews(NamedTuple):
     """The agents of an ongoing episode, all of whom have been there from its beginning.
 
     Attributes:
-        lanes: Agent to lane.
+        lanes: Agent to lane; none of them has a view yet.
     """
 
     lanes: dict[AgentID, Lane]
-
-    @classmethod
-    def of(cls, lanes: dict[AgentID, Lane]) -> LiveViews:
-        """The lanes of a sub-environment, which have no views yet."""
-        for lane in lanes.values():
-            lane.has_no_view()
-        return cls(lanes)
 
     def agent_steps(self) -> int:
         """How many steps all agents have made in the chunk."""
@@ -236,6 +206,7 @@ class LaneGroup:
         module_of: ``[num_lanes]`` int64, the module's place in ``LaneTable.module_ids``.
         word_of: ``[num_lanes]`` uint64, what names the agent's random streams.
         num_steps: ``[num_lanes]`` int64, the agent's steps that are in no ``StepCounts`` yet.
+        next_row: ``[num_lanes]`` int64, the first row that is unused, of lanes that are nobody's; 0 if all are.
         order: The numbers of all live lanes, by module, sub-environment and the agents' order there.
         numbers: ``[B]`` those of the lanes that act next, in the same order, or None if they are ``0, 1, ...,
             num_lanes - 1``.
@@ -279,6 +250,7 @@ class LaneGroup:
         self.module_of = np.zeros(0, np.int64)
         self.word_of = np.zeros(0, np.uint64)
         self.num_steps = np.zeros(0, np.int64)
+        self.next_row = np.zeros(0, np.int64)
         self._lanes: list[Lane | None] = []
         self.order = np.zeros(0, np.int64)
         self.numbers: np.ndarray | None = None
@@ -289,9 +261,8 @@ class LaneGroup:
         self.rows = LiveRows(self, module_ids=(), splits=(0,))
         self.t = np.zeros(0, np.int32)
         self.last_row = lookback
-        self._num_opened = 0
+        self._num_opened = self._spare_rows = 0
         self._free_numbers: list[int] = []  # a heap, of those below ``_num_opened``
-        self._next_row: dict[int, int] = {}
         self._first: np.ndarray | None = None
         self.places = np.zeros(0, np.int64)
 
@@ -339,27 +310,37 @@ class LaneGroup:
             setattr(self, name, np.pad(getattr(self, name), (0, more)))
         self._lanes += [None] * more
 
-    def open(self, env_index: int, agent_id: AgentID) -> Lane:
-        """A free lane for an agent; its first row is the next one that is unused there."""
-        number = self._lowest_free_number()
-        if number >= self.rollout.num_lanes:
-            self.make_room(max(number + 1, number * 3 // 2))
-        row = self._next_row.get(number, self.lookback)
-        self.rollout.reserve(row + 1)
-        position = self.rollout.cursor[number] = row * self.rollout.num_lanes + number
-        self.rollout.columns[Columns.T][position] = -1  # after a cut, it holds the former agent's last observation
-        self._next_row[number] = row + 1
-        self.last_row = max(self.last_row, row)
-        if row == self.lookback:
-            self.carried[number] = False
-        return self._occupied(number, env_index, agent_id)
+    def open(self, agents: Sequence[tuple[int, AgentID, ModuleID]]) -> list[Lane]:
+        """Gives agents free lanes, whose episodes begin in the first rows that are unused there.
 
-    def _occupied(self, number: int, env_index: int, agent_id: AgentID) -> Lane:
-        lane = self._lanes[number] = Lane(self, number, env_index, agent_id)
+        Args:
+            agents: Their sub-environments, who they are, and who acts for them.
+        """
+        free = [heappop(self._free_numbers) for _ in range(min(len(agents), len(self._free_numbers)))]
+        opened = self._num_opened
+        self._num_opened += len(agents) - len(free)
+        if self._num_opened > self.rollout.num_lanes:
+            self.make_room(max(self._num_opened, self.rollout.num_lanes * 3 // 2))
+        rollout = self.rollout
+        numbers = np.array([*free, *range(opened, self._num_opened)])
+        rows = np.maximum(self.next_row[numbers], self.lookback)
+        self.last_row = max(self.last_row, int(rows.max()))
+        rollout.reserve(self.last_row + 1)
+        positions = rollout.cursor[numbers] = rows * rollout.num_lanes + numbers
+        rollout.columns[Columns.T][positions] = -1  # after a cut, they hold the former agents' last observations
+        if rollout.infos:
+            for position in positions.tolist():
+                rollout.infos.pop(position, None)  # of the lane's former agent
+        self.carried[numbers] &= rows != self.lookback
+        self.begin(numbers, rows)
+        return [self._occupied(number, *own) for number, own in zip(numbers.tolist(), agents, strict=True)]
+
+    def _occupied(self, number: int, env_index: int, agent_id: AgentID, module_id: ModuleID) -> Lane:
+        lane = self._lanes[number] = Lane(self, number, env_index, agent_id, module_id)
         self.is_live[number], self.env_of[number], self.word_of[number] = True, env_index, _word_of(agent_id)
         return lane
 
-    def reopen(self, number: int, env_index: int, agent_id: AgentID) -> Lane:
+    def reopen(self, number: int, env_index: int, agent_id: AgentID, module_id: ModuleID) -> Lane:
         """A lane as it was at a checkpoint: its newest row is the first one after the lookback."""
         for other in range(self._num_opened, number + 1):
             self._free_numbers.append(other)
@@ -367,22 +348,15 @@ class LaneGroup:
         self._free_numbers.remove(number)
         heapify(self._free_numbers)
         self.rollout.cursor[number] = self.lookback * self.rollout.num_lanes + number
-        return self._occupied(number, env_index, agent_id)
+        return self._occupied(number, env_index, agent_id, module_id)
 
-    def _lowest_free_number(self) -> int:
-        if self._free_numbers:
-            return heappop(self._free_numbers)
-        self._num_opened += 1
-        return self._num_opened - 1
-
-    def close(self, lane: Lane) -> None:
-        """Frees a lane; its rows stay for the episodes that are views of them."""
-        number = lane.number
-        heappush(self._free_numbers, number)
-        self.rollout.pending[number] = False
-        self.rests[number] = self.is_live[number] = False
-        self._next_row[number] = lane.row + 1
-        self._lanes[number] = None
+    def close(self, numbers: np.ndarray) -> None:
+        """Frees lanes; their rows stay for the episodes that are views of them."""
+        for number in numbers.tolist():
+            heappush(self._free_numbers, number)
+            self._lanes[number] = None
+        self.rollout.pending[numbers] = self.rests[numbers] = self.is_live[numbers] = False
+        self.next_row[numbers] = self.rows_of(numbers) + 1
 
     def begin(self, numbers: Any, rows: Any) -> None:
         """Episodes begin, with their first observations in some rows."""
@@ -409,12 +383,8 @@ class LaneGroup:
         else:
             self.positions = rollout.cursor if self.numbers is None else rollout.cursor[self.numbers]
 
-    def skip_row(self, lane: Lane) -> None:
-        """Moves a lane on by a row: its newest one is a last observation, the next episode starts after it."""
-        self._move_on([lane.number])
-
     def begin_again(self, numbers: np.ndarray) -> None:
-        """Moves lanes on by a row, as ``skip_row``, and begins episodes there."""
+        """Begins episodes in the rows after the newest ones, which hold the last observations of those before."""
         self.begin(numbers, self._move_on(numbers))
 
     def _move_on(self, numbers: Any) -> np.ndarray:
@@ -494,7 +464,8 @@ class LaneGroup:
         self.words = self._first = None
         self.locate()
         modules = self.module_of[numbers]
-        splits = [0, *(np.flatnonzero(np.diff(modules)) + 1).tolist(), len(numbers)] if len(numbers) else [0]
+        borders = (modules[1:] != modules[:-1]).nonzero()[0] + 1
+        splits = [0, *borders.tolist(), len(numbers)] if len(numbers) else [0]
         present = tuple([module_ids[int(modules[begin])] for begin in splits[:-1]])
         self.rows = LiveRows(self, module_ids=present, splits=tuple(splits))
 
@@ -518,7 +489,7 @@ class LaneGroup:
         last_rows = self.rows_of(numbers)
         low, high = int(first_rows.min()), int(last_rows.max())
         rewards = rollout.columns[Columns.REWARDS].reshape(rollout.num_rows, -1)[low:high]
-        if len(numbers) < rollout.num_lanes or (np.diff(numbers) != 1).any():
+        if len(numbers) < rollout.num_lanes or (numbers[1:] - numbers[:-1] != 1).any():
             rewards = rewards[:, numbers]
         if int(first_rows.max()) == low and int(last_rows.min()) == high:
             return rewards.sum(axis=0)
@@ -541,15 +512,17 @@ class LaneGroup:
 
         Args:
             num_rows: How many steps it is for. A row more is needed for each last observation of an episode, and there
-                is room for as many of them as in the rollout before.
+                is room for as many of them as in the rollout before; where those were fewer than there was room for,
+                for half as many as that, but one.
         """
-        spare = min(max(self.last_row - self.lookback - num_rows, 0), num_rows)
+        spare = max(self.last_row - self.lookback - num_rows, (self._spare_rows + 1) // 2)
+        spare = self._spare_rows = min(spare, num_rows)
         oldest = self.rollout.cursor // max(self.rollout.num_lanes, 1) + 1
         oldest[self.order] = self.first_row[self.order]
         self.rollout = self.rollout.continued(num_rows + spare + self.lookback + 2, self.lookback, oldest)
         self.last_row = self.lookback
         self.note_carried()
-        self._next_row = {}
+        self.next_row[:] = 0
         self._first = None
         self.locate()
 
@@ -564,7 +537,7 @@ def _word_of(agent_id: AgentID) -> int:
     return name_word(agent_id)
 
 
-class LanesOfEnvs(NamedTuple):
+class LanesOfEnvs:
     """``N`` lanes of whole sub-environments, in the order of these and their agents.
 
     Attributes:
@@ -572,27 +545,31 @@ class LanesOfEnvs(NamedTuple):
         group: ``[N]`` the group of each.
         number: ``[N]`` its number there.
         begins: Where the lanes of each sub-environment begin.
+        counts: How many each has.
+        by_group: Each group that has some of the lanes, their places among them, and their numbers in the group.
     """
 
-    groups: tuple[LaneGroup, ...]
-    group: np.ndarray
-    number: np.ndarray
-    begins: np.ndarray
+    __slots__ = ("begins", "by_group", "counts", "group", "groups", "number")
 
-    def by_group(self) -> Iterator[tuple[LaneGroup, slice | np.ndarray, np.ndarray]]:
-        """Each group that has some of the lanes, their places among them, and their numbers in the group."""
-        for index, group in enumerate(self.groups):
-            places = np.flatnonzero(self.group == index)
-            if len(places) == len(self.number) > 0:
-                yield group, slice(None), self.number
+    def __init__(self, groups: tuple[LaneGroup, ...], group: np.ndarray, number: np.ndarray, counts: np.ndarray):
+        self.groups, self.group, self.number, self.counts = groups, group, number, counts
+        self.begins = np.cumsum(counts) - counts
+        self.by_group: list[tuple[LaneGroup, slice | np.ndarray, np.ndarray]] = []
+        for index, own in enumerate(groups):
+            places = np.flatnonzero(group == index)
+            if len(places) == len(number) > 0:
+                self.by_group.append((own, slice(None), number))
             elif len(places):
-                yield group, places, self.number[places]
+                self.by_group.append((own, places, number[places]))
 
-    def gathered(self, read: Callable[[LaneGroup, np.ndarray], np.ndarray], dtype: type) -> np.ndarray:
+    def gathered(self, read: Callable[[LaneGroup, np.ndarray], np.ndarray]) -> np.ndarray:
         """``[N]`` what ``read(group, numbers)`` gives for the lanes of each group."""
-        values = np.empty(len(self.number), dtype)
-        for group, places, numbers in self.by_group():
-            values[places] = read(group, numbers)
+        found = [(places, read(group, numbers)) for group, places, numbers in self.by_group]
+        if len(found) == 1:
+            return found[0][1]
+        values = np.empty(len(self.number), np.result_type(*(own for _, own in found)) if found else np.int64)
+        for places, own in found:
+            values[places] = own
         return values
 
     def ended(self, terminated: np.ndarray, truncated: np.ndarray) -> EndedLanes:
@@ -601,10 +578,10 @@ class LanesOfEnvs(NamedTuple):
             rollouts=tuple(group.rollout for group in self.groups),
             which=self.group,
             lane=self.number,
-            first_row=self.gathered(lambda group, numbers: group.first_row[numbers], np.int64),
-            start_row=self.gathered(lambda group, numbers: group.start_row[numbers], np.int64),
-            stop_row=self.gathered(lambda group, numbers: group.rows_of(numbers), np.int64),
-            t_started=self.gathered(lambda group, numbers: group.t_started[numbers], np.int64),
+            first_row=self.gathered(lambda group, numbers: group.first_row[numbers]),
+            start_row=self.gathered(lambda group, numbers: group.start_row[numbers]),
+            stop_row=self.gathered(lambda group, numbers: group.rows_of(numbers)),
+            t_started=self.gathered(lambda group, numbers: group.t_started[numbers]),
             terminated=terminated,
             truncated=truncated,
         )
@@ -646,6 +623,8 @@ class LaneTable:
         self._kinds: dict[ModuleID, tuple[RLModule, Hashable]] = {}
         self._num_rows = 0
         self._arrays: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
+        self._asked: tuple[Sequence[int], LanesOfEnvs] | None = None
+        self._members: dict[int, tuple[tuple[AgentID, ...], tuple[ModuleID, ...]]] = {}
         self.module_ids: list[ModuleID] = []
         self._module_places: dict[ModuleID, int] = {}
         self._changed: set[int] = set()  # sub-environments whose agents' ranks are to be found anew
@@ -662,8 +641,19 @@ class LaneTable:
         """All live lanes, in the order of the sub-environments and their agents."""
         return [lane for lanes in self.by_env for lane in lanes.values()]
 
+    def members(self, env_index: int) -> tuple[tuple[AgentID, ...], tuple[ModuleID, ...]]:
+        """The agents of a sub-environment that have lanes, and the modules that act for them."""
+        known = self._members.get(env_index)
+        if known is None:
+            lanes = self.by_env[env_index]
+            module_ids = tuple([lane.module_id for lane in lanes.values()])
+            known = self._members[env_index] = tuple(lanes), module_ids
+        return known
+
     def of_envs(self, indices: Sequence[int]) -> LanesOfEnvs:
-        """The lanes of some sub-environments, one at least."""
+        """The lanes of some sub-environments, one at least; the same object if the same are asked for again."""
+        if self._asked is not None and self._asked[0] == indices:
+            return self._asked[1]
         if self._arrays is None:
             lanes = self.in_order()
             self._arrays = (
@@ -676,11 +666,26 @@ class LaneTable:
         begins, counts = bounds[which], bounds[which + 1] - bounds[which]
         ends = np.cumsum(counts)
         which = np.repeat(begins - ends + counts, counts) + np.arange(int(ends[-1]))
-        return LanesOfEnvs(tuple(self.groups), group[which], number[which], ends - counts)
+        found = LanesOfEnvs(tuple(self.groups), group[which], number[which], counts)
+        self._asked = indices, found
+        return found
 
-    def open(self, env_index: int, agent_id: AgentID, module_id: ModuleID) -> Lane:
-        """Gives an agent a lane that is fit for a module."""
-        return self._add(self._group_of(agent_id, module_id).open(env_index, agent_id), module_id)
+    def open(self, agents: Sequence[tuple[int, AgentID, ModuleID]]) -> None:
+        """Gives agents lanes that are fit for their modules, and lets their episodes begin there.
+
+        Args:
+            agents: Their sub-environments, who they are, and who acts for them.
+        """
+        by_group: dict[LaneGroup, list[tuple[int, AgentID, ModuleID]]] = {}
+        groups: dict[tuple[AgentID, ModuleID], LaneGroup] = {}
+        for own in agents:
+            group = groups.get(own[1:])
+            if group is None:
+                group = groups[own[1:]] = self._group_of(*own[1:])
+            by_group.setdefault(group, []).append(own)
+        opened = {group: iter(group.open(own)) for group, own in by_group.items()}
+        for own in agents:
+            self._add(next(opened[groups[own[1:]]]))
 
     def fit(self, env_index: int, modules: Mapping[AgentID, ModuleID]) -> bool:
         """Whether exactly these agents, in this order, have lanes that are fit for these modules."""
@@ -691,37 +696,47 @@ class LaneTable:
 
     def reopen(self, group_index: int, number: int, env_index: int, agent_id: AgentID, module_id: ModuleID) -> Lane:
         """Gives an agent the lane that it had at a checkpoint."""
-        return self._add(self.groups[group_index].reopen(number, env_index, agent_id), module_id)
-
-    def _add(self, lane: Lane, module_id: ModuleID) -> Lane:
-        self._change(lane.env_index)
-        self.by_env[lane.env_index][lane.agent_id] = lane
-        self.set_module(lane, module_id)
+        lane = self.groups[group_index].reopen(number, env_index, agent_id, module_id)
+        self._add(lane)
         return lane
 
+    def _add(self, lane: Lane) -> None:
+        self._change(lane.env_index)
+        self.by_env[lane.env_index][lane.agent_id] = lane
+        lane.group.module_of[lane.number] = self._place_of(lane.module_id)
+
     def _change(self, env_index: int) -> None:
-        self._arrays, self._is_sorted = None, False
+        self._arrays, self._asked, self._is_sorted = None, None, False
         self._changed.add(env_index)
+        self._members.pop(env_index, None)
+
+    def _place_of(self, module_id: ModuleID) -> int:
+        place = self._module_places.get(module_id)
+        if place is None:
+            place = self._module_places[module_id] = len(self.module_ids)
+            self.module_ids.append(module_id)
+        return place
 
     def set_module(self, lane: Lane, module_id: ModuleID) -> None:
         """From now on, this module chooses the actions of a lane's agent."""
-        place = self._module_places.setdefault(module_id, len(self.module_ids))
-        if place == len(self.module_ids):
-            self.module_ids.append(module_id)
         if lane.module_id != module_id:
-            self.counts.settle([lane])
+            self.counts.settle(lane.group, np.array([lane.number]))
             self._is_sorted = False
+            self._members.pop(lane.env_index, None)
             lane.module_id = module_id
-        lane.group.module_of[lane.number] = place
+            lane.group.module_of[lane.number] = self._place_of(module_id)
 
-    def close(self, env_index: int, agent_ids: Sequence[AgentID]) -> None:
-        """Frees the lanes of some of a sub-environment's agents."""
-        lanes = self.by_env[env_index]
-        self._change(env_index)
-        for agent_id in agent_ids:
-            lane = lanes.pop(agent_id)
-            self.counts.settle([lane])
-            lane.group.close(lane)
+    def close(self, lanes: Collection[Lane]) -> None:
+        """Frees lanes."""
+        by_group: dict[LaneGroup, list[int]] = {}
+        for lane in lanes:
+            self._change(lane.env_index)
+            del self.by_env[lane.env_index][lane.agent_id]
+            by_group.setdefault(lane.group, []).append(lane.number)
+        for group, numbers in by_group.items():
+            which = np.array(numbers)
+            self.counts.settle(group, which)
+            group.close(which)
 
     def clear(self) -> None:
         """Forgets all lanes and groups, so that what comes next does not depend on what was before.
@@ -731,38 +746,27 @@ class LaneTable:
         self.settle_counts()
         self._kinds = {module_id: own for module_id, own in self._kinds.items() if module_id in self._rl_module}
         self._num_rows = max([group.rollout.num_rows for group in self.groups], default=0)
-        self.groups, self._group_agents, self._arrays, self.live = [], [], None, []
-        self._known_spaces, self._changed = {}, set()
+        self.groups, self._group_agents, self._arrays, self._asked, self.live = [], [], None, None, []
+        self._known_spaces, self._changed, self._members = {}, set(), {}
         self.by_env = [{} for _ in self.by_env]
 
     def settle_counts(self) -> None:
         """Counts what all lanes have done."""
         for group in self.groups:
-            self.counts.settle(filter(None, group.lanes))  # an error may have come between a close and ``arrange``
+            self.counts.settle(group, np.flatnonzero(group.is_live))
 
     def open_all(self, modules_by_env: Sequence[Mapping[AgentID, ModuleID]]) -> None:
         """Gives the agents of all sub-environments lanes, module by module: so the rows of a module are a slice."""
-        self.make_room(modules_by_env)
-        wanted: dict[ModuleID, list[tuple[int, AgentID]]] = {module_id: [] for module_id in self._rl_module}
+        wanted: dict[ModuleID, list[tuple[int, AgentID, ModuleID]]] = {module_id: [] for module_id in self._rl_module}
         for env_index, modules in enumerate(modules_by_env):
             for agent_id, module_id in modules.items():
-                wanted[module_id].append((env_index, agent_id))
-        for module_id, agents in wanted.items():
-            for env_index, agent_id in agents:
-                self.open(env_index, agent_id, module_id)
+                wanted[module_id].append((env_index, agent_id, module_id))
+        self.open([own for agents in wanted.values() for own in agents])
         if len(wanted) > 1:
             self.by_env = [
                 {agent_id: lanes[agent_id] for agent_id in modules}
                 for lanes, modules in zip(self.by_env, modules_by_env, strict=True)
             ]
-
-    def make_room(self, modules_by_env: Sequence[Mapping[AgentID, ModuleID]]) -> None:
-        """Makes the rollouts wide enough for the agents of all sub-environments."""
-        counts = Counter(
-            self._group_of(agent_id, module_id) for modules in modules_by_env for agent_id, module_id in modules.items()
-        )
-        for group, num_lanes in counts.items():
-            group.make_room(num_lanes)
 
     def _group_of(self, agent_id: AgentID, module_id: ModuleID) -> LaneGroup:
         observation_space, action_space = self._agent_spaces(agent_id)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from marl_connectors.episodes.multi_agent_episode import REMEMBERED_AGENTS
 from marl_connectors.typing import AgentID, ModuleID
 
 if TYPE_CHECKING:
-    from marl_connectors.env_runners.lane_table import Lane, LaneGroup
+    import numpy as np
+
+    from marl_connectors.env_runners.lane_table import LaneGroup
 
 
 class StepCounts:
@@ -37,15 +40,16 @@ class StepCounts:
             for group in groups:
                 group.count_steps(steps)
 
-    def settle(self, lanes: Iterable[Lane]) -> None:
-        """Counts what some lanes have done, before they are other agents' or act for other modules."""
-        for lane in lanes:
-            steps = lane.take_steps()
+    def settle(self, group: LaneGroup, numbers: np.ndarray) -> None:
+        """Counts what some lanes of a group have done, before they are other agents' or act for other modules."""
+        counted = group.num_steps[numbers]
+        group.num_steps[numbers] = 0
+        for lane, steps in zip(group.at(numbers), counted.tolist(), strict=True):
             if steps:
                 self._agents[lane.agent_id] += steps
                 self._modules[lane.module_id] += steps
-        while len(self._agents) > REMEMBERED_AGENTS:
-            del self._agents[next(iter(self._agents))]
+        for agent_id in list(islice(self._agents, max(len(self._agents) - REMEMBERED_AGENTS, 0))):
+            del self._agents[agent_id]
 
     def take(self) -> dict[str, Any]:
         """The counts since the last call."""

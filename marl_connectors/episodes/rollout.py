@@ -74,9 +74,13 @@ def fits(column: Tree, values: Tree) -> bool:
     """Whether ``values`` can be written to ``column`` without changing its shape, or the values (rounding aside)."""
     if type(column) is not np.ndarray or type(values) is not np.ndarray:
         return same_structure(column, values) and all(map(fits, leaves(column), leaves(values)))
-    if column.shape[1:] != values.shape[1:] or not np.can_cast(values.dtype, column.dtype, "same_kind"):
+    if column.shape[1:] != values.shape[1:]:
         return False
-    if column.dtype == values.dtype or column.dtype.kind not in "iu":
+    if column.dtype == values.dtype:
+        return True
+    if not np.can_cast(values.dtype, column.dtype, "same_kind"):
+        return False
+    if column.dtype.kind not in "iu":
         return True
     return np.array_equal(values.astype(column.dtype), values)
 
@@ -161,20 +165,35 @@ class Rollout:
         return self._layers[name][0] if name in self._layers else self.columns[name]
 
     def observe(
-        self, positions: Positions, observations: Tree, t: int | np.ndarray, states: Tree | None = None
+        self, positions: Positions, observations: Tree | list[Any], t: int | np.ndarray, states: Tree | None = None
     ) -> None:
-        """Opens rows.
+        """Opens rows. A hot path.
 
         Args:
             positions: Of ``B`` rows.
-            observations: ``[B, ...]`` of the observation space.
+            observations: ``[B, ...]`` of the observation space, or a list of ``B`` items.
             t: The env step(s) at which they were made.
             states: ``[B, ...]`` the environments' states at that time, where they are kept.
+
+        Raises:
+            TypeError: If the items are not numbers.
+            ValueError: If they do not fit the observation space.
         """
-        put(self.source(Columns.OBS), positions, observations)
-        self.columns[Columns.T][positions] = t
-        if Columns.OBS in self.layered:
+        columns = self.columns
+        column = columns[Columns.OBS]
+        if self.layered and Columns.OBS in self.layered:
+            column = self.source(Columns.OBS)
             self.layered[Columns.OBS][positions] = 0
+        if type(observations) is list:
+            values = np.array(observations) if type(column) is np.ndarray else None
+            if values is None or values.dtype != column.dtype or values.shape[1:] != column.shape[1:]:
+                values = spaces.stack(observations, self.observation_space)
+            observations = values
+        if type(column) is np.ndarray:
+            column[positions] = observations
+        else:
+            put(column, positions, observations)
+        columns[Columns.T][positions] = t
         for given in self.given.values():  # to the lane's former agent
             given[positions] = False
         if states is not None:
@@ -182,22 +201,27 @@ class Rollout:
 
     def record(self, positions: Positions, outputs: dict[str, Tree]) -> None:
         """Writes actions and module outputs, ``[B, ...]`` each, to the rows that they were computed for. A hot path."""
-        columns, is_plain = self.columns, not (self._layers or self.given)
+        columns, layered, given = self.columns, self.layered, self.given
         for name, values in outputs.items():
-            if name not in columns:
-                size = self.num_rows * self.num_lanes
-                columns[name] = tree_map(lambda v, n=size: np.zeros((n, *v.shape[1:]), v.dtype), values)
-            column = columns[name]
-            if is_plain and type(column) is type(values) is np.ndarray and column.shape[1:] == values.shape[1:]:
+            column: Any = columns.get(name)
+            is_array = type(column) is type(values) is np.ndarray and column.shape[1:] == values.shape[1:]
+            if is_array and name not in layered and name not in given:
                 column[positions] = values
-                continue
-            column = self.source(name)
-            if not (is_plain and _put_dict(column, positions, values)):
-                put(column, positions, _shaped(values, column))
-            if name in self.layered:
-                self.layered[name][positions] = 0
-            if name in self.given:
-                self.given[name][positions] = True
+            else:
+                self._record(name, positions, values)
+
+    def _record(self, name: str, positions: Positions, values: Tree) -> None:
+        """Writes one column, which may not be there yet."""
+        if name not in self.columns:
+            size = self.num_rows * self.num_lanes
+            self.columns[name] = tree_map(lambda v: np.zeros((size, *v.shape[1:]), v.dtype), values)
+        column = self.source(name)
+        if not _put_dict(column, positions, values):
+            put(column, positions, _shaped(values, column))
+        if name in self.layered:
+            self.layered[name][positions] = 0
+        if name in self.given:
+            self.given[name][positions] = True
 
     def reserve(self, row: int) -> None:
         """Ensures that ``row`` exists in all lanes."""
@@ -287,13 +311,23 @@ class Rollout:
 
         So do all observations: what the environment gave stays (``source``).
         """
-        if name not in self.columns:
+        column: Any = self.columns.get(name)
+        levels = self.layered.get(name)
+        is_alike = type(values) is type(column) is np.ndarray and values.dtype == column.dtype
+        if is_alike and levels is not None and values.shape[1:] == column.shape[1:] and name not in self.given:
+            column[positions] = values  # in most steps, as in the one before
+            levels[positions] = len(self._layers[name]) - 1
+            return
+        if column is None:
             self.given[name] = np.zeros(self.num_rows * self.num_lanes, bool)
             self.record(positions, {name: values})
             return
         layers = self._layers.get(name, [self.columns[name]])
         first = 1 if name == Columns.OBS else 0
-        level = next((i for i in reversed(range(first, len(layers))) if fits(layers[i], values)), len(layers))
+        level = len(layers) - 1
+        while level >= first and not fits(layers[level], values):
+            level -= 1
+        level = level if level >= first else len(layers)
         if level == len(layers):
             size = self.num_rows * self.num_lanes
             layers.append(tree_map(lambda v: np.zeros((size, *v.shape[1:]), v.dtype), values))
@@ -330,32 +364,26 @@ class Rollout:
             oldest: ``[num_lanes]`` the row of each lane from which on rows may come along; the row after the newest one
                 for a lane that is not in use. None for all rows there are.
         """
-        new = Rollout(
-            self.observation_space, self.action_space, num_rows=max(num_rows, lookback + 1), num_lanes=self.num_lanes
-        )
         here = self.cursor + self.num_lanes * np.arange(-lookback, 1)[:, None]  # [lookback + 1, num_lanes]
-        first = 0 if oldest is None else oldest * self.num_lanes
-        kept = here >= first
-        source, size = here[kept], new.num_rows * new.num_lanes
-        target = np.arange((lookback + 1) * self.num_lanes).reshape(kept.shape)[kept]
+        kept = here >= (0 if oldest is None else oldest * self.num_lanes)
+        source, target = here[kept], np.flatnonzero(kept)
+        num_rows = max(num_rows, lookback + 1)
+        size = num_rows * self.num_lanes
 
         def carried(leaf: np.ndarray) -> np.ndarray:
             fresh = np.zeros((size, *leaf.shape[1:]), leaf.dtype)
             fresh[target] = leaf[source]
             return fresh
 
-        for old, fresh in (
-            (self.columns, new.columns),
-            (self._layers, new._layers),
-            (self.layered, new.layered),
-            (self.given, new.given),
-        ):
+        new = Rollout.of_columns({}, self.observation_space, self.action_space, num_rows=num_rows)
+        new.num_lanes = self.num_lanes
+        for old, fresh in ((self._layers, new._layers), (self.layered, new.layered), (self.given, new.given)):
             for name, column in old.items():
                 fresh[name] = tree_map(carried, column)
-        new._share_layers()
-        unused = np.ones(size, bool)
-        unused[target] = False
-        new.columns[Columns.T][unused] = -1
+        for name, column in self.columns.items():
+            new.columns[name] = new._layers[name][-1] if name in new._layers else tree_map(carried, column)
+        new.columns[Columns.T] = np.full(size, -1, np.int32)
+        new.columns[Columns.T][target] = self.columns[Columns.T][source]
         if self.infos:
             for old_position, position in zip(source.tolist(), target.tolist(), strict=True):
                 if old_position in self.infos:

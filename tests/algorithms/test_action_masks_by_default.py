@@ -564,7 +564,9 @@ def test_an_agent_whose_turn_it_is_must_be_allowed_something(in_info):
     with pytest.raises(EnvError, match=r"step 3: agent 'b' acts next, but its 'action_mask' forbids all"):
         config.build_algo()
     algo = config.environment(disable_env_checking=True, action_mask_key="action_mask").build_algo()
-    with pytest.raises(EnvError, match=r"copy 0, .* agent 'b' acts next, but its 'action_mask' forbids all actions"):
+    with pytest.raises(
+        EnvError, match=r"sub-environment 0, .* agent 'b' acts next, but its 'action_mask' forbids all actions"
+    ):
         algo.train()
     algo.stop()
     algo = config.environment(action_mask_key=None).build_algo()

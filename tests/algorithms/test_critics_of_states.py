@@ -242,7 +242,7 @@ def test_only_pettingzoo_environments_have_states():
 def check_error(env, why, **runners):
     algo = config_of(env, die=0.9).env_runners(**runners).build_algo()
     try:
-        with pytest.raises(EnvError, match=rf"environment copy \d, episode \d, step \d.*{why}"):
+        with pytest.raises(EnvError, match=rf"sub-environment \d, episode \d, step \d.*{why}"):
             algo.env_runner.sample(num_timesteps=15)
     finally:
         algo.stop()

@@ -56,7 +56,7 @@ class NotesActions(Callbacks):
 
     def on_episode_end(self, *, episode, env_runner, **kwargs):
         actions = {int(a) for e in episode.agent_episodes.values() for a in e.get_actions()}
-        self.seen.append((actions, len(env_runner.vector_env.copies)))
+        self.seen.append((actions, len(env_runner.vector_env.sub_envs)))
 
 
 def test_exploration_copies_and_callbacks_may_be_others_too():

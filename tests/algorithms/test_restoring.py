@@ -69,7 +69,7 @@ def test_a_loaded_algorithm_has_the_same_weights_counts_and_settings(saved):
             lambda: match_config("independent"),
             r"it has the modules \['default_policy'\], but this run has \['agent_0', 'agent_1'\]",
         ),
-        (lambda: match_config().env_runners(num_envs_per_env_runner=3), "it has 2 environment copies, this run has 3"),
+        (lambda: match_config().env_runners(num_envs_per_env_runner=3), "it has 2 sub-environments, this run has 3"),
         (lambda: match_config().rl_module(model_config={"fcnet_hiddens": (5,)}), "another architecture"),
     ],
     ids=["spaces", "agents", "kind", "policies", "copies", "architecture"],
@@ -179,7 +179,7 @@ def test_an_environment_that_cannot_be_replayed_is_named(tmp_path):
     algo.train()
     saved = algo.save_to_path(tmp_path / "c")
     with pytest.raises(
-        CheckpointError, match=r"environment copy 0.*replaying the episode .* agent 'default_agent' elsewhere"
+        CheckpointError, match=r"sub-environment 0.*replaying the episode .* agent 'default_agent' elsewhere"
     ):
         Algorithm.from_checkpoint(saved)
 

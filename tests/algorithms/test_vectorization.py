@@ -12,9 +12,9 @@ from scripted_envs import small_config
 from sound_envs import Sound
 
 from marl_connectors import Algorithm, Callbacks, ConfigError, EnvError, register_env
-from marl_connectors.environments.gymnasium_vector_env import NextStepVectorEnv
-from marl_connectors.environments.vector_env import VectorEnv
-from marl_connectors.environments.worker_vector_env import WorkerVectorEnv
+from marl_connectors.environments.vector.batched import NextStepVectorEnv
+from marl_connectors.environments.vector.subproc import WorkerVectorEnv
+from marl_connectors.environments.vector.sync import VectorEnv
 
 
 def configured(env="CartPole-v1", mode="sync", copies=2, **settings):
@@ -88,7 +88,7 @@ def test_a_function_of_the_config_is_told_the_number_of_copies():
 
 def test_a_function_of_any_keywords_is_told_the_number_of_copies():
     algo = configured(lambda **settings: Counting(**settings), "vector_entry_point", copies=3).build_algo()
-    assert len(algo.env_runner.vector_env.copies) == 3
+    assert len(algo.env_runner.vector_env.sub_envs) == 3
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ class SoundWindow(Sound):
 
 def test_a_pettingzoo_environment_is_drawn_too():
     algo = configured(SoundWindow, copies=2).environment(render_env=True).build_algo()
-    assert [copy.env.render_mode for copy in algo.env_runner.vector_env.copies] == ["human", None]
+    assert [copy.env.render_mode for copy in algo.env_runner.vector_env.sub_envs] == ["human", None]
     algo.stop()
 
 

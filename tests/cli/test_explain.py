@@ -139,7 +139,7 @@ def test_a_module_will_do_too(explain, source, monkeypatch):
     monkeypatch.syspath_prepend(str(source.parent))
     status, out, _ = explain("--config", source.stem)
     assert status == 0
-    assert out.startswith("marl_envs.null_v0: what each piece does to one batch. 2 environment copies.")
+    assert out.startswith("marl_envs.null_v0: what each piece does to one batch. 2 sub-environments.")
     assert len(re.findall(r"^  Notes +items", out, re.MULTILINE)) == 3
 
 

@@ -59,7 +59,7 @@ WORDS = ["--wrap", WRAPPERS[0], "--wrap", WRAPPERS[1]]
 
 def test_wrappers_are_around_the_environment_in_their_order():
     algo = RunSettings("CartPole-v1", wrappers=WRAPPERS, hidden=[4], num_envs=1).build_algorithm()
-    env = algo.env_runner.vector_env.copies[0].env.env
+    env = algo.env_runner.vector_env.sub_envs[0].env.env
     algo.stop()
     assert (type(env).__name__, type(env.env).__name__) == ("FrameStackObservation", "TimeLimit")
     assert env.spec.max_episode_steps == 9

@@ -24,7 +24,7 @@ def sampled(start, steps=7, pieces=()):
     config.env_runners(module_to_env_connector=lambda env: [make() for make in pieces], episode_lookback_horizon=2)
     runner = config.multi_agent(policies="independent").build_algo().env_runner
     chunks = runner.sample(num_timesteps=steps)
-    sent = [step[0] for step in runner.vector_env.copies[0].env.log[0]["steps"]]
+    sent = [step[0] for step in runner.vector_env.sub_envs[0].env.log[0]["steps"]]
     return runner, chunks[0], {agent: np.array([int(actions[agent]) for actions in sent]) for agent in "ab"}
 
 
@@ -115,7 +115,7 @@ def test_a_step_more_is_one_hot_too():
 def test_a_chunks_lookback_and_a_successor_that_is_played_on_by_hand():
     runner, _, _ = sampled(5, steps=3)
     (chunk,) = runner.sample(num_timesteps=2)
-    sent = [step[0]["a"] - 5 for step in runner.vector_env.copies[0].env.log[0]["steps"]]
+    sent = [step[0]["a"] - 5 for step in runner.vector_env.sub_envs[0].env.log[0]["steps"]]
     part = chunk.agent_episodes["a"]
     before = part.get_actions([-2, -1], neg_index_as_lookback=True, one_hot_discrete=True)
     np.testing.assert_array_equal(before, np.eye(3)[sent[1:3]])

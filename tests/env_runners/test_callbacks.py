@@ -446,7 +446,7 @@ def test_an_error_in_a_callback_is_shown_as_it_is_and_the_next_sample_starts_afr
         runner.sample(num_timesteps=300)
     text = "".join(traceback.format_exception(caught.value))
     if hasattr(caught.value, "add_note"):
-        assert f"Raised in the callback Raises.{name}, episode {calls[-1]!r} of environment copy {calls[-1][0]}" in text
+        assert f"Raised in the callback Raises.{name}, episode {calls[-1]!r} of sub-environment {calls[-1][0]}" in text
     episodes = runner.sample(num_timesteps=30)
     assert sum(e.env_steps() for e in episodes) == 30
     first = {e.id_[0]: e for e in reversed(episodes)}

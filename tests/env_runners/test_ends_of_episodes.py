@@ -13,7 +13,7 @@ from scripted_envs import LifeEnv, ScriptEnv, Step, small_config
 
 from marl_connectors import Callbacks, ConnectorV2, EnvError, MappingError
 from marl_connectors.env_runners.episode_tracker import EpisodeTracker
-from marl_connectors.environments.step_result import Event
+from marl_connectors.environments.vector.step_result import Event
 from marl_connectors.episodes.rollout import Rollout
 
 LIVES = {"agents": "abc", "die": 0.0, "max_steps": 7}
@@ -117,7 +117,7 @@ def counted(monkeypatch, cls, name):
 
 @pytest.mark.parametrize("case", ["together", "two kinds of spaces", "batched", "one agent"])
 def test_nothing_is_done_agent_by_agent(case, monkeypatch):
-    ends, made = counted(monkeypatch, EpisodeTracker, "_end_agent"), counted(monkeypatch, EpisodeTracker, "_freeze")
+    ends, made = counted(monkeypatch, EpisodeTracker, "_end_agents"), counted(monkeypatch, EpisodeTracker, "_freeze")
     runner = runner_of(case)
     chunks = [chunk for _ in range(4) for chunk in runner.sample(num_timesteps=60)]
     assert sum(chunk.is_done for chunk in chunks) > 4 and made and not ends
@@ -186,6 +186,22 @@ def test_pieces_that_write_get_the_last_observations_of_all():
             np.testing.assert_array_equal(doubled, given[rows] * 2.0)
 
 
+def test_pieces_that_write_make_nobody_an_episode():
+    class Doubling(ConnectorV2):
+        def on_columns(self, *, columns, **kwargs):
+            columns.rows.set("obs", columns.rows.get("obs") * 2.0)
+
+    config = small_config(LifeEnv, env_config=LIVES).env_runners(env_to_module_connector=lambda env: Doubling())
+    chunks = config.build_algo().env_runner.sample(num_timesteps=40)
+    assert sum(chunk.is_done for chunk in chunks) > 1
+    for chunk in chunks:
+        assert chunk.agent_views is not None
+        for part in chunk.agent_episodes.values():
+            own, given = part.storage, part.storage.rollout.source("obs")
+            rows = np.arange(own.start_row, own.last_row + 1) * own.rollout.num_lanes + own.lane
+            np.testing.assert_array_equal(part.get_observations(), given[rows] * 2.0)
+
+
 def test_the_agent_whose_last_observation_does_not_fit_is_named():
     script = [Step({"a": 0, "b": 0}), Step({"a": 1, "b": 1}, truncated=("a", "b"))]
 
@@ -204,7 +220,7 @@ def test_a_module_that_is_gone_is_missed_in_the_next_episode():
     runner.sample(num_timesteps=3)
     runner.rl_module.remove_module("default_policy")
     with pytest.raises(MappingError, match="default_policy"):
-        runner._episodes._mapped(runner.vector_env.copies[0])
+        runner._episodes._mapped(runner.vector_env.sub_envs[0])
 
 
 def test_a_mapping_function_is_asked_once_for_each_agent_and_episode():
@@ -221,8 +237,7 @@ def test_a_mapping_function_is_asked_once_for_each_agent_and_episode():
     assert len(set(asked)) == len(asked) > 9
 
 
-def test_a_rollout_of_the_length_of_the_one_before_is_not_extended(monkeypatch):
-    runner = runner_of("batched")
+def growth_of_rollouts(monkeypatch):
     grown = []
     reserve = Rollout.reserve
 
@@ -232,6 +247,20 @@ def test_a_rollout_of_the_length_of_the_one_before_is_not_extended(monkeypatch):
         grown.append(rollout.num_rows - before)
 
     monkeypatch.setattr(Rollout, "reserve", noting)
+    return grown
+
+
+def test_a_rollout_has_room_for_last_observations_though_the_one_before_had_none(monkeypatch):
+    runner, grown = runner_of("together"), growth_of_rollouts(monkeypatch)
+    ends = [sum(chunk.is_done for chunk in runner.sample(num_timesteps=15)) for _ in range(4)]
+    assert 0 in ends[1:]  # of two fragments of five steps, seven steps may end in one only
+    grown.clear()
+    ends = [sum(chunk.is_done for chunk in runner.sample(num_timesteps=15)) for _ in range(14)]
+    assert 0 in ends and 3 in ends and not any(grown)
+
+
+def test_a_rollout_of_the_length_of_the_one_before_is_not_extended(monkeypatch):
+    runner, grown = runner_of("batched"), growth_of_rollouts(monkeypatch)
     runner.rollout_fragment_length = 60  # ten episodes in each
     runner.sample()
     assert any(grown)

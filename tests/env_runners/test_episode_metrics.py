@@ -15,9 +15,8 @@ from marl_connectors.checkpoints import load_state, save_state
 from marl_connectors.env_runners.episode_metrics import (
     EpisodeTally,
     Returns,
-    joint_tallies,
+    end_together,
     summarize,
-    tally_from_state,
 )
 from marl_connectors.episodes.multi_agent_episode import REMEMBERED_AGENTS
 
@@ -48,9 +47,14 @@ def test_a_joint_tally_counts_like_one_by_agent(num_agents):
     returns, truncated = rng.normal(size=3 * num_agents), rng.random(3 * num_agents) < 0.5
     steps = rng.integers(1, 7, 3 * num_agents)
     begins = np.arange(3) * num_agents
-    joint = joint_tallies([4, 5, 6], [ids] * 3, [modules[i % 2] for i in range(3)], returns, truncated, steps, begins)
-    apart = [tally.by_agent() for tally in joint]
-    assert repr(summarize(joint)) == repr(summarize([tally_from_state(tally.get_state()) for tally in joint]))
+    joint, apart = ([EpisodeTally() for _ in range(3)] for _ in range(2))
+    for tallies in (joint, apart):
+        of_modules = [modules[i % 2] for i in range(3)]
+        end_together(tallies, [4, 5, 6], [ids] * 3, of_modules, returns, truncated, steps, begins)
+    for tally in apart:
+        tally.take_apart()
+    assert all(len(tally.agents) == min(num_agents, 1000) and tally.together is None for tally in apart)
+    assert repr(summarize(joint)) == repr(summarize([EpisodeTally.from_state(tally.get_state()) for tally in joint]))
     if num_agents < 1000:
         assert repr(summarize(joint)) == repr(summarize(apart)) == repr(summarize([apart[0], *joint[1:]]))
     assert [tally.is_truncated for tally in joint] == [tally.is_truncated for tally in apart]
@@ -62,6 +66,25 @@ def test_a_joint_tally_counts_like_one_by_agent(num_agents):
         assert metrics["agent_steps"][num_agents - 1] == pytest.approx(steps[num_agents - 1 :: num_agents].mean())
         assert list(metrics["agent_episode_returns_mean"]) == list(ids[-1000:])
     assert joint[2].episode_return == pytest.approx(returns[begins[2] :].sum())
+
+
+def test_agents_that_end_together_after_others_count_like_one_by_one():
+    tally = EpisodeTally()
+    tally.end_life("a", "m", 1.0, True, 3)
+    tally.pay("b", 0.5)
+    columns = np.array([2.0, 4.0]), np.array([False, True]), np.array([5, 6])
+    end_together([tally], [9], [("a", "b")], [("m", "n")], *columns, np.array([0]))
+    assert (tally.length, tally.episode_return, tally.is_truncated) == (9, 7.5, True)
+    assert tally.agent_totals == {"a": (2, 3.0, 8), "b": (1, 4.0, 6)}
+
+
+def test_late_rewards_come_to_agents_that_ended_together():
+    tally = EpisodeTally()
+    ended = np.array([2.0, 4.0]), np.array([False, False]), np.array([5, 6])
+    end_together([tally], [6], [("a", "b")], [("m", "m")], *ended, np.array([0]))
+    tally.pay("b", -8.0)
+    assert tally.episode_return == -2.0
+    assert tally.agent_totals == {"a": (1, 2.0, 5), "b": (1, -4.0, 6)}
 
 
 def test_returns_far_from_zero_keep_their_spread():

@@ -80,7 +80,7 @@ def test_bad_observations_are_found_later_too(bad, words):
     with pytest.raises(EnvError) as caught:
         algo.env_runner.sample()
     text = one_line(caught)
-    assert "environment copy 0" in text
+    assert "sub-environment 0" in text
     assert words in text
 
 
@@ -103,7 +103,7 @@ def test_rewards_that_are_not_finite_are_found_later_too(bad):
     algo.env_runner.sample()
     with pytest.raises(
         EnvError,
-        match=r"environment copy 0.*agent 'b'.*the reward is (nan|-inf|None), not a finite number. Rewards must",
+        match=r"sub-environment 0.*agent 'b'.*the reward is (nan|-inf|None), not a finite number. Rewards must",
     ):
         algo.env_runner.sample()
 
@@ -113,7 +113,7 @@ def test_a_reward_that_is_no_number_is_named(bad):
     algo = build(steps_of(bad, 23, reward=True), fragment=12)
     algo.env_runner.sample()
     with pytest.raises(
-        EnvError, match=r"environment copy 0, episode 0, step 23, agent 'b': the reward is .*, not a finite number"
+        EnvError, match=r"sub-environment 0, episode 0, step 23, agent 'b': the reward is .*, not a finite number"
     ):
         algo.env_runner.sample()
 
@@ -197,7 +197,8 @@ def test_an_env_that_raises_in_the_smoke_test_is_named():
 def test_an_env_that_raises_later_is_named_with_its_seed_and_actions():
     runner = small_config(Breaks, env_config={"step": 2}, disable_env_checking=True).build_algo().env_runner
     with pytest.raises(
-        EnvError, match=r"copy 0, episode 2, step 0 \(seed \d+\): step\(\{'default_agent': [01]\}\) raised RuntimeError"
+        EnvError,
+        match=r"sub-environment 0, episode 2, step 0 \(seed \d+\): step\(\{'default_agent': [01]\}\) raised Runtime",
     ):
         runner.sample(num_timesteps=3)
     runner = small_config(Breaks, env_config={"reset": 2}, disable_env_checking=True).build_algo().env_runner

@@ -19,8 +19,8 @@ from recurrent_modules import CounterModule
 from scripted_envs import LifeEnv, lives_of_chunks, small_config
 
 from marl_connectors import Callbacks, Columns, RLModuleSpec
-from marl_connectors.environments import worker_process
-from marl_connectors.environments.worker_vector_env import make_vector_env
+from marl_connectors.environments.vector import process_handle
+from marl_connectors.environments.vector.subproc import make_vector_env
 from marl_connectors.errors import ConfigError, EnvError
 from marl_connectors.seeding import derived_seed
 
@@ -53,7 +53,7 @@ def assert_all_steps_are_accounted_for(runner, samples, **expected):
     for chunks in by_id.values():
         lives_of_chunks(chunks)  # checks the seams
         assert all(not chunk.is_done for chunk in chunks[:-1])
-    for env in runner.vector_env.copies:
+    for env in runner.vector_env.sub_envs:
         numbers = sorted(int(id_.split("-")[1]) for id_ in by_id if id_.startswith(f"{env.index}-"))
         assert numbers == sorted(set(numbers))
         assert max(numbers) <= env.episode_number
@@ -82,7 +82,7 @@ def test_a_failure_stops_the_run_and_is_named(workers, way, words):
     with pytest.raises(EnvError, match=words) as caught:
         runner.sample(num_timesteps=1500)
     text = str(caught.value)
-    found = re.search(r"environment copy (\d), episode (\d+), step \d+", text)
+    found = re.search(r"sub-environment (\d), episode (\d+), step \d+", text)
     assert found is not None
     seed = derived_seed(0, "env", int(found[1]), int(found[2]))
     assert f"seed={seed}" in text or f"seed {seed}" in text or f"seed is {seed}" in text
@@ -93,14 +93,18 @@ def test_a_worker_that_hangs_stops_the_run_with_the_name_of_the_copy():
     runner = runner_of(
         partial(FailingEnv, chance=1.0, ways=("hang",)), workers=1, num_envs=2, restart=False, timeout_s=2
     )
-    with pytest.raises(EnvError, match=r"copy 0, episode 0, step 0 \(seed \d+\): its worker process did not answer"):
+    with pytest.raises(
+        EnvError, match=r"sub-environment 0, episode 0, step 0 \(seed \d+\): its worker process did not answer"
+    ):
         runner.sample(num_timesteps=2)
     assert runner.vector_env.workers[0].pid is None
 
 
 def test_a_worker_that_was_killed_stops_the_run_with_the_name_of_the_copy():
     runner = runner_of(partial(FailingEnv, chance=1.0, ways=("kill",)), workers=2, num_envs=2, restart=False)
-    with pytest.raises(EnvError, match=r"copy 0, episode 0, step 0 .*: its worker process was ended by SIGKILL"):
+    with pytest.raises(
+        EnvError, match=r"sub-environment 0, episode 0, step 0 .*: its worker process was ended by SIGKILL"
+    ):
         runner.sample(num_timesteps=2)
     assert [worker.pid for worker in runner.vector_env.workers] == [None, None]
 
@@ -121,7 +125,7 @@ def test_the_run_goes_on_and_everything_is_accounted_for(caplog, joining):
         counts = assert_all_steps_are_accounted_for(runner, samples)
         messages = [record.getMessage() for record in caplog.records]
         assert len(messages) == counts["num_env_failures"]
-        assert all(re.search(r"environment copy \d, episode \d+, step \d+.*seed.*another episode", m) for m in messages)
+        assert all(re.search(r"sub-environment \d, episode \d+, step \d+.*seed.*another episode", m) for m in messages)
         found.append([[episode.get_state() for episode in sample] for sample in samples])
         found[-1].append([counts, sorted(messages)])
         runner.close()
@@ -236,7 +240,7 @@ def test_callbacks_are_told_of_new_environments():
     )
     runner = config.fault_tolerance(restart_failed_sub_environments=True).build_algo().env_runner
     runner.sample(num_timesteps=2 * 9)
-    assert Noting.made[2:] == [copy.env for copy in runner.vector_env.copies]
+    assert Noting.made[2:] == [copy.env for copy in runner.vector_env.sub_envs]
     assert len(set(map(id, Noting.made))) == 4
 
 
@@ -259,11 +263,12 @@ def test_an_environment_that_is_broken_for_good_stops_the_run(workers, monkeypat
     monkeypatch.setattr(Broken, "steps_left", 30)
     runner = runner_of(Broken, workers=workers, num_envs=2, tolerance=7)
     with pytest.raises(
-        EnvError, match=r"ValueError: for good \(.* in step\)\. This copy has failed 8 times .*tolerance is 7"
+        EnvError,
+        match=r"ValueError: for good \(.* in step\)\. This sub-environment has failed 8 times .*tolerance is 7",
     ) as caught:
         runner.sample(num_timesteps=2000)
     assert caught.type is EnvError
-    assert str(caught.value).count("This copy has failed") == 1
+    assert str(caught.value).count("This sub-environment has failed") == 1
     runner.close()
 
 
@@ -331,7 +336,7 @@ def test_a_reset_in_which_a_worker_is_lost_is_named_and_not_tried_again(caplog, 
     counts = assert_all_steps_are_accounted_for(runner, samples)
     assert counts["num_env_failures"] == 1
     (message,) = [record.getMessage() for record in caplog.records]
-    assert f"environment copy 1, episode {episode}, step 0" in message
+    assert f"sub-environment 1, episode {episode}, step 0" in message
     assert str(seed) in message
     numbers = {int(e.id_.split("-")[1]) for e in samples[0] if e.id_.startswith("1-")}
     assert numbers.isdisjoint({episode})
@@ -343,7 +348,7 @@ def test_a_reset_in_which_a_worker_is_lost_is_named_and_not_tried_again(caplog, 
 def test_without_restarts_a_worker_lost_in_its_first_reset_is_named(way):
     env = partial(FailingResets, seeds=(derived_seed(0, "env", 0, 0),), way=way)
     runner = runner_of(env, workers=1, num_envs=2, timeout_s=1, restart=False)
-    with pytest.raises(EnvError, match=r"copy 0, episode 0, step 0 \(seed \d+\): its worker process"):
+    with pytest.raises(EnvError, match=r"sub-environment 0, episode 0, step 0 \(seed \d+\): its worker process"):
         runner.sample(num_timesteps=2)
 
 
@@ -368,19 +373,19 @@ def test_an_environment_that_is_hard_to_make_is_tried_again(caplog, monkeypatch,
     runner = runner_of(partial(HardToMake, str(file)), workers=1, num_envs=2, timeout_s=1)
     runner.sample(num_timesteps=4)
     if way == "hang":
-        monkeypatch.setattr(worker_process, "_START_TIMEOUT_S", 2.0)
+        monkeypatch.setattr(process_handle, "_START_TIMEOUT_S", 2.0)
     file.write_text(way)
     os.kill(runner.vector_env.workers[0].pid, signal.SIGKILL)
     with caplog.at_level(logging.WARNING, LOG):
         runner.sample(num_timesteps=20)
     messages = [record.getMessage() for record in caplog.records]
     assert runner.take_failure_counts()["num_env_failures"] == len(messages) >= 2
-    assert re.search(rf"environment copy \d, episode 0, step 2 \(seed \d+\): .*{words}", messages[1])
+    assert re.search(rf"sub-environment \d, episode 0, step 2 \(seed \d+\): .*{words}", messages[1])
     runner.close()
 
 
 def test_a_worker_that_hangs_while_it_starts_is_told_from_one_that_hangs_later(monkeypatch, tmp_path):
-    monkeypatch.setattr(worker_process, "_START_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(process_handle, "_START_TIMEOUT_S", 1.0)
     (tmp_path / "way").write_text("hang")
     maker = partial(HardToMake, str(tmp_path / "way"))
     with pytest.raises(EnvError, match=r"did not answer for 1\.5 s while it started .*sample_timeout_s above 1\.5"):

@@ -13,8 +13,8 @@ from gymnasium import spaces
 from pettingzoo import AECEnv, ParallelEnv
 from scripted_envs import small_config
 
-from marl_connectors.environments.env_copy import EnvCopy
-from marl_connectors.environments.validation.checks import GarbageCheck
+from marl_connectors.environments.validation.checks import InvalidDataCheck
+from marl_connectors.environments.vector.sub_environment import SubEnvironment
 from marl_connectors.errors import EnvError
 from marl_connectors.seeding import derived_seed
 
@@ -29,7 +29,7 @@ def _fast_starts():
     start_workers_fast()
 
 
-class Garbage(ParallelEnv):
+class Invalid(ParallelEnv):
     """Agents a and b in episodes of five steps; one thing is garbage, in one step of the second episode of a copy.
 
     Args:
@@ -95,15 +95,17 @@ def runner_of(env, *, workers=0, num_envs=2, restart=False, check=False):
 
 @pytest.mark.parametrize("check", [False, True])
 def test_infinity_is_no_observation_even_if_its_space_has_no_bounds(check):
-    runner = runner_of(partial(Garbage, "infinity", 3), check=check)
-    with pytest.raises(EnvError, match="copy 0, episode 1, agent 'b', env step 3: the observation contains infinity"):
+    runner = runner_of(partial(Invalid, "infinity", 3), check=check)
+    with pytest.raises(
+        EnvError, match="sub-environment 0, episode 1, agent 'b', env step 3: the observation contains infinity"
+    ):
         runner.sample(num_timesteps=40)
 
 
 @pytest.mark.parametrize(("at", "workers"), [(0, 0), (2, 0), (5, 0), (0, 2), (2, 2)])
 @pytest.mark.parametrize("kind", ["info", "infos", "infinity"])
 def test_garbage_costs_an_episode(kind, at, workers):
-    runner = runner_of(partial(Garbage, kind, at), workers=workers, restart=True)
+    runner = runner_of(partial(Invalid, kind, at), workers=workers, restart=True)
     episodes = runner.sample(num_timesteps=60)
     # a new environment counts its episodes anew: each of them fails in its second
     assert runner.take_failure_counts()["num_env_failures"] >= 2
@@ -116,12 +118,12 @@ def test_garbage_costs_an_episode(kind, at, workers):
     "kind", ["info", "infos", "nan", "infinity", "text", "flag", "number", "reward", "text reward"]
 )
 def test_what_is_wrong_is_named_with_copy_episode_step_agent_and_seed(kind, at):
-    runner = runner_of(partial(Garbage, kind, at))
+    runner = runner_of(partial(Invalid, kind, at))
     with pytest.raises(EnvError) as caught:
         runner.sample(num_timesteps=40)
     text = str(caught.value)
     step = at - 1 if kind == "reward" else at  # that of the action that was paid for
-    assert re.match(rf"environment copy 0, episode 1,.* step {step}\b", text), text
+    assert re.match(rf"sub-environment 0, episode 1,.* step {step}\b", text), text
     assert kind == "infos" or "agent 'b'" in text
     assert f"seed is {derived_seed(runner.vector_env.seed, 'env', 0, 1)}." in text
     assert kind != "text" or "array(['u', 'v']" in text
@@ -129,7 +131,7 @@ def test_what_is_wrong_is_named_with_copy_episode_step_agent_and_seed(kind, at):
 
 @pytest.mark.parametrize(("workers", "restart"), [(0, True), (2, False)])
 def test_flags_that_are_none_are_found_there_too(workers, restart):
-    runner = runner_of(partial(Garbage, "flag"), workers=workers, restart=restart)
+    runner = runner_of(partial(Invalid, "flag"), workers=workers, restart=restart)
     if restart:
         runner.sample(num_timesteps=60)
         assert runner.take_failure_counts()["num_env_failures"] >= 2
@@ -175,7 +177,7 @@ class Leaving(ParallelEnv):
 def test_it_is_the_agent_whose_row_it_is(num_steps):
     """Not the one that has the lane, or the copy's newer episode, when the fragment ends."""
     runner = runner_of(Leaving, num_envs=1)
-    with pytest.raises(EnvError, match="copy 0, episode 0, agent 'culprit', env step 2: the reward is nan"):
+    with pytest.raises(EnvError, match="sub-environment 0, episode 0, agent 'culprit', env step 2: the reward is nan"):
         runner.sample(num_timesteps=num_steps)
 
 
@@ -214,7 +216,9 @@ class Turns(AECEnv):
 
 def test_turn_based_environments_too():
     runner = runner_of(Turns, num_envs=2)
-    with pytest.raises(EnvError, match=r"copy 0, episode 0, agent 'b', env step 3: the observation contains NaN.*seed"):
+    with pytest.raises(
+        EnvError, match=r"sub-environment 0, episode 0, agent 'b', env step 3: the observation contains NaN.*seed"
+    ):
         runner.sample(num_timesteps=40)
 
 
@@ -247,7 +251,7 @@ class Alone(gymnasium.Env):
 def test_single_agents_too():
     runner = small_config(Alone, disable_env_checking=True).build_algo().env_runner
     with pytest.raises(
-        EnvError, match=r"copy 0, episode 0, agent '\w+', env step 3: the observation contains NaN.*seed"
+        EnvError, match=r"sub-environment 0, episode 0, agent '\w+', env step 3: the observation contains NaN.*seed"
     ):
         runner.sample(num_timesteps=40)
 
@@ -318,7 +322,7 @@ def test_a_turn_is_counted_once():
 
 
 def test_what_is_known_of_agents_that_never_come_again_is_forgotten():
-    check, copy = GarbageCheck(None), EnvCopy(Leaving(), 0)
+    check, copy = InvalidDataCheck(None), SubEnvironment(Leaving(), 0)
     copy.agents = ["z"]
     names = [f"agent_{number}" for number in range(5000)]
     for name in names:

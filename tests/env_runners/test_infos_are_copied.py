@@ -8,7 +8,7 @@ from failing_envs import start_workers_fast
 from reusing_envs import ReusingInfos, ReusingVector
 from scripted_envs import small_config
 
-from marl_connectors.environments.env_copy import copied
+from marl_connectors.environments.vector.sub_environment import copied
 from marl_connectors.trees import leaves
 
 

@@ -142,3 +142,36 @@ def test_no_agent_looks_back_beyond_its_own_beginning(fragment):
     assert first < {(agent, here) for agent, _, here in found}
     for agent, before, here in found:
         assert before == (-1.0 if (agent, here) in first else here - 1)
+
+
+def staggered(i):
+    """A home that stays, and from step ``1 + i`` on, in each step, a new agent that acts once."""
+    script = [Step({"home": 100 * i + t}, {"home": 1.0} if t else {}) for t in range(1 + i)]
+    for t in range(1 + i, 9):
+        obs, rewards, gone = {"home": 100 * i + t, f"n{t}": 1000 * i + 10 * t}, {"home": 1.0}, ()
+        if t > 1 + i:
+            former = f"n{t - 1}"
+            obs[former], rewards[former], gone = 1000 * i + 10 * (t - 1) + 1, 0.5 + i, (former,)
+        script.append(Step(obs, rewards, terminated=gone))
+    return [*script, Step({"home": 100 * i + 9, "n8": 0}, {"home": 1.0, "n8": 1.0}, truncated=("home", "n8"))]
+
+
+def test_agents_that_leave_and_join_in_the_same_step_have_lanes_of_their_own():
+    made = iter(range(1000))
+
+    def make(config):
+        return ScriptEnv([staggered(next(made) % 3)], possible_agents=["home", "n8"])
+
+    config = small_config(make).env_runners(num_envs_per_env_runner=3).multi_agent(policies="home=a,*=b")
+    runner = config.environment(disable_env_checking=True).build_algo().env_runner
+    found = {}
+    for copy, chunk in zip(runner.vector_env.envs, runner.sample(num_timesteps=3 * 9), strict=True):
+        i = copy.scripts[0][0].obs["home"] // 100
+        for life in chunk.all_agent_episodes():
+            found[i, life.agent_id] = life.get_observations()[:, 0].tolist(), life.get_rewards().tolist(), life.is_done
+    for i in range(3):
+        for t in range(1 + i, 8):
+            assert found[i, f"n{t}"] == ([1000 * i + 10 * t, 1000 * i + 10 * t + 1], [0.5 + i], True)
+        assert found[i, "home"] == ([100 * i + t for t in range(10)], [1.0] * 9, True)
+    steps = runner.take_counts()["num_agent_steps_sampled"]
+    assert (steps["home"], steps["n1"], steps["n2"], steps["n7"], steps["n8"]) == (27, 1, 2, 3, 3)

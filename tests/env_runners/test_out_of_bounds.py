@@ -32,7 +32,7 @@ def test_a_bound_overstepped_in_a_run_is_a_warning_once_for_each_component_and_c
     algo = small_config(OversteppingEnv).env_runners(rollout_fragment_length=10).build_algo()
     result, texts = collected(algo.train)
     (text,) = texts
-    assert text.startswith("environment copy 0, episode 0, agent 'default_agent', env step 2: the observation leaves")
+    assert text.startswith("sub-environment 0, episode 0, agent 'default_agent', env step 2: the observation leaves")
     assert "component 1 is 2.5013, not in [-2.5, 2.5]" in text
     assert result["env_runners"][COUNT] == 3  # of steps 2, 5 and 8
     result, texts = collected(algo.train)

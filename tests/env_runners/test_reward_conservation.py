@@ -87,7 +87,7 @@ def test_chunks_and_uncredited_rewards_are_all_that_was_paid_to_each_agent(env, 
         chunks += sample
         reported += uncredited
     credited, uncredited = received_in(chunks)
-    paid = paid_by(copy.env for copy in runner.vector_env.copies)
+    paid = paid_by(copy.env for copy in runner.vector_env.sub_envs)
     assert {agent: total for agent, total in (credited + uncredited).items() if total} == paid
     assert sum(credited.values()) + reported == sum(paid.values())
     assert reported > 0

@@ -100,7 +100,7 @@ def test_episodes_are_the_first_of_each_copy(kind, number):
     runner = runner_of(kind)
     runner.sample(num_timesteps=6)
     runner.take_finished()
-    number_before = [copy.episode_number for copy in runner.vector_env.copies]
+    number_before = [copy.episode_number for copy in runner.vector_env.sub_envs]
     episodes = runner.sample(num_episodes=number)
     shares = [number // 3 + (index < number % 3) for index in range(3)]
     expected = [f"{i}-{number_before[i] + 1 + k}" for i in range(3) for k in range(shares[i])]
@@ -254,7 +254,7 @@ def test_samples_with_random_actions_and_others_go_on_from_each_other(kind):
 def test_a_forced_reset_begins_every_copy_anew(kind):
     runner = runner_of(kind)
     runner.sample(num_timesteps=3)
-    numbers = [copy.episode_number for copy in runner.vector_env.copies]
+    numbers = [copy.episode_number for copy in runner.vector_env.sub_envs]
     episodes = runner.sample(num_timesteps=3, force_reset=True)
     assert [(e.id_, started(e)) for e in sorted(episodes, key=lambda e: e.id_)] == [
         (f"{i}-{numbers[i] + 1}", 0) for i in range(3)
@@ -278,7 +278,7 @@ class RaisesOnce(ConnectorV2):
 def test_after_an_error_of_a_piece_the_next_sample_starts_with_new_episodes(kind, place):
     runner = runner_of(kind, **{place: lambda *args: RaisesOnce()})
     runner.sample(num_timesteps=6)
-    numbers = [copy.episode_number for copy in runner.vector_env.copies]
+    numbers = [copy.episode_number for copy in runner.vector_env.sub_envs]
     with pytest.raises(ConnectorError, match="once"):
         runner.sample(num_timesteps=60)
     episodes = runner.sample(num_timesteps=30)

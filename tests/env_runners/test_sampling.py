@@ -189,7 +189,7 @@ def test_every_reward_is_credited_once(pieces):
 
     runner = runner_of(lambda: Recorded(Pays(die=0.3, join=0.4, fixed=False, max_steps=6)), num_envs=2)
     chunks = [e for n in pieces for e in runner.sample(num_timesteps=2 * n)]
-    steps = [step for copy in runner.vector_env.copies for entry in copy.env.log for step in entry["steps"]]
+    steps = [step for copy in runner.vector_env.sub_envs for entry in copy.env.log for step in entry["steps"]]
     paid = sum(sum(step[2].values()) for step in steps)
     assert sum(e.get_return() + e.uncredited_reward for e in chunks) == pytest.approx(paid)
 
@@ -199,7 +199,7 @@ def test_returns_in_the_metrics_are_the_sums_over_all_chunks():
     for n in (2, 3, 1, 7, 11):
         runner.sample(num_timesteps=2 * n)
     finished = runner.take_finished()
-    logs = [e for copy in runner.vector_env.copies for e in copy.env.log if e["steps"] and not e["steps"][-1][-1]]
+    logs = [e for copy in runner.vector_env.sub_envs for e in copy.env.log if e["steps"] and not e["steps"][-1][-1]]
     expected = [sum(sum(step[2].values()) for step in entry["steps"]) for entry in logs]
     assert sorted(e.episode_return for e in finished) == pytest.approx(sorted(expected))
     assert sorted(e.length for e in finished) == sorted(len(entry["steps"]) for entry in logs)

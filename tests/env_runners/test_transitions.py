@@ -55,7 +55,7 @@ def test_transitions_equal_a_plain_loop(case, lookback):
     runner = runner_of(lambda: Recorded(LifeEnv(**CASES[case])), num_envs=3, lookback=lookback)
     samples = [runner.sample(num_timesteps=steps * 3) for steps in (1, 4, 2, 9, 1, 8)]
     by_id = chunks_by_episode(samples)
-    for copy in runner.vector_env.copies:
+    for copy in runner.vector_env.sub_envs:
         for number, entry in enumerate(copy.env.log):
             found = lives_of_chunks(by_id.pop(f"{copy.index}-{number}", []))
             expected = lives_of_log(entry)
@@ -68,7 +68,7 @@ def test_actions_reach_the_environment_in_its_own_numbers():
     spaces_of = {"a": (BOX, spaces.Discrete(3, start=5)), "b": (BOX, spaces.Box(0.0, 10.0, (2,), np.float32))}
     runner = runner_of(lambda: Recorded(LifeEnv(agents="ab", spaces_of=spaces_of)))
     (episode,) = [e for e in runner.sample(num_timesteps=7) if e.is_done]
-    (entry, _) = runner.vector_env.copies[0].env.log
+    (entry, _) = runner.vector_env.sub_envs[0].env.log
     acted = [step[0] for step in entry["steps"]]
     np.testing.assert_array_equal(np.array([step["a"] for step in acted]), episode.get_actions(agent_ids="a")["a"] + 5)
     within = np.clip(np.array(episode.get_actions(agent_ids="b")["b"]), -1, 1) * 5 + 5
@@ -81,7 +81,7 @@ def test_box_actions_of_any_shape_are_recorded():
     runner = runner_of(lambda: Recorded(LifeEnv(agents="ab", spaces_of=spaces_of)))
     (episode,) = [e for e in runner.sample(num_timesteps=7) if e.is_done]
     assert len(episode.get_actions(agent_ids="a")["a"]) == 7
-    (entry, _) = runner.vector_env.copies[0].env.log
+    (entry, _) = runner.vector_env.sub_envs[0].env.log
     assert [np.shape(step[0]["b"]) for step in entry["steps"]] == [()] * 7
 
 
@@ -122,7 +122,7 @@ def test_copies_may_end_at_different_steps():
 
     runner = runner_of(make, num_envs=3)
     done = [e for e in runner.sample(num_timesteps=18) if e.is_done]
-    steps = [copy.env.env.max_steps for copy in runner.vector_env.copies]
+    steps = [copy.env.env.max_steps for copy in runner.vector_env.sub_envs]
     expected = [f"{i}-{n}" for i, length in enumerate(steps) for n in range(6 // length)]
     assert sorted(e.id_ for e in done) == expected
     assert {e.id_[0]: e.env_steps() for e in done} == {str(i): length for i, length in enumerate(steps)}

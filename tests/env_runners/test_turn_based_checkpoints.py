@@ -50,7 +50,7 @@ def test_a_restored_runner_goes_on_with_those_who_wait(name, tmp_path):
     other.sample(num_timesteps=9)  # what it was in the middle of is forgotten
     waiting = 0
     for n, folder in ((7, "first"), (10, "second"), (1, "third")):
-        runner.sample(num_timesteps=n * len(runner.vector_env.copies))
+        runner.sample(num_timesteps=n * len(runner.vector_env.sub_envs))
         waiting += sum(lane.is_waiting for lane in runner._episodes.lanes.in_order())
         save_state(tmp_path / folder, runner.get_state())
         other.set_state(load_state(tmp_path / folder))

@@ -120,7 +120,7 @@ class Watches(ConnectorV2):
 def test_item_pieces_are_asked_for_the_agents_whose_turn_it_is():
     runner = config_of(lambda: RandomAEC(**ANYTHING), pieces=[Watches], copies=3).build_algo().env_runner
     asked = next(iter(runner.env_to_module)).asked
-    copies = runner.vector_env.copies
+    copies = runner.vector_env.sub_envs
     runner.sample(num_timesteps=3)
     ended = []
     for _ in range(60):

@@ -71,7 +71,7 @@ def flat(observation):
 def assert_all_seen(runner, make, chunks):
     """Holds all chunks of all episodes against a plain loop with the same seeds and actions."""
     by_id = chunks_by_episode(chunks)
-    for copy in runner.vector_env.copies:
+    for copy in runner.vector_env.sub_envs:
         for number, entry in enumerate(copy.env.env.log):
             found = lives_of_chunks(by_id.pop(f"{copy.index}-{number}", []))
             expected, _ = lives_in_turns(make(), entry)
@@ -98,7 +98,7 @@ def test_real_games_equal_a_plain_loop(game, at_random):
     runner = runner_of(GAMES[game], num_envs=2, pieces=pieces)
     chunks = [c for n in (1, 5, 2, 20, 7) for c in runner.sample(num_timesteps=2 * n, random_actions=at_random)]
     assert_all_seen(runner, GAMES[game], chunks)
-    moves = [len(entry["actions"]) for copy in runner.vector_env.copies for entry in copy.env.env.log[:-1]]
+    moves = [len(entry["actions"]) for copy in runner.vector_env.sub_envs for entry in copy.env.env.log[:-1]]
     assert min(moves) >= BOARDS.get(game, 1)  # an illegal move would have ended a game at its mover's cost
 
 
@@ -115,7 +115,7 @@ def test_no_reward_is_lost_or_doubled(fragment, num_envs):
                 received[life.agent_id] += life.get_return()
                 uncredited[life.agent_id] += life.uncredited_reward
             uncredited.update(chunk._unclaimed)
-    games = [copy.env.env.env for copy in runner.vector_env.copies]
+    games = [copy.env.env.env for copy in runner.vector_env.sub_envs]
     for game in games:
         received.update(game.untold())
     paid = sum((game.paid for game in games), Counter())
@@ -154,7 +154,7 @@ def test_whole_games_are_as_many_as_asked_for():
     runner.sample(num_timesteps=6)
     games = runner.sample(num_episodes=7)
     assert len(games) == 7 and all(game.is_done and game.env_t_started == 0 for game in games)
-    entries = {f"{c.index}-{n}": e for c in runner.vector_env.copies for n, e in enumerate(c.env.env.log)}
+    entries = {f"{c.index}-{n}": e for c in runner.vector_env.sub_envs for n, e in enumerate(c.env.env.log)}
     for game in games:
         expected, _ = lives_in_turns(make(), entries[game.id_])
         assert_same_lives(lives_of_chunks([game]), expected)
@@ -309,20 +309,20 @@ def raised_by(beats, steps, **settings):
 
 def test_what_breaks_the_rules_is_named_with_copy_episode_step_and_seed():
     message = raised_by([Beat("a"), Beat("b"), Beat("c")], 2)
-    assert re.match(r"environment copy 0, episode 0, step 1 \(seed \d+\): env\.agent_sel", message)
+    assert re.match(r"sub-environment 0, episode 0, step 1 \(seed \d+\): env\.agent_sel", message)
     message = raised_by([Beat("a"), Beat("b"), Beat("a", removes="b")], 2)
-    assert re.match(r"environment copy 0, episode 0, step 1 \(seed \d+\): .*agent 'b' left env\.agents", message)
+    assert re.match(r"sub-environment 0, episode 0, step 1 \(seed \d+\): .*agent 'b' left env\.agents", message)
     message = raised_by([Beat("a"), Beat("b")], 1, blind="b")
-    assert re.match(r"environment copy 0, episode 0, step 0 \(seed \d+\): .*'b' acts next, but observes None", message)
+    assert re.match(r"sub-environment 0, episode 0, step 0 \(seed \d+\): .*'b' acts next, but observes None", message)
     message = raised_by([Beat("c")], 1)
-    assert re.match(r"environment copy 0, episode 0, step 0 \(seed \d+\): .*agent_selection is 'c'", message)
+    assert re.match(r"sub-environment 0, episode 0, step 0 \(seed \d+\): .*agent_selection is 'c'", message)
     message = raised_by([Beat("a", terminated="ab")], 1)
-    assert re.match(r"environment copy 0, episode 0, step 0: reset\(\) left no live agents", message)
+    assert re.match(r"sub-environment 0, episode 0, step 0: reset\(\) left no live agents", message)
     message = raised_by([Beat("a"), Beat("b", {"b": np.inf})], 1)
-    assert re.match(r"environment copy 0, episode 0, step 1: the reward of agent 'b' is inf", message)
+    assert re.match(r"sub-environment 0, episode 0, step 1: the reward of agent 'b' is inf", message)
     message = raised_by([Beat("a")], 1)  # the script has come to its end
     assert re.match(
-        r"environment copy 0, episode 0, step 0 \(seed \d+\): step\(\{'a': \d\}\) raised IndexError", message
+        r"sub-environment 0, episode 0, step 0 \(seed \d+\): step\(\{'a': \d\}\) raised IndexError", message
     )
 
 
@@ -332,7 +332,9 @@ def test_an_observation_that_does_not_fit_is_named():
             return np.zeros(2 + (self.t == 2), np.int64)
 
     runner = runner_of(lambda: Grows([Beat("a"), Beat("b"), Beat("a")]), num_envs=1, disable_env_checking=True)
-    with pytest.raises(EnvError, match=r"copy 0, episode 0, step 2, agent 'a': the observation leaves its space"):
+    with pytest.raises(
+        EnvError, match=r"sub-environment 0, episode 0, step 2, agent 'a': the observation leaves its space"
+    ):
         runner.sample(num_timesteps=2)
 
 

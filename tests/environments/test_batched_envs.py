@@ -33,7 +33,7 @@ from marl_connectors import (
     RLModuleSpec,
     check_env,
 )
-from marl_connectors.environments.batched_calls import BatchedCalls
+from marl_connectors.environments.adapters.batched import BatchedCalls
 from marl_connectors.episodes.storage import T
 from marl_connectors.seeding import derived_seed
 from marl_connectors.trees import leaves
@@ -348,7 +348,7 @@ def test_a_resumed_run_goes_on_with_new_episodes_and_says_why(tmp_path):
     algo = configured("marl_envs.spread_v0:batched_env", **SPREAD).build_algo()
     algo.train()
     algo.env_runner.sample(num_timesteps=6)
-    numbers = [copy.episode_number for copy in algo.env_runner.vector_env.copies]
+    numbers = [copy.episode_number for copy in algo.env_runner.vector_env.sub_envs]
     with pytest.warns(UserWarning, match="begins new episodes instead of going on"):
         algo.save_to_path(tmp_path / "checkpoint")
     with pytest.warns(UserWarning, match="natively batched environment cannot be replayed") as caught:
@@ -450,7 +450,7 @@ def test_what_the_environment_raises_is_told(name):
 
     config = configured(broken(**{name: fails}), copies=2).environment(disable_env_checking=True)
     seed = derived_seed(config.seed, "env", 0, 0)
-    where = rf"That was at environment copy 0, episode 0, step 0, whose seed is {seed}; the run's seed is {config.seed}"
+    where = rf"That was at sub-environment 0, episode 0, step 0, whose seed is {seed}; the run's seed is {config.seed}"
     with pytest.raises(
         EnvError, match=rf"{name}\(\) raised ZeroDivisionError: the world has no ground \(.* in fails\)\. {where}"
     ):
@@ -468,7 +468,7 @@ def nan_at(place):
 
 def test_a_reward_that_is_no_number_is_found_at_the_end_of_a_fragment():
     config = configured(broken(step=nan_at((1, 2))), copies=2, max_len=50).environment(disable_env_checking=True)
-    with pytest.raises(EnvError, match=r"copy 1, episode 0, agent 'c', env step 0: the reward is nan"):
+    with pytest.raises(EnvError, match=r"sub-environment 1, episode 0, agent 'c', env step 0: the reward is nan"):
         config.build_algo().env_runner.sample(num_timesteps=4)
 
 
@@ -480,13 +480,13 @@ class AllOver(Worlds):
 
 
 TRIALS = {
-    "no number": (broken(step=nan_at((2, 0))), "copy 2, step 1: the reward of agent 'a' is nan"),
+    "no number": (broken(step=nan_at((2, 0))), "sub-environment 2, step 1: the reward of agent 'a' is nan"),
     "outside": (
         broken(step=lambda o, *rest: (o + 2000, *rest)),
-        r"copy 0, step 1: the observation of agent 'a' leaves its space, Box.*component",
+        r"sub-environment 0, step 1: the observation of agent 'a' leaves its space, Box.*component",
     ),
     "mask": (AllOver, r"with the mask \[.*True.*\] gave copies other observations that are not in the mask"),
-    "alone": (WRONG["agents that end alone"], r"copy 0, step 1: agents \[.*\] ended before the others"),
+    "alone": (WRONG["agents that end alone"], r"sub-environment 0, step 1: agents \[.*\] ended before the others"),
 }
 
 

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from marl_connectors.environments.channel import Channel, channel
+from marl_connectors.environments.vector.channel import Channel, channel
 
 
 @pytest.fixture(params=[True, False], ids=["eventfd", "connection only"])

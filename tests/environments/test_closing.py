@@ -10,7 +10,7 @@ import pytest
 from failing_envs import start_workers_fast
 from scripted_envs import LifeEnv, small_config
 
-from marl_connectors.environments.vector_env import VectorEnv
+from marl_connectors.environments.vector.sync import VectorEnv
 
 
 class ClosesBadly(LifeEnv):
@@ -35,7 +35,7 @@ def test_the_other_copies_are_closed_too(tmp_path, caplog, error):
     messages = [record.getMessage() for record in caplog.records]
     assert len(messages) == 3
     for i, message in enumerate(messages):
-        said = rf"environment copy {i}: close\(\) raised {error.__name__}: it is stuck \(.*closing\.py:\d+ in close\)\."
+        said = rf"sub-environment {i}: close\(\) raised {error.__name__}: it is stuck \(.*closing\.py:\d+ in close\)\."
         assert re.fullmatch(said, message)
 
 

@@ -117,7 +117,7 @@ def test_an_async_vector_env_gives_the_same_as_copies_of_our_own(kind):
         assert vectorised == separate
     for algo in algos:
         algo.stop()
-        algo._setup.probe.close()
+        algo._setup.sample_env.close()
 
 
 @pytest.mark.parametrize("fragment", [1, 2, 3, 7])
@@ -223,7 +223,7 @@ def test_a_filter_counts_every_observation_once():
     for runner in runners:
         for _ in range(5):
             runner.sample(num_timesteps=20)
-            acted_on, newest = runner.num_env_steps, sum(not copy.rests for copy in runner.vector_env.copies)
+            acted_on, newest = runner.num_env_steps, sum(not copy.rests for copy in runner.vector_env.sub_envs)
             (state,) = runner.env_to_module.get_state()["MeanStdFilter"].values()
             assert state["own"]["count"] == acted_on + newest
 
@@ -314,7 +314,10 @@ class ManyActions(Counting):
     [
         (Silent, "autoreset_mode"),
         (ManyActions, "takes arrays of actions"),
-        (Relapsing, "copy 0, episode 1, step 0: it is terminated or truncated again by the step that was to reset it"),
+        (
+            Relapsing,
+            "sub-environment 0, episode 1, step 0: it is terminated or truncated again by the step that was to reset",
+        ),
         (Forgetful, "final_obs"),
         (Narrow, r"expected \(3, 1, 3\)"),
         (Outside, "the observation .* leaves its space"),

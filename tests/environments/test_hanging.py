@@ -17,11 +17,10 @@ from failing_envs import HangingEnv, LeavesChild, hang, start_workers_fast
 from scripted_envs import LifeEnv, small_config
 
 from marl_connectors.algorithms import algorithm
-from marl_connectors.environments import time_limits, worker_process
-from marl_connectors.environments.env_failures import EnvRestarts, close_env
-from marl_connectors.environments.time_limits import Watched, alarm
-from marl_connectors.environments.vector_env import VectorEnv
-from marl_connectors.environments.worker_vector_env import make_vector_env
+from marl_connectors.environments.vector import failures, process_handle
+from marl_connectors.environments.vector.failures import EnvRestarts, Watched, alarm, close_env
+from marl_connectors.environments.vector.subproc import make_vector_env
+from marl_connectors.environments.vector.sync import VectorEnv
 from marl_connectors.errors import EnvError
 from marl_connectors.seeding import derived_seed
 
@@ -74,7 +73,7 @@ def messages_of(caplog):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_close_that_hangs_is_named_and_its_worker_is_ended(caplog, monkeypatch, way):
-    monkeypatch.setattr(worker_process, "CLOSE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(process_handle, "CLOSE_TIMEOUT_S", 0.5)
     vector_env = reset_copies(partial(HangingEnv, where="close", way=way), num_envs=3, workers=2)
     pids = pids_of(vector_env)
     with caplog.at_level(logging.WARNING, LOG):
@@ -83,8 +82,8 @@ def test_a_close_that_hangs_is_named_and_its_worker_is_ended(caplog, monkeypatch
     assert all(map(is_gone, pids))
     end = "close() did not return within 0.5 s, so its worker process was ended."
     assert messages_of(caplog) == [
-        f"environment copy 0: {end}",
-        f"environment copy 1: {end} Nobody closed copies [2] of that process.",
+        f"sub-environment 0: {end}",
+        f"sub-environment 1: {end} Nobody closed sub-environments [2] of that process.",
     ]
 
 
@@ -102,13 +101,13 @@ def test_a_close_that_ends_its_process_is_named(caplog):
         vector_env.close()
     assert all(map(is_gone, pids))
     assert messages_of(caplog) == [
-        "environment copy 0: close() ended its worker process. Nobody closed copies [1] of that process."
+        "sub-environment 0: close() ended its worker process. Nobody closed sub-environments [1] of that process."
     ]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_what_a_worker_that_hangs_has_started_is_ended_with_it(monkeypatch, tmp_path):
-    monkeypatch.setattr(worker_process, "CLOSE_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(process_handle, "CLOSE_TIMEOUT_S", 2.0)
     file = tmp_path / "child"
     vector_env = reset_copies(partial(HangingEnv, where="close", way="fork", file=str(file)))
     vector_env.close()
@@ -140,7 +139,7 @@ import os, sys
 from functools import partial
 sys.path.insert(0, {helpers!r})
 from failing_envs import HangingEnv
-from marl_connectors.environments.worker_vector_env import make_vector_env
+from marl_connectors.environments.vector.subproc import make_vector_env
 
 vector_env = make_vector_env(partial(HangingEnv, where="close", way="busy"), num_envs=2, seed=0, num_workers=2)
 vector_env.reset_all()
@@ -176,7 +175,7 @@ def test_a_close_that_hangs_in_this_process_is_interrupted(caplog, way):
     with caplog.at_level(logging.WARNING, LOG):
         vector_env.close()
     assert messages_of(caplog) == [
-        f"environment copy {i}: close() did not return within 0.2 s and was given up." for i in (0, 2)
+        f"sub-environment {i}: close() did not return within 0.2 s and was given up." for i in (0, 2)
     ]
 
 
@@ -207,7 +206,7 @@ def test_a_class_that_has_hung_is_not_waited_for_again(caplog):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_run_stops_though_no_environment_of_it_closes(caplog, monkeypatch, workers):
-    monkeypatch.setattr(worker_process, "CLOSE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(process_handle, "CLOSE_TIMEOUT_S", 0.5)
     monkeypatch.setattr(VectorEnv, "close_timeout_s", 0.2)
     monkeypatch.setattr(algorithm, "close_env", partial(close_env, timeout_s=0.2))
     config = small_config(HangingEnv, env_config={"where": "close"})
@@ -216,7 +215,7 @@ def test_a_run_stops_though_no_environment_of_it_closes(caplog, monkeypatch, wor
     with caplog.at_level(logging.WARNING, LOG):
         algo.stop()
     first, second = messages_of(caplog)
-    assert first.startswith("environment copy 0: close() did not return within 0.")
+    assert first.startswith("sub-environment 0: close() did not return within 0.")
     assert second == "HangingEnv: close() did not return within 0.2 s and was given up."
 
 
@@ -240,9 +239,9 @@ def test_what_hangs_each_time_is_tried_as_often_as_is_tolerated(where, way):
         runner.sample(num_timesteps=20)
     episode = 1
     assert re.fullmatch(
-        rf"environment copy 0, episode {episode}, step 0 \(seed {derived_seed(0, 'env', 0, episode)}\): its worker "
+        rf"sub-environment 0, episode {episode}, step 0 \(seed {derived_seed(0, 'env', 0, episode)}\): its worker "
         rf"process did not answer for 1 s in {where}\(\) and was ended. If the environment may take that long, set "
-        r"sample_timeout_s above 1. This copy has failed 2 times without finishing an episode; "
+        r"sample_timeout_s above 1. This sub-environment has failed 2 times without finishing an episode; "
         r"num_consecutive_env_failures_tolerance is 1.",
         str(caught.value),
     )
@@ -254,8 +253,8 @@ def test_without_restarts_the_error_says_what_would_help():
     runner = runner_of(partial(HangingEnv, where="reset", here=os.getpid()), restart=False)
     with pytest.raises(
         EnvError,
-        match=r"copy 0, episode 0, step 0 \(seed \d+\): .* for 1 s in reset\(\) .* set sample_timeout_s above 1\. "
-        r"With restart_failed_sub_environments=True the run would go on",
+        match=r"sub-environment 0, episode 0, step 0 \(seed \d+\): .* for 1 s in reset\(\) .* sample_timeout_s above 1"
+        r"\. With restart_failed_sub_environments=True the run would go on",
     ):
         runner.sample(num_timesteps=2)
 
@@ -305,7 +304,7 @@ def test_a_replay_that_hangs_is_an_error_that_says_how_to_go_on(tmp_path, restar
     file.touch()
     with pytest.raises(
         EnvError,
-        match=r"environment copy 0, episode 0, .*seed \d+.*: while its episode was replayed, its worker process did "
+        match=r"sub-environment 0, episode 0, .*seed \d+.*: while its episode was replayed, its worker process did "
         r"not answer for 1 s in step\(\).*Pass new_episodes=True",
     ):
         other.set_state(state)
@@ -326,9 +325,9 @@ def test_an_evaluation_survives_a_reset_that_hangs(tmp_path):
 
 
 def test_a_constructor_that_hangs_is_named(monkeypatch):
-    monkeypatch.setattr(worker_process, "_START_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(process_handle, "_START_TIMEOUT_S", 2.0)
     restarts = EnvRestarts(partial(HangingEnv, where="make"))
-    with pytest.raises(EnvError, match=r"did not answer for 2 s while it started.* It was making environment copy 0\."):
+    with pytest.raises(EnvError, match=r"did not answer for 2 s while it started.* It was making sub-environment 0\."):
         make_vector_env(restarts.make_env, num_envs=2, seed=0, num_workers=1, timeout_s=1.0, restarts=restarts)
 
 
@@ -349,9 +348,9 @@ def test_a_worker_that_is_gone_is_noticed_though_a_process_that_it_forked_is_not
 
 
 def test_the_log_is_told_once_of_what_takes_long(caplog, monkeypatch):
-    monkeypatch.setattr(time_limits, "PATIENCE_S", 0.05)
-    monkeypatch.setattr(time_limits, "_LOOK_EVERY_S", 0.01)
-    time_limits._watcher = None  # one that looks as often as that
+    monkeypatch.setattr(failures, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(failures, "_LOOK_EVERY_S", 0.01)
+    failures._watcher = None  # one that looks as often as that
     with caplog.at_level(logging.WARNING, LOG):
         with Watched(lambda: "quick"):
             pass
@@ -361,7 +360,7 @@ def test_the_log_is_told_once_of_what_takes_long(caplog, monkeypatch):
             slow.look()
     (message,) = messages_of(caplog)
     assert message.startswith("slow: reset() has not returned for 0.05 s. Only in worker processes")
-    assert not time_limits._CALLS
+    assert not failures._CALLS
 
 
 def test_a_reset_of_a_copy_is_watched(monkeypatch):
@@ -369,15 +368,15 @@ def test_a_reset_of_a_copy_is_watched(monkeypatch):
 
     class Looking(LifeEnv):
         def reset(self, seed=None, options=None):
-            seen.extend(call._what() for call in time_limits._CALLS.values())
+            seen.extend(call._what() for call in failures._CALLS.values())
             return super().reset(seed, options)
 
     VectorEnv([Looking()], seed=0).reset_all()
-    assert seen == [f"environment copy 0, episode 0, step 0: reset(seed={derived_seed(0, 'env', 0, 0)})"]
+    assert seen == [f"sub-environment 0, episode 0, step 0: reset(seed={derived_seed(0, 'env', 0, 0)})"]
 
 
 def test_an_alarm_ends_what_waits_and_leaves_what_does_not():
-    with pytest.raises(time_limits.Hang), alarm(0.1):
+    with pytest.raises(failures.Hang), alarm(0.1):
         hang("sleep")
     with alarm(None):
         pass

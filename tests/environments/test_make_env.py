@@ -11,17 +11,15 @@ import pettingzoo
 import pytest
 from pettingzoo import AECEnv, ParallelEnv
 
-from marl_connectors.environments.env_maker import EnvMaker, call_maker
-from marl_connectors.environments.make_env import (
+from marl_connectors.environments.making.factory import (
     agent_ids,
+    call_maker,
     env_from_json,
     env_name,
     env_to_json,
     make_env,
-    register_env,
-    supports_rendering,
 )
-from marl_connectors.environments.suites import importable_name, of_suite
+from marl_connectors.environments.making.registry import EnvMaker, importable_name, of_suite, register_env
 from marl_connectors.errors import CheckpointError, ConfigError, EnvError
 
 SPREAD = "mpe2.simple_spread_v3"
@@ -210,13 +208,13 @@ def test_an_unknown_setting_is_named_with_the_closest(env, key, close):
 
 
 def test_the_render_mode_is_passed_only_where_it_is_accepted():
-    assert supports_rendering(make_env(SPREAD, render_mode="rgb_array"))
-    assert supports_rendering(make_env("CartPole-v1", render_mode="rgb_array"))
-    assert supports_rendering(make_env(PURSUIT, render_mode="rgb_array"))
-    assert not supports_rendering(make_env(SPREAD))
-    assert not supports_rendering(make_env(Pair, render_mode="rgb_array"))
+    assert make_env(SPREAD, render_mode="rgb_array").render_mode == "rgb_array"
+    assert make_env("CartPole-v1", render_mode="rgb_array").render_mode == "rgb_array"
+    assert make_env(PURSUIT, render_mode="rgb_array").render_mode == "rgb_array"
+    assert getattr(make_env(SPREAD), "render_mode", None) is None
+    assert getattr(make_env(Pair, render_mode="rgb_array"), "render_mode", None) is None
     open_ended = make_env(lambda **kwargs: Pair(**kwargs), {"size": 3}, render_mode="rgb_array")
-    assert not supports_rendering(open_ended)
+    assert getattr(open_ended, "render_mode", None) is None
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -12,9 +13,10 @@ from gymnasium_envs import vector_maker
 from random_aec import RandomAEC
 from scripted_envs import LifeEnv, small_config
 
-from marl_connectors.environments.step_result import StepResult, joined_ends
-from marl_connectors.environments.worker_vector_env import make_vector_env
-from marl_connectors.trees import leaves
+from marl_connectors.environments.vector.step_result import StepResult, joined
+from marl_connectors.environments.vector.subproc import make_vector_env
+from marl_connectors.seeding import derived_seed
+from marl_connectors.trees import as_list, leaves
 
 PARALLEL = {"together": {}, "deaths": {"die": 0.15}, "joins": {"die": 0.2, "join": 0.3, "fixed": False}}
 TURNS = {"turns": {}, "turns, deaths": {"die": 0.1, "join": 0.2, "back": 0.3, "fixed": False, "pays_newcomers": True}}
@@ -36,8 +38,19 @@ def vector_env_of(kind, seed, num_envs=4, num_workers=0):
     return config.build_algo().env_runner.vector_env
 
 
+def test_a_reset_has_the_seed_of_its_run_copy_and_episode():
+    vector_env, rng = vector_env_of("together", seed=5), np.random.default_rng(0)
+    for _ in range(60):
+        copy = vector_env.sub_envs[rng.integers(4)]
+        number = copy.episode_number
+        copy.episode_number = max(number + int(rng.choice([1, 1, 1, 7, 40, -3])), 0)
+        vector_env.seed = int(rng.choice([5, 5, 5, 6]))
+        seed = vector_env.reset_seed(copy)
+        assert seed == derived_seed(vector_env.seed, "env", copy.index, copy.episode_number) and type(seed) is int
+
+
 def acting(vector_env):
-    return [(copy.index, agent) for copy in vector_env.copies if not copy.rests for agent in copy.agents]
+    return [(copy.index, agent) for copy in vector_env.sub_envs if not copy.rests for agent in copy.agents]
 
 
 def number_of(items):
@@ -90,7 +103,7 @@ def play(kind, seed, num_steps=60, **settings):
             before = acting(vector_env)
             actions = rng.integers(0, 2, len(before))
             result = vector_env.step(actions if vector_env.is_batched else actions.tolist())
-            found.append(repr((result, acting(vector_env))))
+            found.append(repr((replace(result, observations=as_list(result.observations)), acting(vector_env))))
             num_over += len(check(result, before, vector_env, waiting))
     finally:
         vector_env.close()
@@ -128,8 +141,11 @@ def test_ends_of_several_workers_stand_one_after_another():
         )
         for i in range(3)
     ]
-    joined = joined_ends(parts)
-    assert joined.indices == [0, 1, 2] and joined.t == [1, 1, 1] and joined.infos == []
-    np.testing.assert_array_equal(np.stack(joined.observations), np.stack(ends.observations))
-    np.testing.assert_array_equal(joined.truncated, ends.truncated)
-    assert joined_ends([]) is None and joined_ends(parts[:1]) is parts[0]
+    one, two, three = [StepResult([float(i)] * 3, [i] * 3, ends=part) for i, part in enumerate(parts)]
+    both = joined([one, StepResult([9.0], [9]), two, three])
+    assert both.rewards == [0.0] * 3 + [9.0] + [1.0] * 3 + [2.0] * 3 and both.observations[2:5] == [0, 9, 1]
+    assert both.ends.indices == [0, 1, 2] and both.ends.t == [1, 1, 1] and both.ends.infos == []
+    np.testing.assert_array_equal(np.stack(both.ends.observations), np.stack(ends.observations))
+    np.testing.assert_array_equal(both.ends.truncated, ends.truncated)
+    assert joined([one]) is one and joined([StepResult([], []), one]).ends is parts[0]
+    assert joined([StepResult([], []), StepResult([], [])]).ends is None

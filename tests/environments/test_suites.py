@@ -17,8 +17,8 @@ from suites import in_a_process, train  # noqa: E402
 
 sys.path.remove(BENCHMARKS)  # where names of other tests' helpers stand, too
 
-from marl_connectors.environments.env_setup import EnvSetup  # noqa: E402
-from marl_connectors.environments.suites import SUITES  # noqa: E402
+from marl_connectors.environments.making.registry import SUITES  # noqa: E402
+from marl_connectors.environments.spec import EnvSpec  # noqa: E402
 
 SAMPLE = [
     Case("mpe2", "simple_spread_v3:parallel_env"),
@@ -72,7 +72,7 @@ def test_a_real_environment_is_trained_on(case):
     ],
 )
 def test_agents_with_like_spaces_share_a_policy(env, policies):
-    assert policies_for(EnvSetup(env, {})) == policies
+    assert policies_for(EnvSpec(env, {})) == policies
 
 
 @pytest.mark.slow

@@ -15,9 +15,9 @@ from counting_envs import GREY, IMAGE, LEVELS, MOVES, NUMBERS, CountingEnv, Coun
 from gymnasium.spaces import Box, Discrete
 from scripted_envs import LifeEnv
 
-from marl_connectors.environments.make_env import make_env
-from marl_connectors.environments.supersuit_rules import REFUSED, wrapper_names
-from marl_connectors.environments.turn_based_env import TurnBasedEnv
+from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
+from marl_connectors.environments.making.factory import make_env
+from marl_connectors.environments.making.wrappers import REFUSED, wrapper_names
 from marl_connectors.errors import ConfigError, EnvError
 
 supersuit = pytest.importorskip("supersuit")

@@ -11,7 +11,7 @@ import torch
 from scripted_envs import small_config
 
 from marl_connectors import EnvError, FlattenObservations, VmasEnv, check_env
-from marl_connectors.environments.make_env import make_env
+from marl_connectors.environments.making.factory import make_env
 
 
 @pytest.fixture
@@ -159,7 +159,7 @@ def test_episodes_are_those_of_vmas_itself(scenario, continuous):
     env = vmas.make_env(scenario, 1, clamp_actions=True, terminated_truncated=True, **settings)
     for episode in episodes:
         index, number = map(int, episode.id_.split("-"))
-        copy = runner.vector_env.copies[index]
+        copy = runner.vector_env.sub_envs[index]
         copy.episode_number = number
         env.seed(runner.vector_env.reset_seed(copy))
         env.reset_at(0)

@@ -20,13 +20,12 @@ from marl_connectors.algorithms.env_workers import auto_env_workers, looks_at_en
 from marl_connectors.cli.explain import _algorithm
 from marl_connectors.cli.settings import RunSettings
 from marl_connectors.cli.values import number_or_auto
-from marl_connectors.environments import worker_count
-from marl_connectors.environments.env_setup import EnvSetup
-from marl_connectors.environments.env_worker import EnvFactory
+from marl_connectors.environments.spec import EnvSpec
 from marl_connectors.environments.validation import smoke_test
-from marl_connectors.environments.worker_count import auto_num_workers, num_worth_it
-from marl_connectors.environments.worker_process import WorkerProcess
-from marl_connectors.environments.worker_vector_env import WorkerVectorEnv
+from marl_connectors.environments.vector import worker_count
+from marl_connectors.environments.vector.process_handle import ProcessHandle
+from marl_connectors.environments.vector.subproc import WorkerVectorEnv
+from marl_connectors.environments.vector.worker_count import auto_num_workers, num_worth_it
 
 COUNT_CORES = worker_count.num_cores
 LIFE = "scripted_envs:LifeEnv"
@@ -91,18 +90,18 @@ def test_the_median_step_of_the_smoke_test_is_measured(monkeypatch):
             return super().step(actions)
 
     monkeypatch.setattr(smoke_test.time, "perf_counter", lambda: now[0])
-    setup = EnvSetup(Clocked, {})
+    setup = EnvSpec(Clocked, {})
     assert setup.step_s is None
     setup.check(0)
     assert setup.step_s == pytest.approx(0.003)
 
 
 def chosen(env, num_envs=4, step_s=0.01, timeout_s=None, **env_config):
-    setup = EnvSetup(env, env_config)
+    setup = EnvSpec(env, env_config)
     if step_s is not None:
         setup.check(0)
         setup._step_times = [] if setup.is_batched else [step_s]
-    return auto_num_workers(setup, EnvFactory(setup), num_envs, timeout_s)
+    return auto_num_workers(setup, num_envs, timeout_s)
 
 
 def test_there_is_a_worker_for_each_core_if_environments_are_slow(monkeypatch):
@@ -167,21 +166,21 @@ def test_so_do_functions_that_do(name, looks):
 
 @pytest.mark.parametrize("watched", [None, "render_env", "render_mode"])
 def test_an_environment_that_is_watched_stays_here(watched):
-    setup = EnvSetup(LIFE, {})
+    setup = EnvSpec(LIFE, {})
     setup.check(0)
     setup._step_times = [0.01]
-    setup.probe.render_mode = "human" if watched == "render_mode" else "rgb_array"
+    setup.sample_env.render_mode = "human" if watched == "render_mode" else "rgb_array"
     config = small_config(LifeEnv, render_env=watched == "render_env")
-    assert auto_env_workers(config, setup, EnvFactory(setup), 3) == (0 if watched else 3)
+    assert auto_env_workers(config, setup, 3) == (0 if watched else 3)
 
 
 @pytest.mark.parametrize(("timeout_s", "expected"), [(None, 3), (0.079, 0), (0.081, 3)])
 def test_no_worker_is_started_that_its_time_limit_might_end(timeout_s, expected):
     """Two copies in one worker, which take 0.01 s each, are a quarter of 0.08 s."""
-    setup = EnvSetup(LIFE, {})
+    setup = EnvSpec(LIFE, {})
     setup.check(0)
     setup._step_times, setup._reset_s = [0.004, 0.004, 0.004], 0.01
-    assert auto_num_workers(setup, EnvFactory(setup), 5, timeout_s) == expected
+    assert auto_num_workers(setup, 5, timeout_s) == expected
 
 
 def test_a_process_of_a_pool_and_a_debugged_one_start_no_workers(monkeypatch):
@@ -211,10 +210,10 @@ def test_a_run_has_the_workers_that_auto_chooses_and_the_same_transitions():
 @pytest.mark.usefixtures("slow_steps")
 def test_evaluations_get_workers_if_they_take_five_seconds_and_looks_at_pieces_get_none(monkeypatch):
     """A step takes 10 ms; episodes are taken to have 100 steps before the first one has ended, and 4 after it has."""
-    started, start = [], WorkerProcess.start
+    started, start = [], ProcessHandle.start
     config = small_config(LIFE, env_config={"max_steps": 4}).multi_agent(policies="shared")
     algo = config.env_runners(num_envs_per_env_runner=2, num_env_workers="auto").build_algo()
-    monkeypatch.setattr(WorkerProcess, "start", lambda self: started.append(self) or start(self))
+    monkeypatch.setattr(ProcessHandle, "start", lambda self: started.append(self) or start(self))
 
     def num_started(play):
         started.clear()

@@ -1,8 +1,7 @@
-"""What environment copies give does not depend on the process that steps them, and no process outlives its run."""
+"""What sub-environments give does not depend on the process that steps them, and no process outlives its run."""
 
 from __future__ import annotations
 
-import enum
 import gc
 import multiprocessing.forkserver
 import os
@@ -19,15 +18,12 @@ import numpy as np
 import pytest
 from failing_envs import DictEnv, GrowingEnv, KeepingEnv, Unsendable, make_raising, start_workers_fast
 from gymnasium import spaces
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 from random_aec import RandomAEC
 from scripted_envs import BOX, LifeEnv, short_life, small_config
 
 from marl_connectors import register_env
 from marl_connectors.connectors.env_to_module.observation_preprocessor import MultiAgentObservationPreprocessor
-from marl_connectors.environments.shared_columns import Column, ColumnReader, ColumnWriter, SharedBlock
-from marl_connectors.environments.worker_vector_env import WorkerVectorEnv, make_vector_env
+from marl_connectors.environments.vector.subproc import WorkerVectorEnv, make_vector_env
 from marl_connectors.errors import ConfigError, EnvError
 
 MIXED = {
@@ -65,7 +61,7 @@ def runner_of(env, workers, *, num_envs=3, policies="independent", **runner):
 
 def played(runner, samples=SAMPLES):
     """All that a runner's episodes hold."""
-    copies = len(runner.vector_env.copies)
+    copies = len(runner.vector_env.sub_envs)
     return [[episode.get_state() for episode in runner.sample(num_timesteps=n * copies)] for n in samples]
 
 
@@ -153,7 +149,7 @@ def test_a_checkpoint_goes_on_with_any_number_of_workers(case):
 
 def test_more_workers_than_copies_are_not_started():
     runner = runner_of(LifeEnv, 5, num_envs=2)
-    assert [[copy.index for copy in worker.copies] for worker in runner.vector_env.workers] == [[0], [1]]
+    assert [[copy.index for copy in worker.sub_envs] for worker in runner.vector_env.workers] == [[0], [1]]
     runner.close()
 
 
@@ -201,97 +197,6 @@ def test_an_environment_that_a_worker_cannot_make_is_reported():
 def test_settings_of_the_wrong_kind_are_named(wrong):
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         small_config(LifeEnv).env_runners(**wrong).validate()
-
-
-# Shared memory.
-
-LEAVES = st.one_of(
-    st.integers(-3, 3),
-    st.sampled_from([2**70, True, 1.5, "text", None, np.float32(2), np.array(3.0), np.array(["a"])]),
-    st.builds(np.zeros, st.sampled_from([(), (0,), (2,), (2, 3), (900,)]), st.sampled_from(["f4", "f8", "u1", "?"])),
-)
-ITEMS = st.recursive(
-    LEAVES, lambda x: st.one_of(st.tuples(x, x), st.fixed_dictionaries({"b": x, "a": x})), max_leaves=4
-)
-
-
-def kind_of(x):
-    return x.dtype if isinstance(x, np.generic) else type(x)  # two numpy types may be the same number, as longlong is
-
-
-def same(a, b):
-    if kind_of(a) != kind_of(b):
-        return False
-    if isinstance(a, (dict, tuple)):
-        parts = zip(a.values(), b.values(), strict=True) if isinstance(a, dict) else zip(a, b, strict=True)
-        return list(a) == list(b) if isinstance(a, dict) and list(a) != list(b) else all(same(x, y) for x, y in parts)
-    if isinstance(a, np.ndarray):  # the order of a number's bytes may change on the way
-        return (a.dtype, a.shape) == (b.dtype.newbyteorder("="), b.shape) and (a == b).all()
-    return a == b
-
-
-class Phase(enum.IntEnum):
-    DAY = 1
-    NIGHT = 2
-
-
-class Named(dict):
-    """Of a class that no column knows."""
-
-
-@settings(max_examples=60)
-@example([[1, 2], [Phase.DAY, Phase.NIGHT], [{"x": Phase.NIGHT}, {"x": 1}]])
-@example([[np.longlong(3)], [np.int64(3)], [np.array([3], np.longlong)], [(np.longlong(3), 1.0)]])
-@example([[np.array([1.0, 2.0], ">f4")] * 2, [{"x": np.array([1, 2], ">i8")}], [np.zeros(2, "f4")] * 2])
-@example([[Named(x=1)], [{"x": Named(x=np.ones(2))}]])
-@example([[np.zeros(2), np.ones(2)], [np.zeros(2, np.float32), np.ones(2)]])
-@example([[np.float64(1), np.float64(2)], [np.float32(1), np.float64(2)]])
-@given(st.lists(st.lists(ITEMS, max_size=4), max_size=5))
-def test_lists_come_out_of_shared_memory_as_they_went_in(lists):
-    block = SharedBlock()
-    writer, reader = ColumnWriter(block), ColumnReader(SharedBlock(os.dup(block._fd)), copy=True)
-    for items in lists:
-        for again in (items, items[:]):
-            found = reader.read(pickle.loads(pickle.dumps(writer.write(again))))
-            assert len(found) == len(items)
-            assert all(map(same, found, items)), (found, items)
-
-
-def test_what_does_not_fit_where_it_was_planned_is_sent_as_it_is(monkeypatch):
-    monkeypatch.setattr(Column, "put", lambda column, items: False)
-    block = SharedBlock()
-    writer, reader = ColumnWriter(block), ColumnReader(block, copy=True)
-    for items in ([np.ones(2), np.ones(2)], [1, 2], [{"x": 1.0}]):
-        assert all(map(same, reader.read(writer.write(items)), items))
-
-
-def test_lists_like_the_one_before_need_no_words():
-    block = SharedBlock()
-    writer, reader = ColumnWriter(block), ColumnReader(block, copy=False)
-    for t in range(5):
-        items = [{"x": np.full(3, t), "y": float(t)}, np.full(2, t, np.float32), t]
-        note = writer.write(items)
-        assert (note is None) == (t > 0)
-        assert all(map(same, reader.read(note), items))
-
-
-def test_ordinary_steps_send_no_data(monkeypatch):
-    vector_env = make_vector_env(partial(LifeEnv, max_steps=1000), num_envs=4, seed=0, num_workers=2)
-    assert isinstance(vector_env, WorkerVectorEnv)
-    vector_env.reset_all()
-    actions = [0] * 12
-    vector_env.step(actions)
-    sent = []
-    for worker in vector_env.workers:
-        monkeypatch.setattr(worker, "_send", lambda m, send=worker._send: (sent.append(m), send(m)))
-    replies = []
-    for worker in vector_env.workers:
-        monkeypatch.setattr(worker, "receive", lambda get=worker.receive: replies.append(get()) or replies[-1])
-    for _ in range(3):
-        vector_env.step(actions)
-    assert sent == [b"s"] * 6
-    assert all(reply.rewards is None and reply.observations is None for reply in replies)
-    vector_env.close()
 
 
 # The end.

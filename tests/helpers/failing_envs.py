@@ -17,7 +17,7 @@ from pettingzoo import ParallelEnv
 from random_aec import RandomAEC
 from scripted_envs import BOX, LifeEnv
 
-from marl_connectors.environments.worker_process import _start_forkserver
+from marl_connectors.environments.vector.process_handle import _start_forkserver
 
 
 def start_workers_fast():

@@ -56,7 +56,7 @@ def test_joint_observations_are_what_all_agents_saw_at_that_step(fixed):
         episodes = algo.env_runner.sample(num_timesteps=15)
         for episode, rows in joint_rows(algo, episodes):
             copy, number = map(int, episode.multi_agent_episode_id.split("-"))
-            entry = algo.env_runner.vector_env.copies[copy].env.log[number]
+            entry = algo.env_runner.vector_env.sub_envs[copy].env.log[number]
             seen = [entry["obs"], *(step[1] for step in entry["steps"])]
             alive = [entry["agents"], *(step[-1] for step in entry["steps"])]
             for i, (t, row) in enumerate(zip(episode.storage.column(Columns.T), rows, strict=True)):

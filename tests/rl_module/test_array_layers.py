@@ -46,3 +46,17 @@ def test_blocks_of_rows_are_whole_tiles(monkeypatch):
     whole = run_layers(x, layers)
     monkeypatch.setattr(array_layers, "BLOCK", 3 * tile_rows() + 1)
     np.testing.assert_array_equal(run_layers(x, layers), whole)
+
+
+@pytest.mark.parametrize("modules", [0, 2])
+def test_more_rows_than_fit_a_block_come_out_as_in_double_precision(modules):
+    rng = np.random.default_rng(0)
+    lead = (modules,) if modules else ()
+    shapes = [(6, 3), (2, 6)]
+    weights = [rng.standard_normal((*lead, *shape), np.float32) for shape in shapes]
+    biases = [rng.standard_normal((*lead, shape[0]), np.float32) for shape in shapes]
+    layers = [ArrayLayer.over(w, b, f) for w, b, f in zip(weights, biases, (np.tanh, None), strict=True)]
+    x = rng.standard_normal((*lead, 2 * array_layers.BLOCK + 5, 3), np.float32)
+    hidden, out = (w.astype(np.float64).swapaxes(-1, -2) for w in weights)
+    expected = np.tanh(x @ hidden + biases[0][..., None, :]) @ out + biases[1][..., None, :]
+    np.testing.assert_allclose(run_layers(x, layers), expected, atol=1e-5)

@@ -5,6 +5,7 @@ from gymnasium import spaces
 from torch import nn
 
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
+from marl_connectors.checkpoints import save_state
 from marl_connectors.errors import ConfigError, ModuleError
 from marl_connectors.rl_module.default_model_config import DefaultModelConfig
 from marl_connectors.rl_module.layers import MLP
@@ -300,3 +301,17 @@ class StillStackable(DefaultPPORLModule):
 def test_a_subclass_is_stacked_only_if_it_says_so_itself():
     assert make_multi("a", "b", cls=Scaled).buckets == []
     assert [bucket.module_ids for bucket in make_multi("a", "b", cls=StillStackable).buckets] == [("a", "b")]
+
+
+def test_a_module_starts_from_the_state_that_its_spec_names(tmp_path):
+    spec = RLModuleSpec(DefaultPPORLModule, OBS, ACT, model_config={"fcnet_hiddens": [5]})
+    saved = spec.build()
+    save_state(tmp_path / "saved", saved.get_state())
+    others = spec.build()
+    spec.load_state_path = tmp_path / "saved"
+    loaded = MultiRLModuleSpec(rl_module_specs={"a": spec}).build()["a"]
+    for (name, one), other, random in zip(
+        loaded.named_parameters(), saved.parameters(), others.parameters(), strict=True
+    ):
+        assert torch.equal(one, other), name
+        assert not random.any() or not torch.equal(one, random), name

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from marl_connectors.connectors.connector_v2 import ConnectorV2
     from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
-    from marl_connectors.environments.env_setup import EnvSetup
+    from marl_connectors.environments.spec import EnvSpec
     from marl_connectors.rl_module.rl_module import RLModuleSpec
 
 
@@ -60,19 +60,19 @@ class MAPPOConfig(PPOConfig):
         return DefaultMAPPORLModule
 
     def complete_rl_module_spec(
-        self, spec: RLModuleSpec, setup: EnvSetup, env_to_module: EnvToModulePipeline
+        self, spec: RLModuleSpec, setup: EnvSpec, env_to_module: EnvToModulePipeline
     ) -> RLModuleSpec:
         """Tells the module how many inputs its critic has."""
         spec = super().complete_rl_module_spec(spec, setup, env_to_module)
         size = self._critic_obs_piece(setup, env_to_module).size
         return dataclasses.replace(spec, model_config=_with_critic_inputs(spec, size))
 
-    def default_learner_pieces(self, setup: EnvSetup, env_to_module: EnvToModulePipeline) -> list[ConnectorV2]:
+    def default_learner_pieces(self, setup: EnvSpec, env_to_module: EnvToModulePipeline) -> list[ConnectorV2]:
         """The piece that adds what the critics see."""
         return [self._critic_obs_piece(setup, env_to_module)]
 
     def _critic_obs_piece(
-        self, setup: EnvSetup, env_to_module: EnvToModulePipeline
+        self, setup: EnvSpec, env_to_module: EnvToModulePipeline
     ) -> AddJointObservationsFromEpisodesToTrainBatch | AddEnvStatesFromEpisodesToTrainBatch:
         if setup.single_agent:
             raise ConfigError(

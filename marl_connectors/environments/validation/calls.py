@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from marl_connectors.environments import time_limits
-from marl_connectors.environments.time_limits import Hang, alarm
 from marl_connectors.environments.validation.report import Findings
 from marl_connectors.environments.validation.rules import RULES
+from marl_connectors.environments.vector import failures
+from marl_connectors.environments.vector.failures import Hang, alarm
 from marl_connectors.errors import describe_error
 
 
@@ -107,7 +107,7 @@ class Calls:
 def _place(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     # What the alarm itself did, and what hands calls on, is not where the environment stands.
-    own = (__file__, time_limits.__file__)
+    own = (__file__, failures.__file__)
     kept = [frame for frame in frames if frame.filename not in own] or list(frames)
     frame = kept[-1]
     line = f": {frame.line}" if frame.line and not frame.line.startswith("raise ") else ""

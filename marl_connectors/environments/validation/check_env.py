@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 from gymnasium import spaces
 from pettingzoo import AECEnv, ParallelEnv
 
 from marl_connectors.connectors.action_masks import ACTION_MASK, flat_masks, is_binary, wanted_mask
-from marl_connectors.environments.batched_copy import BatchedCopy
-from marl_connectors.environments.batched_env import is_batched
-from marl_connectors.environments.make_env import env_name, make_env
-from marl_connectors.environments.single_agent_env import SingleAgentEnv
-from marl_connectors.environments.turn_based_env import TurnBasedEnv
-from marl_connectors.environments.validation import extras
-from marl_connectors.environments.validation.aliasing import GivenData
+from marl_connectors.environments.adapters.batched import BatchOfOne, is_batched
+from marl_connectors.environments.adapters.single_agent import SingleAgentEnv
+from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
+from marl_connectors.environments.making.factory import env_name, make_env
 from marl_connectors.environments.validation.calls import (
     CallFailed,
     Calls,
@@ -25,16 +24,26 @@ from marl_connectors.environments.validation.calls import (
     collected_warnings,
     global_random_state,
 )
+from marl_connectors.environments.validation.checks import state_violation
 from marl_connectors.environments.validation.conformance import run_conformance_tests
-from marl_connectors.environments.validation.players import ParallelPlayer, Played, Player, Session, TurnPlayer
+from marl_connectors.environments.validation.players import (
+    GivenData,
+    Outcome,
+    ParallelPlayer,
+    Played,
+    Player,
+    Session,
+    TurnPlayer,
+)
 from marl_connectors.environments.validation.report import EnvFigures, EnvReport, Findings
+from marl_connectors.environments.validation.rules import violation
 from marl_connectors.environments.validation.seeds import SeedChecks, is_nondeterministic, play_and_watch
-from marl_connectors.environments.validation.smoke_test import NUM_COPIES, SmokeTest
+from marl_connectors.environments.validation.smoke_test import NUM_ENVS, SmokeTest
 from marl_connectors.environments.validation.spaces import SpaceBook
 from marl_connectors.errors import ConfigError, EnvError, describe_error
 from marl_connectors.seeding import stream
 from marl_connectors.spaces import describe, values_per_choice, zeros
-from marl_connectors.typing import DEFAULT_AGENT_ID
+from marl_connectors.typing import DEFAULT_AGENT_ID, AgentID
 
 
 def check_env(
@@ -98,7 +107,7 @@ def check_env(
     return check.report()
 
 
-_COPIES_STEPS = 100
+_BATCH_STEPS = 100
 
 
 class _Check:
@@ -149,7 +158,7 @@ class _Check:
 
     def _make(self, render_mode: str | None = None) -> Any:
         env: Any = make_env(self._given, self._config, render_mode=render_mode) if self.can_make else self._given
-        return BatchedCopy(env, self._name()) if is_batched(env) else env
+        return BatchOfOne(env, self._name()) if is_batched(env) else env
 
     def _player(self, env: Any) -> Player:
         if isinstance(env, AECEnv):
@@ -175,26 +184,26 @@ class _Check:
     def run(self, episodes: int, seed: int, max_steps: int, conformance: bool) -> None:
         """All checks."""
         with self._part("metadata"):
-            extras.check_metadata(self.env, self.session)
+            check_metadata(self.env, self.session)
         with self._part("spaces"):
             self._check_spaces()
         if self.player.takes_turns:
             max_steps *= max(len(self._possible()), 1)
         played = self._play(episodes, seed, max_steps)
         self._figures = self.session.tally.figures(self._begun)
-        extras.check_ends(played, max_steps, self.session)
-        extras.check_last_observations(played, self.session)
+        check_ends(played, max_steps, self.session)
+        check_last_observations(played, self.session)
         if played:
-            extras.check_agents_seen(self.env, self._possible(), self.session)
+            check_agents_seen(self.env, self._possible(), self.session)
             with self._part("seeds"):
                 fresh = (lambda: self._player(self._make())) if self.can_make else None
                 seeds = SeedChecks(self.findings, fresh, seed=seed, nondeterministic=is_nondeterministic(self.env))
                 seeds.run(self.player, played[0], stream(seed, "check", "seeds"), max_steps)
             with self._part("state()"):
                 self.session.calls("reset()", lambda: self.env.reset(seed=seed))
-                extras.check_state(self.env, self.session)
+                check_state(self.env, self.session)
             with self._part("copies"):
-                self._check_copies(seed)
+                self._check_sub_envs(seed)
             with self._part("turns"):
                 self._play_by_turns(seed, max_steps)
         with self._part("rendering"):
@@ -254,15 +263,15 @@ class _Check:
         env, calls = TurnBasedEnv(self.env), self.session.calls
         calls("A run's way to take turns", lambda: test.play(env), at_least=calls.time_left)
 
-    def _check_copies(self, seed: int) -> None:
+    def _check_sub_envs(self, seed: int) -> None:
         """Several copies of a natively batched environment; one of it has been played like any other environment."""
-        if not isinstance(self.env, BatchedCopy) or self.findings.has_errors:
+        if not isinstance(self.env, BatchOfOne) or self.findings.has_errors:
             return
-        env: Any = make_env(self._given, self._config, num_envs=NUM_COPIES)
+        env: Any = make_env(self._given, self._config, num_envs=NUM_ENVS)
         rng = stream(seed, "check", "copies")
         try:
             key = self.session.mask_key
-            test = SmokeTest(self._name(), self._agent_spaces, rng, mask_key=key, num_steps=_COPIES_STEPS)
+            test = SmokeTest(self._name(), self._agent_spaces, rng, mask_key=key, num_steps=_BATCH_STEPS)
             test.play_batched(env, twins=True)
         except EnvError as error:
             advice = "The runner steps all copies together: correct it before training."
@@ -280,15 +289,15 @@ class _Check:
                     kind="render-raises",
                 )
                 if getattr(env, "render_mode", None) == mode:
-                    extras.check_rendering(env, mode, self.session, seed)
+                    check_rendering(env, mode, self.session, seed)
                 env.close()
             elif getattr(self.env, "render_mode", None) == mode and not self.can_make:
-                extras.check_rendering(self.env, mode, self.session, seed)
+                check_rendering(self.env, mode, self.session, seed)
 
     def close(self) -> None:
         """Closes what was made here."""
         if self.can_make:
-            extras.check_close(self.env, self.session)
+            check_close(self.env, self.session)
 
     def report(self) -> EnvReport:
         """What was found so far."""
@@ -297,3 +306,109 @@ class _Check:
         figures = self._figures or self.session.tally.figures(self._begun)
         masks = tuple(place for place in ("observations", "infos") if place in self.session.masks_in)
         return EnvReport(self.session.name, kind, tuple(agents), tuple(self.findings.in_order()), figures, masks)
+
+
+def check_metadata(env: Any, session: Session) -> None:
+    """Whether the environment says who may take part, and how it can be drawn."""
+    note = session.findings.note
+    if not isinstance(env, gym.Env) and not getattr(env, "possible_agents", None):
+        note("no-possible-agents", "There is no list possible_agents")
+    metadata = getattr(env, "metadata", None)
+    if not isinstance(metadata, dict):
+        note("no-metadata", "There is no dict called metadata")
+    elif "render_modes" not in metadata:
+        note("no-render-modes", "the metadata have no render_modes")
+
+
+def check_state(env: Any, session: Session) -> None:
+    """Whether ``state()`` works, right after a reset."""
+    if isinstance(env, gym.Env):
+        return
+    state = session.calls("state()", lambda: _state(env), kind="state-raises", step=0)
+    if state is NotImplemented:
+        session.findings.note("no-state", "There is no state()")
+        return
+    space = getattr(env, "state_space", None)
+    if not isinstance(space, gym.Space):
+        return
+    try:
+        found = state_violation(space, state)
+    except Exception as error:
+        found = violation("state-outside-space", f"the state does not fit state_space: {describe_error(error)}")
+    if found:
+        session.findings.add(found, 0)
+
+
+def _state(env: Any) -> Any:
+    try:
+        return env.state()
+    except NotImplementedError:
+        return NotImplemented
+
+
+def check_rendering(env: Any, mode: str, session: Session, seed: int) -> None:
+    """Whether ``render()`` gives what its mode promises, in a copy that was made with that mode."""
+    how = f"with render_mode={mode!r}"
+    try:
+        session.calls(f"reset() {how}", lambda: env.reset(seed=seed), kind="render-raises")
+        frame = session.calls(f"render() {how}", env.render, kind="render-raises")
+    except CallFailed:
+        return
+    if mode == "ansi":
+        wrong = "" if isinstance(frame, str) or hasattr(frame, "getvalue") else f"a {type(frame).__name__}, not text"
+    elif not isinstance(frame, np.ndarray):
+        wrong = f"a {type(frame).__name__}, not an array"
+    else:
+        fine = frame.ndim == 3 and frame.shape[2] == 3 and frame.dtype == np.uint8
+        wrong = "" if fine else f"an array of shape {frame.shape} {frame.dtype}, not [height, width, 3] uint8"
+    if wrong:
+        session.findings.note("render", f"render() {how} gives {wrong}")
+
+
+def check_close(env: Any, session: Session) -> None:
+    """Closes a copy."""
+    try:
+        session.calls("close()", env.close, kind="close-raises")
+    except CallFailed:
+        return
+
+
+def check_ends(episodes: Sequence[Played], max_steps: int, session: Session) -> None:
+    """How the played episodes came to their ends."""
+    over = [episode for episode in episodes if episode.is_over]
+    if episodes and not over and any(len(episode.steps) >= max_steps for episode in episodes):
+        what = f"No episode ended within {max_steps:,} steps, so that nothing is known about ends"
+        session.findings.note("no-end", what)
+    lengths = {len(episode.steps) for episode in over}
+    if len(over) == len(episodes) >= 3 and len(lengths) == 1 and lengths != {1}:
+        if any(episode.flags != {"terminated"} for episode in over):
+            return
+        what = f"All {len(over)} episodes end with a termination at step {max(lengths)}"
+        session.findings.note("ends-always-terminated", what)
+
+
+def check_last_observations(episodes: Sequence[Played], session: Session) -> None:
+    """Whether truncated episodes end with what the next one begins with, as it does where ``step`` resets by itself."""
+    pairs = [(one, after) for one, after in itertools.pairwise(episodes) if one.flags == {"truncated"}]
+    if not pairs:
+        return
+    for one, after in pairs:
+        first = _observations(after.first)
+        last = _observations(one.steps[-1][1])
+        before = _observations(one.steps[-2][1] if len(one.steps) > 1 else one.first)
+        if not last or any(first.get(agent) != seen or before.get(agent) == seen for agent, seen in last.items()):
+            return
+    what = "the last observation of every truncated episode is the first one of the next"
+    session.findings.note("last-observation-is-first", what)
+
+
+def _observations(outcome: Outcome) -> dict[AgentID, bytes]:
+    return {agent: token for (what, agent), token in outcome.tokens.items() if what == "observation"}
+
+
+def check_agents_seen(env: Any, agents: Sequence[AgentID], session: Session) -> None:
+    """Whether all possible agents came to play."""
+    missing = [agent for agent in agents if agent not in session.seen]
+    if missing and not isinstance(env, gym.Env):
+        shown = ", ".join(map(repr, missing[:5])) + (", ..." if len(missing) > 5 else "")
+        session.findings.note("agents-never-seen", f"Of possible_agents, {shown} never took part")

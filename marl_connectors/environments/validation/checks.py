@@ -22,14 +22,14 @@ from marl_connectors.connectors.action_masks import (
     mask_of_one_row,
     wanted_mask,
 )
-from marl_connectors.environments.env_failures import ENV_ERRORS
 from marl_connectors.environments.validation.rules import Violation, violation
+from marl_connectors.environments.vector.failures import ENV_ERRORS
 from marl_connectors.errors import EnvError, describe_error
 from marl_connectors.trees import leaves
 from marl_connectors.typing import AgentID
 
 if TYPE_CHECKING:
-    from marl_connectors.environments.env_copy import EnvCopy
+    from marl_connectors.environments.vector.sub_environment import SubEnvironment
 
 ADVICE_ON_OLD_GYM = (
     "Wrap it where it is made (pip install shimmy): shimmy.openai_gym_compatibility.GymV26CompatibilityV0(env=env), or "
@@ -72,7 +72,7 @@ def wrong_values(method: str, given: Any) -> Violation | None:
 
 
 def _not_by_agent(word: str, given: Any) -> Violation | None:
-    if isinstance(given, Mapping):
+    if type(given) is dict or isinstance(given, Mapping):
         return None
     advice = f"Return a dict with the {word} of each agent."
     return violation("wrong-result", f"the {word}s are {reprlib.repr(given)}, not a dict", advice=advice)
@@ -82,12 +82,12 @@ def _infos_not_by_agent(infos: Any) -> Violation | None:
     return None if infos is None else _not_by_agent("info", infos)
 
 
-def fault_in_reset(given: Any) -> Violation | None:
+def reset_violation(given: Any) -> Violation | None:
     """What is wrong with the form of what ``reset`` gave, if it is not two values by agent."""
     return wrong_values("reset", given) or _not_by_agent("observation", given[0]) or _infos_not_by_agent(given[1])
 
 
-def fault_in_result(given: Any) -> Violation | None:
+def result_violation(given: Any) -> Violation | None:
     """What is wrong with the form of what ``step`` gave, if it is not five values by agent."""
     if found := wrong_values("step", given):
         return found
@@ -96,7 +96,7 @@ def fault_in_result(given: Any) -> Violation | None:
     return next(filter(None, by_agent), None) or _infos_not_by_agent(given[4])
 
 
-def fault_in_step(agents: Iterable[AgentID], terminations: Any, truncations: Any, infos: Any) -> Violation | None:
+def step_violation(agents: Iterable[AgentID], terminations: Any, truncations: Any, infos: Any) -> Violation | None:
     """The first flag or info of one of these agents that is none. Flags and infos may be missing.
 
     A hot path: where flags are bools and infos are dicts, agents are not looped over.
@@ -108,13 +108,13 @@ def fault_in_step(agents: Iterable[AgentID], terminations: Any, truncations: Any
             for agent in agents:
                 if agent in flags and not is_flag(flags[agent]):
                     return flag_violation(agent, word, flags[agent])
-    return fault_in_infos(agents, infos)
+    return infos_violation(agents, infos)
 
 
-def fault_in_infos(agents: Iterable[AgentID], infos: Any) -> Violation | None:
-    """As ``fault_in_step``, of infos alone."""
+def infos_violation(agents: Iterable[AgentID], infos: Any) -> Violation | None:
+    """As ``step_violation``, of infos alone."""
     if not infos or (type(infos) is dict and set(map(type, infos.values())) <= _DICT):
-        return None if infos is None or isinstance(infos, Mapping) else _not_by_agent("info", infos)
+        return _infos_not_by_agent(infos)
     if found := _not_by_agent("info", infos):
         return found
     for agent in agents:
@@ -344,7 +344,7 @@ def not_removed(agent: AgentID) -> Violation:
 
 
 def ended_alone(gone: list[AgentID]) -> Violation:
-    """In a natively batched environment, all agents of a copy must end in one step."""
+    """In a natively batched environment, all agents of a sub-environment must end in one step."""
     return violation(
         "copies",
         f"agents {gone} ended before the others",
@@ -408,7 +408,7 @@ def _mask_is(mask: Any) -> str:
 # In a run where environments that fail are replaced.
 
 
-class GarbageCheck:
+class InvalidDataCheck:
     """Finds what no column can hold, and what is not a finite number, before it gets among good data."""
 
     def __init__(self, observation_space: Any):
@@ -416,33 +416,33 @@ class GarbageCheck:
         self._given = observation_space
 
     def check(
-        self, copy: EnvCopy, agents: Iterable[AgentID], observations: Mapping[AgentID, Any], rewards: Mapping
+        self, sub_env: SubEnvironment, agents: Iterable[AgentID], observations: Mapping[AgentID, Any], rewards: Mapping
     ) -> None:
-        """Raises for what a copy gave: where environments are replaced, that must be before it is among good data."""
+        """Raises for invalid data: where environments are replaced, that must be before it is among good data."""
         for agent in agents:
             if agent not in observations:
                 continue
-            space = copy.expected.get(agent)
+            space = sub_env.expected.get(agent)
             if space is None:
-                space = self._learn(copy, agent)
-            if observations[agent] is None and agent in copy.agents:
-                raise_first(copy, [no_observation(agent, True)])
-            raise_first(copy, invalid_data(agent, space, observations[agent]))
+                space = self._learn(sub_env, agent)
+            if observations[agent] is None and agent in sub_env.agents:
+                raise_first(sub_env, [no_observation(agent, True)])
+            raise_first(sub_env, invalid_data(agent, space, observations[agent]))
         for agent, reward in rewards.items():
             if type(reward) is not float or not math.isfinite(reward):
-                raise_first(copy, [reward_violation(agent, reward)])
+                raise_first(sub_env, [reward_violation(agent, reward)])
 
-    def _learn(self, copy: EnvCopy, agent: AgentID) -> Space:
+    def _learn(self, sub_env: SubEnvironment, agent: AgentID) -> Space:
         try:
             given = self._given.get(agent) if isinstance(self._given, Mapping) else self._given
-            space = copy.env.observation_space(agent) if given is None else given
+            space = sub_env.env.observation_space(agent) if given is None else given
             space_tools.zeros(space)  # raises if its values have no fixed shape
         except ENV_ERRORS as error:
             what = f"the observation has no space: observation_space({agent!r}) raised {describe_error(error)}"
-            raise EnvError(f"{copy}: {violation('space-missing', what, agent)}") from error
-        if len(copy.expected) >= max(_MANY_AGENTS, 2 * len(copy.agents)):  # names that may never come again
-            copy.expected.clear()
-        copy.expected[agent] = space
+            raise EnvError(f"{sub_env}: {violation('space-missing', what, agent)}") from error
+        if len(sub_env.expected) >= max(_MANY_AGENTS, 2 * len(sub_env.agents)):  # names that may never come again
+            sub_env.expected.clear()
+        sub_env.expected[agent] = space
         return space
 
 

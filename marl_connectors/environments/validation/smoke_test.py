@@ -11,9 +11,8 @@ from gymnasium import Space, spaces
 
 from marl_connectors import spaces as space_tools
 from marl_connectors.connectors.action_masks import ACTION_MASK, mask_of
-from marl_connectors.environments.batched_calls import BatchedCalls
-from marl_connectors.environments.batched_env import BatchedEnv
-from marl_connectors.environments.turn_based_env import TurnBasedEnv
+from marl_connectors.environments.adapters.batched import BatchedCalls, BatchedEnv
+from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
 from marl_connectors.environments.validation import checks
 from marl_connectors.environments.validation.rules import violation
 from marl_connectors.environments.validation.spaces import random_action
@@ -22,13 +21,13 @@ from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import DEFAULT_AGENT_ID, AgentID, Tree
 
 if TYPE_CHECKING:
-    from marl_connectors.environments.gymnasium_vector_env import GymnasiumVectorEnv
+    from marl_connectors.environments.vector.batched import GymnasiumVectorEnv
 
-NUM_COPIES = 3
+NUM_ENVS = 3
 """Of an environment that steps several in one call."""
 _NUM_STEPS = 20
 _RESET_AFTER = 2
-"""Steps after which one running copy is reset alone."""
+"""Steps after which one running sub-environment is reset alone."""
 
 
 class SmokeTest:
@@ -36,7 +35,7 @@ class SmokeTest:
 
     Attributes:
         info_masks: Of agents in whose infos there was an action mask, the first one.
-        step_times: Seconds that each step took. None are measured where several copies step in one call.
+        step_times: Seconds that each step took. None are measured where several sub-environments step in one call.
         reset_s: Seconds that the reset took.
     """
 
@@ -77,7 +76,7 @@ class SmokeTest:
         began = time.perf_counter()
         given = env.reset(seed=0)
         self.reset_s = time.perf_counter() - began
-        checks.raise_first(f"{self.name}, step 0", [checks.fault_in_reset(given)])
+        checks.raise_first(f"{self.name}, step 0", [checks.reset_violation(given)])
         given = (given[0], {}, {}, {}, given[1])
         acting = self._judged(env, [], given, 0)
         for t in range(1, self._num_steps + 1):
@@ -91,7 +90,7 @@ class SmokeTest:
             began = time.perf_counter()
             given = env.step(actions)
             self.step_times.append(time.perf_counter() - began)
-            checks.raise_first(f"{self.name}, step {t}", [checks.fault_in_result(given)])
+            checks.raise_first(f"{self.name}, step {t}", [checks.result_violation(given)])
             acting = self._judged(env, acting, given, t)
 
     def _judged(self, env: Any, acted: list[AgentID], given: tuple[Any, ...], t: int) -> list[AgentID]:
@@ -119,19 +118,19 @@ class SmokeTest:
             space.seed(int(self._rng.integers(2**31)))
         return random_action(space, allowed, self._rng)
 
-    # Several copies in one call.
+    # Several sub-environments in one call.
 
     def play_batched(self, env: BatchedEnv, *, twins: bool = False) -> None:
-        """Plays a natively batched environment; after two steps, one copy is reset while the others go on.
+        """Plays a natively batched environment; after two steps, one sub-environment is reset while the others go on.
 
         Args:
-            env: Three copies.
-            twins: Whether the first and the last copy get the same seed and actions, and must give the same until their
-                episode ends.
+            env: Three sub-environments.
+            twins: Whether the first and the last sub-environment get the same seed and actions, and must give the same
+                until their episode ends.
 
         Raises:
-            EnvError: For the first violation; also if some agents of a copy end before the others, or if resetting a
-                copy changes another one.
+            EnvError: For the first violation; also if some agents of a sub-environment end before the others, or if
+                resetting a sub-environment changes another one.
         """
         calls = BatchedCalls(env, self.name)
         observations = calls.reset([0, *range(1, env.num_envs - 1), 0 if twins else env.num_envs - 1], None)
@@ -155,7 +154,7 @@ class SmokeTest:
                 twins = not over[0]
             for index in np.flatnonzero(step.ended.any(1) & ~over)[:1]:
                 gone = [agent for agent, flag in zip(calls.agents, step.ended[index], strict=True) if flag]
-                checks.raise_first(f"{self.name}, copy {index}, step {t}", [checks.ended_alone(gone)])
+                checks.raise_first(f"{self.name}, sub-environment {index}, step {t}", [checks.ended_alone(gone)])
             if t == _RESET_AFTER:
                 over[1] = True
             if over.any():
@@ -168,27 +167,27 @@ class SmokeTest:
             checks.raise_first(f"{self.name}, step {t}", [violation("copies", what, advice=advice)])
 
     def _judge_arrays(self, calls: BatchedCalls, observations: Tree, rewards: np.ndarray | None, t: int) -> None:
-        copies = list(range(calls.env.num_envs))
+        sub_envs = list(range(calls.env.num_envs))
         for i, agent in enumerate(calls.agents):
-            self._judge_observations(copies, agent, calls.of_agent(observations, agent), t)
+            self._judge_observations(sub_envs, agent, calls.of_agent(observations, agent), t)
             if rewards is not None:
-                self._judge_rewards(copies, agent, rewards[:, i], t)
+                self._judge_rewards(sub_envs, agent, rewards[:, i], t)
 
-    def _judge_observations(self, copies: list[int], agent: AgentID, observations: Tree, t: int) -> None:
-        """Raises for an agent's observations, ``[B, ...]`` of some copies."""
-        if not copies:
+    def _judge_observations(self, sub_envs: list[int], agent: AgentID, observations: Tree, t: int) -> None:
+        """Raises for an agent's observations, ``[B, ...]`` of some sub-environments."""
+        if not sub_envs:
             return
         space = self._agent_spaces(agent)[0]
         bad = space_tools.outside(space, observations)[0]
         for leaf in leaves(observations):
             bad = bad | ~np.isfinite(leaf).reshape(len(leaf), -1).all(1)
         for place in np.flatnonzero(bad).tolist():
-            who = f"{self.name}, copy {copies[place]}, step {t}"
+            who = f"{self.name}, sub-environment {sub_envs[place]}, step {t}"
             checks.raise_first(who, checks.observation_violations(agent, space, _at(observations, place)))
 
-    def _judge_rewards(self, copies: list[int], agent: AgentID, rewards: np.ndarray, t: int) -> None:
+    def _judge_rewards(self, sub_envs: list[int], agent: AgentID, rewards: np.ndarray, t: int) -> None:
         for place in np.flatnonzero(~np.isfinite(rewards)).tolist():
-            who = f"{self.name}, copy {copies[place]}, step {t}"
+            who = f"{self.name}, sub-environment {sub_envs[place]}, step {t}"
             checks.raise_first(who, [checks.reward_violation(agent, rewards[place].item())])
 
     def _choose_noting(self, agent: AgentID, mask: Any) -> Any:
@@ -217,7 +216,7 @@ class SmokeTest:
             self._judge_rewards(acting, agent, np.asarray(step.rewards), t)
             if step.ends is not None:
                 self._judge_observations(step.ends.indices, agent, step.ends.observations, t)
-            acting = [copy.index for copy in vector_env.copies if not copy.rests]
+            acting = [sub_env.index for sub_env in vector_env.sub_envs if not sub_env.rests]
             observations = step.observations
             self._judge_observations(acting, agent, observations, t)
             infos = {index: own[agent] for index, own in step.infos}
@@ -242,7 +241,7 @@ def _reset(calls: BatchedCalls, name: str, observations: Tree, mask: np.ndarray)
 
 
 def _infos_after(infos: dict[str, np.ndarray], reset: np.ndarray, key: str) -> dict[str, np.ndarray]:
-    """The masks in infos after some copies were reset, which have none then: all is allowed there."""
+    """The masks in infos after some sub-environments were reset, which have none then: all is allowed there."""
     if key not in infos:
         return {}
     masks = np.array(infos[key])

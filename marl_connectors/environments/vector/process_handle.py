@@ -18,26 +18,27 @@ from typing import Any
 from gymnasium import Space
 
 from marl_connectors import errors
-from marl_connectors.environments.channel import Channel, channel
-from marl_connectors.environments.env_copy import Doing, EnvCopy
-from marl_connectors.environments.env_failures import CLOSE_TIMEOUT_S, EnvRestarts
-from marl_connectors.environments.env_worker import (
+from marl_connectors.environments.vector.channel import Channel, channel
+from marl_connectors.environments.vector.failures import CLOSE_TIMEOUT_S, EnvRestarts
+from marl_connectors.environments.vector.shared_memory import AgentSpaces, SharedBlock, StepMemory
+from marl_connectors.environments.vector.step_result import StepResult
+from marl_connectors.environments.vector.sub_environment import Doing, SubEnvironment
+from marl_connectors.environments.vector.worker import (
     LEFT_TO_PARENT,
     Reply,
     WorkerError,
     WorkerTask,
+    acting_in,
     needs_main_script,
     run_worker,
 )
-from marl_connectors.environments.shared_columns import ColumnReader, ColumnWriter, SharedBlock
-from marl_connectors.environments.worker_threads import one_thread_for_children
+from marl_connectors.environments.vector.worker_threads import one_thread_for_children
 from marl_connectors.errors import ConfigError, EnvError
 
 _LOG = logging.getLogger(__name__)
 
 _START_TIMEOUT_S = 300.0  # at least: importing an environment's packages may take long on a busy machine
 _STOP_TIMEOUT_S = 5.0
-_ORDINARY = Reply()
 
 
 class WorkerLost(Exception):
@@ -93,19 +94,19 @@ def _started_by(pid: int) -> list[int]:
     return found[1:]
 
 
-class WorkerProcess:
+class ProcessHandle:
     """Starts, talks to and ends a worker process.
 
     Attributes:
-        copies: The copies that it steps, as this process knows them.
-        rewards: Reads what the worker wrote.
-        observations: Likewise.
+        sub_envs: The sub-environments that it steps, as this process knows them.
+        memory: What both processes share.
     """
 
     def __init__(
         self,
         maker: bytes,
-        copies: list[EnvCopy],
+        agent_spaces: AgentSpaces,
+        sub_envs: list[SubEnvironment],
         restarts: EnvRestarts | None,
         timeout_s: float | None,
         state_space: Space | None = None,
@@ -113,8 +114,9 @@ class WorkerProcess:
         """Prepares a worker; see WorkerVectorEnv."""
         if sys.platform == "win32":
             raise ConfigError("num_env_workers: worker processes need Linux or macOS. Set num_env_workers=0.")
-        self.copies = copies
+        self.sub_envs = sub_envs
         self._maker = maker
+        self._agent_spaces = agent_spaces
         self._restarts = restarts
         self._timeout_s = timeout_s
         self._state_space = state_space
@@ -131,28 +133,23 @@ class WorkerProcess:
     @property
     def at(self) -> list[int]:
         """As ``VectorEnv.at``; the worker may have ended. Nothing was reset yet if the second number is -1."""
-        return self._at.tolist()
+        return self.memory.at.tolist()
 
     def start(self) -> None:
         """Starts a process, which is ready once ``finish_start`` has returned."""
         self.kill()
-        restarts, first = self._restarts, self.copies[0].index
-        self._blocks = [SharedBlock() for _ in range(4)]
-        actions, rewards, observations, env_states = self._blocks
-        self._at = observations.header[:4]
-        self._at[:] = first, -1, -1, Doing.STEP
-        self._actions = ColumnWriter(actions)
-        self.rewards = ColumnReader(rewards, copy=False)
-        self.observations = ColumnReader(observations, copy=False)
-        self._env_states = ColumnReader(env_states, copy=False)
+        restarts, first = self._restarts, self.sub_envs[0].index
+        self._block = SharedBlock()
+        self.memory = StepMemory(self._block, self._agent_spaces, len(self.sub_envs), self._state_space)
+        self.memory.at[:] = first, -1, -1, Doing.STEP
         task = WorkerTask(
             self._maker,
             first,
-            len(self.copies),
+            len(self.sub_envs),
             None if restarts is None else restarts.tolerance,
             None if restarts is None else restarts.observation_space,
             self._state_space,
-            *self._blocks,
+            self._block,
         )
         context: Any = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([run_worker.__module__])
@@ -169,21 +166,27 @@ class WorkerProcess:
             other.close()
 
     def finish_start(self) -> bool:
-        """Waits until the copies are made; whether they are turn-based.
+        """Waits until the sub-environments are made; whether they are turn-based.
 
         It may take 300 s, or as long as a step if that is more.
 
         Raises:
             WorkerLost: If the process ends, or takes longer.
-            EnvError: If a copy cannot be made.
+            EnvError: If a sub-environment cannot be made.
         """
         limit = None if self._timeout_s is None else max(self._timeout_s, _START_TIMEOUT_S)
         return self._receive(limit, " while it started")
 
-    def send_step(self, actions: Any) -> None:
-        """Tells it to step its copies, with an action for each agent."""
-        note = self._actions.write(actions)
-        self._send(Channel.STEP if note is None else pickle.dumps(("step", note)))
+    def send_step(self, actions: list[Any]) -> None:
+        """Tells it to step its sub-environments, with an action for each agent."""
+        self._num_acting = len(actions)
+        left = self.memory.write_actions(acting_in(self.sub_envs), actions)
+        self._send(Channel.STEP if left is None else pickle.dumps(("step", left)))
+
+    def read_step(self, result: StepResult) -> StepResult:
+        """All of a step whose answer has come, once the sub-environments know who acts next."""
+        num_rewards = self._num_acting if result.told is None else len(result.told)
+        return self.memory.read_step(result, num_rewards, acting_in(self.sub_envs))
 
     def send(self, *message: Any) -> None:
         """Tells it to do anything else."""
@@ -202,19 +205,13 @@ class WorkerProcess:
         """
         return self._receive(self._timeout_s)
 
-    def take_states(self, reply: Reply) -> None:
-        """Gives the copies the states that came with an answer, good until the next one."""
-        if self._state_space is not None:
-            for copy, state in zip(self.copies, self._env_states.read(reply.env_states), strict=True):
-                copy.state = state
-
     def _receive(self, timeout_s: float | None, during: str = "") -> Any:
         try:
             message = self._channel.receive(timeout_s)
         except TimeoutError:
             index, _, _, doing = self.at
             where = f" in {Doing(doing).name.lower()}()" if doing != Doing.MAKE and not during else during
-            making = f" It was making environment copy {index}." if doing == Doing.MAKE else ""
+            making = f" It was making sub-environment {index}." if doing == Doing.MAKE else ""
             self.kill()
             raise WorkerLost(
                 f"did not answer for {timeout_s:g} s{where} and was ended.{making} If the environment may take that "
@@ -223,7 +220,7 @@ class WorkerProcess:
         except (EOFError, OSError):
             raise WorkerLost(f"{self._how_it_ended()}{during}") from None
         if message == Channel.STEP:
-            return _ORDINARY
+            return Reply(StepResult(None, None))
         said = pickle.loads(message)
         if isinstance(said, WorkerError):
             raise getattr(errors, said.name, EnvError)(said.text) from _RemoteTraceback(said.traceback)
@@ -247,31 +244,31 @@ class WorkerProcess:
 
     @property
     def stop_timeout_s(self) -> float:
-        """How long it may take to close its copies and end."""
+        """How long it may take to close its sub-environments and end."""
         return CLOSE_TIMEOUT_S if self._timeout_s is None else min(self._timeout_s, CLOSE_TIMEOUT_S)
 
     def send_stop(self) -> None:
-        """Tells it to close its copies and end."""
+        """Tells it to close its sub-environments and end."""
         if self._process is not None and os.getpid() == self._owner:
             self._send(b"")
 
     def finish_stop(self, timeout_s: float) -> None:
-        """Waits until it has ended, or ends it; the log hears of a copy whose ``close()`` does not return."""
+        """Waits until it has ended, or ends it; the log hears of a ``close()`` that does not return."""
         if self._process is None or os.getpid() != self._owner:
             return
         self._process.join(timeout_s)
         index, _, _, doing = self.at
         in_close = index >= 0 and doing == Doing.CLOSE
-        others = [copy.index for copy in self.copies if copy.index > index]
-        rest = f" Nobody closed copies {others} of that process." if in_close and others else ""
+        others = [sub_env.index for sub_env in self.sub_envs if sub_env.index > index]
+        rest = f" Nobody closed sub-environments {others} of that process." if in_close and others else ""
         limit = f"within {self.stop_timeout_s:g} s, so its worker process was ended."
         if not self._process.is_alive():
             if in_close:
-                _LOG.warning("environment copy %d: close() ended its worker process.%s", index, rest)
+                _LOG.warning("sub-environment %d: close() ended its worker process.%s", index, rest)
         elif in_close:
-            _LOG.warning("environment copy %d: close() did not return %s%s", index, limit, rest)
+            _LOG.warning("sub-environment %d: close() did not return %s%s", index, limit, rest)
         else:
-            _LOG.warning("environment copy %d: what it has started did not end %s", self.copies[-1].index, limit)
+            _LOG.warning("sub-environment %d: what it has started did not end %s", self.sub_envs[-1].index, limit)
         self.kill()
 
     def kill(self) -> None:
@@ -288,5 +285,4 @@ class WorkerProcess:
                     with contextlib.suppress(OSError):
                         os.kill(pid, signal.SIGKILL)
             process.join(_STOP_TIMEOUT_S)
-        for block in self._blocks:
-            block.close()
+        self._block.close()

@@ -7,8 +7,11 @@ are SuperSuit's) or ``"my_package.my_module.my_wrapper:0.5,mode=fast"``.
 from __future__ import annotations
 
 import ast
+import copy as copying
 import functools
 import inspect
+import re
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -20,13 +23,7 @@ from gymnasium.vector import VectorEnv
 from pettingzoo import AECEnv, ParallelEnv
 from pettingzoo.utils.wrappers import BaseParallelWrapper, BaseWrapper
 
-from marl_connectors.environments.env_failures import errors_named
-from marl_connectors.environments.supersuit_rules import (
-    REFUSED,
-    parameters_from,
-    supersuit_name,
-    wrapper_names,
-)
+from marl_connectors.environments.vector.failures import errors_named
 from marl_connectors.errors import (
     CheckpointError,
     ConfigError,
@@ -394,3 +391,102 @@ def _keyword(pair: Any) -> tuple[str, Any]:
         raise CheckpointError(
             f"wrappers of the checkpoint: expected an argument and its value, but got {brief(pair)}."
         ) from error
+
+
+_VECTORISES = (
+    "it makes a vector of environments, and a runner steps single ones. Set num_envs_per_env_runner (--num-envs on the "
+    "command line) for more copies."
+)
+REFUSED = {
+    "black_death_v3": (
+        "it hides who has died and when, and adds a step after the end. Leave it out: agents that die, join and return "
+        "need no wrapper here."
+    ),
+    "concat_vec_envs_v1": _VECTORISES,
+    "gym_vec_env_v0": _VECTORISES,
+    "pettingzoo_env_to_vec_env_v1": _VECTORISES,
+    "stable_baselines_vec_env_v0": _VECTORISES,
+    "stable_baselines3_vec_env_v0": _VECTORISES,
+    "vectorize_aec_env_v0": _VECTORISES,
+    "nan_random_v0": (
+        "its random actions have no seed, so that a run could not be repeated. Use nan_zeros_v0 or nan_noop_v0, or "
+        "look for the cause of the NaN."
+    ),
+    "scale_actions_v0": (
+        "it multiplies the space by the scale and the action once more, so that the environment gets the square of it. "
+        "Use normalize_actions=True (the default), or action_lambda_v1 with the right space."
+    ),
+}
+"""Names of wrappers that are never applied, and one or two sentences about why and what instead."""
+
+_WRAPPER_NAME = re.compile(r"[a-z]\w*_v\d+")
+
+
+def wrapper_names(module: Any) -> list[str]:
+    """The public wrappers of the ``supersuit`` module."""
+    return [name for name in vars(module) if _WRAPPER_NAME.fullmatch(name) and callable(getattr(module, name))]
+
+
+def supersuit_name(fn: Any) -> str | None:
+    """Under which name SuperSuit has this very object, if it is one of its wrappers."""
+    module = sys.modules.get("supersuit")
+    if module is None:
+        return None
+    return next((name for name in wrapper_names(module) if getattr(module, name) is fn), None)
+
+
+def parameters_from(fn: Any, env: Any) -> Callable[..., Any]:
+    """What declares the parameters of a wrapper: for SuperSuit's choosers, the class for this kind of environment."""
+    if type(fn).__name__ != "WrapperChooser":
+        return fn
+    by_kind = (
+        (gymnasium.Env, (fn.gym_wrapper,)),
+        (AECEnv, (fn.aec_wrapper, fn.parallel_wrapper)),
+        (ParallelEnv, (fn.parallel_wrapper, fn.aec_wrapper)),
+    )
+    for kind, classes in by_kind:
+        if isinstance(env, kind):
+            return next((found for found in classes if found is not None), fn)
+    return fn
+
+
+def with_reset_options(env: Any, options: Mapping[str, Any], name: str) -> Any:
+    """An environment of a single copy, in a wrapper that passes the options to each reset.
+
+    Args:
+        env: A ``gymnasium.Env``, or a PettingZoo ``ParallelEnv`` or ``AECEnv``.
+        options: Each reset gets a copy of them.
+        name: For messages.
+
+    Raises:
+        ConfigError: If it is of another kind, whose resets take no options.
+    """
+    for kind, wrapper in _WITH_OPTIONS.items():
+        if isinstance(env, kind):
+            return wrapper(env, options)
+    raise ConfigError(
+        f"reset_options: {name!r} is a natively batched environment, whose reset(seeds, mask) takes no options. Put "
+        f"them into env_config, and let its maker pass them on."
+    )
+
+
+def _with_options(base: Any) -> Any:
+    """A wrapper class derived from another one."""
+
+    class WithResetOptions(base):
+        def __init__(self, env: Any, options: Mapping[str, Any]):
+            super().__init__(env)
+            self._reset_options = options
+            self.step = env.step  # a hot path: nothing in between
+
+        def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+            return self.env.reset(seed=seed, options={**copying.deepcopy(self._reset_options), **(options or {})})
+
+    return WithResetOptions
+
+
+_WITH_OPTIONS = {
+    gymnasium.Env: _with_options(gymnasium.Wrapper),
+    ParallelEnv: _with_options(BaseParallelWrapper),
+    AECEnv: _with_options(BaseWrapper),
+}

@@ -25,7 +25,7 @@ _TREES = 128
 
 
 class ActionHistory:
-    """Steps of one environment copy, each with the actions of all agents that acted, in their order.
+    """Steps of one sub-environment, each with the actions of all agents that acted, in their order.
 
     Actions are numbers of Python's or numpy's, arrays, or dicts and tuples of them, of any number of kinds, and come
     back as they were.
@@ -35,6 +35,8 @@ class ActionHistory:
     >>> list(history)
     [[1, 2], [0]]
     """
+
+    __slots__ = ("_counts", "_items", "_order", "_trees", "is_complete")
 
     def __init__(self) -> None:
         self._counts = array("I")  # actions of each step

@@ -1,25 +1,94 @@
-"""Calls of a natively batched environment, whose results are checked."""
+"""The protocol of natively batched environments: arrays in, arrays out, for all sub-environments at once."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-from gymnasium import Space
+from gymnasium import Env, Space
 from gymnasium.spaces import Dict as DictSpace
 from gymnasium.spaces import Tuple as TupleSpace
+from pettingzoo import AECEnv, ParallelEnv
 
 from marl_connectors import spaces
-from marl_connectors.environments.batched_env import BatchedEnv
-from marl_connectors.environments.env_failures import errors_named
+from marl_connectors.environments.validation.checks import ended_alone, raise_first
+from marl_connectors.environments.vector.failures import errors_named
 from marl_connectors.errors import EnvError, describe_error
 from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import AgentID, Tree
 
 
+@runtime_checkable
+class BatchedEnv(Protocol):
+    """``num_envs`` worlds with the same agents in each, stepped together. Nothing has to be inherited.
+
+    All agents of a sub-environment live from its reset until they end together, in one step. Whoever makes the
+    environment gets ``num_envs`` as a keyword argument. Where agents have unlike spaces, observations and actions are
+    dicts by agent, ``{agent: [num_envs, ...]}``, instead of arrays ``[num_envs, num_agents, ...]``.
+
+    Attributes:
+        num_envs: How many sub-environments.
+        possible_agents: The agents of a sub-environment, in the order of the second axis of all arrays.
+    """
+
+    num_envs: int
+    possible_agents: list[AgentID]
+
+    def observation_space(self, agent: AgentID) -> Space:
+        """Of one agent."""
+        ...
+
+    def action_space(self, agent: AgentID) -> Space:
+        """Of one agent."""
+        ...
+
+    def reset(self, seeds: Sequence[int | None], mask: np.ndarray | None = None) -> Tree:
+        """Starts episodes.
+
+        Args:
+            seeds: One for each sub-environment that is reset, from which, with its actions, its episode follows; None
+                for others.
+            mask: ``[num_envs]`` bool, which sub-environments; None for all. The others stay as they are.
+
+        Returns:
+            ``[num_envs, num_agents, ...]``, the observations of all sub-environments, reset or not.
+        """
+        ...
+
+    def step(self, actions: Any) -> tuple[Tree, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """Steps all sub-environments, and resets none: whoever called resets those that are over, before the next step.
+
+        Args:
+            actions: ``[num_envs, num_agents, ...]``.
+
+        Returns:
+            Observations ``[num_envs, num_agents, ...]``, rewards, terminations and truncations ``[num_envs,
+            num_agents]``, and infos: ``[num_envs, num_agents, ...]`` arrays by name, or ``{}``. The arrays may be used
+            again at the next call.
+        """
+        ...
+
+    def close(self) -> None:
+        """Frees what the environment holds."""
+        ...
+
+
+def is_batched(env: Any) -> bool:
+    """Whether an environment is natively batched, and not of another kind with like-named attributes."""
+    return not isinstance(env, (ParallelEnv, AECEnv, Env)) and isinstance(env, BatchedEnv)
+
+
+def missing_parts(env: Any) -> list[str]:
+    """What an object that says ``num_envs`` and ``possible_agents`` lacks to be a BatchedEnv; [] for others."""
+    parts = ("observation_space", "action_space", "reset", "step", "close")
+    if not (hasattr(env, "num_envs") and hasattr(env, "possible_agents")):
+        return []
+    return [name for name in parts if not hasattr(env, name)]
+
+
 class BatchedStep(NamedTuple):
-    """What a step of all copies gave.
+    """What a step of all sub-environments gave.
 
     Attributes:
         observations: ``[num_envs, num_agents, ...]``, or by agent ``[num_envs, ...]`` where agents have unlike spaces;
@@ -64,7 +133,7 @@ class BatchedCalls:
             name: For messages, if not the environment's class.
 
         Raises:
-            EnvError: If it has no copies or agents, or actions that are no arrays.
+            EnvError: If it has no sub-environments or agents, or actions that are no arrays.
         """
         self.env = env
         self._name = name or f"{type(env).__name__} (natively batched)"
@@ -90,7 +159,7 @@ class BatchedCalls:
             return self.env.observation_space(agent), self.env.action_space(agent)
 
     def reset(self, seeds: Sequence[int | None], mask: np.ndarray | None) -> Tree:
-        """The observations of all copies after some, or all, were reset.
+        """The observations of all sub-environments after some, or all, were reset.
 
         Raises:
             EnvError: If the environment raises, or gives arrays of other shapes.
@@ -98,7 +167,7 @@ class BatchedCalls:
         return self._observations("reset()", self._called("reset()", lambda: self.env.reset(seeds, mask)))
 
     def step(self, actions: Any) -> BatchedStep:
-        """What a step of all copies gave; see ``reset``.
+        """What a step of all sub-environments gave; see ``reset``.
 
         Args:
             actions: ``[num_envs * num_agents, ...]``, or a list of as many if they are not ``alike``.
@@ -127,21 +196,21 @@ class BatchedCalls:
         return {agent: np.array(actions[i :: len(self.agents)]) for i, agent in enumerate(self.agents)}
 
     def flat(self, observations: Tree) -> Any:
-        """All agents' observations in ``N`` copies: ``[N * num_agents, ...]``, or a list if not ``alike``."""
+        """All agents' observations in ``N`` sub-environments: ``[N * num_agents, ...]``, or a list if not ``alike``."""
         if self.alike:
             return tree_map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), observations)
         by_agent = [_items(observations[agent]) for agent in self.agents]
         return [item for items in zip(*by_agent, strict=True) for item in items]
 
     def of_agent(self, observations: Tree, agent: AgentID) -> Tree:
-        """``[num_envs, ...]``, one agent's observations in all copies."""
+        """``[num_envs, ...]``, one agent's observations in all sub-environments."""
         if not self.alike:
             return observations[agent]
         i = self.agents.index(agent)
         return tree_map(lambda leaf: leaf[:, i], observations)
 
-    def of_copy(self, observations: Tree, index: int) -> dict[AgentID, Any]:
-        """One copy's observations, by agent."""
+    def of_sub_env(self, observations: Tree, index: int) -> dict[AgentID, Any]:
+        """One sub-environment's observations, by agent."""
         if not self.alike:
             return {agent: tree_map(lambda leaf: leaf[index], observations[agent]) for agent in self.agents}
         if type(observations) is np.ndarray:
@@ -254,3 +323,68 @@ def _items(tree: Tree) -> list[Any]:
 
 def _kind(tree: Any) -> str:
     return f"dict with {sorted(map(str, tree))}" if isinstance(tree, Mapping) else type(tree).__name__
+
+
+class BatchOfOne(ParallelEnv):
+    """A natively batched environment with ``num_envs=1`` as a PettingZoo parallel environment."""
+
+    def __init__(self, env: BatchedEnv, name: str):
+        """Takes the environment.
+
+        Args:
+            env: The environment.
+            name: For messages.
+
+        Raises:
+            EnvError: If it has no agents.
+        """
+        self.env = env
+        self.possible_agents = list(env.possible_agents)
+        self.agents: list[AgentID] = []
+        self.metadata = getattr(env, "metadata", None) or {"name": name, "render_modes": []}
+        self.render_mode = getattr(env, "render_mode", None)
+        self._name = name
+        self._calls = BatchedCalls(env, name)
+        self._seed = -1
+
+    def observation_space(self, agent: AgentID) -> Space:
+        """Of one agent."""
+        return self.env.observation_space(agent)
+
+    def action_space(self, agent: AgentID) -> Space:
+        """Of one agent."""
+        return self.env.action_space(agent)
+
+    def reset(self, seed: int | None = None, options: dict | None = None) -> tuple[dict[AgentID, Any], dict]:
+        """Starts an episode; without a seed it follows from the one before."""
+        self._seed = self._seed + 1 if seed is None else seed
+        observations = self._calls.reset([self._seed], None)
+        self.agents = list(self.possible_agents)
+        return self._by_agent(observations), {agent: {} for agent in self.agents}
+
+    def step(self, actions: dict[AgentID, Any]) -> tuple[dict, dict, dict, dict, dict]:
+        """Steps all agents."""
+        if not self.agents:
+            return {}, {}, {}, {}, {}
+        step = self._calls.step([np.asarray(actions[agent]) for agent in self.agents])
+        agents = self.agents
+        rewards, terminations, truncations = (
+            dict(zip(agents, values[0].tolist(), strict=True))
+            for values in (step.rewards, step.terminations, step.truncations)
+        )
+        infos = {agent: {name: v[0, i] for name, v in step.infos.items()} for i, agent in enumerate(agents)}
+        self.agents = [agent for agent in agents if not (terminations[agent] or truncations[agent])]
+        if self.agents and len(self.agents) < len(agents):
+            raise_first(self._name, [ended_alone([agent for agent in agents if agent not in self.agents])])
+        return self._by_agent(step.observations), rewards, terminations, truncations, infos
+
+    def _by_agent(self, observations: Tree) -> dict[AgentID, Any]:
+        return self._calls.of_sub_env(tree_map(np.array, observations), 0)  # the environment may use its arrays again
+
+    def render(self) -> Any:
+        """What the environment draws."""
+        return self.env.render()  # type: ignore[attr-defined]
+
+    def close(self) -> None:
+        """Closes the environment."""
+        self.env.close()

@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 import copy as copying
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from gymnasium import Space
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
-from marl_connectors.environments.env_copy import copied
-from marl_connectors.environments.gymnasium_infos import info_of, infos_of, with_finals, without_finals
+from marl_connectors import spaces
+from marl_connectors.environments.vector.sub_environment import copied
 from marl_connectors.errors import ConfigError, EnvError
-from marl_connectors.trees import tree_map
+from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import DEFAULT_AGENT_ID, AgentID, Tree
 
 NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"
 """The values of ``gymnasium.vector.AutoresetMode``, which Gymnasium 1.0 does not have."""
 _MEMBERS = {NEXT_STEP: "NEXT_STEP", SAME_STEP: "SAME_STEP", DISABLED: "DISABLED"}
 INFOS = "infos"
-"""The name of what ``GymnasiumCopies.step`` gives as infos, if any copy has some: a dict for each copy."""
+"""The name of what ``GymnasiumBatch.step`` gives as infos, if there are any: a dict for each sub-environment."""
 
 
-class GymnasiumCopies:
-    """Copies of a single-agent environment in a ``gymnasium.vector.VectorEnv``, with the parts of a ``BatchedEnv``.
+class GymnasiumBatch:
+    """A ``gymnasium.vector.VectorEnv`` of environments with one agent, with the parts of a ``BatchedEnv``.
 
-    How a copy that is over begins anew depends on the autoreset mode:
+    How a sub-environment that is over begins anew depends on the autoreset mode:
 
     * ``DISABLED``, and a plain ``SyncVectorEnv`` or ``AsyncVectorEnv`` with ``NEXT_STEP``: by ``reset`` with a
       ``reset_mask``, and with the seed that is given.
@@ -36,11 +37,11 @@ class GymnasiumCopies:
 
     Attributes:
         env: The VectorEnv.
-        num_envs: How many copies.
+        num_envs: How many sub-environments.
         possible_agents: The one agent.
         autoreset_mode: ``"NextStep"``, ``"SameStep"`` or ``"Disabled"``.
-        resets_alone: Whether single copies can be reset.
-        reset_infos: For each copy, the info that its newest episode began with.
+        resets_alone: Whether single sub-environments can be reset.
+        reset_infos: For each sub-environment, the info that its newest episode began with.
     """
 
     def __init__(self, env: gym.vector.VectorEnv, name: str, reset_options: Mapping[str, Any] | None = None):
@@ -52,8 +53,8 @@ class GymnasiumCopies:
             reset_options: What it gets as ``options`` with every reset, besides ``reset_mask``.
 
         Raises:
-            EnvError: If it does not say how its copies begin anew.
-            ConfigError: If there are options, but it resets copies without them.
+            EnvError: If it does not say how its sub-environments begin anew.
+            ConfigError: If there are options, but it resets sub-environments without them.
         """
         self.env = env
         self.num_envs = int(env.num_envs)
@@ -76,11 +77,11 @@ class GymnasiumCopies:
         self._begun: Tree = None  # SAME_STEP: the newest observations, of new episodes where old ones ended
 
     def observation_space(self, agent: AgentID) -> gym.Space:
-        """Of one copy."""
+        """Of one sub-environment."""
         return self.env.single_observation_space
 
     def action_space(self, agent: AgentID) -> gym.Space:
-        """Of one copy."""
+        """Of one sub-environment."""
         return self.env.single_action_space
 
     def reset(self, seeds: Sequence[int | None], mask: np.ndarray | None = None) -> Tree:
@@ -114,7 +115,7 @@ class GymnasiumCopies:
         return env.reset(seed=seeds if self._takes_seeds else _one_of(seeds), options=options)
 
     def step(self, actions: np.ndarray) -> tuple[Tree, Any, Any, Any, dict[str, Any]]:
-        """Steps all copies; see ``BatchedEnv``. Infos are an array of dicts, called ``INFOS``, if there are any."""
+        """Steps all; see ``BatchedEnv``. Infos are an array of dicts, called ``INFOS``, if there are any."""
         observations, rewards, terminations, truncations, infos = self.env.step(actions[:, 0])
         rewards, terminations, truncations = map(np.asarray, (rewards, terminations, truncations))
         infos = infos or {}
@@ -141,7 +142,7 @@ class GymnasiumCopies:
         )
 
     def render(self) -> Any:
-        """What the first copy draws."""
+        """What the first sub-environment draws."""
         frames: Any = self.env.render()
         return frames[0] if isinstance(frames, (tuple, list)) else frames
 
@@ -168,7 +169,7 @@ def _with_agents(observations: Any) -> Tree:
 
 
 def _final_info(finals: Any, index: int, num_envs: int) -> dict[str, Any]:
-    """The info of the step that ended a copy: of a dict for all, or a sequence with a dict for each."""
+    """The info of the step that ended a sub-environment: of a dict for all, or a sequence with a dict for each."""
     return info_of(finals, index, num_envs) if isinstance(finals, Mapping) else copied(finals[index] or {})
 
 
@@ -188,3 +189,72 @@ def _in_array(items: list[dict[str, Any]]) -> np.ndarray:
     array = np.empty((len(items), 1), object)
     array[:, 0] = items
     return array
+
+
+_FINAL_OBSERVATIONS = ("final_obs", "final_observation")
+_FINAL = ("final_info", "_final_info", *_FINAL_OBSERVATIONS, *(f"_{name}" for name in _FINAL_OBSERVATIONS))
+
+
+def info_of(infos: Mapping[str, Any], index: int, num_envs: int) -> dict[str, Any]:
+    """One sub-environment's info, which nothing that the VectorEnv does later can change.
+
+    Args:
+        infos: By name: something for each sub-environment, or a dict of such; ``_name`` tells which sub-environments
+            have it. What is not of this length is for all sub-environments.
+        index: Which sub-environment.
+        num_envs: How many there are.
+    """
+    own: dict[str, Any] = {}
+    for name, values in infos.items():
+        has = infos.get(f"_{name}")
+        if (name.startswith("_") and name[1:] in infos) or (has is not None and not has[index]):
+            continue
+        if isinstance(values, Mapping):
+            own[name] = info_of(values, index, num_envs)
+        else:
+            own[name] = copied(values[index] if np.shape(values)[:1] == (num_envs,) else values)
+    return own
+
+
+def infos_of(infos: Mapping[str, Any], num_envs: int) -> list[dict[str, Any]]:
+    """All sub-environments' infos."""
+    return [info_of(infos, index, num_envs) for index in range(num_envs)] if infos else [{} for _ in range(num_envs)]
+
+
+def without_finals(infos: Mapping[str, Any]) -> dict[str, Any]:
+    """What is not about sub-environments that have ended in this step, where they have begun anew in the same step."""
+    return {name: values for name, values in infos.items() if name not in _FINAL}
+
+
+def with_finals(name: str, observations: Tree, infos: Mapping[str, Any], ended: Sequence[int], space: Space) -> Tree:
+    """The observations that the step led to, instead of those of new episodes.
+
+    Args:
+        name: For the message.
+        observations: ``[num_envs, ...]``; they are not changed.
+        infos: Those of the step.
+        ended: The sub-environments that ended and have begun anew.
+        space: Of one sub-environment.
+
+    Raises:
+        EnvError: If the final observations are not in the infos.
+    """
+    key = next((key for key in _FINAL_OBSERVATIONS if infos.get(key) is not None), None)
+    missing: Collection[int] = ended
+    if key is not None:
+        final = infos[key]
+        if not isinstance(final, np.ndarray) or final.dtype != object:  # batched like the observations
+            own = tree_map(lambda leaf: np.asarray(leaf)[ended], final)
+            missing = ()
+        else:
+            missing = [index for index in ended if final[index] is None]
+            own = None if missing else spaces.stack([final[index] for index in ended], space)
+    if missing:
+        raise EnvError(
+            f"{name}: copies {list(missing)} ended and were reset in one step (AutoresetMode.SAME_STEP), but the infos "
+            f"have no 'final_obs' for them. Put their last observations there, as Gymnasium's SyncVectorEnv does."
+        )
+    result = tree_map(np.array, observations)
+    for leaf, finals in zip(leaves(result), leaves(own), strict=True):
+        leaf[ended] = finals
+    return result

@@ -1,44 +1,56 @@
-"""From what a user calls an environment to one copy of it.
+"""From a maker to an environment: how it is called, with which settings, and what to say if that fails.
 
 Seeding, vectorising and checking what it returns are the callers' business.
 """
 
 from __future__ import annotations
 
+import inspect
 import re
+import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import gymnasium
+from gymnasium import Space
 from gymnasium.vector import VectorEnv
 from pettingzoo import AECEnv, ParallelEnv
 
-from marl_connectors.environments.batched_env import is_batched, missing_parts
-from marl_connectors.environments.env_failures import errors_named
-from marl_connectors.environments.env_maker import call_maker, check_keys
-from marl_connectors.environments.find_env import REGISTERED, VMAS, find_env
-from marl_connectors.environments.suites import GYMNASIUM_NAMESPACES, SUITES, importable_name
+from marl_connectors.connectors.action_masks import ACTION_MASK
+from marl_connectors.environments.adapters.batched import is_batched, missing_parts
+from marl_connectors.environments.adapters.gymnasium_vector import GymnasiumBatch
+from marl_connectors.environments.adapters.single_agent import SingleAgentEnv
+from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
+from marl_connectors.environments.making.registry import (
+    GYMNASIUM_KEYS,
+    GYMNASIUM_NAMESPACES,
+    REGISTERED,
+    SUITES,
+    VMAS,
+    EnvMaker,
+    find_env,
+    importable_name,
+    parameters_of,
+)
+from marl_connectors.environments.making.wrappers import EnvWrapper, with_reset_options, wrap_env
 from marl_connectors.environments.validation.checks import ADVICE_ON_OLD_GYM
-from marl_connectors.environments.wrappers import EnvWrapper, wrap_env
-from marl_connectors.errors import CheckpointError, ConfigError, EnvError
+from marl_connectors.environments.vector.failures import ENV_ERRORS, Watched, errors_named
+from marl_connectors.errors import (
+    CheckpointError,
+    ConfigError,
+    EnvError,
+    MarlConnectorsError,
+    describe_error,
+    did_you_mean,
+    place_of_definition,
+    place_of_error,
+)
 from marl_connectors.names import Expected, Names, brief, is_function, qualified_name
 from marl_connectors.typing import DEFAULT_AGENT_ID, AgentID
 
 EnvLike: TypeAlias = ParallelEnv | AECEnv | gymnasium.Env | VectorEnv
-
-
-def register_env(name: str, fn: Callable[[dict[str, Any]], Any]) -> None:
-    """Gives a name to a function that makes an environment from its ``env_config`` dict.
-
-    A later call for the same name replaces an earlier one.
-
-    Raises:
-        ConfigError: If ``fn`` cannot be called.
-    """
-    if not callable(fn):
-        raise ConfigError(f"register_env: expected a function of env_config for {name!r}, but got {fn!r}.")
-    REGISTERED[name] = fn
 
 
 def make_env(
@@ -61,7 +73,7 @@ def make_env(
             does a function that is given as an object and has one required parameter that is not in ``env_config``.
         env_config: What to make it with. It is not changed.
         render_mode: Passed on where it is accepted, for example ``"rgb_array"``; the environment is made without it
-            elsewhere. ``supports_rendering`` tells which it was.
+            elsewhere.
         wrappers: What it is wrapped in, the innermost first: callables ``env -> env``, or names with arguments such as
             ``"frame_skip_v0:4"`` (SuperSuit's) and ``"my_module.my_wrapper:0.5"``.
         num_envs: How many copies a natively batched environment or a VectorEnv holds; passed on where there is such a
@@ -90,8 +102,8 @@ def make_env(
             check_keys(maker, config)
         made = call_maker(maker, config, render_mode, num_envs, vector=vector_entry_point)
     with errors_named(f"environment {maker.name!r}: one of its attributes"):
-        is_of_all_copies = is_batched(made) or isinstance(made, VectorEnv)
-    if is_of_all_copies:
+        is_of_all = is_batched(made) or isinstance(made, VectorEnv)
+    if is_of_all:
         _check_batched(maker.name, made, num_envs, config, wrappers)
         return made
     if vector_entry_point:
@@ -147,6 +159,78 @@ def _is_what(env: Any) -> str:
     return "is a Gymnasium VectorEnv" if isinstance(env, VectorEnv) else "is natively batched"
 
 
+@dataclass
+class EnvFactory:
+    """Makes the sub-environments of a run, also in another process.
+
+    Attributes:
+        env: What ``make_env`` takes.
+        env_config: Likewise.
+        wrappers: Likewise.
+        vector_entry_point: Likewise.
+        action_mask_key: Under which key of observations or infos action masks are, for turn-based environments.
+        reset_options: What the environment gets as ``options`` with every reset.
+        render_mode: Of all that are made.
+        first_render_mode: Of the first one instead, of this process.
+        is_batched: Whether it makes natively batched environments.
+        agent_spaces: The observation and the action space of all agents that the sample environment has told of.
+    """
+
+    env: Any
+    env_config: Mapping[str, Any]
+    wrappers: tuple[EnvWrapper, ...] = ()
+    vector_entry_point: bool = False
+    action_mask_key: str | None = ACTION_MASK
+    reset_options: Mapping[str, Any] | None = None
+    render_mode: str | None = None
+    first_render_mode: str | None = None
+    is_batched: bool = False
+    agent_spaces: Mapping[AgentID, tuple[Space, Space]] = field(default_factory=dict)
+
+    def __call__(self, num_envs: int = 1) -> Any:
+        """One with the methods of a PettingZoo parallel environment; or a natively batched one of as many as wanted."""
+        first, self.first_render_mode = self.first_render_mode, None
+        env = make_env(
+            self.env,
+            self.env_config,
+            render_mode=first or self.render_mode,
+            wrappers=self.wrappers,
+            num_envs=num_envs,
+            vector_entry_point=self.vector_entry_point,
+        )
+        name = env_name(self.env)
+        if isinstance(env, VectorEnv):
+            return GymnasiumBatch(env, name, self.reset_options)
+        if self.reset_options is not None:
+            env = with_reset_options(env, self.reset_options, name)
+        if isinstance(env, gymnasium.Env):
+            return SingleAgentEnv(env)
+        return TurnBasedEnv(env, action_mask_key=self.action_mask_key) if isinstance(env, AECEnv) else env
+
+    def parts(self) -> dict[str, Any]:
+        """What another process must get, by the names that users know."""
+        return {
+            "the environment": self.env,
+            **{f"env_config[{key!r}]": value for key, value in self.env_config.items()},
+            "reset_options": self.reset_options,
+            **{f"wrappers[{i}]": wrapper for i, wrapper in enumerate(self.wrappers)},
+        }
+
+    def __getstate__(self) -> dict[str, Any]:
+        name = self.env if isinstance(self.env, str) else ""
+        return {
+            "own": {**vars(self), "first_render_mode": None},
+            "registered": {name: REGISTERED[name]} if name in REGISTERED else {},
+            "gymnasium": {name: gymnasium.registry[name]} if name in gymnasium.registry else {},
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        REGISTERED.update(state["registered"])
+        for name, spec in state["gymnasium"].items():
+            gymnasium.registry.setdefault(name, spec)
+        vars(self).update(state["own"])
+
+
 class WrappedMaker:
     """An environment in its wrappers, to be given where a class or function that makes one is.
 
@@ -166,20 +250,16 @@ class WrappedMaker:
         return make_env(self._env, env_config, render_mode=render_mode, wrappers=self._wrappers)
 
 
-def supports_rendering(env: EnvLike) -> bool:
-    """Whether a made environment gives frames: it was made with ``"rgb_array"`` and knows that mode."""
-    modes = (getattr(env, "metadata", None) or {}).get("render_modes", ())
-    return getattr(env, "render_mode", None) == "rgb_array" and "rgb_array" in modes
-
-
-def agent_ids(env: EnvLike) -> list[AgentID]:
-    """The agents of an environment: its possible agents, or where it has no such list, those after a reset."""
+def agent_ids(env: Any, name: str = "") -> list[AgentID]:
+    """The agents of an environment: its possible agents, or where it does not name them, those after a reset."""
     if isinstance(env, (gymnasium.Env, VectorEnv)):
         return [DEFAULT_AGENT_ID]
-    with errors_named(f"{type(env).__name__}: possible_agents, or without it reset() and agents,"):
+    name = name or type(env).__name__
+    with errors_named(f"{name}: possible_agents, or without it reset() and agents,"):
         possible = getattr(env, "possible_agents", None)
-        if possible is None:
-            env.reset(seed=0)
+        if not possible:
+            with Watched(lambda: f"{name}: reset(seed=0)"):
+                env.reset(seed=0)
             possible = env.agents
         return list(possible)
 
@@ -287,3 +367,98 @@ def _checked_name(text: str, names: Names) -> str:
     if not colon and not names.accepts(found, _MAKER, package=module_name.partition(".")[0]):
         raise CheckpointError(f"{_WHO}: expected the name of an environment, but {text!r} is a module that has none.")
     return text
+
+
+_UNEXPECTED_KEY = re.compile(r"(?:([\w.<>]+)\.)?\w+\(\) got an unexpected keyword argument '(\w+)'")
+
+
+def _accepted_keys(maker: EnvMaker) -> tuple[list[str], bool]:
+    """The keywords that are known to be accepted, and whether there may be more."""
+    keys, open_ended = list(maker.extra_keys), False
+    for fn in maker.declared_by:
+        parameters = parameters_of(fn).values()
+        keys += [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        if not open_ended:
+            break
+    return keys, open_ended
+
+
+def check_keys(maker: EnvMaker, config: Mapping[str, Any]) -> None:
+    """Raises ConfigError for a key that ``make`` is known not to accept; names the closest one that it does."""
+    keys, open_ended = _accepted_keys(maker)
+    for key in config:
+        if not open_ended and key not in keys:
+            raise _unknown_key(maker, key, keys)
+
+
+def _unknown_key(maker: EnvMaker, key: str, keys: list[str]) -> ConfigError:
+    known = sorted({name for name in keys if name not in GYMNASIUM_KEYS} - {"self", "render_mode"})
+    hint = did_you_mean(key, known) if known else "Look at its documentation for what it accepts."
+    return ConfigError(f"env_config: environment {maker.name!r} does not accept {key!r}. {hint}")
+
+
+def call_maker(
+    maker: EnvMaker, config: dict[str, Any], render_mode: str | None, num_envs: int = 1, *, vector: bool = False
+) -> Any:
+    """What ``make`` gives.
+
+    Args:
+        maker: How to make it.
+        config: With which settings.
+        render_mode: Passed on where it is accepted.
+        num_envs: Passed on where there is such a parameter.
+        vector: Whether ``make`` gives all copies at once, so that it must get ``num_envs`` in any case.
+
+    Raises:
+        EnvError: If it fails.
+        ConfigError: If it does not accept a key.
+    """
+    keys, open_ended = _accepted_keys(maker)
+    wants_render = render_mode is not None and "render_mode" not in config
+    extra: dict[str, Any] = {}
+    if wants_render and ("render_mode" in keys or open_ended):
+        extra["render_mode"] = render_mode
+    if ("num_envs" in keys or (vector and not maker.takes_dict)) and "num_envs" not in config:
+        extra["num_envs"] = num_envs
+    try:
+        if maker.takes_dict:
+            return maker.make({"num_envs": num_envs, **config} if vector else dict(config), **extra)
+        return maker.make(**{**maker.settings, **config, **extra})
+    except MarlConnectorsError:
+        raise
+    except TypeError as cause:
+        match = _UNEXPECTED_KEY.search(str(cause))
+        if match and match[2] == "render_mode" and extra:
+            return call_maker(maker, config, None, num_envs, vector=vector)
+        if match and match[2] in config and not maker.takes_dict:
+            raise _unknown_key(maker, match[2], _keys_of_class(maker, match[1])) from cause
+        raise _failed(maker, cause) from cause
+    except ENV_ERRORS as cause:
+        raise _failed(maker, cause) from cause
+
+
+def _failed(maker: EnvMaker, cause: BaseException) -> EnvError:
+    what = describe_error(cause)
+    if not place_of_error(cause) and (place := place_of_definition(maker.make)):
+        what += f" (when {place} was called)"
+    return EnvError(f"environment {maker.name!r} could not be made: {what}. {_advice(maker, cause)}")
+
+
+def _advice(maker: EnvMaker, cause: BaseException) -> str:
+    if isinstance(cause, gymnasium.error.UnregisteredEnv):
+        return (
+            "If a package registers that id when it is imported, import the package in the function that makes the "
+            'environment, or let gymnasium.make do so: "its_package:MyEnv-v0".'
+        )
+    return maker.advice
+
+
+def _keys_of_class(maker: EnvMaker, qualified: str | None) -> list[str]:
+    """The keywords of the class that refused one, as far as the module of the environment's maker knows that class."""
+    keys, _ = _accepted_keys(maker)
+    modules = [sys.modules.get(getattr(fn, "__module__", "")) for fn in maker.declared_by]
+    for value in (value for module in modules if module is not None for value in vars(module).values()):
+        if inspect.isclass(value) and value.__qualname__ == qualified:
+            return keys + [name for name in parameters_of(value) if name != "kwargs"]
+    return keys

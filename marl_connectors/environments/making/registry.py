@@ -7,12 +7,15 @@ Gymnasium or PettingZoo id, a VMAS scenario or a registered name, or it is given
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import pkgutil
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -20,17 +23,61 @@ import gymnasium
 import pettingzoo
 from gymnasium.envs.registration import load_env_creator
 
-from marl_connectors.environments.env_maker import GYMNASIUM_KEYS, EnvMaker, has_one_required, wants_dict
-from marl_connectors.environments.suites import (
-    GYMNASIUM_NAMESPACES,
-    PIP_NAMES,
-    importable_name,
-    known_environments,
-    of_suite,
-    pip_name,
-)
-from marl_connectors.errors import EnvError, describe_error, did_you_mean
+from marl_connectors.errors import ConfigError, EnvError, describe_error, did_you_mean
 from marl_connectors.names import import_attribute
+
+GYMNASIUM_KEYS = ("max_episode_steps", "disable_env_checker", "vectorization_mode", "vector_kwargs", "wrappers")
+"""What ``gymnasium.make`` accepts besides the environment's own settings."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnvMaker:
+    """How to make an environment.
+
+    Attributes:
+        name: What the user called it.
+        make: The class or function to call.
+        declared_by: The callables whose parameters say which keywords ``make`` accepts.
+        takes_dict: Whether ``make`` wants the ``env_config`` as one dict, as RLlib's makers do.
+        extra_keys: Keywords that ``make`` accepts beyond those.
+        settings: What it is made with unless ``env_config`` says otherwise.
+        advice: What to do if it fails.
+    """
+
+    name: str
+    make: Callable[..., Any]
+    declared_by: tuple[Callable[..., Any], ...]
+    takes_dict: bool = False
+    extra_keys: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    advice: str = "Look at its env_config and at what it needs installed."
+
+
+def parameters_of(fn: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """The parameters of a callable, by name."""
+    try:
+        return dict(inspect.signature(fn).parameters)
+    except (TypeError, ValueError):  # some builtins have no signature: then nothing is known, and calling it will tell
+        return {"kwargs": inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD)}
+
+
+def _positional(fn: Callable[..., Any]) -> list[inspect.Parameter]:
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [parameter for parameter in parameters_of(fn).values() if parameter.kind in kinds]
+
+
+def wants_dict(fn: Callable[..., Any]) -> bool:
+    """Whether the only required parameter is called ``config`` or ``env_config``."""
+    positional = _positional(fn)
+    only_one = len(positional) == 1 or (positional and all(p.default is not p.empty for p in positional[1:]))
+    return bool(only_one and positional[0].name in ("config", "env_config"))
+
+
+def has_one_required(fn: Callable[..., Any], config: Mapping[str, Any]) -> bool:
+    """Whether there is one required parameter, and ``config`` does not name it."""
+    required = [p for p in _positional(fn) if p.default is p.empty]
+    return len(required) == 1 and required[0].name not in config
+
 
 REGISTERED: dict[str, Callable[[dict[str, Any]], Any]] = {}
 """The names given to ``register_env``, and the functions that they stand for."""
@@ -38,6 +85,19 @@ REGISTERED: dict[str, Callable[[dict[str, Any]], Any]] = {}
 _GYMNASIUM_ID = re.compile(r"([\w.-]+/)?[\w.-]+-v\d+")
 VMAS = "vmas/"
 """What names of VMAS scenarios begin with."""
+
+
+def register_env(name: str, fn: Callable[[dict[str, Any]], Any]) -> None:
+    """Gives a name to a function that makes an environment from its ``env_config`` dict.
+
+    A later call for the same name replaces an earlier one.
+
+    Raises:
+        ConfigError: If ``fn`` cannot be called.
+    """
+    if not callable(fn):
+        raise ConfigError(f"register_env: expected a function of env_config for {name!r}, but got {fn!r}.")
+    REGISTERED[name] = fn
 
 
 def find_env(env: Any, config: Mapping[str, Any], *, vector: bool = False) -> EnvMaker:
@@ -75,7 +135,7 @@ def _find_by_name(env: str, vector: bool) -> EnvMaker:
     if env in REGISTERED:
         return EnvMaker(env, REGISTERED[env], (), takes_dict=True)
     if env.startswith(VMAS):
-        from marl_connectors.environments.vmas_env import VmasEnv
+        from marl_connectors.environments.adapters.vmas import VmasEnv
 
         return EnvMaker(env, partial(VmasEnv, env.removeprefix(VMAS)), (VmasEnv,))
     _import_namespace(env)
@@ -212,3 +272,99 @@ def _why_not_found(env: str, module_name: str, missing: str) -> str:
         f"there is neither a module {missing!r} nor a Gymnasium id of that name. Check the spelling, run from the "
         f"folder that holds it, or install the package that has it."
     )
+
+
+SUITES = {
+    "mpe2": "mpe2",
+    "sisl": "pettingzoo.sisl",
+    "butterfly": "pettingzoo.butterfly",
+    "classic": "pettingzoo.classic",
+    "atari": "pettingzoo.atari",
+    "magent2": "magent2.environments",
+    "mamujoco": "gymnasium_robotics.envs.multiagent_mujoco",
+    "marl_envs": "marl_envs",
+}
+"""The packages whose modules, called ``name_vN``, are PettingZoo environments, by the suites' short names."""
+
+PIP_NAMES = {
+    "mpe2": "mpe2",
+    "pettingzoo": "pettingzoo",
+    "magent2": "magent2",
+    "vmas": "vmas",
+    "supersuit": "supersuit",
+    "gymnasium_robotics": "gymnasium-robotics",
+    "ale_py": "ale-py",
+    "marl_envs": "marl-connectors",
+}
+"""What to install for a package, by the name that it is imported by."""
+
+GYMNASIUM_NAMESPACES = {"ALE": "ale_py"}
+"""The packages that register Gymnasium ids of these namespaces when they are imported."""
+
+_VERSIONED = re.compile(r"_v\d+$")
+
+
+def importable_name(env: str) -> str:
+    """The module, or the module and attribute, that a short name stands for.
+
+    A suite's environment may be called by its module's name alone, or behind its suite's name, with ``/`` in place of
+    dots, and with ``-v3`` in place of ``_v3``, as PettingZoo's ids are. A module that can be imported by the name as it
+    stands comes first, and a name that is none of a suite's is given back as it is.
+
+    >>> importable_name("marl_envs/match-v0:parallel_env")
+    'marl_envs.match_v0:parallel_env'
+    """
+    module_name, colon, attribute = env.partition(":")
+    dotted = re.sub(r"-(v\d+)$", r"_\1", module_name.replace("/", "."))
+    if not all(part.isidentifier() for part in dotted.split(".")):
+        return env
+    package, _, last = dotted.rpartition(".")
+    if not (last in _modules(package) if package else _is_at_top(last)):
+        dotted = next(_matching(package, last), dotted if _is_at_top(dotted.partition(".")[0]) else module_name)
+    return f"{dotted}{colon}{attribute}"
+
+
+def _matching(before: str, last: str) -> Iterator[str]:
+    """The suites' modules of that name."""
+    for short, package in SUITES.items():
+        if before in ("", short, package, package.partition(".")[0]) and last in environments_of(package):
+            yield f"{package}.{last}"
+
+
+def environments_of(package: str) -> list[str]:
+    """The environments' modules of a suite's package, without importing it; none if it is not installed."""
+    return [name for name in _modules(package) if _VERSIONED.search(name)]
+
+
+def _modules(package: str) -> set[str]:
+    """The modules of a package. Imports nothing, as find_spec would import the packages around it."""
+    top, *inner = package.split(".")
+    found = importlib.util.find_spec(top) if _is_at_top(top) and top not in sys.modules else sys.modules.get(top)
+    folders = getattr(found, "submodule_search_locations", None) or getattr(found, "__path__", ())
+    return {module.name for module in pkgutil.iter_modules([str(Path(folder, *inner)) for folder in folders])}
+
+
+def _is_at_top(name: str) -> bool:
+    return name in sys.modules or importlib.util.find_spec(name) is not None
+
+
+def known_environments() -> list[str]:
+    """The names of all installed suites' environments, without the suites."""
+    return [name for package in SUITES.values() for name in environments_of(package)]
+
+
+def pip_name(module_name: str, missing: str) -> str:
+    """What to install for a package that an environment's module could not import."""
+    family = re.match(r"pettingzoo\.(sisl|butterfly|classic|atari)\b", module_name)
+    if family and missing.partition(".")[0] != "pettingzoo":
+        return f"pettingzoo[{family[1]}]"
+    return PIP_NAMES.get(missing.partition(".")[0], missing.partition(".")[0])
+
+
+def of_suite(module_name: str) -> dict[str, Any]:
+    """What EnvMaker should know of an environment of a suite: PettingZoo's Atari games take their ROMs from ale-py."""
+    if not module_name.startswith("pettingzoo.atari."):
+        return {}
+    roms = importlib.util.find_spec("ale_py")
+    settings = {"auto_rom_install_path": str(Path(roms.origin).parent)} if roms and roms.origin else {}
+    return {"settings": settings, "advice": "ROMs come with ale-py: pip install ale-py."}

@@ -7,25 +7,21 @@ import math
 import multiprocessing
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from marl_connectors.environments.env_setup import EnvSetup
-from marl_connectors.environments.env_worker import needs_main_script, packed_maker
+from marl_connectors.environments.spec import EnvSpec
+from marl_connectors.environments.vector.worker import needs_main_script, packed_maker
 from marl_connectors.errors import ConfigError
 
 LEAST_STEP_S = 1e-4
-"""What a step of one copy must take, or episodes end so often that telling of their ends costs what workers gain."""
+"""What a step of a sub-environment must take, or messages about ends of episodes cost what workers gain."""
 LEAST_WORK_S = 5e-4
 """What each worker must have to do in a vector step: several times what it costs to wake it and to hear from it."""
 MOST_OF_TIMEOUT = 0.25
-"""The part of a worker's time limit that the slowest calls of all of its copies may take in the smoke test."""
+"""The part of a worker's time limit that the slowest calls of all its sub-environments may take in the smoke test."""
 
 
-def auto_num_workers(
-    setup: EnvSetup, make_env: Callable[..., Any], num_envs: int, timeout_s: float | None = None
-) -> int:
+def auto_num_workers(setup: EnvSpec, num_envs: int, timeout_s: float | None = None) -> int:
     """As many worker processes as there are cores that this process may use and work for them; 0 if that is one.
 
     It is a rule by the step time that was measured in the smoke test, for environments that were given by an importable
@@ -40,9 +36,8 @@ def auto_num_workers(
 
     Args:
         setup: Says what a step takes. An environment that was not tried out gets no workers.
-        make_env: Makes a copy.
-        num_envs: How many copies are stepped together.
-        timeout_s: How long a worker may take for a step of its copies; None for any time.
+        num_envs: How many sub-environments are stepped together.
+        timeout_s: How long a worker may take for a step of its sub-environments; None for any time.
     """
     step_s = setup.step_s
     if sys.platform == "win32" or not setup.is_importable or setup.is_batched or step_s is None or _is_special():
@@ -53,7 +48,7 @@ def auto_num_workers(
     if timeout_s is not None and setup.slowest_s * math.ceil(num_envs / number) > MOST_OF_TIMEOUT * timeout_s:
         return 0
     try:
-        maker = packed_maker(make_env, number)
+        maker = packed_maker(setup.factory, number)
     except ConfigError:
         return 0
     return 0 if needs_main_script(maker) else number
@@ -66,7 +61,7 @@ def _is_special() -> bool:
 
 
 def num_worth_it(step_s: float, num_envs: int, num_cores: int) -> int:
-    """The number of workers for copies that take ``step_s`` seconds for a step each.
+    """The number of workers for sub-environments that take ``step_s`` seconds for a step each.
 
     >>> num_worth_it(3e-3, 16, 8)
     8

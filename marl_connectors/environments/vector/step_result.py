@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from marl_connectors.environments.env_states import joined_states
+from marl_connectors.trees import tree_map
 from marl_connectors.typing import AgentID, Tree
 
 
@@ -75,7 +75,7 @@ class StepResult:
 
     Attributes:
         rewards: One for each agent that acted; of turn-based environments, for each of ``told``.
-        observations: One for each agent that acts next: of a new episode where the old one ended.
+        observations: One for each agent that acts next: of a new episode where the old one ended. A list, or an array.
         infos: ``(sub-environment, infos by agent)`` of those ``observations``, where there are any.
         ends: Episodes that ended for all of their agents together; None if there are none.
         events: All else that is out of the ordinary, at most one for a sub-environment.
@@ -141,8 +141,8 @@ class EndsBuilder:
         self.indices.append(index)
         self.t.append(t)
         self._observations += observations
-        self._terminated += map(bool, terminated)
-        self._truncated += map(bool, truncated)
+        self._terminated += terminated
+        self._truncated += truncated
         self._infos.append(infos)
         self._states.append(state)
 
@@ -159,8 +159,30 @@ class EndsBuilder:
         return ends
 
 
-def joined_ends(parts: list[EpisodeEnds]) -> EpisodeEnds | None:
-    """The ends of several workers, whose observations are lists; None if there are none."""
+def joined_states(states: Sequence[Tree | None]) -> Tree | None:
+    """``[N, ...]`` states of some sub-environments; None if they were not asked for theirs."""
+    if not states or states[0] is None:
+        return None
+    return tree_map(lambda *parts: np.concatenate(parts), *states)
+
+
+def joined(results: list[StepResult]) -> StepResult:
+    """The results of several workers, whose rewards are lists, as one."""
+    if len(results) == 1:
+        return results[0]
+
+    def all_of(name: str) -> list[Any]:
+        return [item for result in results for item in getattr(result, name)]
+
+    told = None if results[0].told is None else all_of("told")
+    ends = _joined_ends([result.ends for result in results if result.ends is not None])
+    observed = [result.observations for result in results]
+    are_arrays = all(type(own) is np.ndarray for own in observed)
+    observations = np.concatenate(observed) if are_arrays else all_of("observations")
+    return StepResult(all_of("rewards"), observations, all_of("infos"), ends, all_of("events"), told)
+
+
+def _joined_ends(parts: list[EpisodeEnds]) -> EpisodeEnds | None:
     if len(parts) < 2:
         return parts[0] if parts else None
     has_infos = any(part.infos for part in parts)

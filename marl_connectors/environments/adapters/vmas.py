@@ -18,14 +18,14 @@ from marl_connectors.typing import AgentID, Tree
 
 
 class VmasEnv:
-    """A scenario of the VMAS simulator, all copies of which step together: see ``BatchedEnv``.
+    """A scenario of the VMAS simulator, all sub-environments of which step together: see ``BatchedEnv``.
 
     Agents with unlike observations or actions, as some scenarios have, get and give dicts by agent.
 
     Attributes:
         env: The ``vmas`` environment.
-        num_envs: How many copies.
-        possible_agents: The agents of a copy, by their names in the scenario.
+        num_envs: How many sub-environments.
+        possible_agents: The agents of a sub-environment, by their names in the scenario.
     """
 
     def __init__(
@@ -47,15 +47,15 @@ class VmasEnv:
 
         Args:
             scenario: A scenario's name, such as ``"balance"``, or a ``vmas`` scenario object.
-            num_envs: How many copies.
+            num_envs: How many sub-environments.
             max_steps: Steps after which an episode is truncated; None for never.
             continuous_actions: Whether actions are boxes; else discrete.
             multidiscrete_actions: Whether discrete actions are one number for each direction, and not one for all.
             clamp_actions: Whether actions beyond their range are clipped; else they are an error.
             device: Where the simulation runs. Observations and rewards come to the CPU in any case.
-            seed_copies: Whether each copy's start follows from its own seed. Copies are reset one after another then,
-                which takes as long for thousands of them as many steps. False to reset in one go whenever all copies
-                are reset, from one seed that follows from all of theirs.
+            seed_copies: Whether each sub-environment's start follows from its own seed. Sub-environments are reset one
+                after another then, which takes as long for thousands of them as many steps. False to reset in one go
+                whenever all sub-environments are reset, from one seed that follows from all of theirs.
             with_infos: Whether to give the infos that all agents have; they cost time.
             render_mode: ``"rgb_array"``, which VMAS can draw at any time, or None.
             scenario_settings: What the scenario takes.
@@ -136,12 +136,12 @@ class VmasEnv:
         observations = self._gathered(given[0])
         if len(which) == self.num_envs or self._observations is None:
             self._observations = observations
-        else:  # some observations are noisy: those of the other copies are what they were
+        else:  # some observations are noisy: those of the other sub-environments are what they were
             _copy_rows(self._observations, observations, which)
         return self._observations
 
     def step(self, actions: Any) -> tuple[Tree, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """Steps all copies; see ``BatchedEnv``."""
+        """Steps all sub-environments; see ``BatchedEnv``."""
         with self._own_randomness():
             observations, rewards, terminated, truncated, infos = self.env.step(
                 [self._action(actions, i, agent) for i, agent in enumerate(self.possible_agents)]
@@ -163,7 +163,7 @@ class VmasEnv:
         return {agent: _arrays(own) for agent, own in zip(self.possible_agents, observations, strict=True)}
 
     def render(self) -> np.ndarray:
-        """The first copy, ``[height, width, 3]`` uint8.
+        """The first sub-environment, ``[height, width, 3]`` uint8.
 
         Raises:
             EnvError: If nothing can be drawn here.

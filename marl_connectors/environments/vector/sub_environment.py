@@ -1,4 +1,4 @@
-"""One environment copy: where it is, and what it may give."""
+"""One sub-environment: where it is, and what it may give."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from marl_connectors.environments.action_history import ActionHistory
-from marl_connectors.environments.validation.checks import fault_in_infos, raise_first, reward_violation
+from marl_connectors.environments.validation.checks import infos_violation, raise_first, reward_violation
+from marl_connectors.environments.vector.replay import ActionHistory
 from marl_connectors.errors import CheckpointError, EnvError
 from marl_connectors.typing import AgentID, Tree
 
 
 class Doing(IntEnum):
-    """Which of its calls an environment copy is in, or was in last; a number that processes can share."""
+    """Which of its calls a sub-environment is in, or was in last; a number that processes can share."""
 
     STEP = 0
     RESET = 1
@@ -24,18 +24,19 @@ class Doing(IntEnum):
     MAKE = 3
 
 
-class EnvCopy:
-    """One copy of an environment, and where it is.
+class SubEnvironment:
+    """One of the environments that are stepped together, and where it is.
 
     Attributes:
         env: A PettingZoo parallel environment, or one that behaves like it.
-        index: The copy's place among the copies.
+        index: Its place among the sub-environments, as ``env_index`` elsewhere.
         agents: Who acts next, in the order of all lists.
         episode_number: How many episodes were started, less one.
         t: Env steps since the reset.
         newest_actions: Those of the newest steps of the episode, which are not in ``history`` yet.
-        expected: What its environment's agents are to observe, where that was asked for; see ``GarbageCheck``.
-        num_failures: How often the copy has failed since an episode was finished in it.
+        expected: What its environment's agents are to observe, where that was asked for; see ``InvalidDataCheck``.
+        num_failures: How often the sub-environment has failed since an episode was finished in it.
+        settable: The environment with RLlib's ``get_task`` and ``set_task``, if it, or the one within, has them.
         rests: Whether its next step only resets it, so that nobody acts in it; see NextStepVectorEnv.
         task: What ``get_task()`` of an environment with a curriculum gave before the newest reset; else None.
         state: What the environment's ``state()`` was after the newest reset or step, ``[1, ...]``; None where nobody
@@ -52,6 +53,7 @@ class EnvCopy:
         "newest_actions",
         "num_failures",
         "rests",
+        "settable",
         "state",
         "step",
         "t",
@@ -75,6 +77,7 @@ class EnvCopy:
     def use(self, env: Any) -> None:
         """Goes on in another environment."""
         self.env = env
+        self.settable = _with_tasks(env)
         self.expected: dict[AgentID, Any] = {}
         self.step: Callable[..., Any] = _elsewhere if env is None else env.step
 
@@ -86,10 +89,10 @@ class EnvCopy:
         return self.history
 
     def __str__(self) -> str:
-        return f"environment copy {self.index}, episode {self.episode_number}, step {self.t}"
+        return f"sub-environment {self.index}, episode {self.episode_number}, step {self.t}"
 
 
-def with_tasks(env: Any) -> Any:
+def _with_tasks(env: Any) -> Any:
     """The environment, or the one within its wrappers, that has RLlib's ``get_task`` and ``set_task``, if any."""
     inner = getattr(env, "env", env)
     for candidate in (env, inner, getattr(inner, "unwrapped", None)):
@@ -98,14 +101,8 @@ def with_tasks(env: Any) -> Any:
     return None
 
 
-def task_of(env: Any) -> Any:
-    """What an environment with a curriculum is set to; None for any other, and for one in another process."""
-    settable = with_tasks(env)
-    return None if settable is None else settable.get_task()
-
-
 def _elsewhere(*args: Any) -> Any:
-    raise RuntimeError("This environment copy is in another process.")
+    raise RuntimeError("This sub-environment is in another process.")
 
 
 def copied(value: Any) -> Any:
@@ -120,30 +117,30 @@ def copied(value: Any) -> Any:
     return value
 
 
-def copied_infos(copy: EnvCopy, agents: Iterable[AgentID], infos: Any) -> dict[AgentID, dict[str, Any]]:
+def copied_infos(sub_env: SubEnvironment, agents: Iterable[AgentID], infos: Any) -> dict[AgentID, dict[str, Any]]:
     """These agents' infos, so that the environment's next step cannot change them, without empty ones.
 
     Raises:
         EnvError: If an info is no dict.
     """
-    if found := fault_in_infos(agents, infos):
-        raise EnvError(f"{copy}: {found}")
+    if found := infos_violation(agents, infos):
+        raise EnvError(f"{sub_env}: {found}")
     return {agent: copied(info) for agent in agents if (info := infos.get(agent))} if infos else {}
 
 
 def uncredited_rewards(
-    copy: EnvCopy, rewards: Mapping[AgentID, Any], acted: Collection[AgentID]
+    sub_env: SubEnvironment, rewards: Mapping[AgentID, Any], acted: Collection[AgentID]
 ) -> dict[AgentID, float]:
     """The rewards of agents that did not act in a step, but for zeros.
 
     Raises:
         EnvError: If one of them is no finite number.
     """
-    given = {agent: finite_reward(copy, agent, reward) for agent, reward in rewards.items() if agent not in acted}
+    given = {agent: finite_reward(sub_env, agent, reward) for agent, reward in rewards.items() if agent not in acted}
     return {agent: number for agent, number in given.items() if number}
 
 
-def finite_reward(copy: EnvCopy, agent: AgentID, reward: Any) -> float:
+def finite_reward(sub_env: SubEnvironment, agent: AgentID, reward: Any) -> float:
     """A reward as a number.
 
     Raises:
@@ -154,15 +151,15 @@ def finite_reward(copy: EnvCopy, agent: AgentID, reward: Any) -> float:
     except (TypeError, ValueError):
         number = math.nan
     if not math.isfinite(number):
-        raise_first(copy, [reward_violation(agent, reward)])
+        raise_first(sub_env, [reward_violation(agent, reward)])
     return number
 
 
-def not_repeatable(copy: EnvCopy, agent_id: AgentID | None = None) -> CheckpointError:
+def not_repeatable(sub_env: SubEnvironment, agent_id: AgentID | None = None) -> CheckpointError:
     """The error for an episode that does not lead to where it led before."""
     whom = "" if agent_id is None else f"agent {agent_id!r} "
     return CheckpointError(
-        f"{copy}: replaying the episode from its seed leads {whom}elsewhere than before the checkpoint, so the "
+        f"{sub_env}: replaying the episode from its seed leads {whom}elsewhere than before the checkpoint, so the "
         f"environment does not follow from reset(seed=...), or was changed from outside, and the run cannot be "
         f"continued exactly. Pass new_episodes=True (--new-episodes on the command line) to begin new episodes with "
         f"all else that is in the checkpoint, and see docs/checkpoints.md for environments with a curriculum."

@@ -1,4 +1,4 @@
-"""Several copies of an environment, stepped by worker processes."""
+"""Sub-environments that are stepped by worker processes."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from collections.abc import Callable, Collection, Iterable
 from multiprocessing.util import Finalize
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+import numpy as np
 from gymnasium import Space
 
-from marl_connectors.environments.action_history import ActionHistory
-from marl_connectors.environments.batched_env import is_batched
-from marl_connectors.environments.batched_vector_env import BatchedVectorEnv
-from marl_connectors.environments.env_copy import EnvCopy
-from marl_connectors.environments.env_failures import EnvRestarts, close_env
-from marl_connectors.environments.env_worker import Reply, packed_maker
-from marl_connectors.environments.gymnasium_copies import GymnasiumCopies
-from marl_connectors.environments.gymnasium_vector_env import gymnasium_vector_env
-from marl_connectors.environments.step_result import Event, StepResult, joined_ends
-from marl_connectors.environments.turn_based_env import TurnBasedEnv
-from marl_connectors.environments.turn_based_vector_env import TurnBasedVectorEnv
-from marl_connectors.environments.vector_env import VectorEnv, add_observed
-from marl_connectors.environments.worker_process import WorkerLost, WorkerProcess
+from marl_connectors.environments.adapters.batched import is_batched
+from marl_connectors.environments.adapters.gymnasium_vector import GymnasiumBatch
+from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
+from marl_connectors.environments.vector.batched import BatchedVectorEnv, gymnasium_vector_env
+from marl_connectors.environments.vector.failures import EnvRestarts, close_env
+from marl_connectors.environments.vector.process_handle import ProcessHandle, WorkerLost
+from marl_connectors.environments.vector.replay import ActionHistory
+from marl_connectors.environments.vector.step_result import Event, StepResult, joined
+from marl_connectors.environments.vector.sub_environment import SubEnvironment
+from marl_connectors.environments.vector.sync import TurnBasedVectorEnv, VectorEnv, add_observed
+from marl_connectors.environments.vector.worker import Reply, packed_maker, spaces_of
 from marl_connectors.errors import ConfigError, EnvError, MarlConnectorsError
-from marl_connectors.typing import AgentID
+from marl_connectors.trees import tree_map
+from marl_connectors.typing import AgentID, Tree
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
@@ -42,14 +42,14 @@ def make_vector_env(
     restarts: EnvRestarts | None = None,
     state_space: Space | None = None,
 ) -> VectorEnv:
-    """Copies of an environment, in this process or in worker processes.
+    """Sub-environments of one kind, in this process or in worker processes.
 
     Args:
-        make_env: Makes one copy: a PettingZoo parallel environment, or one that behaves like it.
-        num_envs: How many copies.
+        make_env: Makes one sub-environment: a PettingZoo parallel environment, or one that behaves like it.
+        num_envs: How many sub-environments.
         seed: The run's seed.
         num_workers: Over how many worker processes to spread them; 0 for none.
-        timeout_s: How long a worker may take for a step or a reset of its copies; None for any time.
+        timeout_s: How long a worker may take for a step or a reset of its sub-environments; None for any time.
         restarts: How to go on after failures; None to raise an error.
         state_space: That of the environments' ``state()``, if they are to be asked for it; else None.
 
@@ -73,7 +73,7 @@ def make_vector_env(
         _check_possible(num_workers, restarts)
         close_env(first, "the environment that was asked whether it is natively batched")
         env = make_env(num_envs)
-        return (gymnasium_vector_env if isinstance(env, GymnasiumCopies) else BatchedVectorEnv)(env, seed=seed)
+        return (gymnasium_vector_env if isinstance(env, GymnasiumBatch) else BatchedVectorEnv)(env, seed=seed)
     kind = TurnBasedVectorEnv if isinstance(first, TurnBasedEnv) else VectorEnv
     envs = [first, *(make_env() for _ in range(num_envs - 1))]
     return kind(envs, seed=seed, restarts=restarts, state_space=state_space)
@@ -82,13 +82,13 @@ def make_vector_env(
 def _check_possible(num_workers: int, restarts: EnvRestarts | None) -> None:
     if num_workers:
         raise ConfigError(
-            f"num_env_workers={num_workers}: the environment is natively batched, so all of its copies step in one "
-            f"call, in one process. Set num_env_workers=0, and num_envs_per_env_runner to the number of copies."
+            f"num_env_workers={num_workers}: the environment is natively batched, so all sub-environments step "
+            f"in one call, in one process. Set num_env_workers=0, and num_envs_per_env_runner to their number."
         )
     if restarts is not None:
         raise ConfigError(
             "restart_failed_sub_environments=True: the environment is natively batched, so a failure is one of all "
-            "copies, and none can be replaced alone. Set it to False."
+            "sub-environments, and none can be replaced alone. Set it to False."
         )
 
 
@@ -109,10 +109,11 @@ def _or_end_all(
 
 
 class WorkerVectorEnv(VectorEnv):
-    """A VectorEnv whose copies are in worker processes, an equal share in each.
+    """A VectorEnv whose sub-environments are in worker processes, an equal share in each.
 
-    What comes of a step is what would come of it in this process: each worker is a VectorEnv with some of the copies.
-    Actions, rewards and observations are in shared memory, whatever is out of the ordinary comes as a message.
+    What comes of a step is what would come of it in this process: each worker is a VectorEnv with some of the
+    sub-environments. Actions, rewards and observations are in shared memory, whatever is out of the ordinary comes as a
+    message.
 
     Attributes:
         workers: The workers.
@@ -129,18 +130,18 @@ class WorkerVectorEnv(VectorEnv):
         restarts: EnvRestarts | None = None,
         state_space: Space | None = None,
     ):
-        """Starts the workers and makes the copies; see ``make_vector_env``.
+        """Starts the workers and makes the sub-environments; see ``make_vector_env``.
 
         Raises:
             ConfigError: If ``make_env`` cannot be sent to another process.
-            EnvError: If a copy cannot be made.
+            EnvError: If a sub-environment cannot be made.
         """
         super().__init__([None] * num_envs, seed=seed, restarts=restarts, state_space=state_space)
         maker = packed_maker(make_env, num_workers)
         num_workers = min(num_workers, num_envs)
         bounds = [num_envs * i // num_workers for i in range(num_workers + 1)]
         self.workers = [
-            WorkerProcess(maker, self.copies[begin:end], restarts, timeout_s, state_space)
+            ProcessHandle(maker, spaces_of(make_env), self.sub_envs[begin:end], restarts, timeout_s, state_space)
             for begin, end in itertools.pairwise(bounds)
         ]
         self._are_up = False
@@ -172,7 +173,7 @@ class WorkerVectorEnv(VectorEnv):
 
     @_or_end_all
     def reset_all(self) -> _First:
-        """Starts the next episode of every copy."""
+        """Starts the next episode of every sub-environment."""
         if not self._are_up:
             self._start_all()
         first: _First = []
@@ -180,41 +181,34 @@ class WorkerVectorEnv(VectorEnv):
             self._send_reset(worker)
         for worker in self.workers:
             try:
-                first += self._take(worker, worker.receive()).result
+                first += self._take(worker.receive()).result
             except WorkerLost as loss:
                 first += self._restart(worker, loss)
         return first
 
-    def _send_reset(self, worker: WorkerProcess) -> None:
-        worker.send("reset", self.seed, [(copy.episode_number, copy.num_failures) for copy in worker.copies])
+    def _send_reset(self, worker: ProcessHandle) -> None:
+        worker.send("reset", self.seed, [(sub_env.episode_number, sub_env.num_failures) for sub_env in worker.sub_envs])
 
     @_or_end_all
     def step(self, actions: Any) -> StepResult:
-        """Steps all copies, and resets those whose episode ended; see VectorEnv. A hot path."""
+        """Steps all sub-environments, and resets those whose episode ended; see VectorEnv. A hot path."""
         self._send_steps(actions)
-        result, ends = StepResult([], [], told=[] if self.turn_based else None), []
+        results = []
         for worker in self.workers:
             try:
                 reply = worker.receive()
             except WorkerLost as loss:
-                self._replace_all(worker, loss, result)
+                results.append(self._replace_all(worker, loss))
                 continue
-            for copy in worker.copies:
-                copy.t += 1
-            if reply.is_ordinary:
-                worker.take_states(reply)
-            else:
-                self._take(worker, reply)
-                result.infos += reply.infos
-                result.events += reply.events
-                if reply.ends is not None:
-                    ends.append(reply.ends)
-                if result.told is not None:
-                    result.told += reply.told or []
-            result.rewards += worker.rewards.read(reply.rewards)
-            result.observations += worker.observations.read(reply.observations)
-        result.ends = joined_ends(ends)
-        return result
+            for sub_env in worker.sub_envs:
+                sub_env.t += 1
+            results.append(worker.read_step(self._take(reply).result))
+        return joined(results)
+
+    def states(self) -> Tree | None:
+        """As VectorEnv."""
+        states = [worker.memory.env_states for worker in self.workers]
+        return None if states[0] is None else tree_map(lambda *own: np.concatenate(own), *states)
 
     def _send_steps(self, actions: Any) -> None:
         if not self._are_up:
@@ -225,92 +219,94 @@ class WorkerVectorEnv(VectorEnv):
         end = 0
         for worker in self.workers:
             first = end
-            for copy in worker.copies:
-                begin, end = end, end + len(copy.agents)
-                copy.newest_actions.append(actions[begin:end])
+            for sub_env in worker.sub_envs:
+                begin, end = end, end + len(sub_env.agents)
+                sub_env.newest_actions.append(actions[begin:end])
             worker.send_step(actions[first:end])
 
-    def _take(self, worker: WorkerProcess, reply: Reply) -> Reply:
-        """Takes over what a worker says of its copies."""
+    def _take(self, reply: Reply) -> Reply:
+        """Takes over what a worker says of its sub-environments."""
         self.failures += reply.failures
-        worker.take_states(reply)
         for state in reply.states:
-            copy = self.copies[state.index]
-            _begin_episode(copy, state.episode_number)
-            copy.agents, copy.t, copy.num_failures = state.agents, state.t, state.num_failures
+            sub_env = self.sub_envs[state.index]
+            _begin_episode(sub_env, state.episode_number)
+            sub_env.agents, sub_env.t, sub_env.num_failures = state.agents, state.t, state.num_failures
         return reply
 
     # Workers that are lost.
 
-    def _replace_all(self, worker: WorkerProcess, loss: WorkerLost, result: StepResult) -> None:
-        """Begins other episodes in all copies of a lost worker."""
+    def _replace_all(self, worker: ProcessHandle, loss: WorkerLost) -> StepResult:
+        """Begins other episodes in all sub-environments of a lost worker."""
+        result = StepResult([], [], told=[])
         if not self.turn_based:
-            result.rewards += [0.0] * sum(len(copy.agents) for copy in worker.copies)
-        result.events += [Event(copy.index, copy.t, is_over=True, is_dropped=True) for copy in worker.copies]
-        for copy, first in zip(worker.copies, self._restart(worker, loss), strict=True):
-            add_observed(result, copy, *first)
+            result.rewards, result.told = [0.0] * sum(len(sub_env.agents) for sub_env in worker.sub_envs), None
+        result.events = [Event(sub_env.index, sub_env.t, is_over=True, is_dropped=True) for sub_env in worker.sub_envs]
+        for sub_env, first in zip(worker.sub_envs, self._restart(worker, loss), strict=True):
+            add_observed(result, sub_env, *first)
+        return result
 
-    def _restart(self, worker: WorkerProcess, loss: WorkerLost) -> _First:
-        """Starts a worker and new episodes in all of its copies, if the run may go on after a loss."""
+    def _restart(self, worker: ProcessHandle, loss: WorkerLost) -> _First:
+        """Starts a worker and new episodes in all of its sub-environments, if the run may go on after a loss."""
         while True:
             index, last_reset, episode_number, _ = worker.at
-            copy = self.copies[index]
+            sub_env = self.sub_envs[index]
             if last_reset == index:
-                _begin_episode(copy, episode_number)
-            self._failed(copy, self._loss(copy, loss))
-            self._start_anew(worker, copy)
+                _begin_episode(sub_env, episode_number)
+            self._failed(sub_env, self._loss(sub_env, loss))
+            self._start_anew(worker, sub_env)
             self._send_reset(worker)
             try:
-                return self._take(worker, worker.receive()).result
+                return self._take(worker.receive()).result
             except WorkerLost as another:
                 loss = another
 
-    def _loss(self, copy: EnvCopy, loss: WorkerLost) -> EnvError:
+    def _loss(self, sub_env: SubEnvironment, loss: WorkerLost) -> EnvError:
         advice = ""
         if self._restarts is None:
             advice = " With restart_failed_sub_environments=True the run would go on with a new environment."
-        return EnvError(f"{self._who(copy)}: its worker process {loss}.{advice}")
+        return EnvError(f"{self._who(sub_env)}: its worker process {loss}.{advice}")
 
-    def _start_anew(self, worker: WorkerProcess, copy: EnvCopy) -> None:
-        """Starts a worker until its environments are made; what fails meanwhile is counted as failures of ``copy``."""
+    def _start_anew(self, worker: ProcessHandle, sub_env: SubEnvironment) -> None:
+        """Starts a worker until its environments are made; what fails meanwhile counts as failures of ``sub_env``."""
         while True:
             worker.start()
             try:
                 worker.finish_start()
                 return
             except WorkerLost as loss:
-                self._failed(copy, self._loss(copy, loss))
+                self._failed(sub_env, self._loss(sub_env, loss))
             except MarlConnectorsError as error:
-                failure = EnvError(f"{self._who(copy)}: {error}")
+                failure = EnvError(f"{self._who(sub_env)}: {error}")
                 failure.__cause__ = error.__cause__
-                self._failed(copy, failure)
+                self._failed(sub_env, failure)
 
     # For checkpoints.
 
     @_or_end_all
     def replay(
-        self, copy: EnvCopy, episode_number: int, steps: Iterable[list[Any]], wanted: Collection[int]
+        self, sub_env: SubEnvironment, episode_number: int, steps: Iterable[list[Any]], wanted: Collection[int]
     ) -> tuple[dict[AgentID, Any], dict[int, dict[AgentID, dict]]]:
         """As VectorEnv."""
         if not self._are_up:
             self._start_all()
-        worker = next(worker for worker in self.workers if copy in worker.copies)
-        worker.send("replay", self.seed, copy.index, episode_number, steps, wanted)
+        worker = next(worker for worker in self.workers if sub_env in worker.sub_envs)
+        worker.send("replay", self.seed, sub_env.index, episode_number, steps, wanted)
         try:
             reply = worker.receive()
         except WorkerLost as loss:
             raise EnvError(
-                f"{self._who(copy)}: while its episode was replayed, its worker process {loss}. Pass new_episodes=True "
-                f"(--new-episodes on the command line) to begin new episodes with all else that is in the checkpoint."
+                f"{self._who(sub_env)}: while its episode was replayed, its worker process {loss}. Pass "
+                f"new_episodes=True (--new-episodes on the command line) to begin new episodes with all else "
+                f"that is in the checkpoint."
             ) from None
-        self._take(worker, reply)
-        copy.history, copy.newest_actions = ActionHistory(), [list(actions) for actions in steps]
+        self._take(reply)
+        sub_env.history, sub_env.newest_actions = ActionHistory(), [list(actions) for actions in steps]
         return reply.result
 
     # The end.
 
     def close(self) -> None:
-        """Closes all copies, and ends the workers, those too whose copies do not close within some seconds."""
+        """Closes all sub-environments, and ends the workers, those too whose do not close within some seconds."""
         try:
             if self._are_up:
                 for worker in self.workers:
@@ -326,13 +322,13 @@ class WorkerVectorEnv(VectorEnv):
         _kill(self.workers)
 
 
-def _begin_episode(copy: EnvCopy, episode_number: int) -> None:
+def _begin_episode(sub_env: SubEnvironment, episode_number: int) -> None:
     """Takes note of a new episode that a worker has begun, if it is one."""
-    if copy.episode_number != episode_number:
-        copy.episode_number, copy.t = episode_number, 0
-        copy.newest_actions, copy.history = [], ActionHistory()
+    if sub_env.episode_number != episode_number:
+        sub_env.episode_number, sub_env.t = episode_number, 0
+        sub_env.newest_actions, sub_env.history = [], ActionHistory()
 
 
-def _kill(workers: list[WorkerProcess]) -> None:
+def _kill(workers: list[ProcessHandle]) -> None:
     for worker in workers:
         worker.kill()

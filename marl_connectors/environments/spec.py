@@ -8,36 +8,32 @@ from typing import Any
 
 import gymnasium as gym
 from gymnasium import Space
-from gymnasium.vector import VectorEnv
-from pettingzoo import AECEnv
 
 from marl_connectors.connectors.action_masks import ACTION_MASK
-from marl_connectors.environments.batched_env import is_batched
-from marl_connectors.environments.env_failures import ENV_ERRORS, close_env, errors_named
-from marl_connectors.environments.env_states import state_space_of
-from marl_connectors.environments.find_env import is_importable
-from marl_connectors.environments.gymnasium_copies import GymnasiumCopies
-from marl_connectors.environments.gymnasium_vector_env import gymnasium_vector_env
-from marl_connectors.environments.make_env import env_name, make_env
-from marl_connectors.environments.reset_options import with_reset_options
-from marl_connectors.environments.single_agent_env import SingleAgentEnv
-from marl_connectors.environments.time_limits import Watched
-from marl_connectors.environments.turn_based_env import TurnBasedEnv
+from marl_connectors.environments.adapters.batched import is_batched
+from marl_connectors.environments.adapters.gymnasium_vector import GymnasiumBatch
+from marl_connectors.environments.adapters.single_agent import SingleAgentEnv
+from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
+from marl_connectors.environments.making.factory import EnvFactory, agent_ids, env_name
+from marl_connectors.environments.making.registry import is_importable
+from marl_connectors.environments.making.wrappers import EnvWrapper
 from marl_connectors.environments.validation.checks import ADVICE_ON_OLD_GYM
-from marl_connectors.environments.validation.smoke_test import NUM_COPIES, SmokeTest
+from marl_connectors.environments.validation.smoke_test import NUM_ENVS, SmokeTest
 from marl_connectors.environments.validation.spaces import not_a_space
-from marl_connectors.environments.wrappers import EnvWrapper
+from marl_connectors.environments.vector.batched import gymnasium_vector_env
+from marl_connectors.environments.vector.failures import ENV_ERRORS, Watched, close_env, errors_named
 from marl_connectors.errors import ConfigError, EnvError, MarlConnectorsError, describe_error
 from marl_connectors.seeding import stream
 from marl_connectors.typing import DEFAULT_AGENT_ID, AgentID
 
 
-class EnvSetup:
+class EnvSpec:
     """An environment's maker, and what one copy of it says about its agents.
 
     Attributes:
         name: For messages.
         single_agent: Whether it is a Gymnasium environment.
+        factory: Makes it.
         agent_ids: The possible agents, or those of the first reset where the environment does not say.
         info_masks: Of agents in whose infos ``check`` saw an action mask, the first one; None before.
     """
@@ -74,58 +70,31 @@ class EnvSetup:
         self._step_times: list[float] = []
         self._reset_s = 0.0
         self.name = env_name(env)
-        self._env = env
-        self._env_config = dict(env_config)
-        self._wrappers = tuple(wrappers)
-        self._vector_entry_point = vector_entry_point
+        options = None if reset_options is None else dict(reset_options)
+        self.factory = EnvFactory(env, dict(env_config), tuple(wrappers), vector_entry_point, action_mask_key, options)
         self._given = (observation_space, action_space)
         self.info_masks: dict[AgentID, Any] | None = None
-        self._action_mask_key = action_mask_key
-        self._reset_options = None if reset_options is None else dict(reset_options)
         with Watched(lambda: f"{self.name}: making it"):
-            self.probe = self.make()
-        self.single_agent = isinstance(self.probe, (SingleAgentEnv, GymnasiumCopies))
-        with errors_named(f"{self.name}: possible_agents, or without it reset() and agents,"):
-            agent_ids = getattr(self.probe, "possible_agents", None)
-            if not agent_ids:
-                with Watched(lambda: f"{self.name}: reset(seed=0)"):
-                    self.probe.reset(seed=0)
-                agent_ids = self.probe.agents
-            self.agent_ids: list[AgentID] = list(agent_ids)
+            self.sample_env = self.factory()
+        self.single_agent = isinstance(self.sample_env, (SingleAgentEnv, GymnasiumBatch))
+        self.agent_ids = agent_ids(self.sample_env, self.name)
         self._spaces = {agent_id: self._ask(agent_id) for agent_id in self.agent_ids}
-
-    def make(self, render_mode: str | None = None, num_envs: int = 1) -> Any:
-        """A copy, with the methods of a PettingZoo parallel environment; or a natively batched environment."""
-        env = make_env(
-            self._env,
-            self._env_config,
-            render_mode=render_mode,
-            wrappers=self._wrappers,
-            num_envs=num_envs,
-            vector_entry_point=self._vector_entry_point,
-        )
-        if isinstance(env, VectorEnv):
-            return GymnasiumCopies(env, self.name, self._reset_options)
-        if self._reset_options is not None:
-            env = with_reset_options(env, self._reset_options, self.name)
-        if isinstance(env, gym.Env):
-            return SingleAgentEnv(env)
-        return TurnBasedEnv(env, action_mask_key=self._action_mask_key) if isinstance(env, AECEnv) else env
+        self.factory.agent_spaces, self.factory.is_batched = self._spaces, self.is_batched
 
     @property
     def is_batched(self) -> bool:
         """Whether it is a natively batched environment."""
-        return is_batched(self.probe)
+        return is_batched(self.sample_env)
 
     @property
     def is_importable(self) -> bool:
         """Whether the environment was given by a name that another process can look up."""
-        return is_importable(self._env)
+        return is_importable(self.factory.env)
 
     @property
     def takes_turns(self) -> bool:
         """Whether the agents act one after another."""
-        return isinstance(self.probe, TurnBasedEnv)
+        return isinstance(self.sample_env, TurnBasedEnv)
 
     @property
     def agents_per_step(self) -> int:
@@ -135,8 +104,8 @@ class EnvSetup:
     @property
     def user_env(self) -> Any:
         """The copy to ask, as the user's own functions get it: without our wrapper."""
-        is_wrapped = isinstance(self.probe, (SingleAgentEnv, GymnasiumCopies, TurnBasedEnv))
-        return self.probe.env if is_wrapped else self.probe
+        is_wrapped = isinstance(self.sample_env, (SingleAgentEnv, GymnasiumBatch, TurnBasedEnv))
+        return self.sample_env.env if is_wrapped else self.sample_env
 
     @property
     def state_space(self) -> Space:
@@ -151,7 +120,7 @@ class EnvSetup:
                 f"{self.name}: a critic is to see the environment's state(), which PettingZoo environments have, but "
                 f"this one {what}. Use critic_obs='joint_observations'."
             )
-        return state_space_of(self.probe, self.name)
+        return state_space_of(self.sample_env, self.name)
 
     def agent_spaces(self, agent_id: AgentID) -> tuple[Space, Space]:
         """An agent's observation and action space."""
@@ -165,7 +134,7 @@ class EnvSetup:
                 given = given[agent_id]
             if given is None or isinstance(given, Mapping):
                 try:
-                    given = getattr(self.probe, kind)(agent_id)
+                    given = getattr(self.sample_env, kind)(agent_id)
                 except Exception as error:
                     raise EnvError(
                         f"{self.name}: {kind}({agent_id!r}) raised {describe_error(error)}. Every agent that "
@@ -195,14 +164,14 @@ class EnvSetup:
             EnvError: For the first violation of what environments may give; names agent and step.
         """
         rng = stream(seed, "trial run")
-        test = SmokeTest(self.name, self.agent_spaces, rng, mask_key=self._action_mask_key)
+        test = SmokeTest(self.name, self.agent_spaces, rng, mask_key=self.factory.action_mask_key)
         self.info_masks = test.info_masks
         if self.is_batched:
             self._check_batched(test)
             return
         try:
             with Watched(lambda: f"{self.name}: the smoke test with random actions"):
-                test.play(self.probe)
+                test.play(self.sample_env)
         except MarlConnectorsError as error:
             raise self._hinted(error) from error.__cause__
         except ENV_ERRORS as error:
@@ -215,9 +184,9 @@ class EnvSetup:
         return EnvError(f"{error} {hint}") if hint else error
 
     def _check_batched(self, test: SmokeTest) -> None:
-        env = self.make(num_envs=NUM_COPIES)
+        env = self.factory(NUM_ENVS)
         try:
-            if isinstance(env, GymnasiumCopies):
+            if isinstance(env, GymnasiumBatch):
                 test.play_vector(gymnasium_vector_env(env, seed=0))
             else:
                 test.play_batched(env)
@@ -252,3 +221,21 @@ class EnvSetup:
 def _number_of_parts(space: Any) -> int:
     parts = space.spaces if isinstance(space, gym.spaces.Tuple) else space
     return len(parts) if isinstance(parts, (list, tuple)) else 0
+
+
+def state_space_of(env: Any, name: str) -> Space:
+    """The space of the states of a PettingZoo environment.
+
+    Raises:
+        ConfigError: If it has none.
+    """
+    with errors_named(f"{name}: state_space"):
+        space = getattr(env, "state_space", None)
+    if not isinstance(space, Space) or not callable(getattr(env, "state", None)):
+        found = "no state_space" if space is None else f"state_space={space!r}"
+        raise ConfigError(
+            f"{name}: a critic is to see the environment's state(), but it has {found}. Let the environment have "
+            f"state() and state_space, as PettingZoo's ParallelEnv and AECEnv describe them, or use "
+            f"critic_obs='joint_observations'."
+        )
+    return space

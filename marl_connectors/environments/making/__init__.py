@@ -1,0 +1,1 @@
+"""From what a user calls an environment to an environment."""

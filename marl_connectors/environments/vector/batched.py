@@ -1,0 +1,283 @@
+"""Natively batched environments, and Gymnasium's VectorEnvs, as a runner steps them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import numpy as np
+
+from marl_connectors.environments.adapters.batched import BatchedCalls, BatchedEnv, BatchedStep
+from marl_connectors.environments.adapters.gymnasium_vector import INFOS, NEXT_STEP, GymnasiumBatch
+from marl_connectors.environments.validation.checks import ended_alone, raise_first
+from marl_connectors.environments.vector.failures import Watched, close_env, sentence
+from marl_connectors.environments.vector.garbage_pauses import without_collections
+from marl_connectors.environments.vector.step_result import EpisodeEnds, Event, StepResult
+from marl_connectors.environments.vector.sub_environment import SubEnvironment, not_repeatable
+from marl_connectors.environments.vector.sync import VectorEnv
+from marl_connectors.errors import EnvError
+from marl_connectors.seeding import derived_seeds
+from marl_connectors.trees import tree_map
+from marl_connectors.typing import DEFAULT_AGENT_ID, AgentID, Tree
+
+
+class BatchedVectorEnv(VectorEnv):
+    """Sub-environments that live in one environment and step in one call.
+
+    What ``step`` gives are arrays, not lists, unless agents have unlike spaces.
+
+    Attributes:
+        env: The environment.
+    """
+
+    is_batched = True
+
+    def __init__(self, env: BatchedEnv, *, seed: int):
+        """Takes the environment.
+
+        Raises:
+            EnvError: If it has no sub-environments or agents.
+        """
+        super().__init__([env] * env.num_envs, seed=seed)
+        self.env = env
+        self._calls = BatchedCalls(env)
+        self.is_batched = self._calls.alike  # else lists, of unlike arrays
+        self._agents = self._calls.agents
+        for sub_env in self.sub_envs:
+            sub_env.agents = self._agents
+            sub_env.history.is_complete = False  # it cannot be replayed alone
+
+    def reset_all(self) -> list[tuple[dict[AgentID, Any], dict[AgentID, dict]]]:
+        """Starts the next episode of every sub-environment, in one call."""
+        observations = self._reset_sub_envs(self.sub_envs, None)
+        return [(self._calls.of_sub_env(observations, sub_env.index), {}) for sub_env in self.sub_envs]
+
+    def reset(self, sub_env: SubEnvironment) -> tuple[dict[AgentID, Any], dict[AgentID, dict]]:
+        """Starts the sub-environment's next episode."""
+        mask = np.arange(len(self.sub_envs)) == sub_env.index
+        return self._calls.of_sub_env(self._reset_sub_envs([sub_env], mask), sub_env.index), {}
+
+    def _reset_sub_envs(self, sub_envs: Collection[SubEnvironment], mask: np.ndarray | None) -> Tree:
+        seeds: list[int | None] = [None] * len(self.sub_envs)
+        for sub_env in sub_envs:
+            sub_env.episode_number += 1
+            sub_env.t = 0
+        indices, numbers = np.array([(sub_env.index, sub_env.episode_number) for sub_env in sub_envs]).T
+        for index, seed in zip(
+            indices.tolist(), derived_seeds(self.seed, "env", indices, numbers).tolist(), strict=True
+        ):
+            seeds[index] = seed  # as reset_seed gives it
+        try:
+            with Watched(lambda: f"{next(iter(sub_envs))} and others: reset()"):
+                return self._calls.reset(seeds, mask)
+        except EnvError as error:
+            raise self._placed(error, next(iter(sub_envs))) from error.__cause__
+
+    def step(self, actions: Any) -> StepResult:
+        """Steps all, and resets those whose episode ended. Per sub-environment: one addition, if nothing ends.
+
+        Args:
+            actions: ``[num_envs * num_agents, ...]``, or a list of as many where agents have unlike spaces.
+        """
+        try:
+            given = self._calls.step(actions)
+        except EnvError as error:
+            raise self._placed(error, self.sub_envs[0]) from error.__cause__
+        for sub_env in self.sub_envs:
+            sub_env.t += 1
+        ended, over = given.ended, given.over
+        if not ended.any():
+            result = StepResult(given.rewards.reshape(-1), self._calls.flat(given.observations))
+        else:  # a reset may use the arrays again
+            result = StepResult(given.rewards.flatten(), [], ends=self._ends_of(given, ended, over))
+        result.infos = self._infos_of(given, ~over)
+        if result.ends is not None:
+            self._end_sub_envs(result, given, over)
+        return result
+
+    def _infos_of(self, given: BatchedStep, mask: np.ndarray) -> list[tuple[int, dict[AgentID, dict]]]:
+        if not given.infos:
+            return []
+        return [(index, info) for index in np.flatnonzero(mask).tolist() if (info := self._info(given, index))]
+
+    def _info(self, given: BatchedStep, index: int) -> dict[AgentID, dict]:
+        """Agent to info, of one sub-environment in ``[num_envs, num_agents, ...]`` arrays by name."""
+        own = {name: values[index] for name, values in given.infos.items()}
+        return {agent: {name: v[i] for name, v in own.items()} for i, agent in enumerate(self._agents)} if own else {}
+
+    def _placed(self, error: EnvError, sub_env: SubEnvironment) -> EnvError:
+        """An error of all sub-environments that also says where one of them was."""
+        where = f"{sub_env}, whose seed is {self.reset_seed(sub_env)}"
+        return EnvError(f"{sentence(error)} That was at {where}; the run's seed is {self.seed}.")
+
+    def _ends_of(self, given: BatchedStep, ended: np.ndarray, over: np.ndarray) -> EpisodeEnds:
+        partly = np.flatnonzero(ended.any(1) & ~over)
+        if len(partly):
+            sub_env = self.sub_envs[partly[0]]
+            gone = [agent for agent, flag in zip(self._agents, ended[sub_env.index].tolist(), strict=True) if flag]
+            raise_first(sub_env, [ended_alone(gone)])
+        which = np.flatnonzero(over)
+        terminated = given.terminations[which].ravel()
+        last = tree_map(lambda leaf: leaf[which], given.observations)  # copies, as a reset may use the arrays again
+        return EpisodeEnds(
+            which.tolist(),
+            [self.sub_envs[index].t for index in which.tolist()],
+            self._calls.flat(last),
+            terminated,
+            given.truncations[which].ravel() & ~terminated,
+            [self._info(given, index) for index in which.tolist()] if given.infos else [],
+        )
+
+    def _end_sub_envs(self, result: StepResult, given: BatchedStep, over: np.ndarray) -> None:
+        """Resets the sub-environments that are over, now or when somebody has looked at them."""
+        assert result.ends is not None
+        if self.resets_late:
+            result.late = [(index, 0) for index in result.ends.indices]
+            result.observations = self._calls.flat(given.observations)  # until they are reset
+        else:
+            self._reset_over(result, over)
+
+    def reset_over(self, result: StepResult) -> None:
+        """Resets the sub-environments that a step left at the end of their episodes, in one call."""
+        over = np.zeros(len(self.sub_envs), bool)
+        over[[index for index, _ in result.late]] = True
+        self._reset_over(result, over)
+
+    @without_collections
+    def _reset_over(self, result: StepResult, over: np.ndarray) -> None:
+        sub_envs = [self.sub_envs[index] for index in np.flatnonzero(over).tolist()]
+        result.observations = self._calls.flat(self._reset_sub_envs(sub_envs, over))
+
+    def replay(
+        self, sub_env: SubEnvironment, episode_number: int, steps: Iterable[list[Any]], wanted: Collection[int]
+    ) -> tuple[dict[AgentID, Any], dict[int, dict[AgentID, dict]]]:
+        """A sub-environment cannot be replayed without the others."""
+        raise not_repeatable(sub_env)
+
+    def close(self) -> None:
+        """Closes the environment."""
+        close_env(self.env, f"{type(self.env).__name__} (natively batched)")
+
+
+def gymnasium_vector_env(env: GymnasiumBatch, *, seed: int) -> GymnasiumVectorEnv:
+    """The sub-environments, with rests where the VectorEnv resets them in steps of their own."""
+    rests = env.autoreset_mode == NEXT_STEP and not env.resets_alone
+    return (NextStepVectorEnv if rests else GymnasiumVectorEnv)(env, seed=seed)
+
+
+class GymnasiumVectorEnv(BatchedVectorEnv):
+    """Sub-environments whose infos are dicts, of resets too, and that are reset when their episode is over.
+
+    Attributes:
+        env: The VectorEnv, as a natively batched environment.
+    """
+
+    env: GymnasiumBatch
+
+    @property
+    def envs(self) -> list[Any]:
+        """The environments, where the VectorEnv has them at hand (as a SyncVectorEnv); else the VectorEnv for each."""
+        own = getattr(self.env.env.unwrapped, "envs", None)
+        return [self.env.env] * self.num_envs if own is None else list(own)
+
+    def reset_all(self) -> list[tuple[dict[AgentID, Any], dict[AgentID, dict]]]:
+        """Starts the next episode of every sub-environment, in one call."""
+        first = super().reset_all()
+        return [(own, self._first_infos(index)) for index, (own, _) in enumerate(first)]
+
+    def _end_sub_envs(self, result: StepResult, given: BatchedStep, over: np.ndarray) -> None:
+        assert result.ends is not None
+        self._reset_over(result, over)
+        for index in result.ends.indices:
+            self._add_info(result, index, self._first_infos(index))
+
+    def _add_info(self, result: StepResult, index: int, info: dict[AgentID, dict]) -> None:
+        if info:
+            result.infos.append((index, info))
+
+    def _info(self, given: BatchedStep, index: int) -> dict[AgentID, dict]:
+        info = given.infos[INFOS][index, 0] if given.infos else {}
+        return {DEFAULT_AGENT_ID: info} if info else {}
+
+    def _first_infos(self, index: int) -> dict[AgentID, dict]:
+        info = self.env.reset_infos[index]
+        return {DEFAULT_AGENT_ID: info} if info else {}
+
+
+class NextStepVectorEnv(GymnasiumVectorEnv):
+    """Sub-environments that begin anew in the step after the one that ended their episode, and rest meanwhile.
+
+    That step is none of their episodes': whoever rests gets no action, gives nothing, and acts again once its first
+    observation is there. Where all would rest, that step is taken at once.
+    """
+
+    has_rests = True
+
+    def step(self, actions: Any) -> StepResult:
+        """Steps all sub-environments; those whose episode ended rest in the next step.
+
+        Args:
+            actions: ``[B, ...]`` of the sub-environments that do not rest.
+        """
+        actions = np.asarray(actions)
+        rested = np.array([sub_env.rests for sub_env in self.sub_envs])
+        given = self._calls.step(_for_all(actions, rested))
+        for sub_env in self.sub_envs:
+            sub_env.t += not sub_env.rests
+        ended, observations = given.over, given.observations
+        self._check_rested(rested, ended)
+        rewards, infos = given.rewards[~rested, 0], self._infos_of(given, ~(ended | rested))
+        result = StepResult(rewards, [], infos)
+        for index in np.flatnonzero(rested).tolist():
+            self.sub_envs[index].rests = False
+            result.events.append(Event(index, 0, begins=True))
+            self._add_info(result, index, self._info(given, index))
+        if ended.any():
+            result.ends = self._ends_of(given, ended[:, None], ended)
+            self._next_episodes(result.ends.indices)
+            if ended.all():
+                observations = self._begin_all(result, actions)
+                ended = np.zeros_like(ended)
+        result.observations = tree_map(lambda leaf: leaf[~ended, 0], observations)
+        return result
+
+    def _check_rested(self, rested: np.ndarray, ended: np.ndarray) -> None:
+        wrong = np.flatnonzero(rested & ended)
+        if len(wrong):
+            raise EnvError(
+                f"{self.sub_envs[wrong[0]]}: it is terminated or truncated again by the step that was to reset it. The "
+                f"VectorEnv says AutoresetMode.NEXT_STEP: such a step begins an episode, whatever the action, and "
+                f"both flags are False."
+            )
+
+    def _next_episodes(self, which: Collection[int]) -> None:
+        for index in which:
+            sub_env = self.sub_envs[index]
+            sub_env.episode_number += 1
+            sub_env.t = 0
+            sub_env.rests = True
+
+    def _begin_all(self, result: StepResult, actions: np.ndarray) -> Tree:
+        """Resets all sub-environments, which have all ended; their first observations."""
+        rested = np.ones(len(self.sub_envs), bool)
+        given = self._calls.step(_for_all(actions, rested))
+        self._check_rested(rested, given.over)
+        for sub_env in self.sub_envs:
+            sub_env.rests = False
+            self._add_info(result, sub_env.index, self._info(given, sub_env.index))
+        return given.observations
+
+    def _reset_sub_envs(self, sub_envs: Collection[SubEnvironment], mask: np.ndarray | None) -> Tree:
+        for sub_env in sub_envs:
+            sub_env.rests = False
+        return super()._reset_sub_envs(sub_envs, mask)
+
+
+def _for_all(actions: np.ndarray, rested: np.ndarray) -> np.ndarray:
+    """``[num_envs, ...]``: those who rest get any action that is allowed, as it has no effect."""
+    if not rested.any():
+        return actions
+    everyone = np.repeat(actions[:1], len(rested), axis=0)
+    if not rested.all():
+        everyone[~rested] = actions
+    return everyone

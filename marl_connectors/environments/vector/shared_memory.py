@@ -1,0 +1,275 @@
+"""What a worker process shares with the process that started it: columns for actions and for what a step gives."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from multiprocessing import reduction
+from operator import attrgetter
+from typing import Any, TypeAlias
+
+import numpy as np
+from gymnasium import Space
+from gymnasium.spaces import Dict as DictSpace
+from gymnasium.spaces import Tuple as TupleSpace
+
+from marl_connectors import spaces as space_tools
+from marl_connectors.environments.vector.step_result import StepResult
+from marl_connectors.trees import leaves, tree_map, unstack
+from marl_connectors.typing import AgentID, Tree
+
+AgentSpaces: TypeAlias = Mapping[AgentID, tuple[Space, Space]]
+"""The observation and the action space of each agent that is known before a run."""
+
+_ALIGN = 64
+_WIDEST = {"b": np.bool_, "i": np.int64, "u": np.int64, "f": np.float64}
+"""What keeps Python's numbers as they are, by the kind of a space's dtype."""
+
+
+class SharedBlock:
+    """Memory without a name: the system frees it when the last process that has it is gone, however that one ended.
+
+    It can be given to a new process as an argument, and to no process that runs already.
+    """
+
+    def __init__(self, fd: int | None = None):
+        """Makes a new block, or takes over the file descriptor of one."""
+        self._fd = _new_file() if fd is None else fd
+
+    def arrays(self, templates: list[Tree]) -> list[Any]:
+        """Arrays in the block, like templates: at the same places in each process that asks with the same templates."""
+        sizes = [-(-leaf.nbytes // _ALIGN) * _ALIGN for leaf in leaves(templates)]
+        size = max(sum(sizes), mmap.PAGESIZE)
+        if os.fstat(self._fd).st_size < size:
+            os.ftruncate(self._fd, size)
+        memory = mmap.mmap(self._fd, size)
+        offsets = iter(np.cumsum([0, *sizes]).tolist())
+
+        def placed(leaf: np.ndarray) -> np.ndarray:
+            offset = next(offsets)
+            if not leaf.size:
+                return leaf
+            return np.frombuffer(memory, leaf.dtype, leaf.size, offset).reshape(leaf.shape)
+
+        return [None if template is None else tree_map(placed, template) for template in templates]
+
+    def close(self) -> None:
+        """Gives the file descriptor back; arrays that were made before stay valid."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __del__(self) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Callable[..., SharedBlock], tuple[Any, ...]]:
+        return _received, (reduction.DupFd(self._fd),)
+
+
+def _new_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("marl-connectors")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def _received(handle: Any) -> SharedBlock:
+    return SharedBlock(handle.detach())
+
+
+class StepMemory:
+    """The columns of a worker's steps, with room for all lanes. Both processes work them out from the spaces.
+
+    Agents whose spaces have the same form share columns. What belongs to those who act stands in the first rows, in the
+    order in which they act. A list that does not fit (an agent was not known, an observation is not of its space) goes
+    with the step's message, as it is.
+
+    Attributes:
+        at: ``[4]`` int64, as ``VectorEnv.at``.
+        env_states: ``[num_envs, ...]``, the states of the environments; None where nobody wants to know.
+    """
+
+    def __init__(self, block: SharedBlock, spaces: AgentSpaces, num_envs: int, state_space: Space | None):
+        """Lays out a block.
+
+        Args:
+            block: The memory.
+            spaces: Of all agents that are known.
+            num_envs: The worker's sub-environments.
+            state_space: That of the environments' ``state()``, if they are to be asked for it; else None.
+        """
+        alike: dict[Any, list[AgentID]] = {}
+        for agent, pair in spaces.items():
+            if None not in (form := tuple(map(_form, pair))):
+                alike.setdefault(form, []).append(agent)
+        self._group_of = {agent: group for group, agents in enumerate(alike.values()) for agent in agents}
+        pairs = [spaces[agents[0]] for agents in alike.values()]
+        rooms = [num_envs * len(agents) for agents in alike.values()]
+        self._spaces = [observation_space for observation_space, _ in pairs]
+        self._acting: list[AgentID] = []
+        self._parts: list[tuple[int, list[int]]] | None = []  # groups, and the places of their agents among those
+        templates: list[Any] = [np.zeros(4, np.int64), np.zeros(sum(rooms))]
+        templates.append(None if state_space is None else space_tools.zeros(state_space, num_envs))
+        for kind, widened in enumerate((lambda tree: tree, _widened)):
+            templates += [widened(space_tools.zeros(pair[kind], n)) for pair, n in zip(pairs, rooms, strict=True)]
+        self.at, self._rewards, self.env_states, *columns = block.arrays(templates)
+        self._observations, self._actions = columns[: len(pairs)], columns[len(pairs) :]
+
+    def write_actions(self, agents: list[AgentID], actions: list[Any]) -> list[Any] | None:
+        """Writes the actions of those who act; gives them back where they must be sent."""
+        return None if self._put(agents, actions, self._put_actions) else actions
+
+    def read_actions(self, agents: list[AgentID], sent: list[Any] | None) -> list[Any]:
+        """The actions of those who act, as they were. The environments may keep them."""
+        return self._gathered(agents, self._actions_of) if sent is None else sent
+
+    def write_step(self, result: StepResult, agents: list[AgentID]) -> StepResult:
+        """Writes what a step gave.
+
+        Args:
+            result: It.
+            agents: Who acts next.
+
+        Returns:
+            What is left to be sent: rewards and observations are None where they were written.
+        """
+        if self._put_rewards(result.rewards):
+            result.rewards = None
+        if self._put(agents, result.observations, self._put_observations):
+            result.observations = None
+        return result
+
+    def read_step(self, result: StepResult, num_rewards: int, agents: list[AgentID]) -> StepResult:
+        """What ``write_step`` was given; observations are good until the next step.
+
+        Args:
+            result: What it left.
+            num_rewards: How many agents were paid.
+            agents: Who acts next.
+        """
+        if result.rewards is None:
+            result.rewards = self._rewards[:num_rewards].tolist()
+        if result.observations is None:
+            result.observations = self._gathered(agents, self._observations_of)
+        return result
+
+    def write_states(self, states: list[Tree | None]) -> None:
+        """Writes the newest states of all environments, ``[1, ...]`` each; None of those that were not reset yet."""
+        if self.env_states is None:
+            return
+        for row, state in enumerate(states):
+            if state is not None:
+                for column, own in zip(leaves(self.env_states), leaves(state), strict=True):
+                    column[row] = own[0]
+
+    def _parts_of(self, agents: list[AgentID]) -> list[tuple[int, list[int]]] | None:
+        """The groups that agents belong to, and where theirs stand; None if one belongs to none."""
+        if agents != self._acting:
+            places: dict[int | None, list[int]] = {}
+            for place, agent in enumerate(agents):
+                places.setdefault(self._group_of.get(agent), []).append(place)
+            self._acting = agents
+            self._parts = None if None in places else list(places.items())  # type: ignore[arg-type]
+        return self._parts
+
+    def _put(self, agents: list[AgentID], items: list[Any], put: Callable[[int, list[Any]], bool]) -> bool:
+        parts = self._parts_of(agents)
+        if parts is None or len(items) != len(agents):
+            return False
+        try:
+            if len(parts) == 1:
+                return put(parts[0][0], items)
+            return all(put(group, [items[place] for place in places]) for group, places in parts)
+        except (TypeError, ValueError, OverflowError):
+            return False
+
+    def _gathered(self, agents: list[AgentID], taken: Callable[[int, int], Any]) -> Any:
+        parts = self._parts_of(agents)
+        assert parts is not None
+        if len(parts) == 1:
+            return taken(parts[0][0], len(agents))
+        items: list[Any] = [None] * len(agents)
+        for group, places in parts:
+            for place, item in zip(places, taken(group, len(places)), strict=True):
+                items[place] = item
+        return items
+
+    def _put_rewards(self, rewards: list[Any]) -> bool:
+        """Writes rewards, if they are finite numbers: others are named by whoever looks at them."""
+        try:
+            values = np.array(rewards)
+            if values.dtype.kind not in "fiub" or not np.isfinite(values).all():
+                return False
+            self._rewards[: len(rewards)] = values
+        except (TypeError, ValueError, OverflowError):
+            return False
+        return True
+
+    def _put_observations(self, group: int, observations: list[Any]) -> bool:
+        """Writes observations as the runner's own columns will hold them."""
+        values = space_tools.stack(observations, self._spaces[group])
+        for column, own in zip(leaves(self._observations[group]), leaves(values), strict=True):
+            column[: len(own)] = own
+        return True
+
+    def _put_actions(self, group: int, actions: list[Any]) -> bool:
+        return _put_exactly(self._actions[group], actions)
+
+    def _observations_of(self, group: int, number: int) -> Any:
+        """A list, or one array if there is one for all agents."""
+        column = _first(self._observations[group], number)
+        return column if len(self._spaces) == 1 and type(column) is np.ndarray else unstack(column)
+
+    def _actions_of(self, group: int, number: int) -> list[Any]:
+        column = tree_map(np.copy, _first(self._actions[group], number))
+        return column.tolist() if _is_plain(column) else unstack(column)
+
+
+def _form(space: Space) -> Any:
+    """What spaces must have in common to share columns; None for those without numbers, or without a fixed size."""
+    if isinstance(space, (DictSpace, TupleSpace)):
+        forms = [(key, _form(part)) for key, part in space_tools.parts_of(space)]
+        return (type(space), *forms) if forms and all(form is not None for _, form in forms) else None
+    return None if space.shape is None or space.dtype is None else (space.shape, space.dtype.str)
+
+
+def _first(column: Tree, number: int) -> Tree:
+    return tree_map(lambda leaf: leaf[:number], column)
+
+
+def _is_plain(column: Tree) -> bool:
+    """Whether actions are numbers, which environments get as Python's."""
+    return type(column) is np.ndarray and column.ndim == 1
+
+
+def _widened(column: Tree) -> Tree:
+    """A column for actions, in which Python's numbers stay what they are."""
+    return column.astype(_WIDEST[column.dtype.kind]) if _is_plain(column) else column
+
+
+def _put_exactly(column: Tree, items: list[Any], *, is_part: bool = False) -> bool:
+    """Writes actions, if what is read then are the same ones, of the same types. A hot path."""
+    if isinstance(column, (dict, tuple)):
+        keys = list(column) if isinstance(column, dict) else list(range(len(column)))
+        if any(type(item) is not type(column) or len(item) != len(keys) for item in items):
+            return False
+        if isinstance(column, dict) and any(list(item) != keys for item in items):
+            return False
+        return all(_put_exactly(column[key], [item[key] for item in items], is_part=True) for key in keys)
+    wanted: type = np.ndarray
+    if column.ndim == 1:
+        wanted = column.dtype.type if is_part else type(column.dtype.type().item())
+    if set(map(type, items)) != {wanted}:
+        return False
+    array = np.array(items)
+    if array.dtype != column.dtype or array.shape[1:] != column.shape[1:]:
+        return False
+    if wanted is np.ndarray and set(map(_dtype_of, items)) != {column.dtype}:
+        return False
+    column[: len(items)] = array
+    return True
+
+
+_dtype_of = attrgetter("dtype")

@@ -1,0 +1,559 @@
+"""Sub-environments that are stepped one after another in this process."""
+
+from __future__ import annotations
+
+import contextlib
+import copy as copying
+import time
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import Space
+
+from marl_connectors import spaces
+from marl_connectors.environments.adapters.single_agent import SingleAgentEnv
+from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
+from marl_connectors.environments.validation.checks import (
+    InvalidDataCheck,
+    left_without_flag,
+    nobody_there,
+    not_observed,
+    raise_first,
+    reset_violation,
+    result_violation,
+    state_violation,
+    step_violation,
+)
+from marl_connectors.environments.vector.failures import (
+    CLOSE_TIMEOUT_S,
+    ENV_ERRORS,
+    MOMENT_S,
+    EnvFailure,
+    EnvRestarts,
+    Hang,
+    Watched,
+    alarm,
+    close_env,
+    sentence,
+)
+from marl_connectors.environments.vector.replay import ActionHistory
+from marl_connectors.environments.vector.step_result import EndsBuilder, Event, StepResult, joined_states
+from marl_connectors.environments.vector.sub_environment import (
+    Doing,
+    SubEnvironment,
+    copied_infos,
+    finite_reward,
+    not_repeatable,
+    uncredited_rewards,
+)
+from marl_connectors.errors import EnvError, MarlConnectorsError, describe_error
+from marl_connectors.seeding import derived_seed
+from marl_connectors.trees import leaves
+from marl_connectors.typing import AgentID, Tree
+
+_NOTHING: Any = object()
+_LOOK_EVERY = 16
+"""So often a sub-environment is asked for its agents, even if nothing in a step's dicts says that they have changed."""
+
+
+class VectorEnv:
+    """Sub-environments of one kind. Every reset is seeded by (run seed, ``env_index``, episode), so it can be replayed.
+
+    Attributes:
+        sub_envs: The sub-environments.
+        seed: The run's seed.
+        at: Four numbers, in an array where processes share them: the index of the sub-environment that is at work, that
+            of the one reset last, its episode's number, and what the sub-environment at work does, see ``Doing``. The
+            first one is -1 once all sub-environments are closed.
+        failures: Of sub-environments that went on with another episode; whoever reads them clears them.
+        turn_based: Whether agents act one after another: whoever has acted waits for its next turn.
+        is_batched: Whether actions, rewards and observations are arrays for all sub-environments.
+        has_rests: Whether there are steps in which some sub-environments do not act.
+        close_timeout_s: How long closing all sub-environments may take, see ``close_env``.
+        resets_late: Whether sub-environments whose episode ended wait for ``reset_over``, where that is possible.
+    """
+
+    turn_based = False
+    is_batched = False
+    has_rests = False
+    resets_late = False
+    close_timeout_s: float | None = CLOSE_TIMEOUT_S
+
+    def __init__(
+        self,
+        envs: Sequence[Any],
+        *,
+        seed: int,
+        first_index: int = 0,
+        restarts: EnvRestarts | None = None,
+        state_space: Space | None = None,
+    ):
+        """Takes the sub-environments.
+
+        Args:
+            envs: One environment for each sub-environment.
+            seed: The run's seed.
+            first_index: The place of the first of these sub-environments among all sub-environments of the run.
+            restarts: How to go on after failures; None to raise an error.
+            state_space: That of the environments' ``state()``, if they are to be asked for it; else None.
+        """
+        self.sub_envs = [SubEnvironment(env, index) for index, env in enumerate(envs, first_index)]
+        self.seed = seed
+        self.at: Any = [-1, -1, -1, Doing.STEP]
+        self.failures: list[EnvFailure] = []
+        self._restarts = restarts
+        self._final: EnvError | None = None  # the failure that was one too many
+        self._states = None if state_space is None else EnvStates(state_space)
+        self._data_check = None if restarts is None else InvalidDataCheck(restarts.observation_space)
+        self._ends = EndsBuilder()
+
+    @property
+    def num_envs(self) -> int:
+        """How many sub-environments."""
+        return len(self.sub_envs)
+
+    @property
+    def copies(self) -> list[SubEnvironment]:
+        """What ``sub_envs`` was called in earlier versions."""
+        return self.sub_envs
+
+    @property
+    def envs(self) -> list[Any]:
+        """The sub-environments' environments, as the user made them."""
+        ours = (SingleAgentEnv, TurnBasedEnv)
+        return [sub_env.env.env if isinstance(sub_env.env, ours) else sub_env.env for sub_env in self.sub_envs]
+
+    @property
+    def unwrapped(self) -> VectorEnv:
+        """This object, as nothing is wrapped around it."""
+        return self
+
+    def states(self) -> Tree | None:
+        """``[num_envs, ...]`` states, as after the newest resets and steps; None if nobody wants them."""
+        return None if self._states is None else joined_states([sub_env.state for sub_env in self.sub_envs])
+
+    def reset_seed(self, sub_env: SubEnvironment) -> int:
+        """The seed of the sub-environment's current episode."""
+        return derived_seed(self.seed, "env", sub_env.index, sub_env.episode_number)
+
+    def reset_all(self) -> list[tuple[dict[AgentID, Any], dict[AgentID, dict]]]:
+        """Starts the next episode of every sub-environment."""
+        self._ends.clear()
+        return [self.reset(sub_env) for sub_env in self.sub_envs]
+
+    def reset(self, sub_env: SubEnvironment) -> tuple[dict[AgentID, Any], dict[AgentID, dict]]:
+        """Starts the sub-environment's next episode: observations and infos by agent."""
+        try:
+            return self._begin(sub_env)
+        except ENV_ERRORS as error:
+            self._failed(sub_env, error)
+            return self._begin_anew(sub_env)
+
+    def _begin(self, sub_env: SubEnvironment) -> tuple[dict[AgentID, Any], dict[AgentID, dict]]:
+        observations, infos = self._reset(sub_env)
+        sub_env.agents = list(sub_env.env.agents)
+        self._check_all_observed(sub_env, observations)
+        if self._data_check is not None:
+            self._data_check.check(sub_env, sub_env.agents, observations, {})
+        if self._states is not None:
+            self._states.note(sub_env)
+        return observations, copied_infos(sub_env, sub_env.agents, infos)
+
+    def _reset(self, sub_env: SubEnvironment) -> tuple[dict[AgentID, Any], dict[AgentID, dict]]:
+        sub_env.episode_number += 1
+        sub_env.task = None if sub_env.settable is None else sub_env.settable.get_task()
+        self.at[:] = sub_env.index, sub_env.index, sub_env.episode_number, Doing.RESET
+        sub_env.t = 0
+        sub_env.newest_actions, sub_env.history = [], ActionHistory()
+        try:
+            with Watched(lambda: f"{sub_env}: reset(seed={self.reset_seed(sub_env)})"):
+                given = sub_env.env.reset(seed=self.reset_seed(sub_env))
+        except MarlConnectorsError:
+            raise
+        except ENV_ERRORS as error:
+            raise EnvError(
+                f"{sub_env}: reset(seed={self.reset_seed(sub_env)}) raised {describe_error(error)}"
+            ) from error
+        self.at[3] = Doing.STEP
+        raise_first(sub_env, [reset_violation(given)])
+        if not sub_env.env.agents:
+            raise_first(sub_env, [nobody_there()])
+        return given[0], given[1] or {}
+
+    # Failures.
+
+    def take_failures(self) -> list[EnvFailure]:
+        """What failed, and was replaced, since the last call."""
+        taken, self.failures = self.failures, []
+        return taken
+
+    def _failed(self, sub_env: SubEnvironment, error: BaseException) -> None:
+        """Takes note of a failure if the run can go on.
+
+        Raises:
+            EnvError: If it cannot.
+        """
+        if error is self._final:
+            raise error
+        failure = error
+        if not isinstance(error, MarlConnectorsError):
+            failure = EnvError(f"{self._who(sub_env)}: {describe_error(error)}")
+        elif isinstance(error, EnvError) and sub_env.episode_number >= 0 and "seed" not in str(error):
+            failure = EnvError(f"{error} The episode's seed is {self.reset_seed(sub_env)}.")
+        sub_env.num_failures += 1
+        if self._restarts is None:
+            raise failure from (error.__cause__ if failure is error else error)
+        if sub_env.num_failures > self._restarts.tolerance:
+            self._final = EnvError(
+                f"{sentence(failure)} This sub-environment has failed {sub_env.num_failures} times without finishing "
+                f"an episode; num_consecutive_env_failures_tolerance is {self._restarts.tolerance}."
+            )
+            raise self._final from error
+        self.failures.append(EnvFailure(sub_env.index, sentence(failure)))
+
+    def _who(self, sub_env: SubEnvironment) -> str:
+        if sub_env.episode_number < 0:
+            return f"sub-environment {sub_env.index}, before its first episode"
+        return f"{sub_env} (seed {self.reset_seed(sub_env)})"
+
+    def _begin_anew(self, sub_env: SubEnvironment) -> tuple[dict[AgentID, Any], dict[AgentID, dict]]:
+        """Starts the next episode in a new environment."""
+        assert self._restarts is not None
+        while True:
+            try:
+                self.at[3] = Doing.CLOSE
+                with contextlib.suppress(*ENV_ERRORS, Hang), alarm(CLOSE_TIMEOUT_S):  # it is broken already
+                    sub_env.env.close()
+                self.at[3] = Doing.MAKE
+                with Watched(lambda: f"{sub_env}: making its new environment"):
+                    sub_env.use(self._restarts.make_env())
+                return self._begin(sub_env)
+            except ENV_ERRORS as error:
+                self._failed(sub_env, error)
+
+    # Steps.
+
+    def step(self, actions: list[Any]) -> StepResult:
+        """Steps all sub-environments, and resets those whose episode ended.
+
+        Args:
+            actions: One for each agent, in the order of ``sub_envs`` and their ``agents``.
+        """
+        return self._step(self.sub_envs, actions)
+
+    def _step(self, sub_envs: Sequence[SubEnvironment], actions: list[Any]) -> StepResult:
+        """A hot path: a sub-environment in which nothing out of the ordinary happened costs a handful of C calls."""
+        rewards: list[Any] = []
+        observations: list[Any] = []
+        result = StepResult(rewards, observations)
+        end, at, data_check, states = 0, self.at, self._data_check, self._states
+        for sub_env in sub_envs:
+            agents, t = sub_env.agents, sub_env.t
+            begin = end
+            end += len(agents)
+            chosen = actions[begin:end]
+            sub_env.newest_actions.append(chosen)
+            at[0], given = sub_env.index, _NOTHING
+            try:
+                given = sub_env.step(dict(zip(agents, chosen)))  # noqa: B905
+                sub_env.t = t + 1
+                obs, reward, terminations, truncations, infos = given
+                if states is not None:
+                    states.note(sub_env)
+                if (
+                    any(terminations.values())
+                    or any(truncations.values())
+                    or list(obs) != agents
+                    or list(reward) != agents
+                    or (not sub_env.t % _LOOK_EVERY and list(sub_env.env.agents) != agents)
+                ):
+                    self._unusual(sub_env, result, obs, reward, terminations, truncations, infos or {})
+                else:
+                    if data_check is not None:
+                        data_check.check(sub_env, agents, obs, reward)
+                    if infos and any(infos.values()):
+                        result.infos.append((sub_env.index, copied_infos(sub_env, agents, infos)))
+                    rewards += reward.values()
+                    observations += obs.values()
+            except ENV_ERRORS as error:
+                del rewards[begin:]
+                rewards.extend([0.0] * len(agents))
+                self._replace(sub_env, t, self._explained(sub_env, agents, chosen, given, error), result)
+        result.ends = self._ends.take()
+        return result
+
+    def _explained(
+        self, sub_env: SubEnvironment, agents: list[AgentID], chosen: list[Any], given: Any, error: BaseException
+    ) -> BaseException:
+        """What to say of a step that raised, or that gave what cannot be read."""
+        if isinstance(error, MarlConnectorsError):
+            return error
+        if given is _NOTHING:
+            return self._step_failed(sub_env, chosen, error)
+        why = result_violation(given) or step_violation(agents, *given[2:])
+        return EnvError(f"{sub_env}: {why}") if why else error
+
+    def _replace(self, sub_env: SubEnvironment, t: int, error: BaseException, result: StepResult) -> None:
+        """Begins another episode in a sub-environment that failed after ``t`` steps, if the run may go on."""
+        self._failed(sub_env, error)
+        result.events.append(Event(sub_env.index, t, is_over=True, is_dropped=True))
+        add_observed(result, sub_env, *self._begin_anew(sub_env))
+
+    def _unusual(
+        self,
+        sub_env: SubEnvironment,
+        result: StepResult,
+        obs: dict,
+        reward: dict,
+        terminations: dict,
+        truncations: dict,
+        infos: dict,
+    ) -> None:
+        """Takes in a step in which agents ended or joined, or of which a dict is not in the order of the agents."""
+        before, now = sub_env.agents, sub_env.env.agents
+        form = None if type(obs) is dict is type(reward) else result_violation((obs, reward, {}, {}, {}))
+        raise_first(sub_env, [form or step_violation(before, terminations, truncations, infos)])
+        result.rewards.extend([reward.get(agent, 0.0) for agent in before])
+        ended = {agent for flags in (terminations, truncations) for agent, flag in flags.items() if flag}
+        alive = [agent for agent in before if agent not in ended]
+        raise_first(sub_env, [left_without_flag(alive, now)])
+        sub_env.agents = alive + [agent for agent in now if agent not in before and agent not in ended]
+        uncredited = {} if list(reward) == before else uncredited_rewards(sub_env, reward, set(before))
+        infos = copied_infos(sub_env, [*before, *sub_env.agents], infos) if infos and any(infos.values()) else {}
+        if sub_env.agents:
+            self._check_all_observed(sub_env, obs)
+        if self._data_check is not None:
+            self._data_check.check(
+                sub_env, {*before, *sub_env.agents}, obs, {a: reward[a] for a in before if a in reward}
+            )
+        is_over = not sub_env.agents
+        if is_over and not uncredited and all(obs.get(agent) is not None for agent in before):
+            # The reset may write to the very arrays that this step gave.
+            last = [_copied(obs[agent]) for agent in before]
+            flags = map(terminations.get, before), map(truncations.get, before)
+            self._ends.add(sub_env.index, sub_env.t, last, *flags, infos, sub_env.state)
+        elif is_over or sub_env.agents != before or uncredited:
+            last = {agent: _copied(obs[agent]) for agent in before if agent in ended and agent in obs}
+            own = {agent: info for agent, info in infos.items() if agent in ended}
+            event = Event(sub_env.index, sub_env.t, last, terminations, truncations, own, uncredited, is_over)
+            event.state = sub_env.state
+            result.events.append(event)
+        if not is_over:
+            add_observed(result, sub_env, obs, infos)
+        else:
+            self._end(sub_env, result)
+
+    def _end(self, sub_env: SubEnvironment, result: StepResult) -> None:
+        """Resets a sub-environment whose episode is over, now or when somebody has looked at it."""
+        sub_env.num_failures = 0
+        if self.resets_late:
+            result.late.append((sub_env.index, len(result.observations)))
+        else:
+            add_observed(result, sub_env, *self.reset(sub_env))
+
+    def reset_over(self, result: StepResult) -> None:
+        """Resets those that a step left as they were at the end of their episodes, and completes the step."""
+        given, result.observations, begin = result.observations, [], 0
+        for index, place in result.late:
+            result.observations += given[begin:place]
+            begin = place
+            sub_env = self.sub_envs[index]
+            add_observed(result, sub_env, *self.reset(sub_env))
+        result.observations += given[begin:]
+
+    def _check_all_observed(self, sub_env: SubEnvironment, observations: dict) -> None:
+        raise_first(sub_env, [not_observed(sub_env.agents, observations)])
+
+    def _step_failed(self, sub_env: SubEnvironment, chosen: list[Any], error: BaseException) -> EnvError:
+        acted = dict(zip(sub_env.agents, chosen, strict=False))
+        failed = EnvError(f"{self._who(sub_env)}: step({acted}) raised {describe_error(error)}")
+        failed.__cause__ = error
+        return failed
+
+    def replay(
+        self, sub_env: SubEnvironment, episode_number: int, steps: Iterable[list[Any]], wanted: Collection[int]
+    ) -> tuple[dict[AgentID, Any], dict[int, dict[AgentID, dict]]]:
+        """Brings one to where an episode stood: resets it with that episode's seed and repeats the actions.
+
+        Args:
+            sub_env: Which.
+            episode_number: Of the episode.
+            steps: The actions of all agents, step by step.
+            wanted: Env steps whose infos are wanted.
+
+        Returns:
+            The newest observations by agent, and the infos by env step and agent.
+
+        Raises:
+            CheckpointError: If the episode ends, or other agents act, than before.
+        """
+        sub_env.episode_number = episode_number - 1
+        newest, infos = self._begin(sub_env)
+        newest = {agent_id: _copied(newest[agent_id]) for agent_id in sub_env.agents}
+        infos_at = {0: infos} if 0 in wanted else {}
+        for actions in steps:
+            result = self._step([sub_env], actions) if len(actions) == len(sub_env.agents) else None
+            if result is None or sub_env.episode_number != episode_number:
+                raise not_repeatable(sub_env)
+            newest = self._newest(sub_env, newest, result)
+            if sub_env.t in wanted:
+                infos_at[sub_env.t] = dict(result.infos).get(sub_env.index, {})
+        return newest, infos_at
+
+    def _newest(self, sub_env: SubEnvironment, newest: dict[AgentID, Any], result: StepResult) -> dict[AgentID, Any]:
+        """The newest observations of all agents that have not ended, after a step of one sub-environment."""
+        return dict(zip(sub_env.agents, result.observations, strict=True))
+
+    def close(self) -> None:
+        """Closes all sub-environments. Those whose turn comes after the time is used up have a moment only."""
+        begin = time.monotonic()
+        for sub_env in self.sub_envs:
+            self.at[0], self.at[3] = sub_env.index, Doing.CLOSE
+            left = self.close_timeout_s
+            if left is not None:
+                left = max(left - (time.monotonic() - begin), MOMENT_S)
+            close_env(sub_env.env, f"sub-environment {sub_env.index}", timeout_s=left)
+        self.at[0] = -1
+
+
+def add_observed(
+    result: StepResult, sub_env: SubEnvironment, observations: dict[AgentID, Any], infos: dict[AgentID, dict]
+) -> None:
+    """Adds to a result what those observe that act next in a sub-environment."""
+    result.observations += [observations[agent] for agent in sub_env.agents]
+    own = {agent: infos[agent] for agent in sub_env.agents if agent in infos}
+    if own:
+        result.infos.append((sub_env.index, own))
+
+
+def _copied(observation: Any) -> Any:
+    return observation.copy() if type(observation) is np.ndarray else copying.deepcopy(observation)
+
+
+class EnvStates:
+    """Asks sub-environments for their ``state()``, after each reset and step.
+
+    A state is kept as a tree of arrays with a leading axis of 1, and shares nothing with the environment.
+    """
+
+    def __init__(self, space: Space):
+        """Takes the environment's ``state_space``."""
+        self.space = space
+        self._shapes = [leaf.shape for leaf in leaves(spaces.zeros(space, 1))]
+
+    def note(self, sub_env: SubEnvironment) -> None:
+        """Keeps the sub-environment's state of now.
+
+        Raises:
+            EnvError: If there is none, or one that does not fit the space; bounds do not matter.
+        """
+        try:
+            given = sub_env.env.state()
+        except Exception as error:
+            raise EnvError(
+                f"{sub_env}: state() raised {describe_error(error)}. A critic needs it after every reset and "
+                f"step, the last one included."
+            ) from error
+        try:
+            state = spaces.stack([given], self.space)
+            fine = [leaf.shape for leaf in leaves(state)] == self._shapes and all(map(_is_finite, leaves(state)))
+        except (TypeError, ValueError):
+            fine = False
+        if not fine:
+            why = state_violation(self.space, given) or f"the state is not like state_space: {given!r}"
+            raise EnvError(f"{sub_env}: {why}")
+        sub_env.state = state
+
+
+def _is_finite(values: np.ndarray) -> bool:
+    return values.dtype.kind in "biu" or (values.dtype.kind == "f" and bool(np.isfinite(values).all()))
+
+
+class TurnBasedVectorEnv(VectorEnv):
+    """Sub-environments that take turns. The ``agents`` of one are those that act next: one of them, or nobody."""
+
+    turn_based = True
+
+    def __init__(self, envs: Sequence[TurnBasedEnv], **settings: Any):
+        """Takes the sub-environments; see VectorEnv."""
+        super().__init__(envs, **settings)
+        self._paid_by_reset: dict[int, dict[AgentID, float]] = {}
+        self._known: dict[int, set[AgentID]] = {}  # by sub-environment, who has had a turn and has not ended
+
+    def _begin(self, sub_env: SubEnvironment) -> tuple[dict[AgentID, Any], dict[AgentID, dict]]:
+        """Starts the sub-environment's next episode: observation and info of the agent that acts first."""
+        try:
+            observations, infos = self._reset(sub_env)
+        except EnvError as error:
+            if str(error).startswith(str(sub_env)):
+                raise
+            raise self._named(sub_env, error) from error
+        sub_env.agents = list(observations)
+        self._known[sub_env.index] = set(observations)
+        paid = sub_env.env.take_untold().items()
+        self._paid_by_reset[sub_env.index] = {agent: finite_reward(sub_env, agent, reward) for agent, reward in paid}
+        if self._data_check is not None:
+            self._data_check.check(sub_env, observations, observations, {})
+        if self._states is not None:
+            self._states.note(sub_env)
+        return observations, copied_infos(sub_env, sub_env.agents, infos)
+
+    def _step(self, sub_envs: Sequence[SubEnvironment], actions: list[Any]) -> StepResult:
+        result, end = StepResult([], [], told=[]), 0
+        for sub_env in sub_envs:
+            begin, end = end, end + len(sub_env.agents)
+            t, self.at[0] = sub_env.t, sub_env.index
+            try:
+                self._take_turn(sub_env, actions[begin:end], result)
+            except ENV_ERRORS as error:
+                self._replace(sub_env, t, error, result)
+        return result
+
+    def _take_turn(self, sub_env: SubEnvironment, chosen: list[Any], result: StepResult) -> None:
+        """A hot path. Nothing is added to the result before all is checked."""
+        sub_env.newest_actions.append(chosen)
+        try:
+            given = sub_env.step(dict(zip(sub_env.agents, chosen, strict=True)))
+        except MarlConnectorsError as error:
+            raise self._named(sub_env, error) from error
+        except ENV_ERRORS as error:
+            raise self._step_failed(sub_env, chosen, error) from error
+        sub_env.t += 1
+        observations, rewards, terminations, truncations, infos = given
+        terminations.pop("__all__", None)
+        truncations.pop("__all__", None)
+        paid = [finite_reward(sub_env, agent, reward) for agent, reward in rewards.items()]
+        infos = copied_infos(sub_env, terminations, infos) if any(infos.values()) else {}
+        sub_env.agents = [a for a in observations if not (terminations.get(a) or truncations.get(a))]
+        if self._data_check is not None:
+            self._data_check.check(sub_env, observations, observations, {})
+        if self._states is not None:
+            self._states.note(sub_env)
+        result.told += [(sub_env.index, agent) for agent in rewards]  # type: ignore[operator]
+        result.rewards += paid
+        known, is_over = self._known[sub_env.index], not sub_env.env.agents
+        uncredited = self._paid_by_reset.pop(sub_env.index, None) or {}
+        if is_over or uncredited or len(terminations) > len(sub_env.agents) or not known.issuperset(sub_env.agents):
+            ended = [agent for agent in terminations if agent not in sub_env.agents]
+            known.difference_update(ended)
+            known.update(sub_env.agents)
+            last = {agent: observations[agent] for agent in ended if agent in observations}
+            own = {agent: infos[agent] for agent in ended if agent in infos}
+            event = Event(sub_env.index, sub_env.t, last, terminations, truncations, own, uncredited, is_over)
+            event.state = sub_env.state
+            result.events.append(event)
+        if is_over:
+            self._end(sub_env, result)
+        else:
+            add_observed(result, sub_env, observations, infos)
+
+    def _named(self, sub_env: SubEnvironment, error: Exception) -> EnvError:
+        return EnvError(f"{self._who(sub_env)}: {str(error).removeprefix(f'{sub_env.env.where}: ')}")
+
+    def _newest(self, sub_env: SubEnvironment, newest: dict[AgentID, Any], result: StepResult) -> dict[AgentID, Any]:
+        """Of every agent that has had a turn and has not ended, as the environment's next step cannot change it."""
+        known = self._known[sub_env.index]
+        kept = {agent: observation for agent, observation in newest.items() if agent in known}
+        acting = zip(sub_env.agents, result.observations, strict=True)
+        return kept | {agent: copying.deepcopy(observation) for agent, observation in acting}

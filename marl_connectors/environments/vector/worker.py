@@ -1,0 +1,299 @@
+"""What a worker process does: it steps some of the sub-environments for the process that started it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from multiprocessing.connection import wait
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium import Space
+
+from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
+from marl_connectors.environments.making.factory import EnvFactory
+from marl_connectors.environments.vector.channel import Channel
+from marl_connectors.environments.vector.failures import EnvFailure, EnvRestarts, stop_watching
+from marl_connectors.environments.vector.shared_memory import AgentSpaces, SharedBlock, StepMemory
+from marl_connectors.environments.vector.step_result import StepResult
+from marl_connectors.environments.vector.sub_environment import Doing, SubEnvironment
+from marl_connectors.environments.vector.sync import TurnBasedVectorEnv, VectorEnv
+from marl_connectors.errors import ConfigError, EnvError, MarlConnectorsError, describe_error
+from marl_connectors.typing import AgentID
+
+LEFT_TO_PARENT = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+"""Signals that end a run, and its workers with it, but not workers alone. SIGINT is another one."""
+
+
+def packed_maker(make_env: Callable[[], Any], num_workers: int) -> bytes:
+    """A function that makes environments, for other processes.
+
+    Raises:
+        ConfigError: If it cannot be sent there; names what is in the way.
+    """
+    try:
+        return pickle.dumps(make_env)
+    except Exception as error:
+        parts = make_env.parts() if isinstance(make_env, EnvFactory) else {}
+        culprit = next((name for name, part in parts.items() if not _can_be_sent(part)), "the environment's maker")
+        raise ConfigError(
+            f"num_env_workers={num_workers}: {culprit} cannot be sent to a worker process: {error}. Use an importable "
+            f"name, or a class or function at the top of a module (no lambda, nothing that is defined inside a "
+            f"function), or set num_env_workers=0."
+        ) from error
+
+
+def needs_main_script(packed: bytes) -> bool:
+    """Whether something that was pickled is defined in the script that runs."""
+    return b"__main__" in packed
+
+
+def _can_be_sent(part: Any) -> bool:
+    try:
+        pickle.dumps(part)
+    except Exception:
+        return False
+    return True
+
+
+class SubEnvironmentState(NamedTuple):
+    """What the other process must know of a sub-environment in which something out of the ordinary happened."""
+
+    index: int
+    agents: list[AgentID]
+    t: int
+    episode_number: int
+    num_failures: int
+
+    @classmethod
+    def of(cls, sub_env: SubEnvironment) -> SubEnvironmentState:
+        """A sub-environment's, now."""
+        return cls(sub_env.index, sub_env.agents, sub_env.t, sub_env.episode_number, sub_env.num_failures)
+
+
+@dataclass(slots=True)
+class Reply:
+    """What a worker has to say after it did what it was told.
+
+    Attributes:
+        result: What was asked for. Of a step, what is not in shared memory.
+        states: Of sub-environments in which agents or episodes changed.
+        failures: Of sub-environments that went on with another episode.
+    """
+
+    result: Any
+    states: list[SubEnvironmentState] = field(default_factory=list)
+    failures: list[EnvFailure] = field(default_factory=list)
+
+
+_ORDINARY = Reply(StepResult(None, None))  # all is in shared memory
+
+
+def spaces_of(make_env: Callable[..., Any]) -> AgentSpaces:
+    """The spaces of the agents, as far as a maker knows them."""
+    return getattr(make_env, "agent_spaces", {})
+
+
+def acting_in(sub_envs: Iterable[SubEnvironment]) -> list[AgentID]:
+    """Who acts next in some sub-environments."""
+    return [agent for sub_env in sub_envs for agent in sub_env.agents]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerTask:
+    """What a worker process is started with.
+
+    Attributes:
+        maker: A pickled function that makes environments.
+        first_index: Of its sub-environments.
+        num_envs: How many it has.
+        tolerance: As ``EnvRestarts.tolerance``; None to let every failure stop the run.
+        observation_space: As in ``EnvRestarts``.
+        state_space: As for VectorEnv.
+        block: The memory of its ``StepMemory``.
+    """
+
+    maker: bytes
+    first_index: int
+    num_envs: int
+    tolerance: int | None
+    observation_space: Any
+    state_space: Space | None
+    block: SharedBlock
+
+
+def run_worker(channel: Channel, task: WorkerTask) -> None:
+    """Does what it is told over the channel, until it is told to stop or the other process is gone."""
+    _leave_signals_to_parent()
+    stop_watching()
+    np.random.seed()  # the global state is the same in all forks, and an environment may draw from it
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    server = None
+    try:
+        server = EnvServer(task)
+        channel.send(pickle.dumps(server.turn_based))
+        message = channel.receive()
+        _be_killed_with_parent()
+        while message != b"":
+            channel.send(server.answer(message))
+            message = channel.receive()
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass
+    except Exception as error:
+        name = type(error).__name__ if isinstance(error, MarlConnectorsError) else "EnvError"
+        text = str(error) if isinstance(error, MarlConnectorsError) else describe_error(error)
+        channel.send(pickle.dumps(WorkerError(name, text, traceback.format_exc())))
+    except BaseException:  # such as a KeyboardInterrupt that the environment raises
+        channel.close()  # nobody is to wait for what closing may take
+        raise
+    finally:
+        if server is not None:
+            server.vector_env.close()
+
+
+def _leave_signals_to_parent() -> None:
+    """The process that started this one will say what is to be done. A signal often goes to all of a group or job.
+
+    SIGTERM and SIGHUP are not ignored but answered by nothing, as programs that the environment starts would inherit
+    the former; in processes that it forks, they do what they do everywhere.
+    """
+    own = os.getpid()
+
+    def answer(number: int, frame: Any) -> None:
+        if os.getpid() != own:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in LEFT_TO_PARENT:
+        signal.signal(number, answer)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, LEFT_TO_PARENT)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(1)  # whatever the environment is doing
+
+
+def _be_killed_with_parent() -> None:
+    """As ``_end_with_parent``, by Linux itself: an environment that keeps Python's lock lets no thread run.
+
+    The pipe that closes with the parent has no data in it once the first message has come. Then all that is signalled
+    of it is its end.
+    """
+    import fcntl  # not there on every platform
+
+    if hasattr(fcntl, "F_SETSIG"):
+        parent = multiprocessing.parent_process()
+        assert parent is not None
+        fcntl.fcntl(parent.sentinel, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(parent.sentinel, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(parent.sentinel, fcntl.F_SETFL, fcntl.fcntl(parent.sentinel, fcntl.F_GETFL) | os.O_ASYNC)
+
+
+class WorkerError(NamedTuple):
+    """An error that a worker ended with.
+
+    Attributes:
+        name: Of its class in ``marl_connectors.errors``.
+        text: The message.
+        traceback: Where it was raised.
+    """
+
+    name: str
+    text: str
+    traceback: str
+
+
+class EnvServer:
+    """The sub-environments of a worker, with what it takes to answer for them."""
+
+    def __init__(self, task: WorkerTask):
+        """Makes the sub-environments."""
+        try:
+            make_env = pickle.loads(task.maker)
+        except Exception as error:
+            raise EnvError(
+                f"num_env_workers: a worker process cannot load the environment's maker: "
+                f"{describe_error(error)}. Define it in a module that can be imported, or set num_env_workers=0."
+            ) from error
+        self._memory = StepMemory(task.block, spaces_of(make_env), task.num_envs, task.state_space)
+        at = self._memory.at
+        at[3] = Doing.MAKE
+        envs = []
+        for index in range(task.first_index, task.first_index + task.num_envs):
+            at[0] = index
+            envs.append(make_env())
+        at[0], at[3] = task.first_index, Doing.STEP
+        self.turn_based = isinstance(envs[0], TurnBasedEnv)
+        restarts = None
+        if task.tolerance is not None:
+            restarts = EnvRestarts(make_env, task.tolerance, task.observation_space)
+        kind = TurnBasedVectorEnv if self.turn_based else VectorEnv
+        self.vector_env = kind(
+            envs, seed=0, first_index=task.first_index, restarts=restarts, state_space=task.state_space
+        )
+        self.vector_env.at = at
+        self.vector_env.close_timeout_s = None  # the other process ends this one where close() hangs
+        self._first_index = task.first_index
+
+    def answer(self, message: bytes) -> bytes:
+        """Does what a message says."""
+        if message == Channel.STEP:
+            reply = self._step(None)
+        else:
+            command, *arguments = pickle.loads(message)
+            known = {"step": self._step, "reset": self._reset, "replay": self._replay}
+            reply = known[command](*arguments)
+        self._memory.write_states([sub_env.state for sub_env in self.vector_env.sub_envs])
+        reply.failures = self.vector_env.take_failures()
+        return Channel.STEP if reply == _ORDINARY else self._packed(reply)
+
+    def _step(self, sent: list[Any] | None) -> Reply:
+        vector_env, sub_envs = self.vector_env, self.vector_env.sub_envs
+        result = vector_env.step(self._memory.read_actions(acting_in(sub_envs), sent))
+        ended = [] if result.ends is None else result.ends.indices
+        changed = {*ended, *(event.index for event in result.events)}
+        states = [
+            SubEnvironmentState.of(sub_env) for sub_env in sub_envs if self.turn_based or sub_env.index in changed
+        ]
+        for sub_env in sub_envs:  # the other process keeps them
+            sub_env.newest_actions.clear()
+        return Reply(self._memory.write_step(result, acting_in(sub_envs)), states)
+
+    def _reset(self, seed: int, states: list[tuple[int, int]]) -> Reply:
+        self.vector_env.seed = seed
+        for sub_env, (episode_number, num_failures) in zip(self.vector_env.sub_envs, states, strict=True):
+            sub_env.episode_number, sub_env.num_failures = episode_number, num_failures
+        first = self.vector_env.reset_all()
+        return Reply(first, list(map(SubEnvironmentState.of, self.vector_env.sub_envs)))
+
+    def _replay(self, seed: int, index: int, *arguments: Any) -> Reply:
+        self.vector_env.seed = seed
+        sub_env = self.vector_env.sub_envs[index - self._first_index]
+        found = self.vector_env.replay(sub_env, *arguments)
+        sub_env.newest_actions.clear()
+        return Reply(found, [SubEnvironmentState.of(sub_env)])
+
+    def _packed(self, reply: Reply) -> bytes:
+        try:
+            return pickle.dumps(reply)
+        except Exception as error:
+            given: list[tuple[int, Any]] = []
+            if isinstance(result := reply.result, StepResult):
+                given = [(event.index, event) for event in result.events] + result.infos
+                if result.ends is not None and result.ends.infos:
+                    given += zip(result.ends.indices, result.ends.infos, strict=True)
+            who = next((f"sub-environment {index}" for index, part in given if not _can_be_sent(part)), "environment")
+            raise EnvError(
+                f"{who}: what it gave cannot be sent from its worker process: {error}. Keep what cannot be pickled out "
+                f"of infos and observations, or set num_env_workers=0."
+            ) from error

@@ -1,0 +1,42 @@
+"""No module of the library imports itself by way of others, not even for type checkers or inside of functions."""
+
+from __future__ import annotations
+
+import ast
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import marl_connectors
+
+PACKAGE = Path(marl_connectors.__file__).parent
+
+
+def modules() -> dict[str, Path]:
+    """Every module's file, by its full name."""
+    found = {}
+    for path in PACKAGE.rglob("*.py"):
+        parts = (PACKAGE.name, *path.relative_to(PACKAGE).with_suffix("").parts)
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imported_by(path: Path, known: dict[str, Path]) -> set[str]:
+    """The library's modules that a file names in its import statements, wherever these stand."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            inner = {f"{node.module}.{alias.name}" for alias in node.names}
+            found.update(name if name in known else node.module for name in inner)
+    return found & known.keys()
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    known = modules()
+    graph = {name: imported_by(path, known) - {name} for name, path in known.items()}
+    assert sum(map(len, graph.values())) > len(graph), "hardly anything is imported, so nothing was looked at"
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        raise AssertionError(f"a circle of imports: {' <- '.join(error.args[1])}") from None
