@@ -19,7 +19,7 @@ from gymnasium import spaces
 
 from marl_connectors import Algorithm, Columns, MultiRLModule, PPOConfig, SingleAgentEpisode
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
-from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup, Phase
+from marl_connectors.episodes.batch import ColumnBatch, ColumnGroup, Phase
 from marl_connectors.episodes.packing import rows_of_episodes
 
 OBS, ACTIONS = 16, 5

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from random_spaces import assert_identical, in_another_form, random_item, random_space, stacked
 
 from marl_connectors import MultiAgentEpisode, SingleAgentEpisode
-from marl_connectors.episodes.batching import owned
+from marl_connectors.episodes.items import owned
 from marl_connectors.spaces import fits, from_json, in_dtype, in_key_order, misfit, same, stack, to_json
 
 PAIR = spaces.Tuple((spaces.Box(0, 100, (2,)),))

@@ -8,7 +8,7 @@ from typing import Any
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from marl_connectors.connectors.explain import Explanation
 from marl_connectors.env_runners.env_runner import EnvRunner
-from marl_connectors.episodes.column_batch import ColumnBatch
+from marl_connectors.episodes.batch import ColumnBatch
 from marl_connectors.learner.learner import Learner
 from marl_connectors.metrics import MetricsLogger
 

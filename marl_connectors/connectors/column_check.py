@@ -13,8 +13,8 @@ from torch import Tensor
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.failures import progress
-from marl_connectors.episodes.column_batch import ColumnGroup
-from marl_connectors.episodes.info_column import InfoColumn
+from marl_connectors.episodes.batch import ColumnGroup
+from marl_connectors.episodes.items import InfoColumn
 from marl_connectors.errors import ConnectorError
 from marl_connectors.trees import leaves
 

@@ -19,7 +19,7 @@ from marl_connectors.connectors.explain import Explanation, PieceReport, Snapsho
 from marl_connectors.connectors.failures import progress
 from marl_connectors.connectors.item_adapter import checked_batch, run_piece
 from marl_connectors.connectors.piece_order import check_pieces
-from marl_connectors.episodes.column_batch import EPISODES_OF_RUN, ColumnBatch, ColumnGroup, Phase
+from marl_connectors.episodes.batch import EPISODES_OF_RUN, ColumnBatch, ColumnGroup, Phase
 from marl_connectors.errors import ConfigError, ConnectorError, describe_error, did_you_mean, place_of_error
 from marl_connectors.metrics import MetricsLogger
 from marl_connectors.typing import AgentID

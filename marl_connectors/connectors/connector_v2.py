@@ -11,7 +11,7 @@ from gymnasium import Space
 
 from marl_connectors.connectors.failures import progress
 from marl_connectors.connectors.item_adapter import agent_episodes_of, call_on_items, item_key
-from marl_connectors.episodes.column_batch import ColumnGroup, Phase
+from marl_connectors.episodes.batch import ColumnGroup, Phase
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.errors import ConfigError, ConnectorError, did_you_mean

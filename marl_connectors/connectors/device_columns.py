@@ -9,7 +9,7 @@ import numpy as np
 import optree
 import torch
 
-from marl_connectors.episodes.column_batch import ColumnGroup
+from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.rl_module.stacking import stacking_of
 from marl_connectors.transfers import all_on_host, transfer
 

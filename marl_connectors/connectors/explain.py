@@ -12,8 +12,8 @@ import torch
 
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.item_adapter import agent_episodes
-from marl_connectors.episodes.column_batch import ColumnBatch
-from marl_connectors.episodes.extended_episodes import originals
+from marl_connectors.episodes.batch import ColumnBatch
+from marl_connectors.episodes.bootstrap_view import originals
 from marl_connectors.errors import EpisodeError
 from marl_connectors.trees import leaves
 from marl_connectors.typing import ModuleID

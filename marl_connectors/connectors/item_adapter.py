@@ -23,10 +23,10 @@ from optree import registry
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.failures import progress
-from marl_connectors.episodes.column_batch import EPISODES_OF_RUN, ColumnBatch, ColumnGroup, EpisodesOfRun, Phase
+from marl_connectors.episodes.batch import EPISODES_OF_RUN, ColumnBatch, ColumnGroup, EpisodesOfRun, Phase
+from marl_connectors.episodes.bootstrap_view import ExtendedEpisode, originals
 from marl_connectors.episodes.episode_rows import EpisodeRows, UnknownEpisodes, UnknownRows
-from marl_connectors.episodes.extended_episodes import ExtendedEpisode, originals
-from marl_connectors.episodes.info_column import InfoColumn
+from marl_connectors.episodes.items import InfoColumn
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.episodes.rows import whose
 from marl_connectors.episodes.sequences import Sequences

@@ -11,7 +11,7 @@ from gymnasium import Space, spaces
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import InBothPipelines
 from marl_connectors.connectors.space_trees import fits, has_dtypes, shape_of
-from marl_connectors.episodes.column_batch import ColumnGroup
+from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.episodes.rows import RowPart, Rows
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.errors import ConfigError, ConnectorError

@@ -12,7 +12,7 @@ from marl_connectors.columns import Columns
 from marl_connectors.env_runners.data_checks import owner_of
 from marl_connectors.env_runners.done_episodes import Episode
 from marl_connectors.env_runners.lane_group import LaneGroup
-from marl_connectors.episodes.column_batch import ColumnGroup
+from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.errors import ConnectorError, ModuleError
 from marl_connectors.transfers import all_on_host
 from marl_connectors.trees import leaves, tree_map

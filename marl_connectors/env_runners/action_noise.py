@@ -13,7 +13,7 @@ from gymnasium import Space
 
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.action_masks import draw
-from marl_connectors.episodes.column_batch import ColumnGroup
+from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.episodes.rows import Rows
 from marl_connectors.rl_module.distributions import Distribution
 from marl_connectors.seeding import StreamGenerator, name_word, stream_words, substream_words, torch_stream

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup, Phase
+from marl_connectors.episodes.batch import ColumnBatch, ColumnGroup, Phase
 from marl_connectors.episodes.rows import Rows
 from marl_connectors.episodes.state import decode, encode
 from marl_connectors.errors import CheckpointError, EpisodeError

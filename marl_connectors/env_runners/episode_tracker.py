@@ -25,9 +25,9 @@ from marl_connectors.environments.vector.replay import ActionHistory
 from marl_connectors.environments.vector.step_result import EpisodeEnds, Event, StepResult, joined_states
 from marl_connectors.environments.vector.sub_environment import SubEnvironment, not_repeatable
 from marl_connectors.environments.vector.sync import VectorEnv
-from marl_connectors.episodes.agent_views import AgentChunk, EndedViews, agent_episode_id
-from marl_connectors.episodes.column_batch import ColumnGroup
-from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
+from marl_connectors.episodes.agent_views import AgentChunk, EndedViews
+from marl_connectors.episodes.batch import ColumnGroup
+from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode, agent_episode_id
 from marl_connectors.episodes.packing import chunks_of, rows_of_episodes
 from marl_connectors.episodes.rollout import take
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode

@@ -13,7 +13,7 @@ from gymnasium import Space
 from marl_connectors import spaces
 from marl_connectors.env_runners.lane_group import Lane, LaneGroup, Pick, picker
 from marl_connectors.episodes.agent_views import EndedLanes
-from marl_connectors.episodes.multi_agent_growth import REMEMBERED_AGENTS
+from marl_connectors.episodes.multi_agent_episode import REMEMBERED_AGENTS
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.rl_module.rl_module import RLModule
 from marl_connectors.rl_module.states import state_kind

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from marl_connectors.episodes.multi_agent_growth import REMEMBERED_AGENTS
+from marl_connectors.episodes.multi_agent_episode import REMEMBERED_AGENTS
 from marl_connectors.typing import AgentID, ModuleID
 
 

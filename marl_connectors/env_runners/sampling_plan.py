@@ -33,7 +33,7 @@ from marl_connectors.env_runners.checkpoint_data import batch_from_state, batch_
 from marl_connectors.env_runners.data_checks import check_actions, check_forward_batch
 from marl_connectors.env_runners.lane_group import LaneGroup, LiveRows
 from marl_connectors.env_runners.run_metrics import SamplingTimes
-from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup, Phase
+from marl_connectors.episodes.batch import ColumnBatch, ColumnGroup, Phase
 from marl_connectors.rl_module.architecture import Structure, has_own_methods, is_stackable
 from marl_connectors.rl_module.array_forward import ArrayForward, SeparateForwards, bind_forward, can_be_bound
 from marl_connectors.rl_module.distributions import Distribution

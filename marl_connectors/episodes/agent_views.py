@@ -1,48 +1,34 @@
-"""Agents' episodes that are views of a rollout, and that are only made when somebody asks for them."""
+"""Agents' episodes that are views of a rollout, and that are only made when somebody asks for them.
+
+A ``MultiAgentEpisode`` keeps an ``EndedViews`` in place of its agents' episodes: where their rows are, in the arrays of
+``EndedLanes``. Batches read these as ``AgentChunk``.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from marl_connectors.episodes.lane_storage import LaneStorage
+from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode, agent_episode_id
 from marl_connectors.episodes.rollout import Rollout
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.typing import AgentID, EpisodeID, ModuleID
 
-if TYPE_CHECKING:
-    from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
-
-
-class AgentViews(Protocol):
-    """What a MultiAgentEpisode has in place of its agents' episodes until it is asked for them."""
-
-    def agent_steps(self) -> int:
-        """How many steps all agents have made in the chunk."""
-        ...
-
-    def make(self, episode: MultiAgentEpisode) -> dict[AgentID, SingleAgentEpisode]:
-        """The agents' episodes."""
-        ...
-
-    def chunks(self, episode: MultiAgentEpisode) -> list[AgentChunk]:
-        """What a batch has to know of them, which makes none."""
-        ...
-
 
 class AgentChunk(NamedTuple):
-    """The episode of an agent, or a chunk of it, that nobody has asked for yet.
+    """An agent's episode, or a chunk of it, that nobody has asked for yet.
 
     Attributes:
         whole: The MultiAgentEpisode.
-        agent_id: Whose it is.
-        module_id: Who chose the actions.
-        rollout: Where its rows are.
+        agent_id: The agent.
+        module_id: The module that chose the actions.
+        rollout: The rollout that holds its rows.
         lane: Its lane there.
         first_row: The oldest row that it keeps.
         start_row: The first row that is no lookback.
-        last_row: Its last observation.
+        last_row: The row of its last observation.
         t_started: The agent's own steps before ``start_row``.
         is_terminated: Whether it ended, and not because of a time limit.
         is_truncated: Whether it was stopped.
@@ -62,7 +48,7 @@ class AgentChunk(NamedTuple):
 
     @property
     def num_steps(self) -> int:
-        """How many steps it has."""
+        """The number of steps, without the lookback."""
         return self.last_row - self.start_row
 
     @property
@@ -81,23 +67,23 @@ class AgentChunk(NamedTuple):
         return self.t_started <= self.start_row - self.first_row
 
     def episode(self) -> SingleAgentEpisode:
-        """The episode itself, which is made if nobody has asked for it before."""
+        """Returns the episode itself, which is made if nobody has asked for it before."""
         return self.whole.agent_episodes[self.agent_id]
 
 
 class EndedLanes(NamedTuple):
-    """Where in the rollouts the episodes of ``N`` agents are that were ended, or cut, in the same step.
+    """The rows of the episodes of ``N`` agents that were ended, or cut, in the same step.
 
     Attributes:
-        rollouts: Where their rows are.
-        which: ``[N]`` the rollout of each.
+        rollouts: The rollouts that hold the rows.
+        which: ``[N]`` the index of each episode's rollout in ``rollouts``.
         lane: ``[N]`` its lane there.
         first_row: ``[N]`` the oldest row that it keeps.
         start_row: ``[N]`` its first row that is no lookback.
-        stop_row: ``[N]`` its last observation.
+        stop_row: ``[N]`` the row of its last observation.
         t_started: ``[N]`` the agent's own steps before ``start_row``.
-        terminated: ``[N]`` bool.
-        truncated: ``[N]`` bool.
+        terminated: ``[N]`` bool, whether it is terminated.
+        truncated: ``[N]`` bool, whether it is truncated.
     """
 
     rollouts: tuple[Rollout, ...]
@@ -112,12 +98,12 @@ class EndedLanes(NamedTuple):
 
 
 class EndedViews(NamedTuple):
-    """The agents of one episode among ``EndedLanes``, all of whom have been there from the episode's beginning.
+    """The agents of one episode among ``EndedLanes``; all of them have taken part since the episode's beginning.
 
     Attributes:
-        lanes: Those of all agents.
-        begin: Where the first of this episode's agents is.
-        agent_ids: They, in order.
+        lanes: The lanes of all agents that ended in the same step.
+        begin: The index of this episode's first agent in them.
+        agent_ids: This episode's agents, in the order of their lanes.
     """
 
     lanes: EndedLanes
@@ -125,36 +111,36 @@ class EndedViews(NamedTuple):
     agent_ids: tuple[AgentID, ...]
 
     @property
-    def place(self) -> slice:
-        """Where they are."""
+    def own(self) -> slice:
+        """The indices of this episode's agents in ``lanes``."""
         return slice(self.begin, self.begin + len(self.agent_ids))
 
     def agent_steps(self) -> int:
-        """How many steps all agents have made in the chunk."""
-        return int((self.lanes.stop_row[self.place] - self.lanes.start_row[self.place]).sum())
+        """Returns the number of steps that all agents have made in the chunk."""
+        return int((self.lanes.stop_row[self.own] - self.lanes.start_row[self.own]).sum())
 
     def ends(self) -> list[tuple[int, bool, bool]]:
-        """Of each agent: its last row, and whether it is terminated or truncated."""
+        """Returns the last row of each agent, and whether it is terminated and truncated."""
         found = self.lanes.stop_row, self.lanes.terminated, self.lanes.truncated
-        return list(zip(*(column[self.place].tolist() for column in found), strict=True))
+        return list(zip(*(column[self.own].tolist() for column in found), strict=True))
 
     def chunks(self, episode: MultiAgentEpisode) -> list[AgentChunk]:
-        """What a batch has to know of the agents' episodes, which makes none."""
-        lanes, place = self.lanes, self.place
+        """Returns what a batch has to know of each agent's episode, without making the episodes."""
+        lanes, own = self.lanes, self.own
         rows = lanes.lane, lanes.first_row, lanes.start_row, lanes.stop_row
         columns = *rows, lanes.t_started, lanes.terminated, lanes.truncated
-        by_agent = zip(lanes.which[place].tolist(), *(column[place].tolist() for column in columns), strict=True)
+        by_agent = zip(lanes.which[own].tolist(), *(column[own].tolist() for column in columns), strict=True)
         return [
             AgentChunk(episode, agent_id, episode.module_for(agent_id), lanes.rollouts[which], *row)
             for agent_id, (which, *row) in zip(self.agent_ids, by_agent, strict=True)
         ]
 
     def make(self, episode: MultiAgentEpisode) -> dict[AgentID, SingleAgentEpisode]:
-        """The agents' episodes."""
+        """Returns the agents' episodes."""
         rollouts, *columns = self.lanes
         made = {}
         for agent_id, which, lane, first_row, start_row, stop_row, t_started, terminated, truncated in zip(
-            self.agent_ids, *(column[self.place].tolist() for column in columns), strict=True
+            self.agent_ids, *(column[self.own].tolist() for column in columns), strict=True
         ):
             storage = LaneStorage(rollouts[which], lane, first_row=first_row, start_row=start_row, stop_row=stop_row)
             own = view_of(episode, agent_id, storage, t_started)
@@ -164,7 +150,7 @@ class EndedViews(NamedTuple):
 
 
 def view_of(episode: MultiAgentEpisode, agent_id: AgentID, storage: Any, t_started: int) -> SingleAgentEpisode:
-    """The episode of an agent that has been there from the beginning of a MultiAgentEpisode."""
+    """Returns the episode of an agent that has taken part since the beginning of a MultiAgentEpisode."""
     return SingleAgentEpisode.from_storage(
         storage,
         id_=agent_episode_id(episode.id_, agent_id, 0),
@@ -175,13 +161,3 @@ def view_of(episode: MultiAgentEpisode, agent_id: AgentID, storage: Any, t_start
         observation_space=storage.rollout.observation_space,
         action_space=storage.rollout.action_space,
     )
-
-
-def agent_episode_id(episode_id: EpisodeID, agent_id: AgentID, t: int) -> EpisodeID:
-    """The id of an agent's life that begins at env step ``t``; of agents ``3`` and ``"3"``, too, they differ.
-
-    >>> agent_episode_id("0-0", "agent_1", 0), agent_episode_id("0-0", 3, 0)
-    ('0-0/agent_1/0', '0-0/int:3/0')
-    """
-    name = agent_id if isinstance(agent_id, str) else f"{type(agent_id).__name__}:{agent_id}"
-    return f"{episode_id}/{name}/{t}"

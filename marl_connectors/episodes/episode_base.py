@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import copy
 from time import perf_counter
-from typing import Any
+from typing import Any, Final
+
+import numpy as np
+from gymnasium import Space
+
+from marl_connectors import spaces
+from marl_connectors.columns import Columns
+from marl_connectors.errors import EpisodeError
+
+PLAIN: Final = (list, np.ndarray)
+"""The types of columns that are indexed without a walk over their parts."""
 
 
 class EpisodeBase:
@@ -30,7 +40,7 @@ class EpisodeBase:
 
     @property
     def custom_data(self) -> dict[str, Any]:
-        """The user's own notes. ``cut()`` and slices pass a copy of them on."""
+        """A user's own notes, of which ``cut()`` and slices get a copy."""
         if self._custom_data is None:
             self._custom_data = {}
         return self._custom_data
@@ -40,17 +50,17 @@ class EpisodeBase:
             self._custom_data = copy.deepcopy(other._custom_data)
 
     def get_duration_s(self) -> float:
-        """Seconds between the first and the last time that something was added; of chunks put together, their sum."""
+        """Returns the seconds between the first and the last addition; concatenated chunks add up."""
         return 0.0 if self._first_time is None or self._last_time is None else self._last_time - self._first_time
 
     def _tick(self) -> None:
-        """Something was added. A hot path."""
+        """Notes the time of an addition."""
         self._last_time = now = perf_counter()
         if self._first_time is None:
             self._first_time = now
 
     def _append_notes(self, other: EpisodeBase) -> None:
-        """Of the chunk that was put after this one: done flags, notes and duration."""
+        """Adopts done flags, notes and duration of the chunk that was appended."""
         self.is_terminated, self.is_truncated = other.is_terminated, other.is_truncated
         if other._custom_data:
             self.custom_data.update(copy.deepcopy(other._custom_data))
@@ -59,3 +69,36 @@ class EpisodeBase:
     def _set_duration(self, seconds: float) -> None:
         self._last_time = perf_counter()
         self._first_time = self._last_time - seconds
+
+
+def check_item(space: Space, item: Any, name: str, who: str) -> None:
+    """Raises an EpisodeError unless an observation or an action is in its space."""
+    why = spaces.misfit(space, item)
+    if why:
+        what = "observation" if name == Columns.OBS else "action"
+        raise EpisodeError(
+            f"{who}: the {what} leaves its space, {spaces.describe(space)}: {why}. Correct the {what} or the space, or "
+            f"turn check_spaces off."
+        )
+
+
+def check_lookback(len_lookback_buffer: Any, who: str) -> None:
+    """Raises an EpisodeError unless a length of the lookback is an int of 0 or more."""
+    if not isinstance(len_lookback_buffer, (int, np.integer)) or len_lookback_buffer < 0:
+        raise EpisodeError(f"{who}: len_lookback_buffer must be an int of 0 or more, but is {len_lookback_buffer!r}.")
+
+
+def slice_bounds(slice_: slice, len_lookback_buffer: int | None, length: int, who: str) -> tuple[int, int]:
+    """Returns the first step of a slice, and the one after its last.
+
+    Raises:
+        EpisodeError: If ``slice_`` is no slice or has a step size, or if the lookback is negative.
+    """
+    if not isinstance(slice_, slice):
+        raise EpisodeError(f"{who}: a slice(start, stop) is needed, but {slice_!r} came.")
+    if slice_.step not in (None, 1):
+        raise EpisodeError(f"{who}: a slice with step {slice_.step} would lose rewards. Leave the step out.")
+    if len_lookback_buffer is not None:
+        check_lookback(len_lookback_buffer, who)
+    start, stop, _ = slice_.indices(length)
+    return start, max(start, stop)

@@ -1,4 +1,4 @@
-"""Rows of episodes that need not be views of a rollout: for pieces on columns that are called by hand."""
+"""Rows of episodes that need not be views of a rollout, for pieces on columns that are called by hand."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from gymnasium import Space
 
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
-from marl_connectors.episodes.info_column import InfoColumn
+from marl_connectors.episodes.items import InfoColumn, count
 from marl_connectors.episodes.lane_storage import LaneStorage
-from marl_connectors.episodes.lookback import count
 from marl_connectors.episodes.rows import Rows, unknown_column
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.episodes.storage import STEP, WITH_LAST
@@ -25,13 +24,19 @@ from marl_connectors.typing import ModuleID, Tree
 class EpisodeRows(Rows):
     """Agent-steps that are read from, and written to, episodes of any storage, one by one.
 
-    In a train batch all steps of each episode and its last observation, else its newest observation.
+    The rows of a train batch are all steps of each episode and its last observation, those of any other batch its
+    newest observation.
     """
 
     __slots__ = ("_at", "_train")
 
     def __init__(self, by_module: Mapping[ModuleID, list[SingleAgentEpisode]], *, train: bool):
-        """``train`` says whether all steps of each module's agent episodes are meant, or their newest observations."""
+        """Selects rows.
+
+        Args:
+            by_module: The agent episodes of each module.
+            train: Whether to select all steps of the episodes, or only their newest observations.
+        """
         episodes = [episode for own in by_module.values() for episode in own]
         counts = [len(episode) + 1 if train else 1 for episode in episodes]
         ends = [0, *itertools.accumulate(counts)]
@@ -48,26 +53,26 @@ class EpisodeRows(Rows):
 
     @property
     def observation_space(self) -> Space | None:
-        """Of all agents that have rows here."""
+        """The observation space of all agents that have rows here."""
         return self.episodes[0].observation_space
 
     @property
     def action_space(self) -> Space:
-        """Of all agents that have rows here."""
+        """The action space of all agents that have rows here."""
         return self.episodes[0].action_space  # type: ignore[return-value]
 
     def between(self, parts: Any, begin: int, end: int, module_id: ModuleID) -> EpisodeRows:
-        """As for all rows."""
+        """Returns the rows of one module; see ``Rows.between``."""
         own = self.kept(np.arange(begin, end))
         own.module_ids, own.splits = (module_id,), (0, end - begin)
         return own
 
     def at(self, index: np.ndarray) -> EpisodeRows:
-        """As for all rows."""
+        """Returns some of the rows; see ``Rows.at``."""
         return self.kept(index)
 
     def kept(self, index: np.ndarray) -> EpisodeRows:
-        """As for all rows."""
+        """Returns the rows that are left; see ``Rows.kept``."""
         rows = EpisodeRows.__new__(EpisodeRows)
         rows.parts = ()
         rows._as_rest_of(self, index)
@@ -81,17 +86,17 @@ class EpisodeRows(Rows):
         return rows
 
     def has(self, column: str) -> bool:
-        """Whether all episodes hold this column, and any has something in it."""
+        """Whether all episodes hold this column, and any of them has items in it."""
         if not all(column in _known_columns(episode) for episode in self.episodes):
             return False
         return column in STEP or any(count(_column(episode, column)) for episode in self.episodes)
 
     def columns(self) -> list[str]:
-        """As for all rows."""
+        """Returns the columns that all trajectories hold, without infos."""
         return [name for name in _known_columns(self.episodes[0]) if name != Columns.INFOS and self.has(name)]
 
     def reached(self, offset: int) -> np.ndarray:
-        """As for all rows."""
+        """Returns ``[B]`` bool, whether an episode has a row at an offset; see ``Rows.reached``."""
         found = [
             0 <= position + offset <= episode.storage.lookback + len(episode)
             for episode, own in zip(self.episodes, self._at, strict=True)
@@ -106,7 +111,7 @@ class EpisodeRows(Rows):
                 raise unknown_column(column, known)
 
     def get(self, column: str, offset: int = 0, fill: float | None = None) -> Tree:
-        """As for all rows."""
+        """Returns the items of a column; see ``Rows.get``."""
         self._check_known(column)
         if column != Columns.INFOS:
             check = self._check_reached if fill is None else self._check_kept
@@ -114,11 +119,11 @@ class EpisodeRows(Rows):
         return self._read(column, offset, fill)
 
     def reach(self, column: str, offset: int) -> tuple[Tree, np.ndarray]:
-        """As for all rows; zeros where the items mean nothing."""
+        """Returns the items at an offset and ``[B]`` bool; see ``Rows.reach``. Items without meaning are zeros."""
         return self._read(column, offset, 0), self.reached(offset)
 
     def source(self, column: str) -> Tree:
-        """As for all rows."""
+        """Returns the items of a column as the environment returned them; see ``Rows.source``."""
         found = []
         for episode, own in zip(self.episodes, self._at, strict=True):
             storage = episode.storage
@@ -141,7 +146,7 @@ class EpisodeRows(Rows):
                 items.append(held[wanted] if 0 <= wanted < len(held) else None)
         if column == Columns.INFOS:
             return InfoColumn({} if item is None else item for item in items)
-        if blank is None:  # before anybody has acted
+        if blank is None:  # no agent has acted yet
             blank = 0 if self.episodes[0].action_space is None else unstack(spaces.zeros(self.action_space, 1))[0]
         values = spaces.stack([blank if item is None else item for item in items])
         if missing:
@@ -149,7 +154,7 @@ class EpisodeRows(Rows):
         return values
 
     def set(self, column: str, values: Tree) -> None:
-        """As for all rows; what means nothing in the row of a last observation is not written there."""
+        """Writes items back; see ``Rows.set``. No action is written to a last observation."""
         self.check_length(column, values)
         items, end = unstack(values), 0
         for episode, positions in zip(self.episodes, self._at, strict=True):
@@ -170,7 +175,7 @@ class EpisodeRows(Rows):
 
 
 def _column(episode: SingleAgentEpisode, name: str) -> list | Tree:
-    """A column of a trajectory; states of the environment there are at the time of the newest observation, too."""
+    """Returns a column of a trajectory; that of the environment's states includes the newest observation's state."""
     storage = episode.storage
     if name == Columns.ENV_STATE:
         return storage.part(name, 0, storage.lookback + len(storage) + 1)
@@ -178,18 +183,18 @@ def _column(episode: SingleAgentEpisode, name: str) -> list | Tree:
 
 
 def _known_columns(episode: SingleAgentEpisode) -> tuple[str, ...]:
-    """The columns of an agent episode's trajectory."""
+    """Returns the names of the columns of an agent episode's trajectory."""
     storage = episode.storage
     states = isinstance(storage, LaneStorage) and Columns.ENV_STATE in storage.rollout.columns
     return (*STEP, *storage.extra_keys(), *([Columns.ENV_STATE] if states else []))
 
 
 class UnknownEpisodes(EpisodeError):
-    """The trajectories of rows are wanted of which nobody says whose they are."""
+    """Raised when a piece asks for the trajectories of rows that belong to unknown episodes."""
 
 
 class UnknownRows(EpisodeRows):
-    """Rows of which nobody says whose they are: those of a batch that is passed without its episodes."""
+    """The rows of a batch that is passed without its episodes."""
 
     __slots__ = ("_action_space",)
 
@@ -201,17 +206,17 @@ class UnknownRows(EpisodeRows):
 
     @property
     def observation_space(self) -> Space | None:
-        """Nobody knows."""
+        """None, as it is unknown."""
         return None
 
     @property
     def action_space(self) -> Space:
-        """The module's, if it is known."""
+        """The action space of the module, if it is known."""
         return self._action_space  # type: ignore[return-value]
 
     @property
     def episodes(self) -> list[SingleAgentEpisode]:  # type: ignore[override]
-        """Nobody knows."""
+        """Raises an error, as they are unknown."""
         raise UnknownEpisodes(self._message("episodes"))
 
     @episodes.setter

@@ -1,4 +1,4 @@
-"""The part of a rollout that is one agent's episode: bytes, not copies."""
+"""The storage of an agent's episode that is a view of a rollout: nothing is copied."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NO_OUTPUTS = (OBS, ACTIONS, REWARDS, T, Columns.ENV_STATE)
 class LaneStorage:
     """Rows of one lane of a rollout.
 
-    While the episode goes on (``stop_row`` is None), it grows with the lane's cursor.
+    As long as the episode continues (``stop_row`` is None), it grows with the lane's cursor.
     """
 
     __slots__ = ("first_row", "lane", "lookback", "rollout", "start_row", "stop_row")
@@ -28,7 +28,15 @@ class LaneStorage:
     untyped: frozenset[str] = frozenset()
 
     def __init__(self, rollout: Rollout, lane: int, *, first_row: int, start_row: int, stop_row: int | None = None):
-        """Rows ``[first_row, start_row)`` are lookback, ``[start_row, stop_row)`` steps, ``stop_row`` the last obs."""
+        """Creates a view.
+
+        Args:
+            rollout: The rollout that holds the rows.
+            lane: The lane there.
+            first_row: The first row of the lookback.
+            start_row: The first step's row.
+            stop_row: The row of the last observation; None as long as the episode continues.
+        """
         self.rollout = rollout
         self.lane = lane
         self.first_row = first_row
@@ -51,7 +59,7 @@ class LaneStorage:
         return self.last_row - self.start_row
 
     def part(self, name: str, start: int, stop: int | None) -> list | Tree:
-        """The items ``[start, stop)`` of a column: a view of the rollout where one column holds them all."""
+        """Returns the items ``[start, stop)`` of a column: a view of the rollout where one column holds them all."""
         rollout = self.rollout
         lanes, first_row = rollout.num_lanes, self.first_row
         if stop is None:
@@ -74,13 +82,13 @@ class LaneStorage:
             return [rollout.item(name, position) for position in range(positions.start, positions.stop, lanes)]
         return rollout.read(name, positions)
 
-    def place(self, name: str, index: int, from_start: bool) -> int:
-        """Where in the rollout the item of a user's index is, or -1 if there is none.
+    def position_of(self, name: str, index: int, from_start: bool) -> int:
+        """Returns the position in the rollout of the item at a user's index, or -1 if there is none.
 
         Args:
             name: The column.
-            index: Counts from t=0, or from the end if it is negative.
-            from_start: Whether negative ones count backwards from t=0, too.
+            index: An index that counts from t=0, or from the end if it is negative.
+            from_start: Whether negative indices count backwards from t=0, too.
         """
         lanes, lane, stop_row = self.rollout.num_lanes, self.lane, self.stop_row
         newest = self.rollout.cursor.item(lane) if stop_row is None else stop_row * lanes + lane
@@ -92,8 +100,8 @@ class LaneStorage:
         return position if self.first_row * lanes + lane <= position <= last else -1
 
     def item(self, name: str, index: int, from_start: bool) -> Any:
-        """A hot path: the item of a user's index (see ``place``), or ``NOTHING`` if there is none."""
-        position = self.place(name, index, from_start)
+        """Returns the item at a user's index (see ``position_of``), or ``NOTHING`` if there is none."""
+        position = self.position_of(name, index, from_start)
         if position < 0:
             return NOTHING
         return self.rollout.infos.get(position, {}) if name == INFOS else self.rollout.item(name, position)
@@ -108,17 +116,17 @@ class LaneStorage:
         return times.item(stop_row * rollout.num_lanes + self.lane)
 
     def column(self, name: str) -> list | Tree:
-        """All items, oldest first, lookback included."""
+        """Returns all items, oldest first, including the lookback."""
         return self.part(name, 0, None)
 
     def source(self, name: str) -> Tree:
-        """As ``column``, but as the environment gave the items, whatever was written back since."""
+        """Returns the items of ``column`` as the environment returned them, without later changes by pieces."""
         lanes = self.rollout.num_lanes
         first, stop = self.first_row, self.last_row + (name in WITH_LAST)
         return take(self.rollout.source(name), slice(first * lanes + self.lane, stop * lanes + self.lane, lanes))
 
     def item_at(self, name: str, t: int) -> Any:
-        """A hot path: the item of the row observed at env step ``t``, ``NOTHING`` or ``UNSURE``."""
+        """Returns the item of the row that was observed at env step ``t``, ``NOTHING`` or ``UNSURE``."""
         rollout = self.rollout
         column = rollout.columns.get(name)
         if type(column) is not np.ndarray or name in rollout.layered:
@@ -135,7 +143,7 @@ class LaneStorage:
         return NOTHING if self.stop_row is not None else UNSURE
 
     def extra_keys(self) -> tuple[str, ...]:
-        """The module outputs that were recorded, and what was added to this very episode."""
+        """Returns the names of the recorded module outputs, and of the columns that were added to this episode."""
         rollout = self.rollout
         names = tuple([name for name in rollout.columns if name not in _NO_OUTPUTS])
         if not rollout.given:
@@ -144,7 +152,7 @@ class LaneStorage:
         return tuple([name for name in names if rollout.holds(name, first, last)])
 
     def pending(self) -> dict[str, Any] | None:
-        """What the agent has done on its newest observation, if it has acted and waits."""
+        """Returns action, reward so far and module outputs of the newest row if the agent has acted and waits."""
         if self.stop_row is not None or not self.rollout.pending[self.lane]:
             return None
         position = int(self.rollout.cursor[self.lane])
@@ -153,7 +161,7 @@ class LaneStorage:
         return {n: tree_map(lambda leaf: leaf[0], self.rollout.read(n, here)) for n in names}
 
     def set_items(self, name: str, positions: Sequence[int], items: Sequence[Any]) -> None:
-        """Writes items to places in ``column(name)``; later readers of the rollout see them."""
+        """Writes items to positions in ``column(name)``; later readers of the rollout see them."""
         lanes = self.rollout.num_lanes
         flat = [(self.first_row + position) * lanes + self.lane for position in positions]
         if name == INFOS:
@@ -163,7 +171,7 @@ class LaneStorage:
             self.rollout.write(name, here, spaces.stack(items))
 
     def set_pending(self, name: str, item: Any) -> None:
-        """Overwrites what is in the row that waits."""
+        """Overwrites an item of the row that waits."""
         position = int(self.rollout.cursor[self.lane])
         self.rollout.write(name, slice(position, position + 1), spaces.stack([item]))
 

@@ -1,4 +1,4 @@
-"""Index arithmetic of episodes, in one place for lists and for arrays.
+"""Index arithmetic of episodes, for lists and for arrays.
 
 An episode's column holds ``lookback`` items from before the episode's first step, then ``length`` of its own:
 
@@ -8,20 +8,21 @@ An episode's column holds ``lookback`` items from before the episode's first ste
 >>> gather(column, resolve([-7, -1], 3, 3, fill=True), fill=0)
 [0, 9]
 
-:func:`resolve` turns what a user writes into *positions*, counted from the oldest kept item; :func:`gather` picks them.
+:func:`resolve` turns a user's indices into *positions*, which count from the oldest kept item; :func:`gather` returns
+the items there.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from gymnasium import spaces
 
+from marl_connectors.episodes.items import map_tree, row
 from marl_connectors.errors import EpisodeError
-from marl_connectors.trees import leaves
 from marl_connectors.typing import Tree
 
 OUTSIDE: Final = -1
@@ -32,9 +33,9 @@ class Padded(NamedTuple):
     """A run of items that reaches beyond the data.
 
     Attributes:
-        before: How many are missing on the left.
-        inside: The positions that there are.
-        after: How many are missing on the right.
+        before: The number of missing items on the left.
+        inside: The positions of the items that exist.
+        after: The number of missing items on the right.
     """
 
     before: int
@@ -53,18 +54,18 @@ def resolve(
     neg_index_as_lookback: bool = False,
     fill: bool = False,
 ) -> Positions:
-    """What a user's indices mean, as positions counted from the oldest kept item.
+    """Turns a user's indices into positions, which count from the oldest kept item.
 
     Args:
         indices: None for all but the lookback, an int, a list of ints, or a slice.
-        length: Items without the lookback.
-        lookback: Items before t=0.
-        neg_index_as_lookback: -1 means the last item before t=0 instead of the last one of all.
-        fill: Whether positions out of range are allowed; they come back as ``OUTSIDE``, or in a ``Padded``.
+        length: The number of items without the lookback.
+        lookback: The number of items before t=0.
+        neg_index_as_lookback: Whether -1 means the last item before t=0 instead of the last one of all.
+        fill: Whether positions out of range are allowed. They become ``OUTSIDE``, or part of a ``Padded``.
 
     Returns:
-        An int for an int, a slice (to be applied as it is) for None and for slices inside the range, else a list or,
-        for a run that reaches beyond the data, a ``Padded``.
+        An int for an int, a slice for None and for slices inside the range, a ``Padded`` for a run that reaches beyond
+        the data, and a list for all others.
 
     Raises:
         IndexError: If an index is out of range and ``fill`` is False. Slices are clipped instead, as Python's are.
@@ -151,15 +152,16 @@ def gather(
     one_hot_discrete: bool = False,
     opaque: bool = False,
 ) -> Any:
-    """The items at some positions of a column.
+    """Returns the items at some positions of a column.
 
     Args:
         column: A list of items, or an array or tree of arrays with one row for each item.
-        positions: What :func:`resolve` returned.
-        fill: Stands at each ``OUTSIDE``, in an item's shape and, if that can hold it, in its dtype.
-        space: The space of the items, if known.
-        one_hot_discrete: Makes Discrete and MultiDiscrete parts float32 one-hot vectors; filled ones are all zeros.
-        opaque: The items are not numbers, and ``fill`` is used as it is.
+        positions: The positions, from :func:`resolve`.
+        fill: The value at each ``OUTSIDE``, in an item's shape and, if that can hold it, in its dtype.
+        space: The space of the items, if it is known.
+        one_hot_discrete: Whether Discrete and MultiDiscrete parts become float32 one-hot vectors; filled ones are all
+            zeros.
+        opaque: Whether the items are no numbers, so that ``fill`` is used as it is.
 
     Returns:
         One item for an int; otherwise a list from a list, and arrays from arrays.
@@ -231,11 +233,11 @@ def _gather_list(
 
 
 def one_hot(values: Any, space: spaces.Discrete | spaces.MultiDiscrete) -> np.ndarray:
-    """Discrete values as one-hot vectors.
+    """Returns discrete values as one-hot vectors.
 
     Args:
         values: ``[...]`` integers of a Discrete, or ``[..., *nvec.shape]`` of a MultiDiscrete space.
-        space: Says how many values there are, and which is the first.
+        space: The space, with the number of values and the first one.
 
     Returns:
         ``[..., n]`` float32, where ``n`` of a MultiDiscrete space is the sum of its ``nvec``.
@@ -263,7 +265,7 @@ def _shown(item: Any, space: spaces.Space | None) -> Any:
 
 
 def _filler(column: list, fill: Any, space: spaces.Space | None, one_hot_discrete: bool, opaque: bool) -> Any:
-    """One filled item that looks like those of a list."""
+    """Returns one filled item in the form of a list's items."""
     if opaque:
         return fill
     if not column:
@@ -306,7 +308,7 @@ def _zeros(space: spaces.Space) -> Any:
 
 
 def _holding(dtype: np.dtype, fill: Any) -> np.dtype:
-    """The dtype itself if it can hold ``fill``, else one that can."""
+    """Returns the dtype itself if it can hold ``fill``, else one that can."""
     if dtype.kind in "fc":
         return dtype
     if dtype.kind in "biu" and np.ndim(fill) == 0 and np.isfinite(fill) and fill == int(fill):
@@ -315,43 +317,3 @@ def _holding(dtype: np.dtype, fill: Any) -> np.dtype:
             return dtype
         return np.result_type(dtype, np.min_scalar_type(int(fill)))
     return np.result_type(dtype, fill, np.float32)
-
-
-# Trees: an array, or a dict or tuple of trees.
-
-
-def is_branch(tree: Any, space: spaces.Space | None = None) -> bool:
-    """Whether ``tree`` has parts of its own; a tuple that is one value of, say, a MultiDiscrete space has not."""
-    return isinstance(tree, (dict, tuple)) and (space is None or space.shape is None)
-
-
-def part_of(whole: Any, key: Any) -> Any:
-    """The part of a space or tree that belongs to a tree's ``key``, or None."""
-    if isinstance(whole, spaces.Dict):
-        return whole.spaces.get(key)
-    if isinstance(whole, spaces.Tuple):
-        return whole.spaces[key] if key < len(whole.spaces) else None
-    if isinstance(whole, dict):
-        return whole.get(key)
-    return whole[key] if isinstance(whole, tuple) and key < len(whole) else None
-
-
-def map_tree(func: Callable[[Any, Any], Any], tree: Tree, space: spaces.Space | None = None) -> Tree:
-    """``func(leaf, space of the leaf)`` for each leaf. ``optree`` cannot walk a tree and its space together."""
-    if not is_branch(tree, space):
-        return func(tree, space)
-    if isinstance(tree, dict):
-        return {key: map_tree(func, part, part_of(space, key)) for key, part in tree.items()}
-    return tuple(map_tree(func, part, part_of(space, key)) for key, part in enumerate(tree))
-
-
-def row(column: Tree, position: int) -> Any:
-    """One item of an array or tree of arrays."""
-    return map_tree(lambda leaf, _: leaf[position], column)
-
-
-def count(column: list | Tree) -> int:
-    """How many items a column has."""
-    if isinstance(column, (list, np.ndarray)):
-        return len(column)
-    return len(leaves(column)[0])

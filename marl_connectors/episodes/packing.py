@@ -1,4 +1,4 @@
-"""From a list of episodes to the rows of a train batch."""
+"""The rows of a train batch from a list of episodes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gymnasium import Space
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
 from marl_connectors.episodes.agent_views import AgentChunk
-from marl_connectors.episodes.extended_episodes import originals
+from marl_connectors.episodes.bootstrap_view import originals
 from marl_connectors.episodes.lane_storage import LaneStorage
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.episodes.rollout import Rollout
@@ -23,9 +23,9 @@ from marl_connectors.typing import DEFAULT_MODULE_ID, ModuleID
 
 
 def chunks_of(episodes: Iterable[Any]) -> Iterator[SingleAgentEpisode | AgentChunk]:
-    """All agent episodes of SingleAgentEpisodes and MultiAgentEpisodes; those that nobody has asked for are not made.
+    """Yields all agent episodes of SingleAgentEpisodes and MultiAgentEpisodes, without making any of them.
 
-    Of a MultiAgentEpisode, agents' former lives come first.
+    The former lives of a MultiAgentEpisode's agents come first.
     """
     for episode in episodes:
         if not isinstance(episode, MultiAgentEpisode):
@@ -44,17 +44,17 @@ def rows_of_episodes(
     last_only: bool = False,
     with_lookback: bool = False,
 ) -> Rows:
-    """All steps of agent episodes, and each one's last observation, sorted by module.
+    """Returns the rows of all steps of agent episodes, and of each one's last observation, sorted by module.
 
-    Episodes that are views of a rollout stay where they are. Others are copied into one, and become views of it, so
-    that what connector pieces write back reaches them. Of an episode with an artificial step, the real steps are meant.
+    Episodes that are views of a rollout stay in it. Others are copied into a rollout, and become views of it, so that
+    they get the items that connector pieces write back. An episode with an artificial step contributes its real steps.
 
     Args:
-        episodes: Each with at least one step, of the modules ``module_ids`` only; or what is known of episodes that
-            nobody has asked for, which are not made then.
+        episodes: Episodes with at least one step each, of the modules ``module_ids`` only, or ``AgentChunk``s of
+            episodes that nobody has asked for; these are not made.
         module_ids: The modules, in the order wanted.
-        last_only: Leave out the steps.
-        with_lookback: Also take the steps from before a chunk that it holds; the episodes may then be without steps.
+        last_only: Whether to leave out the steps.
+        with_lookback: Whether to include the lookback. The episodes need no steps then.
     """
     order = {module_id: i for i, module_id in enumerate(module_ids)}
     episodes = sorted(episodes, key=lambda e: order[e.module_id or DEFAULT_MODULE_ID])
@@ -85,7 +85,7 @@ def rows_of_episodes(
 
 
 def _part(storages: list[LaneStorage | AgentChunk], last_only: bool, with_lookback: bool) -> tuple[RowPart, np.ndarray]:
-    """The rows of episodes of one rollout, and how many each has. A hot path: nothing in Python for each row."""
+    """Returns the rows of episodes of one rollout, and the number of rows of each; arrays only, no loop over rows."""
     rollout = storages[0].rollout
     lanes = rollout.num_lanes
     table = np.array([(s.lane, s.first_row, s.start_row, s.last_row) for s in storages])
@@ -96,7 +96,7 @@ def _part(storages: list[LaneStorage | AgentChunk], last_only: bool, with_lookba
     if with_lookback:
         start = first
     counts = last - start + 1
-    number = np.arange(counts.sum())  # of a row, in the order of the batch
+    number = np.arange(counts.sum())  # of each row, in the order of the batch
     part = RowPart(
         rollout,
         positions=np.repeat((start - np.cumsum(counts) + counts) * lanes + lane, counts) + number * lanes,
@@ -107,7 +107,7 @@ def _part(storages: list[LaneStorage | AgentChunk], last_only: bool, with_lookba
 
 
 def _pack(episodes: list[SingleAgentEpisode]) -> None:
-    """Copies the data of episodes with like spaces and columns into a rollout of one lane, and makes them its views."""
+    """Copies episodes with like spaces and columns into one rollout of one lane, and makes the episodes its views."""
     rest = episodes
     while rest:
         kind = _kind(rest[0])

@@ -1,4 +1,4 @@
-"""Rollout columns: where trajectories are stored, once.
+"""Rollouts: the columns in which trajectories are stored.
 
 A *lane* holds one agent episode at a time, a *row* is one agent-step of a lane, a lane's *cursor* is its newest row:
 
@@ -30,7 +30,7 @@ from gymnasium import Space
 
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
-from marl_connectors.episodes.batching import alike
+from marl_connectors.episodes.items import alike
 from marl_connectors.errors import EpisodeError
 from marl_connectors.trees import in_parts_of, leaves, same_structure, tree_map
 from marl_connectors.typing import Tree
@@ -40,7 +40,7 @@ Positions = slice | np.ndarray
 
 
 def take(column: Tree, positions: Positions) -> Tree:
-    """The items at ``positions``; a view for a slice, else a copy."""
+    """Returns the items at ``positions``: a view for a slice, else a copy."""
     if isinstance(positions, np.ndarray):
         return tree_map(lambda leaf: leaf.take(positions, axis=0), column)
     if type(column) is np.ndarray:
@@ -59,7 +59,7 @@ def put(column: Tree, positions: Positions, values: Tree) -> None:
 
 
 def _put_dict(column: Tree, positions: Positions, values: Tree) -> bool:
-    """Writes ``values`` as ``put`` does if both are dicts of like arrays, such as states; whether they are."""
+    """Writes ``values`` like ``put`` if both are dicts of like arrays, such as states; returns whether they are."""
     if type(column) is np.ndarray:
         if type(values) is not np.ndarray or column.shape[1:] != values.shape[1:]:
             return False
@@ -148,7 +148,7 @@ class Rollout:
         num_rows: int,
         actions_from_0: bool = False,
     ) -> Rollout:
-        """One lane that holds ``columns``, ``[num_rows, ...]`` each."""
+        """Returns a rollout of one lane with ``columns``, ``[num_rows, ...]`` each."""
         rollout = cls.__new__(cls)
         rollout.observation_space, rollout.action_space = observation_space, action_space
         rollout.num_rows, rollout.num_lanes = num_rows, 1
@@ -158,10 +158,10 @@ class Rollout:
         rollout.actions_from_0 = actions_from_0
         return rollout
 
-    # What the environment says goes in ...
+    # The environment's data.
 
     def source(self, name: str) -> Tree:
-        """The column as the environment filled it, whatever pieces have written back."""
+        """Returns the column as the environment filled it, without later changes by pieces."""
         return self._layers[name][0] if name in self._layers else self.columns[name]
 
     def observe(
@@ -224,7 +224,7 @@ class Rollout:
             self.given[name][positions] = True
 
     def reserve(self, row: int) -> None:
-        """Makes sure that ``row`` exists, for all lanes."""
+        """Ensures that ``row`` exists in all lanes."""
         if row < self.num_rows:
             return
         num_rows = max(row + 1, self.num_rows + self.num_rows // 2 + 1)
@@ -244,14 +244,14 @@ class Rollout:
         self._share_layers()
 
     def _share_layers(self) -> None:
-        """The newest layer of a column is the column itself."""
+        """Makes the newest layer of each column the column itself."""
         for name, layers in self._layers.items():
             self.columns[name] = layers[-1]
 
-    # ... and what connector pieces read and write back.
+    # Reads and writes of connector pieces.
 
     def read(self, name: str, positions: Positions) -> Tree:
-        """The items of a column, ``[B, ...]``, as the last piece that wrote them left them."""
+        """Returns the items of a column, ``[B, ...]``, with the changes of all pieces."""
         if name not in self._layers:
             return take(self.columns[name], positions)
         levels = self.layered[name][positions].tobytes()  # a byte for each row
@@ -279,7 +279,7 @@ class Rollout:
         return tree_map(mixed, *layers)
 
     def holds(self, name: str, first: np.ndarray | int, last: np.ndarray | int) -> bool:
-        """Whether each of some agent episodes has a column: all do, or somebody has added it to one of its rows.
+        """Whether each of some agent episodes has a column: that of all agents, or one that was added to it.
 
         Args:
             name: The column.
@@ -294,13 +294,13 @@ class Rollout:
         return bool((flat[np.asarray(last) + self.num_lanes] > flat[first]).all())
 
     def item(self, name: str, position: int) -> Any:
-        """What ``read`` gives for a single row."""
+        """Returns the item of a single row, like ``read``."""
         levels = self.layered.get(name)
         column = self.columns[name] if levels is None else self._layers[name][levels.item(position)]
         return column[position] if type(column) is np.ndarray else tree_map(lambda leaf: leaf[position], column)
 
     def is_uniform(self, name: str, positions: Positions) -> bool:
-        """Whether ``read`` can give these items as one array."""
+        """Whether ``read`` can return these items as one array."""
         if name not in self.layered:
             return True
         layers = [self._layers[name][i] for i in np.unique(self.layered[name][positions]).tolist()]
@@ -394,7 +394,7 @@ class Rollout:
         return new
 
     def get_state(self) -> dict[str, Any]:
-        """The rows that a fresh rollout starts with, up to the lowest cursor, as arrays."""
+        """Returns the rows that a fresh rollout starts with, up to the lowest cursor, as arrays."""
         size = (int(self.cursor.max(initial=-1)) // max(self.num_lanes, 1) + 1) * self.num_lanes
         return {
             "columns": {name: take(column, slice(0, size)) for name, column in self.columns.items()},
@@ -406,7 +406,7 @@ class Rollout:
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Takes what ``get_state`` gave; this rollout must have as many lanes and enough rows."""
+        """Restores what ``get_state`` returned; this rollout must have as many lanes and enough rows."""
         size = self.num_rows * self.num_lanes
         state = {"given": {}, **state}  # states of older versions lack it
         for home, saved in (
@@ -424,7 +424,7 @@ class Rollout:
         self.columns[Columns.T][rows:] = -1
 
     def widened(self, num_lanes: int) -> None:
-        """Makes room for more lanes, in place. Positions change, rows do not."""
+        """Adds lanes, in place. Positions change, rows do not."""
         old_lanes, rows = self.num_lanes, self.num_rows
 
         def wider(leaf: np.ndarray) -> np.ndarray:
@@ -445,9 +445,9 @@ class Rollout:
 
 
 def _shaped(values: Tree, column: Tree) -> Tree:
-    """``values`` in the shape of a column's items.
+    """Returns ``values`` in the shape of a column's items.
 
-    Modules may give an action of a ``[2, 2]`` Box as 4 numbers, and pieces one with two numbers as a tuple of them.
+    Modules may output an action of a ``[2, 2]`` Box as 4 numbers, and pieces an action of two parts as a tuple.
     """
     return tree_map(_leaf_shaped, in_parts_of(column, values), column)
 

@@ -1,4 +1,4 @@
-"""A selection of agent-steps: what a connector piece that works on columns reads and writes."""
+"""A selection of agent-steps, which a connector piece on columns reads and writes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gymnasium import Space
 
 from marl_connectors.columns import Columns
 from marl_connectors.episodes.agent_views import AgentChunk
-from marl_connectors.episodes.info_column import InfoColumn
+from marl_connectors.episodes.items import InfoColumn
 from marl_connectors.episodes.rollout import Positions, Rollout, take
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.errors import EpisodeError, did_you_mean
@@ -23,7 +23,7 @@ class RowPart(NamedTuple):
     """Rows of one rollout.
 
     Attributes:
-        rollout: Where they are.
+        rollout: The rollout that holds them.
         positions: Flat positions of the ``B`` rows: a slice or ``[B]`` int64.
         first: ``[B]`` int64, position of the oldest row of the same agent episode that is kept (lookback included).
         last: ``[B]`` int64, position of the newest row of the same agent episode.
@@ -36,15 +36,15 @@ class RowPart(NamedTuple):
 
 
 class Rows:
-    """Agent-steps, in the order in which their items stand in a batch: by module, then agent episode, then time.
+    """Agent-steps in the order of their items in a batch: by module, then agent episode, then time.
 
     Attributes:
         parts: The same rows, by rollout.
         module_ids: The modules that have rows here, in order.
         splits: ``len(module_ids) + 1`` bounds; module ``i`` has rows ``splits[i]:splits[i + 1]``.
-        counts: How many rows each of them has.
+        counts: The number of rows of each agent episode.
         acted: ``[B]`` bool, False for an episode's last observation, or None where all rows are to be acted on.
-        rows_per_module: How many rows each module has, or None if they differ.
+        rows_per_module: The number of rows of each module, or None if they differ.
     """
 
     __slots__ = (
@@ -96,9 +96,9 @@ class Rows:
 
     @property
     def chunks(self) -> Sequence[SingleAgentEpisode | AgentChunk]:
-        """What a batch has to know of ``episodes``, in order, without making any.
+        """The facts of ``episodes`` that a batch needs, in order, without making any episode.
 
-        Where somebody has asked for an episode, it is the episode itself, as its flags may be others by now.
+        They are the episodes themselves where these have been made, as their flags may have changed since.
         """
         if self._episodes is not None:
             return self._episodes
@@ -108,12 +108,12 @@ class Rows:
 
     @property
     def observation_space(self) -> Space | None:
-        """What the environment says of all agents that have rows here."""
+        """The observation space of all agents that have rows here, as the environment defines it."""
         return self.parts[0].rollout.observation_space
 
     @property
     def action_space(self) -> Space:
-        """Of all agents that have rows here."""
+        """The action space of all agents that have rows here."""
         return self.parts[0].rollout.action_space
 
     def has(self, column: str) -> bool:
@@ -121,26 +121,26 @@ class Rows:
         return all(part.rollout.holds(column, part.first, part.last) for part in self.parts)
 
     def columns(self) -> list[str]:
-        """The columns that the trajectories hold, infos excepted."""
+        """Returns the columns that the trajectories hold, without infos."""
         return [name for name in self.parts[0].rollout.columns if self.has(name)]
 
     def source(self, column: str) -> Tree:
-        """The items of a column as the environment gave them, whatever pieces have written back."""
+        """Returns the items of a column as the environment returned them, without later changes by pieces."""
         given = [take(part.rollout.source(column), part.positions) for part in self.parts]
         return given[0] if len(given) == 1 else tree_map(lambda *leaves: np.concatenate(leaves), *given)
 
     def get(self, column: str, offset: int = 0, fill: float | None = None) -> Tree:
-        """The items of a column, ``[B, ...]``.
+        """Returns the items of a column, ``[B, ...]``.
 
         Args:
             column: A column of the trajectories, such as ``Columns.OBS`` or ``Columns.REWARDS``; ``Columns.INFOS`` for
                 a list of info dicts.
-            offset: Whose item: 0 for the row itself, -1 for the same agent's step before, 1 for the one after.
-            fill: A number that stands before the beginning of the agent's episode, and behind its newest row.
+            offset: 0 for the item of the row itself, -1 for that of the same agent's step before, 1 for the step after.
+            fill: The value before the beginning of the agent's episode, and after its newest row.
 
         Raises:
-            EpisodeError: If there is no such column; if a row is out of reach and there is no ``fill``, or if the
-                episode has had it, but did not keep it.
+            EpisodeError: If there is no such column, if a row is out of reach and there is no ``fill``, or if the
+                episode had the row, but did not keep it.
         """
         if column == Columns.INFOS:
             return self._infos(offset)
@@ -164,13 +164,13 @@ class Rows:
         return found
 
     def _check_known(self, column: str) -> None:
-        """Raises for a column that the trajectories do not have."""
+        """Raises an error for a column that the trajectories do not have."""
         known = [(*part.rollout.columns, Columns.INFOS) for part in self.parts]
         if not all(column in names for names in known):
             raise unknown_column(column, dict.fromkeys(name for names in known for name in names))
 
     def _check_reached(self, column: str, offset: int) -> None:
-        """Raises for a row that there is not, where nothing is to stand for it."""
+        """Raises an error for rows that do not exist, where no ``fill`` replaces them."""
         missing = np.flatnonzero(~self.reached(offset))
         if not len(missing):
             return
@@ -180,11 +180,11 @@ class Rows:
         first = f"; the first is of {whose(episodes[owners[0]])} at env step {self._t(missing[0])}" if episodes else ""
         raise EpisodeError(
             f"Rows: {len(missing)} of {len(self)} rows have no {column!r} at offset {offset}{first}. The agent's "
-            f"episode does not reach that far. Pass fill=, which stands for what there is not."
+            f"episode does not reach that far. Pass fill=, the value for missing rows."
         )
 
     def _check_kept(self, column: str, offset: int) -> None:
-        """Raises for a row that lies before what its episode keeps, but not before its beginning."""
+        """Raises an error for rows of an episode that it did not keep, which lie after its beginning."""
         if offset >= 0:
             return
         missing = np.flatnonzero(~self.reached(offset))
@@ -200,7 +200,7 @@ class Rows:
                 )
 
     def _owners(self, rows: np.ndarray) -> tuple[list[SingleAgentEpisode], np.ndarray]:
-        """Agent episodes, and which of them each row belongs to; nothing where that is not known."""
+        """Returns agent episodes and the index of each row's episode among them; both are empty if it is unknown."""
         if self._whole is not None:
             whole, begin = self._whole
             return whole._owners(rows + begin)
@@ -209,11 +209,11 @@ class Rows:
         return self.episodes, np.searchsorted(np.cumsum(self.counts), rows, side="right")
 
     def _t(self, row: Any) -> int:
-        """When it was observed."""
+        """Returns the env step at which a row was observed."""
         return int(self.get(Columns.T)[row])
 
     def last_steps(self) -> np.ndarray:
-        """``[B]`` bool, True in the row of each agent episode's last step."""
+        """Returns ``[B]`` bool, True in the row of each agent episode's last step."""
         if self._last_steps is None:
             counts = np.array(self.counts, np.int64)
             has_last = (counts > 1) & (self.acted is not None)
@@ -222,9 +222,9 @@ class Rows:
         return self._last_steps
 
     def reach(self, column: str, offset: int) -> tuple[Tree, np.ndarray]:
-        """Copies of the items at an offset, ``[B, ...]``, and ``[B]`` bool, False where the item means nothing.
+        """Returns copies of the items at an offset, ``[B, ...]``, and ``[B]`` bool, whether they have a meaning.
 
-        There the agent's episode (with its lookback) has no such row.
+        An item has none where the agent's episode (with its lookback) has no such row.
         """
         found = [_reach(part, column, offset) for part in self.parts]
         if len(found) == 1:
@@ -233,11 +233,11 @@ class Rows:
         return values, np.concatenate([reached for _, reached in found])
 
     def reached(self, offset: int) -> np.ndarray:
-        """``[B]`` bool, whether the agent's episode (with its lookback) has a row at an offset; see ``get``."""
+        """Returns ``[B]`` bool, whether the agent's episode (with its lookback) has a row at an offset; see ``get``."""
         return np.concatenate([_wanted(part, offset)[1] for part in self.parts])
 
     def at(self, index: np.ndarray) -> Rows:
-        """Some of the rows, for reading and writing only.
+        """Returns some of the rows, for reading and writing only.
 
         Args:
             index: ``[N]`` their numbers, ascending.
@@ -256,7 +256,7 @@ class Rows:
         return Rows(tuple(parts), module_ids=(), splits=(len(index),), episodes=[], counts=[])
 
     def kept(self, index: np.ndarray) -> Rows:
-        """What these rows are once only some of them are left; in everything but their number like a batch's own rows.
+        """Returns the rows of a batch of which only some are left; they have episodes, counts and splits of their own.
 
         Args:
             index: ``[N]`` their numbers, ascending.
@@ -281,13 +281,13 @@ class Rows:
         return self
 
     def between(self, parts: Iterable[RowPart], begin: int, end: int, module_id: ModuleID) -> Rows:
-        """The rows of one module, for reading and writing only.
+        """Returns the rows of one module, for reading and writing only.
 
         Args:
-            parts: Those of all rows.
+            parts: The parts of all rows.
             begin: The module's first row.
-            end: One behind its last row.
-            module_id: Which module it is.
+            end: The row after its last one.
+            module_id: The module.
         """
         own: list[RowPart] = []
         start = 0
@@ -303,7 +303,7 @@ class Rows:
         return rows
 
     def check_length(self, column: str, values: Tree) -> None:
-        """Raises unless all values are arrays with one row for each of these."""
+        """Raises an EpisodeError unless all values are arrays with one row for each of these rows."""
         for leaf in (values,) if type(values) is np.ndarray else leaves(values):
             shape = getattr(leaf, "shape", ())
             if not shape or shape[0] != len(self):
@@ -314,7 +314,7 @@ class Rows:
                 )
 
     def set(self, column: str, values: Tree) -> None:
-        """Writes items, ``[B, ...]``, back to the trajectories, where all later pieces and pipelines see them.
+        """Writes items, ``[B, ...]``, back to the trajectories, where all later pieces and pipelines read them.
 
         Raises:
             EpisodeError: If there is not one item for each row.
@@ -357,12 +357,12 @@ def _between(positions: Positions, low: int, high: int) -> Positions:
 
 
 def unknown_column(column: str, known: Iterable[str]) -> EpisodeError:
-    """The error for a column that trajectories do not have."""
+    """Returns the error for a column that trajectories do not have."""
     return EpisodeError(f"Rows: the trajectories have no column {column!r}. {did_you_mean(column, known)}")
 
 
 def whose(episode: Any) -> str:
-    """An agent episode by its agent, module and id."""
+    """Describes an agent episode by its agent, module and id."""
     if episode.agent_id is None:
         return f"episode {episode.id_!r}"
     return f"agent {episode.agent_id!r} (module {episode.module_id!r}, episode {episode.multi_agent_episode_id!r})"
@@ -381,6 +381,6 @@ def _positions(part: RowPart) -> np.ndarray:
 
 
 def _wanted(part: RowPart, offset: int) -> tuple[np.ndarray, np.ndarray]:
-    """Where the rows at an offset are, and whether they are the agent's own."""
+    """Returns the positions of the rows at an offset, and whether they belong to the same agent episode."""
     wanted = _positions(part) + offset * part.rollout.num_lanes
     return wanted, (wanted >= part.first) & (wanted <= part.last)

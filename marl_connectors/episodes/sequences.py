@@ -1,4 +1,4 @@
-"""How the rows of a train batch follow one another in sequences, for stateful modules."""
+"""The sequences of rows in a train batch, for stateful modules."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import Any
 import numpy as np
 
 from marl_connectors.columns import Columns
-from marl_connectors.episodes.info_column import InfoColumn
+from marl_connectors.episodes.items import InfoColumn
 from marl_connectors.trees import tree_map
 from marl_connectors.typing import Tree
 
 
 class Sequences:
-    """An index over rows: each sequence is a stretch of rows that one agent episode has one after another.
+    """An index over rows: each sequence is a run of consecutive rows of one agent episode.
 
-    Columns stay as they are, a row for each agent-step; a sequence is filled up with zeros only when a module gets it
+    Columns keep a row for each agent-step; a sequence is padded with zeros only when a module gets it
     (``PaddedColumns``).
 
     Attributes:
         starts: ``[S]`` the first row of each sequence.
-        lengths: ``[S]`` how many rows it has, at least 1.
-        counts: ``[E]`` how many sequences each agent episode has.
+        lengths: ``[S]`` the number of rows of each sequence, at least 1.
+        counts: ``[E]`` the number of sequences of each agent episode.
         splits: Module ``i`` has sequences ``splits[i]:splits[i + 1]``.
-        max_lens: For each module, what its sequences are filled up to.
+        max_lens: The length to which the sequences of each module are padded.
         state_in: ``[S, ...]`` tree, the state before each sequence's first step; None until a piece has added it.
-        to_column: Makes of an array what the columns are: itself, or a tensor where they are tensors.
+        to_column: A function that turns an array into the columns' type, an array or a tensor.
     """
 
     __slots__ = ("counts", "lengths", "max_lens", "splits", "starts", "state_in", "to_column")
@@ -53,20 +53,20 @@ class Sequences:
 
     @classmethod
     def of_rows(cls, counts: list[int], splits: tuple[int, ...], max_lens: tuple[int, ...]) -> Sequences:
-        """Cuts each agent episode's rows into sequences: all as long as allowed, but for its last one.
+        """Cuts each agent episode's rows into sequences of the greatest length; its last one may be shorter.
 
         Args:
-            counts: How many rows each agent episode has.
+            counts: The number of rows of each agent episode.
             splits: Module ``i`` has rows ``splits[i]:splits[i + 1]``.
-            max_lens: How long a sequence of module ``i`` may be.
+            max_lens: The greatest length of a sequence of module ``i``.
         """
         rows = np.array(counts, np.int64)
         begins = np.cumsum(rows) - rows
         module_of = np.searchsorted(np.array(splits), begins, side="right") - 1
         longest = np.array(max_lens, np.int64)[module_of]
         number = -(-rows // longest)
-        place = np.arange(number.sum()) - np.repeat(np.cumsum(number) - number, number)  # in its episode
-        offsets = place * np.repeat(longest, number)
+        number_in_episode = np.arange(number.sum()) - np.repeat(np.cumsum(number) - number, number)
+        offsets = number_in_episode * np.repeat(longest, number)
         starts = np.repeat(begins, number) + offsets
         lengths = np.minimum(np.repeat(rows, number) - offsets, np.repeat(longest, number))
         bounds = tuple(np.searchsorted(starts, splits).tolist())
@@ -76,12 +76,12 @@ class Sequences:
         return len(self.starts)
 
     def within(self, module: int) -> Any:
-        """``[S, L]`` bool for a module's sequences, False behind a sequence's end; a tensor where columns are."""
+        """Returns ``[S, L]`` bool for a module's sequences, False after a sequence's end, in the columns' type."""
         begin, end = self.splits[module : module + 2]
         return self.to_column(np.arange(self.max_lens[module]) < self.lengths[begin:end, None])
 
     def with_states(self, state_in: Tree | None) -> Sequences:
-        """The same sequences with other states before their first steps."""
+        """Returns the same sequences with other states before their first steps."""
         return Sequences(
             self.starts,
             self.lengths,
@@ -93,7 +93,7 @@ class Sequences:
         )
 
     def without(self, keep: np.ndarray) -> Sequences:
-        """The sequences of the rows that are left, after others were dropped.
+        """Returns the sequences of the rows that are left after others were dropped.
 
         Args:
             keep: ``[B]`` bool, False for dropped rows.
@@ -116,14 +116,14 @@ class Sequences:
         )
 
     def rows(self, which: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-        """Where the steps of some sequences are.
+        """Returns the rows of some sequences.
 
         Args:
-            which: ``[N]`` numbers of sequences.
-            length: What they are filled up to.
+            which: ``[N]`` the numbers of the sequences.
+            length: The length to which they are padded.
 
         Returns:
-            ``[N, length]`` rows (behind a sequence's end: its first one) and ``[N, length]`` bool, False there.
+            ``[N, length]`` rows (after a sequence's end, its first one) and ``[N, length]`` bool, False there.
         """
         within = np.arange(length) < self.lengths[which, None]
         starts = self.starts[which, None]
@@ -131,22 +131,22 @@ class Sequences:
 
 
 class PaddedColumns(Mapping[str, Any]):
-    """Columns as a stateful module gets them: ``[S, L, ...]``, with zeros behind each sequence's end.
+    """Columns as a stateful module gets them: ``[S, L, ...]``, with zeros after each sequence's end.
 
-    ``state_in`` is ``[S, ...]``, ``seq_lens`` ``[S]`` and ``loss_mask`` ``[S, L]``, False where a step means nothing.
-    A column is only filled up when somebody asks for it.
+    ``state_in`` is ``[S, ...]``, ``seq_lens`` ``[S]`` and ``loss_mask`` ``[S, L]``, False where a step has no meaning.
+    A column is only padded when somebody asks for it.
     """
 
     def __init__(
         self, columns: Mapping[str, Any], sequences: Sequences, module: int = 0, which: np.ndarray | None = None
     ):
-        """Looks at one module's sequences.
+        """Creates a view of one module's sequences.
 
         Args:
             columns: ``[B, ...]`` each, arrays or tensors.
-            sequences: Of all their rows.
-            module: Whose.
-            which: ``[N]`` the numbers of those wanted, in that order; None for all.
+            sequences: The sequences of all their rows.
+            module: The module's number.
+            which: ``[N]`` the numbers of the wanted sequences, in that order; None for all of the module's.
         """
         self._columns = columns
         self._sequences = sequences
@@ -177,7 +177,7 @@ class PaddedColumns(Mapping[str, Any]):
     def _padded(self, leaf: Any) -> Any:
         padded = leaf[self._row_index]
         if not self._full:
-            padded[self._behind_ends] = 0
+            padded[self._padding] = 0
         return padded
 
     @cached_property
@@ -185,7 +185,7 @@ class PaddedColumns(Mapping[str, Any]):
         return self._sequences.to_column(self._rows)
 
     @cached_property
-    def _behind_ends(self) -> Any:
+    def _padding(self) -> Any:
         return self._sequences.to_column(~self._within)
 
     def __contains__(self, name: object) -> bool:
@@ -207,5 +207,5 @@ class PaddedColumns(Mapping[str, Any]):
 
 
 def unpadded(column: Any, within: Any) -> Any:
-    """``[S, L, ...]`` as ``[B, ...]`` again, without what stood behind the ends (where ``within`` is False)."""
+    """Turns ``[S, L, ...]`` into ``[B, ...]`` again, without the padding (where ``within`` is False)."""
     return column if isinstance(column, InfoColumn) else tree_map(lambda leaf: leaf[within], column)

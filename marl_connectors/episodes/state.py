@@ -1,4 +1,4 @@
-"""Episode data as nested dicts of numbers, strings, lists and numpy arrays: no pickle is needed to store them."""
+"""Episode data as nested dicts of numbers, strings, lists and numpy arrays, which are stored without pickle."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _PLAIN_TYPES = frozenset(_PLAIN)
 
 
 def encode(value: Any, where: str = "value") -> Any:
-    """``value`` in plain data; tuples, numpy scalars, and dicts whose keys are not strings, are marked.
+    """Returns ``value`` as plain data; tuples, numpy scalars, and dicts whose keys are not strings, are marked.
 
     Arrays in a list are not copied.
 
     Args:
         value: Numbers, strings, None, arrays, and dicts, lists and tuples of them.
-        where: Names the value in messages.
+        where: The name of the value, for messages.
 
     Raises:
-        EpisodeError: If there is anything else in it.
+        EpisodeError: If the value has parts of any other type.
 
     >>> encode({"goal": (1, 2)})
     {'goal': {'__tuple__': [1, 2]}}
@@ -61,7 +61,7 @@ def encode(value: Any, where: str = "value") -> Any:
 
 
 def decode(value: Any) -> Any:
-    """What :func:`encode` was given."""
+    """Returns the value that :func:`encode` turned into plain data."""
     if isinstance(value, np.ndarray):
         return value.copy()
     if isinstance(value, list):

@@ -1,16 +1,16 @@
-"""Where one agent's steps are kept.
+"""Storages of one agent's steps.
 
 ============  =================================================================
 class         what it is for
 ============  =================================================================
 ListStorage   an episode that grows: one Python list for each column
 ArrayStorage  a finished chunk: one array, or tree of arrays, for each column
-LaneStorage   a view of a rollout that other code fills
+LaneStorage   a view of a rollout that a runner fills (``lane_storage``)
 ============  =================================================================
 
-A *row* is one agent-step. It opens when the agent observes and holds what the agent does; every reward until the agent
+A *row* is one agent-step. It opens when the agent observes, and holds the agent's action; every reward until the agent
 acts again is added to it, and the next observation closes it. Only closed rows are in the columns; a row whose
-action waits for the environment's answer is *pending*.
+action waits for the environment's step is *pending*.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import numpy as np
+from gymnasium import Space
 
 from marl_connectors.columns import Columns
-from marl_connectors.episodes.batching import batch, head, joined
-from marl_connectors.episodes.lookback import count, map_tree
+from marl_connectors.episodes.items import alike, batch, count, head, joined, kind, map_tree, owned, unbatch
+from marl_connectors.errors import EpisodeError
+from marl_connectors.trees import tree_map
 from marl_connectors.typing import Tree
 
 WITH_LAST = frozenset((Columns.OBS, Columns.INFOS, Columns.T))
-"""The columns that hold one item more than the others: what the newest observation brought."""
+"""The columns that hold one item more than the others: that of the newest observation."""
 
 OBS: Final = Columns.OBS
 INFOS: Final = Columns.INFOS
@@ -36,13 +38,14 @@ REWARDS: Final = Columns.REWARDS
 STEP: Final = (OBS, INFOS, T, ACTIONS, REWARDS)
 """The columns that every episode has; all others are extra model outputs."""
 UNSURE: Final = object()
-"""A quick look did not find out."""
+"""The result of ``item_at`` where a quick look cannot decide."""
 NOTHING: Final = object()
-"""There is no such item."""
+"""The result where there is no such item."""
+_NUMBERS: Final = frozenset((int, float, np.float32, np.float64, np.int64))
 
 
 class EpisodeStorage(Protocol):
-    """What an episode needs of the place where its steps are kept."""
+    """The interface of storages that an episode reads and writes."""
 
     @property
     def is_numpy(self) -> bool:
@@ -51,7 +54,7 @@ class EpisodeStorage(Protocol):
 
     @property
     def untyped(self) -> frozenset[str]:
-        """Columns of arrays that are empty, and of which nobody knows the items' dtype."""
+        """Empty columns of arrays whose items' dtype is unknown."""
         ...
 
     @property
@@ -61,36 +64,39 @@ class EpisodeStorage(Protocol):
 
     @property
     def lookback(self) -> int:
-        """Closed rows that are kept from before the chunk."""
+        """The number of closed rows from before the chunk."""
         ...
 
     @property
     def newest_t(self) -> int | None:
-        """The env step of the newest observation; None before there is any."""
+        """The env step of the newest observation, None before the first one."""
         ...
 
     def __len__(self) -> int:
-        """Closed rows, without the lookback."""
+        """The number of closed rows, without the lookback."""
         ...
 
     def column(self, name: str) -> list | Tree:
-        """All items, oldest first: ``lookback + len``, and one more for the columns in ``WITH_LAST``."""
+        """Returns all items, oldest first: ``lookback + len``, and one more for the columns in ``WITH_LAST``."""
         ...
 
     def part(self, name: str, start: int, stop: int | None) -> list | Tree:
-        """The items ``[start, stop)`` of ``column(name)``, None for its end."""
+        """Returns the items ``[start, stop)`` of ``column(name)``; None stands for its end."""
         ...
 
     def item_at(self, name: str, t: int) -> Any:
-        """The item of the row that was observed at env step ``t``, or ``NOTHING``; ``UNSURE`` if that takes longer."""
+        """Returns the item of the row that was observed at env step ``t``.
+
+        It is ``NOTHING`` if there is none, and ``UNSURE`` if it takes a search to find out.
+        """
         ...
 
     def extra_keys(self) -> tuple[str, ...]:
-        """Names of the extra model outputs."""
+        """Returns the names of the extra model outputs."""
         ...
 
     def pending(self) -> dict[str, Any] | None:
-        """Action, reward so far and extra model outputs of the open row if the agent has acted and waits."""
+        """Returns action, reward so far and extra model outputs of the row that waits, or None."""
         ...
 
     def set_items(self, name: str, positions: Sequence[int], items: Sequence[Any]) -> None:
@@ -98,7 +104,7 @@ class EpisodeStorage(Protocol):
         ...
 
     def set_pending(self, name: str, item: Any) -> None:
-        """Overwrites what is in the row that waits."""
+        """Overwrites an item of the row that waits."""
         ...
 
     def set_column(self, name: str, values: list | Tree) -> None:
@@ -107,12 +113,12 @@ class EpisodeStorage(Protocol):
 
 
 class ColumnStorage:
-    """Columns by name, and the open row.
+    """Columns by name, and the open row: the common part of lists and arrays.
 
     Attributes:
-        columns: All of them, by name.
+        columns: Name to column.
         extras: The names of the extra model outputs among them.
-        lookback: Closed rows that are kept from before the chunk.
+        lookback: The number of closed rows from before the chunk.
         open_row: Action, reward so far and extra model outputs of the row that waits, or None.
     """
 
@@ -139,7 +145,7 @@ class ColumnStorage:
         return self.columns[name]
 
     def item_at(self, name: str, t: int) -> Any:
-        """A hot path: an agent that observes at every env step is easily looked up."""
+        # The row of an agent that observes at every env step is computed, not searched.
         column, times = self.columns.get(name), self.columns[T]
         if not len(times) or not isinstance(column, (list, np.ndarray)):
             return UNSURE
@@ -169,7 +175,7 @@ class ColumnStorage:
         self.open_row[name] = float(item) if name == REWARDS else item
 
     def _accept(self, name: str, values: list | Tree) -> None:
-        """Checks a column's length, and notes a new one's name."""
+        """Checks the length of a new column, and adds its name to the extra model outputs if it is unknown."""
         wanted = self.lookback + len(self) if name not in WITH_LAST else len(self.columns[Columns.T])
         if count(values) != wanted:
             raise IndexError(
@@ -179,8 +185,286 @@ class ColumnStorage:
             self.extras = (*self.extras, name)
 
 
+class ListStorage(ColumnStorage):
+    """Python lists, one item a row. The only storage that grows."""
+
+    __slots__ = ("actions_from_0", "heads")
+
+    def __init__(
+        self,
+        columns: dict[str, list] | None = None,
+        *,
+        lookback: int = 0,
+        open_row: Mapping[str, Any] | None = None,
+        heads: dict[str, Tree] | None = None,
+        actions_from_0: bool = False,
+    ):
+        """Creates a storage.
+
+        Args:
+            columns: Name to list; empty lists if None.
+            lookback: The number of closed rows from before the chunk.
+            open_row: The items of the row that waits, or None.
+            heads: Name to an empty array in the dtype that the column had before it became a list.
+            actions_from_0: Whether actions of a Discrete space are without its ``start``, as a runner records them.
+        """
+        super().__init__(
+            {name: [] for name in STEP} if columns is None else columns, lookback=lookback, open_row=open_row
+        )
+        self.heads = {} if heads is None else heads
+        self.actions_from_0 = actions_from_0
+
+    @classmethod
+    def from_storage(
+        cls, storage: EpisodeStorage, start: int = 0, stop: int | None = None, lookback: int | None = None
+    ) -> ListStorage:
+        """Returns a copy of the rows ``[start, stop)`` of any storage, which can grow on its own.
+
+        It includes the open row if ``stop`` is None.
+        """
+        end = storage.lookback + len(storage) if stop is None else stop
+        columns: dict[str, list] = {}
+        heads: dict[str, Tree] = dict(storage.heads) if isinstance(storage, ListStorage) else {}
+        for name in (*STEP, *storage.extra_keys()):
+            column = storage.part(name, start, end + 1 if name in WITH_LAST else end)
+            if type(column) is list:
+                columns[name] = column
+            elif name in (T, REWARDS):
+                columns[name] = column.tolist()  # type: ignore[union-attr]
+            else:
+                if name not in storage.untyped:
+                    heads[name] = head(column)
+                columns[name] = unbatch(column)
+        return cls(
+            columns,
+            lookback=storage.lookback if lookback is None else lookback,
+            open_row=storage.pending() if stop is None else None,
+            heads=heads,
+            actions_from_0=storage.actions_from_0,
+        )
+
+    def append(
+        self,
+        observation: Any,
+        action: Any,
+        reward: float,
+        infos: dict[str, Any],
+        extra_model_outputs: Mapping[str, Any] | None,
+        t: int | None = None,
+    ) -> None:
+        """Adds a whole step: the action that follows the newest observation, and the next observation.
+
+        No row may wait, and the extra model outputs must be the expected ones. Without ``t``, the next env step is
+        meant. Only the extra model outputs are copied.
+        """
+        columns = self.columns
+        if extra_model_outputs:
+            for name, value in extra_model_outputs.items():
+                columns[name].append(value if type(value) in _NUMBERS else owned(value))
+        columns[OBS].append(observation)
+        columns[INFOS].append(infos)
+        times = columns[T]
+        times.append(times[-1] + 1 if t is None else t)
+        columns[ACTIONS].append(action)
+        columns[REWARDS].append(reward)
+
+    def observe(self, observation: Any, infos: dict[str, Any], t: int) -> None:
+        """Closes the row that waits, and opens the next one; replaces an observation that was not acted upon."""
+        columns = self.columns
+        newest = (observation, infos, int(t))
+        if self.open_row is None and columns[T]:
+            columns[OBS][-1], columns[INFOS][-1], columns[T][-1] = newest
+            return
+        for name, value in zip((OBS, INFOS, T), newest, strict=True):
+            columns[name].append(value)
+        if self.open_row is not None:
+            for name, value in self.open_row.items():
+                columns[name].append(value)
+            self.open_row = None
+
+    def act(self, action: Any, extra_model_outputs: Mapping[str, Any]) -> None:
+        """Writes an action to the open row. The extra model outputs must be the expected ones."""
+        outputs = {name: owned(value) for name, value in extra_model_outputs.items()}
+        self.open_row = {ACTIONS: action, REWARDS: 0.0, **outputs}
+
+    def expect(self, extra_model_outputs: Mapping[str, Any], whose: Any) -> None:
+        """Checks the names of extra model outputs against those of the rows before; the first action sets them.
+
+        Raises:
+            EpisodeError: If they differ. The message begins with ``whose.who``.
+        """
+        known = self.extras
+        if set(extra_model_outputs) == set(known):
+            return
+        taken = sorted(name for name in extra_model_outputs if name in STEP)
+        if taken:
+            raise EpisodeError(
+                f"{whose.who}: {taken} are names of other columns. Give extra model outputs other names."
+            )
+        if self.columns[REWARDS]:
+            raise EpisodeError(
+                f"{whose.who}: the steps so far have the extra model outputs {sorted(known)}, but "
+                f"{sorted(extra_model_outputs)} came. Give every action of an episode the same ones."
+            )
+        self._set_extras(tuple(extra_model_outputs))
+
+    def _set_extras(self, names: tuple[str, ...]) -> None:
+        """Sets the names of the extra model outputs, before the first row is closed."""
+        for name in self.extras:
+            if name not in names:
+                del self.columns[name]
+        for name in names:
+            self.columns.setdefault(name, [])
+        self.extras = names
+
+    def extend(self, other: EpisodeStorage) -> None:
+        """Appends another storage's own rows, and the open one. Its first observation is this one's newest.
+
+        Both must have the same extra model outputs, if both have steps.
+        """
+        extras = other.extra_keys()
+        if set(self.extras) != set(extras) and (len(other) or other.pending()):
+            self._set_extras(extras)
+        if isinstance(other, ListStorage):
+            self.heads = other.heads | self.heads
+        if not self.columns[ACTIONS] and self.open_row is None:
+            self.actions_from_0 = other.actions_from_0
+        start, stop = other.lookback, other.lookback + len(other)
+        for name in (*STEP, *extras) if len(other) else WITH_LAST:
+            column = self.columns[name]
+            if name in WITH_LAST:
+                del column[-1:]
+            part = other.part(name, start, stop + (name in WITH_LAST))
+            if isinstance(part, list) or name in (T, REWARDS):
+                column.extend(part if isinstance(part, list) else part.tolist())  # type: ignore[union-attr]
+                continue
+            if name not in other.untyped:
+                self.heads.setdefault(name, head(part))
+            column.extend(unbatch(part))
+        self.open_row = other.pending()
+
+    def set_items(self, name: str, positions: Sequence[int], items: Sequence[Any]) -> None:
+        column = self.columns[name]
+        if name == REWARDS and set(map(type, items)) != {float}:
+            items = [float(item) for item in items]
+        if isinstance(positions, range) and positions.step == 1:
+            column[positions.start : positions.stop] = items
+            return
+        for position, item in zip(positions, items, strict=True):
+            column[position] = item
+
+    def set_column(self, name: str, values: list | Tree) -> None:
+        self._accept(name, values)
+        self.heads.pop(name, None)
+        items = unbatch(values)
+        self.columns.setdefault(name, [])[:] = [float(item) for item in items] if name == REWARDS else items
+
+
+class ArrayStorage(ColumnStorage):
+    """Arrays, or trees of arrays, one row each. Infos stay a list of dicts."""
+
+    __slots__ = ("actions_from_0", "untyped")
+    is_numpy = True
+
+    def __init__(
+        self,
+        columns: dict[str, Any],
+        *,
+        lookback: int = 0,
+        open_row: Mapping[str, Any] | None = None,
+        untyped: frozenset[str] = frozenset(),
+        actions_from_0: bool = False,
+    ):
+        """Creates a storage.
+
+        Args:
+            columns: Name to array or tree of arrays.
+            lookback: The number of closed rows from before the chunk.
+            open_row: The items of the row that waits, or None.
+            untyped: The names of empty columns whose dtype is unknown, and float64 for now.
+            actions_from_0: Whether actions of a Discrete space are without its ``start``, as a runner records them.
+        """
+        super().__init__(columns, lookback=lookback, open_row=open_row)
+        self.untyped = untyped
+        self.actions_from_0 = actions_from_0
+
+    @classmethod
+    def from_lists(
+        cls, lists: ListStorage, observation_space: Space | None, action_space: Space | None
+    ) -> ArrayStorage:
+        """Returns arrays in the spaces' dtypes; rewards are float64, the env steps int64."""
+        known = {Columns.OBS: observation_space, Columns.ACTIONS: action_space}
+        columns: dict[str, Any] = {}
+        for name, items in lists.columns.items():
+            if name == Columns.INFOS:
+                columns[name] = items
+            elif name in (Columns.T, Columns.REWARDS):
+                columns[name] = np.array(items, np.int64 if name == Columns.T else np.float64)
+            elif not items and lists.open_row is not None:
+                columns[name] = head(batch([lists.open_row[name]], known.get(name), lists.heads.get(name), name))
+            else:
+                columns[name] = batch(items, known.get(name), lists.heads.get(name), name)
+        typed = {*(name for name in known if known[name] is not None), *lists.heads, *(lists.open_row or ())}
+        untyped = frozenset(name for name, items in lists.columns.items() if not items and name not in typed)
+        return cls(
+            columns,
+            lookback=lists.lookback,
+            open_row=lists.open_row,
+            untyped=untyped,
+            actions_from_0=lists.actions_from_0,
+        )
+
+    @classmethod
+    def from_storage(cls, storage: EpisodeStorage, start: int, stop: int, lookback: int, open_row: Mapping | None):
+        """Returns a copy of the rows ``[start, stop)`` of a storage of arrays."""
+        columns = {}
+        for name in (*STEP, *storage.extra_keys()):
+            column = storage.part(name, start, stop + (name in WITH_LAST))
+            if type(column) is np.ndarray:
+                columns[name] = column.copy()
+            else:
+                columns[name] = column if type(column) is list else map_tree(lambda leaf, _: leaf.copy(), column)
+        return cls(
+            columns,
+            lookback=lookback,
+            open_row=open_row,
+            untyped=storage.untyped,
+            actions_from_0=storage.actions_from_0,
+        )
+
+    def set_items(self, name: str, positions: Sequence[int], items: Sequence[Any]) -> None:
+        column = self.columns[name]
+        if isinstance(column, list):
+            for position, item in zip(positions, items, strict=True):
+                column[position] = item
+        elif positions:
+            values = batch(list(items), None, head(column), name)
+            if sorted(positions) == list(range(count(column))):
+                order = np.argsort(positions)
+                self.columns[name] = map_tree(lambda leaf, _: leaf[order], values)
+                return
+            if not alike(column, values):
+                raise EpisodeError(
+                    f"episode: column {name!r} holds {kind(column)}, but {kind(values)} came for "
+                    f"{len(positions)} of its {count(column)} item(s). Set all items (lookback included) at once to "
+                    f"change the shape or type of a column."
+                )
+            where = np.array(positions, np.int64)
+            tree_map(lambda leaf, value: leaf.__setitem__(where, value), column, values)
+
+    def set_column(self, name: str, values: list | Tree) -> None:
+        self._accept(name, values)
+        if name == Columns.INFOS:
+            self.columns[name] = list(values)
+        elif isinstance(values, list):
+            like = self.columns.get(name)
+            self.columns[name] = batch(values, None, None if like is None else head(like), name)
+        else:
+            self.columns[name] = map_tree(lambda leaf, _: np.array(leaf), values)
+
+
 def known_items(storage: EpisodeStorage, name: str) -> list | Tree:
-    """All items of a column; of an action that waits, what is known already stands last."""
+    """Returns all items of a column; the last one may be that of the row that waits."""
     column = storage.column(name)
     pending = None if name in WITH_LAST else storage.pending()
     if pending is None or name not in pending:

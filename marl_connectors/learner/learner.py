@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from marl_connectors.connectors.learner.learner_connector_pipeline import LearnerConnectorPipeline
-from marl_connectors.episodes.column_batch import ColumnBatch
+from marl_connectors.episodes.batch import ColumnBatch
 from marl_connectors.errors import LearnerError
 from marl_connectors.learner.gradients import ClosedLoss, ClosedUpdate, clip_gradients, set_gradients
 from marl_connectors.learner.loss_stats import FiniteCheck, LossStatistics, not_finite_error

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from marl_connectors.columns import Columns
-from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup, slice_tree
+from marl_connectors.episodes.batch import ColumnBatch, ColumnGroup, slice_tree
 from marl_connectors.errors import LearnerError
 from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.transfers import all_on_host

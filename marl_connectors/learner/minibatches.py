@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from marl_connectors.columns import Columns
-from marl_connectors.episodes.column_batch import ColumnGroup
-from marl_connectors.episodes.info_column import InfoColumn
+from marl_connectors.episodes.batch import ColumnGroup
+from marl_connectors.episodes.items import InfoColumn
 from marl_connectors.episodes.sequences import PaddedColumns, Sequences
 from marl_connectors.errors import did_you_mean
 from marl_connectors.rl_module.stacking import SPARE_ROWS, each_leaf

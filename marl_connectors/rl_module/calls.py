@@ -15,7 +15,7 @@ from gymnasium import Space, spaces
 from torch import Tensor, nn
 
 from marl_connectors.columns import Columns
-from marl_connectors.episodes.column_batch import ColumnGroup, NoColumn
+from marl_connectors.episodes.batch import ColumnGroup, NoColumn
 from marl_connectors.errors import MarlConnectorsError, ModuleError, describe_error
 from marl_connectors.rl_module.distributions import Distribution
 from marl_connectors.spaces import describe

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
-from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup, slice_tree
+from marl_connectors.episodes.batch import ColumnBatch, ColumnGroup, slice_tree
 from marl_connectors.episodes.sequences import Sequences, unpadded
 from marl_connectors.errors import ModuleError
 from marl_connectors.trees import tree_map

@@ -17,7 +17,7 @@ from gymnasium import Space
 from torch import nn
 
 from marl_connectors.columns import Columns
-from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup, Phase
+from marl_connectors.episodes.batch import ColumnBatch, ColumnGroup, Phase
 from marl_connectors.errors import ModuleError, did_you_mean
 from marl_connectors.rl_module.architecture import Structure, is_stackable, modules_that_share
 from marl_connectors.rl_module.calls import called_for_modules, recorded_inputs, with_inputs

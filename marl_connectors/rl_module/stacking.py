@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from marl_connectors.episodes.column_batch import ColumnGroup
+from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.episodes.sequences import PaddedColumns
 from marl_connectors.rl_module.architecture import fits_a_row, is_stackable, modules_that_share, same_architecture
 from marl_connectors.rl_module.rl_module import RLModule

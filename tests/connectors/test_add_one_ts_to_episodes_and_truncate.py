@@ -13,8 +13,8 @@ from marl_connectors.connectors.connector_v2 import ConnectorV2, item_key
 from marl_connectors.connectors.defaults import learner_pipeline
 from marl_connectors.connectors.learner.add_one_ts_to_episodes_and_truncate import AddOneTsToEpisodesAndTruncate
 from marl_connectors.connectors.learner.learner_connector_pipeline import LearnerConnectorPipeline
-from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup
-from marl_connectors.episodes.extended_episodes import ExtendedEpisode, extended, original
+from marl_connectors.episodes.batch import ColumnBatch, ColumnGroup
+from marl_connectors.episodes.bootstrap_view import ExtendedEpisode, extended, original
 from marl_connectors.episodes.packing import rows_of_episodes
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.errors import ConnectorError

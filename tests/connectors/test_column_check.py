@@ -13,8 +13,8 @@ from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.defaults import learner_pipeline
 from marl_connectors.connectors.learner.general_advantage_estimation import GeneralAdvantageEstimation
 from marl_connectors.connectors.learner.learner_connector_pipeline import LearnerConnectorPipeline
-from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup
-from marl_connectors.episodes.info_column import InfoColumn
+from marl_connectors.episodes.batch import ColumnBatch, ColumnGroup
+from marl_connectors.episodes.items import InfoColumn
 from marl_connectors.episodes.packing import rows_of_episodes
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.errors import ConnectorError, EpisodeError

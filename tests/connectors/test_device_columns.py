@@ -8,8 +8,8 @@ import torch
 
 from marl_connectors import Columns, GetActions, NumpyToTensor, TensorToNumpy
 from marl_connectors.connectors import device_columns
-from marl_connectors.episodes.column_batch import ColumnGroup
-from marl_connectors.episodes.info_column import InfoColumn
+from marl_connectors.episodes.batch import ColumnGroup
+from marl_connectors.episodes.items import InfoColumn
 from marl_connectors.transfers import transfer
 
 META = torch.device("meta")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from marl_connectors.connectors.common.flatten_observations import FlattenObservations
 from marl_connectors.connectors.env_to_module import flatten_observations
 from marl_connectors.connectors.flattening import Flattener
-from marl_connectors.episodes.column_batch import ColumnGroup
+from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.episodes.packing import rows_of_episodes
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode

@@ -5,7 +5,7 @@ from gymnasium import spaces
 from marl_connectors.connectors.common.frame_stacking import FrameStacking
 from marl_connectors.connectors.env_to_module.frame_stacking import FrameStackingEnvToModule
 from marl_connectors.connectors.learner.frame_stacking import FrameStackingLearner
-from marl_connectors.episodes.column_batch import ColumnGroup
+from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.episodes.packing import rows_of_episodes
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.errors import ConfigError, ConnectorError

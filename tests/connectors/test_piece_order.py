@@ -63,7 +63,7 @@ from marl_connectors.connectors.module_to_env.get_actions import GetActions
 from marl_connectors.connectors.module_to_env.module_to_env_pipeline import ModuleToEnvPipeline
 from marl_connectors.connectors.module_to_env.normalize_and_clip_actions import NormalizeAndClipActions
 from marl_connectors.connectors.piece_order import NEEDS_AFTER, NEEDS_BEFORE
-from marl_connectors.episodes.column_batch import ColumnBatch
+from marl_connectors.episodes.batch import ColumnBatch
 from marl_connectors.errors import ConfigError
 
 NEEDED = {

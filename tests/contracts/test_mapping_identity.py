@@ -19,7 +19,7 @@ from planted_faults import FAULTS, Fault
 from marl_connectors.connectors.common.agent_to_module_mapping import AgentToModuleMapping
 from marl_connectors.connectors.common.module_to_agent_unmapping import ModuleToAgentUnmapping
 from marl_connectors.connectors.defaults import env_to_module_pipeline, module_to_env_pipeline
-from marl_connectors.episodes.column_batch import ColumnBatch
+from marl_connectors.episodes.batch import ColumnBatch
 
 AGENT_IDS = st.one_of(
     st.text(max_size=4),

@@ -32,7 +32,7 @@ from marl_connectors.connectors.env_to_module.observation_preprocessor import (
 )
 from marl_connectors.connectors.env_to_module.write_observations_to_episodes import WriteObservationsToEpisodes
 from marl_connectors.connectors.module_to_env.normalize_and_clip_actions import NormalizeAndClipActions
-from marl_connectors.episodes.column_batch import ColumnBatch
+from marl_connectors.episodes.batch import ColumnBatch
 from marl_connectors.trees import tree_map
 
 few = partial(settings, deadline=None, max_examples=15, suppress_health_check=[HealthCheck.too_slow])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scripted_envs import BOX, LifeEnv, Recorded, small_config
 
 from marl_connectors import SingleAgentEpisode
-from marl_connectors.episodes.extended_episodes import extended
+from marl_connectors.episodes.bootstrap_view import extended
 from marl_connectors.episodes.lane_storage import LaneStorage
 from marl_connectors.episodes.packing import rows_of_episodes
 from marl_connectors.errors import EpisodeError

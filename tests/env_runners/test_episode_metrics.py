@@ -18,7 +18,7 @@ from marl_connectors.env_runners.run_metrics import (
     end_together,
     summarize,
 )
-from marl_connectors.episodes.multi_agent_growth import REMEMBERED_AGENTS
+from marl_connectors.episodes.multi_agent_episode import REMEMBERED_AGENTS
 
 RETURNS = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=8)
 

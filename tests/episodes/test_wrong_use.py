@@ -293,7 +293,7 @@ def test_a_slice_before_a_late_reward_does_not_know_of_it():
 
 def test_durations_of_chunks_add_up(monkeypatch):
     clock = iter(range(100))
-    for module in ("episode_base", "growth"):
+    for module in ("episode_base", "single_agent_episode"):
         monkeypatch.setattr(f"marl_connectors.episodes.{module}.perf_counter", lambda: float(next(clock)))
     first = alone(2)
     second = first.cut()

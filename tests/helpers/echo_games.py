@@ -23,7 +23,7 @@ from marl_connectors import PPOConfig, RLModule, RLModuleSpec
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.defaults import env_to_module_pipeline, module_to_env_pipeline
 from marl_connectors.connectors.module_to_env.listify_data_for_vector_env import ListifyDataForVectorEnv
-from marl_connectors.episodes.column_batch import ColumnGroup
+from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.episodes.lane_storage import LaneStorage
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.episodes.rollout import Rollout

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
 from marl_connectors.connectors.connector_v2 import ConnectorV2, unstack
-from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup, slice_tree
+from marl_connectors.episodes.batch import ColumnBatch, ColumnGroup, slice_tree
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.episodes.packing import rows_of_episodes
 from marl_connectors.episodes.rollout import Rollout

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from hypothesis import strategies as st
 
 from marl_connectors.connectors.connector_v2 import ConnectorV2, item_key, unstack
-from marl_connectors.episodes.column_batch import ColumnGroup
+from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.episodes.packing import rows_of_episodes
 

@@ -13,7 +13,7 @@ from recurrent_modules import CounterModule, StatelessModule, StepwiseGRU, Stepw
 
 from marl_connectors import Columns, MultiRLModule
 from marl_connectors.connectors.connector_v2 import ConnectorV2
-from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup
+from marl_connectors.episodes.batch import ColumnBatch, ColumnGroup
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.episodes.packing import rows_of_episodes
 from marl_connectors.episodes.rollout import Rollout

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marl_connectors import SingleAgentEpisode
-from marl_connectors.episodes.column_batch import ColumnGroup
-from marl_connectors.episodes.info_column import InfoColumn
+from marl_connectors.episodes.batch import ColumnGroup
+from marl_connectors.episodes.items import InfoColumn
 from marl_connectors.episodes.packing import rows_of_episodes
 from marl_connectors.learner.minibatches import CountedRows, minibatches_of_epoch
 

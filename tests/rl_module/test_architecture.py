@@ -16,7 +16,7 @@ from torch import nn
 
 from marl_connectors import RLModule, RLModuleSpec
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
-from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup
+from marl_connectors.episodes.batch import ColumnBatch, ColumnGroup
 from marl_connectors.rl_module.apis import ValueFunctionAPI
 from marl_connectors.rl_module.architecture import is_stackable, same_architecture
 from marl_connectors.rl_module.layers import MLP, Linear

@@ -10,7 +10,7 @@ from spaces_env import SpacesEnv
 from torch import nn
 
 from marl_connectors import Columns, PPOConfig, RLModule, RLModuleSpec
-from marl_connectors.episodes.column_batch import ColumnGroup
+from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.errors import MarlConnectorsError, ModuleError
 from marl_connectors.rl_module.apis import ValueFunctionAPI
 from marl_connectors.rl_module.calls import check_observations

@@ -9,7 +9,7 @@ from gymnasium import spaces
 
 from marl_connectors import Columns, MultiRLModule, SingleAgentEpisode
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
-from marl_connectors.episodes.column_batch import ColumnBatch, ColumnGroup, Phase
+from marl_connectors.episodes.batch import ColumnBatch, ColumnGroup, Phase
 from marl_connectors.episodes.packing import rows_of_episodes
 from marl_connectors.rl_module.stacking import StackedRows
 

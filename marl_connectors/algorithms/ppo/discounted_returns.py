@@ -9,7 +9,7 @@ import torch
 
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.learner.general_advantage_estimation import GeneralAdvantageEstimation
-from marl_connectors.episodes.column_batch import ColumnGroup
+from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.rl_module.apis import ValueFunctionAPI
 from marl_connectors.trees import leaves
 from marl_connectors.typing import ModuleID

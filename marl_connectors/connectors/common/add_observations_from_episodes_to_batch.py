@@ -6,7 +6,7 @@ from typing import Any
 
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import InBothPipelines
-from marl_connectors.episodes.column_batch import ColumnGroup
+from marl_connectors.episodes.batch import ColumnGroup
 
 
 class AddObservationsFromEpisodesToBatch(InBothPipelines):

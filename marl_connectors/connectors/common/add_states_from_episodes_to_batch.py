@@ -11,7 +11,7 @@ from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import InBothPipelines
 from marl_connectors.connectors.observation_transform import check_beginning
 from marl_connectors.episodes.agent_views import AgentChunk
-from marl_connectors.episodes.column_batch import ColumnGroup
+from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.episodes.rows import Rows
 from marl_connectors.errors import ConnectorError
 from marl_connectors.rl_module.states import (

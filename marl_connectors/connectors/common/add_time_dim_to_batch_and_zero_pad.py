@@ -8,8 +8,8 @@ import numpy as np
 
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import InBothPipelines
-from marl_connectors.episodes.column_batch import ColumnGroup
-from marl_connectors.episodes.info_column import InfoColumn
+from marl_connectors.episodes.batch import ColumnGroup
+from marl_connectors.episodes.items import InfoColumn
 from marl_connectors.episodes.sequences import Sequences
 from marl_connectors.rl_module.states import are_stateful, max_seq_len, member
 from marl_connectors.trees import tree_map

@@ -8,8 +8,8 @@ from typing import Any
 from marl_connectors import spaces
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import ENV_TO_MODULE, LEARNER, ConnectorV2, item_key
-from marl_connectors.episodes.column_batch import Phase
-from marl_connectors.episodes.info_column import InfoColumn
+from marl_connectors.episodes.batch import Phase
+from marl_connectors.episodes.items import InfoColumn
 from marl_connectors.typing import DEFAULT_MODULE_ID
 
 

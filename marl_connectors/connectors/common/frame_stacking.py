@@ -10,7 +10,7 @@ from gymnasium import Space, spaces
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.observation_transform import ObservationTransform, Plan, Recent, Steps
 from marl_connectors.connectors.space_trees import map_space
-from marl_connectors.episodes.column_batch import ColumnGroup
+from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.errors import ConfigError, ConnectorError
 from marl_connectors.spaces import describe
 from marl_connectors.trees import tree_map

@@ -6,7 +6,7 @@ from typing import Any
 
 from marl_connectors.connectors.common.agent_to_module_mapping import MAPPING
 from marl_connectors.connectors.connector_v2 import MODULE_TO_ENV, ConnectorV2
-from marl_connectors.episodes.column_batch import Phase
+from marl_connectors.episodes.batch import Phase
 from marl_connectors.errors import ConnectorError
 
 

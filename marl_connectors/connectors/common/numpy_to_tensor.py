@@ -10,7 +10,7 @@ import torch
 
 from marl_connectors.connectors.connector_v2 import ENV_TO_MODULE, LEARNER, ConnectorV2
 from marl_connectors.connectors.device_columns import columns_to_device, to_device
-from marl_connectors.episodes.column_batch import ColumnGroup, Phase
+from marl_connectors.episodes.batch import ColumnGroup, Phase
 from marl_connectors.transfers import moved
 from marl_connectors.trees import tree_map
 

@@ -18,7 +18,7 @@ from marl_connectors.connectors.action_masks import (
 from marl_connectors.connectors.connector_v2 import ENV_TO_MODULE
 from marl_connectors.connectors.observation_transform import ObservationTransform, Plan, Steps
 from marl_connectors.connectors.space_trees import fits, shape_of
-from marl_connectors.episodes.column_batch import ColumnGroup
+from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.episodes.rows import Rows
 from marl_connectors.errors import ConfigError, ConnectorError
 from marl_connectors.spaces import describe, in_key_order, stack, values_per_choice, zeros

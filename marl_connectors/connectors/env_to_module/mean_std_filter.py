@@ -11,7 +11,7 @@ from marl_connectors.connectors.connector_v2 import ENV_TO_MODULE
 from marl_connectors.connectors.observation_transform import Agents, ObservationTransform, Plan, Steps
 from marl_connectors.connectors.running_stats import Grouping, StatsTable, merge_streams, to_state
 from marl_connectors.connectors.space_trees import fits, leaf_spaces, map_space, map_values
-from marl_connectors.episodes.column_batch import ColumnGroup
+from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.episodes.episode_rows import EpisodeRows
 from marl_connectors.errors import ConfigError, ConnectorError
 from marl_connectors.spaces import describe

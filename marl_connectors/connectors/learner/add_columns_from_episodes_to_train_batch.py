@@ -8,7 +8,7 @@ import numpy as np
 
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import LEARNER, ConnectorV2
-from marl_connectors.episodes.column_batch import ColumnGroup
+from marl_connectors.episodes.batch import ColumnGroup
 
 _NOT_OUTPUTS = (
     Columns.OBS,

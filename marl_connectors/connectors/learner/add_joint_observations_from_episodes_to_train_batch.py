@@ -12,8 +12,8 @@ from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import LEARNER, ConnectorV2
 from marl_connectors.connectors.flattening import Flattener
 from marl_connectors.episodes.agent_views import AgentChunk
-from marl_connectors.episodes.column_batch import EPISODES_OF_RUN, ColumnGroup
-from marl_connectors.episodes.extended_episodes import original
+from marl_connectors.episodes.batch import EPISODES_OF_RUN, ColumnGroup
+from marl_connectors.episodes.bootstrap_view import original
 from marl_connectors.episodes.packing import chunks_of, rows_of_episodes
 from marl_connectors.episodes.rows import Rows
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode

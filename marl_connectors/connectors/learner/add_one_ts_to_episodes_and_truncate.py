@@ -9,8 +9,8 @@ import numpy as np
 
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import LEARNER, ConnectorV2
-from marl_connectors.episodes.column_batch import EPISODES_OF_RUN, ColumnGroup, EpisodesOfRun
-from marl_connectors.episodes.extended_episodes import extended
+from marl_connectors.episodes.batch import EPISODES_OF_RUN, ColumnGroup, EpisodesOfRun
+from marl_connectors.episodes.bootstrap_view import extended
 from marl_connectors.errors import ConnectorError
 
 

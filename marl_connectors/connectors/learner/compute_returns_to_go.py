@@ -9,7 +9,7 @@ from gymnasium import Space
 
 from marl_connectors.connectors.connector_v2 import LEARNER, ConnectorV2
 from marl_connectors.connectors.learner.reward_transform import checked_gamma, rewards_of_columns
-from marl_connectors.episodes.column_batch import ColumnGroup
+from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.ops.discounting import discounted_sums
 
 RETURNS_TO_GO = "returns_to_go"

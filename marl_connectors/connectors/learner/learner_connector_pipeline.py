@@ -7,7 +7,7 @@ from typing import Any
 
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from marl_connectors.connectors.connector_v2 import LEARNER
-from marl_connectors.episodes.column_batch import EPISODES_OF_RUN, ColumnBatch, EpisodesOfRun
+from marl_connectors.episodes.batch import EPISODES_OF_RUN, ColumnBatch, EpisodesOfRun
 
 
 class LearnerConnectorPipeline(ConnectorPipelineV2):

@@ -11,7 +11,7 @@ from gymnasium import Space
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import LEARNER, ConnectorV2
 from marl_connectors.connectors.learner.reward_transform import checked_gamma, rewards_of_columns
-from marl_connectors.episodes.column_batch import ColumnGroup
+from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.errors import ConfigError, ConnectorError
 from marl_connectors.ops.discounting import discounted_sums, rows_within

@@ -13,7 +13,7 @@ import torch
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import MODULE_TO_ENV, ConnectorV2
 from marl_connectors.connectors.device_columns import columns_to_host
-from marl_connectors.episodes.column_batch import ColumnGroup, Phase
+from marl_connectors.episodes.batch import ColumnGroup, Phase
 from marl_connectors.episodes.episode_rows import EpisodeRows
 from marl_connectors.errors import ModuleError
 from marl_connectors.rl_module.distributions import Distribution

@@ -7,7 +7,7 @@ from typing import Any
 
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import MODULE_TO_ENV, ConnectorV2
-from marl_connectors.episodes.column_batch import ColumnGroup
+from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.errors import ConnectorError
 from marl_connectors.rl_module.states import are_stateful, check_state_out, member
 from marl_connectors.trees import leaves, tree_map

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from marl_connectors.connectors.connector_v2 import MODULE_TO_ENV, ConnectorV2, item_key, unstack
-from marl_connectors.episodes.column_batch import Phase
+from marl_connectors.episodes.batch import Phase
 from marl_connectors.typing import DEFAULT_MODULE_ID
 
 

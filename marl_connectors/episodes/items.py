@@ -1,33 +1,78 @@
-"""Between lists of items and arrays, or trees of arrays."""
+"""Items and columns: from lists of items to arrays, or trees of arrays, and back.
+
+A *tree* is an array, or a dict or tuple of trees.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, SupportsIndex, overload
 
 import numpy as np
 from gymnasium import Space
 from gymnasium import spaces as gym_spaces
 
 from marl_connectors import spaces
-from marl_connectors.episodes.lookback import count, is_branch, map_tree, part_of, row
 from marl_connectors.errors import EpisodeError
 from marl_connectors.trees import leaves, same_structure, tree_map
 from marl_connectors.typing import Tree
 
 _VALUES = frozenset((int, float, bool))
-"""Numbers, which have no parts, and which nobody can write to."""
+"""Types of numbers, which have no parts and never change."""
+
+
+# Trees.
+
+
+def is_branch(tree: Any, space: Space | None = None) -> bool:
+    """Whether ``tree`` has parts of its own; a tuple that is one value of, say, a MultiDiscrete space has none."""
+    return isinstance(tree, (dict, tuple)) and (space is None or space.shape is None)
+
+
+def part_of(whole: Any, key: Any) -> Any:
+    """Returns the part of a space or tree that belongs to a tree's ``key``, or None."""
+    if isinstance(whole, gym_spaces.Dict):
+        return whole.spaces.get(key)
+    if isinstance(whole, gym_spaces.Tuple):
+        return whole.spaces[key] if key < len(whole.spaces) else None
+    if isinstance(whole, dict):
+        return whole.get(key)
+    return whole[key] if isinstance(whole, tuple) and key < len(whole) else None
+
+
+def map_tree(func: Callable[[Any, Any], Any], tree: Tree, space: Space | None = None) -> Tree:
+    """Returns a tree of ``func(leaf, space of the leaf)``. ``optree`` cannot walk a tree and its space together."""
+    if not is_branch(tree, space):
+        return func(tree, space)
+    if isinstance(tree, dict):
+        return {key: map_tree(func, part, part_of(space, key)) for key, part in tree.items()}
+    return tuple(map_tree(func, part, part_of(space, key)) for key, part in enumerate(tree))
+
+
+def row(column: Tree, position: int) -> Any:
+    """Returns one item of an array or tree of arrays."""
+    return map_tree(lambda leaf, _: leaf[position], column)
+
+
+def count(column: list | Tree) -> int:
+    """Returns the number of items in a column."""
+    if isinstance(column, (list, np.ndarray)):
+        return len(column)
+    return len(leaves(column)[0])
+
+
+# Between items and columns.
 
 
 def batch(items: list[Any], space: Space | None = None, like: Tree | None = None, name: str = "items") -> Tree:
-    """Items as one array (or tree of arrays) with a new first axis.
+    """Stacks items into one array (or tree of arrays) with a new first axis.
 
     Args:
         items: Numbers, arrays, or dicts and tuples of them, all of one shape.
-        space: Their space, if known. Its dtype is used wherever it loses nothing.
+        space: Their space, if it is known. Its dtype is used wherever the values keep their precision.
         like: An array or tree whose dtype is used in the same way where there is no space.
-        name: Stands in messages.
+        name: The column's name, for messages.
 
     Raises:
         EpisodeError: If the items differ in shape or in keys.
@@ -38,9 +83,7 @@ def batch(items: list[Any], space: Space | None = None, like: Tree | None = None
     if is_branch(first, space):
         keys = list(first) if isinstance(first, dict) else range(len(first))
         if any(type(item) is not type(first) or _keys(item) != _keys(first) for item in items):
-            raise EpisodeError(
-                f"episode: the {name!r} have different keys, so they do not stand in one tree of arrays."
-            )
+            raise EpisodeError(f"episode: the {name!r} have different keys, so they do not fit in one tree of arrays.")
         parts = {
             key: batch([item[key] for item in items], part_of(space, key), part_of(like, key), f"{name}/{key}")
             for key in keys
@@ -51,7 +94,7 @@ def batch(items: list[Any], space: Space | None = None, like: Tree | None = None
     except ValueError as error:
         shapes = sorted({str(np.shape(item)) for item in items})
         raise EpisodeError(
-            f"episode: the {name!r} have different shapes ({', '.join(shapes)}), so they do not stand in one array. "
+            f"episode: the {name!r} have different shapes ({', '.join(shapes)}), so they do not fit in one array. "
             f"Write items of one shape for all steps."
         ) from error
     if space is not None and space.dtype is not None and space.shape == array.shape[1:]:
@@ -69,7 +112,7 @@ def _keys(branch: dict | tuple) -> Any:
 
 
 def unbatch(column: list | Tree) -> list[Any]:
-    """The items of a column as a list that shares nothing with an array."""
+    """Returns the items of a column as a list that shares no memory with an array."""
     if type(column) is np.ndarray:
         return list(column.copy())
     if isinstance(column, list):
@@ -79,7 +122,7 @@ def unbatch(column: list | Tree) -> list[Any]:
 
 
 def joined(columns: Sequence[list | Tree]) -> list | Tree:
-    """Columns one after the other."""
+    """Concatenates columns."""
     if len(columns) == 1:
         return columns[0]
     if any(isinstance(column, list) for column in columns):
@@ -89,17 +132,18 @@ def joined(columns: Sequence[list | Tree]) -> list | Tree:
 
 
 def head(column: Tree) -> Tree:
-    """The column without its items: dtypes and shapes."""
+    """Returns an empty column with the dtypes and shapes of another."""
     if type(column) is np.ndarray:
         return np.empty((0, *column.shape[1:]), column.dtype)
     return map_tree(lambda leaf, _: np.empty((0, *leaf.shape[1:]), leaf.dtype), column)
 
 
 def owned(item: Any, space: Space | None = None) -> Any:
-    """The item, its arrays and lists copied: whoever gave it may write to them again.
+    """Returns the item with copies of its arrays and lists, as its owner may write to them again.
 
-    With a ``space``, the item gets its parts: a dict with a Dict's keys in their order, a tuple for a Tuple, arrays for
-    lists and tuples that are one value of, say, a MultiDiscrete space. What has other parts stays as it is.
+    With a ``space``, the item gets the parts of the space: a dict with a Dict's keys in their order, a tuple for a
+    Tuple, arrays for lists and tuples that are one value of, say, a MultiDiscrete space. An item with other parts keeps
+    them.
     """
     kind = type(item)
     if kind is np.ndarray and (space is None or space.shape is not None):
@@ -118,24 +162,24 @@ def owned(item: Any, space: Space | None = None) -> Any:
     if kind in (list, tuple) and space.shape is not None:
         try:
             return spaces.stack([item], space)[0]
-        except (TypeError, ValueError):  # it is not in the space, but nobody asked
+        except (TypeError, ValueError):  # the item is not in the space, which is not checked here
             return batch([item])[0]
     return owned(item)
 
 
 def owned_value(item: Any, space: Space | None) -> Any:
-    """``owned``, of what somebody writes back: an array is one value, whatever parts the space has.
+    """Returns a copy of an item that a setter got. An array is one value, whatever parts the space has.
 
-    Connector pieces write flat vectors in the place of items with parts.
+    Connector pieces replace items with parts by flat vectors.
     """
     return owned(item, None if isinstance(item, np.ndarray) else space)
 
 
 def owned_infos(infos: Any, who: str) -> dict[str, Any]:
-    """A copy of an info dict and of the arrays in it; an empty one for None.
+    """Returns a copy of an info dict and of the arrays in it; an empty dict for None.
 
     Raises:
-        EpisodeError: If it is not a dict.
+        EpisodeError: If ``infos`` is not a dict.
     """
     if infos is None:
         return {}
@@ -145,7 +189,7 @@ def owned_infos(infos: Any, who: str) -> dict[str, Any]:
 
 
 def lossless(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """The array in ``dtype`` if that holds its values (rounding of floats aside), else as it is."""
+    """Returns the array in ``dtype`` if that holds its values (up to the rounding of floats), else unchanged."""
     if array.dtype == dtype or array.dtype.kind not in "biufc":
         return array
     with np.errstate(invalid="ignore", over="ignore"):
@@ -156,7 +200,7 @@ def lossless(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def alike(column: Tree, other: Tree) -> bool:
-    """Whether items of both can stand in one array."""
+    """Whether the items of both columns fit in one array."""
     if not same_structure(column, other):
         return False
     pairs = zip(leaves(column), leaves(other), strict=True)
@@ -164,12 +208,12 @@ def alike(column: Tree, other: Tree) -> bool:
 
 
 def kind(column: Tree) -> str:
-    """Dtypes and shapes of the items, for messages."""
+    """Returns dtypes and shapes of the items, for messages."""
     return " and ".join(f"{leaf.dtype}{list(leaf.shape[1:])}" for leaf in leaves(column))
 
 
 def same_item(one: Any, other: Any) -> bool:
-    """Whether two items are equal, not-a-number in the same places included."""
+    """Whether two items are equal; not-a-number equals itself."""
     if is_branch(one) or is_branch(other):
         if type(one) is not type(other) or len(one) != len(other):
             return False
@@ -180,7 +224,7 @@ def same_item(one: Any, other: Any) -> bool:
 
 
 def number(reward: Any, who: str) -> float:
-    """A reward as a float.
+    """Returns a reward as a float.
 
     Raises:
         EpisodeError: If it is not a finite number.
@@ -194,3 +238,35 @@ def number(reward: Any, who: str) -> float:
             f"{who}: a reward must be one finite number, but {reward!r} came. Look at what env.step() returns."
         )
     return value
+
+
+# Info dicts.
+
+
+class InfoColumn(list[dict[str, Any]]):
+    """A list of info dicts, one for each row, from which rows are selected as from a tensor.
+
+    Tree functions do not know this type as a container, so none of them looks into the dicts.
+    """
+
+    __slots__ = ()
+    device = "cpu"
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> dict[str, Any]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> InfoColumn: ...
+
+    def __getitem__(self, index: Any) -> Any:
+        picked = super().__getitem__(index)
+        return InfoColumn(picked) if isinstance(index, slice) else picked
+
+    def index_select(self, dim: int, index: Any) -> InfoColumn:
+        """Returns the rows of a ``[B]`` tensor of row numbers."""
+        return InfoColumn([self[i] for i in index.tolist()])
+
+    def unflatten(self, dim: int, sizes: tuple[int, int]) -> list[InfoColumn]:
+        """Splits the column into ``sizes[0]`` columns of equal length."""
+        each = len(self) // sizes[0]
+        return [self[i * each : (i + 1) * each] for i in range(sizes[0])]

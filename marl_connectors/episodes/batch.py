@@ -1,4 +1,4 @@
-"""What flows through a pipeline: batches in columns, and in a learner pipeline the episodes that they are made of."""
+"""The batch of a pipeline: columns of groups of agents, and in a learner pipeline the episodes it was made of."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, overload
 
 import numpy as np
 
-from marl_connectors.episodes.extended_episodes import extended
+from marl_connectors.episodes.bootstrap_view import extended
 from marl_connectors.episodes.rollout import Positions, Rollout
 from marl_connectors.episodes.rows import Rows
 from marl_connectors.episodes.sequences import PaddedColumns, Sequences
@@ -21,7 +21,7 @@ EPISODES_OF_RUN = "episodes_of_run"
 
 
 class Phase(Enum):
-    """What a batch looks like to a piece that works on items."""
+    """The form of a batch that a piece on items gets."""
 
     ITEMS = "column -> item key -> list of items"
     MODULE_ITEMS = "module -> column -> list of items"
@@ -30,10 +30,10 @@ class Phase(Enum):
 
 
 class NoColumn(KeyError):
-    """What was looked for in a group's columns is not there.
+    """Raised when a group has no column of a name.
 
     Attributes:
-        column: What.
+        column: The name.
     """
 
     def __init__(self, column: str, message: str):
@@ -45,15 +45,17 @@ class ColumnGroup(dict[str, Any]):
     """The columns of agents with like spaces: name to ``[B, ...]`` array or tensor, aligned with ``rows``.
 
     Attributes:
-        rows: The agent-steps that the ``B`` rows stand for, and the way to the rest of their trajectories.
+        rows: The agent-steps of the ``B`` rows, from which the rest of their trajectories can be read.
         module_ids: The modules that have rows here, in order.
         splits: Module ``i`` has rows ``splits[i]:splits[i + 1]``.
-        rows_per_module: How many rows each module has, or None if they differ.
-        sequences: In a train batch of stateful modules, how the rows follow one another; the columns stay rows.
-        stacking: Where the rows stand in the stack of their modules' bucket, if NumpyToTensor has told a device that.
+        rows_per_module: The number of rows of each module, or None if they differ.
+        sequences: The sequences of the rows in a train batch of stateful modules; the columns keep one row for each
+            agent-step.
+        stacking: The positions of the rows in the stack of their modules' bucket, once they are tensors on a device;
+            else None.
         action_dist_cls: Set by GetActions when it leaves the log-probabilities to be computed for the whole fragment.
-        holders: Of the columns that only some of the modules have put out, which these are. The rows of the others hold
-            zeros there, and nothing of it is recorded for them.
+        holders: Column to the modules that output it, for columns that only some of the modules output. The rows of
+            the others hold zeros there, which are not recorded.
     """
 
     __slots__ = (
@@ -86,20 +88,20 @@ class ColumnGroup(dict[str, Any]):
         )
 
     def like(self) -> ColumnGroup:
-        """A group for the same rows without columns."""
+        """Returns a group for the same rows without columns."""
         group = ColumnGroup(self.rows)
         group.module_ids, group.splits, group.rows_per_module = self.module_ids, self.splits, self.rows_per_module
         group.sequences = self.sequences
         return group
 
     def take_from(self, other: ColumnGroup) -> None:
-        """Takes the columns of another group for the same rows in place of its own."""
+        """Replaces the columns by those of another group for the same rows."""
         self.clear()
         self.update(other)
         self.holders, self.action_dist_cls = other.holders, other.action_dist_cls
 
     def module_columns(self) -> Iterator[tuple[ModuleID, Mapping[str, Any]]]:
-        """Each module's own part of all columns, as the module gets it: sequences are filled up."""
+        """Yields each module and its part of all columns, in the form that it gets: sequences are padded."""
         if self.sequences is not None:
             for i, module_id in enumerate(self.module_ids):
                 yield module_id, PaddedColumns(self, self.sequences, i)
@@ -108,16 +110,16 @@ class ColumnGroup(dict[str, Any]):
             yield module_id, {n: slice_tree(c, begin, end) for n, c in self.items() if self.is_of(module_id, n)}
 
     def is_of(self, module_id: ModuleID, name: str) -> bool:
-        """Whether a column is there, and a module has something in it."""
+        """Whether a column exists, and a module has items in it."""
         return name in self and (name not in self.holders or module_id in self.holders[name])
 
     def held_rows(self, name: str) -> np.ndarray:
-        """``[B]`` bool: the rows of the modules that have something in a column."""
+        """Returns ``[B]`` bool, True in the rows of the modules that have items in a column."""
         has = [self.is_of(module_id, name) for module_id in self.module_ids]
         return np.repeat(has, np.diff(self.splits))
 
     def record_in(self, rollout: Rollout, positions: Positions) -> None:
-        """Writes all columns to the rows of a rollout that they were computed for. A hot path."""
+        """Writes all columns to the rows of a rollout that they were computed for."""
         if not self.holders:
             rollout.record(positions, self)
             return
@@ -131,7 +133,7 @@ class ColumnGroup(dict[str, Any]):
 
 
 class ColumnBatch:
-    """All groups of a batch, and what phase of its construction it is in."""
+    """All groups of a batch, and the phase of its construction."""
 
     __slots__ = ("groups", "phase")
 
@@ -141,12 +143,12 @@ class ColumnBatch:
 
 
 class EpisodesOfRun(Sequence[Any]):
-    """The episodes that a learner pipeline's pieces get in one run: as they are, or with an artificial step each.
+    """The episodes that a learner pipeline's pieces get in one run, with or without an artificial step each.
 
-    A piece that works on items may set others, ``episodes[:] = ...``: later pieces see these, the caller does not.
+    A piece on items may replace them, ``episodes[:] = ...``: later pieces get the new ones, the caller keeps the old.
 
     Attributes:
-        replaced: Whether a piece has done so.
+        replaced: Whether a piece has replaced any.
     """
 
     __slots__ = ("_episodes", "_extended", "_is_extended", "replaced")
@@ -158,12 +160,12 @@ class EpisodesOfRun(Sequence[Any]):
         self.replaced = False
 
     def extend(self) -> None:
-        """From now on, every episode has one artificial step more. They are made when a piece looks at them."""
+        """Adds an artificial step to every episode from now on. The views are made when a piece reads them."""
         self._is_extended = True
 
     @property
     def unextended(self) -> Sequence[Any]:
-        """The episodes as they are, which costs nothing."""
+        """The episodes without artificial steps."""
         return self._episodes
 
     def _shown(self) -> Sequence[Any]:
@@ -199,7 +201,7 @@ class EpisodesOfRun(Sequence[Any]):
 
 
 def slice_tree(column: Any, begin: int, end: int) -> Any:
-    """Rows ``begin:end`` of an array, tensor or tree of them."""
+    """Returns the rows ``begin:end`` of an array, tensor or tree of them."""
     if isinstance(column, dict):
         return {key: slice_tree(part, begin, end) for key, part in column.items()}
     if isinstance(column, tuple):
