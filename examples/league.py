@@ -32,7 +32,7 @@ class League:
         if draw.random() < 0.5:
             pair = ["exploiter", "main"]
         else:
-            others = ("exploiter", *self.sub_envs)
+            others = ("exploiter", *self.copies)
             pair = ["main", others[draw.integers(len(others))]]
         draw.shuffle(pair)
         return pair[int(agent_id[-1])]

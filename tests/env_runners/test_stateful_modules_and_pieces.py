@@ -199,7 +199,7 @@ def one_for_all(outputs):
 
 
 FAULTS = {
-    no_state: r"(put out|output) no 'state_out'",
+    no_state: r"(put out|output|returned) no 'state_out'",
     no_time: "'action_dist_inputs'",
     state_with_time: r"'state_out'.*1, 4",
     other_keys: "'state_out'.*'g'",

@@ -349,7 +349,7 @@ def test_a_resumed_run_goes_on_with_new_episodes_and_says_why(tmp_path):
     algo.train()
     algo.env_runner.sample(num_timesteps=6)
     numbers = [copy.episode_number for copy in algo.env_runner.vector_env.sub_envs]
-    with pytest.warns(UserWarning, match="begins new episodes instead of going on"):
+    with pytest.warns(UserWarning, match="begins new episodes instead of continuing"):
         algo.save_to_path(tmp_path / "checkpoint")
     with pytest.warns(UserWarning, match="natively batched environment cannot be replayed") as caught:
         again = Algorithm.from_checkpoint(tmp_path / "checkpoint")
