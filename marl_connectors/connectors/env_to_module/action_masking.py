@@ -1,4 +1,4 @@
-"""Applies the environment's action masks, so that agents choose only valid actions."""
+"""Reads action masks from observations or infos; the modules' forward passes apply them (``RLModule``)."""
 
 from __future__ import annotations
 
