@@ -6,5 +6,7 @@ is imported when the name is first used.
 
 import lazy_loader
 
+__version__ = "0.1.0"
+
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 del lazy_loader

@@ -148,3 +148,10 @@ def test_wheel_and_sdist_hold_both_packages_and_nothing_else(tmp_path):
 
 def version_of(wheel):
     return wheel.name.split("-")[1]
+
+
+def test_the_package_knows_the_version_that_is_installed():
+    import marl_connectors
+
+    (declared,) = re.findall(r'^__version__ = "(.+)"$', (ROOT / "marl_connectors" / "__init__.py").read_text(), re.M)
+    assert marl_connectors.__version__ == declared == importlib.metadata.version("marl-connectors")
