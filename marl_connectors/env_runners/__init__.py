@@ -1,1 +1,1 @@
-"""Env runners: pipelines and modules play the sub-environments, and episodes come out."""
+"""Env runners: they step the sub-environments with connector pipelines and modules, and return episodes."""
