@@ -102,8 +102,8 @@ class OutOfBounds:
                 f"{where(row)}: the observation leaves its space, {spaces.describe(box)}: {component} is "
                 f"{values[(row, *place)]!s}, not in [{box.low[place]!s}, {box.high[place]!s}]. The run continues. "
                 f"Correct the environment's observation_space, or clip its observations. There are no more warnings of "
-                f"this component{', nor of others of this part' if last else ''}; num_observations_out_of_bounds counts "
-                f"the observations.",
+                f"this component{', nor of others of this part' if last else ''}; num_observations_out_of_bounds "
+                f"counts the observations.",
                 EnvWarning,
                 stacklevel=2,
             )
@@ -259,7 +259,7 @@ def owner_of(group: LaneGroup, position: int, episodes: Episodes) -> tuple[int, 
 
 
 def _seed_of(vector_env: VectorEnv, env_index: int, episode_number: int) -> str:
-    """Returns a sentence on the episode's seed, or ``""`` for batched environments, whose episodes share a seed."""
+    """Returns a sentence on the episode's seed. It is ``""`` for batched environments, which have no such seeds."""
     if vector_env.is_batched:
         return ""
     return f" The episode's seed is {derived_seed(vector_env.seed, 'env', env_index, episode_number)}."
