@@ -212,7 +212,7 @@ class EnvRunner:
             random_actions: Whether to draw actions from the action spaces instead of calling the modules, whatever
                 ``explore`` is.
             force_reset: Whether to begin new episodes. Ongoing episodes are dropped.
-            is_enough: Called after each step with the number of the ``num_episodes`` that have ended. If it returns
+            is_enough: Called before each step with the number of the ``num_episodes`` that have ended. If it returns
                 True, the sample ends with fewer episodes: the first ones of each sub-environment, the same number from
                 each, possibly none.
 
@@ -545,7 +545,7 @@ class EnvRunner:
         return self._episodes.lanes.counts.take() | others | self.take_failure_counts()
 
     def get_metrics(self) -> dict[str, Any]:
-        """Returns the metrics since the last call: ``summarize``, ``take_counts`` and the logs of callbacks and pieces."""
+        """Returns the metrics since the last call: ``summarize``, ``take_counts``, logs of callbacks and pieces."""
         found = summarize(self.take_finished()) | self.take_counts()
         return with_logged(found, self.callback_metrics) | by_pipeline(**self.metrics)
 
