@@ -140,7 +140,7 @@ class ActionNoise:
         """
         words = substream_words(words, episode_numbers.astype(np.uint64))
         known = self._streams.get(group_index)
-        if known is None or not self._goes_on(known, words, t):
+        if known is None or not self._continues(known, words, t):
             lasted = 1 if known is None else min(max(self.step - known.since, 1), _MOST_STEPS)
             self._streams[group_index] = _Streams(words, t.copy(), self.step, pick, lasted)
         else:
@@ -174,7 +174,7 @@ class ActionNoise:
         self._group_of = {own: index for own, index in self._group_of.items() if index != group_index}
         self._group_of[rows] = group_index
 
-    def _goes_on(self, known: _Streams, words: np.ndarray, t: np.ndarray) -> bool:
+    def _continues(self, known: _Streams, words: np.ndarray, t: np.ndarray) -> bool:
         return np.array_equal(known.words, words) and np.array_equal(known.t + (self.step - known.since), t)
 
     def for_rows(self, columns: ColumnGroup, dist_cls: type[Distribution]) -> torch.Tensor | None:

@@ -47,15 +47,15 @@ class OutOfBounds:
         count: The number of such observations of single agents since the last call of ``take``.
     """
 
-    def __init__(self, told: dict[Any, set[int]] | None = None):
+    def __init__(self, warned: dict[Any, set[int]] | None = None):
         """Starts with a count of 0.
 
         Args:
-            told: The components that the run was warned of already. The runners of a run share and extend it. None if
+            warned: The components that the run was warned of already. The runners of a run share and extend it. None if
                 there are none.
         """
         self.count = 0
-        self._told: dict[Any, set[int]] = {} if told is None else told
+        self._warned: dict[Any, set[int]] = {} if warned is None else warned
 
     def take(self) -> int:
         """Returns the count since the last call and resets it."""
@@ -76,10 +76,10 @@ class OutOfBounds:
             if isinstance(part, Box):
                 rows, components = spaces.beyond_bounds(part, values, new)
                 found |= rows
-                self._tell(part, path, values, components, where)
+                self._warn(part, path, values, components, where)
         self.count += int(found.sum())
 
-    def _tell(
+    def _warn(
         self,
         box: Box,
         path: tuple[Any, ...],
@@ -87,17 +87,17 @@ class OutOfBounds:
         components: dict[int, int],
         where: Callable[[int], str],
     ) -> None:
-        told = self._told.setdefault((path, box.shape, hash(box.low.tobytes()), hash(box.high.tobytes())), set())
+        warned = self._warned.setdefault((path, box.shape, hash(box.low.tobytes()), hash(box.high.tobytes())), set())
         for number, row in components.items():
-            if len(told) >= _WARNINGS_A_PART:
+            if len(warned) >= _WARNINGS_A_PART:
                 return
-            if number in told:
+            if number in warned:
                 continue
-            told.add(number)
+            warned.add(number)
             place = tuple(map(int, np.unravel_index(number, box.shape))) if box.shape else ()
             part = f" of part {', '.join(map(repr, path))}" if path else ""
             component = f"component {', '.join(map(str, place))}{part}" if place else part.removeprefix(" of ") or "it"
-            last = len(told) == _WARNINGS_A_PART and box.low.size > _WARNINGS_A_PART
+            last = len(warned) == _WARNINGS_A_PART and box.low.size > _WARNINGS_A_PART
             warnings.warn(
                 f"{where(row)}: the observation leaves its space, {spaces.describe(box)}: {component} is "
                 f"{values[(row, *place)]!s}, not in [{box.low[place]!s}, {box.high[place]!s}]. The run continues. "

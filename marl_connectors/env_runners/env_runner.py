@@ -160,7 +160,7 @@ class EnvRunner:
         self._plan = SamplingPlan(self._noise, self._shared_data, self._acting_episodes)
         # For turn-based sub-environments: group index to the episode numbers that the noise was placed for.
         self._episodes_placed: dict[int, list[int]] = {}
-        self._goes_on = False  # whether the next sample continues the episodes of this one
+        self._continues_episodes = False  # whether the next sample continues the episodes of this one
         self._begin(explore)
         self.explore = explore
         self.rollout_fragment_length = rollout_fragment_length
@@ -259,7 +259,7 @@ class EnvRunner:
         if callbacks is not None:
             callbacks.begin_sample(None if num_episodes is None else shares(sub_envs, num_episodes))
         numbers = [sub_env.episode_number for sub_env in self.vector_env.sub_envs]
-        if not self._goes_on or force_reset or num_episodes is not None:
+        if not self._continues_episodes or force_reset or num_episodes is not None:
             self._reset()
         if num_episodes is not None:
             wanted = num_episodes
@@ -336,10 +336,10 @@ class EnvRunner:
         """Binds the connector pieces and the modules, which may have changed since the previous sample."""
         self.rl_module.bind_buckets()
         self.rl_module.act()
-        sees_anew = self._plan.begin(
+        is_stale = self._plan.begin(
             self.env_to_module, self.module_to_env, self.rl_module, explore=explore, metrics=self.metrics
         )
-        if sees_anew:
+        if is_stale:
             self._episodes.restore_observations()
 
     def _acting_episodes(self) -> list[Any]:
@@ -437,7 +437,7 @@ class EnvRunner:
         self._begin_layout()
         if self._episodes.callbacks is not None:
             self._episodes.callbacks.started()
-        self._goes_on = True
+        self._continues_episodes = True
 
     def _arrange(self) -> None:
         """Computes the lane layout of the next step, after lanes were opened or closed, or other lanes wait."""
@@ -555,7 +555,7 @@ class EnvRunner:
 
     def restart_episodes(self) -> None:
         """Drops the ongoing episodes. The next sample begins new ones."""
-        self._goes_on = False
+        self._continues_episodes = False
         self._plan.forget()
 
     def close(self) -> None:
@@ -568,7 +568,7 @@ class EnvRunner:
         """Returns the state as JSON data and arrays: counts, connector states, and the data to replay the episodes."""
         self._end_layout()
         self._episodes.lanes.settle_counts()
-        episodes = self._episodes.get_state() if self._goes_on else None
+        episodes = self._episodes.get_state() if self._continues_episodes else None
         return {
             "seed": self._seed,
             "num_env_steps": self.num_env_steps,
@@ -577,7 +577,7 @@ class EnvRunner:
             "env_to_module": self.env_to_module.get_state(),
             "module_to_env": self.module_to_env.get_state(),
             "episodes": episodes,
-            "episodes_too_long": self._goes_on and episodes is None,
+            "episodes_too_long": self._continues_episodes and episodes is None,
             **self._plan.get_state(with_batch=episodes is not None),
             "metrics": {name: logger.get_state() for name, logger in self.metrics.items()},
             "callback_metrics": self.callback_metrics.get_state(),
@@ -591,7 +591,7 @@ class EnvRunner:
 
     def why_episodes_are_not_kept(self) -> str:
         """Returns why a checkpoint could not restore the ongoing episodes; ``""`` if it can, or there are none."""
-        return "" if not self._goes_on or self._episodes.can_be_replayed else self._why_not_replayed
+        return "" if not self._continues_episodes or self._episodes.can_be_replayed else self._why_not_replayed
 
     @property
     def _why_not_replayed(self) -> str:
@@ -640,7 +640,7 @@ class EnvRunner:
         if state["episodes"] is not None:
             self._episodes.set_state(state["episodes"])
             self._arrange()
-            self._goes_on = True
+            self._continues_episodes = True
             device = next((parameter.device for parameter in self.rl_module.parameters()), torch.device("cpu"))
             self._plan.set_state(state, device)
         elif state["episodes_too_long"]:

@@ -47,7 +47,7 @@ class EpisodeCallbacks:
         self._make_episode = make_episode
         self._sync = sync
         self._created: dict[int, Any] = {}
-        self._tells_of_steps = calls.wants("on_episode_step")
+        self._wants_steps = calls.wants("on_episode_step")
         self._keeps_chunks = calls.wants("on_episode_end")
         self._chunks: dict[EpisodeID, list[Episode]] = {}
         self._left: list[int] | None = None
@@ -100,7 +100,7 @@ class EpisodeCallbacks:
             episode = ongoing[env_index]
             chunks = self._chunks.pop(episode.id_, [])
             if env_index not in dropped:
-                if self._tells_of_steps:
+                if self._wants_steps:
                     self._tell("on_episode_step", episode, env_index)
                 self._tell("on_episode_end", episode, env_index, prev_episode_chunks=chunks)
                 if self._left is not None and self._left[env_index]:
@@ -116,13 +116,13 @@ class EpisodeCallbacks:
         over = result.over
         rest = {index for index in over if self._sub_envs[index].rests}
         begun = {*over, *(event.index for event in result.events if event.begins)} - rest
-        if not (begun or self._tells_of_steps):
+        if not (begun or self._wants_steps):
             return
         self._sync()
         for env_index, episode in enumerate(self._ongoing):
             if env_index in begun:
                 self._tell("on_episode_start", episode, env_index)
-            elif self._tells_of_steps and env_index not in rest:
+            elif self._wants_steps and env_index not in rest:
                 self._tell("on_episode_step", episode, env_index)
 
     def started(self) -> None:

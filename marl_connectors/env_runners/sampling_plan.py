@@ -149,7 +149,7 @@ class SamplingPlan:
         self.looks_ahead = False
         self._explore = False
         self._begun = 0
-        self._known_to: tuple[Any, ...] = ()
+        self._bound_parts: tuple[Any, ...] = ()
         self._structures: list[Structure] = []
         self._rows: Sequence[LiveRows] = ()
         self._layouts: dict[Any, _Layout] = {}
@@ -200,7 +200,7 @@ class SamplingPlan:
     def _keep_bound(self) -> None:
         """Drops the bound layouts if pieces or modules have changed."""
         if not self.is_current:
-            self._layouts, self._layout, self._known_to = {}, None, self._bound_to()
+            self._layouts, self._layout, self._bound_parts = {}, None, self._bound_to()
             self._structures = [Structure(own, [own]) for own in self._rl_module.values() if not is_stackable(own)]
 
     def _bound_to(self) -> tuple[Any, ...]:
@@ -220,7 +220,7 @@ class SamplingPlan:
     def is_current(self) -> bool:
         """Whether pieces and modules are the same objects as in the last ``begin``, with the same layers and hooks."""
         now = self._bound_to()
-        is_same = len(now) == len(self._known_to) and all(map(is_, now, self._known_to))
+        is_same = len(now) == len(self._bound_parts) and all(map(is_, now, self._bound_parts))
         return is_same and all(structure.is_current for structure in self._structures)
 
     def bind(self, rows: Sequence[LiveRows]) -> None:
