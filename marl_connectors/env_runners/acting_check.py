@@ -1,4 +1,4 @@
-"""Whether what modules put out when acting is a distribution, or an action, at all."""
+"""Checks that observations, action distribution inputs and actions are finite numbers while agents act."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ from marl_connectors.typing import DEFAULT_MODULE_ID, ModuleID
 def check_outputs(
     group: LaneGroup, rl_module: Any, episodes: Callable[[], Iterable[tuple[int, Episode]]] = lambda: ()
 ) -> None:
-    """Checks what was recorded in a whole fragment at once, at its end.
+    """Checks the module outputs that were recorded in a whole fragment, once at the end of the fragment.
 
-    What comes of an observation that is NaN is left to the check of observations.
+    Outputs for an observation that is NaN are ignored here. The check of observations reports them.
 
     Args:
-        group: Whose rollout.
-        rl_module: The modules, for the message.
-        episodes: Gives the episodes that have rows there, with their sub-environments, for the message.
+        group: The lane group whose rollout is checked.
+        rl_module: The modules, for the error message.
+        episodes: Returns the episodes that have rows in the rollout, each with its ``env_index``, for the error
+            message.
 
     Raises:
-        ModuleError: For NaN, and for infinite numbers but logits of -inf; names the module, agent and step, and a
-            parameter that is not finite, if there is one.
+        ModuleError: If an output is NaN or infinite. Logits of -inf are allowed. The message names the module, the
+            agent and the step, and a parameter that is not finite, if there is one.
     """
     rollout = group.rollout
     begin = group.lookback * rollout.num_lanes
@@ -46,7 +47,7 @@ def check_outputs(
     if any(np.issubdtype(leaf.dtype, np.floating) and np.isnan(leaf).any() for leaf in seen):
         return
     owner, t = owner_of(group, position, episodes), int(rollout.columns[Columns.T][position])
-    if owner is None:  # of an episode that was dropped
+    if owner is None:  # the row belongs to an episode that was dropped
         module_ids = group.rows.module_ids
         module_id = next((m for m in module_ids if _bad_parameter(rl_module[m])), module_ids[0])
         raise _not_finite(module_id, rl_module[module_id], name, value, f"at env step {t}")
@@ -57,11 +58,15 @@ def check_outputs(
 
 
 def check_seen_rows(groups: Sequence[ColumnGroup]) -> None:
-    """Checks what modules are to see in one step. A hot path.
+    """Checks the observations that modules get in one step.
+
+    Args:
+        groups: The forward batch, group by group.
 
     Raises:
-        ConnectorError: If an observation is not finite; names the module.
+        ConnectorError: If an observation is not finite. The message names the module.
     """
+    # This runs in every step: flags of tensors on a device are collected, and copied to the host together.
     on_device: list[tuple[ColumnGroup, torch.Tensor]] = []
     for group in groups:
         for leaf in leaves(group.get(Columns.OBS)):
@@ -77,16 +82,20 @@ def check_seen_rows(groups: Sequence[ColumnGroup]) -> None:
 
 def _not_seen(group: ColumnGroup) -> ConnectorError:
     return ConnectorError(
-        f"policy: what module {group.module_ids[0]!r} would see is not finite. If a connector piece looks at "
-        f"rewards, pass them too (reward=..., rewards=...); else look at the observation."
+        f"policy: the observations of module {group.module_ids[0]!r} are not finite. If a connector piece reads "
+        f"rewards, pass them too (reward=..., rewards=...). Otherwise, check the observation."
     )
 
 
 def check_outputs_of_rows(columns: ColumnGroup, rl_module: Any) -> None:
-    """Checks what was put out for a group's rows in one step. A hot path.
+    """Checks the module outputs for a group's rows in one step.
+
+    Args:
+        columns: The module outputs and actions of the group.
+        rl_module: The modules, for the error message.
 
     Raises:
-        ModuleError: As ``check_outputs``.
+        ModuleError: If an output is NaN or infinite. Logits of -inf are allowed.
     """
     found = _first_bad({name: columns[name] for name in _known(columns)})
     if found is not None:
@@ -100,12 +109,12 @@ def _known(columns: Mapping[str, Any]) -> list[str]:
 
 
 def _first_bad(columns: Mapping[str, Any]) -> tuple[str, int, float] | None:
-    """The column, the row and the number; logits of impossible actions may be -inf."""
+    """Returns the name of a column, a row and a number that is not finite, or None. Logits may be -inf."""
     for name, column in columns.items():
         for leaf in leaves(column):
             if not isinstance(leaf, np.ndarray) or leaf.dtype.kind != "f" or not leaf.size:
                 continue
-            largest = leaf.max()  # NaN if anything is
+            largest = leaf.max()  # it is NaN if any number is NaN
             if largest < np.inf and (name == Columns.ACTION_DIST_INPUTS or leaf.min() > -np.inf):
                 continue
             bad = ~(leaf < np.inf) if name == Columns.ACTION_DIST_INPUTS else ~np.isfinite(leaf)
@@ -121,12 +130,12 @@ def _bad_parameter(module: torch.nn.Module) -> str | None:
 def _not_finite(module_id: ModuleID, module: torch.nn.Module, name: str, value: float, where: str) -> ModuleError:
     parameter = _bad_parameter(module)
     cause = (
-        f"Its parameter {parameter!r} is not finite: something has written to it."
+        f"Its parameter {parameter!r} is not finite: something has overwritten it."
         if parameter
-        else "Its parameters are finite: look at its forward pass, at the layers that it shares, and at what connector "
-        "pieces make of its observations."
+        else "Its parameters are finite: check its forward pass, the layers that it shares, and the observations that "
+        "connector pieces compute for it."
     )
     return ModuleError(
-        f"module {module_id!r} ({type(module).__name__}): it put out {name!r} with {value} {where}, so nobody can act "
-        f"on it. {cause}"
+        f"module {module_id!r} ({type(module).__name__}): it output {name!r} with {value} {where}, so no action can be "
+        f"chosen. {cause}"
     )

@@ -1,4 +1,4 @@
-"""Random numbers for sampled actions, own ones for each agent, episode and env step; and actions without a module."""
+"""Random numbers for sampled actions, separate for each agent, episode and env step; and random actions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from marl_connectors.trees import tree_map
 _CPU = torch.device("cpu")
 _MOST_STEPS = 128
 _MOST_NUMBERS = 2**18
-"""Numbers that are drawn at once, so that they are still in the cache when they are needed."""
+"""How many numbers are drawn at once, at most, so that they are still in the CPU's cache when they are needed."""
 
 
 @dataclass(slots=True)
@@ -31,10 +31,10 @@ class _Block:
     """The noise of the next steps.
 
     Attributes:
-        first: The vector step of the first row.
-        asked: The distribution class, and the number and device of its inputs.
-        array: ``[steps, N, k]``.
-        tensor: The same numbers, on the device of the modules' outputs.
+        first: The vector step of ``array[0]``.
+        asked: The distribution class, the number of its inputs and their device, which the noise was drawn for.
+        array: ``[steps, N, k]``, the noise.
+        tensor: The same numbers as a tensor on the device of the module outputs.
     """
 
     first: int
@@ -48,12 +48,12 @@ class _Streams:
     """The streams of a group's rows.
 
     Attributes:
-        words: ``[N]`` uint64, one for each stream.
-        t: ``[N]`` the position of each stream in the vector step ``since``.
-        since: The vector step in which ``words`` and ``t`` were set.
-        pick: ``[B]`` the stream of each row; None if row ``i`` draws from stream ``i``.
+        words: ``[N]`` uint64, the word that identifies each stream.
+        t: ``[N]``, the position of each stream at the vector step ``since``.
+        since: The vector step at which ``words`` and ``t`` were set.
+        pick: ``[B]``, the stream of each row. None if row ``i`` draws from stream ``i``.
         num_steps: The number of steps that the next block is drawn for.
-        block: The block that has been drawn.
+        block: The block that was drawn last. None if none has been drawn.
     """
 
     words: np.ndarray
@@ -65,31 +65,36 @@ class _Streams:
 
 
 class ActionNoise:
-    """Noise for ``Distribution.sample``, for all rows of a vector step.
+    """Draws the noise for ``Distribution.sample``, for all rows of a vector step.
 
-    Every number follows from the run's seed, the sub-environment, its episode, the agent and the env step. So the
+    Every number is determined by the run's seed, the sub-environment, its episode, the agent and the env step. So the
     numbers of an agent do not depend on the other sub-environments, on the order in which agents joined, on fragments,
-    or on stopping and resuming. They are drawn for several steps at once, and for more steps the longer the same rows
-    go on.
+    or on stopping and resuming. The numbers are drawn for several steps at once, and for more steps the longer the
+    same rows act.
 
     Attributes:
-        seed: The run's.
-        step: The number of vector steps so far; the runner sets it.
+        seed: The run's seed.
+        step: The number of vector steps so far. The runner sets it.
     """
 
     def __init__(self, seed: int, torch_stream_of: Callable[[], tuple[Any, ...]] | None = None):
-        """Begins at step 0.
+        """Starts at step 0.
 
         Args:
-            seed: The run's.
-            torch_stream_of: Names the stream for distributions that draw from torch's generator; None to name it by the
-                vector step.
+            seed: The run's seed.
+            torch_stream_of: Returns the names of the stream for distributions that draw from torch's generator. None
+                to name the stream by the vector step.
         """
         self._torch_stream_of = torch_stream_of
         self.restart(seed)
 
     def restart(self, seed: int, step: int = 0) -> None:
-        """Goes on as that of a run with another seed, at another step."""
+        """Forgets all streams and continues with another seed at another step.
+
+        Args:
+            seed: The run's seed.
+            step: The number of vector steps so far.
+        """
         self.seed = seed
         self._root = stream_words(seed, "actions")
         self.step = step
@@ -97,15 +102,19 @@ class ActionNoise:
         self._group_of: dict[Rows, Hashable] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """The state without the drawn numbers, which follow from the seed and the step."""
+        """Returns the state without the drawn numbers, which the seed and the step determine."""
         return {**vars(self), "_streams": {}, "_group_of": {}}
 
     def words_of(self, env_indices: np.ndarray, agent_words: np.ndarray | None = None) -> np.ndarray:
-        """``[N]`` uint64: the word of each sub-environment, or of each of its agents.
+        """Returns the words that identify the streams of sub-environments, or of their agents.
 
         Args:
-            env_indices: ``[N]``.
-            agent_words: ``[N]`` uint64, the ``name_word`` of each agent; None if one stream serves all agents.
+            env_indices: ``[N]``, the ``env_index`` of each stream.
+            agent_words: ``[N]`` uint64, the ``name_word`` of each agent. None if all agents of a sub-environment share
+                one stream.
+
+        Returns:
+            ``[N]`` uint64.
         """
         words = substream_words(self._root, env_indices.astype(np.uint64))
         return words if agent_words is None else substream_words(words, agent_words)
@@ -119,19 +128,19 @@ class ActionNoise:
         t: np.ndarray,
         pick: np.ndarray | None = None,
     ) -> None:
-        """Sets the streams of a group's rows. Must be called whenever episodes have begun or lanes have changed.
+        """Sets the streams of a group's rows. It must be called whenever episodes have begun or lanes have changed.
 
         Args:
-            group_index: The group, whose earlier rows are replaced.
+            group_index: The group. Its earlier rows are replaced.
             rows: The group's rows.
-            words: ``[N]`` uint64, as ``words_of`` gives them.
-            episode_numbers: ``[N]`` the episode of each stream.
-            t: ``[N]`` the env step of each stream. From now on it grows by one with each vector step.
-            pick: ``[B]`` the stream of each row; None if each row has its own stream.
+            words: ``[N]`` uint64, as ``words_of`` returns them.
+            episode_numbers: ``[N]``, the number of each stream's episode.
+            t: ``[N]``, the env step of each stream. From now on it grows by one with each vector step.
+            pick: ``[B]``, the stream of each row. None if each row has a separate stream.
         """
         words = substream_words(words, episode_numbers.astype(np.uint64))
         known = self._streams.get(group_index)
-        if known is None or not self._goes_on(known, words, t):
+        if known is None or not self._continues(known, words, t):
             lasted = 1 if known is None else min(max(self.step - known.since, 1), _MOST_STEPS)
             self._streams[group_index] = _Streams(words, t.copy(), self.step, pick, lasted)
         else:
@@ -139,15 +148,20 @@ class ActionNoise:
         self._serve(group_index, rows)
 
     def keep(self, most: int) -> None:
-        """Forgets what was drawn, if it is for more than so many groups."""
+        """Forgets all streams if there are streams of more than ``most`` groups."""
         if len(self._streams) > most:
             self._streams, self._group_of = {}, {}
 
     def pick(self, group_index: Hashable, rows: Rows, pick: np.ndarray) -> bool:
-        """Lets other rows of a group draw from the streams that it has, which have gone on with each vector step.
+        """Lets other rows of a group draw from the group's streams, which advance with each vector step.
+
+        Args:
+            group_index: The group.
+            rows: The group's rows.
+            pick: ``[B]``, the stream of each row.
 
         Returns:
-            False if it has none yet; then ``place`` must be called.
+            False if the group has no streams yet. Then ``place`` must be called.
         """
         known = self._streams.get(group_index)
         if known is None:
@@ -160,11 +174,11 @@ class ActionNoise:
         self._group_of = {own: index for own, index in self._group_of.items() if index != group_index}
         self._group_of[rows] = group_index
 
-    def _goes_on(self, known: _Streams, words: np.ndarray, t: np.ndarray) -> bool:
+    def _continues(self, known: _Streams, words: np.ndarray, t: np.ndarray) -> bool:
         return np.array_equal(known.words, words) and np.array_equal(known.t + (self.step - known.since), t)
 
     def for_rows(self, columns: ColumnGroup, dist_cls: type[Distribution]) -> torch.Tensor | None:
-        """``[B, k]`` noise for this step; None if the distribution takes none."""
+        """Returns ``[B, k]`` noise for this step, or None if the distribution class uses no noise."""
         inputs = columns["action_dist_inputs"]
         device = inputs.device if isinstance(inputs, torch.Tensor) else torch.device("cpu")
         streams = self._streams[self._group_of[columns.rows]]
@@ -175,7 +189,7 @@ class ActionNoise:
         return noise if streams.pick is None else noise[torch.from_numpy(streams.pick).to(device)]
 
     def array_for_rows(self, rows: Rows, dist_cls: type[Distribution], num_inputs: int) -> np.ndarray | None:
-        """The same noise in an array, for modules on the CPU, without a call of torch."""
+        """Returns the noise of ``for_rows`` as an array, for modules on the CPU, without a call of torch."""
         streams = self._streams[self._group_of[rows]]
         block, asked = streams.block, (dist_cls, num_inputs, _CPU)
         if block is None or block.asked != asked or not 0 <= self.step - block.first < len(block.array):
@@ -188,7 +202,7 @@ class ActionNoise:
     def _block(
         self, streams: _Streams, dist_cls: type[Distribution], num_inputs: int, device: torch.device
     ) -> _Block | None:
-        """The block that holds this step's noise."""
+        """Returns the block that contains this step's noise, drawn now if necessary."""
         block, asked = streams.block, (dist_cls, num_inputs, device)
         if block is not None and block.asked == asked and 0 <= self.step - block.first < len(block.array):
             return block
@@ -203,7 +217,7 @@ class ActionNoise:
         return streams.block
 
     def generator(self, purpose: str, rows: Rows) -> StreamGenerator:
-        """A generator with a stream for each row of a group in this step. Each ``purpose`` has its own streams."""
+        """Returns a generator with a stream for each row in this step. Each ``purpose`` has separate streams."""
         streams = self._streams[self._group_of[rows]]
         times = (streams.t + (self.step - streams.since)).astype(np.uint64)
         words = substream_words(substream_words(streams.words, times), np.array([name_word(purpose)], np.uint64))
@@ -211,7 +225,7 @@ class ActionNoise:
 
     @contextmanager
     def torch_stream(self) -> Iterator[None]:
-        """Seeds torch's generator for this step, for distributions that draw from it."""
+        """Seeds torch's generator for this step within the context, for distributions that draw from it."""
         names = (self.step,) if self._torch_stream_of is None else self._torch_stream_of()
         with torch_stream(self.seed, "torch actions", *names):
             yield
@@ -220,15 +234,17 @@ class ActionNoise:
 def random_actions(
     space: Space, num: int, rng: np.random.Generator | StreamGenerator, mask: np.ndarray | None = None
 ) -> dict[str, Any]:
-    """``num`` actions, uniform where the space is bounded: ``actions`` and, where it differs, ``actions_for_env``.
-
-    ``actions`` count from 0 for Discrete and MultiDiscrete, and are the environment's own numbers otherwise.
+    """Draws actions at random, uniformly where the space is bounded.
 
     Args:
         space: The action space.
-        num: How many.
-        rng: Where they come from.
-        mask: ``[num, n]`` bool, what to choose from, as ActionMasking puts it into the batch.
+        num: The number of actions.
+        rng: The random generator.
+        mask: ``[num, n]`` bool, the allowed actions, as ActionMasking adds them to the batch.
+
+    Returns:
+        The column ``actions``, and ``actions_for_env`` where it differs. For Discrete and MultiDiscrete spaces,
+        ``actions`` count from 0. Otherwise they are the environment's actions.
     """
     choices = values_per_choice(space) or ()
     if mask is None or not choices:
@@ -240,11 +256,14 @@ def random_actions(
 
 
 def random_columns(noise: ActionNoise, given: ColumnGroup) -> ColumnGroup:
-    """What the modules would have put out, drawn at random. A stateful module that is not asked keeps its state.
+    """Draws random actions instead of module outputs. The states of stateful modules stay as they are.
 
     Args:
-        noise: Has a stream for each row.
-        given: The part of the forward batch that the modules do not get.
+        noise: The random numbers, with a stream for each row.
+        given: A group of the forward batch, which the modules do not get.
+
+    Returns:
+        A group with the actions and, where the batch has them, the action mask and the module states.
     """
     columns, rows = given.like(), given.rows
     group = rows.group  # type: ignore[attr-defined]
@@ -253,7 +272,7 @@ def random_columns(noise: ActionNoise, given: ColumnGroup) -> ColumnGroup:
     if mask is not None:
         mask = columns[Columns.ACTION_MASK] = _array(mask).reshape(len(rows), -1)
     drawn = random_actions(group.env_action_space, len(rows), rng, mask)
-    if group.rollout.action_space != group.env_action_space:  # modules have another one, and a piece translates
+    if group.rollout.action_space != group.env_action_space:  # a piece translates the modules' actions
         for_env = drawn.get(Columns.ACTIONS_FOR_ENV, drawn[Columns.ACTIONS])
         own = random_actions(group.rollout.action_space, len(rows), rng)
         drawn = {Columns.ACTIONS: own[Columns.ACTIONS], Columns.ACTIONS_FOR_ENV: for_env}

@@ -1,4 +1,4 @@
-"""Which module acts for which agent of an episode, and whether it can."""
+"""Maps the agents of an episode to modules, and checks that a module fits its agent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ from marl_connectors.typing import AgentID, ModuleID
 
 
 class AgentModules:
-    """Asks the policy mapping function, and checks what it says."""
+    """Calls the policy mapping function and checks the module ids that it returns.
+
+    Attributes:
+        mapping: The policy mapping function.
+    """
 
     def __init__(
         self,
@@ -27,13 +31,14 @@ class AgentModules:
         action_spaces: Space | None,
         observation_spaces: Space | None = None,
     ):
-        """Takes what answers are held against.
+        """Stores the policy mapping function, and the modules and spaces for the checks.
 
         Args:
-            mapping: ``fn(agent_id, episode)`` to module id.
+            mapping: The policy mapping function ``fn(agent_id, episode)``, which returns a module id.
             rl_module: The modules.
-            action_spaces: By agent, as the env-to-module pipeline has changed them.
-            observation_spaces: Likewise; None to let observations be checked by those who see them.
+            action_spaces: The action space of each agent, as the env-to-module pipeline has changed them.
+            observation_spaces: The observation space of each agent, as the env-to-module pipeline has changed them.
+                None if the modules check their observations themselves.
         """
         self.mapping = mapping
         self._rl_module = rl_module
@@ -43,16 +48,29 @@ class AgentModules:
         self._known: tuple[Sequence[AgentID], dict[AgentID, ModuleID], frozenset[ModuleID]] | None = None
 
     def set_mapping(self, mapping: Callable[..., ModuleID]) -> None:
-        """For episodes that begin from now on."""
+        """Sets the policy mapping function for episodes that begin from now on."""
         self.mapping = mapping
         self._known = None
 
     def forget(self) -> None:
-        """What was found to fit may be another module now."""
+        """Forgets which modules were found to fit, as a module may have been replaced by another one."""
         self._fitting = set()
 
     def of_agents(self, episode: MultiAgentEpisode, agent_ids: Sequence[AgentID]) -> Mapping[AgentID, ModuleID]:
-        """The modules of an episode's first agents. Ready-made mapping functions are asked once for all episodes."""
+        """Returns the modules of an episode's first agents.
+
+        The library's mapping functions depend on the agent alone. They are called once for all episodes.
+
+        Args:
+            episode: The episode.
+            agent_ids: Its first agents.
+
+        Returns:
+            Agent id to module id.
+
+        Raises:
+            MappingError: If the function fails, or there is no such module.
+        """
         if not goes_by_agent_alone(self.mapping):
             return {agent_id: self.of_agent(episode, agent_id) for agent_id in agent_ids}
         known = self._known
@@ -64,10 +82,10 @@ class AgentModules:
         return known[1]
 
     def of_agent(self, episode: MultiAgentEpisode, agent_id: AgentID) -> ModuleID:
-        """The module of an agent.
+        """Returns the module of an agent.
 
         Raises:
-            MappingError: If there is no such module.
+            MappingError: If the function fails, or there is no such module.
         """
         module_id = ask_mapping(episode, agent_id)
         if module_id not in self._rl_module:
@@ -75,10 +93,14 @@ class AgentModules:
         return module_id
 
     def check_fit(self, lane: Lane, module_id: ModuleID) -> None:
-        """Checks that a module's actions, and perhaps its observations, are those of an agent.
+        """Checks that a module's action space, and its observation space where known, are those of an agent.
+
+        Args:
+            lane: The agent's lane.
+            module_id: The module.
 
         Raises:
-            MappingError: If not.
+            MappingError: If a space of the module differs from the agent's space.
         """
         key = lane.group.index, module_id
         if key in self._fitting:
@@ -100,10 +122,10 @@ class AgentModules:
 
 
 def ask_mapping(episode: MultiAgentEpisode, agent_id: AgentID) -> ModuleID:
-    """The module that the policy mapping function names for an agent.
+    """Calls the policy mapping function for an agent and returns the module id.
 
     Raises:
-        MappingError: If the function raises, or gives anything but a string.
+        MappingError: If the function raises an error, or returns anything but a string.
     """
     try:
         module_id = episode.module_for(agent_id)

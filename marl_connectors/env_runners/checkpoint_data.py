@@ -1,7 +1,7 @@
-"""What of a runner a checkpoint holds beside episodes: plain data, and a forward batch that waits for the next sample.
+"""Encodes the data of a runner that a checkpoint contains in addition to episodes, such as the prepared forward batch.
 
-Making such a batch anew would run the env-to-module pipeline a second time on the same observations, and its pieces may
-count, learn from, or change what they see.
+The batch is saved because computing it again would run the env-to-module pipeline a second time on the same
+observations, and its pieces may count, learn from, or change their input.
 """
 
 from __future__ import annotations
@@ -20,7 +20,15 @@ from marl_connectors.trees import leaves, tree_map
 
 
 def batch_to_state(batch: ColumnBatch, shared_data: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Both as plain data and arrays; None if they hold anything else."""
+    """Encodes a forward batch and the shared data as plain data and arrays.
+
+    Args:
+        batch: The forward batch.
+        shared_data: The data that connector pieces share.
+
+    Returns:
+        The state for ``batch_from_state``. None if the batch or the shared data contain anything that cannot be stored.
+    """
     shared = storable(dict(shared_data))
     every_leaf = [leaf for group in batch.groups for column in group.values() for leaf in leaves(column)]
     if shared is None or not all(map(_is_plain, every_leaf)):
@@ -36,17 +44,26 @@ def batch_to_state(batch: ColumnBatch, shared_data: Mapping[str, Any]) -> dict[s
 def batch_from_state(
     state: Mapping[str, Any], rows: Sequence[Rows], device: torch.device
 ) -> tuple[ColumnBatch, dict[str, Any]]:
-    """The batch for those rows, and the shared data.
+    """Decodes a forward batch and the shared data.
+
+    Args:
+        state: The state that ``batch_to_state`` returned.
+        rows: The rows of each group of the batch.
+        device: The device for columns that were tensors.
+
+    Returns:
+        The batch and the shared data.
 
     Raises:
-        CheckpointError: If it has another number of rows.
+        CheckpointError: If the batch has another number of rows than ``rows``.
     """
     batch = ColumnBatch([ColumnGroup(own) for own in rows], Phase[state["phase"]])
     for group, columns, tensors in zip(batch.groups, state["groups"], state["tensors"], strict=True):
         for (name, column), is_tensor in zip(columns.items(), tensors, strict=True):
             if any(len(leaf) != group.rows.splits[-1] for leaf in leaves(column)):
                 raise CheckpointError(
-                    f"checkpoint: it is damaged: the waiting batch has not {group.rows.splits[-1]} rows of {name!r}."
+                    f"checkpoint: it is damaged: its forward batch does not have {group.rows.splits[-1]} rows of "
+                    f"{name!r}."
                 )
             group[name] = tree_map(lambda leaf: torch.tensor(leaf, device=device), column) if is_tensor else column
     return batch, decode(state["shared_data"])
@@ -61,7 +78,13 @@ def _to_array(leaf: Any) -> np.ndarray:
 
 
 def storable(value: Any) -> Any:
-    """``value`` as plain data and numeric arrays, for ``marl_connectors.episodes.state.decode``; None if it cannot be.
+    """Encodes ``value`` as plain data and numeric arrays, for ``marl_connectors.episodes.state.decode``.
+
+    Args:
+        value: Any value.
+
+    Returns:
+        The encoded value. None if it cannot be encoded.
 
     >>> storable({"goal": (1, 2)})
     {'goal': {'__tuple__': [1, 2]}}
@@ -76,7 +99,7 @@ def storable(value: Any) -> Any:
 
 
 def is_numeric(array: np.ndarray) -> bool:
-    """Whether a tensor file can hold an array."""
+    """Returns whether a tensor file can store an array."""
     return array.dtype.kind in "biuf" and array.dtype.itemsize <= 8
 
 

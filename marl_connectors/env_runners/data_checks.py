@@ -1,7 +1,8 @@
-"""What environments must not give: observations outside their space or not finite, rewards that are no numbers.
+"""Checks for invalid data: observations outside their space or not finite, and rewards that are not numbers.
 
-Finite values of a Box beyond its bounds are a warning: modules can deal with them, and a run that has come so far is
-worth more. All else is an error: a Discrete value outside its space has no place in a one-hot vector.
+Finite values beyond the bounds of a Box cause a warning only, because modules can process them, and an error would end
+a long run. All other invalid data cause an error: for example, a one-hot vector has no element for a Discrete value
+outside its space.
 """
 
 from __future__ import annotations
@@ -34,46 +35,51 @@ from marl_connectors.trees import leaves, tree_map
 from marl_connectors.typing import DEFAULT_AGENT_ID, Tree
 
 Episodes = Callable[[], Iterable[tuple[int, Episode]]]
-"""Gives the episodes that have rows in the columns, with their sub-environments, for messages."""
+"""Returns the episodes that have rows in the rollouts, each with its ``env_index``, for error messages."""
 _WARNINGS_A_PART = 8
-"""Components of one part that have a warning of their own, at most. An image may have many that are out of bounds."""
+"""How many components of one part get a warning, at most. An image may have many components that are out of bounds."""
 
 
 class OutOfBounds:
-    """Observations beyond the bounds of their space, which are counted, and told of once for each component.
+    """Counts observations beyond the bounds of their space, and warns once for each component.
 
     Attributes:
-        count: Observations of single agents since they were last taken from here.
+        count: The number of such observations of single agents since the last call of ``take``.
     """
 
-    def __init__(self, told: dict[Any, set[int]] | None = None):
-        """Takes the components that the run was told of already, which several of its runners have in common."""
+    def __init__(self, warned: dict[Any, set[int]] | None = None):
+        """Starts with a count of 0.
+
+        Args:
+            warned: The components that the run was warned of already. The runners of a run share and extend it. None if
+                there are none.
+        """
         self.count = 0
-        self._told: dict[Any, set[int]] = {} if told is None else told
+        self._warned: dict[Any, set[int]] = {} if warned is None else warned
 
     def take(self) -> int:
-        """The count since the last call."""
+        """Returns the count since the last call and resets it."""
         count, self.count = self.count, 0
         return count
 
     def note(self, space: Space, observations: Tree, new: np.ndarray, where: Callable[[int], str]) -> None:
-        """Counts rows, and warns of components that nobody was told of yet.
+        """Counts rows out of bounds, and warns of components that have not been reported yet.
 
         Args:
-            space: Of the observations.
+            space: The space of the observations.
             observations: ``[N, ...]``, all finite.
-            new: ``[N]`` bool, which rows hold observations that were not counted before.
-            where: Says whose observation is in a row.
+            new: ``[N]`` bool, which rows contain observations that were not counted before.
+            where: Describes the agent, episode and step of a row, for the warning.
         """
         found = np.zeros(len(new), bool)
         for path, part, values in spaces.parts_with_values(space, observations):
             if isinstance(part, Box):
                 rows, components = spaces.beyond_bounds(part, values, new)
                 found |= rows
-                self._tell(part, path, values, components, where)
+                self._warn(part, path, values, components, where)
         self.count += int(found.sum())
 
-    def _tell(
+    def _warn(
         self,
         box: Box,
         path: tuple[Any, ...],
@@ -81,22 +87,23 @@ class OutOfBounds:
         components: dict[int, int],
         where: Callable[[int], str],
     ) -> None:
-        told = self._told.setdefault((path, box.shape, hash(box.low.tobytes()), hash(box.high.tobytes())), set())
+        warned = self._warned.setdefault((path, box.shape, hash(box.low.tobytes()), hash(box.high.tobytes())), set())
         for number, row in components.items():
-            if len(told) >= _WARNINGS_A_PART:
+            if len(warned) >= _WARNINGS_A_PART:
                 return
-            if number in told:
+            if number in warned:
                 continue
-            told.add(number)
+            warned.add(number)
             place = tuple(map(int, np.unravel_index(number, box.shape))) if box.shape else ()
             part = f" of part {', '.join(map(repr, path))}" if path else ""
             component = f"component {', '.join(map(str, place))}{part}" if place else part.removeprefix(" of ") or "it"
-            last = len(told) == _WARNINGS_A_PART and box.low.size > _WARNINGS_A_PART
+            last = len(warned) == _WARNINGS_A_PART and box.low.size > _WARNINGS_A_PART
             warnings.warn(
                 f"{where(row)}: the observation leaves its space, {spaces.describe(box)}: {component} is "
-                f"{values[(row, *place)]!s}, not in [{box.low[place]!s}, {box.high[place]!s}]. The run goes on. "
-                f"Correct the environment's observation_space, or clip what it gives. This component is not mentioned "
-                f"again{', nor are further ones of this part' if last else ''}; num_observations_out_of_bounds counts.",
+                f"{values[(row, *place)]!s}, not in [{box.low[place]!s}, {box.high[place]!s}]. The run continues. "
+                f"Correct the environment's observation_space, or clip its observations. There are no more warnings of "
+                f"this component{', nor of others of this part' if last else ''}; num_observations_out_of_bounds "
+                f"counts the observations.",
                 EnvWarning,
                 stacklevel=2,
             )
@@ -105,18 +112,18 @@ class OutOfBounds:
 def check_columns(
     group: LaneGroup, vector_env: VectorEnv, episodes: Episodes, out_of_bounds: OutOfBounds | None
 ) -> None:
-    """Checks a whole fragment at once, at its end.
+    """Checks the rewards and observations of a whole fragment, once at the end of the fragment.
 
     Args:
-        group: Whose rollout.
-        vector_env: For the message.
-        episodes: Likewise.
-        out_of_bounds: Takes note of finite values beyond the bounds of a Box; None where observations need not be in
-            their space.
+        group: The lane group whose rollout is checked.
+        vector_env: The sub-environments, for the error message.
+        episodes: Returns the episodes that have rows in the rollout, for the error message.
+        out_of_bounds: Counts finite values beyond the bounds of a Box. None if observations need not be in their
+            space.
 
     Raises:
-        EnvError: For a reward or observation that is not finite, or a Discrete, MultiDiscrete or MultiBinary value
-            outside its space; names sub-environment, episode, agent, step and seed.
+        EnvError: If a reward or observation is not finite, or a Discrete, MultiDiscrete or MultiBinary value is outside
+            its space. The message names the sub-environment, episode, agent, step and seed.
     """
     rollout = group.rollout
     begin = group.lookback * rollout.num_lanes
@@ -133,7 +140,7 @@ def check_columns(
         failed.append((int(np.flatnonzero(~np.isfinite(rewards))[0]), "reward"))
     space, observations = rollout.observation_space, tree_map(lambda leaf: leaf[begin:], rollout.source(Columns.OBS))
     if not failed and out_of_bounds is not None and spaces.all_within(space, observations):
-        return  # the usual case: finite too
+        return  # the usual case; values within a space are finite, too
 
     def judged(row: int, kind: str, path: tuple[Any, ...] | None = None) -> Violation | None:
         if kind == "reward":
@@ -146,7 +153,7 @@ def check_columns(
             np.isfinite(leaf.min(initial=0.0)) and np.isfinite(leaf.max(initial=0.0))
         ):
             failed.append((int(np.argwhere(~np.isfinite(leaf))[0][0]), "observation-not-finite"))
-    if failed:  # the first one, as others may follow from it: a reward from the observation that was acted on
+    if failed:  # report the first one, because later ones may result from it, as a reward does from an observation
         row, kind = min(failed, key=lambda each: (each[0] // rollout.num_lanes, each[1]))
         raise error(row, judged(row, kind))
     if out_of_bounds is None:
@@ -164,9 +171,13 @@ def check_columns(
 def check_forward_batch(batch: ColumnBatch, rl_module: MultiRLModule) -> None:
     """Checks that each module gets observations of the shape that it was built for.
 
+    Args:
+        batch: The forward batch.
+        rl_module: The modules.
+
     Raises:
-        ModuleError: If not; names the module and both shapes.
-        ConnectorError: If there is nothing in the batch.
+        ModuleError: If the shapes differ, or a stateful module gets no state. The message names the module.
+        ConnectorError: If the batch of a module is empty.
     """
     for group in batch.groups:
         if not group:
@@ -177,32 +188,39 @@ def check_forward_batch(batch: ColumnBatch, rl_module: MultiRLModule) -> None:
         for module_id in group.module_ids:
             if rl_module[module_id].is_stateful() and Columns.STATE_IN not in group:
                 raise ModuleError(
-                    f"module {module_id!r}: it is stateful, but the env-to-module pipeline gives it no 'state_in'. Put "
-                    f"AddTimeDimToBatchAndZeroPad and AddStatesFromEpisodesToBatch behind "
+                    f"module {module_id!r}: it is stateful, but the env-to-module pipeline adds no 'state_in' for it. "
+                    f"Put AddTimeDimToBatchAndZeroPad and AddStatesFromEpisodesToBatch after "
                     f"AddObservationsFromEpisodesToBatch."
                 )
         check_observations(group, rl_module, train=False)
 
 
 def check_actions(batch: ColumnBatch) -> None:
-    """Checks that there is an action for each row, in an array.
+    """Checks that the actions of each group are numpy arrays.
+
+    Args:
+        batch: The module outputs and actions, after the module-to-env pipeline.
 
     Raises:
-        ConnectorError: If not.
+        ConnectorError: If a group has no actions, or its actions are not numpy arrays.
     """
     for group in batch.groups:
         actions = group.get(Columns.ACTIONS)
         if actions is None or not all(isinstance(leaf, np.ndarray) for leaf in leaves(actions)):
             found = "no 'actions'" if actions is None else f"'actions' as {type(leaves(actions)[0]).__name__}"
             raise ConnectorError(
-                f"the module-to-env pipeline gave {found} for module {group.module_ids[0]!r}. Let its pieces make "
-                f"numpy arrays (GetActions, TensorToNumpy), or leave "
+                f"the module-to-env pipeline returned {found} for module {group.module_ids[0]!r}. Let its pieces "
+                f"return numpy arrays (GetActions, TensorToNumpy), or leave "
                 f"add_default_connectors_to_module_to_env_pipeline on."
             )
 
 
 def _where(group: LaneGroup, position: int, vector_env: VectorEnv, episodes: Episodes) -> tuple[str, str]:
-    """Of a row of a rollout: the agent whose episode it is, who may have left its lane; and a sentence on the seed."""
+    """Describes a row of a rollout for error messages.
+
+    Returns:
+        The sub-environment, episode, agent and step of the row, and a sentence on the episode's seed.
+    """
     t = int(group.rollout.columns[Columns.T][position])
     owner = owner_of(group, position, episodes)
     if owner is None:
@@ -215,7 +233,16 @@ def _where(group: LaneGroup, position: int, vector_env: VectorEnv, episodes: Epi
 
 
 def owner_of(group: LaneGroup, position: int, episodes: Episodes) -> tuple[int, Episode, SingleAgentEpisode] | None:
-    """The sub-environment, episode and agent episode that a row of a rollout is in; None if that was dropped."""
+    """Finds the episode that a row of a rollout belongs to. The agent may have left its lane since.
+
+    Args:
+        group: The lane group.
+        position: The position of the row in the columns of the rollout.
+        episodes: Returns the episodes that have rows in the rollout.
+
+    Returns:
+        The ``env_index``, the episode and the agent's episode. None if the episode was dropped.
+    """
     row, number = divmod(position, group.rollout.num_lanes)
     for env_index, episode in episodes():
         owns = episode.all_agent_episodes() if isinstance(episode, MultiAgentEpisode) else [episode]
@@ -232,38 +259,51 @@ def owner_of(group: LaneGroup, position: int, episodes: Episodes) -> tuple[int, 
 
 
 def _seed_of(vector_env: VectorEnv, env_index: int, episode_number: int) -> str:
-    """A sentence about how to begin the episode again, where that is possible without the other sub-environments."""
+    """Returns a sentence on the episode's seed. It is ``""`` for batched environments, which have no such seeds."""
     if vector_env.is_batched:
         return ""
     return f" The episode's seed is {derived_seed(vector_env.seed, 'env', env_index, episode_number)}."
 
 
 def bad_rewards(group: LaneGroup, vector_env: VectorEnv, rewards: Sequence[Any], result: StepResult) -> EnvError:
-    """The error for rewards of a step that do not fit into a column of numbers."""
+    """Returns the error for rewards of a step that cannot be stored in a column of numbers.
+
+    Args:
+        group: The lane group.
+        vector_env: The sub-environments.
+        rewards: The rewards of the group's lanes that act.
+        result: The result of the step.
+    """
     for lane, reward in zip(group.acting, rewards, strict=False):
         found = reward_violation(lane.agent_id, reward)
         if found is not None and (np.ndim(reward) or not np.issubdtype(np.asarray(reward).dtype, np.number)):
             return _error_of(lane, vector_env, f"{found.what}. {found.advice}", result)
-    return EnvError(f"EnvRunner: rewards that do not fit: {list(rewards)!r}.")
+    return EnvError(f"EnvRunner: the rewards are not one number for each agent: {list(rewards)!r}.")
 
 
 def bad_observations(group: LaneGroup, vector_env: VectorEnv, observations: Sequence[Any]) -> EnvError:
-    """The error for observations that do not fit into their space's columns."""
+    """Returns the error for observations that cannot be stored in the columns of their space.
+
+    Args:
+        group: The lane group.
+        vector_env: The sub-environments.
+        observations: The observations of the group's lanes that act.
+    """
     space = group.rollout.observation_space
     for lane, observation in zip(group.acting, observations, strict=False):
         if not spaces.fits(space, observation):
             return bad_observation(lane, vector_env, observation)
-    return EnvError(f"EnvRunner: observations that do not fit {spaces.describe(space)}.")
+    return EnvError(f"EnvRunner: the observations do not fit their space, {spaces.describe(space)}.")
 
 
 def bad_observation(lane: Lane, vector_env: VectorEnv, observation: Any, result: StepResult | None = None) -> EnvError:
-    """The error for one agent's observation that does not fit into its space's columns.
+    """Returns the error for one agent's observation that cannot be stored in the columns of its space.
 
     Args:
-        lane: Whose.
-        vector_env: Where.
-        observation: What it got.
-        result: Of the step, if it is an observation of before any reset in it.
+        lane: The agent's lane.
+        vector_env: The sub-environments.
+        observation: The observation.
+        result: The result of the step, if the observation is from before any reset in this step. Otherwise None.
     """
     space = lane.group.rollout.observation_space
     found = next(observation_violations(lane.agent_id, space, observation), None)
@@ -277,7 +317,10 @@ def bad_observation(lane: Lane, vector_env: VectorEnv, observation: Any, result:
 
 
 def _error_of(lane: Lane, vector_env: VectorEnv, text: str, result: StepResult | None) -> EnvError:
-    """Names the sub-environment's episode and step; those before the reset if it was reset in the same step."""
+    """Returns an error that names the sub-environment, episode, step and agent, and the episode's seed.
+
+    If the sub-environment was reset in the step of ``result``, the episode and the step are those before the reset.
+    """
     sub_env = vector_env.sub_envs[lane.env_index]
     episode_number, t = sub_env.episode_number, sub_env.t
     over = {} if result is None else result.over

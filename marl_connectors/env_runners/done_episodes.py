@@ -1,4 +1,4 @@
-"""Episodes that are over, and which of them to hand out."""
+"""Episodes that have ended, and the choice of those that a sample returns."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Episode = SingleAgentEpisode | MultiAgentEpisode
 
 
 class DoneEpisode(NamedTuple):
-    """An episode that is over.
+    """An episode that has ended.
 
     Attributes:
-        episode: Its last chunk.
-        env_index: The sub-environment that it was played in.
-        tally: Its returns and length.
+        episode: The last chunk of the episode.
+        env_index: The sub-environment of the episode.
+        tally: The returns and the length of the episode.
     """
 
     episode: Episode
@@ -29,12 +29,18 @@ class DoneEpisode(NamedTuple):
 
 
 def shares(num_envs: int, num_episodes: int) -> list[int]:
-    """How many of the episodes each sub-environment contributes."""
+    """Returns how many of ``num_episodes`` episodes each sub-environment contributes."""
     return [num_episodes // num_envs + (index < num_episodes % num_envs) for index in range(num_envs)]
 
 
 def missing(done: Sequence[DoneEpisode], num_envs: int, num_episodes: int) -> list[int]:
-    """How many of their shares the sub-environments lack."""
+    """Returns how many episodes of its share each sub-environment has not finished yet.
+
+    Args:
+        done: The episodes that have ended.
+        num_envs: The number of sub-environments.
+        num_episodes: The number of episodes that a sample returns.
+    """
     lacking = shares(num_envs, num_episodes)
     for entry in done:
         lacking[entry.env_index] = max(lacking[entry.env_index] - 1, 0)
@@ -42,10 +48,17 @@ def missing(done: Sequence[DoneEpisode], num_envs: int, num_episodes: int) -> li
 
 
 def first_of_each_sub_env(done: Sequence[DoneEpisode], num_envs: int, num_episodes: int) -> list[DoneEpisode] | None:
-    """Those that make up ``num_episodes`` without preferring short ones.
+    """Chooses ``num_episodes`` episodes without preferring short ones.
 
-    Each sub-environment contributes its first ones, as many as any other sub-environment (or one less). None while some
-    are missing.
+    Each sub-environment contributes its first episodes, as many as any other sub-environment (or one less).
+
+    Args:
+        done: The episodes that have ended, in this order.
+        num_envs: The number of sub-environments.
+        num_episodes: The number of episodes to choose.
+
+    Returns:
+        The chosen episodes. None while some are missing.
     """
     quotas = shares(num_envs, num_episodes)
     chosen = []
@@ -57,7 +70,10 @@ def first_of_each_sub_env(done: Sequence[DoneEpisode], num_envs: int, num_episod
 
 
 def first_rounds(done: Sequence[DoneEpisode], num_envs: int) -> list[DoneEpisode]:
-    """The first ones of each sub-environment, as many as the slowest one has: so short ones are not preferred."""
+    """Returns the first episodes of each sub-environment, the same number from each.
+
+    This number is that of the sub-environment with the fewest episodes, so that short episodes are not preferred.
+    """
     ended = [0] * num_envs
     for entry in done:
         ended[entry.env_index] += 1
@@ -65,7 +81,11 @@ def first_rounds(done: Sequence[DoneEpisode], num_envs: int) -> list[DoneEpisode
 
 
 def check_sample_size(num_timesteps: Any, num_episodes: Any) -> None:
-    """Raises a ConfigError unless one at most is given, a whole number."""
+    """Checks the size of a sample.
+
+    Raises:
+        ConfigError: If both numbers are given, or one that is not a whole number of 0 or more.
+    """
     if num_timesteps is not None and num_episodes is not None:
         raise ConfigError("EnvRunner.sample: give num_timesteps or num_episodes, not both.")
     for name, number in (("num_timesteps", num_timesteps), ("num_episodes", num_episodes)):

@@ -1,4 +1,4 @@
-"""EnvRunner: steps sub-environments with a MultiRLModule and hands out episodes."""
+"""EnvRunner: steps sub-environments with a MultiRLModule and returns episodes."""
 
 from __future__ import annotations
 
@@ -47,23 +47,24 @@ PolicyMappingFn = Callable[..., ModuleID]
 
 
 class EnvRunner:
-    """Collects episodes: env-to-module pipeline, module, module-to-env pipeline, environment, again and again.
+    """Steps sub-environments and collects episodes.
 
-    The same class runs PettingZoo environments (MultiAgentEpisodes) and Gymnasium ones (SingleAgentEpisodes).
+    Each step runs the env-to-module pipeline, the modules, the module-to-env pipeline and the environments. The same
+    class runs PettingZoo environments (MultiAgentEpisodes) and Gymnasium environments (SingleAgentEpisodes).
 
     Attributes:
         vector_env: The sub-environments.
         rl_module: The modules.
-        env_to_module: From observations to a forward batch.
-        module_to_env: From the modules' outputs to actions.
-        explore: Whether ``sample`` explores unless told otherwise.
-        lookback: Steps that a chunk of an episode keeps from before it.
-        callbacks: Who is informed of what happens here.
-        metrics: Where the pieces of ``env_to_module`` and ``module_to_env`` log.
-        callback_metrics: Where callbacks log.
-        times: Where the time of samples goes.
-        num_env_steps: Steps of all sub-environments so far.
-        num_agent_steps: Actions of all agents so far.
+        env_to_module: The pipeline that turns observations into a forward batch.
+        module_to_env: The pipeline that turns module outputs into actions.
+        explore: Whether ``sample`` explores by default.
+        lookback: The number of earlier steps that a chunk of an episode keeps.
+        callbacks: The callbacks that are called on the runner's events.
+        metrics: The loggers for the pieces of ``env_to_module`` and ``module_to_env``.
+        callback_metrics: The logger for callbacks.
+        times: How long the parts of sampling took, in seconds.
+        num_env_steps: The number of steps of all sub-environments so far.
+        num_agent_steps: The number of actions of all agents so far.
     """
 
     def __init__(
@@ -91,35 +92,38 @@ class EnvRunner:
         restarts: EnvRestarts | None = None,
         state_space: Space | None = None,
     ):
-        """Makes the sub-environments; nothing is reset before the first ``sample``.
+        """Creates the sub-environments. They are not reset before the first ``sample``.
 
         Args:
-            make_env: Makes one sub-environment: a PettingZoo parallel environment, or one that behaves like it. With
-                worker processes it must be possible to pickle it. One that makes natively batched environments takes
-                their number of sub-environments.
-            num_envs: How many sub-environments.
-            seed: The run's seed; everything random here follows from it.
-            single_agent: Whether to hand out SingleAgentEpisodes.
-            agent_spaces: An agent's observation and action space.
-            policy_mapping_fn: ``fn(agent_id, episode)`` to the module that an agent acts by in an episode.
+            make_env: Returns one sub-environment: a PettingZoo parallel environment, or one that behaves like it. With
+                worker processes, the function must be picklable. A function for natively batched environments gets
+                the number of sub-environments as its argument.
+            num_envs: The number of sub-environments.
+            seed: The run's seed. It determines all random numbers of the runner.
+            single_agent: Whether ``sample`` returns SingleAgentEpisodes.
+            agent_spaces: Returns an agent's observation space and action space.
+            policy_mapping_fn: The function ``fn(agent_id, episode)`` that returns the id of the module that chooses an
+                agent's actions in an episode.
             rl_module: The modules.
-            env_to_module: From observations to a forward batch.
-            module_to_env: From the modules' outputs to actions.
-            explore: Whether ``sample`` explores unless told otherwise.
-            lookback: Steps that a chunk of an episode keeps from before it.
-            rollout_fragment_length: Env steps of each sub-environment that ``sample`` takes unless told otherwise.
-            complete_episodes: Whether ``sample`` takes an episode of each sub-environment unless told otherwise.
-            check_spaces: Whether observations are held against their space.
-            warned_of_bounds: Components of observations whose leaving their bounds the run was warned of already; it
-                grows. None if there are none.
-            callbacks: Told of what happens here.
-            env_config: For the callbacks.
-            num_env_workers: Over how many worker processes the sub-environments are spread; 0 to step them in this
-                process.
-            sample_timeout_s: How long a worker process may take for a step or a reset of its sub-environments, before
-                it counts as hung; None for any time. What hangs in this process cannot be interrupted.
-            restarts: How to go on after failures of environments and worker processes; None to raise an EnvError.
-            state_space: That of the environments' ``state()``, to record it with each observation; else None.
+            env_to_module: The pipeline that turns observations into a forward batch.
+            module_to_env: The pipeline that turns module outputs into actions.
+            explore: Whether ``sample`` explores by default.
+            lookback: The number of earlier steps that a chunk of an episode keeps.
+            rollout_fragment_length: The default length of a sample, in env steps of each sub-environment.
+            complete_episodes: Whether ``sample`` returns one episode of each sub-environment by default.
+            check_spaces: Whether to check that observations are in their space.
+            warned_of_bounds: The components of observations for which the run was already warned that they leave their
+                bounds. The runner adds to it. None if there are none.
+            callbacks: The callbacks to call on the runner's events.
+            env_config: The environment config that callbacks get.
+            num_env_workers: The number of worker processes that the sub-environments are distributed over. 0 to step
+                them in this process.
+            sample_timeout_s: How many seconds a worker process may take for a step or a reset of its sub-environments
+                before it counts as hung. None for no limit. An environment that hangs in this process cannot be
+                interrupted.
+            restarts: How to continue after failures of environments and worker processes. None to raise an EnvError.
+            state_space: The space of the environments' ``state()``, to record the state with each observation. None
+                to record no state.
         """
         self.vector_env = make_vector_env(
             make_env,
@@ -154,8 +158,9 @@ class EnvRunner:
         )
         self._shared_data: dict[str, Any] = {ACTION_NOISE: self._noise}
         self._plan = SamplingPlan(self._noise, self._shared_data, self._acting_episodes)
-        self._episodes_placed: dict[int, list[int]] = {}  # by group, of turn-based ones, what the noise knows
-        self._goes_on = False  # whether the next sample continues the episodes of this one
+        # For turn-based sub-environments: group index to the episode numbers that the noise was placed for.
+        self._episodes_placed: dict[int, list[int]] = {}
+        self._continues_episodes = False  # whether the next sample continues the episodes of this one
         self._begin(explore)
         self.explore = explore
         self.rollout_fragment_length = rollout_fragment_length
@@ -188,36 +193,37 @@ class EnvRunner:
         force_reset: bool = False,
         is_enough: Callable[[int], bool] | None = None,
     ) -> list[Any]:
-        """Steps the environments and gives the episodes, and chunks of episodes, that came of it.
+        """Steps the environments and returns the resulting episodes and chunks of episodes.
 
-        All sub-environments step together. Without either number, a sample is ``rollout_fragment_length`` env steps of
-        each sub-environment (as many in all, or a few more, where sub-environments rest), or an episode of each
-        sub-environment with ``complete_episodes``.
+        All sub-environments step together. If neither number is given, a sample has ``rollout_fragment_length`` env
+        steps of each sub-environment (where sub-environments rest, the same number in total or a few more). With
+        ``complete_episodes``, it has one episode of each sub-environment.
 
         Args:
-            num_timesteps: At least so many env steps, counted over all sub-environments, until a step of all
-                sub-environments reaches them: with 8 sub-environments, 10 are 16, two of each. Sub-environments that
-                rest in a step (VectorEnvs with ``NEXT_STEP``) are not counted in it; then it need not be a multiple. 0
-                is allowed, and gives an empty list.
-            num_episodes: Exactly so many whole episodes: the first ones of each sub-environment, as many from each
-                (or one less, from the last ones). So short episodes are not preferred; the sample is as long as the
-                slowest sub-environment, and what the others play meanwhile is dropped. Resets the sub-environments
-                first, and the next sample too.
-            explore: Overrides the runner's setting, for this sample.
-            random_actions: Draw actions from the action spaces instead of asking the modules, whatever ``explore`` is.
-            force_reset: Start new episodes even where old ones go on (these are dropped).
-            is_enough: Called with how many of ``num_episodes`` have ended, after each step or several. Where it gives
-                True, the sample ends with fewer: the first ones of each sub-environment, the same number from each,
-                perhaps none.
+            num_timesteps: The least number of env steps, counted over all sub-environments. The sample ends after the
+                first step of all sub-environments that reaches it: with 8 sub-environments, 10 results in 16 env steps,
+                two of each. Sub-environments that rest in a step (VectorEnvs with ``NEXT_STEP``) are not counted in
+                this step, so the number of env steps need not be a multiple then. With 0, the list is empty.
+            num_episodes: The exact number of whole episodes: the first ones of each sub-environment, the same number
+                from each (or one less from the last ones). So short episodes are not preferred. The sample lasts until
+                the slowest sub-environment has finished, and further steps of the others are dropped. The
+                sub-environments are reset before this sample and before the next one.
+            explore: Overrides the runner's ``explore`` for this sample.
+            random_actions: Whether to draw actions from the action spaces instead of calling the modules, whatever
+                ``explore`` is.
+            force_reset: Whether to begin new episodes. Ongoing episodes are dropped.
+            is_enough: Called before each step with the number of the ``num_episodes`` that have ended. If it returns
+                True, the sample ends with fewer episodes: the first ones of each sub-environment, the same number from
+                each, possibly none.
 
         Returns:
-            MultiAgentEpisodes or SingleAgentEpisodes. An episode that goes on beyond this sample is cut: the chunk is
-            in the list, and the next sample continues it under the same id.
+            MultiAgentEpisodes or SingleAgentEpisodes. An episode that continues after this sample is cut: the chunk is
+            in the list, and the next sample continues the episode under the same id.
 
         Raises:
             ConfigError: If both numbers are given, or one that is not a whole number of 0 or more.
-            EnvError: If an environment breaks its contract. After this and any other error, the next sample starts with
-                new episodes.
+            EnvError: If an environment returns invalid data or fails. After this and any other error, the next sample
+                begins new episodes.
         """
         began = perf_counter()
         if num_timesteps is None and num_episodes is None:
@@ -231,9 +237,9 @@ class EnvRunner:
         try:
             episodes = self._sample(num_timesteps, num_episodes, explore, random_actions, force_reset, is_enough)
         except BaseException as error:
-            self.restart_episodes()  # nobody knows what the sub-environments, or the episodes, are in the middle of
+            self.restart_episodes()  # the sub-environments and the episodes may have stopped in the middle of a step
             if isinstance(error, EnvError):
-                self._check_outputs()  # for which an environment could do nothing
+                self._check_outputs()  # module outputs that are not finite may be the cause of the environment's error
             raise
         self.times.sample += perf_counter() - began
         return episodes
@@ -253,7 +259,7 @@ class EnvRunner:
         if callbacks is not None:
             callbacks.begin_sample(None if num_episodes is None else shares(sub_envs, num_episodes))
         numbers = [sub_env.episode_number for sub_env in self.vector_env.sub_envs]
-        if not self._goes_on or force_reset or num_episodes is not None:
+        if not self._continues_episodes or force_reset or num_episodes is not None:
             self._reset()
         if num_episodes is not None:
             wanted = num_episodes
@@ -289,9 +295,14 @@ class EnvRunner:
         return episodes
 
     def _forget_unfinished(self, done: Sequence[DoneEpisode], numbers: Sequence[int]) -> None:
-        """Goes back behind the last episode of each sub-environment that was handed out.
+        """Sets the episode number of each sub-environment back to its last episode that the sample returned.
 
-        How many more a sub-environment has begun depends on how long the others took, and the next sample must not.
+        How many more episodes a sub-environment has begun depends on how long the others took, and the next sample must
+        not depend on that.
+
+        Args:
+            done: The episodes that the sample returns.
+            numbers: The episode number of each sub-environment before the sample.
         """
         last = list(numbers)
         for entry in done:
@@ -300,7 +311,7 @@ class EnvRunner:
             sub_env.episode_number = number
 
     def _arguments_of_callbacks(self) -> dict[str, Any]:
-        """What all callbacks of episodes get."""
+        """Returns the arguments that all callbacks of episodes get."""
         module: Any = self.rl_module[DEFAULT_MODULE_ID] if self._single_agent else self.rl_module
         return {
             "env_runner": self,
@@ -322,22 +333,23 @@ class EnvRunner:
     # One step.
 
     def _begin(self, explore: bool) -> None:
-        """Looks at pieces and modules, which may be others than in the sample before."""
+        """Binds the connector pieces and the modules, which may have changed since the previous sample."""
         self.rl_module.bind_buckets()
         self.rl_module.act()
-        sees_anew = self._plan.begin(
+        is_stale = self._plan.begin(
             self.env_to_module, self.module_to_env, self.rl_module, explore=explore, metrics=self.metrics
         )
-        if sees_anew:
+        if is_stale:
             self._episodes.restore_observations()
 
     def _acting_episodes(self) -> list[Any]:
-        """For pieces that look at episodes."""
+        """Returns the episodes whose agents act next, up to date, for pieces that read episodes."""
         self._episodes.sync()
         return self._episodes.acting()
 
     def _take_step(self, at_random: bool) -> None:
-        """A hot path: everything here is per vector step and group, nothing is per agent."""
+        """Steps all sub-environments once."""
+        # This runs in every vector step, so the work here is done for each group, and never for each agent.
         episodes, vector_env = self._episodes, self.vector_env
         by_group, pick = self._plan.act(self.times, at_random=at_random), episodes.lanes.pick_actions
         actions: Any
@@ -382,16 +394,19 @@ class EnvRunner:
         self._note_failures()
 
     def _note_failures(self) -> None:
-        """Tells the log of sub-environments that go on with another episode, and counts."""
+        """Logs and counts failures of sub-environments that continue with another episode."""
         failures = self.vector_env.take_failures()
         for failure in failures:
-            _LOG.warning("%s The sub-environment goes on with another episode.", failure.message)
+            _LOG.warning("%s The sub-environment continues with another episode.", failure.message)
         self._episodes.lost.num_env_failures += len(failures)
         for index in dict.fromkeys(failure.index for failure in failures):
             self._tell_of_environment(index)
 
     def _show_ended(self) -> None:
-        """Last observations pass the pieces that may write to episodes, as others do in the step that acts on them."""
+        """Runs the env-to-module pieces on last observations, if pieces may write to episodes.
+
+        Other observations pass the pieces in the step in which agents act on them.
+        """
         if self._plan.looks_ahead and self._episodes.ended:
             self._episodes.sync()
             began = perf_counter()
@@ -399,7 +414,10 @@ class EnvRunner:
             self.times.env_to_module += perf_counter() - began
 
     def _look_ahead(self) -> None:
-        """At the end of a sample, so do those that the next one acts on, before the chunks are handed out."""
+        """Runs the env-to-module pieces on the newest observations, if pieces may write to episodes.
+
+        This happens at the end of a sample, before the chunks are returned. The next sample acts on the result.
+        """
         if self._plan.looks_ahead:
             self._episodes.note_observations()
             began = perf_counter()
@@ -419,33 +437,33 @@ class EnvRunner:
         self._begin_layout()
         if self._episodes.callbacks is not None:
             self._episodes.callbacks.started()
-        self._goes_on = True
+        self._continues_episodes = True
 
     def _arrange(self) -> None:
-        """Works out which lanes act next, after some came or went, or others wait."""
+        """Computes the lane layout of the next step, after lanes were opened or closed, or other lanes wait."""
         self._episodes.arrange()
         self._begin_layout()
 
     def _begin_layout(self) -> None:
-        """Takes note of other lanes that act next."""
+        """Binds the sampling plan and the noise to the lanes that act next."""
         self._plan.bind([group.rows for group, _ in self._episodes.lanes.live])
         self._place_noise()
 
     def _end_layout(self) -> None:
-        """Counts the steps of those who act, before others do or before the counts are read."""
+        """Counts the steps in the current lane layout, before the layout changes or the counts are read."""
         groups = [group for group, _ in self._episodes.lanes.live]
-        resting = self.vector_env.has_rests  # then each that acts is a sub-environment
+        resting = self.vector_env.has_rests  # then each lane that acts is a sub-environment
         num_envs = sum(group.num_acting for group in groups) if resting else len(self.vector_env.sub_envs)
         self._episodes.lanes.counts.end_layout(groups, num_envs)
 
     def _place_in_time(self) -> None:
-        """Tells all lanes, and the noise, at which step of which episode they are."""
+        """Sets the env step and the episode of all lanes, and of the noise."""
         self._episodes.set_clocks()
         self._place_noise()
 
     def _place_noise(self) -> None:
         sub_envs = self.vector_env.sub_envs
-        if self._turn_based:  # one agent acts in a sub-environment at a time: a stream for each sub-environment will do
+        if self._turn_based:  # only one agent acts at a time, so one stream for each sub-environment is enough
             self._place_turns(sub_envs)
             return
         numbers = np.array([sub_env.episode_number for sub_env in sub_envs])
@@ -456,7 +474,7 @@ class EnvRunner:
             self._noise.place(group.index, group.rows, group.words, numbers[own], group.t)
 
     def _place_turns(self, sub_envs: Sequence[SubEnvironment]) -> None:
-        """Tells the noise which sub-environments act; the streams of all go on until an episode begins."""
+        """Selects the streams of the sub-environments that act. All streams advance until an episode begins."""
         noise, numbers, placed = self._noise, [sub_env.episode_number for sub_env in sub_envs], self._episodes_placed
         for group, _ in self._episodes.lanes.live:
             index, rows, env_indices = group.index, group.rows, group.env_indices
@@ -470,47 +488,53 @@ class EnvRunner:
             check_outputs(group, self.rl_module, self._episodes.in_rollouts)
 
     def _complete_fragment(self) -> None:
-        """Checks what the environments gave and computes what was left to be computed for all steps at once."""
+        """Checks the data of the fragment, and computes the log-probabilities that were deferred."""
         self._check_outputs()
         for group in self._episodes.lanes.groups:
             out_of_bounds = self._out_of_bounds if self._check_spaces else None
             check_columns(group, self.vector_env, self._episodes.in_rollouts, out_of_bounds)
         self._plan.complete()
 
-    # What was sampled since the last call.
+    # Metrics since the last call.
 
     def take_finished(self) -> list[EpisodeTally]:
-        """Returns and lengths of the episodes that ended since the last call."""
+        """Returns the returns and lengths of the episodes that ended since the last call."""
         finished, self._finished = self._finished, []
         return finished
 
     def take_uncredited_reward(self) -> float:
-        """The sum of the rewards in the samples since the last call that no action in the same chunk has earned.
+        """Returns the sum of the uncredited rewards in the samples since the last call.
 
-        They are in no train batch: they came before an agent ever acted, or for an action of an earlier chunk by an
-        agent that has ended there.
+        An uncredited reward belongs to no action in the same chunk, so it is in no train batch. The agent got it before
+        its first action, or for an action of an earlier chunk in which the agent ended.
         """
         uncredited, self._uncredited_reward = self._uncredited_reward, 0.0
         return uncredited
 
     def take_failure_counts(self) -> dict[str, int]:
-        """Since the last call: ``num_env_failures``, ``num_dropped_episodes`` and ``num_dropped_env_steps``.
+        """Returns the counts of failures since the last call.
 
-        Failures are only survived with ``restarts``. The env steps are those that were sampled and that are in no
-        episode, as a failure ended theirs.
+        Without ``restarts``, a failure raises an error instead.
+
+        Returns:
+            ``num_env_failures``, ``num_dropped_episodes`` and ``num_dropped_env_steps``. The dropped env steps were
+            sampled, but are in no returned episode, because a failure ended their episode.
         """
         lost, self._episodes.lost = self._episodes.lost, FailureCounts()
         return lost.as_dict()
 
     def take_times(self) -> SamplingTimes:
-        """Where the time of the samples since the last call went."""
+        """Returns how long the parts of sampling took since the last call, in seconds."""
         times, self.times = self.times, SamplingTimes()
         return times
 
     def take_counts(self) -> dict[str, Any]:
-        """Since the last call: steps sampled, by agent and module; ``uncredited_reward``; what failures have cost.
+        """Returns the counts since the last call.
 
-        And ``num_observations_out_of_bounds``: of single agents, with finite values beyond the bounds of their space.
+        Returns:
+            The sampled steps in total, by agent and by module, ``uncredited_reward``, the counts of
+            ``take_failure_counts``, and ``num_observations_out_of_bounds``: the number of observations of single agents
+            with finite values beyond the bounds of their space.
         """
         self._end_layout()
         self._episodes.lanes.settle_counts()
@@ -521,17 +545,17 @@ class EnvRunner:
         return self._episodes.lanes.counts.take() | others | self.take_failure_counts()
 
     def get_metrics(self) -> dict[str, Any]:
-        """Since the last call: ``summarize``, ``take_counts``, and what callbacks and pieces have logged."""
+        """Returns the metrics since the last call: ``summarize``, ``take_counts``, logs of callbacks and pieces."""
         found = summarize(self.take_finished()) | self.take_counts()
         return with_logged(found, self.callback_metrics) | by_pipeline(**self.metrics)
 
     def set_policy_mapping_fn(self, policy_mapping_fn: PolicyMappingFn) -> None:
-        """Maps agents anew in episodes that begin from now on."""
+        """Sets the policy mapping function for episodes that begin from now on."""
         self._episodes.set_policy_mapping_fn(policy_mapping_fn)
 
     def restart_episodes(self) -> None:
-        """Drops ongoing episodes; the next sample begins new ones."""
-        self._goes_on = False
+        """Drops the ongoing episodes. The next sample begins new ones."""
+        self._continues_episodes = False
         self._plan.forget()
 
     def close(self) -> None:
@@ -541,10 +565,10 @@ class EnvRunner:
     # For checkpoints.
 
     def get_state(self) -> dict[str, Any]:
-        """Counts, connector states, and how to get the ongoing episodes back, as JSON data and arrays."""
+        """Returns the state as JSON data and arrays: counts, connector states, and the data to replay the episodes."""
         self._end_layout()
         self._episodes.lanes.settle_counts()
-        episodes = self._episodes.get_state() if self._goes_on else None
+        episodes = self._episodes.get_state() if self._continues_episodes else None
         return {
             "seed": self._seed,
             "num_env_steps": self.num_env_steps,
@@ -553,7 +577,7 @@ class EnvRunner:
             "env_to_module": self.env_to_module.get_state(),
             "module_to_env": self.module_to_env.get_state(),
             "episodes": episodes,
-            "episodes_too_long": self._goes_on and episodes is None,
+            "episodes_too_long": self._continues_episodes and episodes is None,
             **self._plan.get_state(with_batch=episodes is not None),
             "metrics": {name: logger.get_state() for name, logger in self.metrics.items()},
             "callback_metrics": self.callback_metrics.get_state(),
@@ -566,8 +590,8 @@ class EnvRunner:
         }
 
     def why_episodes_are_not_kept(self) -> str:
-        """Why a checkpoint of now could not bring the ongoing episodes back; ``""`` if it can, or there are none."""
-        return "" if not self._goes_on or self._episodes.can_be_replayed else self._why_not_replayed
+        """Returns why a checkpoint could not restore the ongoing episodes; ``""`` if it can, or there are none."""
+        return "" if not self._continues_episodes or self._episodes.can_be_replayed else self._why_not_replayed
 
     @property
     def _why_not_replayed(self) -> str:
@@ -576,14 +600,14 @@ class EnvRunner:
         return f"an ongoing episode was too long to be replayed (more than {HISTORY_BYTES:,} bytes of actions)"
 
     def set_state(self, state: dict[str, Any], new_episodes: bool = False) -> None:
-        """Takes what ``get_state`` gave: ongoing episodes are replayed from their seeds and actions.
+        """Restores the state of ``get_state``. Ongoing episodes are replayed from their seeds and actions.
 
         Args:
-            state: What it gave.
-            new_episodes: Whether to begin new episodes instead.
+            state: The state that ``get_state`` returned.
+            new_episodes: Whether to begin new episodes instead of replaying the ongoing ones.
 
         Raises:
-            CheckpointError: If there are not as many sub-environments, or a replayed episode turns out differently.
+            CheckpointError: If the number of sub-environments differs, or a replayed episode differs.
         """
         if len(state["episode_numbers"]) != len(self.vector_env.sub_envs):
             raise CheckpointError(
@@ -616,17 +640,17 @@ class EnvRunner:
         if state["episodes"] is not None:
             self._episodes.set_state(state["episodes"])
             self._arrange()
-            self._goes_on = True
+            self._continues_episodes = True
             device = next((parameter.device for parameter in self.rl_module.parameters()), torch.device("cpu"))
             self._plan.set_state(state, device)
         elif state["episodes_too_long"]:
             warnings.warn(
-                f"EnvRunner: {self._why_not_replayed}, so the run goes on with new episodes, and not step for step as "
-                f"if it had never stopped.",
+                f"EnvRunner: {self._why_not_replayed}, so the run continues with new episodes, and not step for step "
+                f"as if it had never stopped.",
                 stacklevel=2,
             )
 
 
 MultiAgentEnvRunner = EnvRunner
 SingleAgentEnvRunner = EnvRunner
-"""RLlib's names: here one class runs both kinds of environment."""
+"""RLlib's names. Here one class runs both kinds of environment."""

@@ -1,4 +1,4 @@
-"""Calls of the callbacks that concern a runner's episodes."""
+"""Calls the callbacks that concern a runner's episodes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ EPISODE_CALLBACKS = ("on_episode_created", "on_episode_start", "on_episode_step"
 
 
 class EpisodeCallbacks:
-    """Calls the callbacks for beginnings, steps and ends of episodes. Calls are slow: without callbacks it is None."""
+    """Calls the callbacks for beginnings, steps and ends of episodes.
+
+    These calls cost time in every step, so a runner without such callbacks has None instead of this object.
+    """
 
     def __init__(
         self,
@@ -27,15 +30,15 @@ class EpisodeCallbacks:
         make_episode: Callable[[EpisodeID], Any],
         sync: Callable[[], None],
     ):
-        """Binds the callbacks.
+        """Stores the callbacks and their arguments.
 
         Args:
             calls: The callbacks.
-            arguments: Returns what every callback gets beside the episode and the ``env_index``.
-            sub_envs: All of them.
-            ongoing: The episode of each, a list that changes as episodes begin.
-            make_episode: Makes an empty episode with an id.
-            sync: Brings the ongoing episodes up to date, before callbacks look at them.
+            arguments: Returns the arguments of every callback in addition to the episode and the ``env_index``.
+            sub_envs: All sub-environments.
+            ongoing: The ongoing episode of each sub-environment. The list changes as episodes begin.
+            make_episode: Returns an empty episode with the given id.
+            sync: Updates the ongoing episodes before callbacks get them.
         """
         self._calls = calls
         self._arguments = arguments
@@ -44,13 +47,17 @@ class EpisodeCallbacks:
         self._make_episode = make_episode
         self._sync = sync
         self._created: dict[int, Any] = {}
-        self._tells_of_steps = calls.wants("on_episode_step")
+        self._wants_steps = calls.wants("on_episode_step")
         self._keeps_chunks = calls.wants("on_episode_end")
         self._chunks: dict[EpisodeID, list[Episode]] = {}
         self._left: list[int] | None = None
 
     def begin_sample(self, shares: Sequence[int] | None) -> None:
-        """A sample begins: of each sub-environment's next episodes so many are to be told of; None for all."""
+        """Must be called when a sample begins.
+
+        Args:
+            shares: For how many of its next episodes each sub-environment calls callbacks. None for all episodes.
+        """
         self._left = None if shares is None else list(shares)
 
     def _tell(self, name: str, episode: Any, env_index: int, **more: Any) -> None:
@@ -58,7 +65,7 @@ class EpisodeCallbacks:
             self._calls.tell(name, episode=episode, env_index=env_index, **more, **self._arguments())
 
     def create(self, sub_envs: Iterable[SubEnvironment]) -> None:
-        """Makes the next episodes of sub-environments that are about to be reset."""
+        """Creates the next episodes of sub-environments that are about to be reset."""
         for sub_env in sub_envs:
             self._create(sub_env.index, f"{sub_env.index}-{sub_env.episode_number + 1}")
 
@@ -68,7 +75,10 @@ class EpisodeCallbacks:
         return episode
 
     def take_created(self, sub_env: SubEnvironment) -> Any:
-        """The episode that a sub-environment which was reset begins; made now if that reset could not be foreseen."""
+        """Returns the episode that begins in a sub-environment which was reset.
+
+        If the reset could not be foreseen, the episode is created now.
+        """
         id_ = f"{sub_env.index}-{sub_env.episode_number}"
         episode = self._created.pop(sub_env.index, None)
         if episode is None or episode.id_ != id_:
@@ -77,13 +87,20 @@ class EpisodeCallbacks:
         return episode
 
     def ended(self, result: StepResult, ongoing: Sequence[Episode]) -> None:
-        """Episodes have made their last steps. Those of sub-environments that await their reset have successors now."""
+        """Calls the callbacks for the last step and the end of episodes.
+
+        Then the next episodes are created for the sub-environments that have not been reset yet.
+
+        Args:
+            result: The result of the step.
+            ongoing: The episode of each sub-environment, before the next episodes begin.
+        """
         dropped, late = {event.index for event in result.events if event.is_dropped}, dict(result.late)
         for env_index in result.over:
             episode = ongoing[env_index]
             chunks = self._chunks.pop(episode.id_, [])
             if env_index not in dropped:
-                if self._tells_of_steps:
+                if self._wants_steps:
                     self._tell("on_episode_step", episode, env_index)
                 self._tell("on_episode_end", episode, env_index, prev_episode_chunks=chunks)
                 if self._left is not None and self._left[env_index]:
@@ -92,26 +109,29 @@ class EpisodeCallbacks:
                 self.create([self._sub_envs[env_index]])
 
     def went_on(self, result: StepResult) -> None:
-        """A step of all is recorded, in which some have begun an episode, or have ended one and rest now."""
+        """Calls the callbacks for beginnings and steps of episodes, after a step of all sub-environments was recorded.
+
+        Sub-environments whose episode has ended and that rest now are left out.
+        """
         over = result.over
         rest = {index for index in over if self._sub_envs[index].rests}
         begun = {*over, *(event.index for event in result.events if event.begins)} - rest
-        if not (begun or self._tells_of_steps):
+        if not (begun or self._wants_steps):
             return
         self._sync()
         for env_index, episode in enumerate(self._ongoing):
             if env_index in begun:
                 self._tell("on_episode_start", episode, env_index)
-            elif self._tells_of_steps and env_index not in rest:
+            elif self._wants_steps and env_index not in rest:
                 self._tell("on_episode_step", episode, env_index)
 
     def started(self) -> None:
-        """All sub-environments have begun an episode."""
+        """Calls ``on_episode_start`` after all sub-environments have begun an episode."""
         for env_index, episode in enumerate(self._ongoing):
             self._tell("on_episode_start", episode, env_index)
 
     def cut(self, chunks: Iterable[Episode]) -> None:
-        """A sample has handed out chunks of episodes that go on."""
+        """Keeps the chunks of ongoing episodes that a sample has returned, for ``on_episode_end``."""
         if self._keeps_chunks:
             for chunk in chunks:
                 self._chunks.setdefault(chunk.id_, []).append(chunk)

@@ -1,4 +1,4 @@
-"""The episodes that a runner's sub-environments are in the middle of: how they begin, go on, end, and are kept."""
+"""The episode tracker: it records the steps of a runner's ongoing episodes, and begins, ends and cuts episodes."""
 
 from __future__ import annotations
 
@@ -38,24 +38,24 @@ from marl_connectors.trees import leaves, same_structure, tree_map
 from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID, EpisodeID, ModuleID, Tree
 
 _PACK_AFTER = 1000
-"""Env steps after which an episode's actions are packed: few episodes are that long, and those that are not are spared
-the work."""
+"""The number of env steps after which an episode's actions are packed. Packing is work, and few episodes are longer."""
 _Modules = Mapping[AgentID, ModuleID]
 
 
 class EpisodeTracker:
-    """Writes down what sub-environments give: rewards, observations, and which episodes begin and end.
+    """Records the rewards and observations of sub-environments, and begins and ends episodes.
 
-    Whoever acts observes, is paid, and observes again. Where all agents of a sub-environment act in each step, that is
-    one step. In turn-based ones, an agent waits in between: it is paid, and observes, when it is told. Either way a
-    ``StepResult`` says who is told what, and all that is out of the ordinary stands in its events and ends.
+    An agent that acts gets a reward and the next observation for its action. If all agents of a sub-environment act in
+    each step, both come with the same step. In turn-based sub-environments, an agent waits until a later step returns
+    them. In both cases a ``StepResult`` contains the rewards and observations. Its events and ends contain beginnings
+    and ends of episodes and agents, failures, and rewards of absent agents.
 
     Attributes:
-        lanes: Who is in which lane.
-        lookback: Steps that a chunk of an episode keeps from before it.
-        done: The episodes that ended and were not taken yet.
-        lost: What failures of sub-environments have cost.
-        callbacks: Who is informed of episodes' beginnings and ends, if anybody is.
+        lanes: The lane of each agent.
+        lookback: The number of earlier steps that a chunk of an episode keeps.
+        done: The episodes that have ended and were not taken yet.
+        lost: The counts of failures, dropped episodes and dropped env steps.
+        callbacks: Calls the callbacks for beginnings, steps and ends of episodes. None if there are none.
     """
 
     callbacks: EpisodeCallbacks | None = None
@@ -72,17 +72,18 @@ class EpisodeTracker:
         action_spaces: Space | None = None,
         observation_spaces: Space | None = None,
     ):
-        """Takes the sub-environments, none of which has been reset.
+        """Creates a tracker without episodes.
 
         Args:
-            vector_env: They.
-            agent_spaces: An agent's observation and action space.
-            policy_mapping_fn: ``fn(agent_id, episode)`` to module id.
+            vector_env: The sub-environments. None of them has been reset.
+            agent_spaces: Returns an agent's observation space and action space.
+            policy_mapping_fn: The function ``fn(agent_id, episode)`` that returns a module id.
             rl_module: The modules.
             single_agent: Whether the episodes are SingleAgentEpisodes.
-            lookback: Steps that a chunk of an episode keeps from before it.
-            action_spaces: By agent, as the env-to-module pipeline has changed them.
-            observation_spaces: Likewise, where agents may be mapped to modules that were built for others.
+            lookback: The number of earlier steps that a chunk of an episode keeps.
+            action_spaces: The action space of each agent, as the env-to-module pipeline has changed them.
+            observation_spaces: The observation space of each agent, as the env-to-module pipeline has changed them. It
+                is needed if agents may be mapped to modules that were built for other agents.
         """
         num_envs = len(vector_env.sub_envs)
         self.lanes = LaneTable(num_envs, agent_spaces, rl_module, lookback)
@@ -94,44 +95,44 @@ class EpisodeTracker:
         self._single_agent = single_agent
         self.lookback = lookback
         self._tallies = [EpisodeTally() for _ in range(num_envs)]
-        self._begun: list[_Modules] = [{} for _ in range(num_envs)]  # who acted for whom at the beginning
-        # By sub-environment: the episode, if agents ended in the newest step, and those; None for all of them.
+        self._begun: list[_Modules] = [{} for _ in range(num_envs)]  # the modules at the beginning of the episode
+        # By env_index, if agents ended in the newest step: the episode, and these agents' episodes (None for all).
         self._ended: dict[int, tuple[Episode, list[SingleAgentEpisode] | None]] = {}
-        self._observed: list[Tree] | None = None  # by group, in the order of its lanes, if pieces change observations
+        self._observed: list[Tree] | None = None  # by group, in the order of its lanes; used if pieces change them
 
-    # What others ask.
+    # Episodes.
 
     @property
     def ongoing(self) -> list[Episode]:
-        """The episode of each sub-environment."""
+        """The ongoing episode of each sub-environment."""
         return self.lanes.ongoing
 
     def acting(self) -> list[Episode]:
-        """The episodes whose agents act next."""
+        """Returns the episodes whose agents act next."""
         if not (self._vector_env.turn_based or self._vector_env.has_rests):
             return self.ongoing
         sub_envs = self._vector_env.sub_envs
         return [e for e, sub_env in zip(self.ongoing, sub_envs, strict=True) if sub_env.agents and not sub_env.rests]
 
     def in_rollouts(self) -> list[tuple[int, Episode]]:
-        """All episodes with rows in the rollouts, those that ended before the others, with their sub-environments."""
+        """Returns all episodes with rows in the rollouts, each with its ``env_index``. Ended episodes come first."""
         return [(entry.env_index, entry.episode) for entry in self.done] + list(enumerate(self.ongoing))
 
     @property
     def ended(self) -> list[Episode]:
-        """Episodes in which agents ended in the newest step."""
+        """The episodes in which agents ended in the newest step, in the order of the sub-environments."""
         return [episode for _, (episode, _) in sorted(self._ended.items(), key=itemgetter(0))]
 
     @property
     def _ended_agents(self) -> list[SingleAgentEpisode | AgentChunk]:
-        """The agent episodes that did, none of which is made for this."""
+        """The episodes of the agents that ended in the newest step. No views are created for this."""
         found: list[SingleAgentEpisode | AgentChunk] = []
         for _, (episode, agent_episodes) in sorted(self._ended.items(), key=itemgetter(0)):
             found += chunks_of([episode]) if agent_episodes is None else agent_episodes
         return found
 
     def ended_rows(self) -> list[ColumnGroup]:
-        """The last observations of the agents that ended in the newest step, for pieces that write to episodes."""
+        """Returns the rows of the last observations of the agents that ended in the newest step, group by group."""
         by_rollout: dict[int, list[SingleAgentEpisode | AgentChunk]] = {}
         for own in self._ended_agents:
             storage: Any = own if isinstance(own, AgentChunk) else own.storage
@@ -141,25 +142,25 @@ class EpisodeTracker:
         return [ColumnGroup(rows_of_episodes(own, module_ids, last_only=True)) for own in found]
 
     def take_done(self) -> list[DoneEpisode]:
-        """The episodes that ended since the last call."""
+        """Returns the episodes that ended since the last call."""
         done, self.done = self.done, []
         return done
 
     def sync(self) -> None:
-        """Tells the multi-agent episodes what env step they are at."""
+        """Sets the env step of the ongoing multi-agent episodes."""
         if not self._single_agent:
             for episode, sub_env in zip(self.ongoing, self._vector_env.sub_envs, strict=True):
                 episode.env_t = sub_env.t  # type: ignore[union-attr]
 
     def set_policy_mapping_fn(self, policy_mapping_fn: Callable[..., ModuleID]) -> None:
-        """For episodes that begin from now on."""
+        """Sets the policy mapping function for episodes that begin from now on."""
         self._modules.set_mapping(policy_mapping_fn)
 
-    # Beginnings.
+    # Beginnings of episodes.
 
     @without_collections
     def reset(self) -> None:
-        """Starts a new episode in every sub-environment, dropping what goes on."""
+        """Resets all sub-environments and begins an episode in each. Ongoing episodes are dropped."""
         sub_envs = self._vector_env.sub_envs
         if self.callbacks is not None:
             self.callbacks.create(sub_envs)
@@ -170,7 +171,7 @@ class EpisodeTracker:
         self.observe(StepResult([], observations, [(sub_env.index, infos) for sub_env, (_, infos) in given]))
 
     def begin_all(self) -> None:
-        """Begins an episode in every sub-environment, all of which have been reset, but for what agents observe."""
+        """Begins an episode in every sub-environment, after all have been reset, without the first observations."""
         sub_envs = self._vector_env.sub_envs
         self.done = []
         self._modules.forget()
@@ -181,7 +182,10 @@ class EpisodeTracker:
         self.arrange()
 
     def _mapped(self, sub_env: SubEnvironment) -> tuple[MultiAgentEpisode | None, _Modules]:
-        """The next episode of a sub-environment, without agents (None for a single one), and its agents' modules."""
+        """Returns the next episode of a sub-environment, without agents, and the modules of its agents.
+
+        The episode is None for single-agent runners.
+        """
         if self._single_agent:
             return None, dict.fromkeys(sub_env.agents, DEFAULT_MODULE_ID)
         episode: Any = (
@@ -192,7 +196,7 @@ class EpisodeTracker:
         return episode, self._modules.of_agents(episode, sub_env.agents)
 
     def empty_episode(self, id_: EpisodeID) -> Episode:
-        """An episode that has not begun."""
+        """Returns an empty episode."""
         if self._single_agent:
             return SingleAgentEpisode(id_)
         return MultiAgentEpisode.from_agent_episodes(
@@ -200,7 +204,7 @@ class EpisodeTracker:
         )
 
     def _begin_episode(self, sub_env: SubEnvironment, episode: MultiAgentEpisode | None, modules: _Modules) -> Episode:
-        """Begins an episode in the lanes that its agents have."""
+        """Begins an episode in the lanes of its agents, and returns it."""
         index = sub_env.index
         lanes = self.lanes.by_env[index]
         self._tallies[index] = EpisodeTally()
@@ -211,7 +215,7 @@ class EpisodeTracker:
         return self._of_lanes(index, episode)
 
     def _of_lanes(self, index: int, episode: MultiAgentEpisode | None) -> Episode:
-        """An episode that begins in the lanes of a sub-environment's agents."""
+        """Returns an episode that begins in the lanes of a sub-environment's agents."""
         lanes = self.lanes.by_env[index]
         if episode is None:
             (lane,) = lanes.values()
@@ -225,7 +229,7 @@ class EpisodeTracker:
         return episode
 
     def _begin_agents(self, events: Sequence[Event]) -> bool:
-        """Lets agents join episodes that go on; whether there are any."""
+        """Lets agents join ongoing episodes, and returns whether there are any."""
         joining: list[tuple[int, AgentID, ModuleID]] = []
         for event in events:
             sub_env, lanes = self._vector_env.sub_envs[event.index], self.lanes.by_env[event.index]
@@ -233,7 +237,7 @@ class EpisodeTracker:
             episode.env_t = sub_env.t
             for agent_id in sub_env.agents:
                 if agent_id not in lanes:
-                    _ = episode.agent_episodes  # views of the others are made now at the latest, while they are alone
+                    _ = episode.agent_episodes  # creates the other agents' views before this agent joins
                     joining.append((event.index, agent_id, self._modules.of_agent(episode, agent_id)))
         self.lanes.open(joining)
         for env_index, agent_id, module_id in joining:
@@ -246,19 +250,20 @@ class EpisodeTracker:
     # Steps.
 
     def acted(self) -> None:
-        """Lets agents of turn-based sub-environments, which have acted, wait until they are told what came of it."""
+        """Lets the agents of turn-based sub-environments that have acted wait for the result of their actions."""
         for group, _ in self.lanes.live:
             group.wait()
 
     def apply(self, result: StepResult, reset_over: Callable[[StepResult], None]) -> bool:
-        """Takes in what a step has given, but for the observations of those who act next. A hot path.
+        """Records the result of a step, except for the observations of the agents that act next.
 
         Args:
-            result: It.
-            reset_over: Resets the sub-environments that await it, before their next episodes begin.
+            result: The result of the step.
+            reset_over: Resets the sub-environments whose reset is late, before their next episodes begin.
 
         Returns:
-            True if other lanes act next than before, or for other modules: they are to be arranged anew.
+            True if the lane layout changes, because other lanes act next or lanes got other modules. Then the layout
+            must be computed again.
         """
         self._ended = {}
         if result.told is None:
@@ -279,7 +284,7 @@ class EpisodeTracker:
         return False
 
     def observe(self, result: StepResult) -> None:
-        """Takes in the observations and infos of those who act next. A hot path."""
+        """Records the observations and infos of the agents that act next."""
         states = self._vector_env.states()
         items = result.observations
         for i, (group, pick) in enumerate(self.lanes.live):
@@ -303,13 +308,13 @@ class EpisodeTracker:
             raise bad_rewards(group, self._vector_env, rewards, result) from error
 
     def _credit_told(self, result: StepResult) -> None:
-        """Pays those who are told what their last actions have led to; others as agents that did not act."""
+        """Records the rewards of waiting agents for their last actions, and those of absent agents."""
         told: dict[LaneGroup, tuple[list[int], list[float]]] = {}
         assert result.told is not None
         by_env = self.lanes.by_env
         for (env_index, agent_id), reward in zip(result.told, result.rewards, strict=True):
             lane = by_env[env_index].get(agent_id)
-            if lane is not None:  # it waits, as all of its sub-environment do
+            if lane is not None:  # the agent waits, as all agents of a turn-based sub-environment do
                 numbers, rewards = told.setdefault(lane.group, ([], []))
                 numbers.append(lane.number)
                 rewards.append(reward)
@@ -321,11 +326,11 @@ class EpisodeTracker:
     def take_back(
         self, moved: Iterable[tuple[LaneGroup, np.ndarray, np.ndarray]], joined: Iterable[tuple[int, AgentID]]
     ) -> None:
-        """Undoes a step that failed before anybody acted: all lanes wait, in the rows that they last acted on.
+        """Undoes a step that failed before any agent acted. Then all lanes wait in the rows that they last acted on.
 
         Args:
-            moved: The numbers of the lanes that ``apply`` moves on, group by group, and their rows before.
-            joined: The sub-environments and agents that may have joined in it.
+            moved: For each group, the numbers of the lanes that ``apply`` moves, and their rows before the step.
+            joined: The ``env_index`` and the agent id of agents that may have joined in the step.
         """
         for group, numbers, rows in moved:
             group.go_back(numbers, rows)
@@ -339,19 +344,23 @@ class EpisodeTracker:
         self.lanes.arrange()
 
     def arrange(self) -> None:
-        """Works out which lanes act next, and in what order."""
+        """Computes which lanes act next, and in what order."""
         self.lanes.arrange()
         self.set_clocks()
 
     def set_clocks(self) -> None:
-        """Tells the lanes at which env steps they are, after episodes have begun."""
+        """Sets the env steps of the lanes, after episodes have begun."""
         self.lanes.set_clocks(np.array([sub_env.t for sub_env in self._vector_env.sub_envs]))
 
-    # Ends.
+    # Ends of episodes.
 
     @without_collections
     def _follow(self, result: StepResult, reset_over: Callable[[StepResult], None]) -> bool:
-        """Ends and begins episodes; True if lanes were opened or closed, or changed their module, or rest or not."""
+        """Ends and begins episodes.
+
+        Returns:
+            True if lanes were opened or closed, got another module, or began or stopped to rest.
+        """
         num_done, ends = len(self.done), result.ends
         if ends is not None:
             self._end_together(ends, result)
@@ -372,7 +381,8 @@ class EpisodeTracker:
         return rearranged
 
     def _end_together(self, ends: EpisodeEnds, result: StepResult) -> None:
-        """Ends episodes for all of their agents. A hot path: per episode little more than its tally is made."""
+        """Ends episodes for all of their agents."""
+        # Many short episodes may end in each step, so only little more than a tally is created for each episode.
         lanes = self.lanes.of_envs(ends.indices)
         self._observe_ends(ends, lanes, result)
         ended = lanes.ended(ends.terminated, ends.truncated)
@@ -391,7 +401,7 @@ class EpisodeTracker:
             self._end_episode(index, self._tallies[index])
 
     def _observe_ends(self, ends: EpisodeEnds, lanes: LanesOfEnvs, result: StepResult) -> None:
-        """Writes the last observations to the newest rows of the agents' lanes."""
+        """Records the last observations in the newest rows of the agents' lanes."""
         env_of = np.repeat(np.arange(len(ends.t)), lanes.counts)
         t, given = np.array(ends.t)[env_of], ends.observations
         for group, places, numbers in lanes.by_group:
@@ -409,7 +419,7 @@ class EpisodeTracker:
                 raise
 
     def _freeze(self, index: int, views: EndedViews) -> None:
-        """Lets the agents' episodes stay as they are now, whether anybody has asked for them or not."""
+        """Fixes the ends of the agents' episodes, whether their views have been created or not."""
         episode = self.ongoing[index]
         if isinstance(episode, MultiAgentEpisode) and episode.agent_views is not None:
             episode.let_be_views(views)
@@ -418,7 +428,11 @@ class EpisodeTracker:
             lane.storage.stop_row, lane.episode.is_terminated, lane.episode.is_truncated = end
 
     def _begin_together(self, indices: Sequence[int]) -> bool:
-        """Begins the next episodes: without a look at the lanes where agents and modules are the same as before."""
+        """Begins the next episodes. Where agents and modules are the same as before, they keep their lanes.
+
+        Returns:
+            True if lanes were opened or closed, or got another module.
+        """
         rearranged, again, known = False, [], None
         for index in indices:
             sub_env, lanes = self._vector_env.sub_envs[index], self.lanes
@@ -442,7 +456,7 @@ class EpisodeTracker:
         return rearranged
 
     def _forget_views(self, index: int) -> None:
-        """Lets the views of an episode that has ended be its own, if anybody has asked for them."""
+        """Detaches the views of an episode that has ended from the lanes, if they have been created."""
         episode = self.ongoing[index]
         if not isinstance(episode, MultiAgentEpisode) or episode.agent_views is None:
             for lane in self.lanes.by_env[index].values():
@@ -451,11 +465,14 @@ class EpisodeTracker:
     def _begin_after(
         self, sub_env: SubEnvironment, begun: tuple[MultiAgentEpisode | None, _Modules] | None = None
     ) -> bool:
-        """Begins the next episode after one that has ended; True if lanes came or went, or changed their module.
+        """Begins the next episode after one that has ended.
 
         Args:
             sub_env: The sub-environment.
-            begun: What ``_mapped`` gave, if it was called already.
+            begun: The result of ``_mapped``, if it was called already.
+
+        Returns:
+            True if lanes were opened or closed, or got another module.
         """
         index = sub_env.index
         agent_ids, module_ids = self.lanes.members(index)
@@ -474,7 +491,11 @@ class EpisodeTracker:
         return not fit or modules != dict(zip(agent_ids, module_ids, strict=True))
 
     def _follow_events(self, result: StepResult) -> bool:
-        """Ends what sub-environments report, and lets agents join; True if lanes were opened or closed."""
+        """Ends the episodes and agents that events report, and lets agents join.
+
+        Returns:
+            True if lanes were opened or closed.
+        """
         followed, leaving = [], []
         for event in result.events:
             if event.is_dropped:
@@ -496,7 +517,12 @@ class EpisodeTracker:
         return self._begin_agents([event for event in followed if not event.is_over]) or bool(left)
 
     def _end_agents(self, leaving: list[tuple[Event, Lane]], result: StepResult) -> None:
-        """Ends agents' episodes at their newest rows. A hot path."""
+        """Ends agents' episodes at their newest rows.
+
+        Args:
+            leaving: Each agent's event and lane.
+            result: The result of the step.
+        """
         by_group: dict[LaneGroup, list[int]] = {}
         for place, (_, lane) in enumerate(leaving):
             by_group.setdefault(lane.group, []).append(place)
@@ -523,7 +549,7 @@ class EpisodeTracker:
             self._tallies[event.index].end_life(agent_id, lane.module_id, paid, truncated, steps)
 
     def _observe_last(self, group: LaneGroup, leaving: list[tuple[Event, Lane]], result: StepResult) -> None:
-        """Writes the last observations of agents that leave, those before again where there are none."""
+        """Records the last observations of agents that leave. If there is none, the previous one is repeated."""
         rollout = group.rollout
         cursor = rollout.cursor
         known = [(event, lane) for event, lane in leaving if event.observations.get(lane.agent_id) is not None]
@@ -534,7 +560,7 @@ class EpisodeTracker:
                 times, states = np.array([e.t for e, _ in known]), joined_states([e.state for e, _ in known])
                 rollout.observe(cursor[[lane.number for _, lane in known]], values, times, states)
             except (TypeError, ValueError):
-                others = leaving  # one by one, which says which it is
+                others = leaving  # written one by one, to find the one that does not fit
         for event, lane in others:
             self._observe_end(event, lane, int(cursor[lane.number]), result)
 
@@ -556,11 +582,11 @@ class EpisodeTracker:
             self._credit_absent(event.index, agent_id, reward)
 
     def _credit_absent(self, env_index: int, agent_id: AgentID, reward: float) -> None:
-        """A reward of an agent that did not act in this step: to its last action, or kept as not creditable."""
+        """Credits a reward of an absent agent to its last action, or records it as an uncredited reward."""
         episode = self.ongoing[env_index]
         assert isinstance(episode, MultiAgentEpisode)
         agent_episode = episode.agent_episodes.get(agent_id)
-        if agent_episode is None:  # it never acted, or ended in an earlier chunk
+        if agent_episode is None:  # the agent never acted, or ended in an earlier chunk
             episode._credit(agent_id, reward)
         elif len(agent_episode):
             agent_episode.set_rewards(new_data=agent_episode.get_rewards(-1) + reward, at_indices=-1)
@@ -577,7 +603,7 @@ class EpisodeTracker:
         self.done.append(DoneEpisode(episode, index, tally))
 
     def _drop_episode(self, event: Event) -> None:
-        """Forgets an episode, but for the chunks of it that were handed out, after a failed step."""
+        """Counts an episode as dropped after a failed step. The chunks of it that were returned stay valid."""
         episode = self.ongoing[event.index]
         started = episode.env_t_started if isinstance(episode, MultiAgentEpisode) else episode.t_started
         self.lost.num_dropped_episodes += 1
@@ -587,13 +613,16 @@ class EpisodeTracker:
 
     @without_collections
     def cut(self, num_rows: int) -> list[Episode]:
-        """Ends the fragment: all groups go on in fresh rollouts with room for ``num_rows`` more rows.
+        """Ends the fragment. All groups continue in fresh rollouts.
+
+        Args:
+            num_rows: The number of steps that the fresh rollouts have rows for.
 
         Returns:
             The chunks of ongoing episodes that have at least one step.
         """
         self.sync()
-        if self._vector_env.turn_based:  # a lane gets rows for its own turns only, about as many as in this fragment
+        if self._vector_env.turn_based:  # a lane has rows for its agent's turns only, about as many as in this fragment
             num_rows = min(num_rows, max((g.last_row - g.lookback + 1 for g in self.lanes.groups), default=1))
         chunks = [episode for episode in self.ongoing if episode.env_steps() > 0]
         lanes = self.lanes.of_envs(range(len(self.ongoing)))
@@ -619,7 +648,13 @@ class EpisodeTracker:
         return chunks
 
     def _continued_episode(self, sub_env: SubEnvironment, id_: str, with_views: bool) -> Episode:
-        """A chunk that goes on where the lanes stand, which have views of their own, or not yet."""
+        """Returns the next chunk of an episode, which begins at the newest rows of the lanes.
+
+        Args:
+            sub_env: The sub-environment.
+            id_: The id of the episode.
+            with_views: Whether the lanes have views already.
+        """
         lanes = self.lanes.by_env[sub_env.index]
         if self._single_agent:
             return next(iter(lanes.values())).episode
@@ -637,13 +672,13 @@ class EpisodeTracker:
     # Newest observations that pieces may change.
 
     def note_observations(self) -> None:
-        """Remembers the newest observations as the environments gave them. For pieces that may write others to them."""
+        """Copies the newest observations of the environments, before pieces may overwrite them."""
         self._observed = [
             tree_map(np.copy, take(group.rollout.source(Columns.OBS), group.newest())) for group in self.lanes.groups
         ]
 
     def restore_observations(self) -> None:
-        """Writes the newest observations of those who act next as the environments gave them, not as pieces did."""
+        """Restores the environments' newest observations of the agents that act next, which pieces may have changed."""
         for group, observed in zip(self.lanes.groups, self._observed or [], strict=True):
             numbers = group.order if group.numbers is None else group.numbers
             acting = np.flatnonzero(np.isin(group.order, numbers))
@@ -651,9 +686,9 @@ class EpisodeTracker:
                 group.positions, take(observed, acting), group.rollout.columns[Columns.T][group.positions]
             )
 
-    # For checkpoints: each sub-environment is reset with the episode's seed and given the same actions again. What does
-    # not follow from those is saved: the rows that the episodes keep, as connector pieces left them, their infos, the
-    # user's notes, and what was paid so far.
+    # For checkpoints: each sub-environment is reset with the episode's seed and gets the same actions again. All other
+    # data is saved: the rows that the episodes keep, as connector pieces left them, their infos, the custom data, and
+    # the sums of the rewards so far.
 
     @property
     def can_be_replayed(self) -> bool:
@@ -661,10 +696,13 @@ class EpisodeTracker:
         return all(sub_env.pack_history().is_complete for sub_env in self._vector_env.sub_envs)
 
     def get_state(self) -> dict[str, Any] | None:
-        """The ongoing episodes, right after a cut; None if one of them is too long to be replayed.
+        """Returns the state of the ongoing episodes. It must be called right after a cut.
+
+        Returns:
+            The state for ``set_state``. None if one of the episodes is too long to be replayed.
 
         Raises:
-            EpisodeError: If custom data hold what no file can.
+            EpisodeError: If custom data contain anything that cannot be stored in a file.
         """
         sub_envs = self._vector_env.sub_envs
         if not self.can_be_replayed:
@@ -711,10 +749,10 @@ class EpisodeTracker:
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Takes what ``get_state`` gave. Must be called right after construction, or instead of a reset.
+        """Restores the state of ``get_state``. It must be called right after construction, or instead of a reset.
 
         Raises:
-            CheckpointError: If an episode does not lead to where it led before.
+            CheckpointError: If the state is damaged, or a replayed episode differs from the saved one.
         """
         self.lanes.clear()
         self.take_done()
@@ -757,7 +795,11 @@ class EpisodeTracker:
     def _replay(
         self, sub_env: SubEnvironment, actions: Mapping[str, Any], lanes: list[tuple[Lane, Mapping[str, Any]]]
     ) -> None:
-        """Brings a sub-environment to where its lanes are, and gives these their infos."""
+        """Replays a sub-environment up to the env step of its lanes, and records their infos.
+
+        Raises:
+            CheckpointError: If the agents or their observations differ from the saved ones.
+        """
         observed_at = [[int(t) for t in lane.storage.column(Columns.T)] for lane, _ in lanes]
         unknown = {
             t
@@ -785,11 +827,11 @@ class EpisodeTracker:
                     rollout.infos[row * rollout.num_lanes + lane.number] = info
 
 
-# What is neither in the lanes nor follows from the actions.
+# Saved data that is neither in the lanes nor determined by the actions.
 
 
 def _memory_of(episode: Episode) -> dict[str, Any]:
-    """What outlives the chunks of an episode of several agents."""
+    """Returns the data of a multi-agent episode that all of its chunks share."""
     if not isinstance(episode, MultiAgentEpisode):
         return {}
     return {
@@ -809,7 +851,7 @@ def _remember(episode: Episode, memory: Mapping[str, Any]) -> None:
 
 
 def _tasks_of(sub_env: SubEnvironment) -> list[Any]:
-    """Of an environment with a curriculum: its task at the newest reset, and now."""
+    """Returns the task of an environment with a curriculum, at the newest reset and now."""
     now = None if sub_env.settable is None else sub_env.settable.get_task()
     return [encode(task, f"get_task() of {sub_env}") for task in (sub_env.task, now)]
 
@@ -824,5 +866,5 @@ def _notes(episode: Episode) -> Any:
 
 
 def _leaving(event: Event, lanes: Mapping[AgentID, Lane]) -> list[AgentID]:
-    """The agents that have ended, in their order. One that never had a turn has no lane, and nothing to end."""
+    """Returns the agents that have ended, in the order of the lanes. An agent that never had a turn has no lane."""
     return [agent for agent in lanes if event.terminations.get(agent) or event.truncations.get(agent)]

@@ -1,4 +1,4 @@
-"""Lanes: the places of agents in a rollout, in groups of agents with like spaces, and which of them act next."""
+"""Lanes, the places of agents in a rollout, and groups of lanes of agents with equal spaces."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ _BY_NUMBER = (
     "num_steps",
     "next_row",
 )
-"""The arrays of a LaneGroup with an entry for each lane."""
+"""The names of the LaneGroup arrays with an entry for each lane."""
 
 
 class Lane:
-    """The place of one live agent.
+    """The place of one live agent in a rollout.
 
     Attributes:
         group: The group whose rollout the lane is in.
-        number: The lane of that rollout.
-        env_index: The sub-environment.
-        agent_id: Who.
-        module_id: Who chooses the agent's actions.
+        number: The number of the lane in that rollout.
+        env_index: The agent's sub-environment.
+        agent_id: The agent.
+        module_id: The module that chooses the agent's actions.
     """
 
     __slots__ = ("_episode", "agent_id", "env_index", "group", "module_id", "number")
@@ -65,10 +65,10 @@ class Lane:
 
     @property
     def episode(self) -> SingleAgentEpisode:
-        """The agent's ongoing episode, a view of the lane. Made now if nobody has asked for it before."""
+        """The agent's ongoing episode, a view of the lane. It is created when it is first read."""
         if self._episode is None:
             ongoing: Any = self.group.ongoing[self.env_index]
-            _ = ongoing.agent_episodes  # makes those of all agents
+            _ = ongoing.agent_episodes  # creates the views of all agents
         return self._episode  # type: ignore[return-value]
 
     @episode.setter
@@ -77,11 +77,11 @@ class Lane:
 
     @property
     def has_episode(self) -> bool:
-        """Whether ``episode`` has been made."""
+        """Whether ``episode`` has been created."""
         return self._episode is not None
 
     def has_no_view(self) -> None:
-        """From now on: whoever asks for ``episode`` gets a new one."""
+        """Forgets ``episode``. A new one is created when it is next read."""
         self._episode = None
 
     @property
@@ -92,23 +92,23 @@ class Lane:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the agent has acted on its newest observation, and other agents' turns come before its next one."""
+        """Whether the agent has acted on its newest observation, and other agents act before its next turn."""
         return bool(self.group.rollout.pending[self.number])
 
     @property
     def storage(self) -> LaneStorage:
-        """What the agent's episode is a view of."""
+        """The storage that the agent's episode is a view of."""
         return self.episode.storage  # type: ignore[return-value]
 
     def continue_episode(self) -> None:
-        """Makes the successor of the episode's chunk, after the group has gone on in another rollout."""
+        """Creates the next chunk of the episode, after the group has continued in another rollout."""
         former = self.episode
         self.view(former.id_, former.agent_id, former.module_id, former.multi_agent_episode_id)
         if former._custom_data:
             self.episode._custom_data = copy.deepcopy(former._custom_data)
 
     def new_storage(self) -> LaneStorage:
-        """For a view of the lane."""
+        """Returns a new storage for a view of the lane."""
         group, number = self.group, self.number
         first_row, start_row = group.first_row.item(number), group.start_row.item(number)
         return LaneStorage(group.rollout, number, first_row=first_row, start_row=start_row)
@@ -120,7 +120,14 @@ class Lane:
         module_id: ModuleID | None = None,
         multi_agent_episode_id: EpisodeID | None = None,
     ) -> SingleAgentEpisode:
-        """Makes ``episode``."""
+        """Creates ``episode`` and returns it.
+
+        Args:
+            id_: The id of the episode.
+            agent_id: The agent, if the episode is part of a MultiAgentEpisode.
+            module_id: The agent's module, if the episode is part of a MultiAgentEpisode.
+            multi_agent_episode_id: The id of that MultiAgentEpisode.
+        """
         rollout = self.group.rollout
         self._episode = SingleAgentEpisode.from_storage(
             self.new_storage(),
@@ -136,20 +143,20 @@ class Lane:
 
 
 class LiveViews(NamedTuple):
-    """The agents of an ongoing episode, all of whom have been there from its beginning.
+    """The agents of an ongoing episode, all of which have been in it from its beginning.
 
     Attributes:
-        lanes: Agent to lane; none of them has a view yet.
+        lanes: Agent id to lane. No lane has a view yet.
     """
 
     lanes: dict[AgentID, Lane]
 
     def agent_steps(self) -> int:
-        """How many steps all agents have made in the chunk."""
+        """Returns how many steps all agents together have made in the chunk."""
         return sum(lane.row - int(lane.group.start_row[lane.number]) for lane in self.lanes.values())
 
     def chunks(self, episode: MultiAgentEpisode) -> list[AgentChunk]:
-        """What a batch has to know of the agents' episodes, which makes none."""
+        """Returns the data of the agents' episodes that a batch needs, without creating the episodes."""
         found = []
         for agent_id, lane in self.lanes.items():
             group, number = lane.group, lane.number
@@ -173,7 +180,7 @@ class LiveViews(NamedTuple):
         return found
 
     def make(self, episode: MultiAgentEpisode) -> dict[AgentID, SingleAgentEpisode]:
-        """The agents' episodes, which their lanes know from now on."""
+        """Creates the agents' episodes, stores them in their lanes, and returns them by agent id."""
         for agent_id, lane in self.lanes.items():
             t_started = int(lane.group.t_started[lane.number])
             lane.episode = view_of(episode, agent_id, lane.new_storage(), t_started)
@@ -181,36 +188,40 @@ class LiveViews(NamedTuple):
 
 
 class LaneGroup:
-    """All lanes of agents with like spaces whose modules have like states, over one rollout.
+    """All lanes of agents with equal spaces whose modules have equal kinds of state, in one rollout.
+
+    ``B`` is the number of lanes that act next.
 
     Attributes:
-        index: The group's place among the groups.
+        index: The index of the group among all groups.
         rollout: The columns of the current fragment.
-        kind: What the lanes' modules have in common; ``LaneTable`` says what.
-        env_action_space: Of the environment. The rollout's, of recorded actions, is the modules'.
-        ongoing: The episodes of all sub-environments.
-        first_row: ``[num_lanes]`` int64, the oldest row that each lane's ongoing episode keeps.
-        start_row: ``[num_lanes]`` int64, the row of its chunk's first observation; rows before it are lookback.
-        t_started: ``[num_lanes]`` int64, the agent's own steps before ``start_row``.
-        earlier_return: ``[num_lanes]``, what the agent was paid in earlier chunks.
-        carried: ``[num_lanes]`` bool, whose first row after the lookback was in the fragment before, too.
-        rests: ``[num_lanes]`` bool, whose episode has no first observation yet, as the next step only resets it.
-        is_live: ``[num_lanes]`` bool, whose lane is somebody's.
-        env_of: ``[num_lanes]`` int64, the sub-environment.
+        kind: What the modules of the lanes have in common. ``LaneTable`` defines it.
+        env_action_space: The action space of the environment. The action space of the rollout, which holds the recorded
+            actions, is that of the modules.
+        ongoing: The ongoing episodes of all sub-environments.
+        first_row: ``[num_lanes]`` int64, the oldest row that the lane's ongoing episode keeps.
+        start_row: ``[num_lanes]`` int64, the row of the chunk's first observation. Rows before it are lookback.
+        t_started: ``[num_lanes]`` int64, the number of the agent's steps before ``start_row``.
+        earlier_return: ``[num_lanes]``, the sum of the agent's rewards in earlier chunks.
+        carried: ``[num_lanes]`` bool, whether the first row after the lookback was in the previous fragment, too.
+        rests: ``[num_lanes]`` bool, whether the episode has no first observation yet, because the next step only resets
+            the sub-environment.
+        is_live: ``[num_lanes]`` bool, whether an agent has the lane.
+        env_of: ``[num_lanes]`` int64, the ``env_index`` of the agent's sub-environment.
         rank: ``[num_lanes]`` int64, the agent's place in its sub-environment.
-        module_of: ``[num_lanes]`` int64, the module's place in ``LaneTable.module_ids``.
-        word_of: ``[num_lanes]`` uint64, what names the agent's random streams.
-        num_steps: ``[num_lanes]`` int64, the agent's steps that are in no ``StepCounts`` yet.
-        next_row: ``[num_lanes]`` int64, the first row that is unused, of lanes that are nobody's; 0 if all are.
-        order: The numbers of all live lanes, by module, sub-environment and the agents' order there.
-        numbers: ``[B]`` those of the lanes that act next, in the same order, or None if they are ``0, 1, ...,
+        module_of: ``[num_lanes]`` int64, the index of the agent's module in ``LaneTable.module_ids``.
+        word_of: ``[num_lanes]`` uint64, the word that identifies the agent's random streams.
+        num_steps: ``[num_lanes]`` int64, the number of the agent's steps that are in no ``StepCounts`` yet.
+        next_row: ``[num_lanes]`` int64, the first unused row of a free lane. 0 if all its rows are unused.
+        order: The numbers of all live lanes, sorted by module, sub-environment and rank.
+        numbers: ``[B]``, the numbers of the lanes that act next, in the same order. None if they are ``0, 1, ...,
             num_lanes - 1``.
-        positions: Of the newest rows of those.
-        env_indices: ``[B]`` their sub-environments.
-        places: ``[B]`` ascending with the sub-environment and the agent's rank.
-        agent_words: ``[B]`` uint64, what names the agents' random streams.
-        words: ``[B]`` uint64, of the streams themselves; None until somebody has asked.
-        rows: What the pipelines get; the same object as long as the same lanes act.
+        positions: The positions of the newest rows of the lanes that act next.
+        env_indices: ``[B]``, their ``env_index``.
+        places: ``[B]``, sort keys that increase with the sub-environment and the agent's rank.
+        agent_words: ``[B]`` uint64, the words that identify the agents' random streams.
+        words: ``[B]`` uint64, the words of the streams themselves. None until they are computed.
+        rows: The rows that the pipelines get. It is the same object as long as the same lanes act.
         t: ``[B]`` int32, the env step of each newest observation.
         last_row: The row of the newest observation of any lane.
     """
@@ -257,23 +268,23 @@ class LaneGroup:
         self.t = np.zeros(0, np.int32)
         self.last_row = lookback
         self._num_opened = self._spare_rows = 0
-        self._free_numbers: list[int] = []  # a heap, of those below ``_num_opened``
+        self._free_numbers: list[int] = []  # a heap of the free numbers below ``_num_opened``
         self._first: np.ndarray | None = None
         self.places = np.zeros(0, np.int64)
 
     def matches(self, observation_space: Space, action_space: Space, kind: Hashable) -> bool:
-        """Whether agents of these spaces, and of modules with such a state, belong here."""
+        """Returns whether agents with these spaces and modules of this kind belong to the group."""
         return (
             spaces.same(self.rollout.observation_space, observation_space, ordered=False)
             and spaces.same(self.env_action_space, action_space, ordered=False)
             and self.kind == kind
         )
 
-    # Lanes come and go.
+    # Opening and closing lanes.
 
     @property
     def lanes(self) -> list[Lane]:
-        """The live lanes, in ``order``."""
+        """The live lanes, in the sequence of ``order``."""
         return self.at(self.order)
 
     @property
@@ -283,20 +294,20 @@ class LaneGroup:
 
     @property
     def num_acting(self) -> int:
-        """How many lanes act next."""
+        """The number of lanes that act next."""
         return len(self.env_indices)
 
     @property
     def acting_numbers(self) -> np.ndarray:
-        """``[B]`` the numbers of the lanes that act next, in the order of ``rows``."""
+        """``[B]``, the numbers of the lanes that act next, in the order of ``rows``."""
         return np.arange(self.rollout.num_lanes) if self.numbers is None else self.numbers
 
     def at(self, numbers: np.ndarray) -> list[Lane]:
-        """The lanes with some numbers."""
+        """Returns the lanes with the given numbers."""
         return [self._lanes[number] for number in numbers.tolist()]  # type: ignore[misc]
 
     def make_room(self, num_lanes: int) -> None:
-        """Makes the rollout exactly wide enough for that many lanes, if it is not yet."""
+        """Widens the rollout to ``num_lanes`` lanes, if it has fewer."""
         more = num_lanes - self.rollout.num_lanes
         if more <= 0:
             return
@@ -306,10 +317,13 @@ class LaneGroup:
         self._lanes += [None] * more
 
     def open(self, agents: Sequence[tuple[int, AgentID, ModuleID]]) -> list[Lane]:
-        """Gives agents free lanes, whose episodes begin in the first rows that are unused there.
+        """Opens lanes for agents. Their episodes begin in the first unused row of their lane.
 
         Args:
-            agents: Their sub-environments, who they are, and who acts for them.
+            agents: The ``env_index``, the agent id and the module id of each agent.
+
+        Returns:
+            The lanes, in the order of ``agents``.
         """
         free = [heappop(self._free_numbers) for _ in range(min(len(agents), len(self._free_numbers)))]
         opened = self._num_opened
@@ -336,7 +350,7 @@ class LaneGroup:
         return lane
 
     def reopen(self, number: int, env_index: int, agent_id: AgentID, module_id: ModuleID) -> Lane:
-        """A lane as it was at a checkpoint: its newest row is the first one after the lookback."""
+        """Opens a lane as it was at a checkpoint. Its newest row is the first one after the lookback."""
         for other in range(self._num_opened, number + 1):
             self._free_numbers.append(other)
         self._num_opened = max(self._num_opened, number + 1)
@@ -346,7 +360,7 @@ class LaneGroup:
         return self._occupied(number, env_index, agent_id, module_id)
 
     def close(self, numbers: np.ndarray) -> None:
-        """Frees lanes; their rows stay for the episodes that are views of them."""
+        """Closes lanes. Their rows stay for the episodes that are views of them."""
         for number in numbers.tolist():
             heappush(self._free_numbers, number)
             self._lanes[number] = None
@@ -354,15 +368,21 @@ class LaneGroup:
         self.next_row[numbers] = self.rows_of(numbers) + 1
 
     def begin(self, numbers: Any, rows: Any) -> None:
-        """Episodes begin, with their first observations in some rows."""
+        """Begins episodes in lanes.
+
+        Args:
+            numbers: ``[N]``, the numbers of the lanes.
+            rows: ``[N]``, the rows of the episodes' first observations.
+        """
         self.first_row[numbers] = self.start_row[numbers] = rows
         self.t_started[numbers] = 0
         self.earlier_return[numbers] = 0.0
 
-    # Lanes move from row to row.
+    # Moving lanes from row to row.
 
     def advance(self) -> None:
-        """Closes all newest rows: the rows after them are open now. A hot path."""
+        """Moves the lanes that act to their next rows."""
+        # This runs in every step: slices stay slices, which are faster to index than arrays.
         rollout = self.rollout
         step = rollout.num_lanes
         self.t += 1
@@ -379,7 +399,7 @@ class LaneGroup:
             self.positions = rollout.cursor if self.numbers is None else rollout.cursor[self.numbers]
 
     def begin_again(self, numbers: np.ndarray) -> None:
-        """Begins episodes in the rows after the newest ones, which hold the last observations of those before."""
+        """Begins episodes in the rows after the newest ones, which hold the previous episodes' last observations."""
         self.begin(numbers, self._move_on(numbers))
 
     def _move_on(self, numbers: Any) -> np.ndarray:
@@ -394,17 +414,29 @@ class LaneGroup:
         return rows
 
     def go_on(self, numbers: Any, rewards: Any) -> None:
-        """Pays lanes that wait for what they did in their newest rows, and closes these. A hot path."""
+        """Records the rewards of waiting lanes for their newest rows, and moves the lanes to their next rows.
+
+        Args:
+            numbers: ``[N]``, the numbers of the lanes.
+            rewards: ``[N]``, their rewards.
+        """
         rollout = self.rollout
         rollout.columns[Columns.REWARDS][rollout.cursor[numbers]] = rewards
         self._move_on(numbers)
 
     def rows_of(self, numbers: np.ndarray) -> np.ndarray:
-        """``[N]`` the newest rows of some lanes."""
+        """Returns ``[N]`` the newest rows of lanes."""
         return self.rollout.cursor[numbers] // self.rollout.num_lanes
 
     def go_back(self, numbers: np.ndarray, rows: np.ndarray) -> None:
-        """Lets lanes wait in the rows where they have acted. Rows after those are as if nobody had observed."""
+        """Moves lanes back to the rows in which they have acted, and lets them wait there.
+
+        Observations in later rows are marked as unused.
+
+        Args:
+            numbers: ``[N]``, the numbers of the lanes.
+            rows: ``[N]``, the rows to go back to.
+        """
         rollout, before = self.rollout, rows * self.rollout.num_lanes + numbers
         newest = rollout.cursor[numbers]
         for position in (undone := newest[newest != before]).tolist():
@@ -415,15 +447,15 @@ class LaneGroup:
         self._first = None
 
     def count_steps(self, steps: int) -> None:
-        """The lanes that act have made some steps."""
+        """Adds ``steps`` to the number of steps of the lanes that act."""
         self.num_steps[self.acting_numbers] += steps
 
     def wait(self) -> None:
-        """Lets the lanes that have acted wait for what comes of it."""
+        """Lets the lanes that have acted wait for the result of their actions."""
         self.rollout.pending[self.acting_numbers] = True
 
     def first_positions(self) -> np.ndarray:
-        """``[B]`` where the oldest rows are that the acting lanes' episodes keep, in the order of the rows."""
+        """Returns ``[B]`` the positions of the oldest rows that the acting lanes' episodes keep, as ``rows`` orders."""
         if self._first is None:
             numbers = self.acting_numbers
             self._first = self.first_row[numbers] * self.rollout.num_lanes + numbers
@@ -432,21 +464,21 @@ class LaneGroup:
     # The order of the rows.
 
     def sort(self, module_order: np.ndarray) -> None:
-        """Puts the lanes in ``order``, after lanes were opened or closed, or act for other modules.
+        """Computes ``order``, after lanes were opened or closed, or got another module.
 
         Args:
-            module_order: ``[num_modules]`` the place of each of ``LaneTable.module_ids`` among the modules.
+            module_order: ``[num_modules]``, the place of each of ``LaneTable.module_ids`` among the modules.
         """
         live = np.flatnonzero(self.is_live)
         by_row = np.lexsort((self.rank[live], self.env_of[live], module_order[self.module_of[live]]))
         self.order = live[by_row]
 
     def select(self, module_ids: Sequence[ModuleID], num_ranks: int) -> None:
-        """Finds the lanes that act next, and makes ``rows``.
+        """Finds the lanes that act next, and creates ``rows``.
 
         Args:
             module_ids: ``LaneTable.module_ids``.
-            num_ranks: More than any ``rank``.
+            num_ranks: A number greater than any ``rank``.
         """
         order, rollout = self.order, self.rollout
         idle = rollout.pending[order] | self.rests[order]
@@ -465,7 +497,7 @@ class LaneGroup:
         self.rows = LiveRows(self, module_ids=present, splits=tuple(splits))
 
     def locate(self) -> None:
-        """Works out ``positions`` after single lanes have moved."""
+        """Computes ``positions``, after single lanes have moved."""
         cursor = self.rollout.cursor if self.numbers is None else self.rollout.cursor[self.numbers]
         if self.numbers is None and len(cursor) and (cursor == cursor[0] + np.arange(len(cursor))).all():
             self.positions = slice(int(cursor[0]), int(cursor[0]) + len(cursor))
@@ -473,13 +505,13 @@ class LaneGroup:
             self.positions = cursor
 
     def newest(self) -> Positions:
-        """Where the newest rows of all lanes are, in ``order``."""
+        """Returns the positions of the newest rows of all lanes, in the sequence of ``order``."""
         return self.positions if self.num_acting == len(self.order) else self.rollout.cursor[self.order]
 
-    # Returns, and fragments.
+    # Returns and fragments.
 
     def returns(self, numbers: np.ndarray) -> np.ndarray:
-        """``[N]`` what the agents of some lanes, one at least, were paid in this chunk."""
+        """Returns ``[N]`` the sums of the rewards in the current chunk. ``numbers`` must not be empty."""
         rollout, first_rows = self.rollout, self.start_row[numbers]
         last_rows = self.rows_of(numbers)
         low, high = int(first_rows.min()), int(last_rows.max())
@@ -492,23 +524,28 @@ class LaneGroup:
         return np.where((rows >= first_rows) & (rows < last_rows), rewards, 0.0).sum(axis=0)
 
     def paid(self, numbers: np.ndarray) -> np.ndarray:
-        """``[N]`` what they were paid in all chunks of their episodes."""
+        """Returns ``[N]`` the sums of the rewards in all chunks of the episodes. ``numbers`` must not be empty."""
         return self.earlier_return[numbers] + self.returns(numbers)
 
     def continue_episodes(self, numbers: np.ndarray, last_rows: np.ndarray, returns: np.ndarray) -> None:
-        """After ``restart``: the successors of chunks that ended in some rows begin behind the lookback."""
+        """Begins the next chunks of episodes after the lookback. It must be called after ``restart``.
+
+        Args:
+            numbers: ``[N]``, the numbers of the lanes.
+            last_rows: ``[N]``, the rows in which the former chunks ended.
+            returns: ``[N]``, the sums of the rewards in the former chunks.
+        """
         self.t_started[numbers] += last_rows - self.start_row[numbers]
         self.first_row[numbers] = self.lookback - np.minimum(self.lookback, last_rows - self.first_row[numbers])
         self.start_row[numbers] = self.lookback
         self.earlier_return[numbers] += returns
 
     def restart(self, num_rows: int) -> None:
-        """Goes on in a fresh rollout in which all lanes are in step.
+        """Continues in a fresh rollout in which all lanes are at the same row.
 
         Args:
-            num_rows: How many steps it is for. A row more is needed for each last observation of an episode, and there
-                is room for as many of them as in the rollout before; where those were fewer than there was room for,
-                for half as many as that, but one.
+            num_rows: The number of steps that the rollout has rows for. There are spare rows for the last observations
+                of episodes: as many as were used in the former rollout, or half of its spare rows if that is more.
         """
         spare = max(self.last_row - self.lookback - num_rows, (self._spare_rows + 1) // 2)
         spare = self._spare_rows = min(spare, num_rows)
@@ -522,7 +559,7 @@ class LaneGroup:
         self.locate()
 
     def note_carried(self) -> None:
-        """Takes note of the lanes whose first row after the lookback was there before this fragment."""
+        """Marks the lanes whose first row after the lookback was recorded before this fragment."""
         first, lanes = self.lookback * self.rollout.num_lanes, self.rollout.num_lanes
         self.carried = self.rollout.columns[Columns.T][first : first + lanes] >= 0
 
@@ -533,7 +570,7 @@ def _word_of(agent_id: AgentID) -> int:
 
 
 class LiveRows(Rows):
-    """The newest rows of a group's lanes: the same object all the time, while they move on."""
+    """The newest rows of the lanes of a group that act. It stays the same object while the lanes move to later rows."""
 
     __slots__ = ("group",)
 
@@ -549,7 +586,7 @@ class LiveRows(Rows):
 
     @property
     def parts(self) -> tuple[RowPart, ...]:  # type: ignore[override]
-        """Where the rows are now."""
+        """The current positions of the rows."""
         group, positions = self.group, self.group.positions
         last = np.arange(positions.start, positions.stop) if isinstance(positions, slice) else positions
         return (RowPart(group.rollout, positions, group.first_positions(), last),)
@@ -569,11 +606,12 @@ class LiveRows(Rows):
 
     @property
     def action_space(self) -> Space:
-        """Of all lanes, as the environment has it."""
+        """The environment's action space of all lanes."""
         return self.group.env_action_space
 
     def get(self, column: str, offset: int = 0, fill: float | None = None) -> Any:
-        """A hot path for the newest observations: no index arithmetic."""
+        """Returns a column at the rows. See ``Rows.get``."""
+        # Reading the newest observations in every step must be fast, so offset 0 needs no index arithmetic.
         rollout = self.group.rollout
         if offset == 0 and column in rollout.columns:
             positions, values = self.group.positions, rollout.columns[column]
@@ -583,7 +621,8 @@ class LiveRows(Rows):
         return super().get(column, offset, fill)
 
     def reach(self, column: str, offset: int) -> tuple[Any, np.ndarray]:
-        """A hot path for the step before, where all lanes have one: no index arithmetic."""
+        """Returns a column at an offset from the rows. See ``Rows.reach``."""
+        # The previous step is often read. If all lanes have one, no index arithmetic is needed.
         group = self.group
         rollout, positions = group.rollout, group.positions
         begin = positions.start - rollout.num_lanes if type(positions) is slice else -1
@@ -595,7 +634,7 @@ class LiveRows(Rows):
         return super().reach(column, offset)
 
     def set(self, column: str, values: Any) -> None:
-        """Writes to the newest rows."""
+        """Writes a column at the newest rows. See ``Rows.set``."""
         if type(values) is not np.ndarray or values.shape[:1] != (self._length,):
             self.check_length(column, values)
         self.group.rollout.write(column, self.group.positions, values)
@@ -608,17 +647,17 @@ def _copied(column: Any, positions: slice) -> Any:
 
 
 class Pick:
-    """Takes items (a list, or arrays) and gives some of them, in another order."""
+    """Selects items of a list or of arrays, in another order."""
 
     __slots__ = ("_index", "_of_list")
 
     def __init__(self, index: np.ndarray):
-        """Takes the places of those items, ``[N]``."""
+        """Stores ``[N]`` the places of the selected items."""
         self._index = index
         self._of_list: Callable[[list], Any] | None = None
 
     def __call__(self, items: Any) -> Any:
-        """The items at those places."""
+        """Returns the selected items of ``items``, a list or a tree of arrays."""
         if type(items) is not list:
             return tree_map(lambda leaf: leaf[self._index], items)
         if self._of_list is None:
@@ -628,6 +667,6 @@ class Pick:
 
 
 def picker(index: Sequence[int] | np.ndarray, length: int) -> Pick | None:
-    """What picks the items at some places out of ``length`` items; None if these are all, as they stand."""
+    """Returns a Pick for the items at ``index`` of ``length`` items. None if these are all items in their order."""
     places = np.asarray(index, np.int64)
     return None if len(places) == length and (places == np.arange(length)).all() else Pick(places)

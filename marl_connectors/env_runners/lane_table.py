@@ -1,4 +1,4 @@
-"""Which agent of which sub-environment stands in which lane, and which lanes act next, in what order."""
+"""The lane table: it maps agents of sub-environments to lanes, and computes the lane layout of each step."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ from marl_connectors.rl_module.states import state_kind
 from marl_connectors.typing import AgentID, ModuleID
 
 _REMEMBERED_SPACES = 1000
-"""Of so many pairs of spaces it is remembered which group they belong to: comparing spaces takes its time."""
+"""For how many pairs of spaces the table remembers their group, because comparing spaces is slow."""
 
 
 class LanesOfEnvs:
-    """``N`` lanes of whole sub-environments, in the order of these and their agents.
+    """All ``N`` lanes of some sub-environments, in the order of these sub-environments and their agents.
 
     Attributes:
         groups: All groups.
-        group: ``[N]`` the group of each.
-        number: ``[N]`` its number there.
-        begins: Where the lanes of each sub-environment begin.
-        counts: How many each has.
-        by_group: Each group that has some of the lanes, their places among them, and their numbers in the group.
+        group: ``[N]``, the index of each lane's group.
+        number: ``[N]``, the number of each lane in its group.
+        begins: The index of each sub-environment's first lane among the ``N`` lanes.
+        counts: The number of lanes of each sub-environment.
+        by_group: For each group with some of the lanes: the group, the indices of its lanes among the ``N`` lanes, and
+            their numbers in the group.
     """
 
     __slots__ = ("begins", "by_group", "counts", "group", "groups", "number")
@@ -49,7 +50,7 @@ class LanesOfEnvs:
                 self.by_group.append((own, places, number[places]))
 
     def gathered(self, read: Callable[[LaneGroup, np.ndarray], np.ndarray]) -> np.ndarray:
-        """``[N]`` what ``read(group, numbers)`` gives for the lanes of each group."""
+        """Calls ``read(group, numbers)`` for each group, and returns ``[N]`` the results in the order of the lanes."""
         found = [(places, read(group, numbers)) for group, places, numbers in self.by_group]
         if len(found) == 1:
             return found[0][1]
@@ -59,7 +60,12 @@ class LanesOfEnvs:
         return values
 
     def ended(self, terminated: np.ndarray, truncated: np.ndarray) -> EndedLanes:
-        """Where the agents' chunks are, which end at their newest rows."""
+        """Returns the positions of the agents' chunks, which end at their newest rows.
+
+        Args:
+            terminated: ``[N]`` bool, whether each agent has terminated.
+            truncated: ``[N]`` bool, whether each agent was truncated.
+        """
         return EndedLanes(
             rollouts=tuple(group.rollout for group in self.groups),
             which=self.group,
@@ -74,18 +80,20 @@ class LanesOfEnvs:
 
 
 class LaneTable:
-    """Finds lanes by sub-environment and agent, opens and closes them, and says which act next.
+    """Finds, opens and closes the lanes of agents, and computes which lanes act next.
 
     Attributes:
-        groups: The lanes, by observation and action space, and by the kind of module: by the state that it has, and by
-            the observations and actions that it knows, which pieces may have changed for some agents only.
-        ongoing: The episode of each sub-environment; the list stays the same.
-        by_env: For each sub-environment, agent to lane, in the order in which it lists its agents.
-        module_ids: All modules that lanes ever acted for.
-        live: The groups with lanes that act next, and what picks a group's items from those of all agents that act,
-            which stand in the order of the sub-environments and their agents; None where nothing is to be picked.
-        pick_actions: What picks the actions of all agents, in that order, from those of all groups in a row.
-        counts: Of the steps that agents and modules have made.
+        groups: The groups of lanes. A group has the lanes of agents with equal observation and action spaces and
+            modules of the same kind. A kind is the structure of the module's state, its observation space and its
+            action space, which connector pieces may have changed for some agents only.
+        ongoing: The ongoing episode of each sub-environment. It stays the same list object.
+        by_env: For each sub-environment, agent id to lane, in the order of the sub-environment's agents.
+        module_ids: All modules that lanes have had.
+        live: The groups with lanes that act next, each with a Pick. It selects the group's items from those of all
+            agents that act, in the order of the sub-environments and their agents. It is None if the group has them all
+            in this order.
+        pick_actions: Reorders the concatenated actions of all groups into that order. None if they are in it.
+        counts: The counts of steps by agent and by module.
     """
 
     def __init__(
@@ -113,22 +121,22 @@ class LaneTable:
         self._members: dict[int, tuple[tuple[AgentID, ...], tuple[ModuleID, ...]]] = {}
         self.module_ids: list[ModuleID] = []
         self._module_places: dict[ModuleID, int] = {}
-        self._changed: set[int] = set()  # sub-environments whose agents' ranks are to be found anew
+        self._changed: set[int] = set()  # sub-environments whose agents' ranks must be computed again
         self._num_ranks = 0
         self._is_sorted = True
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what is known of objects by their place in memory."""
+        """Returns the state without the data that is keyed by objects' ids in memory."""
         return {**vars(self), "_known_spaces": {}}
 
-    # Lanes come and go.
+    # Opening and closing lanes.
 
     def in_order(self) -> list[Lane]:
-        """All live lanes, in the order of the sub-environments and their agents."""
+        """Returns all live lanes, in the order of the sub-environments and their agents."""
         return [lane for lanes in self.by_env for lane in lanes.values()]
 
     def members(self, env_index: int) -> tuple[tuple[AgentID, ...], tuple[ModuleID, ...]]:
-        """The agents of a sub-environment that have lanes, and the modules that act for them."""
+        """Returns the agents of a sub-environment that have lanes, and their modules."""
         known = self._members.get(env_index)
         if known is None:
             lanes = self.by_env[env_index]
@@ -137,7 +145,11 @@ class LaneTable:
         return known
 
     def of_envs(self, indices: Sequence[int]) -> LanesOfEnvs:
-        """The lanes of some sub-environments, one at least; the same object if the same are asked for again."""
+        """Returns the lanes of sub-environments, the same object for the same ``indices`` as in the previous call.
+
+        Args:
+            indices: The ``env_index`` of each sub-environment, at least one.
+        """
         if self._asked is not None and self._asked[0] == indices:
             return self._asked[1]
         if self._arrays is None:
@@ -157,10 +169,10 @@ class LaneTable:
         return found
 
     def open(self, agents: Sequence[tuple[int, AgentID, ModuleID]]) -> None:
-        """Gives agents lanes that are fit for their modules, and lets their episodes begin there.
+        """Opens lanes for agents, in the groups for their spaces and modules, and begins their episodes there.
 
         Args:
-            agents: Their sub-environments, who they are, and who acts for them.
+            agents: The ``env_index``, the agent id and the module id of each agent.
         """
         by_group: dict[LaneGroup, list[tuple[int, AgentID, ModuleID]]] = {}
         groups: dict[tuple[AgentID, ModuleID], LaneGroup] = {}
@@ -174,14 +186,19 @@ class LaneTable:
             self._add(next(opened[groups[own[1:]]]))
 
     def fit(self, env_index: int, modules: Mapping[AgentID, ModuleID]) -> bool:
-        """Whether exactly these agents, in this order, have lanes that are fit for these modules."""
+        """Returns whether exactly these agents, in this order, have lanes in groups for these modules.
+
+        Args:
+            env_index: The sub-environment.
+            modules: Agent id to module id.
+        """
         lanes = self.by_env[env_index]
         return list(lanes) == list(modules) and all(
             lane.group.kind == self._kind(modules[agent_id]) for agent_id, lane in lanes.items()
         )
 
     def reopen(self, group_index: int, number: int, env_index: int, agent_id: AgentID, module_id: ModuleID) -> Lane:
-        """Gives an agent the lane that it had at a checkpoint."""
+        """Opens the lane that an agent had at a checkpoint, and returns it."""
         lane = self.groups[group_index].reopen(number, env_index, agent_id, module_id)
         self._add(lane)
         return lane
@@ -204,7 +221,7 @@ class LaneTable:
         return place
 
     def set_module(self, lane: Lane, module_id: ModuleID) -> None:
-        """From now on, this module chooses the actions of a lane's agent."""
+        """Sets the module that chooses the actions of a lane's agent from now on."""
         if lane.module_id != module_id:
             self.counts.settle(lane.group, np.array([lane.number]))
             self._is_sorted = False
@@ -213,7 +230,7 @@ class LaneTable:
             lane.group.module_of[lane.number] = self._place_of(module_id)
 
     def close(self, lanes: Collection[Lane]) -> None:
-        """Frees lanes."""
+        """Closes lanes."""
         by_group: dict[LaneGroup, list[int]] = {}
         for lane in lanes:
             self._change(lane.env_index)
@@ -225,9 +242,9 @@ class LaneTable:
             group.close(which)
 
     def clear(self) -> None:
-        """Forgets all lanes and groups, so that what comes next does not depend on what was before.
+        """Forgets all lanes and groups, so that the following steps do not depend on the previous ones.
 
-        New groups have room for as many rows as the largest one had.
+        New groups get as many rows as the largest former group had.
         """
         self.settle_counts()
         self._kinds = {module_id: own for module_id, own in self._kinds.items() if module_id in self._rl_module}
@@ -237,12 +254,18 @@ class LaneTable:
         self.by_env = [{} for _ in self.by_env]
 
     def settle_counts(self) -> None:
-        """Counts what all lanes have done."""
+        """Adds the steps of all lanes to ``counts``."""
         for group in self.groups:
             self.counts.settle(group, np.flatnonzero(group.is_live))
 
     def open_all(self, modules_by_env: Sequence[Mapping[AgentID, ModuleID]]) -> None:
-        """Gives the agents of all sub-environments lanes, module by module: so the rows of a module are a slice."""
+        """Opens lanes for the agents of all sub-environments.
+
+        The lanes are opened module by module, so that the rows of a module are a slice.
+
+        Args:
+            modules_by_env: For each sub-environment, agent id to module id.
+        """
         wanted: dict[ModuleID, list[tuple[int, AgentID, ModuleID]]] = {module_id: [] for module_id in self._rl_module}
         for env_index, modules in enumerate(modules_by_env):
             for agent_id, module_id in modules.items():
@@ -268,7 +291,7 @@ class LaneTable:
         return group
 
     def know(self, module_ids: Collection[ModuleID]) -> bool:
-        """Whether these modules are still the very ones that lanes were opened for."""
+        """Returns whether these modules are still the same objects that lanes were opened for."""
         known, modules = self._kinds, self._rl_module
         return all(m in known and m in modules and known[m][0] is modules[m] for m in set(module_ids))
 
@@ -283,7 +306,11 @@ class LaneTable:
         return known[1]
 
     def get_members(self) -> list[list[Any]]:
-        """What ``add_group`` takes to make each group again: an agent, a module of now, and whether it is over."""
+        """Returns the arguments of ``add_group`` that create each group again.
+
+        Returns:
+            For each group, an agent id, the id of a current module (or None), and whether the group is over.
+        """
         found = []
         for group, agent_id in zip(self.groups, self._group_agents, strict=True):
             module_id = next((m for m in self._rl_module if self._kind(m) == group.kind), None)
@@ -291,12 +318,12 @@ class LaneTable:
         return found
 
     def add_group(self, agent_id: AgentID, module_id: ModuleID | None, is_over: bool = False) -> LaneGroup:
-        """A group for agents with spaces like this one's, and modules of this one's kind.
+        """Adds a group for agents with the same spaces as an agent, and modules of the same kind as a module.
 
         Args:
-            agent_id: Whose spaces.
-            module_id: Whose kind.
-            is_over: Whether all modules of this kind were removed, so that no lanes will be opened here.
+            agent_id: The agent with these spaces.
+            module_id: The module of this kind. None if there is none any more.
+            is_over: Whether all modules of this kind were removed, so that no lanes will be opened in the group.
         """
         kind = "over" if is_over or module_id is None else self._kind(module_id)
         recorded = None if is_over or module_id is None else self._rl_module[module_id].action_space
@@ -306,10 +333,10 @@ class LaneTable:
         self._group_agents.append(agent_id)
         return group
 
-    # Which lanes act next.
+    # The lane layout.
 
     def arrange(self) -> None:
-        """Works out which lanes act next, and in what order, after lanes came, went, or began to wait or to rest."""
+        """Computes which lanes act next and in what order, after lanes were opened or closed, or wait or rest."""
         for env_index in self._changed:
             for rank, lane in enumerate(self.by_env[env_index].values()):
                 lane.group.rank[lane.number] = rank
@@ -324,7 +351,7 @@ class LaneTable:
         for group in self.groups:
             group.select(self.module_ids, self._num_ranks)
         groups = [group for group in self.groups if group.num_acting]
-        if len(groups) == len(groups[:1]) == 1 and len(groups[0].rows.module_ids) == 1:  # they stand in that order
+        if len(groups) == len(groups[:1]) == 1 and len(groups[0].rows.module_ids) == 1:  # they are in that order
             self.live, self.pick_actions = [(groups[0], None)], None
             return
         places = [group.places for group in groups]
@@ -339,16 +366,16 @@ class LaneTable:
         self.pick_actions = picker(by_env, len(by_env))
 
     def set_clocks(self, t: np.ndarray) -> None:
-        """Tells all groups the env step that each of their lanes is at.
+        """Sets the env step of each lane in all groups.
 
         Args:
-            t: ``[num_envs]`` that of each sub-environment.
+            t: ``[num_envs]``, the env step of each sub-environment.
         """
         for group in self.groups:
             group.t = t[group.env_indices].astype(np.int32)
 
     def set_rest(self, env_index: int, rests: bool) -> bool:
-        """Lets a sub-environment's agents rest, or act; whether they did otherwise before."""
+        """Sets whether a sub-environment's agents rest, and returns whether this is a change."""
         changed = False
         for lane in self.by_env[env_index].values():
             changed |= bool(lane.group.rests[lane.number]) != rests
@@ -356,7 +383,7 @@ class LaneTable:
         return changed
 
     def write_infos(self, env_index: int, infos: dict[AgentID, dict[str, Any]]) -> None:
-        """Keeps the infos that came with live agents' newest observations."""
+        """Records the infos of live agents with their newest observations."""
         lanes = self.by_env[env_index]
         for agent_id, info in infos.items():
             lane = lanes.get(agent_id)
@@ -366,10 +393,13 @@ class LaneTable:
 
 
 class StepCounts:
-    """Counts whole layouts of lanes, as long as they last: an addition a vector step, whoever acts in it.
+    """Counts the steps of sub-environments, agents and modules.
+
+    While a lane layout lasts, only its vector steps are counted, so that a vector step costs one addition, however many
+    agents act in it.
 
     Attributes:
-        vector_steps: Taken in the current layout, and not yet in the counts.
+        vector_steps: The number of vector steps in the current lane layout that are not in the counts yet.
     """
 
     def __init__(self) -> None:
@@ -382,7 +412,12 @@ class StepCounts:
         self._modules: Counter[ModuleID] = Counter()
 
     def end_layout(self, groups: Iterable[LaneGroup], num_envs: int) -> None:
-        """Counts the steps of the lanes that have acted, before others do or before the counts are read."""
+        """Counts the steps in the current lane layout, before the layout changes or the counts are read.
+
+        Args:
+            groups: The groups with lanes that act.
+            num_envs: The number of sub-environments that make a step in each vector step.
+        """
         steps, self.vector_steps = self.vector_steps, 0
         if steps:
             self._env_steps += steps * num_envs
@@ -390,7 +425,12 @@ class StepCounts:
                 group.count_steps(steps)
 
     def settle(self, group: LaneGroup, numbers: np.ndarray) -> None:
-        """Counts what some lanes of a group have done, before they are other agents' or act for other modules."""
+        """Adds the steps of lanes to the counts, before the lanes get other agents or modules.
+
+        Args:
+            group: The group of the lanes.
+            numbers: The numbers of the lanes.
+        """
         counted = group.num_steps[numbers]
         group.num_steps[numbers] = 0
         for lane, steps in zip(group.at(numbers), counted.tolist(), strict=True):
@@ -401,7 +441,7 @@ class StepCounts:
             del self._agents[agent_id]
 
     def take(self) -> dict[str, Any]:
-        """The counts since the last call."""
+        """Returns the counts since the last call and resets them."""
         counts = {
             "num_env_steps_sampled": self._env_steps,
             "num_agent_steps_sampled": dict(self._agents),
@@ -411,7 +451,7 @@ class StepCounts:
         return counts
 
     def get_state(self) -> dict[str, Any]:
-        """The counts since the last ``take``, once they are settled."""
+        """Returns the counts since the last ``take``. They must have been settled."""
         return {
             "env_steps": self._env_steps,
             "agents": [[agent_id, steps] for agent_id, steps in self._agents.items()],
@@ -419,7 +459,7 @@ class StepCounts:
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Takes what ``get_state`` gave."""
+        """Restores the counts that ``get_state`` returned."""
         self._env_steps = state["env_steps"]
         self._agents = Counter(dict(state["agents"]))
         self._modules = Counter(dict(state["modules"]))

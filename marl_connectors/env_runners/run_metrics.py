@@ -1,4 +1,4 @@
-"""Returns and lengths of episodes: tallied while they go on, summarised when they are over."""
+"""Returns and lengths of episodes: they are tallied while episodes are ongoing, and summarized after their end."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from marl_connectors.typing import AgentID, ModuleID
 
 @dataclass(slots=True)
 class Returns:
-    """Count, sum, spread and extremes of returns, without the returns; and in how many steps they were made.
+    """Statistics of returns in bounded memory: the single returns are not kept.
 
     Attributes:
-        count: How many there are.
-        total: Their sum.
-        squares: The sum of their squared distances from their mean.
-        lowest: The lowest, infinite if there is none.
-        highest: The highest, minus infinite if there is none.
-        steps: Agent steps of all of them together.
+        count: The number of returns.
+        total: The sum of the returns.
+        squares: The sum of the squared differences from the mean.
+        lowest: The lowest return; infinity if there is none.
+        highest: The highest return; minus infinity if there is none.
+        steps: The number of agent steps in which the returns were earned.
     """
 
     count: int = 0
@@ -37,23 +37,23 @@ class Returns:
 
     @classmethod
     def of(cls, values: Sequence[float], steps: int = 0) -> Returns:
-        """Of at least one return; their order does not matter, not even for rounding."""
+        """Returns the statistics of at least one return. The order of ``values`` does not even affect rounding."""
         array = np.sort(values)
         squares = float(np.square(array - array.mean()).sum())
         return cls(len(array), float(array.sum()), squares, float(array.min()), float(array.max()), steps)
 
     @property
     def mean(self) -> float:
-        """NaN if there is none."""
+        """The mean of the returns; NaN if there is none."""
         return self.total / self.count if self.count else math.nan
 
     @property
     def std(self) -> float:
-        """The standard deviation of these very returns; NaN if there is none."""
+        """The standard deviation of the returns, with divisor ``count``; NaN if there is none."""
         return math.sqrt(self.squares / self.count) if self.count else math.nan
 
     def add(self, value: float, steps: int) -> None:
-        """Takes in another one."""
+        """Adds a return that was earned in ``steps`` agent steps."""
         if self.count:
             gap = value - self.mean
             self.squares += gap * gap * self.count / (self.count + 1)
@@ -63,7 +63,7 @@ class Returns:
         self.steps += steps
 
     def merge(self, other: Returns) -> None:
-        """Takes in others; Chan, Golub and LeVeque (1979) have the formula for the squares."""
+        """Adds other returns. The formula for ``squares`` is that of Chan, Golub and LeVeque (1979)."""
         if self.count and other.count:
             gap = other.mean - self.mean
             self.squares += gap * gap * self.count * other.count / (self.count + other.count)
@@ -77,16 +77,16 @@ class Returns:
 
 @dataclass(slots=True)
 class EndedAgent:
-    """What an agent was paid in its lives, the newest of which has ended, and how long they were.
+    """The returns and lengths of an agent's lives in an episode. The newest life has ended.
 
     Attributes:
-        module_id: Who chose its actions in the newest life.
-        life_return: Of the newest life; it still grows if the agent is paid late.
-        is_truncated: Whether that life was truncated.
-        life_steps: Agent steps of that life.
-        earlier_lives: How many lives it had before, in the same episode.
-        earlier_returns: The sum of their returns.
-        earlier_steps: Agent steps of all of them together.
+        module_id: The module that chose the agent's actions in the newest life.
+        life_return: The return of the newest life. It still changes if the agent gets a reward after its end.
+        is_truncated: Whether the newest life was truncated.
+        life_steps: The number of agent steps of the newest life.
+        earlier_lives: The number of earlier lives in the same episode.
+        earlier_returns: The sum of the returns of the earlier lives.
+        earlier_steps: The number of agent steps of all earlier lives.
     """
 
     module_id: ModuleID
@@ -99,15 +99,15 @@ class EndedAgent:
 
 
 class EndedTogether(NamedTuple):
-    """The agents of an episode who all ended in the same step, each after one life.
+    """The agents of an episode that all ended in the same step, each after one life.
 
     Attributes:
         is_truncated: Whether any agent ended by truncation.
         agent_ids: The agents.
-        module_ids: Who chose the actions of each.
-        returns: ``[num_agents]`` what each was paid.
-        truncated: ``[num_agents]`` bool, whether each ended by truncation.
-        steps: ``[num_agents]`` int64, how many steps each has made.
+        module_ids: The module of each agent.
+        returns: ``[num_agents]``, the return of each agent.
+        truncated: ``[num_agents]`` bool, whether each agent ended by truncation.
+        steps: ``[num_agents]`` int64, the number of steps of each agent.
     """
 
     is_truncated: bool
@@ -120,17 +120,19 @@ class EndedTogether(NamedTuple):
 
 @dataclass(slots=True)
 class EpisodeTally:
-    """The returns of an episode, in bounded memory: agent by agent, or in columns if all agents ended together.
+    """The returns and the length of an episode in bounded memory.
+
+    They are kept agent by agent, or in columns if all agents ended together.
 
     Attributes:
-        length: Env steps, once the episode is over.
-        episode_return: All that the environment paid to anyone; while the episode goes on, without what live agents
-            were paid.
-        together: All agents, where they ended in the same step and nobody was there or paid before; ``agents`` and
-            ``settled`` are empty then.
-        agents: The ``REMEMBERED_AGENTS`` agents that ended last, the very last one at the end.
-        settled: Module to the returns of all other lives that have ended.
-        any_settled_truncated: Whether an agent ended by truncation that is not in ``agents`` any more.
+        length: The number of env steps, once the episode has ended.
+        episode_return: The sum of the rewards of all agents. While the episode is ongoing, the rewards of live agents
+            are not included.
+        together: All agents, if they ended in the same step, and no agent ended or got a reward while absent before.
+            ``agents`` and ``settled`` are empty then.
+        agents: The ``REMEMBERED_AGENTS`` agents that ended last, the last one at the end.
+        settled: Module id to the returns of all other lives that have ended.
+        any_settled_truncated: Whether an agent that is no longer in ``agents`` ended by truncation.
     """
 
     length: int = 0
@@ -142,7 +144,7 @@ class EpisodeTally:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no agent has ended yet, or was paid without having acted."""
+        """Whether no agent has ended yet, and no absent agent got a reward."""
         return not (self.agents or self.settled or self.episode_return or self.together)
 
     @property
@@ -155,7 +157,15 @@ class EpisodeTally:
     def end_life(
         self, agent_id: AgentID, module_id: ModuleID, life_return: float, is_truncated: bool, life_steps: int
     ) -> None:
-        """An agent has ended. A hot path."""
+        """Adds the life of an agent that has ended.
+
+        Args:
+            agent_id: The agent.
+            module_id: The module that chose its actions.
+            life_return: The sum of the agent's rewards in this life.
+            is_truncated: Whether the life was truncated.
+            life_steps: The number of agent steps of the life.
+        """
         self.take_apart()
         self.episode_return += life_return
         agents = self.agents
@@ -173,7 +183,7 @@ class EpisodeTally:
             agents[agent_id] = EndedAgent(module_id, life_return, is_truncated, life_steps, lives, returns, steps)
 
     def pay(self, agent_id: AgentID, reward: float) -> None:
-        """An agent was paid that did not act: after its end, or before its first action."""
+        """Adds a reward of an absent agent: one after its end, or before its first action."""
         self.take_apart()
         self.episode_return += reward
         agent = self.agents.get(agent_id)
@@ -184,14 +194,19 @@ class EpisodeTally:
         self.settled.setdefault(agent.module_id, Returns()).add(agent.life_return, agent.life_steps)
 
     def end_together(self, total: float, ended: EndedTogether) -> None:
-        """The last agents have ended, and were paid so much in all."""
+        """Adds the last agents, which have ended in the same step.
+
+        Args:
+            total: The sum of their returns.
+            ended: The agents.
+        """
         if self.is_empty:
             self.episode_return, self.together = total, ended
         else:
             self._end_each(ended)
 
     def take_apart(self) -> None:
-        """Counts agents that have ended together as if they had ended one by one."""
+        """Moves agents that have ended together to ``agents``, as if they had ended one by one."""
         if self.together is not None:
             ended, self.together, total = self.together, None, self.episode_return
             self._end_each(ended)
@@ -204,7 +219,7 @@ class EpisodeTally:
 
     @property
     def agent_totals(self) -> dict[AgentID, tuple[int, float, int]]:
-        """Agent to the number of its lives that have ended and the sums of their returns and steps, if remembered."""
+        """Remembered agents to the number of their ended lives, and the sums of the returns and steps of these."""
         self.take_apart()
         return {
             a: (e.earlier_lives + 1, e.earlier_returns + e.life_return, e.earlier_steps + e.life_steps)
@@ -212,7 +227,7 @@ class EpisodeTally:
         }
 
     def get_state(self) -> dict[str, Any]:
-        """As plain data and arrays, which are fewer where all agents ended together."""
+        """Returns the tally as plain data and arrays. There are fewer arrays if all agents ended together."""
         if self.together is not None:
             own = {name: list(v) if isinstance(v, tuple) else v for name, v in self.together._asdict().items()}
             return {"length": self.length, "episode_return": self.episode_return, **own}
@@ -234,7 +249,7 @@ class EpisodeTally:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> EpisodeTally:
-        """The tally that ``get_state`` described."""
+        """Returns the tally whose ``get_state`` returned ``state``."""
         if "returns" in state:
             columns = {name: state[name] for name in EndedTogether._fields}
             ids = {name: tuple(state[name]) for name in ("agent_ids", "module_ids")}
@@ -260,17 +275,17 @@ def end_together(
     steps: np.ndarray,
     begins: np.ndarray,
 ) -> None:
-    """Ends several episodes, a part of all agents' ``returns``, ``truncated`` and ``steps`` each.
+    """Adds the last agents of several episodes to their tallies.
 
     Args:
-        tallies: Of each episode.
-        lengths: Of each episode.
-        agent_ids: Of each episode.
-        module_ids: Of each episode.
-        returns: ``[N]`` of all agents, episode after episode.
-        truncated: ``[N]`` bool, likewise.
-        steps: ``[N]`` int64, likewise.
-        begins: Where each episode's agents begin.
+        tallies: The tally of each episode.
+        lengths: The number of env steps of each episode.
+        agent_ids: The agents of each episode.
+        module_ids: The modules of these agents.
+        returns: ``[N]``, the returns of the agents of all episodes, episode after episode.
+        truncated: ``[N]`` bool, whether each agent ended by truncation.
+        steps: ``[N]`` int64, the number of steps of each agent.
+        begins: The index of each episode's first agent among the ``N`` agents.
     """
     totals = np.add.reduceat(returns, begins).tolist()
     any_truncated = np.logical_or.reduceat(truncated, begins).tolist()
@@ -283,14 +298,17 @@ def end_together(
 
 
 def summarize(episodes: Collection[EpisodeTally]) -> dict[str, Any]:
-    """Means over finished episodes; NaN where there are none.
+    """Summarizes finished episodes.
+
+    Args:
+        episodes: The tallies of the episodes.
 
     Returns:
-        ``episode_return_mean/min/max`` (a multi-agent episode's return is all that its agents were paid),
-        ``episode_len_mean/min/max``, ``num_episodes``, ``module_episode_returns`` (``{module_id: {mean, std, min, max,
-        num_episodes}}`` over the returns of the module's agents), ``module_steps`` (their mean length),
-        ``agent_episode_returns_mean`` and ``agent_steps`` (mean returns and lengths of at most ``REMEMBERED_AGENTS``
-        agents).
+        ``episode_return_mean/min/max`` (a multi-agent episode's return is the sum of its agents' rewards),
+        ``episode_len_mean/min/max`` (in env steps), ``num_episodes``, ``module_episode_returns`` (``{module_id: {mean,
+        std, min, max, num_episodes}}`` over the returns of the module's agents), ``module_steps`` (the mean number of
+        agent steps of these agents), ``agent_episode_returns_mean`` and ``agent_steps`` (the mean returns and lengths
+        of at most ``REMEMBERED_AGENTS`` agents). Means, minima and maxima of no episodes are NaN.
     """
     lives: dict[ModuleID, list[float]] = defaultdict(list)
     steps: dict[ModuleID, int] = defaultdict(int)
@@ -308,7 +326,7 @@ def summarize(episodes: Collection[EpisodeTally]) -> dict[str, Any]:
             parts = joint[agent_ids, module_ids]
             if not parts:
                 for agent_id in agent_ids[-REMEMBERED_AGENTS:]:
-                    by_agent.setdefault(agent_id, (0, [], 0))  # in its place; the order is that of the episodes
+                    by_agent.setdefault(agent_id, (0, [], 0))  # keeps the order of the episodes
             parts.append(episode.together)
             continue
         for agent in episode.agents.values():
@@ -357,15 +375,18 @@ def summarize(episodes: Collection[EpisodeTally]) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class SamplingTimes:
-    """Seconds. What is in none of the parts is the runner's own work: writing what environments give, callbacks.
+    """How long the parts of sampling took, in seconds.
+
+    ``sample`` is more than the sum of the other times. The rest is the time to record the environments' data and to run
+    callbacks.
 
     Attributes:
-        sample: All of ``EnvRunner.sample``.
+        sample: The whole of ``EnvRunner.sample``.
         env_step: Stepping environments, and resetting those whose episode has ended.
-        env_reset: Resets that start a sample, or that had to wait for callbacks.
+        env_reset: Resets at the start of a sample, and resets that had to wait for callbacks.
         rlmodule_inference: Forward passes.
         env_to_module: The env-to-module pipeline.
-        module_to_env: The module-to-env pipeline, and writing actions and outputs to the columns.
+        module_to_env: The module-to-env pipeline, and recording actions and module outputs in the columns.
     """
 
     sample: float = 0.0
@@ -376,7 +397,7 @@ class SamplingTimes:
     module_to_env: float = 0.0
 
     def as_results(self) -> dict[str, float]:
-        """Under RLlib's names, all but ``sample``."""
+        """Returns all times but ``sample`` under RLlib's names."""
         return {
             "env_step_timer": self.env_step,
             "env_reset_timer": self.env_reset,

@@ -1,4 +1,4 @@
-"""The way from the newest observations to recorded actions, bound once."""
+"""The sampling plan: the calls that compute and record the actions for the newest observations, bound once."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ from marl_connectors.trees import tree_map
 
 _NORMALIZES = NormalizeAndClipActions.on_columns
 _REMEMBERED = 64
-"""So many layouts stay bound: those of games in which few agents act at a time, or some come and go, return."""
+"""How many lane layouts stay bound, because the same layouts recur when few agents act at a time, or agents change."""
 
 
 class _Step(NamedTuple):
-    """A call of the plan's own among those of pieces; it has the attributes of a BoundCall.
+    """A call of one of the plan's functions, with the attributes of a BoundCall.
 
     Attributes:
-        run: Does it.
-        pipeline: None: its errors are raised as they are.
+        run: Runs the function.
+        pipeline: Always None. Errors of the call are raised unchanged.
     """
 
     run: Callable[[], Any]
@@ -62,18 +62,18 @@ _Call = BoundCall | _Step
 
 @dataclass(slots=True)
 class _Layout:
-    """All that follows from which modules have how many rows.
+    """The bound calls of a lane layout, which says which modules have how many rows.
 
     Attributes:
-        given: The groups as env-to-module pieces fill them.
-        made: The groups with what modules put out and the actions.
-        before: The env-to-module pieces.
-        tensors: Makes tensors of the groups whose modules need them.
-        forward: The modules.
-        after: The choice of actions and the module-to-env pieces.
-        forwards: What holds copies of parameters.
-        begun: The ``begin`` after which these were taken.
-        is_checked: Whether a batch and actions have been looked at.
+        given: The groups of the forward batch, which the env-to-module pieces fill.
+        made: The groups of the module outputs and actions.
+        before: The calls of the env-to-module pieces.
+        tensors: The calls that convert groups to tensors, if their modules need them.
+        forward: The calls of the modules.
+        after: The calls that choose actions, and those of the module-to-env pieces.
+        forwards: The bound forward passes, which hold copies of parameters.
+        begun: The number of the ``begin`` call after which these copies were made.
+        is_checked: Whether a forward batch and actions have been checked.
     """
 
     given: list[ColumnGroup]
@@ -88,12 +88,12 @@ class _Layout:
 
 
 class _Prepared(NamedTuple):
-    """What env-to-module pieces made of observations before the step that needs it.
+    """A forward batch that the env-to-module pieces computed before the step that uses it.
 
     Attributes:
-        batch: The columns: in arrays if NumpyToTensor is still to come.
-        explore: The flag that the pieces were given.
-        before: What the pieces had learned and logged before, to take it back.
+        batch: The columns. They are arrays if NumpyToTensor has not run yet.
+        explore: The ``explore`` that the pieces got.
+        before: The states and logs of the pieces before they computed the batch, to undo it.
     """
 
     batch: ColumnBatch
@@ -102,27 +102,27 @@ class _Prepared(NamedTuple):
 
 
 class SamplingPlan:
-    """Runs pieces and modules on the newest rows, and records what comes of it.
+    """Runs connector pieces and modules on the newest rows, and records their outputs.
 
-    What depends only on the pieces, the modules, ``explore`` and the layout of the rows is worked out once, when one of
-    them changes, and gives a list of calls without arguments: pieces, matrix products, the choice of actions. Every
-    step runs that list. There is no other way: a piece of a user's is a call between the others, a module that needs
-    torch is a call of its forward pass, and each costs what it does itself.
+    The plan binds a list of calls without arguments: pieces, matrix products, the choice of actions. The list depends
+    only on the pieces, the modules, ``explore`` and the lane layout, so it is built again only when one of them
+    changes. Every step runs the list. A user's piece is one call in the list, and a module that needs torch is a call
+    of its forward pass, so they do not slow down the other calls.
 
-    Whoever has rows can feed a plan, in this order:
+    A plan is used in this order:
 
-    1. ``begin(...)`` says which pieces and modules there are, and whether actions are sampled. It is called whenever
-       somebody may have changed one of them.
-    2. ``bind(rows)`` says which rows act: one Rows object for each group of agents with like spaces, the same objects
-       as long as the layout stays as it is.
-    3. ``act(times)`` gives the actions for the rows that are the newest now, one group after another.
+    1. ``begin(...)`` sets the pieces, the modules, and whether actions are sampled. It must be called whenever one of
+       them may have changed.
+    2. ``bind(rows)`` sets the rows that act: one Rows object for each group of agents with equal spaces. They must be
+       the same objects as long as the lane layout stays the same.
+    3. ``act(times)`` returns the actions for the current newest rows, group by group.
 
-    Batches are made in the step that needs them, with one exception: ``prepare`` runs the env-to-module pieces before
-    episodes are handed out, as they may write to them. The next ``act`` takes what came of it, so that pieces see
-    each observation once, and a checkpoint holds it.
+    A forward batch is computed in the step that uses it, with one exception: ``prepare`` runs the env-to-module pieces
+    before episodes are returned, because the pieces may write to the episodes. The next ``act`` uses this batch, so
+    that pieces get each observation once. A checkpoint contains the batch.
 
     Attributes:
-        looks_ahead: Whether there are env-to-module pieces that may write to episodes, or keep what they see.
+        looks_ahead: Whether there are env-to-module pieces that may write to episodes, or store their input.
     """
 
     def __init__(
@@ -133,14 +133,14 @@ class SamplingPlan:
         *,
         checks_each_step: bool = False,
     ):
-        """Builds a plan without pieces and rows.
+        """Creates a plan without pieces and rows.
 
         Args:
-            noise: The random numbers behind sampled actions.
-            shared_data: What pieces leave for one another; the object stays the same.
-            episodes: Gives the episodes whose agents act, for pieces that work on items.
-            checks_each_step: Whether ``act`` checks that what modules see and put out is finite. Whoever acts for many
-                steps checks all that was recorded at once.
+            noise: The random numbers for sampled actions.
+            shared_data: The data that pieces share. It must stay the same object.
+            episodes: Returns the episodes whose agents act, for pieces that work on single items.
+            checks_each_step: Whether ``act`` checks that observations and module outputs are finite. An env runner
+                checks all recorded steps at once instead, which is faster.
         """
         self._noise = noise
         self._shared_data = shared_data
@@ -149,7 +149,7 @@ class SamplingPlan:
         self.looks_ahead = False
         self._explore = False
         self._begun = 0
-        self._known_to: tuple[Any, ...] = ()
+        self._bound_parts: tuple[Any, ...] = ()
         self._structures: list[Structure] = []
         self._rows: Sequence[LiveRows] = ()
         self._layouts: dict[Any, _Layout] = {}
@@ -157,7 +157,7 @@ class SamplingPlan:
         self._prepared: _Prepared | None = None
         self._without_logp: dict[LaneGroup, type[Distribution]] = {}
 
-    # What is bound.
+    # Binding.
 
     def begin(
         self,
@@ -168,18 +168,18 @@ class SamplingPlan:
         explore: bool,
         metrics: Mapping[str, Any],
     ) -> bool:
-        """Looks at pieces and modules, which may be others than before.
+        """Sets the pieces and the modules. Bound calls are dropped if any of them has changed.
 
         Args:
-            env_to_module: From observations to a forward batch.
-            module_to_env: From the modules' outputs to actions.
+            env_to_module: The pipeline that turns observations into a forward batch.
+            module_to_env: The pipeline that turns module outputs into actions.
             rl_module: The modules.
             explore: Whether actions are sampled.
-            metrics: Where the pieces of ``env_to_module`` and ``module_to_env`` log.
+            metrics: The loggers for the pieces of ``env_to_module`` and ``module_to_env``.
 
         Returns:
-            Whether observations have to pass the pieces anew, because they did so under another ``explore``. The caller
-            then puts back the observations that the pieces may have written over.
+            True if the prepared forward batch was dropped because it was computed with another ``explore``. The caller
+            must then restore the observations that the pieces may have overwritten.
         """
         self._env_to_module, self._module_to_env, self._rl_module = env_to_module, module_to_env, rl_module
         self._explore, self._metrics = bool(explore), metrics
@@ -198,9 +198,9 @@ class SamplingPlan:
         return True
 
     def _keep_bound(self) -> None:
-        """Forgets what is bound, unless pieces and modules are what they were."""
+        """Drops the bound layouts if pieces or modules have changed."""
         if not self.is_current:
-            self._layouts, self._layout, self._known_to = {}, None, self._bound_to()
+            self._layouts, self._layout, self._bound_parts = {}, None, self._bound_to()
             self._structures = [Structure(own, [own]) for own in self._rl_module.values() if not is_stackable(own)]
 
     def _bound_to(self) -> tuple[Any, ...]:
@@ -212,7 +212,7 @@ class SamplingPlan:
             *(_is_plain(pipeline) for pipeline in pipelines),
             *(self._explore, self._joins_in, self._joins_out),
             rl_module,
-            rl_module.buckets,  # another list whenever a module that can be stacked has changed
+            rl_module.buckets,  # a new list whenever a stackable module has changed
             can_be_bound(rl_module),
         )
 
@@ -220,15 +220,15 @@ class SamplingPlan:
     def is_current(self) -> bool:
         """Whether pieces and modules are the same objects as in the last ``begin``, with the same layers and hooks."""
         now = self._bound_to()
-        is_same = len(now) == len(self._known_to) and all(map(is_, now, self._known_to))
+        is_same = len(now) == len(self._bound_parts) and all(map(is_, now, self._bound_parts))
         return is_same and all(structure.is_current for structure in self._structures)
 
     def bind(self, rows: Sequence[LiveRows]) -> None:
-        """Says which rows act from now on, group by group."""
+        """Sets the rows that act from now on, group by group."""
         self._rows, self._layout = rows, None
 
     def _bound(self) -> _Layout:
-        """The layout of the rows, bound now if it has not been before."""
+        """Returns the layout of the rows, bound now if it is not bound yet."""
         key = tuple((id(rows.group.env_action_space), rows.module_ids, rows.splits) for rows in self._rows)
         layout = self._layouts.get(key)
         if layout is None:
@@ -255,7 +255,7 @@ class SamplingPlan:
             before, ColumnBatch(given), self._episodes, to_module, slice(None, -1 if self._joins_in else None)
         )
         once = [call for call in calls if type(_piece_of(call)) is AgentToModuleMapping]
-        self._run(once)  # which look at nothing but which modules have rows
+        self._run(once)  # these pieces depend only on which modules have rows
         forwards = [self._forward_of(rows) for rows in self._rows]
         in_torch = [i for i, forward in enumerate(forwards) if forward is None]
         tensors: list[_Call] = []
@@ -296,13 +296,13 @@ class SamplingPlan:
 
     @property
     def _drops_time(self) -> bool:
-        """Whether no piece of a user's looks at the outputs of stateful modules while they have a time axis."""
+        """Whether no user's piece reads the outputs of stateful modules while they have a time axis."""
         pieces = list(self._module_to_env)
         at = next((i for i, piece in enumerate(pieces) if type(piece) is RemoveSingleTsTimeRankFromBatch), None)
         return self._joins_out and at is not None and all(type(piece) in DEFAULT_PIECES for piece in pieces[:at])
 
     def _choice_of(self, forward: ArrayForward | SeparateForwards, out: ColumnGroup) -> Callable[[], None] | None:
-        """Chooses actions in arrays; None where GetActions does so in tensors."""
+        """Returns a call that chooses actions in arrays. None if GetActions chooses them in tensors."""
         if not self._joins_out:
             return None
         get_actions: Any = self._module_to_env[0]
@@ -315,7 +315,7 @@ class SamplingPlan:
         return partial(self._choose, dist_cls, dist_cls.bind_choice(), out)
 
     def _is_idle(self, call: _Call) -> bool:
-        """Whether a call leaves what was chosen in arrays as it is."""
+        """Returns whether a call does not change actions that were chosen in arrays."""
         piece, group = _piece_of(call), getattr(call, "group", None)
         if type(piece) is RemoveSingleTsTimeRankFromBatch:
             return True
@@ -327,10 +327,10 @@ class SamplingPlan:
         is_plain = isinstance(space, spaces.Discrete) and not space.start
         return is_plain and all(type(other) in DEFAULT_PIECES for other in self._module_to_env)
 
-    # The plan's own calls.
+    # The plan's functions, which are bound as calls.
 
     def _run_arrays(self, forward: ArrayForward | SeparateForwards, columns: ColumnGroup, out: ColumnGroup) -> None:
-        """A forward pass in arrays. A hot path."""
+        """Runs a forward pass in arrays."""
         observations: Any = columns.get(Columns.OBS)
         if columns.holders or not forward.accepts(observations):
             self._run_as_given(columns, out)
@@ -346,7 +346,10 @@ class SamplingPlan:
         out[Columns.ACTION_DIST_INPUTS] = inputs
 
     def _run_as_given(self, columns: ColumnGroup, out: ColumnGroup) -> None:
-        """For observations unlike those that the modules were built for, which know best what is wrong with them."""
+        """Runs the modules on observations that the bound forward pass does not accept.
+
+        If the modules do not accept them either, they raise an error that explains why.
+        """
         NumpyToTensor().on_columns(columns=columns)
         self._run_torch([columns], [out])
         for name, column in out.items():
@@ -360,42 +363,42 @@ class SamplingPlan:
         return forbid(torch.from_numpy(inputs), torch.from_numpy(mask)).numpy()
 
     def _run_torch(self, given: list[ColumnGroup], made: list[ColumnGroup]) -> None:
-        """The modules' own forward passes."""
+        """Runs the forward passes of the modules themselves, in torch."""
         batch, module = ColumnBatch(given, Phase.TENSORS), self._rl_module
         outputs = module.forward_exploration(batch) if self._explore else module.forward_inference(batch)
         for own, found in zip(made, outputs.groups, strict=True):
             own.take_from(found)
 
     def _choose(self, dist_cls: type[Distribution], choose: Any, out: ColumnGroup) -> None:
-        """Actions of what modules put out. A hot path."""
+        """Chooses actions from the modules' action distribution inputs."""
         inputs = out[Columns.ACTION_DIST_INPUTS]
         noise = self._noise.array_for_rows(out.rows, dist_cls, inputs.shape[-1]) if self._explore else None
         actions = out[Columns.ACTIONS] = choose(inputs, noise)
         if out.action_dist_cls is None:
             out[Columns.ACTION_LOGP] = dist_cls.logp_of_rows(inputs, actions)
 
-    # A step.
+    # Steps.
 
     @property
     def seen(self) -> list[ColumnGroup]:
-        """What modules saw in the newest step, group by group."""
+        """The forward batch of the newest step, group by group."""
         return [] if self._layout is None else self._layout.given
 
     @property
     def made(self) -> list[ColumnGroup]:
-        """What was put out and chosen in the newest step, group by group."""
+        """The module outputs and actions of the newest step, group by group."""
         return [] if self._layout is None else self._layout.made
 
     def act(self, times: SamplingTimes, *, at_random: bool = False) -> list[Any]:
-        """Actions for the newest rows, which are recorded there with all that modules put out. A hot path.
+        """Chooses actions for the newest rows, and records them there with all module outputs.
 
         Args:
-            times: Where the time that this takes is added.
-            at_random: Whether to draw actions from the action spaces instead of asking the modules. Observations pass
-                the env-to-module pieces all the same.
+            times: The times of the parts of sampling. The times that this call takes are added, in seconds.
+            at_random: Whether to draw actions from the action spaces instead of calling the modules. The env-to-module
+                pieces run in both cases.
 
         Returns:
-            The actions as environments take them, ``[B, ...]`` arrays or trees of them for each group.
+            For each group, the actions as the environments accept them: ``[B, ...]`` arrays or trees of arrays.
         """
         layout, call = self._layout or self._bound(), None
         began = perf_counter()
@@ -445,7 +448,7 @@ class SamplingPlan:
         assert prepared is not None
         for columns, kept in zip(layout.given, prepared.batch.groups, strict=True):
             columns.take_from(kept)
-        if prepared.batch.phase is Phase.ARRAYS and not self._joins_in:  # somebody has begun to watch the pipeline
+        if prepared.batch.phase is Phase.ARRAYS and not self._joins_in:  # the pipeline has been changed since
             to_tensors = list(self._env_to_module)[-1]
             to_tensors.before_columns(layout.given, self._rl_module)
             for columns in layout.given:
@@ -462,7 +465,7 @@ class SamplingPlan:
             _raise_as_of(call, error)
 
     def _recorded(self, made: Sequence[ColumnGroup]) -> list[Any]:
-        """Writes down what was put out; the actions. A hot path."""
+        """Records the module outputs and actions, and returns the actions for the environments."""
         actions: list[Any] = []
         for columns in made:
             group: LaneGroup = columns.rows.group  # type: ignore[attr-defined]
@@ -473,22 +476,27 @@ class SamplingPlan:
         return actions
 
     def complete(self) -> None:
-        """Computes the log-probabilities that were left to be computed for all rows since the last call at once."""
+        """Computes the deferred log-probabilities of all rows since the last call at once."""
         for group, dist_cls in self._without_logp.items():
             rollout = group.rollout
             new = slice(group.lookback * rollout.num_lanes, (group.last_row + 1) * rollout.num_lanes)
             actions = tree_map(lambda leaf, rows=new: leaf[rows], rollout.columns[Columns.ACTIONS])
             logp = dist_cls.logp_of_rows(rollout.columns[Columns.ACTION_DIST_INPUTS][new], actions)
             rollout.record(new, {Columns.ACTION_LOGP: logp})
-            if Columns.ACTION_DIST_INPUTS in rollout.given:  # others have put out actions themselves
+            if Columns.ACTION_DIST_INPUTS in rollout.given:  # some other modules output actions themselves
                 rollout.given[Columns.ACTION_LOGP] = rollout.given[Columns.ACTION_DIST_INPUTS].copy()
         self._without_logp.clear()
 
-    # Observations that pass the pieces beside a step.
+    # Running the env-to-module pieces outside of a step.
 
     def show(self, groups: list[ColumnGroup], episodes: Sequence[Any]) -> None:
-        """Runs the env-to-module pieces on rows that nobody acts on: last observations."""
-        first = slice(None, -1 if self._joins_in else None)  # nobody needs tensors of them
+        """Runs the env-to-module pieces on last observations, on which no agent acts.
+
+        Args:
+            groups: The rows of the observations, group by group.
+            episodes: The episodes of these rows.
+        """
+        first = slice(None, -1 if self._joins_in else None)  # no tensors of them are needed
         common = {"rl_module": self._rl_module, "explore": self._explore, "shared_data": self._shared_data}
         common["metrics"] = self._metrics["env_to_module"]
         self._run(_bound(self._env_to_module, ColumnBatch(groups), lambda: episodes, common, first))
@@ -514,14 +522,18 @@ class SamplingPlan:
         self._prepared = _Prepared(ColumnBatch(kept, phase), self._explore, before)
 
     def forget(self) -> None:
-        """The newest rows are no longer those that ``prepare`` was called for, or that were acted on."""
+        """Drops the prepared forward batch and the deferred log-probabilities, because the newest rows are others."""
         self._prepared = None
         self._without_logp.clear()
 
     # For checkpoints.
 
     def get_state(self, *, with_batch: bool) -> dict[str, Any]:
-        """What the next ``act`` depends on beside the rows, as plain data and arrays; nothing without their batch."""
+        """Returns the data that the next ``act`` depends on in addition to the rows, as plain data and arrays.
+
+        Args:
+            with_batch: Whether to include the prepared forward batch and the shared data.
+        """
         prepared, own = self._prepared, {k: v for k, v in self._shared_data.items() if k != ACTION_NOISE}
         batch = ColumnBatch([]) if prepared is None else prepared.batch
         return {
@@ -531,7 +543,12 @@ class SamplingPlan:
         }
 
     def set_state(self, state: Mapping[str, Any], device: torch.device) -> None:
-        """Takes what ``get_state`` gave, for the rows that ``bind`` was called with."""
+        """Restores the state of ``get_state``, for the rows that ``bind`` was called with.
+
+        Args:
+            state: The state that ``get_state`` returned.
+            device: The device for columns that were tensors.
+        """
         self.forget()
         saved = state["batch"]
         if saved is None:
@@ -543,7 +560,7 @@ class SamplingPlan:
 
 
 def _raise_as_of(call: Any, error: Exception) -> NoReturn:
-    """Raises an error as that of the piece whose call has failed, or as it is."""
+    """Raises an error as the failure of the piece whose call failed. Errors of other calls are raised unchanged."""
     if call is None or call.pipeline is None:
         raise error
     raise call.failure(error) from cause_of(error)
@@ -559,7 +576,7 @@ def _as_tensors(out: ColumnGroup) -> None:
 
 
 def _is_plain(pipeline: Any) -> bool:
-    """Whether nobody has changed how the pipeline runs its pieces."""
+    """Returns whether a pipeline runs its pieces in the library's way, unchanged by a user."""
     return (
         isinstance(pipeline, ConnectorPipelineV2)
         and type(pipeline).run is ConnectorPipelineV2.run
@@ -573,7 +590,7 @@ def _are(pieces: Sequence[ConnectorV2], classes: Sequence[type]) -> bool:
 
 
 def _ends_plain(pipeline: Any, classes: Sequence[type]) -> bool:
-    """Whether a pipeline ends with pieces of the library's, which nobody has changed."""
+    """Returns whether a pipeline ends with unchanged pieces of these library classes."""
     return _is_plain(pipeline) and _are(list(pipeline)[-len(classes) :], classes)
 
 
@@ -584,7 +601,7 @@ def _begins_plain(pipeline: Any, classes: Sequence[type]) -> bool:
 def _bound(
     pipeline: Any, batch: ColumnBatch, episodes: Callable[[], Sequence[Any]], common: dict[str, Any], pieces: slice
 ) -> list[_Call]:
-    """The pieces' calls; of a pipeline that somebody has changed, or watches, one call of it."""
+    """Returns the calls of the pieces. A pipeline that a user has changed is one call."""
     if _is_plain(pipeline):
         return pipeline.bind(batch, episodes=episodes, pieces=pieces, **common)
     phase = batch.phase

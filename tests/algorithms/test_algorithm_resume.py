@@ -140,7 +140,7 @@ def test_saving_says_once_that_episodes_of_a_vector_environment_are_not_kept(tmp
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         algo.save_to_path(tmp_path / "d")
-    with pytest.warns(UserWarning, match="goes on with new episodes"):
+    with pytest.warns(UserWarning, match="continues with new episodes"):
         resumed = type(algo).from_checkpoint(path)
     assert plain(resumed.rl_module.get_state()) == plain(algo.rl_module.get_state())
     assert resumed.train()["training_iteration"] == 2

@@ -67,9 +67,7 @@ def spoil(algo, module_id="b", value=np.nan):
         algo.get_module(module_id).pi.layers[0].weight[1, 0] = value
 
 
-SPOILT = (
-    r"module 'b' \(DefaultPPORLModule\): it put out '{}' with nan for agent 'b' at env step 0.*'pi.layers.0.weight'"
-)
+SPOILT = r"module 'b' \(DefaultPPORLModule\): it output '{}' with nan for agent 'b' at env step 0.*'pi.layers.0.weight'"
 
 
 @pytest.mark.parametrize(
@@ -100,7 +98,7 @@ def test_a_policy_does_not_act_on_it_either(tmp_path):
 
 def test_what_a_forward_pass_makes_of_its_own_is_said_to_come_from_there():
     with pytest.raises(
-        ModuleError, match=r"\(Dizzy\): it put out 'action_dist_inputs' with inf .* parameters are finite"
+        ModuleError, match=r"\(Dizzy\): it output 'action_dist_inputs' with inf .* parameters are finite"
     ):
         build(cls=Dizzy).train()
 

@@ -128,7 +128,7 @@ def test_an_image_with_many_components_out_of_bounds_gives_few_warnings():
     algo = small_config(Image).env_runners(rollout_fragment_length=5).build_algo()
     result, texts = collected(algo.train)
     assert len(texts) == 8
-    assert "component 0, 7 is 1.5" in texts[-1] and "nor are further ones" in texts[-1]
+    assert "component 0, 7 is 1.5" in texts[-1] and "nor of others of this part" in texts[-1]
     assert result["env_runners"][COUNT] == 11
 
 

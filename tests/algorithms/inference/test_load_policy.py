@@ -501,7 +501,7 @@ def test_rewards_that_a_piece_needs_have_to_be_given(tmp_path):
     policy = load_policy(config.build_algo().save_to_path(tmp_path / "c"))
     one = np.zeros(policy._spaces["agent_0"][0].shape, np.float32)
     policy(one, "agent_0")
-    with pytest.raises(ConnectorError, match=r"is not finite. If a connector piece looks at rewards, pass them too"):
+    with pytest.raises(ConnectorError, match=r"are not finite. If a connector piece reads rewards, pass them too"):
         policy(one, "agent_0")
 
 
@@ -510,7 +510,7 @@ def test_observations_have_to_be_finite(saved, bad):
     policy = load_policy(saved)
     batch = seen(policy._spaces["agent_0"][0])
     batch[7, 1] = bad
-    with pytest.raises(ConnectorError, match=r"what module 'agent_1' would see is not finite.* look at the obs"):
+    with pytest.raises(ConnectorError, match=r"the observations of module 'agent_1' are not finite.* check the obs"):
         policy(batch, "agent_1")
 
 
