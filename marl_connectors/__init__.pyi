@@ -132,4 +132,5 @@ from .rl_module.rl_module import RLModuleSpec as RLModuleSpec
 from .rl_module.torch_module import TorchModule as TorchModule
 from .typing import DEFAULT_AGENT_ID as DEFAULT_AGENT_ID
 from .typing import DEFAULT_MODULE_ID as DEFAULT_MODULE_ID
+
 __version__: str
