@@ -485,9 +485,7 @@ class TurnBasedVectorEnv(VectorEnv):
         """Creates the sub-environments' records; see VectorEnv."""
         super().__init__(envs, **settings)
         self._paid_by_reset: dict[int, dict[AgentID, float]] = {}
-        self._known: dict[
-            int, set[AgentID]
-        ] = {}  # by sub-environment, the agents that have had a turn and have not ended
+        self._known: dict[int, set[AgentID]] = {}  # the agents that have had a turn and have not ended
 
     def _begin(self, sub_env: SubEnvironment) -> tuple[dict[AgentID, Any], dict[AgentID, dict]]:
         """Starts the sub-environment's next episode; returns observation and info of the agent that acts first."""
