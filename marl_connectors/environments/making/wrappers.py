@@ -388,7 +388,7 @@ def _parsed(text: str) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
         ConfigError,
         RecursionError,
         MemoryError,
-    ) as error:  # ast raises the latter two for nesting that is too deep
+    ) as error:  # the latter two: too deep nesting
         raise CheckpointError(f"wrappers of the checkpoint: {brief(text)} is not the name of a wrapper.") from error
 
 
