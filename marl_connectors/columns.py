@@ -20,7 +20,7 @@ class Columns:
     ACTIONS_FOR_ENV: Final = "actions_for_env"
     """``[B, ...]`` what the environment was given, where that differs from ``ACTIONS``."""
     REWARDS: Final = "rewards"
-    """``[B]`` everything the agent was paid for that action."""
+    """``[B]`` the total reward that the agent got for that action."""
     TERMINATEDS: Final = "terminateds"
     """``[B]`` True where the next state has no value."""
     TRUNCATEDS: Final = "truncateds"

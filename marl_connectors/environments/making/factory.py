@@ -66,7 +66,7 @@ def make_env(
 
     Args:
         env: An importable PettingZoo module (``"mpe2.simple_spread_v3"``, or one of a well-known suite by its short
-            name, ``"simple_spread_v3"``; ``parallel_env`` is preferred to the turn-taking ``env``),
+            name, ``"simple_spread_v3"``; ``parallel_env`` is preferred to the turn-based ``env``),
             ``"package.module:attribute"``, a Gymnasium or PettingZoo id, a VMAS scenario (``"vmas/balance"``), a name
             given to ``register_env``, a class, or a function. Classes and functions get ``env_config`` as keyword
             arguments; one whose only required parameter is called ``config`` or ``env_config`` gets the dict, and so
