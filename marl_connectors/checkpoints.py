@@ -95,7 +95,7 @@ def save_state(path: str | os.PathLike[str], state: Mapping[Any, Any]) -> None:
 
 
 def snapshot(state: Any) -> Any:
-    """Returns a deep copy of a state. Tensors of the copy are on the CPU."""
+    """Returns a copy of a state that shares no data with it. Tuples become lists; tensors are copied to the CPU."""
     if isinstance(state, dict):
         return {key: snapshot(value) for key, value in state.items()}
     if isinstance(state, (list, tuple)):

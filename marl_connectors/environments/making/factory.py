@@ -478,7 +478,7 @@ def _advice(maker: EnvMaker, cause: BaseException) -> str:
 
 
 def _keys_of_class(maker: EnvMaker, qualified: str | None) -> list[str]:
-    """Returns the known keywords, with those of the class that refused one if the maker's module contains the class."""
+    """Returns the known keywords, and those of the class that refused one if the function's module contains it."""
     keys, _ = _accepted_keys(maker)
     modules = [sys.modules.get(getattr(fn, "__module__", "")) for fn in maker.declared_by]
     for value in (value for module in modules if module is not None for value in vars(module).values()):

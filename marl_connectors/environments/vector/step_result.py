@@ -29,7 +29,7 @@ class Event:
         uncredited: The rewards of agents that did not act, by agent.
         is_over: Whether the episode ended. The sub-environment was reset, or will be.
         is_dropped: Whether the episode was abandoned without a known end and another one has begun: after a failure,
-            or because a reset was forced.
+            or because the caller asked for a new episode.
         begins: Whether this step only reset the sub-environment, so that its episode begins now.
         state: The environment's state before any reset, ``[1, ...]``; None if states are not used.
     """
