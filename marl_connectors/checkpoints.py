@@ -1,4 +1,4 @@
-"""State on disk: a folder with readable JSON and safetensors, and nothing that runs code when ``load_state`` reads it.
+"""Saves state to a folder with readable JSON and safetensors. ``load_state`` never runs code from these files.
 
 A checkpoint is a directory of two files:
 
@@ -95,7 +95,7 @@ def save_state(path: str | os.PathLike[str], state: Mapping[Any, Any]) -> None:
 
 
 def snapshot(state: Any) -> Any:
-    """A copy of a state that shares nothing with it that can change; tensors are on the CPU."""
+    """Returns a copy of a state that shares no data with it. Tuples become lists; tensors are copied to the CPU."""
     if isinstance(state, dict):
         return {key: snapshot(value) for key, value in state.items()}
     if isinstance(state, (list, tuple)):
@@ -106,7 +106,7 @@ def snapshot(state: Any) -> Any:
 
 
 def load_state(path: str | os.PathLike[str]) -> dict[Any, Any]:
-    """What ``save_state`` wrote to ``path``, with numpy arrays of its own that may be written to.
+    """Returns the state that ``save_state`` wrote to ``path``. Its numpy arrays are writeable copies.
 
     Raises:
         CheckpointError: If the checkpoint is missing, damaged, not a checkpoint, or of a newer format; whatever is in
@@ -156,10 +156,10 @@ def _load(source: Path) -> dict[Any, Any]:
 
 
 def find_checkpoint(path: str | os.PathLike[str]) -> Path:
-    """The checkpoint that a path names: itself, or the latest one of the folder of a run.
+    """Returns the checkpoint that a path means: the path itself, or the latest checkpoint of a run's folder.
 
     Raises:
-        CheckpointError: If it is the folder of a run that has none, or whose ``latest`` names none of its own.
+        CheckpointError: If it is the folder of a run without checkpoints, or if ``latest`` does not name one of them.
     """
     folder = Path(path)
     latest = folder / RUN_CHECKPOINTS / LATEST
@@ -186,7 +186,7 @@ def find_checkpoint(path: str | os.PathLike[str]) -> Path:
 
 
 def _is_folder_name(name: str) -> bool:
-    """Whether a text names something in a folder, on any system, and nothing outside."""
+    """Whether a string is a name within a folder, on any system, and cannot lead outside of the folder."""
     return name not in ("", ".", "..") and name.isprintable() and not set(name) & set('/\\:*?"<>|') and len(name) < 256
 
 
@@ -222,7 +222,7 @@ def _write_synced(path: Path, data: bytes) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Makes renames in a directory lasting, where the system can (Windows cannot open a directory)."""
+    """Flushes renames in a directory to disk, if the system can (Windows cannot open a directory)."""
     if os.name == "nt":
         return
     descriptor = os.open(path, os.O_RDONLY)
@@ -283,7 +283,7 @@ def _read_document(source: Path) -> dict[str, Any]:
 
 
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object, whose keys must differ: of two alike, no reader could tell which one counts."""
+    """Makes a dict of a JSON object, and raises for duplicate keys, because their meaning is ambiguous."""
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("an object has a key twice")
@@ -309,7 +309,7 @@ def _state_hash(encoded: Any) -> str:
 
 
 def _encode(value: Any, where: tuple[str, ...], tensors: dict[str, np.ndarray]) -> Any:
-    """A value as JSON data; its arrays go into ``tensors``. ``where`` is the way to it, for keys and messages."""
+    """Converts a value to JSON data and adds its arrays to ``tensors``. ``where`` is its path in the state."""
     if value is None or type(value) in (bool, int, str):
         return value
     if type(value) is float:

@@ -1,4 +1,4 @@
-"""What goes wrong, by whose doing.
+"""The errors of this library, by the part that causes them.
 
 Every message follows one pattern: *who: what was expected, what came, how to fix it.* The command line prints it as
 one line and exits with status 2.
@@ -25,7 +25,7 @@ _CALLED_BY_ENVS = (
     *(f"gymnasium.{part}" for part in ("core", "envs.registration", "logger", "spaces", "utils", "vector", "wrappers")),
     "pettingzoo.utils",
 )
-"""Modules that environments and pieces call, or are wrapped in: an error raised there is somebody else's doing."""
+"""Modules that environments and pieces call or are wrapped in. Errors raised there are caused by other code."""
 
 
 class MarlConnectorsError(Exception):
@@ -73,7 +73,7 @@ class EnvWarning(UserWarning):
 
 
 def describe_error(error: BaseException) -> str:
-    """An error of somebody else's code in one line: its kind, what it says, and ``place_of_error``.
+    """Describes an error of a user's or an environment's code in one line: its class, text and ``place_of_error``.
 
     For example ``TypeError: 'module' object is not callable (my_package/my_env.py:12 in make)``, without a full stop.
     """

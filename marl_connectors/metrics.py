@@ -1,4 +1,4 @@
-"""MetricsLogger: figures that connector pieces and callbacks log, and what becomes of them in the results."""
+"""MetricsLogger: collects values that connector pieces and callbacks log, and reduces them for the results."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class MetricsLogger:
         self.log_value(key, time.perf_counter() - began, reduce=reduce, **settings)
 
     def peek(self, key: Key | None = None, default: Any = None) -> Any:
-        """What would be in the results now.
+        """Returns what the results would contain now.
 
         Args:
             key: Of a figure, or of a dict of figures; None for all.
@@ -124,7 +124,7 @@ class MetricsLogger:
         raise KeyError(f"MetricsLogger.peek: nothing was logged as {key!r}. {did_you_mean(key, self._names())}")
 
     def reduce(self) -> dict[str, Any]:
-        """The results of an iteration: those that have values. Called at its end, by the algorithm."""
+        """Returns the results of an iteration, without keys that have no values. The algorithm calls it at its end."""
         found = self._nested(())
         for figure in self._figures.values():
             if figure.clears:
@@ -132,11 +132,11 @@ class MetricsLogger:
         return found
 
     def get_state(self) -> list[dict[str, Any]]:
-        """All figures, as JSON data where the values are."""
+        """Returns all figures. They are JSON data if the logged values are."""
         return [{"key": list(path), **figure.get_state()} for path, figure in self._figures.items()]
 
     def set_state(self, state: list[dict[str, Any]]) -> None:
-        """Takes what ``get_state`` gave."""
+        """Restores the figures that ``get_state`` returned."""
         self._figures = {tuple(figure["key"]): _Figure.from_state(figure) for figure in state}
 
     def _add(
@@ -195,7 +195,7 @@ class MetricsLogger:
 
 
 class _Figure:
-    """The values under one key: all that count as far as a window or a list needs them, else what they come to."""
+    """The values under one key: the values themselves for a window or a list, else their running reduction."""
 
     __slots__ = ("clears", "coeff", "count", "kind", "total", "values", "window")
 
@@ -266,7 +266,7 @@ def by_pipeline(**loggers: MetricsLogger) -> dict[str, Any]:
 
 
 def with_logged(results: dict[str, Any], logger: MetricsLogger) -> dict[str, Any]:
-    """Results, and beside them what callbacks have logged.
+    """Returns the results together with the values that callbacks have logged.
 
     Raises:
         ConfigError: If something was logged under a name that the results have.
@@ -281,7 +281,7 @@ def with_logged(results: dict[str, Any], logger: MetricsLogger) -> dict[str, Any
 
 
 def _plain(value: Any) -> Any:
-    """Tensors and numpy's scalars with one number as that number."""
+    """Converts tensors and numpy scalars with one number to a Python number."""
     if hasattr(value, "item") and (getattr(value, "ndim", 0) == 0):
         return value.item()
     return value.detach().cpu().numpy() if hasattr(value, "detach") else value

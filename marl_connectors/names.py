@@ -38,7 +38,7 @@ _STANDARD_LIBRARY: Final = Path(sysconfig.get_paths()["stdlib"])
 
 
 def import_function(spec: str) -> Any:
-    """The object that ``"package.module:name"`` names.
+    """Returns the object that ``"package.module:name"`` names.
 
     Raises:
         ConfigError: If the text has another form, or the module or the name is not there, or the module fails to
@@ -233,7 +233,7 @@ def is_standard(package: str) -> bool:
 
 
 def _layers(obj: Any) -> Iterator[Any]:
-    """The object, then the function of a partial or decorated function, and so on inwards."""
+    """Yields the object, then the function inside a partial or decorated function, and so on."""
     seen: list[Any] = []
     while not any(obj is one for one in seen):
         seen.append(obj)
@@ -261,13 +261,13 @@ def _is_dotted_name(text: str) -> bool:
 
 
 def _kind_of(obj: Any) -> str:
-    """The kind of an object in words, without calling any of its methods."""
+    """Describes the kind of an object without calling any of its methods."""
     if isinstance(obj, type):
         return f"the class {obj.__module__}.{obj.__qualname__}"
     return f"a {type(obj).__name__}"
 
 
 def brief(value: Any) -> str:
-    """A value of a checkpoint as short text, for messages."""
+    """Shortens a value of a checkpoint for messages."""
     text = repr(value)
     return text if len(text) <= 160 else f"{text[:157]}..."

@@ -27,7 +27,7 @@ _SPELLINGS = '"shared", "independent", "pattern=module,pattern=module", or a fun
 
 @dataclass(frozen=True, slots=True)
 class SharedPolicy:
-    """All agents are decided for by one module.
+    """Maps all agents to one module.
 
     >>> SharedPolicy()("agent_0", None)
     'default_policy'
@@ -41,7 +41,7 @@ class SharedPolicy:
 
 @dataclass(frozen=True, slots=True)
 class IndependentPolicies:
-    """Each agent has a module of its own, called as the agent is.
+    """Maps each agent to its own module, whose id is the agent's id.
 
     >>> IndependentPolicies()("agent_0", None)
     'agent_0'
@@ -53,7 +53,7 @@ class IndependentPolicies:
 
 @dataclass(frozen=True, slots=True)
 class PatternPolicies:
-    """Agents are grouped by shell-style patterns of their ids; the first pattern that matches decides.
+    """Maps agents to modules by shell-style patterns of their ids. The first pattern that matches decides.
 
     >>> PatternPolicies((("adversary*", "red"), ("*", "green")))("agent_0", None)
     'green'
@@ -80,18 +80,18 @@ class PatternPolicies:
 
 
 def goes_by_agent_alone(mapping: PolicyMappingFn) -> bool:
-    """Whether an agent has the same module in all episodes. Of a user's function that is not known."""
+    """Whether an agent is known to have the same module in all episodes; False for a user's function."""
     return isinstance(mapping, (SharedPolicy, IndependentPolicies, PatternPolicies))
 
 
 def policy_mapping(spec: str | PolicyMappingFn) -> PolicyMappingFn:
-    """The mapping function that a short text stands for.
+    """Returns the mapping function that a short string means.
 
     >>> policy_mapping("adversary*=red,agent*=green")
     PatternPolicies(patterns=(('adversary*', 'red'), ('agent*', 'green')))
 
     Args:
-        spec: ``"shared"``, ``"independent"``, ``"pattern=module,..."``, or a mapping function, which is given back.
+        spec: ``"shared"``, ``"independent"``, ``"pattern=module,..."``, or a mapping function, which is returned.
 
     Raises:
         ConfigError: If it is none of these.
@@ -123,7 +123,7 @@ def _parse_pair(pair: str, spec: str) -> tuple[str, ModuleID]:
 
 
 def check_patterns(mapping: PolicyMappingFn, agent_ids: Iterable[AgentID]) -> None:
-    """Checks patterns against the agents that there are; other mapping functions pass unchecked.
+    """Checks patterns against the existing agents. Other mapping functions are not checked.
 
     Raises:
         MappingError: If a pattern matches no agent, or an agent no pattern.
@@ -188,14 +188,14 @@ def _is_callable(cls: type) -> bool:
 
 
 def mapping_from_json(data: Mapping[str, Any], names: Names | None = None) -> PolicyMappingFn:
-    """The mapping function that ``mapping_to_json`` described.
+    """Returns the mapping function that ``mapping_to_json`` described.
 
     Args:
-        data: What it gave.
-        names: Follows the names in it; the user's modules are imported if None.
+        data: The JSON data.
+        names: Resolves names; None to import from any of the user's modules.
 
     Raises:
-        CheckpointError: If it cannot be had from the description alone.
+        CheckpointError: If the function cannot be found from the description alone.
     """
     names, who = names or Names(), "policy_mapping_fn of the checkpoint"
     match data:

@@ -24,7 +24,7 @@ def _sequence(seed: int, name: tuple[str | int, ...]) -> np.random.SeedSequence:
 
 
 def stream(seed: int, *name: str | int) -> np.random.Generator:
-    """A generator for the stream called ``name``, for example ``stream(7, "actions", env_index, block)``.
+    """Returns a generator for the stream called ``name``, for example ``stream(7, "actions", env_index, block)``.
 
     Args:
         seed: The run's seed, a non-negative integer.
@@ -76,9 +76,9 @@ def _seed_of(first: Any) -> Any:
 
 
 def derived_seed(seed: int, *name: str | int) -> int:
-    """A seed in ``[0, 2**31)`` for code that takes only an integer, such as ``env.reset(seed=...)``.
+    """Returns a seed in ``[0, 2**31)`` for code that only accepts an integer, such as ``env.reset(seed=...)``.
 
-    The name may end with a number that grows: no more than a few operations are needed for each.
+    Names that only differ in a number at the end are fast: each needs only a few operations.
     """
     if name and _is_word(name[-1]):
         pool, factor = _pool(seed, *name[:-1])
@@ -87,7 +87,7 @@ def derived_seed(seed: int, *name: str | int) -> int:
 
 
 def derived_seeds(seed: int, name: str, *numbers: np.ndarray) -> np.ndarray:
-    """The results of ``derived_seed`` for many names, computed in a few array operations.
+    """Returns the results of ``derived_seed`` for many names, computed in a few array operations.
 
     >>> derived_seeds(7, "env", np.array([3, 4]), np.array([0, 1])).tolist()
     [491461266, 1291288661]

@@ -1,4 +1,4 @@
-"""What the rest of the library needs to know about Gymnasium spaces: zeros, columns, membership, JSON."""
+"""Functions for Gymnasium spaces: zeros, columns, membership and JSON."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from marl_connectors.errors import ConfigError
 from marl_connectors.typing import Tree
 
 _BLOCK = 65536
-"""So many numbers are in the cache at the same time."""
+"""The number of numbers that are processed at a time, so that they fit into the CPU cache."""
 _WITHOUT_PARTS = {spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary}
-"""Of these it is known at a glance that they are no Dict and no Tuple, whose classes are abstract and slow to ask."""
+"""Space classes without parts. Looking them up here is faster than ``isinstance`` with Dict and Tuple."""
 
 
 def zeros(space: spaces.Space, *lead: int) -> Tree:
-    """All-zero array(s) of a space's shape and dtype, with the leading axes ``lead``.
+    """Returns a zero array, or a tree of them, of a space's shape and dtype, with the leading axes ``lead``.
 
     >>> zeros(spaces.Box(-1.0, 1.0, (3,)), 2).shape
     (2, 3)
@@ -38,16 +38,13 @@ def zeros(space: spaces.Space, *lead: int) -> Tree:
 
 
 def stack(items: Sequence[Any], space: spaces.Space | None = None) -> Tree:
-    """Items of a space as one array (or tree of arrays) with a new first axis, in the space's dtype.
+    """Stacks items of a space to one array (or tree of arrays) with a new first axis, in the space's dtype.
 
     The tree follows the space, not the items: dicts in the space's order of keys for Dict parts, tuples for Tuple
     parts, arrays for all others, whether an item came as an array, a number, a list or a tuple. Floats are rounded to
     the space's dtype; nothing else is changed.
 
-    Without a space, dicts and tuples have parts, and whatever else there is (lists too) is a value.
-
-    A hot path: a list of plain arrays costs one numpy call.
-
+    Without a space, dicts and tuples have parts, and all other items (lists too) are values.
     >>> stack([((0.0, 10.0),), ((1.0, 20.0),)], spaces.Tuple([spaces.Box(0, 100, (2,), np.int64)]))
     (array([[ 0, 10],
            [ 1, 20]]),)
@@ -81,7 +78,7 @@ def stack(items: Sequence[Any], space: spaces.Space | None = None) -> Tree:
 
 
 def _exact_integers(items: Sequence[Any], dtype: Any) -> np.ndarray:
-    """Large integers, which numpy makes floats of where there are some of both 64-bit dtypes."""
+    """Stacks large integers exactly. Numpy converts a mix of both 64-bit integer dtypes to floats."""
     numbers = np.array(items, object)
     try:
         array = np.array([int(x) for x in numbers.ravel()], dtype)
@@ -107,9 +104,10 @@ def _stack_as_they_are(items: Sequence[Any]) -> Tree:
 
 
 def parts_in(space: spaces.Dict | spaces.Tuple, item: Any) -> list[Any]:
-    """The parts of an item, or of a batch of items, in the space's order.
+    """Returns the parts of an item, or of a batch of items, in the space's order.
 
-    A Dict's are in a dict with just its keys, in any order; a Tuple's in a tuple, a list or an array of as many.
+    An item of a Dict is a dict with the same keys in any order. An item of a Tuple is a tuple, a list or an array with
+    as many parts.
 
     >>> parts_in(spaces.Dict([("b", spaces.Discrete(3)), ("a", spaces.Discrete(3))]), {"a": 1, "b": 2})
     [2, 1]
@@ -130,7 +128,7 @@ def parts_in(space: spaces.Dict | spaces.Tuple, item: Any) -> list[Any]:
 
 
 def leaves_in(space: spaces.Space, item: Any) -> list[tuple[spaces.Space, Any]]:
-    """The parts of an item, or of a batch, that have no parts of their own, each with its space; see ``parts_in``."""
+    """Returns each leaf of an item, or of a batch of items, with its space; see ``parts_in``."""
     if not isinstance(space, (spaces.Dict, spaces.Tuple)):
         return [(space, item)]
     pairs = zip(parts_of(space), parts_in(space, item), strict=True)
@@ -138,7 +136,7 @@ def leaves_in(space: spaces.Space, item: Any) -> list[tuple[spaces.Space, Any]]:
 
 
 def in_dtype(array: np.ndarray, dtype: Any) -> np.ndarray:
-    """The same numbers in another dtype; floats are rounded to a float dtype.
+    """Converts numbers to another dtype. Floats are rounded to a float dtype.
 
     >>> in_dtype(np.array([1.0, 2.0]), np.int8)
     array([1, 2], dtype=int8)
@@ -157,7 +155,7 @@ def in_dtype(array: np.ndarray, dtype: Any) -> np.ndarray:
 
 
 def fits(space: spaces.Space, item: Any) -> bool:
-    """Whether an item can stand in the space's arrays (``stack``). Its bounds do not matter."""
+    """Whether an item can be stored in the space's arrays (``stack``). The bounds are not checked."""
     try:
         stack([item], space)
     except (TypeError, ValueError):
@@ -193,7 +191,7 @@ def same(one: spaces.Space, other: spaces.Space, *, ordered: bool = True) -> boo
 
 
 def in_key_order(parts: Iterable[tuple[Any, spaces.Space]]) -> spaces.Dict:
-    """The Dict space whose keys are sorted; they keep their order where they cannot be compared.
+    """Returns the Dict space whose keys are sorted. Keys that cannot be compared keep their order.
 
     Spaces that connector pieces make of a Dict space have this order, and so have the vectors made of them. Gymnasium
     sorts a plain dict likewise, but not each of its versions has to.
@@ -205,7 +203,7 @@ def in_key_order(parts: Iterable[tuple[Any, spaces.Space]]) -> spaces.Dict:
 
 
 def byte_scale(space: spaces.Box) -> float | None:
-    """What brings whole numbers of 8 bits, as those of images, to [0, 1]; None for all else.
+    """Returns the factor that scales 8-bit integers, such as those of images, to [0, 1]; None for other spaces.
 
     >>> byte_scale(spaces.Box(0, 4, (3,), np.uint8)), byte_scale(spaces.Box(0, 4, (3,)))
     (0.25, None)
@@ -214,12 +212,12 @@ def byte_scale(space: spaces.Box) -> float | None:
 
 
 def parts_of(space: spaces.Dict | spaces.Tuple) -> list[tuple[Any, spaces.Space]]:
-    """The keys, or places, and the spaces of the parts."""
+    """Returns the key (of a Tuple, the index) and the space of each part."""
     return list(space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces))
 
 
 def values_per_choice(space: spaces.Space | None) -> list[int] | None:
-    """How many values each choice of an action has; None for actions without any.
+    """Returns the number of values of each choice of an action; None for actions without choices.
 
     >>> values_per_choice(spaces.MultiDiscrete([3, 2]))
     [3, 2]
@@ -238,7 +236,7 @@ def values_per_choice(space: spaces.Space | None) -> list[int] | None:
 
 
 def counted_from_0(space: spaces.Space) -> spaces.Space:
-    """The space of the actions that modules give: that of Discrete and MultiDiscrete values without a ``start``.
+    """Returns the space of the actions that modules output: Discrete and MultiDiscrete values count from 0.
 
     >>> counted_from_0(spaces.Discrete(3, start=5))
     Discrete(3)
@@ -256,7 +254,7 @@ def counted_from_0(space: spaces.Space) -> spaces.Space:
 
 
 def from_start(space: spaces.Space, actions: Tree) -> Tree:
-    """``[B, ...]`` actions that modules gave, with each space's ``start`` added; the very same where there is none."""
+    """Adds each space's ``start`` to ``[B, ...]`` actions of modules. Without a ``start`` they are returned as is."""
     if not _has_start(space):
         return actions
     if isinstance(space, spaces.Dict):
@@ -267,7 +265,7 @@ def from_start(space: spaces.Space, actions: Tree) -> Tree:
 
 
 def _has_start(space: spaces.Space) -> bool:
-    """Whether there are values that count from another number than 0."""
+    """Whether the space has values that do not count from 0."""
     if isinstance(space, spaces.Dict):
         return any(map(_has_start, space.spaces.values()))
     if isinstance(space, spaces.Tuple):
@@ -276,7 +274,7 @@ def _has_start(space: spaces.Space) -> bool:
 
 
 def all_within(space: spaces.Space, values: np.ndarray) -> bool:
-    """A quick look at many values of a Box: True if all are finite and in bounds, False if ``outside`` must tell."""
+    """Checks many values of a Box fast: True if all are finite and in bounds, False if ``outside`` must decide."""
     if type(space) is not spaces.Box or not values.size:
         return False
     low, high = space.low.max(), space.high.min()
@@ -289,7 +287,7 @@ def all_within(space: spaces.Space, values: np.ndarray) -> bool:
 
 
 def outside(space: spaces.Space, values: Tree) -> tuple[np.ndarray, str]:
-    """Which rows of a batch of values leave a space, and why.
+    """Finds the rows of a batch of values that are not in a space, and the reason.
 
     Args:
         space: A Box, Discrete, MultiDiscrete or MultiBinary space, or a Dict or Tuple of them.
@@ -333,7 +331,7 @@ def outside(space: spaces.Space, values: Tree) -> tuple[np.ndarray, str]:
 def parts_with_values(
     space: spaces.Space, values: Tree, path: tuple[Any, ...] = ()
 ) -> Iterator[tuple[tuple[Any, ...], spaces.Space, np.ndarray]]:
-    """The path, the space and the ``[B, ...]`` values of each part that is no Dict or Tuple itself."""
+    """Yields the path, the space and the ``[B, ...]`` values of each leaf."""
     if not isinstance(space, (spaces.Dict, spaces.Tuple)):
         yield path, space, values
         return
@@ -342,12 +340,12 @@ def parts_with_values(
 
 
 def beyond_bounds(space: spaces.Box, values: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, dict[int, int]]:
-    """Which rows of a Box's values are out of bounds, and where each component is for the first time.
+    """Finds the rows of a Box's values that are out of bounds, and the first such row of each component.
 
     Args:
         space: The Box.
         values: ``[B, ...]``, all finite.
-        rows: ``[B]`` bool, which rows are to be looked at.
+        rows: ``[B]`` bool, the rows to check.
 
     Returns:
         ``[B]`` bool, and, by the flat number of a component that is out of bounds somewhere, the first such row.
@@ -374,7 +372,7 @@ def beyond_bounds(space: spaces.Box, values: np.ndarray, rows: np.ndarray) -> tu
 
 
 def _column_extremes(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The lowest and the highest number of each column of ``[N, D]``. Short rows are put side by side: it is faster."""
+    """Returns the lowest and the highest number of each column of ``[N, D]``. Short rows are joined for speed."""
     rows, columns = table.shape
     abreast = max(1, min(rows, 512 // max(columns, 1)))
     whole = rows - rows % abreast
@@ -392,9 +390,9 @@ def _first_offender(values: np.ndarray, fine: np.ndarray, low: Any, high: Any) -
 
 
 def misfit(space: spaces.Space, item: Any) -> str:
-    """Why one item is not in a space, in a few words; ``""`` if it is.
+    """Returns a short reason why an item is not in a space; ``""`` if it is.
 
-    A dtype that holds the values will do, and lists and tuples will do for arrays and tuples.
+    Any dtype that holds the values is accepted, and so are lists and tuples instead of arrays and tuples.
 
     >>> misfit(spaces.Discrete(3), 7)
     'it is 7, not in [0, 2]'
@@ -432,7 +430,7 @@ def misfit(space: spaces.Space, item: Any) -> str:
 
 
 def _keys_of(space: spaces.Dict | spaces.Tuple, item: Any) -> list[Any] | None:
-    """The keys, or places, of an item's parts; None if it is nothing that a space's items can be."""
+    """Returns the keys or indices of an item's parts; None if its type cannot be an item of the space."""
     if isinstance(space, spaces.Dict):
         return list(item) if isinstance(item, Mapping) else None
     has_parts = isinstance(item, (tuple, list)) or (isinstance(item, np.ndarray) and item.ndim)
@@ -440,7 +438,7 @@ def _keys_of(space: spaces.Dict | spaces.Tuple, item: Any) -> list[Any] | None:
 
 
 def describe(space: spaces.Space) -> str:
-    """A space in a few words, for messages: ``Box(18,) float32``, ``Discrete(5)``."""
+    """Describes a space in a few words, for messages: ``Box(18,) float32``, ``Discrete(5)``."""
     if isinstance(space, spaces.Box):
         return f"Box{space.shape} {space.dtype}"
     if isinstance(space, spaces.Dict):
@@ -449,7 +447,7 @@ def describe(space: spaces.Space) -> str:
 
 
 def to_json(space: spaces.Space) -> dict[str, Any]:
-    """A space as plain JSON data; ``from_json`` gives it back: the order of keys, and each bound to its last bit."""
+    """Converts a space to JSON data. ``from_json`` restores it exactly, with the order of keys and all bounds."""
     match space:
         case spaces.Box():
             return {
@@ -485,7 +483,7 @@ def _key(key: Any) -> str | int:
 
 
 def _bounds_to_json(space: spaces.Box, bounds: np.ndarray) -> Any:
-    """One number where all bounds are alike, and ``"inf"`` as a string, which JSON lacks."""
+    """Converts bounds to JSON: one number if all are equal, and infinity, which JSON lacks, as ``"inf"``."""
     if bounds.dtype.itemsize > 8:
         raise ConfigError(f"spaces: {space} has bounds of {bounds.dtype}, which JSON cannot hold. Use float64.")
     plain = bounds.reshape(-1)
@@ -494,7 +492,7 @@ def _bounds_to_json(space: spaces.Box, bounds: np.ndarray) -> Any:
 
 
 def _unbounded_sides(space: spaces.Box) -> dict[str, Any]:
-    """Which bounds of whole numbers stand for infinity. Those of floats are infinite themselves."""
+    """Returns the sides on which bounds of integers mean infinity. Bounds of floats are infinite themselves."""
     if space.dtype.kind == "f":
         return {}
     sides = {"bounded_below": space.bounded_below, "bounded_above": space.bounded_above}
@@ -502,7 +500,7 @@ def _unbounded_sides(space: spaces.Box) -> dict[str, Any]:
 
 
 def from_json(data: dict[str, Any]) -> spaces.Space:
-    """The space that ``to_json`` wrote."""
+    """Returns the space that ``to_json`` described."""
     match data["type"]:
         case "Box":
             return _box_from_json(data)
@@ -540,5 +538,5 @@ def _bounds_from_json(bounds: Any, dtype: np.dtype) -> np.ndarray:
 
 
 def _from_flat(values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """``[1]`` values for all places, or one for each."""
+    """Reshapes flat values; a single value is used for all places."""
     return np.full(shape, values[0], values.dtype) if values.shape == (1,) else values.reshape(shape)

@@ -1,4 +1,4 @@
-"""Arrays to a device and tensors back: packed into one buffer, so that it is one copy each way for all of them."""
+"""Copies arrays to a device and tensors back. All of them are packed into one buffer, so that there is one copy."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import torch
 from torch import Tensor
 
 _ALIGNMENT = 16
-"""Parts begin at multiples of so many bytes: any type can be viewed there, and kernels may load as many at once."""
+"""Parts begin at multiples of this many bytes, so that any dtype can be viewed there and kernels can use wide loads."""
 _ON_DEVICE_AS = {np.dtype(np.float64): np.dtype(np.float32)}
 _TORCH_DTYPES: dict[np.dtype[Any], torch.dtype] = {}
 
 
 class Part(NamedTuple):
-    """Where one array stands in a buffer of bytes.
+    """The place of one array in a buffer of bytes.
 
     Attributes:
-        begin: Its first byte.
-        end: One behind its last.
-        dtype: Of its elements.
-        shape: Its own.
+        begin: The index of its first byte.
+        end: The index after its last byte.
+        dtype: The dtype of its elements.
+        shape: Its shape.
     """
 
     begin: int
@@ -33,12 +33,12 @@ class Part(NamedTuple):
     shape: tuple[int, ...]
 
     def of(self, buffer: Tensor) -> Tensor:
-        """The part as a view of a buffer."""
+        """Returns the part as a view of a buffer."""
         return buffer[self.begin : self.end].view(self.dtype).view(self.shape)
 
 
 def packed(kinds: Sequence[tuple[torch.dtype, Sequence[int]]]) -> tuple[list[Part], int]:
-    """The places of arrays of those types and shapes, one after another, and how many bytes they take in all."""
+    """Returns the places of arrays of these dtypes and shapes in a buffer, and the size of the buffer in bytes."""
     parts, end = [], 0
     for dtype, shape in kinds:
         size = math.prod(shape) * dtype.itemsize
@@ -49,14 +49,14 @@ def packed(kinds: Sequence[tuple[torch.dtype, Sequence[int]]]) -> tuple[list[Par
 
 
 class PackedTransfer:
-    """The way to one device and back. Every copy between it and the host is one of these.
+    """Copies data to one device and back.
 
-    To a GPU, a copy starts from pinned memory that is used again and again, and the CPU goes on meanwhile.
+    Copies to a GPU start from pinned memory, which is reused, and the CPU continues during the copy.
 
     Attributes:
-        device: Which one.
-        num_to_device: Copies so far to the device.
-        num_to_host: Copies so far from it.
+        device: The device.
+        num_to_device: The number of copies to the device so far.
+        num_to_host: The number of copies from the device so far.
     """
 
     def __init__(self, device: torch.device):
@@ -69,7 +69,7 @@ class PackedTransfer:
         self._zeros: Tensor | None = None
 
     def to_device(self, arrays: Sequence[np.ndarray]) -> list[Tensor]:
-        """Tensors on the device, in memory of their own. float64 becomes float32. A hot path."""
+        """Returns copies of the arrays as tensors on the device. float64 becomes float32."""
         parts, size = packed([(_torch_dtype(array.dtype), array.shape) for array in arrays])
         if self._sent is not None:  # the copy before this one may still read the buffer
             self._sent.synchronize()
@@ -87,7 +87,7 @@ class PackedTransfer:
         return [part.of(there) for part in parts]
 
     def to_host(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The same on the CPU, without gradients, in memory of their own. Waits for the device. A hot path."""
+        """Returns copies of the tensors on the CPU, without gradients. It waits for the device."""
         parts, size = packed([(tensor.dtype, tensor.shape) for tensor in tensors])
         here = torch.empty(size, dtype=torch.uint8)
         if size:
@@ -103,7 +103,7 @@ class PackedTransfer:
         return [part.of(here) for part in parts]
 
     def _pieces(self, parts: Sequence[Part], tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Bytes of tensors, and what lies between them."""
+        """Returns the bytes of the tensors and of the gaps between them."""
         if self._zeros is None:
             self._zeros = torch.zeros(_ALIGNMENT, dtype=torch.uint8, device=self.device)
         pieces, end = [], 0
@@ -117,7 +117,7 @@ class PackedTransfer:
         return pieces
 
     def _with_room(self, buffer: Tensor, size: int) -> Tensor:
-        """The buffer, or a larger one; pinned for a GPU."""
+        """Returns the buffer if it is large enough, or a larger one, which is pinned for a GPU."""
         if size <= len(buffer):
             return buffer
         return torch.empty(max(size, 2 * len(buffer)), dtype=torch.uint8, pin_memory=self._on_gpu)
@@ -127,7 +127,7 @@ _of_this_thread = threading.local()
 
 
 def transfer(device: torch.device) -> PackedTransfer:
-    """The way to a device, always the same one in a thread."""
+    """Returns the PackedTransfer of a device. There is one for each device and thread."""
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
     ways: dict[torch.device, PackedTransfer] = _of_this_thread.__dict__.setdefault("ways", {})
@@ -138,17 +138,17 @@ def transfer(device: torch.device) -> PackedTransfer:
 
 
 def moved(array: np.ndarray, device: torch.device) -> Tensor:
-    """One array on a device: on the CPU the same memory, elsewhere by ``transfer``."""
+    """Returns one array as a tensor on a device. On the CPU it shares the array's memory."""
     return torch.from_numpy(array) if device.type == "cpu" else transfer(device).to_device([array])[0]
 
 
 def all_moved(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
-    """Several arrays on a device, likewise, in one copy."""
+    """Returns several arrays as tensors on a device, in one copy. On the CPU they share the arrays' memory."""
     return list(map(torch.from_numpy, arrays)) if device.type == "cpu" else transfer(device).to_device(arrays)
 
 
 def all_on_host(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Tensors on the CPU, without gradients: one copy from each device they are on, none of what is there already."""
+    """Returns tensors on the CPU, without gradients. There is one copy from each device, and none of CPU tensors."""
     found = [tensor.detach() for tensor in tensors]
     elsewhere: dict[torch.device, list[int]] = {}
     for i, tensor in enumerate(found):
@@ -161,7 +161,7 @@ def all_on_host(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
-    """What an array's elements become."""
+    """Returns the torch dtype to which arrays of a numpy dtype are converted."""
     if dtype not in _TORCH_DTYPES:
         _TORCH_DTYPES[dtype] = torch.from_numpy(np.empty(0, _ON_DEVICE_AS.get(dtype, dtype))).dtype
     return _TORCH_DTYPES[dtype]

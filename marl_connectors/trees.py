@@ -12,14 +12,14 @@ from marl_connectors.typing import Tree
 
 
 def tree_map(fn: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
-    """``fn`` of each leaf, and of the leaves at the same place in the other trees."""
+    """Applies ``fn`` to each leaf and the leaves at the same place in the other trees, and returns the new tree."""
     if type(tree) is np.ndarray:
         return fn(tree, *others)
     return optree.tree_map(fn, tree, *others)
 
 
 def leaves(tree: Tree) -> list[Any]:
-    """All leaves, in a fixed order."""
+    """Returns all leaves in a fixed order."""
     return optree.tree_leaves(tree)
 
 
@@ -29,7 +29,7 @@ def same_structure(a: Tree, b: Tree) -> bool:
 
 
 def unstack(values: Any) -> list:
-    """The items of an array, tensor, or tree of them, along its first axis; views where possible."""
+    """Returns the items of an array, a tensor, or a tree of them, along the first axis. They are views if possible."""
     if isinstance(values, dict):
         parts = {key: unstack(part) for key, part in values.items()}
         return [dict(zip(parts, items, strict=True)) for items in zip(*parts.values(), strict=True)]
@@ -39,7 +39,7 @@ def unstack(values: Any) -> list:
 
 
 def as_list(column: Any) -> list:
-    """A column's items, which may stand in a list already."""
+    """Returns a column's items as a list. A column may be a list already."""
     return column if isinstance(column, list) else unstack(column)
 
 

@@ -1,1 +1,1 @@
-"""Environments: finding, making, wrapping and stepping copies of them, in the process or in workers."""
+"""Finds, makes and wraps environments, and steps several of them in this process or in worker processes."""

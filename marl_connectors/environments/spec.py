@@ -1,4 +1,4 @@
-"""What a run needs to know of its environment before it starts: its agents, their spaces, and that it works."""
+"""Env specs: what a run must know about its environment before it starts, such as its agents and their spaces."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ from marl_connectors.typing import DEFAULT_AGENT_ID, AgentID
 
 
 class EnvSpec:
-    """An environment's maker, and what one copy of it says about its agents.
+    """A factory of environments, and the agents and spaces of a sample environment that it made.
 
     Attributes:
-        name: For messages.
+        name: The name of the environment in messages.
         single_agent: Whether it is a Gymnasium environment.
-        factory: Makes it.
-        agent_ids: The possible agents, or those of the first reset where the environment does not say.
-        info_masks: Of agents in whose infos ``check`` saw an action mask, the first one; None before.
+        factory: Makes the environments of a run.
+        sample_env: The environment that was made to read agents and spaces from.
+        agent_ids: The possible agents, or the agents of the first reset if the environment does not name them.
+        info_masks: For each agent in whose infos ``check`` found an action mask, the first mask; None before ``check``.
     """
 
     def __init__(
@@ -50,22 +51,24 @@ class EnvSpec:
         action_mask_key: str | None = ACTION_MASK,
         reset_options: Mapping[str, Any] | None = None,
     ):
-        """Makes one copy to ask.
+        """Makes the sample environment and reads its agents and spaces.
 
         Args:
-            env: What ``make_env`` takes.
-            env_config: Likewise.
-            observation_space: Instead of the environment's own: a space, or ``{agent_id: space}``.
-            action_space: Likewise.
-            wrappers: As for ``make_env``.
-            vector_entry_point: As for ``make_env``.
-            action_mask_key: Under which key of observations or infos action masks are. None if they are ignored: the
-                smoke test obeys those under ``"action_mask"`` all the same.
-            reset_options: What the environment gets as ``options`` with every reset.
+            env: The environment, as for ``make_env``.
+            env_config: Its settings, as for ``make_env``.
+            observation_space: A space or ``{agent_id: space}`` that replaces the environment's own; None to use its
+                own.
+            action_space: A space or ``{agent_id: space}`` that replaces the environment's own; None to use its own.
+            wrappers: The wrappers, as for ``make_env``.
+            vector_entry_point: Whether to make all sub-environments at once, as for ``make_env``.
+            action_mask_key: The key of observations or infos under which action masks are. None if masks are ignored;
+                the smoke test still obeys masks under ``"action_mask"``.
+            reset_options: The ``options`` that the environment gets with every reset.
 
         Raises:
-            EnvError: If it cannot be made, or is of a kind that is not supported.
-            ConfigError: If its maker does not accept the settings, or its resets take no options.
+            EnvError: If the environment cannot be made, or is of a kind that is not supported.
+            ConfigError: If the class or function that makes it does not accept the settings, or if its resets do not
+                accept options.
         """
         self._step_times: list[float] = []
         self._reset_s = 0.0
@@ -93,17 +96,17 @@ class EnvSpec:
 
     @property
     def takes_turns(self) -> bool:
-        """Whether the agents act one after another."""
+        """Whether the environment is turn-based: its agents act one after another."""
         return isinstance(self.sample_env, TurnBasedEnv)
 
     @property
     def agents_per_step(self) -> int:
-        """How many agents act in an env step, if all are there: one where they take turns."""
+        """The number of agents that act in an env step if no agent is absent; 1 in turn-based environments."""
         return 1 if self.takes_turns else len(self.agent_ids)
 
     @property
     def user_env(self) -> Any:
-        """The copy to ask, as the user's own functions get it: without our wrapper."""
+        """The sample environment without the library's adapter, as a user's functions get it."""
         is_wrapped = isinstance(self.sample_env, (SingleAgentEnv, GymnasiumBatch, TurnBasedEnv))
         return self.sample_env.env if is_wrapped else self.sample_env
 
@@ -123,7 +126,11 @@ class EnvSpec:
         return state_space_of(self.sample_env, self.name)
 
     def agent_spaces(self, agent_id: AgentID) -> tuple[Space, Space]:
-        """An agent's observation and action space."""
+        """Returns an agent's observation and action space.
+
+        Raises:
+            EnvError: If the environment has no such space, or the method that returns it raises.
+        """
         known = self._spaces.get(agent_id)
         return known if known is not None else self._ask(agent_id)
 
@@ -146,22 +153,25 @@ class EnvSpec:
         return found[0], found[1]
 
     def _advice_on(self, given: Any) -> str:
-        """What to do about what stands where a space belongs, if it is known from other APIs."""
+        """Returns advice about an object that should be a space, if it is known from another API; else ``""``."""
         if type(given).__module__.partition(".")[0] == "gym":
             return f"It is a space of the old package gym. {ADVICE_ON_OLD_GYM}"
         return self._hint_at_several_agents()
 
     def space_of_all(self, kind: int) -> Space:
-        """The observation (0) or action (1) space: of the one agent, or a Dict of all agents'."""
+        """Returns the observation (``kind=0``) or action (1) space: the single agent's, or a Dict of all agents'."""
         if self.single_agent:
             return self._spaces[DEFAULT_AGENT_ID][kind]
         return gym.spaces.Dict({agent_id: pair[kind] for agent_id, pair in self._spaces.items()})  # type: ignore[arg-type]
 
     def check(self, seed: int) -> None:
-        """A smoke test: a few steps with random actions.
+        """Runs a smoke test: a few steps with random actions.
+
+        Args:
+            seed: The run's seed.
 
         Raises:
-            EnvError: For the first violation of what environments may give; names agent and step.
+            EnvError: For the first contract violation. The message names the agent and the step.
         """
         rng = stream(seed, "trial run")
         test = SmokeTest(self.name, self.agent_spaces, rng, mask_key=self.factory.action_mask_key)
@@ -195,16 +205,19 @@ class EnvSpec:
 
     @property
     def step_s(self) -> float | None:
-        """What a step took in ``check``, in seconds: the median. None before, and for natively batched environments."""
+        """The median duration of a step in ``check``, in seconds.
+
+        None before ``check``, and for natively batched environments.
+        """
         return statistics.median(self._step_times) if self._step_times else None
 
     @property
     def slowest_s(self) -> float:
-        """What the slowest call took in ``check``, in seconds, the reset included."""
+        """The duration of the slowest step or reset in ``check``, in seconds."""
         return max([self._reset_s, *self._step_times])
 
     def _hint_at_several_agents(self) -> str:
-        """A sentence about a Gymnasium environment that seems to hold several agents; ``""`` if it does not."""
+        """Returns a hint about a Gymnasium environment that seems to hold several agents; ``""`` for others."""
         if not self.single_agent:
             return ""
         env = self.user_env
@@ -224,10 +237,10 @@ def _number_of_parts(space: Any) -> int:
 
 
 def state_space_of(env: Any, name: str) -> Space:
-    """The space of the states of a PettingZoo environment.
+    """Returns the space of a PettingZoo environment's ``state()``.
 
     Raises:
-        ConfigError: If it has none.
+        ConfigError: If the environment has none.
     """
     with errors_named(f"{name}: state_space"):
         space = getattr(env, "state_space", None)

@@ -1,1 +1,1 @@
-"""Each kind of environment behind the methods of a parallel one, or of a natively batched one."""
+"""Adapters that give every kind of environment the methods of a parallel or of a natively batched environment."""

@@ -1,4 +1,4 @@
-"""The protocol of natively batched environments: arrays in, arrays out, for all sub-environments at once."""
+"""The protocol of natively batched environments, which step all sub-environments at once with arrays."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ from marl_connectors.typing import AgentID, Tree
 
 @runtime_checkable
 class BatchedEnv(Protocol):
-    """``num_envs`` worlds with the same agents in each, stepped together. Nothing has to be inherited.
+    """A natively batched environment: ``num_envs`` sub-environments with the same agents, stepped together.
 
-    All agents of a sub-environment live from its reset until they end together, in one step. Whoever makes the
-    environment gets ``num_envs`` as a keyword argument. Where agents have unlike spaces, observations and actions are
-    dicts by agent, ``{agent: [num_envs, ...]}``, instead of arrays ``[num_envs, num_agents, ...]``.
+    This is a protocol; a user's class need not inherit from it. All agents of a sub-environment live from its reset
+    until they end together, in one step. The class or function that makes the environment gets ``num_envs`` as a
+    keyword argument. If agents have different spaces, observations and actions are dicts by agent,
+    ``{agent: [num_envs, ...]}``, instead of arrays ``[num_envs, num_agents, ...]``.
 
     Attributes:
-        num_envs: How many sub-environments.
+        num_envs: The number of sub-environments.
         possible_agents: The agents of a sub-environment, in the order of the second axis of all arrays.
     """
 
@@ -36,51 +37,54 @@ class BatchedEnv(Protocol):
     possible_agents: list[AgentID]
 
     def observation_space(self, agent: AgentID) -> Space:
-        """Of one agent."""
+        """Returns the observation space of one agent."""
         ...
 
     def action_space(self, agent: AgentID) -> Space:
-        """Of one agent."""
+        """Returns the action space of one agent."""
         ...
 
     def reset(self, seeds: Sequence[int | None], mask: np.ndarray | None = None) -> Tree:
         """Starts episodes.
 
         Args:
-            seeds: One for each sub-environment that is reset, from which, with its actions, its episode follows; None
-                for others.
-            mask: ``[num_envs]`` bool, which sub-environments; None for all. The others stay as they are.
+            seeds: ``num_envs`` items: a seed for each sub-environment that is reset, None for the others. An episode
+                must be determined by its seed and its actions.
+            mask: ``[num_envs]`` bool, the sub-environments to reset; None for all. The others must not change.
 
         Returns:
-            ``[num_envs, num_agents, ...]``, the observations of all sub-environments, reset or not.
+            The observations of all sub-environments, reset or not, ``[num_envs, num_agents, ...]``.
         """
         ...
 
     def step(self, actions: Any) -> tuple[Tree, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """Steps all sub-environments, and resets none: whoever called resets those that are over, before the next step.
+        """Steps all sub-environments, and resets none. The caller resets those that are over before the next step.
 
         Args:
             actions: ``[num_envs, num_agents, ...]``.
 
         Returns:
             Observations ``[num_envs, num_agents, ...]``, rewards, terminations and truncations ``[num_envs,
-            num_agents]``, and infos: ``[num_envs, num_agents, ...]`` arrays by name, or ``{}``. The arrays may be used
-            again at the next call.
+            num_agents]``, and infos: ``[num_envs, num_agents, ...]`` arrays by name, or ``{}``. The environment may
+            overwrite the arrays in the next call.
         """
         ...
 
     def close(self) -> None:
-        """Frees what the environment holds."""
+        """Frees the environment's resources."""
         ...
 
 
 def is_batched(env: Any) -> bool:
-    """Whether an environment is natively batched, and not of another kind with like-named attributes."""
+    """Whether an environment is natively batched, and not of another kind with attributes of the same names."""
     return not isinstance(env, (ParallelEnv, AECEnv, Env)) and isinstance(env, BatchedEnv)
 
 
 def missing_parts(env: Any) -> list[str]:
-    """What an object that says ``num_envs`` and ``possible_agents`` lacks to be a BatchedEnv; [] for others."""
+    """Returns the methods of BatchedEnv that an object with ``num_envs`` and ``possible_agents`` lacks.
+
+    The list is empty for other objects.
+    """
     parts = ("observation_space", "action_space", "reset", "step", "close")
     if not (hasattr(env, "num_envs") and hasattr(env, "possible_agents")):
         return []
@@ -88,15 +92,16 @@ def missing_parts(env: Any) -> list[str]:
 
 
 class BatchedStep(NamedTuple):
-    """What a step of all sub-environments gave.
+    """The result of a step of all sub-environments.
+
+    The environment may overwrite all arrays but those of the infos in the next call.
 
     Attributes:
-        observations: ``[num_envs, num_agents, ...]``, or by agent ``[num_envs, ...]`` where agents have unlike spaces;
-            the environment may use the arrays again.
-        rewards: ``[num_envs, num_agents]`` numbers, likewise.
-        terminations: ``[num_envs, num_agents]`` bool, likewise.
-        truncations: ``[num_envs, num_agents]`` bool, likewise.
-        infos: Name to ``[num_envs, num_agents, ...]``, copies.
+        observations: ``[num_envs, num_agents, ...]``, or ``{agent: [num_envs, ...]}`` if agents have different spaces.
+        rewards: ``[num_envs, num_agents]`` numbers.
+        terminations: ``[num_envs, num_agents]`` bool.
+        truncations: ``[num_envs, num_agents]`` bool.
+        infos: ``[num_envs, num_agents, ...]`` arrays by name. They are copies.
     """
 
     observations: Tree
@@ -107,33 +112,33 @@ class BatchedStep(NamedTuple):
 
     @property
     def ended(self) -> np.ndarray:
-        """``[num_envs, num_agents]`` bool, whose episode has ended either way."""
+        """``[num_envs, num_agents]`` bool, the agents that were terminated or truncated."""
         return self.terminations | self.truncations
 
     @property
     def over(self) -> np.ndarray:
-        """``[num_envs]`` bool, the copies all of whose agents have ended."""
+        """``[num_envs]`` bool, the sub-environments all of whose agents have ended."""
         return np.logical_and.reduce(self.ended, axis=1)
 
 
 class BatchedCalls:
-    """Calls an environment, and sees to it that arrays have the shapes that they must have.
+    """Calls a natively batched environment, and checks the shapes and dtypes of the arrays that it returns.
 
     Attributes:
         env: The environment.
         agents: Its agents.
-        alike: Whether they all have the same spaces, so that one array holds the observations of all.
+        alike: Whether all agents have the same spaces, so that one array holds the observations of all.
     """
 
     def __init__(self, env: BatchedEnv, name: str = ""):
-        """Takes the environment.
+        """Reads the environment's agents and spaces.
 
         Args:
             env: The environment.
-            name: For messages, if not the environment's class.
+            name: Its name in messages; ``""`` to use the name of its class.
 
         Raises:
-            EnvError: If it has no sub-environments or agents, or actions that are no arrays.
+            EnvError: If it has no sub-environments or no agents, or if an action space is a Dict or a Tuple.
         """
         self.env = env
         self._name = name or f"{type(env).__name__} (natively batched)"
@@ -159,18 +164,25 @@ class BatchedCalls:
             return self.env.observation_space(agent), self.env.action_space(agent)
 
     def reset(self, seeds: Sequence[int | None], mask: np.ndarray | None) -> Tree:
-        """The observations of all sub-environments after some, or all, were reset.
+        """Resets some or all sub-environments, and returns the observations of all.
+
+        Args:
+            seeds: As for ``BatchedEnv.reset``.
+            mask: As for ``BatchedEnv.reset``.
 
         Raises:
-            EnvError: If the environment raises, or gives arrays of other shapes.
+            EnvError: If the environment raises, or returns arrays of other shapes.
         """
         return self._observations("reset()", self._called("reset()", lambda: self.env.reset(seeds, mask)))
 
     def step(self, actions: Any) -> BatchedStep:
-        """What a step of all sub-environments gave; see ``reset``.
+        """Steps all sub-environments.
 
         Args:
-            actions: ``[num_envs * num_agents, ...]``, or a list of as many if they are not ``alike``.
+            actions: ``[num_envs * num_agents, ...]``, or a list of ``num_envs * num_agents`` items if not ``alike``.
+
+        Raises:
+            EnvError: If the environment raises, or returns arrays of other shapes or dtypes.
         """
         packed = self._packed(actions)
         given: Any = self._called("step()", lambda: self.env.step(packed))
@@ -196,21 +208,25 @@ class BatchedCalls:
         return {agent: np.array(actions[i :: len(self.agents)]) for i, agent in enumerate(self.agents)}
 
     def flat(self, observations: Tree) -> Any:
-        """All agents' observations in ``N`` sub-environments: ``[N * num_agents, ...]``, or a list if not ``alike``."""
+        """Joins all agents' observations in ``N`` sub-environments.
+
+        Returns:
+            ``[N * num_agents, ...]`` arrays, or a list of ``N * num_agents`` items if not ``alike``.
+        """
         if self.alike:
             return tree_map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), observations)
         by_agent = [_items(observations[agent]) for agent in self.agents]
         return [item for items in zip(*by_agent, strict=True) for item in items]
 
     def of_agent(self, observations: Tree, agent: AgentID) -> Tree:
-        """``[num_envs, ...]``, one agent's observations in all sub-environments."""
+        """Returns one agent's observations in all sub-environments, ``[num_envs, ...]``."""
         if not self.alike:
             return observations[agent]
         i = self.agents.index(agent)
         return tree_map(lambda leaf: leaf[:, i], observations)
 
     def of_sub_env(self, observations: Tree, index: int) -> dict[AgentID, Any]:
-        """One sub-environment's observations, by agent."""
+        """Returns one sub-environment's observations by agent."""
         if not self.alike:
             return {agent: tree_map(lambda leaf: leaf[index], observations[agent]) for agent in self.agents}
         if type(observations) is np.ndarray:
@@ -245,10 +261,10 @@ class BatchedCalls:
             ) from error
 
     def _part_observed(self, name: str, given: Any, space: Space, lead: tuple[int, ...]) -> Tree:
-        """Arrays in a tree that follows the space.
+        """Converts observations to a tree of arrays with the structure of the space.
 
         Raises:
-            ValueError: If there are not the parts of the space.
+            ValueError: If the observations do not have the parts of the space.
         """
         if isinstance(space, (DictSpace, TupleSpace)):
             own = zip(spaces.parts_of(space), spaces.parts_in(space, given), strict=True)
@@ -306,7 +322,7 @@ class BatchedCalls:
 
 
 class _Part:
-    """What observations of a space look like."""
+    """A space with the leading axes of its observations and a sample of zeros."""
 
     __slots__ = ("item", "lead", "space")
 
@@ -315,7 +331,7 @@ class _Part:
 
 
 def _items(tree: Tree) -> list[Any]:
-    """The rows of arrays, one by one."""
+    """Returns the rows of arrays as a list."""
     if type(tree) is np.ndarray:
         return list(tree)
     return [tree_map(lambda leaf, i=i: leaf[i], tree) for i in range(len(leaves(tree)[0]))]
@@ -329,11 +345,11 @@ class BatchOfOne(ParallelEnv):
     """A natively batched environment with ``num_envs=1`` as a PettingZoo parallel environment."""
 
     def __init__(self, env: BatchedEnv, name: str):
-        """Takes the environment.
+        """Wraps the environment.
 
         Args:
-            env: The environment.
-            name: For messages.
+            env: A natively batched environment with ``num_envs=1``.
+            name: Its name in messages.
 
         Raises:
             EnvError: If it has no agents.
@@ -348,22 +364,22 @@ class BatchOfOne(ParallelEnv):
         self._seed = -1
 
     def observation_space(self, agent: AgentID) -> Space:
-        """Of one agent."""
+        """Returns the observation space of one agent."""
         return self.env.observation_space(agent)
 
     def action_space(self, agent: AgentID) -> Space:
-        """Of one agent."""
+        """Returns the action space of one agent."""
         return self.env.action_space(agent)
 
     def reset(self, seed: int | None = None, options: dict | None = None) -> tuple[dict[AgentID, Any], dict]:
-        """Starts an episode; without a seed it follows from the one before."""
+        """Starts an episode. Without a seed, the seed is the last one plus 1. Options are ignored."""
         self._seed = self._seed + 1 if seed is None else seed
         observations = self._calls.reset([self._seed], None)
         self.agents = list(self.possible_agents)
         return self._by_agent(observations), {agent: {} for agent in self.agents}
 
     def step(self, actions: dict[AgentID, Any]) -> tuple[dict, dict, dict, dict, dict]:
-        """Steps all agents."""
+        """Steps all agents. Returns observations, rewards, terminations, truncations and infos by agent."""
         if not self.agents:
             return {}, {}, {}, {}, {}
         step = self._calls.step([np.asarray(actions[agent]) for agent in self.agents])
@@ -379,10 +395,10 @@ class BatchOfOne(ParallelEnv):
         return self._by_agent(step.observations), rewards, terminations, truncations, infos
 
     def _by_agent(self, observations: Tree) -> dict[AgentID, Any]:
-        return self._calls.of_sub_env(tree_map(np.array, observations), 0)  # the environment may use its arrays again
+        return self._calls.of_sub_env(tree_map(np.array, observations), 0)  # the environment may overwrite its arrays
 
     def render(self) -> Any:
-        """What the environment draws."""
+        """Returns what the environment renders."""
         return self.env.render()  # type: ignore[attr-defined]
 
     def close(self) -> None:

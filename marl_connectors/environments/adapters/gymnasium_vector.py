@@ -21,23 +21,24 @@ NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"
 """The values of ``gymnasium.vector.AutoresetMode``, which Gymnasium 1.0 does not have."""
 _MEMBERS = {NEXT_STEP: "NEXT_STEP", SAME_STEP: "SAME_STEP", DISABLED: "DISABLED"}
 INFOS = "infos"
-"""The name of what ``GymnasiumBatch.step`` gives as infos, if there are any: a dict for each sub-environment."""
+"""The key of the infos that ``GymnasiumBatch.step`` returns, if there are any: one dict for each sub-environment."""
 
 
 class GymnasiumBatch:
-    """A ``gymnasium.vector.VectorEnv`` of environments with one agent, with the parts of a ``BatchedEnv``.
+    """A ``gymnasium.vector.VectorEnv`` of single-agent environments, with the methods of a ``BatchedEnv``.
 
-    How a sub-environment that is over begins anew depends on the autoreset mode:
+    The autoreset mode decides how a sub-environment whose episode is over is reset:
 
-    * ``DISABLED``, and a plain ``SyncVectorEnv`` or ``AsyncVectorEnv`` with ``NEXT_STEP``: by ``reset`` with a
-      ``reset_mask``, and with the seed that is given.
-    * ``SAME_STEP``: it already has, in the step that ended it; ``step`` gives the final observation, ``reset`` the one
-      that the VectorEnv gave.
-    * ``NEXT_STEP`` elsewhere: in its next step, so that ``reset`` cannot; ``NextStepVectorEnv`` sees to that.
+    * ``DISABLED``, and a plain ``SyncVectorEnv`` or ``AsyncVectorEnv`` with ``NEXT_STEP``: ``reset`` resets it with a
+      ``reset_mask`` and the given seed.
+    * ``SAME_STEP``: the VectorEnv resets it in the step that ended it. ``step`` returns the final observation, and
+      ``reset`` returns the first observation of the new episode, without resetting anything.
+    * ``NEXT_STEP`` of other classes: the VectorEnv resets it in its next step, so that ``reset`` cannot reset it alone;
+      see ``NextStepVectorEnv``.
 
     Attributes:
         env: The VectorEnv.
-        num_envs: How many sub-environments.
+        num_envs: The number of sub-environments.
         possible_agents: The one agent.
         autoreset_mode: ``"NextStep"``, ``"SameStep"`` or ``"Disabled"``.
         resets_alone: Whether single sub-environments can be reset.
@@ -45,16 +46,16 @@ class GymnasiumBatch:
     """
 
     def __init__(self, env: gym.vector.VectorEnv, name: str, reset_options: Mapping[str, Any] | None = None):
-        """Takes the VectorEnv.
+        """Wraps the VectorEnv.
 
         Args:
             env: The VectorEnv.
-            name: For messages.
-            reset_options: What it gets as ``options`` with every reset, besides ``reset_mask``.
+            name: Its name in messages.
+            reset_options: The ``options`` that it gets with every reset, in addition to ``reset_mask``.
 
         Raises:
-            EnvError: If it does not say how its sub-environments begin anew.
-            ConfigError: If there are options, but it resets sub-environments without them.
+            EnvError: If its metadata have no valid autoreset mode.
+            ConfigError: If there are options, but the VectorEnv resets sub-environments without them.
         """
         self.env = env
         self.num_envs = int(env.num_envs)
@@ -77,15 +78,19 @@ class GymnasiumBatch:
         self._begun: Tree = None  # SAME_STEP: the newest observations, of new episodes where old ones ended
 
     def observation_space(self, agent: AgentID) -> gym.Space:
-        """Of one sub-environment."""
+        """Returns the observation space of one sub-environment."""
         return self.env.single_observation_space
 
     def action_space(self, agent: AgentID) -> gym.Space:
-        """Of one sub-environment."""
+        """Returns the action space of one sub-environment."""
         return self.env.single_action_space
 
     def reset(self, seeds: Sequence[int | None], mask: np.ndarray | None = None) -> Tree:
-        """Starts episodes; see ``BatchedEnv``. With a mask, only if ``resets_alone``, or right after ``SAME_STEP``."""
+        """Starts episodes; see ``BatchedEnv``.
+
+        Raises:
+            EnvError: If there is a mask, but the VectorEnv only resets single sub-environments in a step.
+        """
         if mask is not None and not self.resets_alone:
             if self.autoreset_mode == NEXT_STEP:
                 raise EnvError(f"{self._name}: with AutoresetMode.NEXT_STEP, single copies are only reset by a step.")
@@ -104,18 +109,21 @@ class GymnasiumBatch:
         if self._takes_seeds is None:
             try:
                 result = env.reset(seed=seeds, options=options)
-            except (TypeError, ValueError, AttributeError, gym.error.Error):  # what a list in place of a number causes
+            except (TypeError, ValueError, AttributeError, gym.error.Error):  # what a list instead of a number causes
                 if isinstance(env.unwrapped, (SyncVectorEnv, AsyncVectorEnv)):
                     raise
                 result = env.reset(seed=_one_of(seeds), options=options)
-                self._takes_seeds = False  # many take one number, as the base class does
+                self._takes_seeds = False  # many accept one number, as the base class does
             else:
                 self._takes_seeds = True
             return result
         return env.reset(seed=seeds if self._takes_seeds else _one_of(seeds), options=options)
 
     def step(self, actions: np.ndarray) -> tuple[Tree, Any, Any, Any, dict[str, Any]]:
-        """Steps all; see ``BatchedEnv``. Infos are an array of dicts, called ``INFOS``, if there are any."""
+        """Steps all sub-environments; see ``BatchedEnv``.
+
+        If there are infos, they are a ``[num_envs, 1]`` array of dicts under the key ``INFOS``.
+        """
         observations, rewards, terminations, truncations, infos = self.env.step(actions[:, 0])
         rewards, terminations, truncations = map(np.asarray, (rewards, terminations, truncations))
         infos = infos or {}
@@ -142,7 +150,7 @@ class GymnasiumBatch:
         )
 
     def render(self) -> Any:
-        """What the first sub-environment draws."""
+        """Returns what the first sub-environment renders."""
         frames: Any = self.env.render()
         return frames[0] if isinstance(frames, (tuple, list)) else frames
 
@@ -155,7 +163,7 @@ def _autoreset_mode(env: gym.vector.VectorEnv, name: str) -> str:
     given = (env.metadata or {}).get("autoreset_mode")
     mode = getattr(given, "value", given)
     if mode is None and not hasattr(gym.vector, "AutoresetMode"):
-        return NEXT_STEP  # Gymnasium 1.0 knows nothing else
+        return NEXT_STEP  # the only mode of Gymnasium 1.0
     if mode not in (NEXT_STEP, SAME_STEP, DISABLED):
         raise EnvError(
             f"{name}: metadata['autoreset_mode'] of the VectorEnv is {given!r}, so it is unknown when copies whose "
@@ -169,12 +177,18 @@ def _with_agents(observations: Any) -> Tree:
 
 
 def _final_info(finals: Any, index: int, num_envs: int) -> dict[str, Any]:
-    """The info of the step that ended a sub-environment: of a dict for all, or a sequence with a dict for each."""
+    """Returns the info of the step that ended a sub-environment.
+
+    The final infos are one dict for all sub-environments, or a sequence with a dict for each.
+    """
     return info_of(finals, index, num_envs) if isinstance(finals, Mapping) else copied(finals[index] or {})
 
 
 def _move_statistics(first: dict[str, Any], final: dict[str, Any]) -> None:
-    """What ``RecordEpisodeStatistics`` says of an ended episode, which it puts beside the info of the next one."""
+    """Moves the statistics of an ended episode to its final info.
+
+    ``RecordEpisodeStatistics`` adds them to the first info of the next episode.
+    """
     for name in [
         name for name, value in first.items() if isinstance(value, Mapping) and value.keys() == {"r", "l", "t"}
     ]:
@@ -196,13 +210,14 @@ _FINAL = ("final_info", "_final_info", *_FINAL_OBSERVATIONS, *(f"_{name}" for na
 
 
 def info_of(infos: Mapping[str, Any], index: int, num_envs: int) -> dict[str, Any]:
-    """One sub-environment's info, which nothing that the VectorEnv does later can change.
+    """Returns a copy of one sub-environment's info, which later calls of the VectorEnv cannot change.
 
     Args:
-        infos: By name: something for each sub-environment, or a dict of such; ``_name`` tells which sub-environments
-            have it. What is not of this length is for all sub-environments.
-        index: Which sub-environment.
-        num_envs: How many there are.
+        infos: By name, a sequence with an item for each sub-environment, or a dict of such sequences. The key ``_name``
+            has the mask of the sub-environments that have ``name``. Items of other lengths are for all
+            sub-environments.
+        index: The index of the sub-environment.
+        num_envs: The number of sub-environments.
     """
     own: dict[str, Any] = {}
     for name, values in infos.items():
@@ -217,24 +232,24 @@ def info_of(infos: Mapping[str, Any], index: int, num_envs: int) -> dict[str, An
 
 
 def infos_of(infos: Mapping[str, Any], num_envs: int) -> list[dict[str, Any]]:
-    """All sub-environments' infos."""
+    """Returns a copy of each sub-environment's info; see ``info_of``."""
     return [info_of(infos, index, num_envs) for index in range(num_envs)] if infos else [{} for _ in range(num_envs)]
 
 
 def without_finals(infos: Mapping[str, Any]) -> dict[str, Any]:
-    """What is not about sub-environments that have ended in this step, where they have begun anew in the same step."""
+    """Returns the infos without the final infos and observations of sub-environments that ended in this step."""
     return {name: values for name, values in infos.items() if name not in _FINAL}
 
 
 def with_finals(name: str, observations: Tree, infos: Mapping[str, Any], ended: Sequence[int], space: Space) -> Tree:
-    """The observations that the step led to, instead of those of new episodes.
+    """Returns observations in which the first ones of new episodes are replaced by the final ones of the old episodes.
 
     Args:
-        name: For the message.
+        name: The name of the VectorEnv in messages.
         observations: ``[num_envs, ...]``; they are not changed.
-        infos: Those of the step.
-        ended: The sub-environments that ended and have begun anew.
-        space: Of one sub-environment.
+        infos: The infos of the step.
+        ended: The indices of the sub-environments that ended and were reset in this step.
+        space: The observation space of one sub-environment.
 
     Raises:
         EnvError: If the final observations are not in the infos.

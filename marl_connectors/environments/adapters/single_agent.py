@@ -10,9 +10,9 @@ from marl_connectors.typing import DEFAULT_AGENT_ID
 
 
 class SingleAgentEnv:
-    """A ``gymnasium.Env`` with the methods of a PettingZoo parallel environment, so that there is one path downstream.
+    """A ``gymnasium.Env`` with the methods of a PettingZoo parallel environment.
 
-    Its one agent is called ``DEFAULT_AGENT_ID``.
+    All other code can treat it like a multi-agent environment. Its one agent is called ``DEFAULT_AGENT_ID``.
     """
 
     def __init__(self, env: gym.Env):
@@ -23,24 +23,24 @@ class SingleAgentEnv:
         self.render_mode = getattr(env, "render_mode", None)
 
     def observation_space(self, agent: Any) -> gym.Space:
-        """Of the one agent."""
+        """Returns the observation space of the one agent."""
         return self.env.observation_space
 
     def action_space(self, agent: Any) -> gym.Space:
-        """Of the one agent."""
+        """Returns the action space of the one agent."""
         return self.env.action_space
 
     def reset(self, seed: int | None = None, options: dict | None = None) -> tuple[dict, dict]:
-        """Starts an episode."""
+        """Starts an episode. Returns the observation and the info by agent."""
         given: Any = self.env.reset(seed=seed, options=options)
         if not _is_pair(given):
-            return given  # as it is, for whoever says what is wrong with it
+            return given  # unchanged, so that the caller can report what is wrong with it
         observation, info = given
         self.agents = [DEFAULT_AGENT_ID]
         return {DEFAULT_AGENT_ID: observation}, {DEFAULT_AGENT_ID: info}
 
     def step(self, actions: dict) -> tuple[dict, dict, dict, dict, dict]:
-        """Acts once."""
+        """Makes one step. Returns observation, reward, termination, truncation and info by agent."""
         given: Any = self.env.step(actions[DEFAULT_AGENT_ID])
         try:
             observation, reward, terminated, truncated, info = given
@@ -57,7 +57,7 @@ class SingleAgentEnv:
         )
 
     def render(self) -> Any:
-        """What the environment draws."""
+        """Returns what the environment renders."""
         return self.env.render()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""A turn-based (AEC) environment as one that steps with dicts, a turn a step."""
+"""A turn-based (AEC) environment with the methods of a parallel environment, one turn in each step."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ EnvStep: TypeAlias = tuple[
 class TurnBasedEnv:
     """A PettingZoo ``AECEnv`` with the methods of a parallel environment, for ``MultiAgentEpisode.add_env_step``.
 
-    A step is one agent's turn: the agent that acts next observes, and nobody else. It is told then what it was paid
-    since its last turn, as ``AECEnv.last()`` has it. What ``AECEnv`` asks for once an agent has ended, ``step(None)``,
-    is done inside: the agent's final observation, reward, flags and info are in the dicts of the step after which its
-    turn came. An agent that the environment removes without such a turn is told the same, but its final observation is
-    missing where ``observe()`` does not work for it any more.
+    A step is one agent's turn. Only the agent that acts next gets an observation, and with it its reward since its last
+    turn, as ``AECEnv.last()`` returns it. The ``step(None)`` that ``AECEnv`` requires for an agent that has ended is
+    made inside: the agent's final observation, reward, flags and info are in the dicts of the step after which its
+    turn came. If the environment removes an agent without such a turn, the dicts contain the same, but no final
+    observation if ``observe()`` does not work for the agent any more.
 
-    A live agent's observation and info are the environment's own objects, good until the next step.
+    A live agent's observation and info are the environment's own objects. They are valid until the next step.
 
-    An agent that has ended may come back. Where it is the very next to act, one step's dicts have no room for its last
-    and its first observation: then nobody acts next, and ``step({})`` gives the first.
+    An agent that has ended may come back. If it is also the next one to act, the dicts of one step cannot contain both
+    its last and its first observation. Then no agent acts next, and ``step({})`` returns the first observation.
 
     Attributes:
         env: The AEC environment.
-        agents: Who takes part, as ``env.agents``; empty before the reset and after the end.
-        agent_selection: Who acts next; None if nobody does.
+        agents: The live agents, as ``env.agents``; empty before the reset and after the end.
+        agent_selection: The agent that acts next; None if there is none.
     """
 
     __slots__ = ("_action_mask_key", "_turn", "_untold", "agent_selection", "agents", "env")
@@ -47,8 +47,8 @@ class TurnBasedEnv:
 
         Args:
             env: The environment.
-            action_mask_key: Under which key of observations or infos action masks are. One that forbids everything to
-                the agent that acts next is an error then; None does not look at masks.
+            action_mask_key: The key of observations or infos under which action masks are. A mask that forbids all
+                actions of the agent that acts next is an error. With None, masks are not checked.
 
         Raises:
             EnvError: If it is not an ``AECEnv``.
@@ -67,17 +67,17 @@ class TurnBasedEnv:
 
     @property
     def possible_agents(self) -> list[AgentID]:
-        """All agents that may appear, where the environment says so."""
+        """All agents that may appear, if the environment has this attribute."""
         return self.env.possible_agents
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """The environment's."""
+        """The environment's metadata."""
         return self.env.metadata
 
     @property
     def render_mode(self) -> str | None:
-        """The environment's, or None."""
+        """The environment's render mode, or None."""
         return getattr(self.env, "render_mode", None)
 
     @property
@@ -87,28 +87,28 @@ class TurnBasedEnv:
 
     @property
     def where(self) -> str:
-        """The environment and its newest turn, as its errors name them."""
+        """The environment and the number of its newest turn, for error messages."""
         return f"{self.env}, step {self._turn}"
 
     def observation_space(self, agent: AgentID) -> gym.Space:
-        """An agent's."""
+        """Returns an agent's observation space."""
         return self.env.observation_space(agent)
 
     def action_space(self, agent: AgentID) -> gym.Space:
-        """An agent's."""
+        """Returns an agent's action space."""
         return self.env.action_space(agent)
 
     @property
     def state_space(self) -> gym.Space | None:
-        """The space of ``state()``, where the environment has one."""
+        """The space of ``state()``; None if the environment has none."""
         return getattr(self.env, "state_space", None)
 
     def state(self) -> Any:
-        """The environment's."""
+        """Returns the environment's state."""
         return self.env.state()
 
     def render(self) -> Any:
-        """What the environment draws."""
+        """Returns what the environment renders."""
         return self.env.render()
 
     def close(self) -> None:
@@ -121,8 +121,8 @@ class TurnBasedEnv:
         """Starts an episode.
 
         Returns:
-            Observations and infos of the agent that acts first; empty if the episode is over already. What the reset
-            itself paid is told with the first step.
+            Observations and infos of the agent that acts first; empty if the episode is already over. Rewards of the
+            reset itself are returned by the first step.
 
         Raises:
             EnvError: If the environment breaks the rules of ``AECEnv``.
@@ -136,17 +136,19 @@ class TurnBasedEnv:
         return ({}, {}) if first is None else ({first: observations[first]}, {first: infos[first]})
 
     def step(self, actions: dict[AgentID, Any]) -> EnvStep:
-        """Plays one turn. A hot path: beside ``env.step()`` and ``env.last()``, a few looks at the environment.
+        """Plays one turn.
 
         Args:
-            actions: The action of the agent in ``agent_selection``, and no other.
+            actions: A dict with the action of the agent in ``agent_selection`` only; empty if that is None.
 
         Returns:
-            Observations, rewards, terminations, truncations and infos, of the agent that acts next and of those that
-            have ended. If nobody acts next although the episode goes on, ``"__all__"`` is False among the flags.
+            Observations, rewards, terminations, truncations and infos by agent, of the agent that acts next and of
+            agents that have ended. If no agent acts next although the episode continues, both dicts of flags contain
+            ``"__all__": False``.
 
         Raises:
-            EnvError: If it is another agent's turn, or nobody's, or the environment breaks the rules of ``AECEnv``.
+            EnvError: If the action is not that of the agent that acts next, or if the environment breaks the rules of
+                ``AECEnv``.
         """
         agent = self.agent_selection
         if agent is None or len(actions) != 1 or agent not in actions:
@@ -160,12 +162,12 @@ class TurnBasedEnv:
             for paid, reward in self._untold.items():
                 rewards[paid] = reward + rewards[paid] if paid in rewards else reward
             self._untold = {}
-        if self.agent_selection is None and self.agents:  # somebody who ends here comes back: the episode goes on
+        if self.agent_selection is None and self.agents:  # an agent that ended here comes back: the episode continues
             told[2]["__all__"] = told[3]["__all__"] = False
         return told
 
     def take_untold(self) -> dict[AgentID, Any]:
-        """What the reset itself paid, by agent. The first step will not tell it then."""
+        """Returns the rewards of the reset itself, by agent. The first step does not return them then."""
         untold, self._untold = self._untold, {}
         return untold
 
@@ -182,7 +184,7 @@ class TurnBasedEnv:
         )
 
     def _next_turn(self) -> EnvStep:
-        """Goes on to the next live agent's turn. Told are that agent and all that have ended."""
+        """Advances to the next live agent's turn. Returns the data of that agent and of all agents that have ended."""
         env = self.env
         self.agent_selection = None
         observations, rewards, terminations, truncations, infos = told = ({}, {}, {}, {}, {})
@@ -213,7 +215,7 @@ class TurnBasedEnv:
                 checks.raise_first(self.where, [checks.not_removed(agent)])
 
     def _check_mask(self, agent: AgentID, observation: Any, info: Any) -> None:
-        """A hot path: an agent whose turn it is must be allowed something."""
+        """Raises an EnvError if the mask of the agent that acts next forbids all actions."""
         mask = mask_of(observation, info, self._action_mask_key)
         if mask is None or any(np.any(leaf) for leaf in leaves(mask)) or isinstance(self.unwrapped, ParallelEnv):
             return  # agents of a parallel environment may wait, although they have turns here
@@ -223,7 +225,7 @@ class TurnBasedEnv:
         checks.raise_first(self.where, [checks.forbids_all(agent, str(self._action_mask_key), takes_turns=True)])
 
     def _update_agents(self, agents: list[AgentID], told: EnvStep) -> None:
-        """Takes note of those that came, and tells those that left without a turn of their own."""
+        """Updates ``agents``, and adds the last data of agents that left without a last turn."""
         env = self.env
         _, rewards, ended, _, _ = told
         for agent in self.agents:
@@ -243,7 +245,7 @@ class TurnBasedEnv:
     def _tell_end(
         self, agent: AgentID, observation: Any, terminated: Any, truncated: Any, info: dict, told: EnvStep
     ) -> None:
-        """Copies what is told about an agent that has ended: the environment goes on within the same step."""
+        """Adds copies of an ended agent's data, because the environment continues within the same step."""
         observations, rewards, terminations, truncations, infos = told
         for word, flag in (("termination", terminated), ("truncation", truncated)):
             checks.raise_first(self.where, [checks.flag_violation(agent, word, flag)])

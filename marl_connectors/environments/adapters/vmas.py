@@ -18,13 +18,13 @@ from marl_connectors.typing import AgentID, Tree
 
 
 class VmasEnv:
-    """A scenario of the VMAS simulator, all sub-environments of which step together: see ``BatchedEnv``.
+    """A scenario of the VMAS simulator as a natively batched environment; see ``BatchedEnv``.
 
-    Agents with unlike observations or actions, as some scenarios have, get and give dicts by agent.
+    If the scenario's agents have different spaces, observations and actions are dicts by agent.
 
     Attributes:
         env: The ``vmas`` environment.
-        num_envs: How many sub-environments.
+        num_envs: The number of sub-environments.
         possible_agents: The agents of a sub-environment, by their names in the scenario.
     """
 
@@ -47,22 +47,22 @@ class VmasEnv:
 
         Args:
             scenario: A scenario's name, such as ``"balance"``, or a ``vmas`` scenario object.
-            num_envs: How many sub-environments.
-            max_steps: Steps after which an episode is truncated; None for never.
-            continuous_actions: Whether actions are boxes; else discrete.
-            multidiscrete_actions: Whether discrete actions are one number for each direction, and not one for all.
-            clamp_actions: Whether actions beyond their range are clipped; else they are an error.
-            device: Where the simulation runs. Observations and rewards come to the CPU in any case.
-            seed_copies: Whether each sub-environment's start follows from its own seed. Sub-environments are reset one
-                after another then, which takes as long for thousands of them as many steps. False to reset in one go
-                whenever all sub-environments are reset, from one seed that follows from all of theirs.
-            with_infos: Whether to give the infos that all agents have; they cost time.
-            render_mode: ``"rgb_array"``, which VMAS can draw at any time, or None.
-            scenario_settings: What the scenario takes.
+            num_envs: The number of sub-environments.
+            max_steps: The number of env steps after which an episode is truncated; None for no limit.
+            continuous_actions: Whether action spaces are Box spaces; otherwise they are discrete.
+            multidiscrete_actions: Whether a discrete action has one number for each direction instead of one for all.
+            clamp_actions: Whether actions outside their range are clipped; otherwise they are an error.
+            device: The torch device of the simulation. Observations and rewards are always copied to the CPU.
+            seed_copies: Whether each sub-environment's start follows from its own seed. Sub-environments are then reset
+                one after another, which takes as long as many steps if there are thousands of them. If False, a reset
+                of all sub-environments is one call with one seed that follows from all of theirs.
+            with_infos: Whether ``step`` returns the infos that all agents have, which takes time.
+            render_mode: ``"rgb_array"``, which VMAS can render at any time, or None.
+            scenario_settings: The settings of the scenario.
 
         Raises:
             EnvError: If VMAS is not installed, or has no such scenario.
-            UserWarning: For a setting that the scenario does not take.
+            UserWarning: For a setting that the scenario does not accept.
         """
         vmas = _vmas()
         if isinstance(scenario, str):
@@ -95,18 +95,19 @@ class VmasEnv:
         self._observations: Any = None
 
     def observation_space(self, agent: AgentID) -> Space:
-        """Of one agent."""
+        """Returns the observation space of one agent."""
         return self._spaces[agent][0]
 
     def action_space(self, agent: AgentID) -> Space:
-        """Of one agent."""
+        """Returns the action space of one agent."""
         return self._spaces[agent][1]
 
     @contextlib.contextmanager
     def _own_randomness(self) -> Iterator[None]:
-        """All VMAS environments of a process draw from one random state; this one's is put in its place.
+        """Installs this environment's random state in the block.
 
-        VMAS does that with the global generators, and would leave them as they are when something fails.
+        All VMAS environments of a process share one random state. VMAS uses the global generators for it and does not
+        restore them after errors, so they are restored here.
         """
         before = torch.random.get_rng_state(), np.random.get_state(), random.getstate()
         others, self._shared_randomness[:] = list(self._shared_randomness), self._randomness
@@ -136,7 +137,7 @@ class VmasEnv:
         observations = self._gathered(given[0])
         if len(which) == self.num_envs or self._observations is None:
             self._observations = observations
-        else:  # some observations are noisy: those of the other sub-environments are what they were
+        else:  # some observations are noisy: those of the other sub-environments must not change
             _copy_rows(self._observations, observations, which)
         return self._observations
 
@@ -157,16 +158,16 @@ class VmasEnv:
         return own.float() if own.ndim > 1 else own[:, None]
 
     def _gathered(self, observations: Sequence[Any]) -> Any:
-        """What VMAS gives, a list over agents, as a protocol's tree of arrays."""
+        """Converts VMAS's list of observations by agent to the arrays of ``BatchedEnv``."""
         if self._alike:
             return _stacked(observations)
         return {agent: _arrays(own) for agent, own in zip(self.possible_agents, observations, strict=True)}
 
     def render(self) -> np.ndarray:
-        """The first sub-environment, ``[height, width, 3]`` uint8.
+        """Renders the first sub-environment to a ``[height, width, 3]`` uint8 array.
 
         Raises:
-            EnvError: If nothing can be drawn here.
+            EnvError: If VMAS cannot render on this machine.
         """
         try:
             return np.ascontiguousarray(self.env.render(mode="rgb_array", env_index=0), np.uint8)
@@ -202,7 +203,7 @@ def _check_name(vmas: Any, scenario: str) -> None:
 
 
 def _space(space: Any) -> Space:
-    """A space of the old package ``gym`` as one of Gymnasium."""
+    """Converts a space of the old package ``gym`` to a Gymnasium space."""
     match type(space).__name__:
         case "Box":
             return spaces.Box(np.asarray(space.low), np.asarray(space.high), dtype=space.dtype.type)
@@ -216,7 +217,7 @@ def _space(space: Any) -> Space:
 
 
 def _stacked(items: Sequence[Any]) -> Any:
-    """``[num_envs, num_agents, ...]`` of what each agent got, a tensor or a dict of tensors."""
+    """Stacks each agent's tensor or dict of tensors to ``[num_envs, num_agents, ...]`` arrays."""
     if isinstance(items[0], Mapping):
         return {name: _stacked([item[name] for item in items]) for name in items[0]}
     return torch.stack(list(items), dim=1).cpu().numpy()
@@ -237,7 +238,7 @@ def _copy_rows(to: Any, of: Any, rows: Sequence[int]) -> None:
 
 
 def _shared_infos(infos: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
-    """By name ``[num_envs, num_agents, ...]``, of what all agents have in one shape."""
+    """Returns, by name, ``[num_envs, num_agents, ...]`` arrays of the infos that all agents have in one shape."""
     shared: dict[str, np.ndarray] = {}
     for name in infos[0]:
         own = [info[name] for info in infos if isinstance(info.get(name), torch.Tensor)]

@@ -1,1 +1,1 @@
-"""From what a user calls an environment to an environment."""
+"""Makes an environment from what a user passes as one: a name, a class, a function or a spec."""

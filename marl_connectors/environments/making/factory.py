@@ -1,6 +1,6 @@
-"""From a maker to an environment: how it is called, with which settings, and what to say if that fails.
+"""The factory: calls the class or function that makes an environment with the right settings, and explains failures.
 
-Seeding, vectorising and checking what it returns are the callers' business.
+The callers seed, vectorise and check the environments.
 """
 
 from __future__ import annotations
@@ -62,40 +62,40 @@ def make_env(
     num_envs: int = 1,
     vector_entry_point: bool = False,
 ) -> EnvLike:
-    """One copy of an environment.
+    """Makes an environment.
 
     Args:
         env: An importable PettingZoo module (``"mpe2.simple_spread_v3"``, or one of a well-known suite by its short
-            name, ``"simple_spread_v3"``; ``parallel_env`` is preferred to the turn-taking ``env``),
+            name, ``"simple_spread_v3"``; ``parallel_env`` is preferred to the turn-based ``env``),
             ``"package.module:attribute"``, a Gymnasium or PettingZoo id, a VMAS scenario (``"vmas/balance"``), a name
             given to ``register_env``, a class, or a function. Classes and functions get ``env_config`` as keyword
             arguments; one whose only required parameter is called ``config`` or ``env_config`` gets the dict, and so
             does a function that is given as an object and has one required parameter that is not in ``env_config``.
-        env_config: What to make it with. It is not changed.
-        render_mode: Passed on where it is accepted, for example ``"rgb_array"``; the environment is made without it
-            elsewhere.
-        wrappers: What it is wrapped in, the innermost first: callables ``env -> env``, or names with arguments such as
-            ``"frame_skip_v0:4"`` (SuperSuit's) and ``"my_module.my_wrapper:0.5"``.
-        num_envs: How many copies a natively batched environment or a VectorEnv holds; passed on where there is such a
-            parameter.
-        vector_entry_point: Whether all copies are made at once: a Gymnasium id's ``vector_entry_point`` is used, and a
-            class or function, which must give a VectorEnv or a natively batched environment, gets ``num_envs`` in any
-            case, in its dict if it takes one.
+        env_config: The settings of the environment. The mapping is not changed.
+        render_mode: The render mode, for example ``"rgb_array"``. It is only passed to environments that accept one.
+        wrappers: The wrappers, the innermost first: callables ``env -> env``, or names with arguments such as
+            ``"frame_skip_v0:4"`` (of SuperSuit) and ``"my_module.my_wrapper:0.5"``.
+        num_envs: The number of sub-environments of a natively batched environment or a VectorEnv. It is passed to
+            classes and functions that have such a parameter.
+        vector_entry_point: Whether to make all sub-environments at once. The ``vector_entry_point`` of a Gymnasium id
+            is used. A class or function must return a VectorEnv or a natively batched environment, and always gets
+            ``num_envs``, in its dict if it gets one.
 
     Returns:
         A PettingZoo ``ParallelEnv`` or ``AECEnv``, a ``gymnasium.Env``, a ``gymnasium.vector.VectorEnv``, or a
         ``BatchedEnv``.
 
     Raises:
-        EnvError: If there is no such environment, a package is missing, or its maker or a wrapper fails.
-        ConfigError: If ``env_config`` has a key that the environment does not accept, or a wrapper is not there, gets
-            wrong arguments or is one that does not work here.
+        EnvError: If there is no such environment, if a package is missing, or if the class or function that makes it
+            or a wrapper fails.
+        ConfigError: If ``env_config`` has a key that the environment does not accept, or if a wrapper does not exist,
+            gets wrong arguments or does not work in this library.
     """
     if env_config is not None and not isinstance(env_config, Mapping):
         raise ConfigError(f"env_config: expected a dict, but got {env_config!r}.")
     config = dict(env_config or {})
     with warnings.catch_warnings():
-        # PettingZoo 1.27 announces a registry of its own at each use of the API that all its versions have.
+        # PettingZoo 1.27 warns at each use of the API that all its versions have.
         warnings.filterwarnings("ignore", "The old environment creation API", DeprecationWarning)
         maker = find_env(env, config, vector=vector_entry_point)
         if not maker.takes_dict:
@@ -164,16 +164,16 @@ class EnvFactory:
     """Makes the sub-environments of a run, also in another process.
 
     Attributes:
-        env: What ``make_env`` takes.
-        env_config: Likewise.
-        wrappers: Likewise.
-        vector_entry_point: Likewise.
-        action_mask_key: Under which key of observations or infos action masks are, for turn-based environments.
-        reset_options: What the environment gets as ``options`` with every reset.
-        render_mode: Of all that are made.
-        first_render_mode: Of the first one instead, of this process.
-        is_batched: Whether it makes natively batched environments.
-        agent_spaces: The observation and the action space of all agents that the sample environment has told of.
+        env: The environment, as for ``make_env``.
+        env_config: Its settings, as for ``make_env``.
+        wrappers: The wrappers, as for ``make_env``.
+        vector_entry_point: Whether to make all sub-environments at once, as for ``make_env``.
+        action_mask_key: The key of observations or infos under which action masks are, for turn-based environments.
+        reset_options: The ``options`` that the environment gets with every reset.
+        render_mode: The render mode of the environments.
+        first_render_mode: The render mode of the first environment that is made in this process, instead.
+        is_batched: Whether the factory makes natively batched environments.
+        agent_spaces: The observation and action space of each agent of the sample environment.
     """
 
     env: Any
@@ -188,7 +188,14 @@ class EnvFactory:
     agent_spaces: Mapping[AgentID, tuple[Space, Space]] = field(default_factory=dict)
 
     def __call__(self, num_envs: int = 1) -> Any:
-        """One with the methods of a PettingZoo parallel environment; or a natively batched one of as many as wanted."""
+        """Makes an environment.
+
+        Args:
+            num_envs: The number of sub-environments of a natively batched environment.
+
+        Returns:
+            A natively batched environment, or one with the methods of a PettingZoo parallel environment.
+        """
         first, self.first_render_mode = self.first_render_mode, None
         env = make_env(
             self.env,
@@ -208,7 +215,7 @@ class EnvFactory:
         return TurnBasedEnv(env, action_mask_key=self.action_mask_key) if isinstance(env, AECEnv) else env
 
     def parts(self) -> dict[str, Any]:
-        """What another process must get, by the names that users know."""
+        """Returns the objects that must be sent to another process, by names for error messages."""
         return {
             "the environment": self.env,
             **{f"env_config[{key!r}]": value for key, value in self.env_config.items()},
@@ -232,7 +239,7 @@ class EnvFactory:
 
 
 class WrappedMaker:
-    """An environment in its wrappers, to be given where a class or function that makes one is.
+    """A function that makes a wrapped environment, for APIs that expect a class or function.
 
     >>> env = WrappedMaker("CartPole-v1", ["frame_stack_v1:2"])(max_episode_steps=10)
     >>> env.observation_space.shape
@@ -240,18 +247,27 @@ class WrappedMaker:
     """
 
     def __init__(self, env: Any, wrappers: Iterable[EnvWrapper]):
-        """Takes what ``make_env`` takes."""
+        """Creates the function.
+
+        Args:
+            env: The environment, as for ``make_env``.
+            wrappers: The wrappers, as for ``make_env``.
+        """
         self.__name__ = env_name(env)
         self._env = env
         self._wrappers = list(wrappers)
 
     def __call__(self, *, render_mode: str | None = None, **env_config: Any) -> EnvLike:
-        """One copy."""
+        """Makes a wrapped environment with ``env_config`` as its settings."""
         return make_env(self._env, env_config, render_mode=render_mode, wrappers=self._wrappers)
 
 
 def agent_ids(env: Any, name: str = "") -> list[AgentID]:
-    """The agents of an environment: its possible agents, or where it does not name them, those after a reset."""
+    """Returns the possible agents of an environment, or its agents after a reset if it does not name them.
+
+    Raises:
+        EnvError: If the environment's own code raises.
+    """
     if isinstance(env, (gymnasium.Env, VectorEnv)):
         return [DEFAULT_AGENT_ID]
     name = name or type(env).__name__
@@ -265,7 +281,7 @@ def agent_ids(env: Any, name: str = "") -> list[AgentID]:
 
 
 def env_name(env: Any) -> str:
-    """A short name that can stand in a path: ``"simple_spread_v3"`` of ``"mpe2.simple_spread_v3"``."""
+    """Returns a short name that can be used in a path: ``"simple_spread_v3"`` for ``"mpe2.simple_spread_v3"``."""
     if not isinstance(env, str):
         text = getattr(env, "__name__", type(env).__name__)
     elif env in REGISTERED or env in gymnasium.registry:
@@ -278,7 +294,10 @@ def env_name(env: Any) -> str:
 
 
 def env_to_json(env: Any) -> dict[str, Any]:
-    """An environment's name as JSON data; what has no importable name leaves a note that it has to be passed again."""
+    """Converts an environment to JSON data with its name.
+
+    An environment without an importable name is marked, so that ``env_from_json`` asks the user to pass it again.
+    """
     if isinstance(env, str):
         return {"type": "registered" if env in REGISTERED else "name", "name": env}
     name = qualified_name(env)
@@ -288,14 +307,14 @@ def env_to_json(env: Any) -> dict[str, Any]:
 
 
 def env_from_json(data: Any, names: Names | None = None) -> Any:
-    """What ``env_to_json`` described, for ``make_env``.
+    """Returns the environment that ``env_to_json`` described, for ``make_env``.
 
     Args:
-        data: What it gave.
-        names: Follows the name in it; the user's modules are imported if None.
+        data: The JSON data.
+        names: Resolves names; None to import from any of the user's modules.
 
     Raises:
-        CheckpointError: If it cannot be had from the description alone.
+        CheckpointError: If the environment cannot be found from the description alone.
     """
     match data:
         case {"type": "name", "name": str(name)}:
@@ -321,7 +340,7 @@ _WHO = "env of the checkpoint"
 _PARTS = ("parallel_env", "env", "raw_env")
 _SUITE_PACKAGES = frozenset(package.partition(".")[0] for package in SUITES.values())
 _MADE_FROM_ANOTHER = frozenset({"GymV21Environment-v0", "GymV26Environment-v0"})
-"""Gymnasium's ids for environments of gym, which ``env_config`` names."""
+"""Gymnasium's ids that make an environment of the package gym whose name is in ``env_config``."""
 
 
 def _could_make(found: Any) -> bool:
@@ -332,7 +351,7 @@ def _could_make(found: Any) -> bool:
 
 
 def _is_known_maker(found: Any) -> bool:
-    """Whether a function has the name that makers have in PettingZoo's environments and in ``marl_envs``."""
+    """Whether a function has one of the names that PettingZoo and ``marl_envs`` use for functions that make envs."""
     name = getattr(found, "__qualname__", "")
     return is_function(found) and (name in (*_PARTS, "batched_env") or name.startswith("parallel_wrapper_fn.<locals>."))
 
@@ -347,9 +366,10 @@ _MAKER = Expected(
 
 
 def _checked_name(text: str, names: Names) -> str:
-    """An environment's name, once it is known that nothing else is behind it that would be called.
+    """Returns an environment's name from a checkpoint after checking that it refers to an environment.
 
-    Names of suites, Gymnasium's ids and names that were registered in this process are fine as they are.
+    Otherwise an arbitrary function could be called. Gymnasium's ids and names that were registered in this process are
+    not checked.
     """
     name = text.strip()
     if name in _MADE_FROM_ANOTHER and not names.trusted:
@@ -373,7 +393,7 @@ _UNEXPECTED_KEY = re.compile(r"(?:([\w.<>]+)\.)?\w+\(\) got an unexpected keywor
 
 
 def _accepted_keys(maker: EnvMaker) -> tuple[list[str], bool]:
-    """The keywords that are known to be accepted, and whether there may be more."""
+    """Returns the keywords that are known to be accepted, and whether others may be accepted too."""
     keys, open_ended = list(maker.extra_keys), False
     for fn in maker.declared_by:
         parameters = parameters_of(fn).values()
@@ -385,7 +405,7 @@ def _accepted_keys(maker: EnvMaker) -> tuple[list[str], bool]:
 
 
 def check_keys(maker: EnvMaker, config: Mapping[str, Any]) -> None:
-    """Raises ConfigError for a key that ``make`` is known not to accept; names the closest one that it does."""
+    """Raises a ConfigError for a key that ``make`` is known not to accept, with the closest accepted one."""
     keys, open_ended = _accepted_keys(maker)
     for key in config:
         if not open_ended and key not in keys:
@@ -401,18 +421,21 @@ def _unknown_key(maker: EnvMaker, key: str, keys: list[str]) -> ConfigError:
 def call_maker(
     maker: EnvMaker, config: dict[str, Any], render_mode: str | None, num_envs: int = 1, *, vector: bool = False
 ) -> Any:
-    """What ``make`` gives.
+    """Calls the class or function that makes an environment.
 
     Args:
-        maker: How to make it.
-        config: With which settings.
-        render_mode: Passed on where it is accepted.
-        num_envs: Passed on where there is such a parameter.
-        vector: Whether ``make`` gives all copies at once, so that it must get ``num_envs`` in any case.
+        maker: The class or function, and how to call it.
+        config: The settings of the environment.
+        render_mode: The render mode. It is only passed if it is accepted.
+        num_envs: The number of sub-environments. It is only passed if there is such a parameter, or with ``vector``.
+        vector: Whether ``make`` returns all sub-environments at once, so that it always gets ``num_envs``.
+
+    Returns:
+        The object that ``make`` returns.
 
     Raises:
-        EnvError: If it fails.
-        ConfigError: If it does not accept a key.
+        EnvError: If ``make`` fails.
+        ConfigError: If ``make`` does not accept a key.
     """
     keys, open_ended = _accepted_keys(maker)
     wants_render = render_mode is not None and "render_mode" not in config
@@ -455,7 +478,7 @@ def _advice(maker: EnvMaker, cause: BaseException) -> str:
 
 
 def _keys_of_class(maker: EnvMaker, qualified: str | None) -> list[str]:
-    """The keywords of the class that refused one, as far as the module of the environment's maker knows that class."""
+    """Returns the known keywords, and those of the class that refused one if the function's module contains it."""
     keys, _ = _accepted_keys(maker)
     modules = [sys.modules.get(getattr(fn, "__module__", "")) for fn in maker.declared_by]
     for value in (value for module in modules if module is not None for value in vars(module).values()):

@@ -1,7 +1,7 @@
-"""From what a user calls an environment to what makes it.
+"""The registry: finds the class or function that makes an environment.
 
-An environment is named by an importable PettingZoo module or its short name, by ``"package.module:attribute"``, by a
-Gymnasium or PettingZoo id, a VMAS scenario or a registered name, or it is given as a class or function.
+A user names an environment by an importable PettingZoo module or its short name, by ``"package.module:attribute"``, by
+a Gymnasium or PettingZoo id, by a VMAS scenario or by a registered name, or passes a class or function.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from marl_connectors.errors import ConfigError, EnvError, describe_error, did_yo
 from marl_connectors.names import import_attribute
 
 GYMNASIUM_KEYS = ("max_episode_steps", "disable_env_checker", "vectorization_mode", "vector_kwargs", "wrappers")
-"""What ``gymnasium.make`` accepts besides the environment's own settings."""
+"""The keywords that ``gymnasium.make`` accepts in addition to the environment's own settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +35,13 @@ class EnvMaker:
     """How to make an environment.
 
     Attributes:
-        name: What the user called it.
+        name: The name that the user gave.
         make: The class or function to call.
-        declared_by: The callables whose parameters say which keywords ``make`` accepts.
-        takes_dict: Whether ``make`` wants the ``env_config`` as one dict, as RLlib's makers do.
-        extra_keys: Keywords that ``make`` accepts beyond those.
-        settings: What it is made with unless ``env_config`` says otherwise.
-        advice: What to do if it fails.
+        declared_by: The callables whose parameters are the keywords that ``make`` accepts.
+        takes_dict: Whether ``make`` gets the ``env_config`` as one dict, as in RLlib.
+        extra_keys: Keywords that ``make`` accepts in addition.
+        settings: Keyword arguments that ``env_config`` can override.
+        advice: The advice at the end of the error message if ``make`` fails.
     """
 
     name: str
@@ -54,10 +54,10 @@ class EnvMaker:
 
 
 def parameters_of(fn: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """The parameters of a callable, by name."""
+    """Returns the parameters of a callable by name; a single ``**kwargs`` if its signature is unknown."""
     try:
         return dict(inspect.signature(fn).parameters)
-    except (TypeError, ValueError):  # some builtins have no signature: then nothing is known, and calling it will tell
+    except (TypeError, ValueError):  # some builtins have no signature: errors only show when they are called
         return {"kwargs": inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD)}
 
 
@@ -88,9 +88,13 @@ VMAS = "vmas/"
 
 
 def register_env(name: str, fn: Callable[[dict[str, Any]], Any]) -> None:
-    """Gives a name to a function that makes an environment from its ``env_config`` dict.
+    """Registers a function that makes an environment under a name.
 
     A later call for the same name replaces an earlier one.
+
+    Args:
+        name: The name, which can then be used as ``env``.
+        fn: Gets the ``env_config`` dict and returns an environment.
 
     Raises:
         ConfigError: If ``fn`` cannot be called.
@@ -101,12 +105,16 @@ def register_env(name: str, fn: Callable[[dict[str, Any]], Any]) -> None:
 
 
 def find_env(env: Any, config: Mapping[str, Any], *, vector: bool = False) -> EnvMaker:
-    """What makes an environment.
+    """Finds the class or function that makes an environment.
 
     Args:
         env: A name, a class or a function.
-        config: The settings it will be made with; they tell whether a function of one parameter wants them as a dict.
-        vector: Of a Gymnasium id, whether to make the VectorEnv that it has an entry point for.
+        config: The settings of the environment. A function with one required parameter that is not among them gets
+            them as a dict.
+        vector: For a Gymnasium id, whether to make the VectorEnv of its vector entry point.
+
+    Returns:
+        The class or function, and how to call it.
 
     Raises:
         EnvError: If there is no such environment, or a package is missing.
@@ -124,9 +132,9 @@ def find_env(env: Any, config: Mapping[str, Any], *, vector: bool = False) -> En
 
 
 def is_importable(env: Any) -> bool:
-    """Whether an environment is a name that another process can look up: nothing that was registered in this one.
+    """Whether an environment is a name that another process can look up, not one registered in this process.
 
-    Gymnasium's ids count as such, since worker processes are told of them.
+    Gymnasium's ids count as importable, since their specs are sent to worker processes.
     """
     return isinstance(env, str) and env.strip() not in REGISTERED and _registered_with_pettingzoo(env.strip()) is None
 
@@ -163,7 +171,7 @@ def _find_by_name(env: str, vector: bool) -> EnvMaker:
 
 
 def _import_namespace(env: str) -> None:
-    """Imports the package that registers the Gymnasium ids of a namespace, such as that of ``"ALE/Pong-v5"``."""
+    """Imports the package that registers the Gymnasium ids of a namespace, such as ``ALE`` of ``"ALE/Pong-v5"``."""
     package = GYMNASIUM_NAMESPACES.get(env.partition("/")[0]) if "/" in env else None
     if package is not None:
         _import_env_module(env, package)
@@ -196,7 +204,10 @@ def _gymnasium_maker(name: str, env_id: str, vector: bool) -> EnvMaker:
 
 
 def _registered_with_pettingzoo(env: str) -> EnvMaker | None:
-    """An id given to ``pettingzoo.register``. PettingZoo's own are found as modules, whose settings are known."""
+    """Finds an id given to ``pettingzoo.register``; None if there is none.
+
+    PettingZoo's own ids are left out. They are found as modules, whose settings are known.
+    """
     for kind in ("parallel", "aec"):
         spec = getattr(pettingzoo, f"{kind}_registry", {}).get(env)
         if spec is not None and not str(spec.entry_point).startswith("pettingzoo."):
@@ -246,7 +257,7 @@ def _import_env_module(env: str, module_name: str) -> ModuleType:
 
 
 def _why_not_found(env: str, module_name: str, missing: str) -> str:
-    """One sentence about a name that is no module, and one about what to do."""
+    """Returns a sentence about a name that is not a module, and a sentence of advice."""
     top = module_name.partition(".")[0]
     if missing == top and top in PIP_NAMES:
         return f"the package {top!r} is not installed. Install it with: pip install {PIP_NAMES[top]}"
@@ -284,7 +295,7 @@ SUITES = {
     "mamujoco": "gymnasium_robotics.envs.multiagent_mujoco",
     "marl_envs": "marl_envs",
 }
-"""The packages whose modules, called ``name_vN``, are PettingZoo environments, by the suites' short names."""
+"""By the suites' short names, the packages whose modules called ``name_vN`` are PettingZoo environments."""
 
 PIP_NAMES = {
     "mpe2": "mpe2",
@@ -296,20 +307,20 @@ PIP_NAMES = {
     "ale_py": "ale-py",
     "marl_envs": "marl-connectors",
 }
-"""What to install for a package, by the name that it is imported by."""
+"""The names under which packages are installed, by the names under which they are imported."""
 
 GYMNASIUM_NAMESPACES = {"ALE": "ale_py"}
-"""The packages that register Gymnasium ids of these namespaces when they are imported."""
+"""By namespace, the packages that register Gymnasium ids when they are imported."""
 
 _VERSIONED = re.compile(r"_v\d+$")
 
 
 def importable_name(env: str) -> str:
-    """The module, or the module and attribute, that a short name stands for.
+    """Returns the module, or ``"module:attribute"``, that a short name means.
 
-    A suite's environment may be called by its module's name alone, or behind its suite's name, with ``/`` in place of
-    dots, and with ``-v3`` in place of ``_v3``, as PettingZoo's ids are. A module that can be imported by the name as it
-    stands comes first, and a name that is none of a suite's is given back as it is.
+    An environment of a suite can be named by its module alone or by its suite and module, with ``/`` instead of dots
+    and ``-v3`` instead of ``_v3``, as in PettingZoo's ids. A module that can be imported under the given name has
+    precedence. A name that belongs to no suite is returned unchanged.
 
     >>> importable_name("marl_envs/match-v0:parallel_env")
     'marl_envs.match_v0:parallel_env'
@@ -325,19 +336,19 @@ def importable_name(env: str) -> str:
 
 
 def _matching(before: str, last: str) -> Iterator[str]:
-    """The suites' modules of that name."""
+    """Yields the suites' modules with the name ``last``, of the suite ``before`` if that is not empty."""
     for short, package in SUITES.items():
         if before in ("", short, package, package.partition(".")[0]) and last in environments_of(package):
             yield f"{package}.{last}"
 
 
 def environments_of(package: str) -> list[str]:
-    """The environments' modules of a suite's package, without importing it; none if it is not installed."""
+    """Returns the environment modules of a suite's package without importing it; none if it is not installed."""
     return [name for name in _modules(package) if _VERSIONED.search(name)]
 
 
 def _modules(package: str) -> set[str]:
-    """The modules of a package. Imports nothing, as find_spec would import the packages around it."""
+    """Returns the modules of a package without importing its parents, which ``find_spec`` would do."""
     top, *inner = package.split(".")
     found = importlib.util.find_spec(top) if _is_at_top(top) and top not in sys.modules else sys.modules.get(top)
     folders = getattr(found, "submodule_search_locations", None) or getattr(found, "__path__", ())
@@ -349,12 +360,12 @@ def _is_at_top(name: str) -> bool:
 
 
 def known_environments() -> list[str]:
-    """The names of all installed suites' environments, without the suites."""
+    """Returns the names of all installed suites' environments, without the suites' names."""
     return [name for package in SUITES.values() for name in environments_of(package)]
 
 
 def pip_name(module_name: str, missing: str) -> str:
-    """What to install for a package that an environment's module could not import."""
+    """Returns the pip name of a package that an environment's module could not import."""
     family = re.match(r"pettingzoo\.(sisl|butterfly|classic|atari)\b", module_name)
     if family and missing.partition(".")[0] != "pettingzoo":
         return f"pettingzoo[{family[1]}]"
@@ -362,7 +373,7 @@ def pip_name(module_name: str, missing: str) -> str:
 
 
 def of_suite(module_name: str) -> dict[str, Any]:
-    """What EnvMaker should know of an environment of a suite: PettingZoo's Atari games take their ROMs from ale-py."""
+    """Returns extra arguments of EnvMaker for a suite's environment: PettingZoo's Atari games get ale-py's ROMs."""
     if not module_name.startswith("pettingzoo.atari."):
         return {}
     roms = importlib.util.find_spec("ale_py")

@@ -1,7 +1,7 @@
-"""Wrappers around environments: SuperSuit's and Gymnasium's by name, and any function of an environment.
+"""Wraps environments in SuperSuit's and Gymnasium's wrappers by name, and in any callable ``env -> env``.
 
-A wrapper is a callable ``env -> env``, or a text that names one with its arguments: ``"frame_skip_v0:4"`` (bare names
-are SuperSuit's) or ``"my_package.my_module.my_wrapper:0.5,mode=fast"``.
+A wrapper is a callable ``env -> env``, or a string with its name and arguments: ``"frame_skip_v0:4"`` (names without a
+module are SuperSuit's) or ``"my_package.my_module.my_wrapper:0.5,mode=fast"``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from marl_connectors.spaces import describe
 from marl_connectors.validators import shown
 
 EnvWrapper: TypeAlias = str | Callable[[Any], Any]
-"""A wrapper, or the text that names one."""
+"""A wrapper, or a string with its name and arguments."""
 
 _WORDS = {"true": True, "false": False, "null": None}
 
@@ -48,8 +48,8 @@ class _Call:
     """A wrapper that is ready to be called.
 
     Attributes:
-        name: For messages.
-        fn: Takes the environment, after ``before`` and before the other arguments.
+        name: The name of the wrapper in messages.
+        fn: The wrapper. It gets the environment after ``before`` and before the other arguments.
         args: Positional arguments after the environment.
         kwargs: Keyword arguments.
         before: Positional arguments before the environment, which only a ``functools.partial`` has.
@@ -66,7 +66,9 @@ class _Call:
 
 
 def parse_wrapper(text: str) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
-    """The name and the arguments in a text. Arguments are Python or JSON literals; other words are texts.
+    """Parses the name, the arguments and the keyword arguments of a wrapper.
+
+    Arguments are Python or JSON literals; other words are strings.
 
     >>> parse_wrapper("resize_v1:42,y_size=42,linear_interp=false")
     ('resize_v1', (42,), {'y_size': 42, 'linear_interp': False})
@@ -74,7 +76,7 @@ def parse_wrapper(text: str) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
     ('dtype_v0', ('float32',), {})
 
     Raises:
-        ConfigError: If the text cannot be read so.
+        ConfigError: If the string does not have this form.
     """
     name, _, arguments = (part.strip() for part in text.partition(":"))
     if not name or not all(part.isidentifier() for part in name.split(".")):
@@ -108,10 +110,10 @@ def _value(node: ast.expr) -> Any:
 
 
 def checked_wrappers(wrappers: Iterable[EnvWrapper] | None) -> list[EnvWrapper]:
-    """A list of wrappers, looked at without importing anything.
+    """Checks wrappers without importing anything, and returns them as a list.
 
     Raises:
-        ConfigError: If it is no list of texts and callables, or names a wrapper that does not work here.
+        ConfigError: If they are not a list of strings and callables, or contain a wrapper of ``REFUSED``.
     """
     if wrappers is None:
         return []
@@ -135,20 +137,20 @@ def checked_wrappers(wrappers: Iterable[EnvWrapper] | None) -> list[EnvWrapper]:
 
 
 def wrap_env(env: Any, wrappers: Iterable[EnvWrapper], *, name: str) -> Any:
-    """An environment in its wrappers.
+    """Wraps an environment.
 
     Args:
         env: A PettingZoo or Gymnasium environment.
-        wrappers: The first is the innermost.
-        name: Of the environment, for messages.
+        wrappers: The wrappers, the innermost first.
+        name: The name of the environment in messages.
 
     Returns:
-        An environment with the same possible agents.
+        The wrapped environment. It has the same possible agents.
 
     Raises:
-        ConfigError: If a wrapper is not there, gets wrong arguments, or does not work here.
-        MissingDependencyError: If it is SuperSuit's, which is not installed.
-        EnvError: If a wrapper fails, does not work around this environment, or gives something else.
+        ConfigError: If a wrapper does not exist, gets wrong arguments, or does not work in this library.
+        MissingDependencyError: If it is one of SuperSuit's, and SuperSuit is not installed.
+        EnvError: If a wrapper fails, does not fit this environment, or does not return an environment.
     """
     for wrapper in checked_wrappers(wrappers):
         env = _wrapped(env, _call(wrapper), name)
@@ -200,7 +202,7 @@ def _import_supersuit(name: str) -> Callable[..., Any]:
 
 
 def _incomplete(cause: ModuleNotFoundError) -> MissingDependencyError:
-    """For an installed SuperSuit that lacks something itself."""
+    """Returns the error for an installed SuperSuit that lacks a dependency."""
     return MissingDependencyError(
         f"wrappers: SuperSuit needs {cause.name!r}, which is not installed. Install it with: pip install "
         f'"marl-connectors[supersuit]".'
@@ -209,7 +211,7 @@ def _incomplete(cause: ModuleNotFoundError) -> MissingDependencyError:
 
 def _wrapped(env: Any, call: _Call, env_name: str) -> Any:
     _check_arguments(call, env)
-    # Asked for before the wrapper may change the environment that it wraps.
+    # They are read first because the wrapper may change the environment that it wraps.
     with errors_named(f"environment {env_name!r}: possible_agents"):
         before = _possible_agents(env)
     try:
@@ -229,10 +231,10 @@ def _wrapped(env: Any, call: _Call, env_name: str) -> Any:
 
 
 def _check_arguments(call: _Call, env: Any) -> None:
-    """Raises ConfigError if a wrapper's arguments do not fit."""
+    """Raises a ConfigError if a wrapper does not accept its arguments."""
     try:
         signature = inspect.signature(parameters_from(call.fn, env))
-    except (TypeError, ValueError):  # some builtins have none: calling it will tell
+    except (TypeError, ValueError):  # some builtins have no signature: errors only show when they are called
         return
     try:
         signature.bind(*call.all_args(env), **(call.kwargs or {}))
@@ -247,7 +249,7 @@ def _check_arguments(call: _Call, env: Any) -> None:
 
 
 def _spaces_in_words(env: Any) -> str:
-    """The observation and the action space of the first agent."""
+    """Describes the observation and the action space of the first agent."""
     try:
         if isinstance(env, gymnasium.Env):
             return f"{describe(env.observation_space)} → {describe(env.action_space)}"
@@ -265,7 +267,7 @@ def _possible_agents(env: Any) -> list[Any] | None:
 
 
 def _check(made: Any, env: Any, before: list[Any] | None, who: str) -> None:
-    """Raises EnvError unless a wrapper gave an environment with the same agents."""
+    """Raises an EnvError unless a wrapper returned an environment with the same agents."""
     if not isinstance(made, (ParallelEnv, AECEnv, gymnasium.Env)):
         hint = "Return the environment, or derive its class from PettingZoo's BaseParallelWrapper or gymnasium.Wrapper."
         if isinstance(made, VectorEnv):
@@ -287,7 +289,7 @@ def _check(made: Any, env: Any, before: list[Any] | None, who: str) -> None:
             f"{who}: it changes possible_agents from {before} to {after}. A wrapper must keep the agents; rename, add "
             f"or remove them in the function that makes the environment."
         )
-    # PettingZoo's own wrappers pass `agents` on; others may lack it, which only shows after a reset.
+    # PettingZoo's own wrappers forward `agents`. Others may lack it, which only shows after a reset.
     if hasattr(made, "agents") or isinstance(made, (BaseWrapper, BaseParallelWrapper)):
         return
     made.reset(seed=0)
@@ -306,7 +308,10 @@ def _kind(env: Any) -> str:
 
 
 def wrappers_to_json(wrappers: Iterable[EnvWrapper]) -> list[dict[str, Any]]:
-    """Wrappers as JSON data; what has no importable name leaves a note that it has to be passed again."""
+    """Converts wrappers to JSON data.
+
+    A wrapper without an importable name is marked, so that ``wrappers_from_json`` asks the user to pass it again.
+    """
     return [_to_json(wrapper) for wrapper in wrappers]
 
 
@@ -324,7 +329,7 @@ def _to_json(wrapper: EnvWrapper) -> dict[str, Any]:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether the value's ``repr`` gives it back."""
+    """Whether evaluating the value's ``repr`` returns an equal value."""
     if isinstance(value, (list, tuple)):
         return all(map(_is_plain, value))
     if isinstance(value, float):
@@ -342,14 +347,14 @@ _WRAPPER = Expected(
 
 
 def wrappers_from_json(data: Any, names: Names | None = None) -> list[EnvWrapper]:
-    """The wrappers that ``wrappers_to_json`` described.
+    """Returns the wrappers that ``wrappers_to_json`` described.
 
     Args:
-        data: What it gave.
-        names: Follows the names in it; the user's modules are imported if None.
+        data: The JSON data.
+        names: Resolves names; None to import from any of the user's modules.
 
     Raises:
-        CheckpointError: If they cannot be had from the description alone.
+        CheckpointError: If the wrappers cannot be found from the description alone.
     """
     if not isinstance(data, list):
         raise CheckpointError(f"wrappers: expected the descriptions of wrappers, but got {brief(data)}.")
@@ -379,7 +384,11 @@ def _from_json(data: Any, names: Names) -> EnvWrapper:
 def _parsed(text: str) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
     try:
         return parse_wrapper(text)
-    except (ConfigError, RecursionError, MemoryError) as error:  # ast's ways to say that something is nested too deep
+    except (
+        ConfigError,
+        RecursionError,
+        MemoryError,
+    ) as error:  # the latter two: too deep nesting
         raise CheckpointError(f"wrappers of the checkpoint: {brief(text)} is not the name of a wrapper.") from error
 
 
@@ -417,18 +426,18 @@ REFUSED = {
         "Use normalize_actions=True (the default), or action_lambda_v1 with the right space."
     ),
 }
-"""Names of wrappers that are never applied, and one or two sentences about why and what instead."""
+"""Names of wrappers that are never applied, each with the reason and an alternative."""
 
 _WRAPPER_NAME = re.compile(r"[a-z]\w*_v\d+")
 
 
 def wrapper_names(module: Any) -> list[str]:
-    """The public wrappers of the ``supersuit`` module."""
+    """Returns the names of the public wrappers of the ``supersuit`` module."""
     return [name for name in vars(module) if _WRAPPER_NAME.fullmatch(name) and callable(getattr(module, name))]
 
 
 def supersuit_name(fn: Any) -> str | None:
-    """Under which name SuperSuit has this very object, if it is one of its wrappers."""
+    """Returns the name of this object in SuperSuit if it is one of SuperSuit's wrappers; else None."""
     module = sys.modules.get("supersuit")
     if module is None:
         return None
@@ -436,7 +445,10 @@ def supersuit_name(fn: Any) -> str | None:
 
 
 def parameters_from(fn: Any, env: Any) -> Callable[..., Any]:
-    """What declares the parameters of a wrapper: for SuperSuit's choosers, the class for this kind of environment."""
+    """Returns the callable that declares a wrapper's parameters.
+
+    For one of SuperSuit's choosers this is the class for this kind of environment, else the wrapper itself.
+    """
     if type(fn).__name__ != "WrapperChooser":
         return fn
     by_kind = (
@@ -451,15 +463,15 @@ def parameters_from(fn: Any, env: Any) -> Callable[..., Any]:
 
 
 def with_reset_options(env: Any, options: Mapping[str, Any], name: str) -> Any:
-    """An environment of a single copy, in a wrapper that passes the options to each reset.
+    """Wraps an environment so that each reset gets the options.
 
     Args:
         env: A ``gymnasium.Env``, or a PettingZoo ``ParallelEnv`` or ``AECEnv``.
-        options: Each reset gets a copy of them.
-        name: For messages.
+        options: The options. Each reset gets a copy of them.
+        name: The name of the environment in messages.
 
     Raises:
-        ConfigError: If it is of another kind, whose resets take no options.
+        ConfigError: If the environment is of another kind, whose resets do not accept options.
     """
     for kind, wrapper in _WITH_OPTIONS.items():
         if isinstance(env, kind):
@@ -471,13 +483,13 @@ def with_reset_options(env: Any, options: Mapping[str, Any], name: str) -> Any:
 
 
 def _with_options(base: Any) -> Any:
-    """A wrapper class derived from another one."""
+    """Returns a wrapper class, derived from ``base``, that passes options to each reset."""
 
     class WithResetOptions(base):
         def __init__(self, env: Any, options: Mapping[str, Any]):
             super().__init__(env)
             self._reset_options = options
-            self.step = env.step  # a hot path: nothing in between
+            self.step = env.step  # saves one Python call in each env step
 
         def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
             return self.env.reset(seed=seed, options={**copying.deepcopy(self._reset_options), **(options or {})})

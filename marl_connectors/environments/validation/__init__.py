@@ -1,1 +1,1 @@
-"""What environments may give: judged in one place, for ``check_env``, the smoke test before a run, and the run."""
+"""Rules for what environments may return. ``check_env``, the smoke test before a run and the run itself share them."""

@@ -1,4 +1,4 @@
-"""Calls into an environment that may raise, hang or draw from global random state."""
+"""Calls methods of an environment that may raise, hang or draw from the global random state."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from marl_connectors.errors import describe_error
 
 
 class CallFailed(Exception):
-    """The environment raised or hung; a finding says so already."""
+    """The environment raised or hung. A finding about it exists already."""
 
 
 class OutOfTime(Exception):
@@ -33,19 +33,19 @@ class OutOfTime(Exception):
 
 
 class Calls:
-    """Makes calls into an environment: with a time limit, and failures become findings.
+    """Calls methods of an environment with a time limit, and turns failures into findings.
 
     Attributes:
-        seconds: Time spent inside the last call.
+        seconds: The duration of the last call in seconds.
     """
 
     def __init__(self, findings: Findings, *, call_timeout: float, max_seconds: float):
         """Starts the clock.
 
         Args:
-            findings: Where failures go.
+            findings: Collects the failures.
             call_timeout: Seconds after which one call counts as hanging.
-            max_seconds: Seconds for everything.
+            max_seconds: Seconds for all calls together.
         """
         self.findings = findings
         self.seconds = 0.0
@@ -55,11 +55,11 @@ class Calls:
 
     @property
     def time_left(self) -> float:
-        """Seconds."""
+        """The seconds that are left for all calls; negative after that."""
         return self._end - time.monotonic()
 
     def check_time(self) -> None:
-        """Raises OutOfTime if there is no time left; a note says so."""
+        """Raises OutOfTime, after adding a note, if there is no time left."""
         if self.time_left <= 0:
             self.findings.note(
                 "out-of-time", f"After {self._max_seconds:g} seconds, the rest of the checks was left out"
@@ -75,17 +75,20 @@ class Calls:
         step: int | None = None,
         at_least: float = 0.0,
     ) -> Any:
-        """What ``fn()`` gives.
+        """Calls ``fn``.
 
         Args:
-            doing: What is being done, for the finding.
+            doing: The name of the call, for the finding.
             fn: Calls the environment.
-            kind: Of the finding if it raises.
-            step: Of the finding.
-            at_least: Seconds that it may take, if that is more than others may.
+            kind: The kind of the finding if ``fn`` raises.
+            step: The env step of the finding.
+            at_least: Seconds that the call may take, if that is more than ``call_timeout``.
+
+        Returns:
+            The result of ``fn``.
 
         Raises:
-            CallFailed: If it raised or hung.
+            CallFailed: If ``fn`` raised or hung.
         """
         limit = max(self._call_timeout, at_least)
         try:
@@ -106,7 +109,7 @@ class Calls:
 
 def _place(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
-    # What the alarm itself did, and what hands calls on, is not where the environment stands.
+    # Frames of the alarm and of this module are left out: they are not where the environment hangs.
     own = (__file__, failures.__file__)
     kept = [frame for frame in frames if frame.filename not in own] or list(frames)
     frame = kept[-1]
@@ -115,10 +118,14 @@ def _place(error: BaseException) -> str:
 
 
 def outcome_in_child(fn: Callable[[], Any], seconds: float = 5.0) -> str:
-    """Calls ``fn`` in a forked process, for what may crash the interpreter.
+    """Calls a function that may crash the interpreter in a forked process.
+
+    Args:
+        fn: The function.
+        seconds: Seconds after which the process is killed.
 
     Returns:
-        ``""`` if it returned (or cannot be tried on this system, or took too long), else what happened to it.
+        ``""`` if the function returned, took too long, or if this system cannot fork; else a description of the error.
     """
     if not hasattr(os, "fork"):
         return ""
@@ -145,7 +152,7 @@ def outcome_in_child(fn: Callable[[], Any], seconds: float = 5.0) -> str:
 
 
 def _run_and_exit(fn: Callable[[], Any], writer: int) -> None:
-    """The forked process: nothing of it may get out, neither an exception nor output."""
+    """Runs ``fn`` in the forked process, sends an error's description to ``writer``, and exits without any output."""
     try:
         import faulthandler
 
@@ -163,7 +170,7 @@ def _run_and_exit(fn: Callable[[], Any], writer: int) -> None:
 
 @contextlib.contextmanager
 def global_random_state(seed: int) -> Iterator[None]:
-    """Seeds numpy's and Python's global generators for the block, and puts them back afterwards."""
+    """Seeds numpy's and Python's global generators for the block, and restores them afterwards."""
     python, numpy_state = random.getstate(), np.random.get_state()
     random.seed(seed)
     np.random.seed(seed)
@@ -175,7 +182,7 @@ def global_random_state(seed: int) -> Iterator[None]:
 
 
 def global_draws() -> dict[str, int]:
-    """What tells whether a global generator was used in between: by its name, a hash of its state."""
+    """Returns a hash of each global generator's state by its name. A hash that differs later shows that it was used."""
     _, keys, position, *gauss = np.random.get_state()
     numpy_state = hash((np.asarray(keys).tobytes(), position, *gauss))
     return {"np.random": numpy_state, "random": hash(random.getstate())}
@@ -183,7 +190,7 @@ def global_draws() -> dict[str, int]:
 
 @contextlib.contextmanager
 def collected_warnings(findings: Findings) -> Iterator[None]:
-    """Warnings in the block become notes. Those about deprecations and imports are nobody's concern here."""
+    """Turns warnings in the block into notes, except those about deprecations, imports and open resources."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -197,7 +204,7 @@ def collected_warnings(findings: Findings) -> Iterator[None]:
 
 
 def warning_text(caught: warnings.WarningMessage) -> str:
-    """A warning's text in one line, without the colours that Gymnasium gives it."""
+    """Returns a warning's text in one line, without the colour codes that Gymnasium adds."""
     text = " ".join(str(caught.message).split())
     for code in ("\x1b[33m", "\x1b[31m", "\x1b[0m"):
         text = text.replace(code, "")
@@ -205,7 +212,7 @@ def warning_text(caught: warnings.WarningMessage) -> str:
 
 
 def digest(value: Any) -> bytes:
-    """A short stand-in for nested data: equal for equal data, whatever objects hold it."""
+    """Returns a short hash of nested data. It is equal for equal data, even in different objects."""
     feed = hashlib.blake2b(digest_size=12)
     _feed(feed, value)
     return feed.digest()

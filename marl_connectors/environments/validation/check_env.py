@@ -1,4 +1,4 @@
-"""Tries an environment out, and tells what training on it would stumble over."""
+"""``check_env``: plays an environment and reports contract violations and other problems for training."""
 
 from __future__ import annotations
 
@@ -58,34 +58,36 @@ def check_env(
     conformance: bool = True,
     action_mask_key: str | None = "auto",
 ) -> EnvReport:
-    """Plays an environment with random actions, and tells what is wrong or surprising about it.
+    """Plays an environment with random actions, and reports everything that is wrong or surprising about it.
 
-    It is played for whole episodes, seen from all sides (observations, rewards, flags, masks, agents that come and go),
-    then again with the same seed, with others and with none. PettingZoo's and Gymnasium's own tests are run as well:
-    where they fail, that is a warning, because what training depends on is checked here too. The global random state is
-    the same before and after. Warnings that the environment gives become notes.
+    Whole episodes are played, and observations, rewards, flags, masks, and agents that join or leave are checked. Then
+    episodes are played again with the same seed, with other seeds and without a seed. PettingZoo's and Gymnasium's own
+    tests are run too. Their failures are only warnings, because everything that training depends on is checked here as
+    well. The global random state is restored. Warnings of the environment become notes.
 
     Args:
-        env: What ``make_env`` takes (a name, a class, a function), or a PettingZoo or Gymnasium environment. One that
-            is given as an object is played, but neither closed nor compared with other copies of it. A natively
-            batched environment is played with one copy, like a PettingZoo one, and then with three.
-        env_config: What to make it with.
-        episodes: How many to play; those that are played again come on top.
-        seed: Of the environment and the actions.
-        max_steps: Where to stop an episode that does not end; where agents take turns, so many turns of each.
-        max_seconds: After that time, what is left is left out, and a note says so.
-        call_timeout: Seconds after which a single call counts as hanging. Only known in the main thread of Linux and
-            macOS; elsewhere it is waited for.
+        env: A name, a class or a function, as for ``make_env``, or a PettingZoo or Gymnasium environment. An
+            environment that is passed as an object is played, but neither closed nor compared with other instances. A
+            natively batched environment is played with one sub-environment, like a PettingZoo environment, and then
+            with three.
+        env_config: The settings of the environment.
+        episodes: The number of episodes to play, without those that are replayed.
+        seed: The seed of the environment and of the actions.
+        max_steps: The number of env steps after which an episode is stopped. In turn-based environments, the number of
+            turns of each agent.
+        max_seconds: Seconds after which the remaining checks are skipped, with a note.
+        call_timeout: Seconds after which a single call counts as hanging. This needs the main thread of Linux or
+            macOS; elsewhere calls have no limit.
         conformance: Whether to run PettingZoo's and Gymnasium's tests.
-        action_mask_key: Under which key of observations or infos action masks are, as the setting of that name says;
+        action_mask_key: The key of observations or infos under which action masks are, as in the setting of that name;
             ``"auto"`` for ``"action_mask"``, None to ignore masks.
 
     Returns:
-        All findings, and some figures. ``print`` shows it as a table.
+        A report with all findings and some figures. ``print`` shows it as a table.
 
     Raises:
         EnvError: If there is no such environment, or it cannot be made.
-        ConfigError: If an argument makes no sense.
+        ConfigError: If an argument is invalid.
 
     >>> report = check_env("CartPole-v1", episodes=1)
     >>> report.ok, report.kind
@@ -111,7 +113,7 @@ _BATCH_STEPS = 100
 
 
 class _Check:
-    """One environment, and the checks in their order."""
+    """Runs the checks of one environment in their order."""
 
     def __init__(
         self,
@@ -167,7 +169,7 @@ class _Check:
 
     @contextlib.contextmanager
     def _part(self, what: str) -> Iterator[None]:
-        """A part of the checks; what goes wrong in it does not stop the others."""
+        """Runs a part of the checks. Errors in it do not stop the other parts."""
         self.session.calls.check_time()
         try:
             yield
@@ -182,7 +184,7 @@ class _Check:
             self.findings.episode = None
 
     def run(self, episodes: int, seed: int, max_steps: int, conformance: bool) -> None:
-        """All checks."""
+        """Runs all checks; the arguments are those of ``check_env``."""
         with self._part("metadata"):
             check_metadata(self.env, self.session)
         with self._part("spaces"):
@@ -223,7 +225,7 @@ class _Check:
                 self._check_mask_space(agent, seen.spaces[self.session.mask_key], actions)
 
     def _check_mask_space(self, agent: Any, own: spaces.Space, actions: spaces.Space) -> None:
-        """Whether the space of an agent's mask fits its actions, as training asks for it."""
+        """Checks that the space of an agent's mask fits its action space, as training requires."""
         if values_per_choice(actions) is None:
             why = f"are {describe(actions)}, of which none can be masked"
         elif flat_masks(actions, zeros(own, 1)) is None:
@@ -255,7 +257,7 @@ class _Check:
         return book.observation_space(agent), book.action_space(agent)
 
     def _play_by_turns(self, seed: int, max_steps: int) -> None:
-        """An AEC environment as a runner will play it."""
+        """Plays an AEC environment in the way in which a runner plays it."""
         if not isinstance(self.env, AECEnv) or self.findings.has_errors:
             return
         rng = stream(seed, "check", "turns")
@@ -264,7 +266,7 @@ class _Check:
         calls("A run's way to take turns", lambda: test.play(env), at_least=calls.time_left)
 
     def _check_sub_envs(self, seed: int) -> None:
-        """Several copies of a natively batched environment; one of it has been played like any other environment."""
+        """Plays several sub-environments of a natively batched environment together."""
         if not isinstance(self.env, BatchOfOne) or self.findings.has_errors:
             return
         env: Any = make_env(self._given, self._config, num_envs=NUM_ENVS)
@@ -295,12 +297,12 @@ class _Check:
                 check_rendering(self.env, mode, self.session, seed)
 
     def close(self) -> None:
-        """Closes what was made here."""
+        """Closes the environment if it was made here."""
         if self.can_make:
             check_close(self.env, self.session)
 
     def report(self) -> EnvReport:
-        """What was found so far."""
+        """Returns a report of everything that was found so far."""
         agents = self._possible() or list(self.session.seen)
         kind = "single agent" if self.single_agent else "turn-based" if self.player.takes_turns else "parallel"
         figures = self._figures or self.session.tally.figures(self._begun)
@@ -309,7 +311,7 @@ class _Check:
 
 
 def check_metadata(env: Any, session: Session) -> None:
-    """Whether the environment says who may take part, and how it can be drawn."""
+    """Checks that the environment names its possible agents and its render modes."""
     note = session.findings.note
     if not isinstance(env, gym.Env) and not getattr(env, "possible_agents", None):
         note("no-possible-agents", "There is no list possible_agents")
@@ -321,7 +323,7 @@ def check_metadata(env: Any, session: Session) -> None:
 
 
 def check_state(env: Any, session: Session) -> None:
-    """Whether ``state()`` works, right after a reset."""
+    """Checks that ``state()`` works right after a reset."""
     if isinstance(env, gym.Env):
         return
     state = session.calls("state()", lambda: _state(env), kind="state-raises", step=0)
@@ -347,7 +349,7 @@ def _state(env: Any) -> Any:
 
 
 def check_rendering(env: Any, mode: str, session: Session, seed: int) -> None:
-    """Whether ``render()`` gives what its mode promises, in a copy that was made with that mode."""
+    """Checks that ``render()`` returns the type of its mode, in an environment that was made with that mode."""
     how = f"with render_mode={mode!r}"
     try:
         session.calls(f"reset() {how}", lambda: env.reset(seed=seed), kind="render-raises")
@@ -366,7 +368,7 @@ def check_rendering(env: Any, mode: str, session: Session, seed: int) -> None:
 
 
 def check_close(env: Any, session: Session) -> None:
-    """Closes a copy."""
+    """Closes an environment. An error of ``close()`` becomes a finding."""
     try:
         session.calls("close()", env.close, kind="close-raises")
     except CallFailed:
@@ -374,7 +376,7 @@ def check_close(env: Any, session: Session) -> None:
 
 
 def check_ends(episodes: Sequence[Played], max_steps: int, session: Session) -> None:
-    """How the played episodes came to their ends."""
+    """Checks how the played episodes ended."""
     over = [episode for episode in episodes if episode.is_over]
     if episodes and not over and any(len(episode.steps) >= max_steps for episode in episodes):
         what = f"No episode ended within {max_steps:,} steps, so that nothing is known about ends"
@@ -388,7 +390,10 @@ def check_ends(episodes: Sequence[Played], max_steps: int, session: Session) -> 
 
 
 def check_last_observations(episodes: Sequence[Played], session: Session) -> None:
-    """Whether truncated episodes end with what the next one begins with, as it does where ``step`` resets by itself."""
+    """Checks that truncated episodes do not end with the next one's first observation.
+
+    They do if ``step`` resets the environment by itself.
+    """
     pairs = [(one, after) for one, after in itertools.pairwise(episodes) if one.flags == {"truncated"}]
     if not pairs:
         return
@@ -407,7 +412,7 @@ def _observations(outcome: Outcome) -> dict[AgentID, bytes]:
 
 
 def check_agents_seen(env: Any, agents: Sequence[AgentID], session: Session) -> None:
-    """Whether all possible agents came to play."""
+    """Checks that all possible agents took part."""
     missing = [agent for agent in agents if agent not in session.seen]
     if missing and not isinstance(env, gym.Env):
         shown = ", ".join(map(repr, missing[:5])) + (", ..." if len(missing) > 5 else "")

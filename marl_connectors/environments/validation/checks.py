@@ -1,8 +1,8 @@
-"""Judges what an environment gave: resets, steps, observations, rewards, flags, infos, masks and states.
+"""Checks the data that an environment returns: resets, steps, observations, rewards, flags, infos, masks and states.
 
-Everything here is a pure function from data to violations. Who calls it decides what becomes of them: ``check_env``
-reports all, the smoke test before a run and the run itself raise the first error, and where environments that fail are
-replaced, that error costs an episode.
+Everything here is a pure function from data to violations. The callers decide how to react: ``check_env`` reports all
+violations. The smoke test before a run and the run itself raise the first error. In runs that replace failed
+environments, that error only ends an episode.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ _VALUES = {
     "last": ("observation", "reward", "termination", "truncation", "info"),
 }
 _INVALID = {"observation-shape", "observation-structure", "observation-not-finite"}
-"""What no column can hold, or no network can read, whatever the bounds of a space."""
+"""Kinds of observations that no column can hold or no network can read, whatever the bounds of the space."""
 _BOOL, _DICT = {bool}, {dict}
 
 
-# The form of what reset() and step() give.
+# The form of the results of reset() and step().
 
 
 def wrong_values(method: str, given: Any) -> Violation | None:
-    """What is wrong with the number of values that ``reset``, ``step`` or ``last`` gave."""
+    """Returns the violation if ``reset``, ``step`` or ``last`` returned a wrong number of values; else None."""
     names = _VALUES[method]
     if isinstance(given, (tuple, list)) and len(given) == len(names):
         return None
@@ -77,12 +77,12 @@ def _infos_not_by_agent(infos: Any) -> Violation | None:
 
 
 def reset_violation(given: Any) -> Violation | None:
-    """What is wrong with the form of what ``reset`` gave, if it is not two values by agent."""
+    """Returns the violation if the result of ``reset`` is not two dicts by agent; else None."""
     return wrong_values("reset", given) or _not_by_agent("observation", given[0]) or _infos_not_by_agent(given[1])
 
 
 def result_violation(given: Any) -> Violation | None:
-    """What is wrong with the form of what ``step`` gave, if it is not five values by agent."""
+    """Returns the violation if the result of ``step`` is not five dicts by agent; else None."""
     if found := wrong_values("step", given):
         return found
     words = ("observation", "reward", "termination", "truncation")
@@ -91,10 +91,12 @@ def result_violation(given: Any) -> Violation | None:
 
 
 def step_violation(agents: Iterable[AgentID], terminations: Any, truncations: Any, infos: Any) -> Violation | None:
-    """The first flag or info of one of these agents that is none. Flags and infos may be missing.
+    """Returns the violation for the first of these agents whose flag or info is invalid; None if there is none.
 
-    A hot path: where flags are bools and infos are dicts, agents are not looped over.
+    Flags and infos may be missing.
     """
+    # This is called for unusual steps of a run and must be fast with many agents: there is no loop over agents if all
+    # flags are bools and all infos are dicts.
     for word, flags in (("termination", terminations), ("truncation", truncations)):
         if found := _not_by_agent(word, flags):
             return found
@@ -106,7 +108,7 @@ def step_violation(agents: Iterable[AgentID], terminations: Any, truncations: An
 
 
 def infos_violation(agents: Iterable[AgentID], infos: Any) -> Violation | None:
-    """As ``step_violation``, of infos alone."""
+    """Returns the violation for the first of these agents whose info is not a dict; None if there is none."""
     if not infos or (type(infos) is dict and set(map(type, infos.values())) <= _DICT):
         return _infos_not_by_agent(infos)
     if found := _not_by_agent("info", infos):
@@ -121,13 +123,13 @@ def infos_violation(agents: Iterable[AgentID], infos: Any) -> Violation | None:
 def contents(
     acted: Iterable[AgentID], to_act: Collection[AgentID], given: tuple[Any, ...], space_of: Callable[[AgentID], Any]
 ) -> Iterator[Violation]:
-    """Everything that is wrong with what single agents are given in a reset or step.
+    """Yields all violations in the data of single agents in a reset or step.
 
     Args:
-        acted: Who acted; nobody in a reset.
-        to_act: Who acts next.
+        acted: The agents that acted; empty for a reset.
+        to_act: The agents that act next.
         given: Observations, rewards, terminations, truncations and infos, each by agent.
-        space_of: Agent to observation space; None where there is none to hold against.
+        space_of: Returns an agent's observation space, or None if its observations are not to be checked.
     """
     observations, rewards, terminations, truncations, infos = given
     acted = list(acted)
@@ -149,21 +151,25 @@ def contents(
 
 
 def raise_first(who: Any, violations: Iterable[Violation | None]) -> None:
-    """Raises the first error.
+    """Raises the first violation whose level is ``"error"``.
+
+    Args:
+        who: The environment, sub-environment or step, for the message.
+        violations: The violations; None is skipped.
 
     Raises:
-        EnvError: If there is one; names who gave it, and the agent.
+        EnvError: If there is an error among the violations.
     """
     for found in violations:
         if found is not None and found.level == "error":
             raise EnvError(f"{who}: {found}")
 
 
-# What one agent is given.
+# The data of one agent.
 
 
 def is_flag(flag: Any) -> bool:
-    """Whether something is True or False: a bool, or one number or array of one number that is 0 or 1.
+    """Whether an object can be read as a bool: a bool, or a number or array with one number that is 0 or 1.
 
     >>> is_flag(np.True_), is_flag(1), is_flag("yes"), is_flag(None)
     (True, True, False, False)
@@ -177,7 +183,7 @@ def is_flag(flag: Any) -> bool:
 
 
 def flag_violation(agent: AgentID, word: str, flag: Any) -> Violation | None:
-    """What is wrong with a termination or truncation; a note for 0 and 1."""
+    """Returns the violation if a termination or truncation is not a bool, a note for 0 and 1; else None."""
     if isinstance(flag, (bool, np.bool_)):
         return None
     is_number = is_flag(flag)
@@ -186,7 +192,7 @@ def flag_violation(agent: AgentID, word: str, flag: Any) -> Violation | None:
 
 
 def info_violation(agent: AgentID, info: Any) -> Violation | None:
-    """What is wrong with an agent's info; a note for None."""
+    """Returns the violation if an agent's info is not a dict, a note for None; else None."""
     if isinstance(info, Mapping):
         return None
     level = "note" if info is None else "error"
@@ -194,7 +200,7 @@ def info_violation(agent: AgentID, info: Any) -> Violation | None:
 
 
 def reward_violation(agent: AgentID | None, reward: Any) -> Violation | None:
-    """What is wrong with a reward that is not one finite number."""
+    """Returns the violation if a reward is not one finite number; else None."""
     try:
         array = np.asarray(reward)
         if not array.ndim and array.dtype.kind in "biuf" and np.isfinite(array):
@@ -206,7 +212,7 @@ def reward_violation(agent: AgentID | None, reward: Any) -> Violation | None:
 
 
 def advice_on_reward(reward: Any) -> str | None:
-    """What to do about a reward that is no finite number, if that is more than the rule says."""
+    """Returns advice about a reward that has several numbers; None if the rule's advice is enough."""
     size = reward.size if isinstance(reward, np.ndarray) else len(reward) if isinstance(reward, (list, tuple)) else 1
     if size <= 1:
         return None
@@ -217,7 +223,7 @@ def advice_on_reward(reward: Any) -> str | None:
 
 
 def observation_violations(agent: AgentID | None, space: Space, item: Any) -> Iterator[Violation]:
-    """Everything that is wrong with an observation, one for each part of a nested one."""
+    """Yields the violations of an observation, at most one for each part of a nested observation."""
     for kind, path, why in _misfits(space, item):
         if kind != "observation-not-finite":
             why = f"leaves its space, {space_tools.describe(space)}: {why}"
@@ -225,7 +231,7 @@ def observation_violations(agent: AgentID | None, space: Space, item: Any) -> It
 
 
 def _misfits(space: Space, item: Any) -> Iterator[tuple[str, tuple[Any, ...], str]]:
-    """The kind, the path and a few words about each part that is not in its space."""
+    """Yields the kind, the path and a short reason for each part that is not in its space."""
     for path, part, own in _parts(space, item, ()):
         found = _leaf_violation(part, own)
         if found is None:
@@ -236,7 +242,7 @@ def _misfits(space: Space, item: Any) -> Iterator[tuple[str, tuple[Any, ...], st
 
 
 def _parts(space: Space, item: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Space, Any]]:
-    """The parts that have none of their own, and those that lack parts, as they are."""
+    """Yields the path, space and value of each leaf, and of each nested part that does not have its space's parts."""
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
         try:
             found = space_tools.parts_in(space, item)
@@ -250,7 +256,7 @@ def _parts(space: Space, item: Any, path: tuple[Any, ...]) -> Iterator[tuple[tup
 
 
 def _leaf_violation(space: Space, item: Any) -> tuple[str, str] | None:
-    """The kind, and why in a few words; None if the item is in the space."""
+    """Returns the kind of the violation and a short reason; None if the item is in the space."""
     try:
         values = np.asarray(item)
     except ValueError:
@@ -271,7 +277,7 @@ def _leaf_violation(space: Space, item: Any) -> tuple[str, str] | None:
 
 
 def conversions(agent: AgentID, space: Space, item: Any) -> Iterator[Violation]:
-    """What is converted where an observation is stored, if it is in its space."""
+    """Yields warnings and notes about values that are in their space, but are converted when they are stored."""
     for path, part, own in _parts(space, item, ()):
         if not isinstance(part, spaces.Box) or space_tools.misfit(part, own):
             continue
@@ -292,7 +298,7 @@ def conversions(agent: AgentID, space: Space, item: Any) -> Iterator[Violation]:
 
 
 def state_violation(space: Space, state: Any) -> Violation | None:
-    """What is wrong with the environment's ``state()``, of which ``space`` is the ``state_space``."""
+    """Returns the violation if the environment's ``state()`` is not in ``space``, its ``state_space``; else None."""
     for _, _, why in _misfits(space, state):
         what = f"the state does not fit state_space, {space_tools.describe(space)}: {why}"
         return violation("state-outside-space", what)
@@ -303,42 +309,42 @@ def state_violation(space: Space, state: Any) -> Violation | None:
 
 
 def no_observation(agent: AgentID, is_none: bool) -> Violation:
-    """An agent that is to act sees nothing."""
+    """Returns the violation for an agent that acts next and has no observation, or None as its observation."""
     what = f"the agent acts next, but {'observes None' if is_none else 'has no observation'}"
     return violation("no-observation", what, agent)
 
 
 def not_observed(agents: Iterable[AgentID], observations: Mapping[AgentID, Any]) -> Violation | None:
-    """The first of these agents, who act next, without an observation."""
+    """Returns the violation for the first of these agents, which act next, without an observation; else None."""
     return next((no_observation(agent, False) for agent in agents if agent not in observations), None)
 
 
 def left_without_flag(alive: Iterable[AgentID], now: Collection[AgentID]) -> Violation | None:
-    """The first of those who have not ended that is not there any more."""
+    """Returns the violation for the first agent of ``alive`` that is not in ``now``; None if all are."""
     what = "the agent left env.agents without being terminated or truncated"
     return next((violation("left-without-flag", what, agent) for agent in alive if agent not in now), None)
 
 
 def nobody_there() -> Violation:
-    """A reset after which nobody can act."""
+    """Returns the violation for a reset after which there are no live agents."""
     return violation("no-agents", "reset() left no live agents in env.agents, so nobody can act")
 
 
 def selected_absent(agent: AgentID, agents: Iterable[AgentID]) -> Violation:
-    """An AEC environment selects who is not there."""
+    """Returns the violation for an AEC environment that selects an absent agent."""
     return violation(
         "selected-stranger", f"env.agent_selection is {agent!r}, which is not in env.agents, {list(agents)}"
     )
 
 
 def not_removed(agent: AgentID) -> Violation:
-    """An AEC environment keeps who has ended and had a last turn."""
+    """Returns the violation for an AEC environment that keeps an agent that has ended and had its last turn."""
     what = "the agent has ended, but step(None) did not remove it from env.agents"
     return violation("dead-not-removed", what, agent)
 
 
 def ended_alone(gone: list[AgentID]) -> Violation:
-    """In a natively batched environment, all agents of a sub-environment must end in one step."""
+    """Returns the violation for agents of a natively batched environment that ended before the others."""
     return violation(
         "copies",
         f"agents {gone} ended before the others",
@@ -351,21 +357,24 @@ def ended_alone(gone: list[AgentID]) -> Violation:
 
 
 def allowed_actions(space: Space, mask: Any) -> np.ndarray | None:
-    """``[n]`` bool, what a mask allows; choices that allow nothing are free. None if it does not fit the actions."""
+    """Returns which values a mask allows, ``[n]`` bool; None if the mask does not fit the action space.
+
+    If a mask forbids all values of a choice, all values of this choice are allowed.
+    """
     flat = None if mask is None else flat_masks(space, mask_of_one_row(mask))
     usable = flat is not None and space_tools.values_per_choice(space) is not None
     return free_where_nothing_is_left(space, flat)[0] if usable else None  # type: ignore[arg-type]
 
 
 def mask_violation(agent: AgentID, space: Space, mask: Any, key: str, *, takes_turns: bool) -> Violation | None:
-    """What is wrong with the mask of an agent that acts next.
+    """Returns the violation if the mask of an agent that acts next is invalid; else None.
 
     Args:
-        agent: Who.
-        space: Its actions, of which some are chosen among several values.
-        mask: What the environment gave.
-        key: Under which key.
-        takes_turns: Whether only this agent acts, so that it must be allowed something.
+        agent: The agent.
+        space: Its action space, in which some actions are choices among several values.
+        mask: The mask that the environment returned.
+        key: The key of the mask.
+        takes_turns: Whether the environment is turn-based, so that a mask that forbids all actions is an error.
     """
     if isinstance(space, (spaces.MultiBinary, spaces.Dict, spaces.Tuple)):
         if allowed_actions(space, mask) is None or not all(np.isin(part, (0, 1, 2)).all() for part in leaves(mask)):
@@ -387,7 +396,7 @@ def mask_violation(agent: AgentID, space: Space, mask: Any, key: str, *, takes_t
 
 
 def forbids_all(agent: AgentID, key: str, *, takes_turns: bool) -> Violation:
-    """A mask that allows nothing to an agent that acts next."""
+    """Returns the violation for a mask that forbids all actions of an agent that acts next."""
     what = f"the agent acts next, but its {key!r} forbids all actions"
     if takes_turns:
         return violation("mask-forbids-all", what, agent)
@@ -400,7 +409,10 @@ def _mask_is(mask: Any) -> str:
 
 
 def invalid_data(agent: AgentID | None, space: Space, observation: Any) -> list[Violation]:
-    """Of an observation what no column can hold or no network can read; the bounds of its space do not matter."""
+    """Returns the violations of an observation that no column can hold or no network can read.
+
+    The bounds of the space are not checked.
+    """
     if type(observation) is np.ndarray and observation.shape == space.shape:
         kind = observation.dtype.kind
         if kind in "biu" or (kind == "f" and np.isfinite(observation).all()):
@@ -409,7 +421,7 @@ def invalid_data(agent: AgentID | None, space: Space, observation: Any) -> list[
 
 
 def leaf_name(path: tuple[Any, ...]) -> str:
-    """The place of a leaf in a nested observation: ``"['mask'][0]"``."""
+    """Returns the place of a leaf in a nested observation, such as ``"['mask'][0]"``."""
     return "".join(f"[{key!r}]" for key in path)
 
 

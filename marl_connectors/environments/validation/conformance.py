@@ -1,4 +1,4 @@
-"""PettingZoo's and Gymnasium's own tests of an environment, with findings in the place of tracebacks."""
+"""Runs PettingZoo's and Gymnasium's own tests of an environment, with findings instead of tracebacks."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from marl_connectors.environments.validation.calls import CallFailed, warning_te
 from marl_connectors.environments.validation.players import Session
 
 _SECONDS = 5.0
-"""About as long as one of these tests may play."""
+"""The approximate number of seconds that one of these tests may play."""
 
 
 def run_conformance_tests(make: Callable[[], Any], session: Session, *, can_make: bool, seed: int) -> None:
     """Runs the tests that apply.
 
     Args:
-        make: A copy to test.
-        session: Where findings go.
-        can_make: Whether ``make`` gives a new copy each time, which may be closed.
-        seed: Of the spaces that the tests draw actions from.
+        make: Returns an environment to test.
+        session: Collects the findings.
+        can_make: Whether ``make`` returns a new environment each time, which may be closed.
+        seed: The seed of the spaces that the tests sample actions from.
     """
     env: Any = make()
     if isinstance(env, gym.Env):
@@ -80,7 +80,7 @@ def _cycles(session: Session, turn_based: bool) -> int:
 
 
 def seed_spaces(env: Any, seed: int) -> None:
-    """Makes what the tests draw from the action spaces the same in each run."""
+    """Seeds the action spaces, so that the tests sample the same actions in each run."""
     for number, agent in enumerate(getattr(env, "possible_agents", None) or []):
         with contextlib.suppress(Exception):
             env.action_space(agent).seed(seed + number)
@@ -102,7 +102,7 @@ def _run(name: str, test: Callable[[], Any], session: Session) -> None:
 
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
-    """What the tests print goes nowhere; logging of PettingZoo's wrappers neither."""
+    """Suppresses the tests' standard output and the log messages of PettingZoo's wrappers."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -114,7 +114,7 @@ def _silence() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _kept_max_cycles(env: Any) -> Iterator[None]:
-    """``parallel_api_test`` sets this attribute of the environment that it is given."""
+    """Restores the environment's ``max_cycles`` after the block, because ``parallel_api_test`` sets it."""
     missing = object()
     before = vars(env).get("max_cycles", missing) if hasattr(env, "__dict__") else missing
     try:

@@ -1,4 +1,4 @@
-"""Plays whole episodes with random actions, judges all that comes back, and plays them again."""
+"""Plays whole episodes with random actions, checks everything that the environment returns, and replays them."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ _MANY = 1000
 
 @dataclass(slots=True)
 class Outcome:
-    """What one call of ``reset`` or ``step`` led to.
+    """The outcome of one call of ``reset`` or ``step``.
 
     Attributes:
-        to_act: Who acts next. False for one who has ended and is to be stepped with None, as turn-taking has it.
-        masks: By agent, ``[n]`` bool, where there is one.
-        tokens: By what (``"observation"``, ``"reward"``, ...) and agent, digests of everything, to be compared.
-        numbers: Likewise, observations and rewards that can be compared by how far they are apart.
+        to_act: The agents that act next. The value is False for an agent of a turn-based environment that has ended
+            and must be stepped with None.
+        masks: The values that masks allow, ``[n]`` bool, by agent; only for agents with masks.
+        tokens: Digests of all data, for comparisons, by ``("observation", agent)``, ``("reward", agent)`` and so on.
+        numbers: Observations and rewards whose numeric distance can be computed, under the same keys.
     """
 
     to_act: dict[AgentID, bool] = field(default_factory=dict)
@@ -42,13 +43,13 @@ class Outcome:
 
 @dataclass(slots=True)
 class Played:
-    """An episode, or its beginning.
+    """An episode, or the beginning of one.
 
     Attributes:
-        seed: Of the reset; None if it was given none.
-        first: What the reset led to.
-        steps: The actions of each step, and what it led to.
-        is_over: Whether it came to its end.
+        seed: The seed of the reset; None for a reset without a seed.
+        first: The outcome of the reset.
+        steps: The actions and the outcome of each step.
+        is_over: Whether the episode ended.
         flags: How the agents of the last step ended: ``"terminated"``, ``"truncated"``.
     """
 
@@ -61,7 +62,7 @@ class Played:
 
 @dataclass(slots=True)
 class Tally:
-    """What was measured, over all episodes and copies."""
+    """Measurements over all episodes and all instances of the environment."""
 
     resets: int = 0
     reset_seconds: float = 0.0
@@ -71,7 +72,7 @@ class Tally:
     lengths: list[int] = field(default_factory=list)
 
     def figures(self, episodes: int) -> EnvFigures | None:
-        """None if there were no steps."""
+        """Returns the figures of the report; None if there were no steps."""
         if not self.steps:
             return None
         return EnvFigures(
@@ -87,17 +88,18 @@ class Tally:
 
 @dataclass(slots=True)
 class Session:
-    """What all players of one environment share.
+    """The objects that all players of one environment share.
 
     Attributes:
-        name: The environment's.
-        findings: What was found so far.
+        name: The name of the environment.
+        findings: The findings so far.
         calls: Makes the calls.
         spaces: The agents' spaces.
-        mask_key: Under which key of observations or infos action masks are; None to ignore them.
-        tally: What was measured.
+        mask_key: The key of observations or infos under which action masks are; None to ignore them.
+        given: The data that the environment returned from its last call.
+        tally: The measurements.
         seen: All agents that ever took part.
-        masks_in: Where masks were found: ``"observations"``, ``"infos"``.
+        masks_in: The places in which masks were found: ``"observations"``, ``"infos"``.
     """
 
     name: str
@@ -112,13 +114,13 @@ class Session:
 
 
 class Player(ABC):
-    """One copy of an environment, behind the same two methods whether all act at once or one after another.
+    """Plays one environment. The methods are the same for parallel and for turn-based environments.
 
     Attributes:
         env: The environment.
-        session: Where it takes note of what it sees.
-        t: Steps since the reset.
-        ended_as: How the agents that ended in the last step ended.
+        session: Collects findings and measurements.
+        t: The number of steps since the reset.
+        ended_as: How the agents that ended in the last step ended: ``"terminated"``, ``"truncated"``.
     """
 
     takes_turns = False
@@ -135,7 +137,7 @@ class Player(ABC):
         """Starts an episode.
 
         Raises:
-            CallFailed: If it cannot be played.
+            CallFailed: If the episode cannot be played.
         """
 
     @abstractmethod
@@ -143,14 +145,14 @@ class Player(ABC):
         """Plays a step.
 
         Args:
-            actions: For all of ``Outcome.to_act``.
+            actions: The actions of all agents in ``Outcome.to_act``.
 
         Raises:
-            CallFailed: If it cannot be played on.
+            CallFailed: If the episode cannot be continued.
         """
 
     def call_reset(self, seed: int | None) -> Any:
-        """What the environment's ``reset`` gives."""
+        """Calls the environment's ``reset`` and returns its result."""
         self.t, self.ended_as, self._gone = 0, set(), set()
         session = self.session
         if seed is None:
@@ -163,7 +165,7 @@ class Player(ABC):
         return given
 
     def call_step(self, whose: str, action: Any, num_agents: int) -> Any:
-        """What the environment's ``step`` gives."""
+        """Calls the environment's ``step`` and returns its result."""
         self.t += 1
         session, tally = self.session, self.session.tally
         allowed_by = "that the masks allow" if session.masks_in else "from the action space"
@@ -176,14 +178,14 @@ class Player(ABC):
         return given
 
     def agents(self) -> list[AgentID]:
-        """Who is in ``env.agents``, each once."""
+        """Returns the agents in ``env.agents``, each of them once."""
         agents = self.session.calls("env.agents", lambda: list(self.env.agents), step=self.t)
         if len(set(agents)) != len(agents):
             self.note("agents-twice", f"env.agents is {agents}")
         return list(dict.fromkeys(agents))
 
     def welcome(self, agents: list[AgentID]) -> None:
-        """Takes note of agents that take part from now on."""
+        """Records and checks agents that take part from now on."""
         self.session.spaces.compare(agents, self.t)
         possible = getattr(self.env, "possible_agents", None)
         for agent in agents:
@@ -194,7 +196,7 @@ class Player(ABC):
                 self.note("agent-returns", "the agent ended and comes back in the same episode", agent)
 
     def ends(self, agent: AgentID, terminated: Any, truncated: Any) -> tuple[bool, bool]:
-        """Two flags as bools."""
+        """Returns an agent's two flags as bools, and records how it ended."""
         both = bool(np.all(terminated)), bool(np.all(truncated))
         if all(both):
             clause = "the agent is both terminated and truncated, which counts as terminated: nothing comes after it"
@@ -204,13 +206,13 @@ class Player(ABC):
         return both
 
     def judge(self, acted: list[AgentID], outcome: Outcome, given: tuple[Any, ...], flags: dict[AgentID, Any]) -> None:
-        """Judges what agents are given, and keeps what a replay is compared with.
+        """Checks the data that agents get, and stores what a replay is compared with.
 
         Args:
-            acted: Who acted; nobody in a reset.
-            outcome: Says who is to act; what is kept goes there.
+            acted: The agents that acted; empty for a reset.
+            outcome: The outcome with the agents that act next. Masks, tokens and numbers are added to it.
             given: Observations, rewards, terminations, truncations and infos by agent.
-            flags: The two flags as bools, of agents that have some.
+            flags: The two flags as bools, by agent, of agents that have flags.
         """
         session, observations, rewards, infos = self.session, given[0], given[1], given[4]
         live = [agent for agent, lives in outcome.to_act.items() if lives]
@@ -238,7 +240,7 @@ class Player(ABC):
                     outcome.numbers[what, agent] = array.copy()
 
     def _keep_mask(self, agent: AgentID, observation: Any, info: Any, outcome: Outcome) -> None:
-        """Judges the mask of an agent that acts next, and keeps what it allows."""
+        """Checks the mask of an agent that acts next, and stores the values that it allows."""
         key, space = self.session.mask_key, self.session.spaces.action_space(agent)
         holders = {"observations": observation, "infos": info}
         found = [place for place, given in holders.items() if isinstance(given, Mapping) and given.get(key) is not None]
@@ -257,18 +259,18 @@ class Player(ABC):
                 outcome.masks[agent] = allowed
 
     def add(self, found: Violation) -> None:
-        """Takes note of a violation in this step."""
+        """Adds a violation in this step to the findings."""
         self.session.findings.add(found, self.t)
 
     def note(self, kind: str, what: str, agent: AgentID | None = None, **other: Any) -> None:
-        """Takes note of something in this step."""
+        """Adds a violation of this kind in this step to the findings."""
         self.session.findings.note(kind, what, agent, step=self.t, **other)
 
     def give_up(self, found: Violation | None) -> None:
-        """Ends the episode if there is a violation after which it cannot be played on.
+        """Ends the episode if there is a violation after which it cannot be continued.
 
         Raises:
-            CallFailed: If so.
+            CallFailed: If ``found`` is not None.
         """
         if found is not None:
             self.add(found)
@@ -332,7 +334,7 @@ class ParallelPlayer(Player):
         return infos or {}
 
     def _flags(self, acted: list[AgentID], terminations: Any, truncations: Any) -> dict[AgentID, tuple[bool, bool]]:
-        """By agent, of those that acted, and of others where a flag is up."""
+        """Returns the two flags, by agent, of the agents that acted and of other agents with a flag that is True."""
         flags = {}
         for agent in dict.fromkeys([*acted, *terminations, *truncations]):
             raw = terminations.get(agent, False), truncations.get(agent, False)
@@ -362,7 +364,7 @@ class ParallelPlayer(Player):
                 self.note("reward-uncredited", clause, agent)
 
     def step_after_the_end(self) -> None:
-        """What ``step({})`` does once the episode is over, tried in another process."""
+        """Tries in another process what ``step({})`` does after the end of an episode."""
         if isinstance(self.env, SingleAgentEnv):
             return
         if came := outcome_in_child(lambda: self.env.step({})):
@@ -371,7 +373,7 @@ class ParallelPlayer(Player):
 
 
 class TurnPlayer(Player):
-    """Plays an AEC environment, and keeps its own account of what every agent was paid."""
+    """Plays an AEC environment, and sums up every agent's rewards to check ``last()``."""
 
     takes_turns = True
 
@@ -399,7 +401,7 @@ class TurnPlayer(Player):
         if action is None and agent in self._read("agents"):
             if any(self._flags_of(agent)):
                 self.give_up(checks.not_removed(agent))
-            self._gone.add(agent)  # it is there again: a new life, whose first turn is still to come
+            self._gone.add(agent)  # it has joined again and has not had its first turn yet
             self._agents = [other for other in self._agents if other != agent]
         self._book_rewards()
         self._update_agents()
@@ -412,7 +414,7 @@ class TurnPlayer(Player):
         return [bool(self._read(kind, {}).get(agent)) for kind in ("terminations", "truncations")]
 
     def _next_turn(self) -> Outcome:
-        """What the agent that is next gets from ``last()``."""
+        """Returns the outcome for the agent that acts next, from ``last()``."""
         outcome = Outcome(tokens={("agents", None): digest(list(map(repr, self._agents)))})
         if not self._agents:
             return outcome
@@ -431,7 +433,7 @@ class TurnPlayer(Player):
         self.judge([agent], outcome, tuple({agent: part} for part in result), {agent: flags})
         return outcome
 
-    # Credit.
+    # Rewards.
 
     def _book_rewards(self) -> None:
         rewards, agents = self._read("rewards", {}), self._read("agents")
@@ -457,7 +459,7 @@ class TurnPlayer(Player):
         clause = f"env.rewards paid the agent {owed:g} since its last turn, but last() says {reward:g}, {why}"
         self.note("reward-credit", clause, agent)
 
-    # Who comes and leaves.
+    # Agents that join and leave.
 
     def _update_agents(self) -> None:
         agents = self.agents()
@@ -492,10 +494,10 @@ def play(player: Player, seed: int | None, rng: np.random.Generator, max_steps: 
     """Plays an episode with random actions that the masks allow.
 
     Args:
-        player: Whose environment.
-        seed: Of the reset; None for a reset without one.
+        player: The player of the environment.
+        seed: The seed of the reset; None for a reset without a seed.
         rng: Draws the actions.
-        max_steps: Where to stop at the latest.
+        max_steps: The number of steps after which the episode is stopped.
 
     Raises:
         CallFailed: If the environment fails.
@@ -523,13 +525,13 @@ def play(player: Player, seed: int | None, rng: np.random.Generator, max_steps: 
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """Where a replay first led elsewhere.
+    """The first difference between an episode and its replay.
 
     Attributes:
-        step: 0 for the reset.
+        step: The number of the step; 0 is the reset.
         what: ``"observation"``, ``"reward"``, ``"flags"``, ``"info"`` or ``"agents"``.
-        agent: Whose; None for ``"agents"``.
-        apart: By how much, if that is as little as the rounding of a physics engine; else None.
+        agent: The agent concerned; None for ``"agents"``.
+        apart: The largest difference, if it is as small as the rounding of a physics engine; else None.
     """
 
     step: int
@@ -542,12 +544,13 @@ def replay(player: Player, seed: int | None, episode: Played) -> tuple[Mismatch 
     """Plays the actions of an episode again, and compares.
 
     Args:
-        player: Whose environment.
-        seed: Of the reset.
+        player: The player of the environment.
+        seed: The seed of the reset.
         episode: The episode.
 
     Returns:
-        Where anything but infos differs first, and where infos do, if that comes before; None if nowhere.
+        The first difference in anything but infos, and the first difference in infos if that comes earlier. Each is
+        None if there is none.
     """
     in_infos = None
     for mismatch in replay_by_steps(player, seed, episode):
@@ -558,7 +561,7 @@ def replay(player: Player, seed: int | None, episode: Played) -> tuple[Mismatch 
 
 
 def replay_by_steps(player: Player, seed: int | None, episode: Played) -> Iterator[Mismatch | None]:
-    """As ``replay``, a reset or step at a time, which gives what differs there, or None."""
+    """Replays an episode step by step, and yields the difference in each reset or step, or None."""
     expected, outcome = episode.first, player.reset(seed)
     for number, (actions, after) in enumerate(episode.steps):
         player.session.calls.check_time()
@@ -571,7 +574,7 @@ def replay_by_steps(player: Player, seed: int | None, episode: Played) -> Iterat
 
 
 def _first_mismatch(step: int, expected: Outcome, found: Outcome) -> Mismatch | None:
-    """Infos come last: what follows from them, or they from, counts more."""
+    """Returns the most important difference between two outcomes; None if they are equal. Infos count least."""
     if expected.tokens == found.tokens:
         return None
     keys = {**expected.tokens, **found.tokens}
@@ -591,17 +594,17 @@ def _slightly_apart(before: np.ndarray | None, now: np.ndarray | None) -> float 
 
 
 class GivenData:
-    """What was given since the last call of the environment, to be looked at again after the next one."""
+    """The data that the environment returned since its last call. They are checked for changes after the next call."""
 
     def __init__(self, findings: Findings):
-        """Takes note of nothing yet; what changes goes to the findings."""
+        """Starts without any data. Changes of data are added to the findings."""
         self._findings = findings
         self._given: list[tuple[str, AgentID, Any, bytes]] = []
-        self._arrays: dict[int, list[tuple[AgentID, tuple[Any, ...], np.ndarray, bytes]]] = {}  # by place in memory
+        self._arrays: dict[int, list[tuple[AgentID, tuple[Any, ...], np.ndarray, bytes]]] = {}  # by memory address
         self._writes_to_shared = False
 
     def remember(self, what: str, agent: AgentID, value: Any) -> bytes:
-        """Takes note of an observation or info; its digest."""
+        """Stores an observation or info, and returns its digest."""
         token = digest(value)
         self._given.append((what, agent, value, token))
         if what == "observation" and not self._remember_arrays(agent, value, ()):
@@ -609,7 +612,7 @@ class GivenData:
         return token
 
     def _remember_arrays(self, agent: AgentID, item: Any, path: tuple[Any, ...]) -> bool:
-        """Takes note of the arrays in an observation; whether all can be written to."""
+        """Stores the arrays in an observation, and returns whether all are writeable."""
         if isinstance(item, (Mapping, tuple, list)):
             parts = item.items() if isinstance(item, Mapping) else enumerate(item)
             writeable = [self._remember_arrays(agent, part, (*path, key)) for key, part in parts]
@@ -622,11 +625,11 @@ class GivenData:
         return item.flags.writeable
 
     def newest(self) -> list[tuple[Any, bytes]]:
-        """What was given since the last call, each with its digest."""
+        """Returns the data since the last call, each with its digest."""
         return [(value, token) for _, _, value, token in self._given]
 
     def look_again(self, step: int) -> None:
-        """Finds what has changed since it was given, and arrays that several agents got; forgets all then."""
+        """Finds data that have changed, and arrays that several agents got. Then all data are forgotten."""
         for found in self._arrays.values():
             agents = list(dict.fromkeys(agent for agent, *_ in found))
             if len(agents) > 1:
@@ -639,7 +642,10 @@ class GivenData:
         self._given.clear()
 
     def _shared(self, agents: list[AgentID], path: tuple[Any, ...], array: np.ndarray, token: bytes, step: int) -> None:
-        """An array that several agents got in one step holds the last one's, unless all are to see the same."""
+        """Adds a finding for an array that several agents got in one step.
+
+        If the environment fills it again for each agent, it contains the last agent's observation for all.
+        """
         one, other = agents[:2]
         what = f"Agents {one!r} and {other!r} were given one and the same array as observation{leaf_name(path)}"
         if digest(array) != token:

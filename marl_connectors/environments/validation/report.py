@@ -1,4 +1,4 @@
-"""What ``check_env`` found, for people and for programs."""
+"""The report of ``check_env``, as a table and as data."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _WIDTH = 116
 
 @dataclass(frozen=True, slots=True)
 class EnvFinding:
-    """One thing that an environment does.
+    """One finding about an environment, which may have been seen several times.
 
     Attributes:
-        level: ``"error"``: training would go wrong or stop. ``"warning"``: legal, but hardly what was meant.
+        level: ``"error"``: training would go wrong or stop. ``"warning"``: valid, but probably not intended.
             ``"note"``: good to know.
-        kind: A short name that stays the same from version to version, such as ``"observation-outside-space"``.
-        what: What was seen the first time, in a sentence.
-        advice: What to do about it.
-        agent: Whose, the first time; None where it is nobody's in particular.
-        step: Env steps since the reset, the first time; 0 is the reset.
-        episode: Which of the played episodes; None outside of them.
+        kind: A short name that does not change between versions, such as ``"observation-outside-space"``.
+        what: A sentence about what was seen the first time.
+        advice: What the user should do about it.
+        agent: The agent concerned the first time; None if it concerns no particular agent.
+        step: The number of env steps since the reset at the first time; 0 is the reset.
+        episode: The number of the played episode at the first time; None outside of episodes.
         count: How often it was seen.
-        num_agents: With how many different agents.
+        num_agents: The number of different agents with which it was seen.
     """
 
     level: Level
@@ -43,7 +43,7 @@ class EnvFinding:
 
     @property
     def where(self) -> str:
-        """Agent, episode and step of the first time, and how often: ``"agent 'a', step 3 (12 times)"``."""
+        """The agent, episode and step of the first time, and the count: ``"agent 'a', step 3 (12 times)"``."""
         parts = [] if self.agent is None else [f"agent {self.agent!r}"]
         if self.episode is not None:
             parts.append(f"episode {self.episode}")
@@ -57,16 +57,16 @@ class EnvFinding:
 
 @dataclass(frozen=True, slots=True)
 class EnvFigures:
-    """What was measured while the environment was played with random actions.
+    """Measurements from playing the environment with random actions.
 
     Attributes:
-        episodes: Episodes played.
-        episode_lengths: Env steps of those that came to an end.
-        steps: Env steps played.
-        agent_steps: Actions taken.
-        agents_per_step: How many agents acted in a step, on average.
-        seconds_per_step: Inside ``step()``, on average.
-        seconds_per_reset: Inside ``reset()``, on average.
+        episodes: The number of episodes played.
+        episode_lengths: The lengths, in env steps, of the episodes that ended.
+        steps: The number of env steps played.
+        agent_steps: The number of actions of all agents.
+        agents_per_step: The mean number of agents that acted in a step.
+        seconds_per_step: The mean duration of ``step()``, in seconds.
+        seconds_per_reset: The mean duration of ``reset()``, in seconds.
     """
 
     episodes: int
@@ -83,12 +83,13 @@ class EnvReport:
     """All findings about an environment. ``print(report)`` shows a table.
 
     Attributes:
-        name: The environment's.
+        name: The name of the environment.
         kind: ``"parallel"``, ``"turn-based"`` or ``"single agent"``.
-        agents: The possible agents, or those that were seen where the environment does not say.
-        findings: All, errors first.
-        figures: None if not a single step could be played.
-        masks_in: Where action masks were found, and obeyed: ``"observations"``, ``"infos"``, both or neither.
+        agents: The possible agents, or the agents that were seen if the environment does not name them.
+        findings: All findings, errors first.
+        figures: The measurements; None if not a single step could be played.
+        masks_in: The places in which action masks were found and obeyed: ``"observations"``, ``"infos"``, both or
+            neither.
     """
 
     name: str
@@ -100,17 +101,17 @@ class EnvReport:
 
     @property
     def errors(self) -> list[EnvFinding]:
-        """What makes training go wrong or stop."""
+        """The findings that make training go wrong or stop."""
         return self._of("error")
 
     @property
     def warnings(self) -> list[EnvFinding]:
-        """What is legal, but hardly meant."""
+        """The findings that are valid, but probably not intended."""
         return self._of("warning")
 
     @property
     def notes(self) -> list[EnvFinding]:
-        """What is good to know."""
+        """The findings that are good to know."""
         return self._of("note")
 
     @property
@@ -122,7 +123,7 @@ class EnvReport:
         return [finding for finding in self.findings if finding.level == level]
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain data that JSON can hold; agents that are no strings or ints become their ``repr``."""
+        """Returns the report as JSON data. Agents that are neither strings nor ints become their ``repr``."""
         findings = [dataclasses.asdict(finding) | {"agent": _plain(finding.agent)} for finding in self.findings]
         figures = None
         if self.figures is not None:
@@ -193,10 +194,10 @@ def _time(seconds: float) -> str:
 
 
 class Findings:
-    """Collects findings; the same kind from many agents and steps is one finding, which tells the first.
+    """Collects findings. Violations of one kind from many agents and steps are one finding, described by the first.
 
     Attributes:
-        episode: The episode that is being played, for what is added meanwhile; None outside of episodes.
+        episode: The number of the episode that is being played; None outside of episodes.
     """
 
     def __init__(self) -> None:
@@ -207,15 +208,15 @@ class Findings:
     def note(
         self, kind: str, what: str, agent: AgentID | None = None, *, step: int | None = None, **other: Any
     ) -> None:
-        """Takes note of what ``violation`` makes of these arguments."""
+        """Adds the violation that ``violation`` makes from these arguments."""
         self.add(violation(kind, what, agent, **other), step)
 
     def add(self, found: Violation, step: int | None = None) -> None:
-        """Takes note of a violation.
+        """Adds a violation.
 
         Args:
             found: The violation.
-            step: When.
+            step: The env step in which it was found; None outside of episodes.
         """
         key = (found.level, found.kind, found.part)
         known = self._first.get(key)
@@ -241,5 +242,5 @@ class Findings:
         return any(finding.kind in kinds for finding in self._first.values())
 
     def in_order(self) -> Iterable[EnvFinding]:
-        """Errors first, each level in the order in which it came."""
+        """Returns the findings, errors first, and those of each level in the order in which they were added."""
         return sorted(self._first.values(), key=lambda finding: LEVELS.index(finding.level))

@@ -1,4 +1,4 @@
-"""The contract of environments: every kind of violation, how bad it is, and what to do about it."""
+"""The contract of environments: every kind of contract violation with its level and advice."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LEVELS: tuple[Level, ...] = ("error", "warning", "note")
 
 
 class Rule(NamedTuple):
-    """How bad a kind of violation is, and what to do about it, unless a violation says otherwise."""
+    """The default level of a kind of violation, and the default advice."""
 
     level: Level
     advice: str = ""
@@ -149,25 +149,25 @@ RULES = {
     for level, advices in zip(LEVELS, (_ERRORS, _WARNINGS, _NOTES), strict=True)
     for kind, advice in advices.items()
 }
-"""By kind. The names stay the same from version to version."""
+"""The rules by kind. The names of the kinds do not change between versions."""
 
 _SUBJECT = re.compile(r"the (agent|action mask|\w+)")
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One thing that an environment must not do, or does differently than one might think.
+    """One thing that an environment must not do, or that may be unexpected.
 
-    ``str`` gives the whole sentence for an error message, with the agent and what to do: ``"the reward of agent 'b' is
-    nan, not a finite number. Rewards must ..."``.
+    ``str`` returns the text of an error message, with the agent and the advice: ``"the reward of agent 'b' is nan, not
+    a finite number. Rewards must ..."``.
 
     Attributes:
         kind: A name in ``RULES``.
-        what: What was seen, as a clause: ``"the reward is nan, not a finite number"``.
-        agent: Whose; None where it is nobody's in particular.
-        level: How bad it is.
-        advice: What to do about it.
-        part: What else sets violations of one kind apart, for example the place within an observation.
+        what: The observed behaviour as a clause: ``"the reward is nan, not a finite number"``.
+        agent: The agent concerned; None if it concerns no particular agent.
+        level: ``"error"``, ``"warning"`` or ``"note"``.
+        advice: What the user should do about it.
+        part: Distinguishes violations of one kind, for example the place within an observation.
     """
 
     kind: str
@@ -194,6 +194,6 @@ def violation(
     advice: str | None = None,
     part: Any = None,
 ) -> Violation:
-    """A violation, whose level and advice are those of the rule unless they are given."""
+    """Returns a violation. Its level and advice are those of the kind's rule unless they are passed."""
     rule = RULES[kind]
     return Violation(kind, what, agent, level or rule.level, rule.advice if advice is None else advice, part)

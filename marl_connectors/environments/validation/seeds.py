@@ -1,4 +1,4 @@
-"""Whether an episode follows from its seed and its actions, and from nothing else."""
+"""Checks that an episode is determined by its seed and its actions alone."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from marl_connectors.environments.validation.rules import Level
 
 _ATTEMPTS = 3
 _REPEATED_STEPS = 60
-"""An episode that is always the same is played three times more, and a short one until that many steps were alike."""
+"""An episode that is always the same is replayed three times, a short one until this many steps were the same."""
 
 
 def play_and_watch(player: Player, seed: int, rng: np.random.Generator, max_steps: int, findings: Findings) -> Played:
-    """Plays an episode, as ``play`` does, and tells whether a global random generator was used meanwhile."""
+    """Plays an episode, as ``play`` does, and adds a finding if a global random generator was used."""
     before = global_draws()
     episode = play(player, seed, rng, max_steps)
     after = global_draws()
@@ -44,13 +44,13 @@ class SeedChecks:
         seed: int,
         nondeterministic: bool,
     ):
-        """Prepares.
+        """Prepares the checks.
 
         Args:
-            findings: Where findings go.
-            fresh: Makes a player of another copy of the environment; None if there is only one.
-            seed: Where seeds start.
-            nondeterministic: Whether the environment says that it cannot be repeated.
+            findings: Collects the findings.
+            fresh: Makes a player of a new environment; None if there is only one environment.
+            seed: The first seed.
+            nondeterministic: Whether the environment is registered as nondeterministic.
         """
         self._findings = findings
         self._fresh = fresh
@@ -58,13 +58,13 @@ class SeedChecks:
         self._level: Level = "note" if nondeterministic else "error"
 
     def run(self, player: Player, episode: Played, rng: np.random.Generator, max_steps: int) -> None:
-        """All checks.
+        """Runs all checks.
 
         Args:
-            player: Who has played ``episode``, and others after it.
-            episode: The episode to repeat, which was played with the global state 0.
+            player: The player that has played ``episode``, and others after it.
+            episode: The episode to repeat. It was played with global generators that were seeded with 0.
             rng: Draws actions.
-            max_steps: Of an episode.
+            max_steps: The number of env steps after which an episode is stopped.
         """
         if self._repeats(player, episode, rng, max_steps):
             self._depends_on_seed(player, episode, rng, max_steps)
@@ -72,7 +72,7 @@ class SeedChecks:
             self._beside_another(player, episode)
 
     def _repeats(self, player: Player, episode: Played, rng: np.random.Generator, max_steps: int) -> bool:
-        """Whether the same seed gives the same, in a new copy and in one that has played before."""
+        """Whether the same seed leads to the same episode, in a new environment and in one that has played before."""
         if self._fresh is not None:
             other = self._fresh()
             try:
@@ -96,12 +96,12 @@ class SeedChecks:
         return False
 
     def _seed_matters(self, player: Player, episode: Played, rng: np.random.Generator, max_steps: int) -> bool:
-        """Whether two copies in one and the same state go apart when they are given different seeds."""
+        """Whether two environments in the same state lead to different episodes if they get different seeds."""
         try:
             one, other = (self._fresh() if self._fresh else copy.deepcopy(player) for _ in "ab")
         except CallFailed:
             raise
-        except Exception:  # it holds something that cannot be copied
+        except Exception:  # it contains something that cannot be copied
             return False
         try:
             with global_random_state(0):
@@ -123,7 +123,7 @@ class SeedChecks:
         return mismatch
 
     def _after_half_an_episode(self, player: Player, episode: Played) -> None:
-        """Whether a reset is one in the middle of an episode too."""
+        """Checks that a reset in the middle of an episode is complete."""
         half = dataclasses.replace(episode, steps=episode.steps[: len(episode.steps) // 2])
         if half.steps and self._replay(player, half, 1) is None:
             mismatch = self._replay(player, episode, 1)
@@ -133,8 +133,8 @@ class SeedChecks:
                 )
 
     def _beside_another(self, player: Player, episode: Played) -> None:
-        """Whether two copies that step in turn, one a step behind the other, leave each other alone."""
-        if self._fresh is None or self._findings.has("global-random-state"):  # they are not, as was said already
+        """Checks that two environments that step in turn, one of them a step later, do not influence each other."""
+        if self._fresh is None or self._findings.has("global-random-state"):  # they do; a finding says so
             return
         other = self._fresh()
         try:
@@ -166,7 +166,7 @@ class SeedChecks:
             self._findings.note("reset-repeats", "Each reset() without a seed begins the same episode again")
 
     def _always_same(self, player: Player, seeds: Iterator[int | None], episode: Played) -> bool:
-        """Whether resets give this episode again and again: so often that short episodes are not alike by chance."""
+        """Whether resets always lead to this episode. Short ones are repeated more often, to exclude chance."""
         attempts = max(_ATTEMPTS, math.ceil(_REPEATED_STEPS / max(1, len(episode.steps))))
         return all(self._same(player, seed, episode) for seed in itertools.islice(seeds, attempts))
 
@@ -175,13 +175,13 @@ class SeedChecks:
             return self._alike(replay(player, seed, episode))
 
     def _alike(self, outcome: tuple[Mismatch | None, Mismatch | None]) -> bool:
-        """Whether two episodes were the same; infos count unless they differ even for the same seed."""
+        """Whether two episodes were the same. Infos are ignored if they differ even for the same seed."""
         mismatch, in_infos = outcome
         return mismatch is None and (in_infos is None or self._findings.has("seed-infos"))
 
 
 def _clash(player: Player, other: Player, episode: Played) -> str:
-    """What goes wrong where two copies play the same episode, one a step behind the other; ``""`` if nothing does."""
+    """Plays one episode in two environments, one of them a step later, and describes a mismatch; ``""`` for none."""
     behind = itertools.chain([None], replay_by_steps(other, episode.seed, episode))
     for mismatch in replay_by_steps(player, episode.seed, episode):
         given = player.session.given.newest()
@@ -200,5 +200,5 @@ def _different(mismatch: Mismatch, by: str = "") -> str:
 
 
 def is_nondeterministic(env: Any) -> bool:
-    """Whether a Gymnasium environment's registration says that it cannot be repeated."""
+    """Whether a Gymnasium environment is registered as nondeterministic."""
     return bool(getattr(getattr(env, "spec", None), "nondeterministic", False))

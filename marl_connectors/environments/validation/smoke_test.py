@@ -1,4 +1,4 @@
-"""Tries an environment for a few steps with random actions, and raises the first thing that training would stop at."""
+"""The smoke test: plays a few steps with random actions, and raises the first error that would stop training."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
     from marl_connectors.environments.vector.batched import GymnasiumVectorEnv
 
 NUM_ENVS = 3
-"""Of an environment that steps several in one call."""
+"""The number of sub-environments in a smoke test of a natively batched environment."""
 _NUM_STEPS = 20
 _RESET_AFTER = 2
-"""Steps after which one running sub-environment is reset alone."""
+"""The number of steps after which one running sub-environment is reset alone."""
 
 
 class SmokeTest:
-    """The reset and the first steps of an environment.
+    """Plays and checks the reset and the first steps of an environment.
 
     Attributes:
-        info_masks: Of agents in whose infos there was an action mask, the first one.
-        step_times: Seconds that each step took. None are measured where several sub-environments step in one call.
-        reset_s: Seconds that the reset took.
+        info_masks: For each agent in whose infos there was an action mask, the first mask.
+        step_times: The duration of each step in seconds; empty if several sub-environments step in one call.
+        reset_s: The duration of the reset in seconds.
     """
 
     def __init__(
@@ -48,15 +48,15 @@ class SmokeTest:
         mask_key: str | None = ACTION_MASK,
         num_steps: int = _NUM_STEPS,
     ):
-        """Prepares.
+        """Prepares the test.
 
         Args:
-            name: For messages.
-            agent_spaces: An agent's observation and action space.
+            name: The name of the environment in messages.
+            agent_spaces: Returns an agent's observation and action space.
             rng: Draws the actions.
-            mask_key: Under which key of observations or infos action masks are. None if a run ignores them: those under
-                ``"action_mask"`` are obeyed here all the same.
-            num_steps: How many to play.
+            mask_key: The key of observations or infos under which action masks are. None if a run ignores masks; the
+                smoke test still obeys masks under ``"action_mask"``.
+            num_steps: The number of steps to play.
         """
         self.name = name
         self.info_masks: dict[AgentID, Any] = {}
@@ -68,10 +68,10 @@ class SmokeTest:
         self._num_steps = num_steps
 
     def play(self, env: Any) -> None:
-        """Plays a parallel environment, or a turn-based one behind the same methods.
+        """Plays a parallel environment or a TurnBasedEnv.
 
         Raises:
-            EnvError: For the first violation; names agent and step.
+            EnvError: For the first violation. The message names the agent and the step.
         """
         began = time.perf_counter()
         given = env.reset(seed=0)
@@ -94,10 +94,10 @@ class SmokeTest:
             acting = self._judged(env, acting, given, t)
 
     def _judged(self, env: Any, acted: list[AgentID], given: tuple[Any, ...], t: int) -> list[AgentID]:
-        """Raises for what is wrong in a reset or step; who acts next if nothing is, as a run has it."""
+        """Returns the agents that act next, or raises an EnvError for the first violation in a reset or step."""
         who = f"{self.name}, step {t}"
         terminations, truncations, infos = given[2:]
-        if isinstance(env, TurnBasedEnv):  # which sees itself to who leaves
+        if isinstance(env, TurnBasedEnv):  # it checks itself which agents leave
             acted, alive = [agent for agent in terminations if agent != "__all__"], []
             acting = [] if env.agent_selection is None else [env.agent_selection]
         else:
@@ -121,12 +121,12 @@ class SmokeTest:
     # Several sub-environments in one call.
 
     def play_batched(self, env: BatchedEnv, *, twins: bool = False) -> None:
-        """Plays a natively batched environment; after two steps, one sub-environment is reset while the others go on.
+        """Plays a natively batched environment. After two steps, one sub-environment is reset while others continue.
 
         Args:
-            env: Three sub-environments.
-            twins: Whether the first and the last sub-environment get the same seed and actions, and must give the same
-                until their episode ends.
+            env: An environment with three sub-environments.
+            twins: Whether the first and the last sub-environment get the same seed and actions, and must return the
+                same data until their episode ends.
 
         Raises:
             EnvError: For the first violation; also if some agents of a sub-environment end before the others, or if
@@ -174,7 +174,7 @@ class SmokeTest:
                 self._judge_rewards(sub_envs, agent, rewards[:, i], t)
 
     def _judge_observations(self, sub_envs: list[int], agent: AgentID, observations: Tree, t: int) -> None:
-        """Raises for an agent's observations, ``[B, ...]`` of some sub-environments."""
+        """Raises an EnvError for invalid observations of an agent, ``[B, ...]`` of ``B`` sub-environments."""
         if not sub_envs:
             return
         space = self._agent_spaces(agent)[0]
@@ -197,10 +197,10 @@ class SmokeTest:
         return self._choose(agent, mask)
 
     def play_vector(self, vector_env: GymnasiumVectorEnv) -> None:
-        """Plays a Gymnasium VectorEnv as a runner does.
+        """Plays a Gymnasium VectorEnv in the way in which a runner plays it.
 
         Raises:
-            EnvError: For the first violation; also if what ends and begins does not fit the autoreset mode.
+            EnvError: For the first violation, also if its resets do not fit the autoreset mode.
         """
         agent = DEFAULT_AGENT_ID
         space = self._agent_spaces(agent)[0]
@@ -223,7 +223,7 @@ class SmokeTest:
 
 
 def _at(tree: Any, index: int) -> Any:
-    """One row of arrays; None of None."""
+    """Returns one row of a tree of arrays; None for None."""
     return None if tree is None else tree_map(lambda leaf: leaf[index], tree)
 
 
@@ -241,7 +241,7 @@ def _reset(calls: BatchedCalls, name: str, observations: Tree, mask: np.ndarray)
 
 
 def _infos_after(infos: dict[str, np.ndarray], reset: np.ndarray, key: str) -> dict[str, np.ndarray]:
-    """The masks in infos after some sub-environments were reset, which have none then: all is allowed there."""
+    """Returns the masks in infos after some sub-environments were reset, in which all actions are allowed then."""
     if key not in infos:
         return {}
     masks = np.array(infos[key])
@@ -250,7 +250,7 @@ def _infos_after(infos: dict[str, np.ndarray], reset: np.ndarray, key: str) -> d
 
 
 def _masks(calls: BatchedCalls, observations: Tree, infos: dict[str, np.ndarray], key: str) -> dict[AgentID, Any]:
-    """For each agent ``[num_envs, n]``, if it has masks."""
+    """Returns each agent's masks, ``[num_envs, n]``, or None if it has none."""
     masks: dict[AgentID, Any] = dict.fromkeys(calls.agents)
     for i, agent in enumerate(calls.agents):
         own = calls.of_agent(observations, agent)

@@ -1,4 +1,4 @@
-"""The spaces of an environment's agents: whether they are any good, and whether they stay what they are."""
+"""Checks that the spaces of an environment's agents are valid and do not change."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _NUMBERS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinar
 
 
 def not_a_space(kind: str, agent: AgentID, space: Any, advice: str = "") -> Violation | None:
-    """The violation of what stands where an agent's ``"observation_space"`` or ``"action_space"`` belongs.
+    """Returns the violation if an object that should be an agent's space is not a Gymnasium space; else None.
 
     Args:
-        kind: Which of them.
-        agent: Whose.
-        space: What the environment gave.
-        advice: What to do, if more is known about it.
+        kind: ``"observation_space"`` or ``"action_space"``.
+        agent: The agent.
+        space: The object that the environment returned.
+        advice: The advice; ``""`` for a general one.
     """
     if isinstance(space, Space):
         return None
@@ -39,7 +39,7 @@ def not_a_space(kind: str, agent: AgentID, space: Any, advice: str = "") -> Viol
 
 
 def space_violation(kind: str, agent: AgentID, space: Space) -> Violation | None:
-    """What is wrong with an agent's space: kinds of values that do not fit into arrays, bounds that nothing is in."""
+    """Returns the violation if an agent's space is unsupported or its bounds are invalid; else None."""
     for path, leaf in _leaves(space):
         where = f"{kind}({agent!r}){leaf_name(path)}"
         if not isinstance(leaf, _NUMBERS):
@@ -54,12 +54,13 @@ def space_violation(kind: str, agent: AgentID, space: Space) -> Violation | None
 
 
 def random_action(space: Space, allowed: np.ndarray | None, rng: np.random.Generator) -> Any:
-    """An action that is drawn from what is allowed.
+    """Draws a random allowed action.
 
     Args:
-        space: Of the actions.
-        allowed: ``[n]`` bool, as ``allowed_actions`` gives it; None if everything is, and the space draws then.
-        rng: Draws the action.
+        space: The action space.
+        allowed: ``[n]`` bool, as ``allowed_actions`` returns it; None if all actions are allowed. Then the space's own
+            generator draws the action.
+        rng: Draws the action if ``allowed`` is not None.
     """
     if allowed is None:
         return space.sample()
@@ -67,14 +68,14 @@ def random_action(space: Space, allowed: np.ndarray | None, rng: np.random.Gener
 
 
 class SpaceBook:
-    """The spaces as they were when first asked for."""
+    """Remembers the spaces of the agents as they were when they were first read."""
 
     def __init__(self, ask: Callable[[str, AgentID], Any], findings: Findings, calls: Calls):
-        """Starts without any agent.
+        """Creates a book without any spaces.
 
         Args:
-            ask: ``"observation_space"`` or ``"action_space"`` and an agent to what the environment says.
-            findings: Where findings go.
+            ask: Gets ``"observation_space"`` or ``"action_space"`` and an agent, and returns the environment's space.
+            findings: Collects the findings.
             calls: Makes the calls.
         """
         self._ask = ask
@@ -84,15 +85,15 @@ class SpaceBook:
         self._samplers: dict[AgentID, Space] = {}
 
     def observation_space(self, agent: AgentID) -> Space | None:
-        """An agent's; None if the environment has no usable one."""
+        """Returns an agent's observation space; None if the environment has no usable one."""
         return self._known("observation_space", agent)
 
     def action_space(self, agent: AgentID) -> Space | None:
-        """An agent's; None if the environment has no usable one."""
+        """Returns an agent's action space; None if the environment has no usable one."""
         return self._known("action_space", agent)
 
     def sample(self, agent: AgentID, mask: np.ndarray | None, rng: np.random.Generator) -> Any:
-        """A random action that the mask allows, without touching the random state of the environment's own space.
+        """Draws a random action that the mask allows. The random state of the environment's own space is not changed.
 
         Raises:
             CallFailed: If there is no action space.
@@ -109,7 +110,7 @@ class SpaceBook:
         return sampler.sample()
 
     def forget_samplers(self) -> None:
-        """Samplers are seeded anew, from the generator that is passed then."""
+        """Makes the next ``sample`` of each agent seed its sampler anew, from the generator that it gets."""
         self._samplers.clear()
 
     def _known(self, kind: str, agent: AgentID) -> Space | None:
@@ -128,7 +129,7 @@ class SpaceBook:
         return copy.deepcopy(space) if isinstance(space, Space) else None
 
     def compare(self, agents: list[AgentID], step: int) -> None:
-        """Whether the environment says the same of these agents as before."""
+        """Checks that the environment returns the same spaces for these agents as before."""
         for agent in agents:
             for kind in _KINDS:
                 before = self._known(kind, agent)
@@ -152,7 +153,7 @@ class SpaceBook:
         return self._calls(f"{kind}({agent!r})", ask), self._calls(f"{kind}({agent!r})", ask)
 
     def _changed(self, kind: str, agent: AgentID, before: Space, now: Any, step: int) -> None:
-        if isinstance(now, Space):  # what is to come is held against this one
+        if isinstance(now, Space):  # later data are compared with this one
             self._spaces[kind, agent] = copy.deepcopy(now)
             self._samplers.pop(agent, None)
         same_form = isinstance(now, Space) and _form(now) == _form(before)
@@ -168,7 +169,7 @@ def _leaves(space: Space, path: tuple[Any, ...] = ()) -> list[tuple[tuple[Any, .
 
 
 def _form(space: Space) -> list[Any]:
-    """What a network's size follows from: kinds, shapes and numbers of choices, not bounds."""
+    """Returns what determines a network's size: kinds, shapes and numbers of choices, but not bounds."""
     return [
         (path, type(leaf), leaf.shape, leaf.dtype, None if isinstance(leaf, spaces.Box) else str(leaf))
         for path, leaf in _leaves(space)

@@ -1,4 +1,4 @@
-"""Natively batched environments, and Gymnasium's VectorEnvs, as a runner steps them."""
+"""VectorEnvs for natively batched environments and for Gymnasium's VectorEnvs, as a runner steps them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from marl_connectors.typing import DEFAULT_AGENT_ID, AgentID, Tree
 
 
 class BatchedVectorEnv(VectorEnv):
-    """Sub-environments that live in one environment and step in one call.
+    """Sub-environments that are part of one environment and are stepped in one call.
 
-    What ``step`` gives are arrays, not lists, unless agents have unlike spaces.
+    The result of ``step`` contains arrays instead of lists, unless agents have different spaces.
 
     Attributes:
         env: The environment.
@@ -33,19 +33,23 @@ class BatchedVectorEnv(VectorEnv):
     is_batched = True
 
     def __init__(self, env: BatchedEnv, *, seed: int):
-        """Takes the environment.
+        """Creates the sub-environments' records; nothing is reset yet.
+
+        Args:
+            env: The natively batched environment.
+            seed: The run's seed.
 
         Raises:
-            EnvError: If it has no sub-environments or agents.
+            EnvError: If the environment has no sub-environments or no agents.
         """
         super().__init__([env] * env.num_envs, seed=seed)
         self.env = env
         self._calls = BatchedCalls(env)
-        self.is_batched = self._calls.alike  # else lists, of unlike arrays
+        self.is_batched = self._calls.alike  # otherwise lists of arrays of different shapes
         self._agents = self._calls.agents
         for sub_env in self.sub_envs:
             sub_env.agents = self._agents
-            sub_env.history.is_complete = False  # it cannot be replayed alone
+            sub_env.history.is_complete = False  # one sub-environment cannot be replayed alone
 
     def reset_all(self) -> list[tuple[dict[AgentID, Any], dict[AgentID, dict]]]:
         """Starts the next episode of every sub-environment, in one call."""
@@ -66,7 +70,7 @@ class BatchedVectorEnv(VectorEnv):
         for index, seed in zip(
             indices.tolist(), derived_seeds(self.seed, "env", indices, numbers).tolist(), strict=True
         ):
-            seeds[index] = seed  # as reset_seed gives it
+            seeds[index] = seed  # the same as reset_seed(sub_env)
         try:
             with Watched(lambda: f"{next(iter(sub_envs))} and others: reset()"):
                 return self._calls.reset(seeds, mask)
@@ -74,10 +78,14 @@ class BatchedVectorEnv(VectorEnv):
             raise self._placed(error, next(iter(sub_envs))) from error.__cause__
 
     def step(self, actions: Any) -> StepResult:
-        """Steps all, and resets those whose episode ended. Per sub-environment: one addition, if nothing ends.
+        """Steps all sub-environments, and resets those whose episode ended.
 
         Args:
-            actions: ``[num_envs * num_agents, ...]``, or a list of as many where agents have unlike spaces.
+            actions: ``[num_envs * num_agents, ...]``, or a list of ``num_envs * num_agents`` actions where agents have
+                different spaces.
+
+        Raises:
+            EnvError: If the environment raises, returns arrays of other shapes, or ends agents one by one.
         """
         try:
             given = self._calls.step(actions)
@@ -101,12 +109,12 @@ class BatchedVectorEnv(VectorEnv):
         return [(index, info) for index in np.flatnonzero(mask).tolist() if (info := self._info(given, index))]
 
     def _info(self, given: BatchedStep, index: int) -> dict[AgentID, dict]:
-        """Agent to info, of one sub-environment in ``[num_envs, num_agents, ...]`` arrays by name."""
+        """Returns one sub-environment's infos by agent, from ``[num_envs, num_agents, ...]`` arrays by name."""
         own = {name: values[index] for name, values in given.infos.items()}
         return {agent: {name: v[i] for name, v in own.items()} for i, agent in enumerate(self._agents)} if own else {}
 
     def _placed(self, error: EnvError, sub_env: SubEnvironment) -> EnvError:
-        """An error of all sub-environments that also says where one of them was."""
+        """Returns an error of the whole environment with the episode, step and seed of one sub-environment."""
         where = f"{sub_env}, whose seed is {self.reset_seed(sub_env)}"
         return EnvError(f"{sentence(error)} That was at {where}; the run's seed is {self.seed}.")
 
@@ -129,7 +137,7 @@ class BatchedVectorEnv(VectorEnv):
         )
 
     def _end_sub_envs(self, result: StepResult, given: BatchedStep, over: np.ndarray) -> None:
-        """Resets the sub-environments that are over, now or when somebody has looked at them."""
+        """Resets the sub-environments that are over: now, or in ``reset_over`` if ``resets_late``."""
         assert result.ends is not None
         if self.resets_late:
             result.late = [(index, 0) for index in result.ends.indices]
@@ -151,7 +159,7 @@ class BatchedVectorEnv(VectorEnv):
     def replay(
         self, sub_env: SubEnvironment, episode_number: int, steps: Iterable[list[Any]], wanted: Collection[int]
     ) -> tuple[dict[AgentID, Any], dict[int, dict[AgentID, dict]]]:
-        """A sub-environment cannot be replayed without the others."""
+        """Always raises a CheckpointError: a sub-environment cannot be replayed without the others."""
         raise not_repeatable(sub_env)
 
     def close(self) -> None:
@@ -160,13 +168,15 @@ class BatchedVectorEnv(VectorEnv):
 
 
 def gymnasium_vector_env(env: GymnasiumBatch, *, seed: int) -> GymnasiumVectorEnv:
-    """The sub-environments, with rests where the VectorEnv resets them in steps of their own."""
+    """Returns the sub-environments of a Gymnasium VectorEnv: a NextStepVectorEnv if it resets them in extra steps."""
     rests = env.autoreset_mode == NEXT_STEP and not env.resets_alone
     return (NextStepVectorEnv if rests else GymnasiumVectorEnv)(env, seed=seed)
 
 
 class GymnasiumVectorEnv(BatchedVectorEnv):
-    """Sub-environments whose infos are dicts, of resets too, and that are reset when their episode is over.
+    """The sub-environments of a Gymnasium VectorEnv, each of which is reset when its episode is over.
+
+    Infos are dicts, and resets have infos too.
 
     Attributes:
         env: The VectorEnv, as a natively batched environment.
@@ -176,7 +186,7 @@ class GymnasiumVectorEnv(BatchedVectorEnv):
 
     @property
     def envs(self) -> list[Any]:
-        """The environments, where the VectorEnv has them at hand (as a SyncVectorEnv); else the VectorEnv for each."""
+        """The single environments if the VectorEnv has them, as a SyncVectorEnv does; else the VectorEnv for each."""
         own = getattr(self.env.env.unwrapped, "envs", None)
         return [self.env.env] * self.num_envs if own is None else list(own)
 
@@ -205,10 +215,11 @@ class GymnasiumVectorEnv(BatchedVectorEnv):
 
 
 class NextStepVectorEnv(GymnasiumVectorEnv):
-    """Sub-environments that begin anew in the step after the one that ended their episode, and rest meanwhile.
+    """Sub-environments that are reset by the step after the one that ended their episode, and rest in that step.
 
-    That step is none of their episodes': whoever rests gets no action, gives nothing, and acts again once its first
-    observation is there. Where all would rest, that step is taken at once.
+    The step that resets a sub-environment belongs to none of its episodes: the runner sends it no action, and the
+    result has nothing of it but the first observation of the new episode. If all sub-environments would rest, that
+    step is made at once.
     """
 
     has_rests = True
@@ -258,7 +269,7 @@ class NextStepVectorEnv(GymnasiumVectorEnv):
             sub_env.rests = True
 
     def _begin_all(self, result: StepResult, actions: np.ndarray) -> Tree:
-        """Resets all sub-environments, which have all ended; their first observations."""
+        """Resets all sub-environments, which have all ended, by a step, and returns their first observations."""
         rested = np.ones(len(self.sub_envs), bool)
         given = self._calls.step(_for_all(actions, rested))
         self._check_rested(rested, given.over)
@@ -274,7 +285,7 @@ class NextStepVectorEnv(GymnasiumVectorEnv):
 
 
 def _for_all(actions: np.ndarray, rested: np.ndarray) -> np.ndarray:
-    """``[num_envs, ...]``: those who rest get any action that is allowed, as it has no effect."""
+    """Returns ``[num_envs, ...]`` actions: sub-environments that rest get some valid action, which has no effect."""
     if not rested.any():
         return actions
     everyone = np.repeat(actions[:1], len(rested), axis=0)

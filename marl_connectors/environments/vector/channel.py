@@ -11,23 +11,23 @@ from multiprocessing import reduction
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-_BELL, _LETTER = 1, 2  # what the number in an eventfd says: that is all, or there is a message
+_BELL, _LETTER = 1, 2  # the number in an eventfd: the message STEP, or a message in the connection
 
 
 class Channel:
     """One of two ends over which two processes talk in turn: one sends, the other one answers.
 
-    The other process is woken by a number in an ``eventfd``, which is all that there is to the message ``STEP``. Who
-    writes to a pipe or a socket is taken to wait next, so Linux likes to put the woken process on the writer's own
-    core, and processes that were woken one after another share that one while others are idle. Whom an ``eventfd``
-    wakes is rather left where it ran before. It is also some microseconds faster. Where there is none (macOS), all
-    messages go over the connection.
+    The other process is woken by a number in an ``eventfd``; the message ``STEP`` consists of this number alone. After
+    a write to a pipe or a socket, Linux expects the writer to wait and tends to move the woken process to the writer's
+    core, so that processes woken one after another share one core while other cores are idle. A process woken by an
+    ``eventfd`` usually stays on its core. An ``eventfd`` is also some microseconds faster. Where there is none
+    (macOS), all messages are sent over the connection.
     """
 
     STEP = b"s"
 
     def __init__(self, connection: Connection, own_bell: int | None, other_bell: int | None):
-        """Takes over file descriptors; see ``channel``."""
+        """Becomes the owner of the connection and of the file descriptors; see ``channel``."""
         self._connection = connection
         self._own_bell, self._other_bell = own_bell, other_bell
         self._sentinel: int | None = None
@@ -36,12 +36,12 @@ class Channel:
             self._poll.register(connection.fileno(), select.POLLIN)
         else:
             self._poll.register(own_bell, select.POLLIN)
-            self._poll.register(connection.fileno(), 0)  # tells when the other end is gone
+            self._poll.register(connection.fileno(), 0)  # reports when the other end is gone
 
     def watch(self, sentinel: int) -> None:
-        """Takes a file descriptor that tells of the end of the other process.
+        """Watches a file descriptor that becomes readable when the other process ends.
 
-        Its end of the channel may outlive it: processes that it has forked have it, too.
+        The other end of the channel may stay open longer: processes that the other process has forked have it too.
         """
         self._sentinel = sentinel
         self._poll.register(sentinel, select.POLLIN)
@@ -50,7 +50,7 @@ class Channel:
         """Sends a message.
 
         Raises:
-            OSError: If the other process is gone; not each time.
+            OSError: If the other process is known to be gone. It may be gone without this error.
         """
         if self._other_bell is None:
             self._connection.send_bytes(message)
@@ -61,11 +61,15 @@ class Channel:
             self._connection.send_bytes(message)
 
     def receive(self, timeout_s: float | None = None) -> bytes:
-        """Waits for the next message.
+        """Waits for the next message and returns it.
+
+        Args:
+            timeout_s: Seconds to wait; None for no limit.
 
         Raises:
-            EOFError: If the other process is gone. Or an OSError.
-            TimeoutError: If nothing came in time.
+            EOFError: If the other process is gone.
+            OSError: If the other process is gone and the connection is broken.
+            TimeoutError: If no message came in time.
         """
         ready = self._poll.poll(None if timeout_s is None else math.ceil(timeout_s * 1000))
         if not ready:
@@ -86,7 +90,7 @@ class Channel:
         return self._connection.recv_bytes()
 
     def close(self) -> None:
-        """Gives the file descriptors back."""
+        """Closes the file descriptors."""
         self._connection.close()
         for bell in (self._own_bell, self._other_bell):
             if bell is not None:
@@ -104,7 +108,7 @@ def _received(connection: Connection, *bells: Any) -> Channel:
 
 
 def channel() -> tuple[Channel, Channel]:
-    """Both ends of a new channel. One of them can be given to a new process as an argument."""
+    """Returns both ends of a new channel. One of them can be passed to a new process as an argument."""
     here, there = multiprocessing.Pipe()
     if not hasattr(os, "eventfd"):
         return Channel(here, None, None), Channel(there, None, None)

@@ -1,4 +1,4 @@
-"""What environments may do wrong without stopping the run, what it may cost, and how long their calls may take."""
+"""Failures of environments: errors that a run can survive, the counts of failures, and time limits for calls."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from marl_connectors.errors import EnvError, MarlConnectorsError, describe_error
 _LOG = logging.getLogger(__name__)
 
 ENV_ERRORS: tuple[type[BaseException], ...] = (Exception, SystemExit)
-"""What an environment that fails may raise. Anything else is meant for the program, such as a KeyboardInterrupt."""
+"""Exceptions that count as a failure of an environment. Others, such as KeyboardInterrupt, concern the program."""
 
 
 @contextlib.contextmanager
 def errors_named(what: str) -> Iterator[None]:
-    """Turns errors of an environment's own code into EnvErrors that say where they come from.
+    """Turns errors that are raised in an environment's own code into EnvErrors that name the code.
 
     Args:
-        what: Whose and which code it is, such as ``"MyEnv: render()"``.
+        what: The environment and the call, such as ``"MyEnv: render()"``.
     """
     try:
         yield
@@ -36,17 +36,20 @@ def errors_named(what: str) -> Iterator[None]:
 
 
 CLOSE_TIMEOUT_S = 10.0
-"""What closing may take at most: all environments of a VectorEnv in this process, or of a worker process."""
+"""Seconds that closing may take for all environments of a VectorEnv in this process, or of a worker process."""
 MOMENT_S = 0.2
-"""What closing may take where environments of the same class have hung before, or where the time is used up."""
+"""Seconds that closing may take if an environment of the same class has hung before, or if the time is used up."""
 _HUNG: WeakSet[type] = WeakSet()
 
 
 def close_env(env: Any, name: str, timeout_s: float | None = CLOSE_TIMEOUT_S) -> None:
-    """Closes an environment. If it raises or hangs, that is a warning: whatever else there is must be closed too.
+    """Closes an environment. Errors and hangs are only logged as warnings, since others must be closed too.
 
-    What hangs is interrupted after ``timeout_s`` where ``alarm`` can do that; None for never. A class whose ``close()``
-    has hung once in this process is not waited for again.
+    Args:
+        env: The environment.
+        name: The name of the environment in messages.
+        timeout_s: Seconds after which ``close()`` is interrupted, where ``alarm`` can do that; None for no limit. If
+            ``close()`` of the same class has hung before in this process, the limit is at most ``MOMENT_S``.
     """
     kind = _class_of(env)
     if timeout_s is not None and kind in _HUNG:
@@ -73,9 +76,10 @@ class EnvRestarts:
     """How environments that failed are replaced.
 
     Attributes:
-        make_env: Makes one.
-        tolerance: Failures of one sub-environment without a finished episode between them that do not stop the run.
-        observation_space: Instead of the environments' own: a space, or ``{agent_id: space}``.
+        make_env: Makes one environment.
+        tolerance: The number of failures of one sub-environment, without a finished episode between them, that do not
+            stop the run.
+        observation_space: A space or ``{agent_id: space}`` that replaces the environments' own; None to use theirs.
     """
 
     make_env: Callable[[], Any]
@@ -85,11 +89,11 @@ class EnvRestarts:
 
 @dataclass(frozen=True, slots=True)
 class EnvFailure:
-    """What went wrong in a sub-environment that goes on with another episode.
+    """A failure of a sub-environment that continues with another episode.
 
     Attributes:
-        index: The sub-environment's place.
-        message: Names the sub-environment, its seed, episode and step.
+        index: The index of the sub-environment.
+        message: What went wrong, with the sub-environment, its seed, episode and step.
     """
 
     index: int
@@ -97,19 +101,20 @@ class EnvFailure:
 
 
 def sentence(error: BaseException) -> str:
-    """What an error says, with a full stop."""
+    """Returns the text of an error with a full stop at its end."""
     text = str(error)
     return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
 @dataclass(slots=True)
 class FailureCounts:
-    """What failures have cost.
+    """Counts of failures, and of the data that was lost by them.
 
     Attributes:
-        num_env_failures: Environments that raised, gave invalid data or hung, and worker processes that ended.
-        num_dropped_episodes: Unfinished episodes that these failures ended.
-        num_dropped_env_steps: Sampled env steps of those episodes that are in no sample.
+        num_env_failures: The number of environments that raised, returned invalid data or hung, and of worker
+            processes that ended.
+        num_dropped_episodes: The number of unfinished episodes that these failures ended.
+        num_dropped_env_steps: The number of sampled env steps of those episodes that are not in any sample.
     """
 
     num_env_failures: int = 0
@@ -117,18 +122,18 @@ class FailureCounts:
     num_dropped_env_steps: int = 0
 
     def as_dict(self) -> dict[str, int]:
-        """By name."""
+        """Returns the counts by name."""
         return asdict(self)
 
 
 PATIENCE_S = 30.0
-"""What a call may take before the log is told."""
+"""Seconds after which a warning is logged for a call that has not returned."""
 _LOOK_EVERY_S = 5.0
 _is_watching = True
 
 
 def stop_watching() -> None:
-    """Starts no more watches here, in a worker process, where another process limits the time."""
+    """Stops ``Watched`` from watching in this process. A worker's time is limited by the process that started it."""
     global _is_watching
     _is_watching = False
 
@@ -139,11 +144,11 @@ class Hang(BaseException):
 
 @contextlib.contextmanager
 def alarm(seconds: float | None) -> Iterator[None]:
-    """Raises ``Hang`` in the block after so many seconds, in the main thread of a POSIX system.
+    """Raises ``Hang`` in the block after ``seconds``, in the main thread of a POSIX system.
 
-    Elsewhere, and if the number is None, the block has no time limit.
+    In other threads and on other systems, and if ``seconds`` is None, the block has no time limit.
 
-    The alarm interrupts Python code that waits or loops (sleep, locks, sockets). Compiled code goes on until it
+    The alarm interrupts Python code that waits or loops (sleep, locks, sockets). Compiled code continues until it
     returns.
     """
     can_ring = hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()
@@ -156,7 +161,7 @@ def alarm(seconds: float | None) -> Iterator[None]:
     try:
         yield
     finally:
-        # Somebody else's alarm, for example that of a test runner, goes on.
+        # An alarm that was set by other code, for example by a test runner, continues.
         left = max(remaining - (time.monotonic() - begin), 1e-3) if remaining else 0.0
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, handler)
@@ -168,16 +173,21 @@ def _ring(number: int, frame: Any) -> None:
 
 
 class Watched:
-    """Writes to the log once if the block takes longer than ``PATIENCE_S``.
+    """Logs one warning if the block takes longer than ``PATIENCE_S`` seconds.
 
-    A thread checks this from time to time, as long as there is a block to watch. It cannot check during a call that
-    holds Python's lock.
+    A thread checks this every few seconds while there is a block to watch. It cannot run during a call that holds
+    Python's global interpreter lock.
     """
 
     __slots__ = ("_began", "_what", "is_told")
 
     def __init__(self, what: Callable[[], str]):
-        """Takes a function that gives the name of the call, such as ``"sub-environment 3: reset()"``."""
+        """Creates the context manager.
+
+        Args:
+            what: Returns the name of the call, such as ``"sub-environment 3: reset()"``. It is only called for a
+                warning.
+        """
         self._what, self.is_told = what, False
 
     def __enter__(self) -> None:
@@ -192,7 +202,7 @@ class Watched:
         _CALLS.pop(id(self), None)
 
     def look(self) -> None:
-        """Writes to the log, once, if it is time to."""
+        """Logs the warning if the time is over and it was not logged before."""
         if not self.is_told and time.monotonic() - self._began >= PATIENCE_S:
             self.is_told = True
             _LOG.warning(

@@ -1,4 +1,4 @@
-"""Keeps the garbage collector from looking through objects that are no garbage."""
+"""Pauses the garbage collector while many objects are made that will be kept."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _Result = TypeVar("_Result")
 
 
 def without_collections(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-    """Holds automatic garbage collections off while a function runs that makes thousands of objects for later use.
+    """Pauses automatic garbage collection while a function runs that makes thousands of objects for later use.
 
-    Each few hundred new objects start a collection, and each hundredth one of these looks at everything there is, which
-    takes longer than making the objects. Reference counts free them when they are not needed any more.
+    Every few hundred new objects start a collection, and each hundredth collection visits all objects of the process,
+    which takes longer than making the new ones. Reference counting frees the objects when they are not needed any more.
     """
 
     @functools.wraps(function)

@@ -1,4 +1,4 @@
-"""A worker process, as the process that started it sees it."""
+"""Process handles: start, message and stop worker processes."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ from marl_connectors.errors import ConfigError, EnvError
 
 _LOG = logging.getLogger(__name__)
 
-_START_TIMEOUT_S = 300.0  # at least: importing an environment's packages may take long on a busy machine
+_START_TIMEOUT_S = 300.0  # importing an environment's packages may take long on a busy machine
 _STOP_TIMEOUT_S = 5.0
 
 
 class WorkerLost(Exception):
-    """A worker process that ended, or that took too long and was ended; says why."""
+    """A worker process ended, or took too long and was killed. The message says why."""
 
 
 class _RemoteTraceback(Exception):
-    """Where an error was raised in a worker process."""
+    """The traceback of an error in a worker process, as the cause of the error that is raised here."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
@@ -54,9 +54,9 @@ class _RemoteTraceback(Exception):
 
 @contextlib.contextmanager
 def _without_main_script() -> Iterator[None]:
-    """Keeps a process that is started from importing the script that runs here, which may have no guard against that.
+    """Keeps a process that is started in the block from importing the running script.
 
-    ``multiprocessing`` looks it up in ``sys.modules`` and has no setting for it.
+    The script may lack a ``__main__`` guard. ``multiprocessing`` finds it in ``sys.modules`` and has no setting for it.
     """
     script = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")
@@ -67,14 +67,15 @@ def _without_main_script() -> Iterator[None]:
 
 
 def _start_forkserver() -> None:
-    """Starts the process that workers are forked from, if there is none yet.
+    """Starts the process that workers are forked from, if it does not run yet.
 
-    It blocks the signals that workers leave to this process: they often go to all of a group or job.
+    The process blocks the signals that only this process is to handle, since they are often sent to all processes of
+    a group or job.
     """
     from multiprocessing import resource_tracker
     from multiprocessing.forkserver import ensure_running  # not there on every platform
 
-    resource_tracker.ensure_running()  # now, as that one unblocks SIGTERM when it has started
+    resource_tracker.ensure_running()  # first, because it unblocks SIGTERM when it has started
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, LEFT_TO_PARENT)
     try:
         ensure_running()
@@ -83,10 +84,10 @@ def _start_forkserver() -> None:
 
 
 def _started_by(pid: int) -> list[int]:
-    """The processes that a process has started, and those that these have, as far as the system tells: Linux does."""
+    """Returns the ids of a process's child processes and of their descendants. On other systems than Linux, none."""
     parents = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it has just ended
+        with contextlib.suppress(OSError):  # the process has just ended
             parents[int(stat.parent.name)] = int(stat.read_text(errors="replace").rpartition(")")[2].split()[1])
     found = [pid]
     for parent in found:
@@ -95,11 +96,11 @@ def _started_by(pid: int) -> list[int]:
 
 
 class ProcessHandle:
-    """Starts, talks to and ends a worker process.
+    """Starts a worker process, exchanges messages with it, and ends it.
 
     Attributes:
-        sub_envs: The sub-environments that it steps, as this process knows them.
-        memory: What both processes share.
+        sub_envs: This process's records of the sub-environments that the worker steps.
+        memory: The shared memory of both processes.
     """
 
     def __init__(
@@ -111,7 +112,19 @@ class ProcessHandle:
         timeout_s: float | None,
         state_space: Space | None = None,
     ):
-        """Prepares a worker; see WorkerVectorEnv."""
+        """Prepares a worker without starting it.
+
+        Args:
+            maker: A pickled function that makes environments.
+            agent_spaces: The spaces of the agents that are known.
+            sub_envs: The sub-environments that the worker is to step.
+            restarts: How to continue after failures; None to raise an error.
+            timeout_s: Seconds that an answer may take; None for no limit.
+            state_space: The space of the environments' ``state()`` if states are used; else None.
+
+        Raises:
+            ConfigError: On Windows.
+        """
         if sys.platform == "win32":
             raise ConfigError("num_env_workers: worker processes need Linux or macOS. Set num_env_workers=0.")
         self.sub_envs = sub_envs
@@ -127,16 +140,16 @@ class ProcessHandle:
 
     @property
     def pid(self) -> int | None:
-        """The process id; None while there is none."""
+        """The process id; None while there is no process."""
         return None if self._process is None else self._process.pid
 
     @property
     def at(self) -> list[int]:
-        """As ``VectorEnv.at``; the worker may have ended. Nothing was reset yet if the second number is -1."""
+        """The worker's ``VectorEnv.at``, also after its end. The second number is -1 if nothing was reset yet."""
         return self.memory.at.tolist()
 
     def start(self) -> None:
-        """Starts a process, which is ready once ``finish_start`` has returned."""
+        """Starts a process. It is ready once ``finish_start`` has returned."""
         self.kill()
         restarts, first = self._restarts, self.sub_envs[0].index
         self._block = SharedBlock()
@@ -166,42 +179,42 @@ class ProcessHandle:
             other.close()
 
     def finish_start(self) -> bool:
-        """Waits until the sub-environments are made; whether they are turn-based.
+        """Waits until the sub-environments are made, and returns whether they are turn-based.
 
-        It may take 300 s, or as long as a step if that is more.
+        The limit is 300 s, or ``timeout_s`` if that is more.
 
         Raises:
-            WorkerLost: If the process ends, or takes longer.
+            WorkerLost: If the process ends or takes longer.
             EnvError: If a sub-environment cannot be made.
         """
         limit = None if self._timeout_s is None else max(self._timeout_s, _START_TIMEOUT_S)
         return self._receive(limit, " while it started")
 
     def send_step(self, actions: list[Any]) -> None:
-        """Tells it to step its sub-environments, with an action for each agent."""
+        """Tells the worker to step its sub-environments, with one action for each agent that acts."""
         self._num_acting = len(actions)
         left = self.memory.write_actions(acting_in(self.sub_envs), actions)
         self._send(Channel.STEP if left is None else pickle.dumps(("step", left)))
 
     def read_step(self, result: StepResult) -> StepResult:
-        """All of a step whose answer has come, once the sub-environments know who acts next."""
+        """Completes a step's result from shared memory. ``sub_env.agents`` must be those that act next."""
         num_rewards = self._num_acting if result.told is None else len(result.told)
         return self.memory.read_step(result, num_rewards, acting_in(self.sub_envs))
 
     def send(self, *message: Any) -> None:
-        """Tells it to do anything else."""
+        """Sends any other command with its arguments."""
         self._send(pickle.dumps(message))
 
     def _send(self, message: bytes) -> None:
-        with contextlib.suppress(OSError):  # it has ended: the answer that does not come will tell
+        with contextlib.suppress(OSError):  # if the process has ended, receive() raises
             self._channel.send(message)
 
     def receive(self) -> Reply:
-        """The answer to the last message.
+        """Returns the answer to the last message.
 
         Raises:
-            WorkerLost: If there is none.
-            MarlConnectorsError: The worker's own.
+            WorkerLost: If the process ended or took too long.
+            MarlConnectorsError: The error that the worker ended with.
         """
         return self._receive(self._timeout_s)
 
@@ -244,16 +257,19 @@ class ProcessHandle:
 
     @property
     def stop_timeout_s(self) -> float:
-        """How long it may take to close its sub-environments and end."""
+        """Seconds that the worker may take to close its sub-environments and end."""
         return CLOSE_TIMEOUT_S if self._timeout_s is None else min(self._timeout_s, CLOSE_TIMEOUT_S)
 
     def send_stop(self) -> None:
-        """Tells it to close its sub-environments and end."""
+        """Tells the worker to close its sub-environments and end."""
         if self._process is not None and os.getpid() == self._owner:
             self._send(b"")
 
     def finish_stop(self, timeout_s: float) -> None:
-        """Waits until it has ended, or ends it; the log hears of a ``close()`` that does not return."""
+        """Waits until the worker has ended, and kills it after ``timeout_s``.
+
+        A warning is logged if ``close()`` of a sub-environment did not return or ended the process.
+        """
         if self._process is None or os.getpid() != self._owner:
             return
         self._process.join(timeout_s)
@@ -272,7 +288,7 @@ class ProcessHandle:
         self.kill()
 
     def kill(self) -> None:
-        """Ends it at once, if it is there, and what its environments have started."""
+        """Kills the worker, if there is one, and the processes that its environments have started."""
         process, self._process = self._process, None
         if process is None or os.getpid() != self._owner:
             return

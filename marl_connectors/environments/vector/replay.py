@@ -1,4 +1,4 @@
-"""The actions of an episode, from which it can be replayed, in a few bytes each."""
+"""Stores the actions of an episode in a few bytes each, so that the episode can be replayed."""
 
 from __future__ import annotations
 
@@ -10,25 +10,29 @@ from typing import Any, TypeAlias
 import numpy as np
 
 HISTORY_BYTES = 4 * 2**20
-"""What one episode's history may take, or one that never ends would fill the memory: some 2 million actions of a
-Discrete space. An episode that goes on beyond that cannot be replayed."""
+"""The largest size of one episode's history, some 2 million actions of a Discrete space.
+
+The limit keeps an episode that never ends from filling the memory. A longer episode cannot be replayed.
+"""
 
 _Kind: TypeAlias = tuple[str, tuple[int, ...], str]
-"""The dtype and shape in which an action is kept, and what it was: an ``"array"``, a ``"plain"`` number of Python's, or
-one of numpy's (then this is its dtype)."""
+"""The dtype and shape in which an action is stored, and its original form.
+
+The form is ``"array"``, ``"plain"`` for a Python number, or the dtype of a numpy scalar.
+"""
 
 _Tree: TypeAlias = "tuple[str, tuple[tuple[Any, _Tree | None], ...]]"
-"""What an action with parts looks like: ``"dict"`` or ``"tuple"``, and each part's key and tree, None for a leaf."""
+"""The structure of an action with parts: ``"dict"`` or ``"tuple"``, and each part's key and tree (None for a leaf)."""
 
 _TREES = 128
-"""In the order of kinds, numbers from here on stand for trees, whose leaves follow."""
+"""In ``ActionHistory._order``, numbers from this one on mean a tree, whose leaves follow."""
 
 
 class ActionHistory:
-    """Steps of one sub-environment, each with the actions of all agents that acted, in their order.
+    """The steps of one sub-environment, each with the actions of all agents that acted, in their order.
 
-    Actions are numbers of Python's or numpy's, arrays, or dicts and tuples of them, of any number of kinds, and come
-    back as they were.
+    Actions are Python or numpy numbers, arrays, or dicts and tuples of these. Iterating returns them with their
+    original types.
 
     >>> history = ActionHistory()
     >>> history.extend([[1, 2], [0]])
@@ -40,20 +44,20 @@ class ActionHistory:
 
     def __init__(self) -> None:
         self._counts = array("I")  # actions of each step
-        self._order = bytearray()  # for each action, which of the kinds it is of
+        self._order = bytearray()  # for each action, the index of its kind in _items
         self._items: dict[_Kind, bytearray] = {}
         self._trees: list[_Tree] = []
         self.is_complete = True
-        """Whether all steps are here; False, and nothing is kept, once they would take more than ``HISTORY_BYTES``."""
+        """Whether all steps are stored. It becomes False, and all steps are removed, beyond ``HISTORY_BYTES``."""
 
     @property
     def num_bytes(self) -> int:
-        """What it takes."""
+        """The size of the history in bytes."""
         counts = self._counts.itemsize * len(self._counts)
         return counts + len(self._order) + sum(len(items) for items in self._items.values())
 
     def extend(self, steps: list[list[Any]]) -> None:
-        """Adds steps."""
+        """Adds steps: for each one, the list of the actions of all agents that acted."""
         if not self.is_complete:
             return
         actions = [action for step in steps for action in step]
@@ -70,7 +74,7 @@ class ActionHistory:
             self.is_complete = False
 
     def _taken_apart(self, actions: list[Any]) -> tuple[list[Any], np.ndarray]:
-        """All leaves, and where in the order they and the trees stand: 0 for a leaf."""
+        """Returns all leaves, and the order of leaves and trees: 0 for a leaf, the tree's number for a tree."""
         if not any(isinstance(action, (dict, tuple)) for action in actions):
             return actions, np.zeros(len(actions), np.uint8)
         leaves: list[Any] = []
@@ -111,7 +115,7 @@ class ActionHistory:
         ]
 
     def get_state(self) -> dict[str, Any] | None:
-        """The steps as arrays; None if they are not complete."""
+        """Returns the steps as arrays; None if they are not complete."""
         if not self.is_complete:
             return None
         return {
@@ -125,7 +129,7 @@ class ActionHistory:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> ActionHistory:
-        """The steps that ``get_state`` gave."""
+        """Creates a history from what ``get_state`` returned."""
         history = cls()
         history._counts.extend(state["counts"].tolist())
         history._order += state["order"].tobytes()
@@ -138,7 +142,7 @@ class ActionHistory:
 
 
 def _tree_of(action: Any) -> _Tree | None:
-    """What an action with parts looks like; None for one without."""
+    """Returns the structure of an action with parts; None for an action without parts."""
     if isinstance(action, dict):
         return "dict", tuple([(key, _tree_of(part)) for key, part in action.items()])
     if isinstance(action, tuple):
@@ -171,7 +175,7 @@ def _tree_from_json(data: Any) -> Any:
 
 
 def _by_kind(actions: list[Any]) -> dict[_Kind, tuple[slice | list[int], np.ndarray]]:
-    """For each kind of action where those of it stand, and they themselves as an array."""
+    """Returns, for each kind of action, the places of the actions of this kind, and these actions as an array."""
     if set(map(type, actions)) == {int}:
         return {_kind(array := _small(np.array(actions)), "plain"): (slice(None), array)}
     places: dict[_Kind, list[int]] = {}
@@ -189,7 +193,7 @@ def _by_kind(actions: list[Any]) -> dict[_Kind, tuple[slice | list[int], np.ndar
 
 
 def _rows(array: np.ndarray, form: str) -> list[Any]:
-    """Each row as it was: of numbers, a scalar or an array without axes."""
+    """Returns the rows in their original form. Rows of a one-dimensional array are scalars or arrays without axes."""
     if form != "array":
         return list(array.astype(form))
     return list(array) if array.ndim > 1 else [array[i, ...] for i in range(len(array))]
@@ -205,6 +209,6 @@ def _kind(array: np.ndarray, form: str) -> _Kind:
 
 
 def _small(array: np.ndarray) -> np.ndarray:
-    """Whole numbers in a byte each, if they fit."""
+    """Converts whole numbers to one byte each if they fit."""
     fits = array.dtype.kind == "i" and len(array) and array.min() >= 0 and array.max() < 256
     return array.astype(np.uint8) if fits else array

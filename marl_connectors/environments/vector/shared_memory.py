@@ -1,4 +1,4 @@
-"""What a worker process shares with the process that started it: columns for actions and for what a step gives."""
+"""Memory that a worker process shares with the process that started it: columns for actions and for step results."""
 
 from __future__ import annotations
 
@@ -25,21 +25,24 @@ AgentSpaces: TypeAlias = Mapping[AgentID, tuple[Space, Space]]
 
 _ALIGN = 64
 _WIDEST = {"b": np.bool_, "i": np.int64, "u": np.int64, "f": np.float64}
-"""What keeps Python's numbers as they are, by the kind of a space's dtype."""
+"""The dtype that stores Python's numbers without loss, by the kind of a space's dtype."""
 
 
 class SharedBlock:
-    """Memory without a name: the system frees it when the last process that has it is gone, however that one ended.
+    """Shared memory without a name. The system frees it when the last process that has it is gone, even if killed.
 
-    It can be given to a new process as an argument, and to no process that runs already.
+    A block can be passed to a new process as an argument, but not to a process that already runs.
     """
 
     def __init__(self, fd: int | None = None):
-        """Makes a new block, or takes over the file descriptor of one."""
+        """Makes a new block, or becomes the owner of an existing block's file descriptor."""
         self._fd = _new_file() if fd is None else fd
 
     def arrays(self, templates: list[Tree]) -> list[Any]:
-        """Arrays in the block, like templates: at the same places in each process that asks with the same templates."""
+        """Returns arrays in the block with the shapes and dtypes of templates.
+
+        Every process that passes the same templates gets arrays at the same offsets.
+        """
         sizes = [-(-leaf.nbytes // _ALIGN) * _ALIGN for leaf in leaves(templates)]
         size = max(sum(sizes), mmap.PAGESIZE)
         if os.fstat(self._fd).st_size < size:
@@ -56,7 +59,7 @@ class SharedBlock:
         return [None if template is None else tree_map(placed, template) for template in templates]
 
     def close(self) -> None:
-        """Gives the file descriptor back; arrays that were made before stay valid."""
+        """Closes the file descriptor. Arrays that were made before stay valid."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -80,15 +83,15 @@ def _received(handle: Any) -> SharedBlock:
 
 
 class StepMemory:
-    """The columns of a worker's steps, with room for all lanes. Both processes work them out from the spaces.
+    """The columns of a worker's steps, with rows for all agents. Both processes derive the layout from the spaces.
 
-    Agents whose spaces have the same form share columns. What belongs to those who act stands in the first rows, in the
-    order in which they act. A list that does not fit (an agent was not known, an observation is not of its space) goes
-    with the step's message, as it is.
+    Agents whose spaces have the same form share columns. The data of the agents that act is in the first rows, in the
+    order of these agents. A list that does not fit (an agent was not known, or an observation does not match its
+    space) is sent with the step's message instead.
 
     Attributes:
-        at: ``[4]`` int64, as ``VectorEnv.at``.
-        env_states: ``[num_envs, ...]``, the states of the environments; None where nobody wants to know.
+        at: ``[4]`` int64, the worker's ``VectorEnv.at``.
+        env_states: The states of the environments, ``[num_envs, ...]``; None if states are not used.
     """
 
     def __init__(self, block: SharedBlock, spaces: AgentSpaces, num_envs: int, state_space: Space | None):
@@ -96,9 +99,9 @@ class StepMemory:
 
         Args:
             block: The memory.
-            spaces: Of all agents that are known.
-            num_envs: The worker's sub-environments.
-            state_space: That of the environments' ``state()``, if they are to be asked for it; else None.
+            spaces: The spaces of all agents that are known.
+            num_envs: The number of the worker's sub-environments.
+            state_space: The space of the environments' ``state()`` if states are used; else None.
         """
         alike: dict[Any, list[AgentID]] = {}
         for agent, pair in spaces.items():
@@ -109,7 +112,7 @@ class StepMemory:
         rooms = [num_envs * len(agents) for agents in alike.values()]
         self._spaces = [observation_space for observation_space, _ in pairs]
         self._acting: list[AgentID] = []
-        self._parts: list[tuple[int, list[int]]] | None = []  # groups, and the places of their agents among those
+        self._parts: list[tuple[int, list[int]]] | None = []  # groups, and the places of their agents in _acting
         templates: list[Any] = [np.zeros(4, np.int64), np.zeros(sum(rooms))]
         templates.append(None if state_space is None else space_tools.zeros(state_space, num_envs))
         for kind, widened in enumerate((lambda tree: tree, _widened)):
@@ -118,22 +121,22 @@ class StepMemory:
         self._observations, self._actions = columns[: len(pairs)], columns[len(pairs) :]
 
     def write_actions(self, agents: list[AgentID], actions: list[Any]) -> list[Any] | None:
-        """Writes the actions of those who act; gives them back where they must be sent."""
+        """Writes the actions of the agents that act. Returns None, or the actions if they must be sent instead."""
         return None if self._put(agents, actions, self._put_actions) else actions
 
     def read_actions(self, agents: list[AgentID], sent: list[Any] | None) -> list[Any]:
-        """The actions of those who act, as they were. The environments may keep them."""
+        """Returns the actions of the agents that act, with their original types. They are copies."""
         return self._gathered(agents, self._actions_of) if sent is None else sent
 
     def write_step(self, result: StepResult, agents: list[AgentID]) -> StepResult:
-        """Writes what a step gave.
+        """Writes the rewards and observations of a step.
 
         Args:
-            result: It.
-            agents: Who acts next.
+            result: The result of the step. It is changed.
+            agents: The agents that act next.
 
         Returns:
-            What is left to be sent: rewards and observations are None where they were written.
+            The rest of the result, to be sent: rewards and observations are None if they were written.
         """
         if self._put_rewards(result.rewards):
             result.rewards = None
@@ -142,12 +145,12 @@ class StepMemory:
         return result
 
     def read_step(self, result: StepResult, num_rewards: int, agents: list[AgentID]) -> StepResult:
-        """What ``write_step`` was given; observations are good until the next step.
+        """Returns the result that was passed to ``write_step``. Its observations are valid until the next step.
 
         Args:
-            result: What it left.
-            num_rewards: How many agents were paid.
-            agents: Who acts next.
+            result: What ``write_step`` returned. It is changed.
+            num_rewards: The number of agents that got a reward.
+            agents: The agents that act next.
         """
         if result.rewards is None:
             result.rewards = self._rewards[:num_rewards].tolist()
@@ -156,7 +159,7 @@ class StepMemory:
         return result
 
     def write_states(self, states: list[Tree | None]) -> None:
-        """Writes the newest states of all environments, ``[1, ...]`` each; None of those that were not reset yet."""
+        """Writes the newest states of all environments, ``[1, ...]`` each, or None if one was not reset yet."""
         if self.env_states is None:
             return
         for row, state in enumerate(states):
@@ -165,7 +168,7 @@ class StepMemory:
                     column[row] = own[0]
 
     def _parts_of(self, agents: list[AgentID]) -> list[tuple[int, list[int]]] | None:
-        """The groups that agents belong to, and where theirs stand; None if one belongs to none."""
+        """Returns the agents' groups and the places of each group's agents; None if an agent has no group."""
         if agents != self._acting:
             places: dict[int | None, list[int]] = {}
             for place, agent in enumerate(agents):
@@ -197,7 +200,7 @@ class StepMemory:
         return items
 
     def _put_rewards(self, rewards: list[Any]) -> bool:
-        """Writes rewards, if they are finite numbers: others are named by whoever looks at them."""
+        """Writes rewards if they are finite numbers. Others are sent, so that the other process can report them."""
         try:
             values = np.array(rewards)
             if values.dtype.kind not in "fiub" or not np.isfinite(values).all():
@@ -208,7 +211,7 @@ class StepMemory:
         return True
 
     def _put_observations(self, group: int, observations: list[Any]) -> bool:
-        """Writes observations as the runner's own columns will hold them."""
+        """Writes observations with the dtypes that the runner's columns have."""
         values = space_tools.stack(observations, self._spaces[group])
         for column, own in zip(leaves(self._observations[group]), leaves(values), strict=True):
             column[: len(own)] = own
@@ -218,7 +221,7 @@ class StepMemory:
         return _put_exactly(self._actions[group], actions)
 
     def _observations_of(self, group: int, number: int) -> Any:
-        """A list, or one array if there is one for all agents."""
+        """Returns a list of observations, or one array if all agents share one column that is an array."""
         column = _first(self._observations[group], number)
         return column if len(self._spaces) == 1 and type(column) is np.ndarray else unstack(column)
 
@@ -228,7 +231,7 @@ class StepMemory:
 
 
 def _form(space: Space) -> Any:
-    """What spaces must have in common to share columns; None for those without numbers, or without a fixed size."""
+    """Returns a key that is equal for spaces that can share columns; None for spaces without numbers or fixed size."""
     if isinstance(space, (DictSpace, TupleSpace)):
         forms = [(key, _form(part)) for key, part in space_tools.parts_of(space)]
         return (type(space), *forms) if forms and all(form is not None for _, form in forms) else None
@@ -240,17 +243,17 @@ def _first(column: Tree, number: int) -> Tree:
 
 
 def _is_plain(column: Tree) -> bool:
-    """Whether actions are numbers, which environments get as Python's."""
+    """Whether actions are single numbers, which environments get as Python numbers."""
     return type(column) is np.ndarray and column.ndim == 1
 
 
 def _widened(column: Tree) -> Tree:
-    """A column for actions, in which Python's numbers stay what they are."""
+    """Returns a column for actions that stores Python's numbers without loss."""
     return column.astype(_WIDEST[column.dtype.kind]) if _is_plain(column) else column
 
 
 def _put_exactly(column: Tree, items: list[Any], *, is_part: bool = False) -> bool:
-    """Writes actions, if what is read then are the same ones, of the same types. A hot path."""
+    """Writes actions if reading them returns equal values of the same types; else returns False."""
     if isinstance(column, (dict, tuple)):
         keys = list(column) if isinstance(column, dict) else list(range(len(column)))
         if any(type(item) is not type(column) or len(item) != len(keys) for item in items):

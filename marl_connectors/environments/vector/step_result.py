@@ -1,4 +1,4 @@
-"""What a step of all sub-environments gives, whatever kind of environment they are."""
+"""The result of a step of all sub-environments. It is the same for every kind of environment."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from marl_connectors.typing import AgentID, Tree
 
 @dataclass(slots=True)
 class Event:
-    """What was out of the ordinary in one sub-environment in a step.
+    """Everything unusual that happened in one sub-environment in a step.
 
-    Agents ended or joined while others go on, an agent was paid that did not act, an episode was dropped, or an episode
-    ended in a way that ``EpisodeEnds`` cannot tell.
+    There is an event if agents ended or joined while others continue, if an agent that did not act got a reward, if an
+    episode was dropped, or if an episode ended in a way that ``EpisodeEnds`` cannot describe.
 
     Attributes:
-        index: The sub-environment.
-        t: Env steps since its episode began, this one included.
-        observations: By agent, the last ones of those that ended, before any reset.
-        terminations: By agent.
-        truncations: By agent.
-        infos: By agent, those that came with ``observations``.
-        uncredited: By agent, rewards of agents that did not act.
-        is_over: Whether the episode ended, so that the sub-environment was, or will be, reset.
-        is_dropped: Whether the episode does not go on, nor is its end known, so that another one has begun: after a
-            failure, or because somebody said so.
-        begins: Whether the sub-environment has rested in this step, which reset it, so that its episode begins now.
-        state: The environment's, before any reset, ``[1, ...]``; None where nobody wants to know.
+        index: The index of the sub-environment.
+        t: The number of env steps since its episode began, including this one.
+        observations: The last observations of the agents that ended, by agent, from before any reset.
+        terminations: The termination flags by agent.
+        truncations: The truncation flags by agent.
+        infos: The infos that came with ``observations``, by agent.
+        uncredited: The rewards of agents that did not act, by agent.
+        is_over: Whether the episode ended. The sub-environment was reset, or will be.
+        is_dropped: Whether the episode was abandoned without a known end and another one has begun: after a failure,
+            or because the caller asked for a new episode.
+        begins: Whether this step only reset the sub-environment, so that its episode begins now.
+        state: The environment's state before any reset, ``[1, ...]``; None if states are not used.
     """
 
     index: int
@@ -48,16 +48,16 @@ class Event:
 
 
 class EpisodeEnds(NamedTuple):
-    """Episodes of which all agents that were left ended in the same step: ``N`` agents of ``K`` sub-environments.
+    """Episodes whose remaining agents all ended in the same step: ``N`` agents of ``K`` sub-environments.
 
     Attributes:
-        indices: ``K`` sub-environments; their agents follow one another in their order.
-        t: ``K`` lengths of the episodes, in env steps.
-        observations: The agents' last ones: ``[N, ...]`` arrays, or a list of ``N`` items.
+        indices: The indices of the ``K`` sub-environments. The ``N`` agents are in this order.
+        t: The ``K`` lengths of the episodes, in env steps.
+        observations: The agents' last observations: ``[N, ...]`` arrays, or a list of ``N`` items.
         terminated: ``[N]`` bool.
         truncated: ``[N]`` bool, False where ``terminated``.
-        infos: ``K`` dicts by agent, or none if there are no infos at all.
-        states: ``[K, ...]`` the environments' last states; None where nobody wants to know.
+        infos: ``K`` dicts by agent; an empty list if there are no infos at all.
+        states: The environments' last states, ``[K, ...]``; None if states are not used.
     """
 
     indices: list[int]
@@ -71,19 +71,24 @@ class EpisodeEnds(NamedTuple):
 
 @dataclass(slots=True)
 class StepResult:
-    """What a step of all sub-environments gave. Lists run through all agents of the first one, then of the second, ...
+    """The result of a step of all sub-environments.
+
+    Lists contain the items of all agents of the first sub-environment, then those of the second one, and so on.
 
     Attributes:
-        rewards: One for each agent that acted; of turn-based environments, for each of ``told``.
-        observations: One for each agent that acts next: of a new episode where the old one ended. A list, or an array.
-        infos: ``(sub-environment, infos by agent)`` of those ``observations``, where there are any.
+        rewards: One reward for each agent that acted; in turn-based environments, one for each item of ``told``.
+        observations: A list or an array with one observation for each agent that acts next. Where an episode ended,
+            these are the first observations of the new one.
+        infos: ``(env_index, infos by agent)`` for the ``observations`` that came with infos.
         ends: Episodes that ended for all of their agents together; None if there are none.
-        events: All else that is out of the ordinary, at most one for a sub-environment.
-        told: Of turn-based environments, the sub-environment and the agent that each reward is for: only who acts next,
-            and who has ended, is told what its last action has led to. None if all that acted are told.
-        in_rows: Whether ``rewards`` and ``observations`` are lists with arrays for each group of lanes that acted, or
-            that acts next, in the order of its rows. For those who know lanes; adapters do not.
-        late: Sub-environments that await ``reset_over``, and how many ``observations`` come before theirs.
+        events: Everything else that is unusual, at most one event for each sub-environment.
+        told: In turn-based environments, the ``(env_index, agent)`` that each reward belongs to: only the agent that
+            acts next and agents that have ended get the reward for their last action. None if every agent that acted
+            gets its reward at once.
+        in_rows: Whether ``rewards`` and ``observations`` are lists with one array for each group of agents with the
+            same spaces, in the order of the group's rows. Adapters leave it False.
+        late: ``(env_index, place)`` of each sub-environment that waits for ``reset_over``; ``place`` is the number of
+            ``observations`` that come before its own.
     """
 
     rewards: Any
@@ -97,12 +102,12 @@ class StepResult:
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing is out of the ordinary."""
+        """Whether nothing unusual happened: no episode ended and there are no events."""
         return self.ends is None and not self.events
 
     @property
     def over(self) -> dict[int, int]:
-        """The sub-environments whose episodes ended, or were dropped, in ascending order, and the episodes' lengths."""
+        """The length of each episode that ended or was dropped, in env steps, by ascending sub-environment index."""
         ended = {event.index: event.t for event in self.events if event.is_over}
         if self.ends is not None:
             ended |= zip(self.ends.indices, self.ends.t, strict=True)
@@ -110,7 +115,7 @@ class StepResult:
 
 
 class EndsBuilder:
-    """Gathers ends of whole episodes, one sub-environment after another."""
+    """Collects ends of whole episodes, one sub-environment after another."""
 
     __slots__ = ("_infos", "_observations", "_states", "_terminated", "_truncated", "indices", "t")
 
@@ -118,7 +123,7 @@ class EndsBuilder:
         self.clear()
 
     def clear(self) -> None:
-        """Forgets what was gathered."""
+        """Removes everything that was collected."""
         self.indices: list[int] = []
         self.t: list[int] = []
         self._observations: list[Any] = []
@@ -147,7 +152,7 @@ class EndsBuilder:
         self._states.append(state)
 
     def take(self) -> EpisodeEnds | None:
-        """What was gathered since the last call; None if that is nothing."""
+        """Returns what was collected since the last call, and clears it; None if there is nothing."""
         if not self.indices:
             return None
         terminated = np.array(self._terminated, bool)
@@ -160,14 +165,14 @@ class EndsBuilder:
 
 
 def joined_states(states: Sequence[Tree | None]) -> Tree | None:
-    """``[N, ...]`` states of some sub-environments; None if they were not asked for theirs."""
+    """Joins the states of ``N`` sub-environments to ``[N, ...]`` arrays; None if states are not used."""
     if not states or states[0] is None:
         return None
     return tree_map(lambda *parts: np.concatenate(parts), *states)
 
 
 def joined(results: list[StepResult]) -> StepResult:
-    """The results of several workers, whose rewards are lists, as one."""
+    """Joins the results of several workers, whose rewards are lists, to one result."""
     if len(results) == 1:
         return results[0]
 

@@ -1,4 +1,4 @@
-"""One sub-environment: where it is, and what it may give."""
+"""One sub-environment: its progress in the episode, and checks of what it returns."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from marl_connectors.errors import CheckpointError, EnvError, describe_error
 from marl_connectors.typing import AgentID, Tree
 
 _MANY_AGENTS = 1000
-"""The observation spaces of at least so many agents are remembered."""
+"""The observation spaces of at least this many agents are cached."""
 
 
 class Doing(IntEnum):
-    """Which of its calls a sub-environment is in, or was in last; a number that processes can share."""
+    """The call that a sub-environment is in, or was in last, as a number that processes can share."""
 
     STEP = 0
     RESET = 1
@@ -38,22 +38,23 @@ class Doing(IntEnum):
 
 
 class SubEnvironment:
-    """One of the environments that are stepped together, and where it is.
+    """One of the environments that are stepped together, and its progress in the current episode.
 
     Attributes:
         env: A PettingZoo parallel environment, or one that behaves like it.
-        index: Its place among the sub-environments, as ``env_index`` elsewhere.
-        agents: Who acts next, in the order of all lists.
-        episode_number: How many episodes were started, less one.
-        t: Env steps since the reset.
-        newest_actions: Those of the newest steps of the episode, which are not in ``history`` yet.
-        expected: What its environment's agents are to observe, where that was asked for; see ``InvalidDataCheck``.
-        num_failures: How often the sub-environment has failed since an episode was finished in it.
-        settable: The environment with RLlib's ``get_task`` and ``set_task``, if it, or the one within, has them.
-        rests: Whether its next step only resets it, so that nobody acts in it; see NextStepVectorEnv.
-        task: What ``get_task()`` of an environment with a curriculum gave before the newest reset; else None.
-        state: What the environment's ``state()`` was after the newest reset or step, ``[1, ...]``; None where nobody
-            wants to know.
+        index: Its index among all sub-environments of the run, called ``env_index`` elsewhere.
+        agents: The agents that act next. Lists of actions, rewards and observations are in this order.
+        episode_number: The index of the current episode, counted from 0; -1 before the first reset.
+        t: The number of env steps since the reset.
+        newest_actions: The actions of the newest steps of the episode, which are not in ``history`` yet.
+        expected: The observation space of each agent whose data was checked; see ``InvalidDataCheck``.
+        num_failures: The number of failures since an episode was last finished.
+        settable: The environment with RLlib's ``get_task`` and ``set_task``: the given one or the one that it wraps;
+            None if neither has these methods.
+        rests: Whether its next step only resets it, so that no agent acts in it; see NextStepVectorEnv.
+        task: The task that ``get_task()`` of an environment with a curriculum returned before the newest reset; None
+            for other environments.
+        state: The environment's ``state()`` after the newest reset or step, ``[1, ...]``; None if states are not used.
     """
 
     __slots__ = (
@@ -74,7 +75,12 @@ class SubEnvironment:
     )
 
     def __init__(self, env: Any, index: int):
-        """Takes the environment; None if it is in another process."""
+        """Creates the record of one sub-environment.
+
+        Args:
+            env: The environment; None if it is in another process.
+            index: Its index among all sub-environments of the run.
+        """
         self.index = index
         self.num_failures = 0
         self.use(env)
@@ -88,14 +94,14 @@ class SubEnvironment:
         self.history = ActionHistory()
 
     def use(self, env: Any) -> None:
-        """Goes on in another environment."""
+        """Replaces the environment; the counts stay."""
         self.env = env
         self.settable = _with_tasks(env)
         self.expected: dict[AgentID, Any] = {}
         self.step: Callable[..., Any] = _elsewhere if env is None else env.step
 
     def pack_history(self, at_least: int = 0) -> ActionHistory:
-        """All actions of the episode so far; the newest are only packed if there are ``at_least`` so many steps."""
+        """Returns the history, after moving the newest actions into it if they are of ``at_least`` so many steps."""
         if len(self.newest_actions) >= at_least:
             self.history.extend(self.newest_actions)
             self.newest_actions.clear()
@@ -106,7 +112,7 @@ class SubEnvironment:
 
 
 def _with_tasks(env: Any) -> Any:
-    """The environment, or the one within its wrappers, that has RLlib's ``get_task`` and ``set_task``, if any."""
+    """Returns the environment, or the one that it wraps, if it has RLlib's ``get_task`` and ``set_task``; else None."""
     inner = getattr(env, "env", env)
     for candidate in (env, inner, getattr(inner, "unwrapped", None)):
         if callable(getattr(candidate, "get_task", None)) and callable(getattr(candidate, "set_task", None)):
@@ -119,7 +125,7 @@ def _elsewhere(*args: Any) -> Any:
 
 
 def copied(value: Any) -> Any:
-    """Arrays, and dicts, lists and tuples of anything, are copied; whatever else there is stays as it is."""
+    """Copies arrays, mappings, lists and tuples recursively. Other values are returned as they are."""
     if isinstance(value, np.ndarray):
         return value.copy()
     if isinstance(value, Mapping):
@@ -131,10 +137,10 @@ def copied(value: Any) -> Any:
 
 
 def copied_infos(sub_env: SubEnvironment, agents: Iterable[AgentID], infos: Any) -> dict[AgentID, dict[str, Any]]:
-    """These agents' infos, so that the environment's next step cannot change them, without empty ones.
+    """Returns copies of these agents' infos, without empty ones. The environment's next step cannot change them.
 
     Raises:
-        EnvError: If an info is no dict.
+        EnvError: If an info is not a dict.
     """
     if found := infos_violation(agents, infos):
         raise EnvError(f"{sub_env}: {found}")
@@ -144,20 +150,20 @@ def copied_infos(sub_env: SubEnvironment, agents: Iterable[AgentID], infos: Any)
 def uncredited_rewards(
     sub_env: SubEnvironment, rewards: Mapping[AgentID, Any], acted: Collection[AgentID]
 ) -> dict[AgentID, float]:
-    """The rewards of agents that did not act in a step, but for zeros.
+    """Returns the nonzero rewards of agents that did not act in the step.
 
     Raises:
-        EnvError: If one of them is no finite number.
+        EnvError: If one of them is not a finite number.
     """
     given = {agent: finite_reward(sub_env, agent, reward) for agent, reward in rewards.items() if agent not in acted}
     return {agent: number for agent, number in given.items() if number}
 
 
 def finite_reward(sub_env: SubEnvironment, agent: AgentID, reward: Any) -> float:
-    """A reward as a number.
+    """Converts a reward to a float.
 
     Raises:
-        EnvError: If it is no finite number.
+        EnvError: If it is not a finite number.
     """
     try:
         number = float(reward)
@@ -169,7 +175,7 @@ def finite_reward(sub_env: SubEnvironment, agent: AgentID, reward: Any) -> float
 
 
 def not_repeatable(sub_env: SubEnvironment, agent_id: AgentID | None = None) -> CheckpointError:
-    """The error for an episode that does not lead to where it led before."""
+    """Returns the error for an episode whose replay differs from the original."""
     whom = "" if agent_id is None else f"agent {agent_id!r} "
     return CheckpointError(
         f"{sub_env}: replaying the episode from its seed leads {whom}elsewhere than before the checkpoint, so the "
@@ -180,16 +186,23 @@ def not_repeatable(sub_env: SubEnvironment, agent_id: AgentID | None = None) -> 
 
 
 class InvalidDataCheck:
-    """Finds what no column can hold, and what is not a finite number, before it gets among good data."""
+    """Finds observations that do not fit their space and rewards that are not finite, before they are stored."""
 
     def __init__(self, observation_space: Any):
-        """Takes a space, ``{agent_id: space}``, or None for what the environments say."""
+        """Creates the check.
+
+        Args:
+            observation_space: A space, ``{agent_id: space}``, or None to ask the environments.
+        """
         self._given = observation_space
 
     def check(
         self, sub_env: SubEnvironment, agents: Iterable[AgentID], observations: Mapping[AgentID, Any], rewards: Mapping
     ) -> None:
-        """Raises for invalid data: where environments are replaced, that must be before it is among good data."""
+        """Raises an EnvError for invalid data.
+
+        An environment that returns invalid data is replaced, so this is called before any of it is stored.
+        """
         for agent in agents:
             if agent not in observations:
                 continue
@@ -211,7 +224,7 @@ class InvalidDataCheck:
         except ENV_ERRORS as error:
             what = f"the observation has no space: observation_space({agent!r}) raised {describe_error(error)}"
             raise EnvError(f"{sub_env}: {violation('space-missing', what, agent)}") from error
-        if len(sub_env.expected) >= max(_MANY_AGENTS, 2 * len(sub_env.agents)):  # names that may never come again
+        if len(sub_env.expected) >= max(_MANY_AGENTS, 2 * len(sub_env.agents)):  # these agents may never return
             sub_env.expected.clear()
         sub_env.expected[agent] = space
         return space

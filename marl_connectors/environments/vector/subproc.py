@@ -42,19 +42,23 @@ def make_vector_env(
     restarts: EnvRestarts | None = None,
     state_space: Space | None = None,
 ) -> VectorEnv:
-    """Sub-environments of one kind, in this process or in worker processes.
+    """Makes several sub-environments of one kind, in this process or in worker processes.
 
     Args:
-        make_env: Makes one sub-environment: a PettingZoo parallel environment, or one that behaves like it.
-        num_envs: How many sub-environments.
+        make_env: Makes one sub-environment: a PettingZoo parallel environment, or one with the same methods.
+        num_envs: The number of sub-environments.
         seed: The run's seed.
-        num_workers: Over how many worker processes to spread them; 0 for none.
-        timeout_s: How long a worker may take for a step or a reset of its sub-environments; None for any time.
-        restarts: How to go on after failures; None to raise an error.
-        state_space: That of the environments' ``state()``, if they are to be asked for it; else None.
+        num_workers: The number of worker processes to spread them over; 0 for none.
+        timeout_s: Seconds that a worker may take for a step or a reset of its sub-environments; None for no limit.
+        restarts: How to continue after failures; None to raise an error.
+        state_space: The space of the environments' ``state()`` if states are used; else None.
+
+    Returns:
+        The VectorEnv of the class that fits the environment.
 
     Raises:
-        ConfigError: If worker processes or restarts are wanted of a natively batched environment.
+        ConfigError: If worker processes or restarts are requested for a natively batched environment.
+        EnvError: If a sub-environment cannot be made.
     """
     if getattr(make_env, "is_batched", False):
         _check_possible(num_workers, restarts)
@@ -95,7 +99,7 @@ def _check_possible(num_workers: int, restarts: EnvRestarts | None) -> None:
 def _or_end_all(
     method: Callable[Concatenate[WorkerVectorEnv, _Arguments], _Result],
 ) -> Callable[Concatenate[WorkerVectorEnv, _Arguments], _Result]:
-    """Ends all workers if anything goes wrong, Ctrl-C included: nobody knows then what they are in the middle of."""
+    """Ends all workers if the method raises, also by Ctrl-C, because their state is unknown then."""
 
     @functools.wraps(method)
     def wrapper(self: WorkerVectorEnv, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
@@ -111,12 +115,11 @@ def _or_end_all(
 class WorkerVectorEnv(VectorEnv):
     """A VectorEnv whose sub-environments are in worker processes, an equal share in each.
 
-    What comes of a step is what would come of it in this process: each worker is a VectorEnv with some of the
-    sub-environments. Actions, rewards and observations are in shared memory, whatever is out of the ordinary comes as a
-    message.
+    Steps have the same results as in this process: each worker has a VectorEnv with some of the sub-environments.
+    Actions, rewards and observations are in shared memory. Everything unusual is sent as a message.
 
     Attributes:
-        workers: The workers.
+        workers: The process handles of the workers.
     """
 
     def __init__(
@@ -151,7 +154,7 @@ class WorkerVectorEnv(VectorEnv):
 
     @property
     def envs(self) -> list[Any]:
-        """Out of reach."""
+        """Always raises an EnvError: the environments are in other processes."""
         raise EnvError(
             f"num_env_workers={len(self.workers)}: env.envs is out of reach: the environments are in worker "
             f"processes. Put what a callback needs into the infos, or set num_env_workers=0."
@@ -173,7 +176,7 @@ class WorkerVectorEnv(VectorEnv):
 
     @_or_end_all
     def reset_all(self) -> _First:
-        """Starts the next episode of every sub-environment."""
+        """Starts the next episode of every sub-environment, and starts the workers if they were ended."""
         if not self._are_up:
             self._start_all()
         first: _First = []
@@ -191,7 +194,7 @@ class WorkerVectorEnv(VectorEnv):
 
     @_or_end_all
     def step(self, actions: Any) -> StepResult:
-        """Steps all sub-environments, and resets those whose episode ended; see VectorEnv. A hot path."""
+        """Steps all sub-environments, and resets those whose episode ended; see VectorEnv."""
         self._send_steps(actions)
         results = []
         for worker in self.workers:
@@ -206,7 +209,7 @@ class WorkerVectorEnv(VectorEnv):
         return joined(results)
 
     def states(self) -> Tree | None:
-        """As VectorEnv."""
+        """Returns the states after the newest resets and steps; see VectorEnv."""
         states = [worker.memory.env_states for worker in self.workers]
         return None if states[0] is None else tree_map(lambda *own: np.concatenate(own), *states)
 
@@ -225,7 +228,7 @@ class WorkerVectorEnv(VectorEnv):
             worker.send_step(actions[first:end])
 
     def _take(self, reply: Reply) -> Reply:
-        """Takes over what a worker says of its sub-environments."""
+        """Updates this process's records of sub-environments from a worker's reply, and returns the reply."""
         self.failures += reply.failures
         for state in reply.states:
             sub_env = self.sub_envs[state.index]
@@ -233,7 +236,7 @@ class WorkerVectorEnv(VectorEnv):
             sub_env.agents, sub_env.t, sub_env.num_failures = state.agents, state.t, state.num_failures
         return reply
 
-    # Workers that are lost.
+    # Lost workers.
 
     def _replace_all(self, worker: ProcessHandle, loss: WorkerLost) -> StepResult:
         """Begins other episodes in all sub-environments of a lost worker."""
@@ -246,7 +249,7 @@ class WorkerVectorEnv(VectorEnv):
         return result
 
     def _restart(self, worker: ProcessHandle, loss: WorkerLost) -> _First:
-        """Starts a worker and new episodes in all of its sub-environments, if the run may go on after a loss."""
+        """Starts a worker and new episodes in all of its sub-environments, if the run may continue after a loss."""
         while True:
             index, last_reset, episode_number, _ = worker.at
             sub_env = self.sub_envs[index]
@@ -267,7 +270,7 @@ class WorkerVectorEnv(VectorEnv):
         return EnvError(f"{self._who(sub_env)}: its worker process {loss}.{advice}")
 
     def _start_anew(self, worker: ProcessHandle, sub_env: SubEnvironment) -> None:
-        """Starts a worker until its environments are made; what fails meanwhile counts as failures of ``sub_env``."""
+        """Starts a worker, repeatedly until its environments are made. Errors count as failures of ``sub_env``."""
         while True:
             worker.start()
             try:
@@ -286,7 +289,7 @@ class WorkerVectorEnv(VectorEnv):
     def replay(
         self, sub_env: SubEnvironment, episode_number: int, steps: Iterable[list[Any]], wanted: Collection[int]
     ) -> tuple[dict[AgentID, Any], dict[int, dict[AgentID, dict]]]:
-        """As VectorEnv."""
+        """Replays an unfinished episode in its worker; see VectorEnv."""
         if not self._are_up:
             self._start_all()
         worker = next(worker for worker in self.workers if sub_env in worker.sub_envs)
@@ -303,10 +306,10 @@ class WorkerVectorEnv(VectorEnv):
         sub_env.history, sub_env.newest_actions = ActionHistory(), [list(actions) for actions in steps]
         return reply.result
 
-    # The end.
+    # Closing.
 
     def close(self) -> None:
-        """Closes all sub-environments, and ends the workers, those too whose do not close within some seconds."""
+        """Closes all sub-environments and ends the workers. Workers that do not end within some seconds are killed."""
         try:
             if self._are_up:
                 for worker in self.workers:
@@ -323,7 +326,7 @@ class WorkerVectorEnv(VectorEnv):
 
 
 def _begin_episode(sub_env: SubEnvironment, episode_number: int) -> None:
-    """Takes note of a new episode that a worker has begun, if it is one."""
+    """Records the episode that a worker has begun, if it is a new one."""
     if sub_env.episode_number != episode_number:
         sub_env.episode_number, sub_env.t = episode_number, 0
         sub_env.newest_actions, sub_env.history = [], ActionHistory()

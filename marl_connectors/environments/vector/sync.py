@@ -54,7 +54,7 @@ from marl_connectors.typing import AgentID, Tree
 
 _NOTHING: Any = object()
 _LOOK_EVERY = 16
-"""So often a sub-environment is asked for its agents, even if nothing in a step's dicts says that they have changed."""
+"""Every so many steps ``env.agents`` is read, even if nothing in a step's dicts says that the agents have changed."""
 
 
 class VectorEnv:
@@ -63,11 +63,11 @@ class VectorEnv:
     Attributes:
         sub_envs: The sub-environments.
         seed: The run's seed.
-        at: Four numbers, in an array where processes share them: the index of the sub-environment that is at work, that
-            of the one reset last, its episode's number, and what the sub-environment at work does, see ``Doing``. The
-            first one is -1 once all sub-environments are closed.
-        failures: Of sub-environments that went on with another episode; whoever reads them clears them.
-        turn_based: Whether agents act one after another: whoever has acted waits for its next turn.
+        at: Four numbers, in an array where processes share them: the index of the sub-environment that is being called,
+            the index of the one that was reset last, the number of its episode, and the call as a ``Doing``. The first
+            one is -1 once all sub-environments are closed.
+        failures: The failures of sub-environments that continued with another episode, since ``take_failures``.
+        turn_based: Whether agents act one after another: an agent that has acted waits for its next turn.
         is_batched: Whether actions, rewards and observations are arrays for all sub-environments.
         has_rests: Whether there are steps in which some sub-environments do not act.
         close_timeout_s: How long closing all sub-environments may take, see ``close_env``.
@@ -89,14 +89,14 @@ class VectorEnv:
         restarts: EnvRestarts | None = None,
         state_space: Space | None = None,
     ):
-        """Takes the sub-environments.
+        """Creates the sub-environments' records; nothing is reset yet.
 
         Args:
             envs: One environment for each sub-environment.
             seed: The run's seed.
-            first_index: The place of the first of these sub-environments among all sub-environments of the run.
-            restarts: How to go on after failures; None to raise an error.
-            state_space: That of the environments' ``state()``, if they are to be asked for it; else None.
+            first_index: The index of the first of these sub-environments among all sub-environments of the run.
+            restarts: How to continue after failures; None to raise an error.
+            state_space: The space of the environments' ``state()`` if states are used; else None.
         """
         self.sub_envs = [SubEnvironment(env, index) for index, env in enumerate(envs, first_index)]
         self.seed = seed
@@ -110,12 +110,12 @@ class VectorEnv:
 
     @property
     def num_envs(self) -> int:
-        """How many sub-environments."""
+        """The number of sub-environments."""
         return len(self.sub_envs)
 
     @property
     def copies(self) -> list[SubEnvironment]:
-        """What ``sub_envs`` was called in earlier versions."""
+        """The name of ``sub_envs`` in earlier versions."""
         return self.sub_envs
 
     @property
@@ -130,20 +130,24 @@ class VectorEnv:
         return self
 
     def states(self) -> Tree | None:
-        """``[num_envs, ...]`` states, as after the newest resets and steps; None if nobody wants them."""
+        """Returns the states after the newest resets and steps, ``[num_envs, ...]``; None if states are not used."""
         return None if self._states is None else joined_states([sub_env.state for sub_env in self.sub_envs])
 
     def reset_seed(self, sub_env: SubEnvironment) -> int:
-        """The seed of the sub-environment's current episode."""
+        """Returns the seed of the sub-environment's current episode."""
         return derived_seed(self.seed, "env", sub_env.index, sub_env.episode_number)
 
     def reset_all(self) -> list[tuple[dict[AgentID, Any], dict[AgentID, dict]]]:
-        """Starts the next episode of every sub-environment."""
+        """Starts the next episode of every sub-environment, and returns the observations and infos of each."""
         self._ends.clear()
         return [self.reset(sub_env) for sub_env in self.sub_envs]
 
     def reset(self, sub_env: SubEnvironment) -> tuple[dict[AgentID, Any], dict[AgentID, dict]]:
-        """Starts the sub-environment's next episode: observations and infos by agent."""
+        """Starts the sub-environment's next episode, and returns the observations and the infos by agent.
+
+        Raises:
+            EnvError: If the reset fails, and failed environments are not replaced, or not any more.
+        """
         try:
             return self._begin(sub_env)
         except ENV_ERRORS as error:
@@ -184,12 +188,12 @@ class VectorEnv:
     # Failures.
 
     def take_failures(self) -> list[EnvFailure]:
-        """What failed, and was replaced, since the last call."""
+        """Returns the failures after which an environment was replaced since the last call, and clears them."""
         taken, self.failures = self.failures, []
         return taken
 
     def _failed(self, sub_env: SubEnvironment, error: BaseException) -> None:
-        """Takes note of a failure if the run can go on.
+        """Records a failure if the run can continue.
 
         Raises:
             EnvError: If it cannot.
@@ -218,7 +222,7 @@ class VectorEnv:
         return f"{sub_env} (seed {self.reset_seed(sub_env)})"
 
     def _begin_anew(self, sub_env: SubEnvironment) -> tuple[dict[AgentID, Any], dict[AgentID, dict]]:
-        """Starts the next episode in a new environment."""
+        """Replaces the environment and starts the next episode, and returns the observations and infos by agent."""
         assert self._restarts is not None
         while True:
             try:
@@ -238,12 +242,13 @@ class VectorEnv:
         """Steps all sub-environments, and resets those whose episode ended.
 
         Args:
-            actions: One for each agent, in the order of ``sub_envs`` and their ``agents``.
+            actions: One action for each agent that acts, in the order of ``sub_envs`` and their ``agents``.
         """
         return self._step(self.sub_envs, actions)
 
     def _step(self, sub_envs: Sequence[SubEnvironment], actions: list[Any]) -> StepResult:
-        """A hot path: a sub-environment in which nothing out of the ordinary happened costs a handful of C calls."""
+        # This loop runs for each sub-environment in each env step of a run. Where nothing unusual happened it makes
+        # only a few calls, nearly all of functions written in C; everything else is in ``_unusual``.
         rewards: list[Any] = []
         observations: list[Any] = []
         result = StepResult(rewards, observations)
@@ -286,7 +291,7 @@ class VectorEnv:
     def _explained(
         self, sub_env: SubEnvironment, agents: list[AgentID], chosen: list[Any], given: Any, error: BaseException
     ) -> BaseException:
-        """What to say of a step that raised, or that gave what cannot be read."""
+        """Returns the error to report for a step that raised, or whose result is malformed."""
         if isinstance(error, MarlConnectorsError):
             return error
         if given is _NOTHING:
@@ -295,7 +300,7 @@ class VectorEnv:
         return EnvError(f"{sub_env}: {why}") if why else error
 
     def _replace(self, sub_env: SubEnvironment, t: int, error: BaseException, result: StepResult) -> None:
-        """Begins another episode in a sub-environment that failed after ``t`` steps, if the run may go on."""
+        """Begins another episode in a sub-environment that failed after ``t`` steps, if the run may continue."""
         self._failed(sub_env, error)
         result.events.append(Event(sub_env.index, t, is_over=True, is_dropped=True))
         add_observed(result, sub_env, *self._begin_anew(sub_env))
@@ -310,7 +315,7 @@ class VectorEnv:
         truncations: dict,
         infos: dict,
     ) -> None:
-        """Takes in a step in which agents ended or joined, or of which a dict is not in the order of the agents."""
+        """Adds a step to the result in which agents ended or joined, or a dict is not in the order of the agents."""
         before, now = sub_env.agents, sub_env.env.agents
         form = None if type(obs) is dict is type(reward) else result_violation((obs, reward, {}, {}, {}))
         raise_first(sub_env, [form or step_violation(before, terminations, truncations, infos)])
@@ -329,7 +334,7 @@ class VectorEnv:
             )
         is_over = not sub_env.agents
         if is_over and not uncredited and all(obs.get(agent) is not None for agent in before):
-            # The reset may write to the very arrays that this step gave.
+            # The reset may write to the same arrays that this step returned.
             last = [_copied(obs[agent]) for agent in before]
             flags = map(terminations.get, before), map(truncations.get, before)
             self._ends.add(sub_env.index, sub_env.t, last, *flags, infos, sub_env.state)
@@ -345,7 +350,7 @@ class VectorEnv:
             self._end(sub_env, result)
 
     def _end(self, sub_env: SubEnvironment, result: StepResult) -> None:
-        """Resets a sub-environment whose episode is over, now or when somebody has looked at it."""
+        """Resets a sub-environment whose episode is over: now, or in ``reset_over`` if ``resets_late``."""
         sub_env.num_failures = 0
         if self.resets_late:
             result.late.append((sub_env.index, len(result.observations)))
@@ -353,7 +358,7 @@ class VectorEnv:
             add_observed(result, sub_env, *self.reset(sub_env))
 
     def reset_over(self, result: StepResult) -> None:
-        """Resets those that a step left as they were at the end of their episodes, and completes the step."""
+        """Resets the sub-environments in ``result.late``, and adds their first observations to the result."""
         given, result.observations, begin = result.observations, [], 0
         for index, place in result.late:
             result.observations += given[begin:place]
@@ -374,19 +379,19 @@ class VectorEnv:
     def replay(
         self, sub_env: SubEnvironment, episode_number: int, steps: Iterable[list[Any]], wanted: Collection[int]
     ) -> tuple[dict[AgentID, Any], dict[int, dict[AgentID, dict]]]:
-        """Brings one to where an episode stood: resets it with that episode's seed and repeats the actions.
+        """Replays an unfinished episode: resets the sub-environment with the episode's seed and repeats the actions.
 
         Args:
-            sub_env: Which.
-            episode_number: Of the episode.
-            steps: The actions of all agents, step by step.
-            wanted: Env steps whose infos are wanted.
+            sub_env: The sub-environment.
+            episode_number: The number of the episode, from which its seed follows.
+            steps: For each env step, the actions of all agents that acted.
+            wanted: The env steps whose infos are to be returned; 0 is the reset.
 
         Returns:
             The newest observations by agent, and the infos by env step and agent.
 
         Raises:
-            CheckpointError: If the episode ends, or other agents act, than before.
+            CheckpointError: If the episode ends, or if other agents act than before.
         """
         sub_env.episode_number = episode_number - 1
         newest, infos = self._begin(sub_env)
@@ -402,11 +407,11 @@ class VectorEnv:
         return newest, infos_at
 
     def _newest(self, sub_env: SubEnvironment, newest: dict[AgentID, Any], result: StepResult) -> dict[AgentID, Any]:
-        """The newest observations of all agents that have not ended, after a step of one sub-environment."""
+        """Returns the newest observations of all agents that have not ended, after a step of one sub-environment."""
         return dict(zip(sub_env.agents, result.observations, strict=True))
 
     def close(self) -> None:
-        """Closes all sub-environments. Those whose turn comes after the time is used up have a moment only."""
+        """Closes all sub-environments. After ``close_timeout_s``, each of the rest has ``MOMENT_S`` seconds."""
         begin = time.monotonic()
         for sub_env in self.sub_envs:
             self.at[0], self.at[3] = sub_env.index, Doing.CLOSE
@@ -420,7 +425,7 @@ class VectorEnv:
 def add_observed(
     result: StepResult, sub_env: SubEnvironment, observations: dict[AgentID, Any], infos: dict[AgentID, dict]
 ) -> None:
-    """Adds to a result what those observe that act next in a sub-environment."""
+    """Adds the observations and infos of a sub-environment's agents that act next to a result."""
     result.observations += [observations[agent] for agent in sub_env.agents]
     own = {agent: infos[agent] for agent in sub_env.agents if agent in infos}
     if own:
@@ -432,21 +437,22 @@ def _copied(observation: Any) -> Any:
 
 
 class EnvStates:
-    """Asks sub-environments for their ``state()``, after each reset and step.
+    """Reads the ``state()`` of sub-environments after each reset and step.
 
-    A state is kept as a tree of arrays with a leading axis of 1, and shares nothing with the environment.
+    A state is kept as a tree of arrays with a leading axis of 1. It is a copy of the environment's data.
     """
 
     def __init__(self, space: Space):
-        """Takes the environment's ``state_space``."""
+        """Creates the reader of states in ``space``, the environment's ``state_space``."""
         self.space = space
         self._shapes = [leaf.shape for leaf in leaves(spaces.zeros(space, 1))]
 
     def note(self, sub_env: SubEnvironment) -> None:
-        """Keeps the sub-environment's state of now.
+        """Stores the sub-environment's current state in ``sub_env.state``.
 
         Raises:
-            EnvError: If there is none, or one that does not fit the space; bounds do not matter.
+            EnvError: If ``state()`` raises, or if the state does not have the shapes of the space or is not finite.
+                The bounds of the space are not checked.
         """
         try:
             given = sub_env.env.state()
@@ -471,18 +477,18 @@ def _is_finite(values: np.ndarray) -> bool:
 
 
 class TurnBasedVectorEnv(VectorEnv):
-    """Sub-environments that take turns. The ``agents`` of one are those that act next: one of them, or nobody."""
+    """Turn-based sub-environments. Their ``agents`` are a list of the one agent that acts next, or an empty list."""
 
     turn_based = True
 
     def __init__(self, envs: Sequence[TurnBasedEnv], **settings: Any):
-        """Takes the sub-environments; see VectorEnv."""
+        """Creates the sub-environments' records; see VectorEnv."""
         super().__init__(envs, **settings)
         self._paid_by_reset: dict[int, dict[AgentID, float]] = {}
-        self._known: dict[int, set[AgentID]] = {}  # by sub-environment, who has had a turn and has not ended
+        self._known: dict[int, set[AgentID]] = {}  # the agents that have had a turn and have not ended
 
     def _begin(self, sub_env: SubEnvironment) -> tuple[dict[AgentID, Any], dict[AgentID, dict]]:
-        """Starts the sub-environment's next episode: observation and info of the agent that acts first."""
+        """Starts the sub-environment's next episode; returns observation and info of the agent that acts first."""
         try:
             observations, infos = self._reset(sub_env)
         except EnvError as error:
@@ -511,7 +517,7 @@ class TurnBasedVectorEnv(VectorEnv):
         return result
 
     def _take_turn(self, sub_env: SubEnvironment, chosen: list[Any], result: StepResult) -> None:
-        """A hot path. Nothing is added to the result before all is checked."""
+        """Steps one sub-environment. Nothing is added to the result before everything is checked."""
         sub_env.newest_actions.append(chosen)
         try:
             given = sub_env.step(dict(zip(sub_env.agents, chosen, strict=True)))
@@ -552,7 +558,7 @@ class TurnBasedVectorEnv(VectorEnv):
         return EnvError(f"{self._who(sub_env)}: {str(error).removeprefix(f'{sub_env.env.where}: ')}")
 
     def _newest(self, sub_env: SubEnvironment, newest: dict[AgentID, Any], result: StepResult) -> dict[AgentID, Any]:
-        """Of every agent that has had a turn and has not ended, as the environment's next step cannot change it."""
+        """Returns copies of the newest observations of every agent that has had a turn and has not ended."""
         known = self._known[sub_env.index]
         kept = {agent: observation for agent, observation in newest.items() if agent in known}
         acting = zip(sub_env.agents, result.observations, strict=True)

@@ -1,4 +1,4 @@
-"""What a worker process does: it steps some of the sub-environments for the process that started it."""
+"""Worker processes: each steps some of the sub-environments for the process that started it."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from marl_connectors.errors import ConfigError, EnvError, MarlConnectorsError, d
 from marl_connectors.typing import AgentID
 
 LEFT_TO_PARENT = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
-"""Signals that end a run, and its workers with it, but not workers alone. SIGINT is another one."""
+"""Signals that workers leave to their parent process, which ends them with the run. SIGINT is ignored too."""
 
 
 def packed_maker(make_env: Callable[[], Any], num_workers: int) -> bytes:
-    """A function that makes environments, for other processes.
+    """Pickles a function that makes environments, for other processes.
 
     Raises:
-        ConfigError: If it cannot be sent there; names what is in the way.
+        ConfigError: If it cannot be pickled. The message names the part that cannot.
     """
     try:
         return pickle.dumps(make_env)
@@ -50,7 +50,7 @@ def packed_maker(make_env: Callable[[], Any], num_workers: int) -> bytes:
 
 
 def needs_main_script(packed: bytes) -> bool:
-    """Whether something that was pickled is defined in the script that runs."""
+    """Whether a pickled object refers to a definition in the running script."""
     return b"__main__" in packed
 
 
@@ -63,7 +63,7 @@ def _can_be_sent(part: Any) -> bool:
 
 
 class SubEnvironmentState(NamedTuple):
-    """What the other process must know of a sub-environment in which something out of the ordinary happened."""
+    """What the parent process must know about a sub-environment in which something unusual happened."""
 
     index: int
     agents: list[AgentID]
@@ -73,18 +73,18 @@ class SubEnvironmentState(NamedTuple):
 
     @classmethod
     def of(cls, sub_env: SubEnvironment) -> SubEnvironmentState:
-        """A sub-environment's, now."""
+        """Returns the current state of a sub-environment."""
         return cls(sub_env.index, sub_env.agents, sub_env.t, sub_env.episode_number, sub_env.num_failures)
 
 
 @dataclass(slots=True)
 class Reply:
-    """What a worker has to say after it did what it was told.
+    """A worker's reply to a message.
 
     Attributes:
-        result: What was asked for. Of a step, what is not in shared memory.
-        states: Of sub-environments in which agents or episodes changed.
-        failures: Of sub-environments that went on with another episode.
+        result: The result of the command. For a step, the parts that are not in shared memory.
+        states: The states of sub-environments in which agents or episodes changed.
+        failures: The failures of sub-environments that continued with another episode.
     """
 
     result: Any
@@ -92,30 +92,30 @@ class Reply:
     failures: list[EnvFailure] = field(default_factory=list)
 
 
-_ORDINARY = Reply(StepResult(None, None))  # all is in shared memory
+_ORDINARY = Reply(StepResult(None, None))  # everything is in shared memory
 
 
 def spaces_of(make_env: Callable[..., Any]) -> AgentSpaces:
-    """The spaces of the agents, as far as a maker knows them."""
+    """Returns the observation and action spaces of the agents that a factory knows; empty for other functions."""
     return getattr(make_env, "agent_spaces", {})
 
 
 def acting_in(sub_envs: Iterable[SubEnvironment]) -> list[AgentID]:
-    """Who acts next in some sub-environments."""
+    """Returns the agents that act next in some sub-environments, in their order."""
     return [agent for sub_env in sub_envs for agent in sub_env.agents]
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerTask:
-    """What a worker process is started with.
+    """The arguments of a worker process.
 
     Attributes:
         maker: A pickled function that makes environments.
-        first_index: Of its sub-environments.
-        num_envs: How many it has.
-        tolerance: As ``EnvRestarts.tolerance``; None to let every failure stop the run.
-        observation_space: As in ``EnvRestarts``.
-        state_space: As for VectorEnv.
+        first_index: The index of its first sub-environment.
+        num_envs: The number of its sub-environments.
+        tolerance: See ``EnvRestarts.tolerance``; None to let every failure stop the run.
+        observation_space: See ``EnvRestarts.observation_space``.
+        state_space: The space of the environments' ``state()`` if states are used; else None.
         block: The memory of its ``StepMemory``.
     """
 
@@ -129,7 +129,7 @@ class WorkerTask:
 
 
 def run_worker(channel: Channel, task: WorkerTask) -> None:
-    """Does what it is told over the channel, until it is told to stop or the other process is gone."""
+    """Answers messages from the channel, until it is told to stop or the other process is gone."""
     _leave_signals_to_parent()
     stop_watching()
     np.random.seed()  # the global state is the same in all forks, and an environment may draw from it
@@ -150,7 +150,7 @@ def run_worker(channel: Channel, task: WorkerTask) -> None:
         text = str(error) if isinstance(error, MarlConnectorsError) else describe_error(error)
         channel.send(pickle.dumps(WorkerError(name, text, traceback.format_exc())))
     except BaseException:  # such as a KeyboardInterrupt that the environment raises
-        channel.close()  # nobody is to wait for what closing may take
+        channel.close()  # the parent process need not wait until all is closed
         raise
     finally:
         if server is not None:
@@ -158,10 +158,11 @@ def run_worker(channel: Channel, task: WorkerTask) -> None:
 
 
 def _leave_signals_to_parent() -> None:
-    """The process that started this one will say what is to be done. A signal often goes to all of a group or job.
+    """Makes this process disregard SIGINT, SIGTERM and SIGHUP, which are often sent to a whole group or job.
 
-    SIGTERM and SIGHUP are not ignored but answered by nothing, as programs that the environment starts would inherit
-    the former; in processes that it forks, they do what they do everywhere.
+    The parent process handles them and ends its workers. SIGTERM and SIGHUP get a handler that does nothing instead of
+    being ignored, because programs that the environment starts would inherit the latter. In processes that the
+    environment forks, they have their default effect.
     """
     own = os.getpid()
 
@@ -184,10 +185,11 @@ def _end_with_parent() -> None:
 
 
 def _be_killed_with_parent() -> None:
-    """As ``_end_with_parent``, by Linux itself: an environment that keeps Python's lock lets no thread run.
+    """Makes Linux kill this process when its parent ends.
 
-    The pipe that closes with the parent has no data in it once the first message has come. Then all that is signalled
-    of it is its end.
+    ``_end_with_parent`` needs a thread, which cannot run while an environment holds Python's global interpreter lock.
+    The pipe that closes with the parent is empty once the first message has come, so that only its closing raises a
+    signal.
     """
     import fcntl  # not there on every platform
 
@@ -203,9 +205,9 @@ class WorkerError(NamedTuple):
     """An error that a worker ended with.
 
     Attributes:
-        name: Of its class in ``marl_connectors.errors``.
+        name: The name of its class in ``marl_connectors.errors``.
         text: The message.
-        traceback: Where it was raised.
+        traceback: The formatted traceback.
     """
 
     name: str
@@ -214,10 +216,14 @@ class WorkerError(NamedTuple):
 
 
 class EnvServer:
-    """The sub-environments of a worker, with what it takes to answer for them."""
+    """The sub-environments of a worker, and the answers to messages about them."""
 
     def __init__(self, task: WorkerTask):
-        """Makes the sub-environments."""
+        """Makes the sub-environments.
+
+        Raises:
+            EnvError: If the function that makes them cannot be unpickled or fails.
+        """
         try:
             make_env = pickle.loads(task.maker)
         except Exception as error:
@@ -242,11 +248,11 @@ class EnvServer:
             envs, seed=0, first_index=task.first_index, restarts=restarts, state_space=task.state_space
         )
         self.vector_env.at = at
-        self.vector_env.close_timeout_s = None  # the other process ends this one where close() hangs
+        self.vector_env.close_timeout_s = None  # the parent process kills this one if close() hangs
         self._first_index = task.first_index
 
     def answer(self, message: bytes) -> bytes:
-        """Does what a message says."""
+        """Executes the command of a message, and returns the packed reply."""
         if message == Channel.STEP:
             reply = self._step(None)
         else:
@@ -265,7 +271,7 @@ class EnvServer:
         states = [
             SubEnvironmentState.of(sub_env) for sub_env in sub_envs if self.turn_based or sub_env.index in changed
         ]
-        for sub_env in sub_envs:  # the other process keeps them
+        for sub_env in sub_envs:  # the parent process records them
             sub_env.newest_actions.clear()
         return Reply(self._memory.write_step(result, acting_in(sub_envs)), states)
 

@@ -1,4 +1,4 @@
-"""How many worker processes are worth starting for an environment."""
+"""Chooses how many worker processes to start for an environment."""
 
 from __future__ import annotations
 
@@ -14,30 +14,32 @@ from marl_connectors.environments.vector.worker import needs_main_script, packed
 from marl_connectors.errors import ConfigError
 
 LEAST_STEP_S = 1e-4
-"""What a step of a sub-environment must take, or messages about ends of episodes cost what workers gain."""
+"""The shortest step of a sub-environment, in seconds, for which workers are used.
+
+With faster steps, messages about ends of episodes cost as much as the workers gain.
+"""
 LEAST_WORK_S = 5e-4
-"""What each worker must have to do in a vector step: several times what it costs to wake it and to hear from it."""
+"""Seconds of work that each worker must have in a vector step: several times the cost of waking it and of its reply."""
 MOST_OF_TIMEOUT = 0.25
-"""The part of a worker's time limit that the slowest calls of all its sub-environments may take in the smoke test."""
+"""The fraction of a worker's time limit that the slowest calls of all its sub-environments may take in a smoke test."""
 
 
 def auto_num_workers(setup: EnvSpec, num_envs: int, timeout_s: float | None = None) -> int:
-    """As many worker processes as there are cores that this process may use and work for them; 0 if that is one.
+    """Returns a number of worker processes: at most one per usable core, and only as many as have enough work.
 
-    It is a rule by the step time that was measured in the smoke test, for environments that were given by an importable
-    name. It is 0 for
+    The number follows from the step time that was measured in the smoke test. It is never 1, and it is 0 for
 
-    * environments given as a class or a function, or by a name that was registered here: what they are made of may be
-      of this process alone;
-    * natively batched environments, and those whose settings cannot be sent to another process;
-    * those that need anything of the script that runs, which workers would import;
-    * those so slow that a worker's time limit might end them;
-    * processes that are workers of somebody themselves, or that a debugger watches.
+    * environments given as a class or a function, or by a name registered in this process, because they may depend on
+      objects of this process;
+    * natively batched environments, and environments whose settings cannot be sent to another process;
+    * environments that need anything from the running script, which workers would have to import;
+    * environments so slow that a worker might reach its time limit;
+    * a process that is a worker of another process itself, or that runs in a debugger.
 
     Args:
-        setup: Says what a step takes. An environment that was not tried out gets no workers.
-        num_envs: How many sub-environments are stepped together.
-        timeout_s: How long a worker may take for a step of its sub-environments; None for any time.
+        setup: The env spec with the measured step time. Without a smoke test there are no workers.
+        num_envs: The number of sub-environments that are stepped together.
+        timeout_s: Seconds that a worker may take for a step of its sub-environments; None for no limit.
     """
     step_s = setup.step_s
     if sys.platform == "win32" or not setup.is_importable or setup.is_batched or step_s is None or _is_special():
@@ -55,13 +57,13 @@ def auto_num_workers(setup: EnvSpec, num_envs: int, timeout_s: float | None = No
 
 
 def _is_special() -> bool:
-    """Whether this is a process of a pool, whose other processes use the cores, or is run by ``pdb``."""
+    """Whether this process was started by ``multiprocessing``, so that others use the cores, or runs in ``pdb``."""
     traced_by = getattr(sys.gettrace(), "__self__", None)
     return multiprocessing.parent_process() is not None or isinstance(traced_by, bdb.Bdb)
 
 
 def num_worth_it(step_s: float, num_envs: int, num_cores: int) -> int:
-    """The number of workers for sub-environments that take ``step_s`` seconds for a step each.
+    """Returns the number of workers for sub-environments that take ``step_s`` seconds for a step each.
 
     >>> num_worth_it(3e-3, 16, 8)
     8
@@ -77,7 +79,7 @@ def num_worth_it(step_s: float, num_envs: int, num_cores: int) -> int:
 
 
 def num_cores(control_groups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Cores that this process may use: of those it may run on, as many as its container has time for."""
+    """Returns the number of cores that this process may use, by its CPU affinity and its container's CPU quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = (control_groups / "cpu.max").read_text().split()

@@ -1,4 +1,4 @@
-"""One thread for the numerical libraries in each worker process: the processes are what uses the cores."""
+"""Limits numerical libraries to one thread in each worker process, since the processes already use all cores."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import os
 from collections.abc import Iterator, Mapping
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-"""What OpenMP, OpenBLAS and MKL look at, once, when they are loaded; the latter two at the first one too."""
+"""The variables that OpenMP, OpenBLAS and MKL read when they are loaded. OpenBLAS and MKL read the first one too."""
 
 
 def one_thread_unless_set(variables: Mapping[str, str]) -> dict[str, str]:
-    """The variables that are to be added so that a process's libraries use a thread each.
+    """Returns the variables to add so that each library of a process uses one thread.
 
     >>> one_thread_unless_set({"MKL_NUM_THREADS": "4"})
     {'OMP_NUM_THREADS': '1', 'OPENBLAS_NUM_THREADS': '1'}
-    >>> one_thread_unless_set({"OMP_NUM_THREADS": "4"})  # which goes for all three
+    >>> one_thread_unless_set({"OMP_NUM_THREADS": "4"})  # it applies to all three
     {}
     """
     if THREAD_VARIABLES[0] in variables:
@@ -25,7 +25,7 @@ def one_thread_unless_set(variables: Mapping[str, str]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def one_thread_for_children() -> Iterator[None]:
-    """Processes that are started meanwhile have these variables; afterwards they are gone from this process again."""
+    """Adds the variables to this process's environment during the block, so that processes started in it get them."""
     added = one_thread_unless_set(os.environ)
     os.environ.update(added)
     try:
