@@ -21,7 +21,8 @@ from marl_connectors.environments.vector.process_handle import ProcessHandle, Wo
 from marl_connectors.environments.vector.replay import ActionHistory
 from marl_connectors.environments.vector.step_result import Event, StepResult, joined
 from marl_connectors.environments.vector.sub_environment import SubEnvironment
-from marl_connectors.environments.vector.sync import TurnBasedVectorEnv, VectorEnv, add_observed
+from marl_connectors.environments.vector.sync import VectorEnv, add_observed
+from marl_connectors.environments.vector.turn_based import TurnBasedVectorEnv
 from marl_connectors.environments.vector.worker import Reply, packed_maker, spaces_of
 from marl_connectors.errors import ConfigError, EnvError, MarlConnectorsError
 from marl_connectors.trees import tree_map

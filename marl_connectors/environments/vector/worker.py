@@ -23,7 +23,8 @@ from marl_connectors.environments.vector.failures import EnvFailure, EnvRestarts
 from marl_connectors.environments.vector.shared_memory import AgentSpaces, SharedBlock, StepMemory
 from marl_connectors.environments.vector.step_result import StepResult
 from marl_connectors.environments.vector.sub_environment import Doing, SubEnvironment
-from marl_connectors.environments.vector.sync import TurnBasedVectorEnv, VectorEnv
+from marl_connectors.environments.vector.sync import VectorEnv
+from marl_connectors.environments.vector.turn_based import TurnBasedVectorEnv
 from marl_connectors.errors import ConfigError, EnvError, MarlConnectorsError, describe_error
 from marl_connectors.typing import AgentID
 

@@ -1,0 +1,110 @@
+"""Turn-based sub-environments: each turn becomes a ``StepResult`` in which few agents get rewards and act next."""
+
+from __future__ import annotations
+
+import copy as copying
+from collections.abc import Sequence
+from typing import Any
+
+from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
+from marl_connectors.environments.vector.failures import (
+    ENV_ERRORS,
+)
+from marl_connectors.environments.vector.step_result import Event, StepResult
+from marl_connectors.environments.vector.sub_environment import (
+    SubEnvironment,
+    copied_infos,
+    finite_reward,
+)
+from marl_connectors.environments.vector.sync import VectorEnv, add_observed
+from marl_connectors.errors import EnvError, MarlConnectorsError
+from marl_connectors.typing import AgentID
+
+
+class TurnBasedVectorEnv(VectorEnv):
+    """Turn-based sub-environments. Their ``agents`` are a list of the one agent that acts next, or an empty list."""
+
+    turn_based = True
+
+    def __init__(self, envs: Sequence[TurnBasedEnv], **settings: Any):
+        """Creates the sub-environments' records; see VectorEnv."""
+        super().__init__(envs, **settings)
+        self._paid_by_reset: dict[int, dict[AgentID, float]] = {}
+        self._known: dict[int, set[AgentID]] = {}  # the agents that have had a turn and have not ended
+
+    def _begin(self, sub_env: SubEnvironment) -> tuple[dict[AgentID, Any], dict[AgentID, dict]]:
+        """Starts the sub-environment's next episode; returns observation and info of the agent that acts first."""
+        try:
+            observations, infos = self._reset(sub_env)
+        except EnvError as error:
+            if str(error).startswith(str(sub_env)):
+                raise
+            raise self._named(sub_env, error) from error
+        sub_env.agents = list(observations)
+        self._known[sub_env.index] = set(observations)
+        paid = sub_env.env.take_untold().items()
+        self._paid_by_reset[sub_env.index] = {agent: finite_reward(sub_env, agent, reward) for agent, reward in paid}
+        if self._data_check is not None:
+            self._data_check.check(sub_env, observations, observations, {})
+        if self._states is not None:
+            self._states.note(sub_env)
+        return observations, copied_infos(sub_env, sub_env.agents, infos)
+
+    def _step(self, sub_envs: Sequence[SubEnvironment], actions: list[Any]) -> StepResult:
+        result, end = StepResult([], [], told=[]), 0
+        for sub_env in sub_envs:
+            begin, end = end, end + len(sub_env.agents)
+            t, self.at[0] = sub_env.t, sub_env.index
+            try:
+                self._take_turn(sub_env, actions[begin:end], result)
+            except ENV_ERRORS as error:
+                self._replace(sub_env, t, error, result)
+        return result
+
+    def _take_turn(self, sub_env: SubEnvironment, chosen: list[Any], result: StepResult) -> None:
+        """Steps one sub-environment. Nothing is added to the result before everything is checked."""
+        sub_env.newest_actions.append(chosen)
+        try:
+            given = sub_env.step(dict(zip(sub_env.agents, chosen, strict=True)))
+        except MarlConnectorsError as error:
+            raise self._named(sub_env, error) from error
+        except ENV_ERRORS as error:
+            raise self._step_failed(sub_env, chosen, error) from error
+        sub_env.t += 1
+        observations, rewards, terminations, truncations, infos = given
+        terminations.pop("__all__", None)
+        truncations.pop("__all__", None)
+        paid = [finite_reward(sub_env, agent, reward) for agent, reward in rewards.items()]
+        infos = copied_infos(sub_env, terminations, infos) if any(infos.values()) else {}
+        sub_env.agents = [a for a in observations if not (terminations.get(a) or truncations.get(a))]
+        if self._data_check is not None:
+            self._data_check.check(sub_env, observations, observations, {})
+        if self._states is not None:
+            self._states.note(sub_env)
+        result.told += [(sub_env.index, agent) for agent in rewards]  # type: ignore[operator]
+        result.rewards += paid
+        known, is_over = self._known[sub_env.index], not sub_env.env.agents
+        uncredited = self._paid_by_reset.pop(sub_env.index, None) or {}
+        if is_over or uncredited or len(terminations) > len(sub_env.agents) or not known.issuperset(sub_env.agents):
+            ended = [agent for agent in terminations if agent not in sub_env.agents]
+            known.difference_update(ended)
+            known.update(sub_env.agents)
+            last = {agent: observations[agent] for agent in ended if agent in observations}
+            own = {agent: infos[agent] for agent in ended if agent in infos}
+            event = Event(sub_env.index, sub_env.t, last, terminations, truncations, own, uncredited, is_over)
+            event.state = sub_env.state
+            result.events.append(event)
+        if is_over:
+            self._end(sub_env, result)
+        else:
+            add_observed(result, sub_env, observations, infos)
+
+    def _named(self, sub_env: SubEnvironment, error: Exception) -> EnvError:
+        return EnvError(f"{self._who(sub_env)}: {str(error).removeprefix(f'{sub_env.env.where}: ')}")
+
+    def _newest(self, sub_env: SubEnvironment, newest: dict[AgentID, Any], result: StepResult) -> dict[AgentID, Any]:
+        """Returns copies of the newest observations of every agent that has had a turn and has not ended."""
+        known = self._known[sub_env.index]
+        kept = {agent: observation for agent, observation in newest.items() if agent in known}
+        acting = zip(sub_env.agents, result.observations, strict=True)
+        return kept | {agent: copying.deepcopy(observation) for agent, observation in acting}
