@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +19,7 @@ from marl_connectors.rl_module.multi_rl_module import MultiRLModule
 from marl_connectors.rl_module.stacking import MemberRow, MemberStack
 from marl_connectors.typing import SHARED, ModuleID
 
+_MEANS = ("exp_avg", "exp_avg_sq")
 Moments = dict[str, Tensor]
 """``step``, a scalar, and the means ``exp_avg`` and ``exp_avg_sq``, which have the shape of the values."""
 
@@ -47,8 +49,7 @@ class FlatSegment:
         if own and row is None:
             self.moments = own[0]
         elif own:
-            means = ("exp_avg", "exp_avg_sq")
-            self.moments = {name: torch.cat([one[name].reshape(-1) for one in own]) for name in means}
+            self.moments = {name: torch.cat([one[name].reshape(-1) for one in own]) for name in _MEANS}
             self.moments["step"] = own[0]["step"]
 
     @property
@@ -71,7 +72,7 @@ class FlatSegment:
         """Makes the moments, if they do not exist yet."""
         if not self.moments:
             like = self.values
-            self.moments = {name: torch.zeros_like(like) for name in ("exp_avg", "exp_avg_sq")}
+            self.moments = {name: torch.zeros_like(like) for name in _MEANS}
             self.moments["step"] = torch.zeros((), dtype=torch.float32, device=like.device)
 
     def by_parameter(self) -> Iterator[tuple[Tensor, Moments]]:
@@ -104,14 +105,26 @@ class _Step(NamedTuple):
 
     @classmethod
     def of(cls, rate: float, segments: Sequence[FlatSegment]) -> _Step:
-        """Returns the tensors of those segments that have gradients."""
+        """Returns the tensors of those segments that have gradients; neighbours in a bucket become one tensor.
+
+        From now on, neighbours share their step count, until the next call that concerns one of them.
+        """
         found = cls(rate, [], [], [], [], [])
-        for segment in segments:
-            if segment.gradients is not None:
-                segment.begin()
-                moments = [segment.moments[name] for name in ("exp_avg", "exp_avg_sq", "step")]
-                for tensors, own in zip(found[1:], (segment.values, segment.gradients, *moments), strict=True):
-                    tensors.append(own)
+        for group in _neighbours([segment for segment in segments if segment.gradients is not None]):
+            count = group[0].moments["step"].clone()
+            for segment in group:
+                segment.moments["step"] = count
+            for name in _MEANS:
+                if not _are_adjacent([segment.moments[name] for segment in group]):
+                    joined = torch.cat([segment.moments[name] for segment in group])
+                    parts = joined.split([segment.values.numel() for segment in group])
+                    for segment, part in zip(group, parts, strict=True):
+                        segment.moments[name] = part
+            found.values.append(_as_one([segment.values for segment in group]))
+            found.gradients.append(_as_one([segment.gradients for segment in group if segment.gradients is not None]))
+            found.means.append(_as_one([segment.moments["exp_avg"] for segment in group]))
+            found.squares.append(_as_one([segment.moments["exp_avg_sq"] for segment in group]))
+            found.counts.append(count)
         return found
 
     def take(self, skip: Tensor | None) -> None:
@@ -134,6 +147,48 @@ class _Step(NamedTuple):
                 eps=1e-8,
                 maximize=False,
             )
+
+
+def _neighbours(segments: Sequence[FlatSegment]) -> Iterator[list[FlatSegment]]:
+    """Yields segments that can be stepped as one tensor: next to each other in memory, with equal step counts.
+
+    It does so on the CPU only. On a GPU, comparing counts would wait for the device, and a fused step of many tensors
+    is one kernel anyway.
+    """
+    group: list[FlatSegment] = []
+    for segment in segments:
+        segment.begin()
+        if group and not _may_follow(segment, group[-1]):
+            yield group
+            group = []
+        group.append(segment)
+    if group:
+        yield group
+
+
+def _may_follow(segment: FlatSegment, last: FlatSegment) -> bool:
+    if not (segment.is_flat and last.is_flat and segment.values.is_cpu):
+        return False
+    pairs = [(last.values, segment.values), (last.gradients, segment.gradients)]
+    is_next = all(_are_adjacent(pair) for pair in pairs)  # type: ignore[arg-type]
+    return is_next and float(last.moments["step"]) == float(segment.moments["step"])
+
+
+def _are_adjacent(tensors: Sequence[Tensor]) -> bool:
+    """Whether flat tensors stand one after another in one storage."""
+    storage = tensors[0].untyped_storage().data_ptr()
+    return all(
+        b.untyped_storage().data_ptr() == storage and b.storage_offset() == a.storage_offset() + a.numel()
+        for a, b in pairwise(tensors)
+    )
+
+
+def _as_one(tensors: Sequence[Tensor]) -> Tensor:
+    """A view of adjacent flat tensors; a single tensor as it is."""
+    if len(tensors) == 1:
+        return tensors[0]
+    size = sum(tensor.numel() for tensor in tensors)
+    return tensors[0].as_strided((size,), (1,), tensors[0].storage_offset())
 
 
 class DefaultAdam:
@@ -188,6 +243,7 @@ class DefaultAdam:
         key = tuple(module_ids)
         steps = self._steps.get(key)
         if steps is None:
+            self._steps = {}  # modules that share a step count are about to be stepped apart
             segments = [(self._rates[m], segment) for m in key for segment in self._segments.get(m, ())]
             steps = [_Step.of(rate, [s for r, s in segments if r == rate]) for rate in {rate for rate, _ in segments}]
             if all(
