@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -141,9 +142,11 @@ def stack_backward(
             gradient = activation.backward(gradient, of_output)
         if wanted[1 + 2 * i]:
             place = None if out is None else out[2 * i]
-            if place is None or is_stacked:  # copying takes less time than a batched product to memory with gaps
-                own = product(gradient.transpose(-1, -2), inputs[i])
-                found[2 * i] = own if place is None else place.copy_(own)
+            if place is None:
+                found[2 * i] = product(gradient.transpose(-1, -2), inputs[i])
+            elif is_stacked:  # numpy writes to memory with gaps; torch would copy
+                np.matmul(gradient.numpy().swapaxes(-1, -2), inputs[i].numpy(), out=place.numpy())
+                found[2 * i] = place
             else:
                 found[2 * i] = torch.mm(gradient.t(), inputs[i], out=place)
         if wanted[2 + 2 * i]:
