@@ -115,7 +115,7 @@ class _Step(NamedTuple):
             for segment in group:
                 segment.moments["step"] = count
             for name in _MEANS:
-                if not _are_adjacent([segment.moments[name] for segment in group]):
+                if len(group) > 1 and not _are_adjacent([segment.moments[name] for segment in group]):
                     joined = torch.cat([segment.moments[name] for segment in group])
                     parts = joined.split([segment.values.numel() for segment in group])
                     for segment, part in zip(group, parts, strict=True):
