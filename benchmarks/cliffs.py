@@ -231,9 +231,9 @@ REASONS: dict[str, str] = {
     "episodes of 2 steps": "a reset of all sub-environments in every other step",
     "8 agents × 1 sub-environments": "the fixed calls of a step for 8 rows, beside 64",
     "256 modules for 256 agents × 4": "256 small products in place of a large one",
-    "training: LSTM of 64 cells": "sequences are computed step by step",
-    "training: 8 independent modules, LSTM of 64 cells": "sequences are computed step by step",
-    "training: 8 independent modules, own `compute_loss_for_module`": "called for each module, with a pass of its own",
+    "training: LSTM of 64 cells": "sequences are computed step by step, by autograd",
+    "training: 8 independent modules, LSTM of 64 cells": "sequences are computed step by step, by autograd",
+    "training: 8 independent modules, own `compute_loss_for_module`": "called module by module, by autograd",
 }
 """Name of a row to why it takes more than twice as long, for the table's last column."""
 
