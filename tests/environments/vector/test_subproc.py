@@ -44,7 +44,7 @@ CASES = {
     "Gymnasium": "CartPole-v1",
 }
 SAMPLES = (1, 4, 2, 9, 1, 8)
-HELPERS = str(Path(__file__).parents[1] / "helpers")
+HELPERS = str(Path(__file__).parents[2] / "helpers")
 
 
 @pytest.fixture(autouse=True, scope="module")

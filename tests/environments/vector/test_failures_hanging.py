@@ -26,7 +26,7 @@ from marl_connectors.seeding import derived_seed
 
 LOG = "marl_connectors"
 WAYS = ("sleep", "lock", "busy")
-HELPERS = str(Path(__file__).parents[1] / "helpers")
+HELPERS = str(Path(__file__).parents[2] / "helpers")
 
 
 @pytest.fixture(autouse=True, scope="module")
