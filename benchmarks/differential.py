@@ -162,7 +162,7 @@ def number_of(name: str) -> int:
 
 def start(checkout: Path, names: Sequence[str], folder: Path, greedy: bool) -> subprocess.Popen:
     """A process that runs cases with the library of a checkout."""
-    paths = [checkout, ROOT / "envs", ROOT / "tests" / "helpers", HERE]
+    paths = [checkout, ROOT / "envs", ROOT / "tests", HERE]
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(map(str, paths)),
@@ -278,7 +278,7 @@ def chosen(names: Sequence[str], only: Sequence[str] | None) -> list[str]:
 
 def all_names() -> tuple[list[str], dict[str, str]]:
     """The cases' names, and what may differ."""
-    sys.path[:0] = [str(ROOT), str(ROOT / "envs"), str(ROOT / "tests" / "helpers")]
+    sys.path[:0] = [str(ROOT), str(ROOT / "envs"), str(ROOT / "tests")]
     import differential_cases
 
     return list(differential_cases.CASES), differential_cases.REGROUPED

@@ -14,15 +14,15 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
-from batched_envs import UnlikeWorlds, Worlds
 from gymnasium import spaces
-from gymnasium_envs import Walk, vector_maker
 from pettingzoo import ParallelEnv
-from random_aec import RandomAEC
-from scripted_envs import BOX, LifeEnv
-from spaces_env import SpacesEnv
 from torch import nn
 
+from helpers.envs.batched_envs import UnlikeWorlds, Worlds
+from helpers.envs.gymnasium_envs import Walk, vector_maker
+from helpers.envs.random_aec import RandomAEC
+from helpers.envs.scripted_envs import BOX, LifeEnv
+from helpers.envs.spaces_env import SpacesEnv
 from marl_connectors import (
     ActionMasking,
     AddInfosFromEpisodesToTrainBatch,
@@ -96,7 +96,7 @@ def find(name: str) -> Callable[[Any], None]:
         return CASES[name]
 
     def drawn(record: Any) -> None:
-        from random_runs import random_config
+        from helpers.runs.random_runs import random_config
 
         play(record, random_config(int(name.removeprefix("random "))))
 

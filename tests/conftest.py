@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import sys
-from pathlib import Path
 
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
@@ -17,9 +16,7 @@ import hypothesis
 import numpy as np
 import pytest
 
-_HELPERS = str(Path(__file__).parent / "helpers")
-if _HELPERS not in sys.path:
-    sys.path.append(_HELPERS)
+pytest.register_assert_rewrite("helpers")
 
 # The same examples in every run, and no limit on the time of one: the machine may be busy.
 hypothesis.settings.register_profile(

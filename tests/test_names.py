@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 import pytest
-from damaged_checkpoints import BAD_NAMES, watched
 
+from helpers.damaged_checkpoints import BAD_NAMES, watched
 from marl_connectors.errors import CheckpointError
 from marl_connectors.names import Expected, Names, is_function, is_standard
 from marl_connectors.rl_module.rl_module import RLModule

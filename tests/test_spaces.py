@@ -7,8 +7,8 @@ import json
 import numpy as np
 import pytest
 from gymnasium import spaces
-from random_spaces import assert_identical, in_another_form, random_item, random_space, stacked
 
+from helpers.envs.random_spaces import assert_identical, in_another_form, random_item, random_space, stacked
 from marl_connectors import MultiAgentEpisode, SingleAgentEpisode
 from marl_connectors.episodes.items import owned
 from marl_connectors.spaces import fits, from_json, in_dtype, in_key_order, misfit, same, stack, to_json

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from random_aec import RandomAEC
-from scripted_envs import LifeEnv, small_config
 
+from helpers.envs.random_aec import RandomAEC
+from helpers.envs.scripted_envs import LifeEnv, small_config
 from marl_connectors import ActionMasking, PPOConfig
 from marl_connectors.callbacks import Callbacks
 from marl_connectors.connectors.connector_v2 import ConnectorV2

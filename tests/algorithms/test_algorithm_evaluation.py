@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scripted_envs import small_config
 
+from helpers.envs.scripted_envs import small_config
 from marl_connectors import Algorithm, Columns, RLModule
 from marl_connectors.callbacks import Callbacks
 from marl_connectors.connectors.env_to_module.mean_std_filter import MeanStdFilter

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from spaces_env import SpacesEnv
 
+from helpers.envs.spaces_env import SpacesEnv
 from marl_connectors import Algorithm, PPOConfig, load_policy
 from marl_connectors.algorithms.ppo.learner import PPOLearner
 from marl_connectors.errors import LearnerError

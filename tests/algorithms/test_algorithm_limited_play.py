@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from scripted_envs import LifeEnv, small_config
 
+from helpers.envs.scripted_envs import LifeEnv, small_config
 from marl_connectors import PPOConfig
 from marl_connectors.env_runners.done_episodes import DoneEpisode, first_rounds
 from marl_connectors.seeding import global_generators_kept

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from recurrent_modules import GRUModule
-from scripted_envs import small_config
 
+from helpers.envs.scripted_envs import small_config
+from helpers.modules.recurrent_modules import GRUModule
 from marl_connectors import Algorithm, MAPPOConfig, MultiRLModuleSpec, RLModuleSpec, load_policy
 from marl_connectors.algorithms.ppo.learner import PPOLearner
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule

@@ -7,9 +7,9 @@ import warnings
 
 import numpy as np
 import pytest
-from random_runs import described, differences, plain, random_config, rows_of, without_times
-from scripted_envs import LifeEnv, small_config
 
+from helpers.envs.scripted_envs import LifeEnv, small_config
+from helpers.runs.random_runs import described, differences, plain, random_config, rows_of, without_times
 from marl_connectors import Callbacks
 from marl_connectors.errors import CheckpointError
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-HELPERS = Path(__file__).parents[1] / "helpers"
+TESTS = Path(__file__).parents[1]
 STEPS = 12
 CASES = (
     "one policy",
@@ -23,9 +23,8 @@ CASES = (
 
 @pytest.fixture(scope="module")
 def runs():
-    found = subprocess.run(
-        [sys.executable, "pretend_device_runs.py"], cwd=HELPERS, capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-m", "helpers.runs.pretend_device_runs"]
+    found = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr
     return json.loads(found.stdout)
 

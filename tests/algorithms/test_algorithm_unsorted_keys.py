@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
-from random_spaces import ACTIONS, LEAVES, arrays, dict_space, in_another_form
-from scripted_envs import small_config
 
+from helpers.envs.random_spaces import ACTIONS, LEAVES, arrays, dict_space, in_another_form
+from helpers.envs.scripted_envs import small_config
 from marl_connectors import FlattenObservations, MeanStdFilter, OneHotObservations, PrevActionsPrevRewards, load_policy
 from marl_connectors.algorithms.algorithm import Algorithm
 from marl_connectors.errors import EpisodeError

@@ -9,8 +9,8 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
-from scripted_envs import small_config
 
+from helpers.envs.scripted_envs import small_config
 from marl_connectors.algorithms.algorithm import Algorithm
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
 from marl_connectors.callbacks import Callbacks

@@ -13,9 +13,9 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from damaged_checkpoints import BAD_NAMES, at, described, mutate, read, watched, write
-from scripted_envs import small_config
 
+from helpers.damaged_checkpoints import BAD_NAMES, at, described, mutate, read, watched, write
+from helpers.envs.scripted_envs import small_config
 from marl_connectors import Callbacks, DefaultModelConfig, MeanStdFilter, load_policy
 from marl_connectors.algorithms.algorithm import Algorithm
 from marl_connectors.algorithms.checkpoint_schema import _STATE, _Record

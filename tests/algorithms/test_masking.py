@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from masked_envs import LINE, MaskedBatch, RandomMasks, StrictTurns, Turns
 from pettingzoo.utils import parallel_to_aec
-from scripted_envs import small_config
 
+from helpers.envs.masked_envs import LINE, MaskedBatch, RandomMasks, StrictTurns, Turns
+from helpers.envs.scripted_envs import small_config
 from marl_connectors import (
     ActionMasking,
     Algorithm,

@@ -7,10 +7,10 @@ import os
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium_envs import Counting, Walk
-from scripted_envs import small_config
-from sound_envs import Sound
 
+from helpers.envs.gymnasium_envs import Counting, Walk
+from helpers.envs.scripted_envs import small_config
+from helpers.envs.sound_envs import Sound
 from marl_connectors import Algorithm, Callbacks, ConfigError, EnvError, register_env
 from marl_connectors.environments.vector.batched import NextStepVectorEnv
 from marl_connectors.environments.vector.subproc import WorkerVectorEnv

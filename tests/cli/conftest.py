@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 
+from helpers.fake_algorithm import FakeAlgorithm
 from marl_connectors.cli import evaluate, train
 from marl_connectors.cli.main import main
 from marl_connectors.cli.run_settings import RunSettings
-
-
-def _load_fake():
-    spec = importlib.util.spec_from_file_location("fake_algorithm", Path(__file__).with_name("fake_algorithm.py"))
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.FakeAlgorithm
-
-
-FakeAlgorithm = _load_fake()
 
 
 class CommandLine:

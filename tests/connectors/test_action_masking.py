@@ -10,8 +10,8 @@ import torch
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from observation_histories import AGENTS, HISTORIES, MAPPINGS, MODULES, acting, assert_same
 
+from helpers.episodes.observation_histories import AGENTS, HISTORIES, MAPPINGS, MODULES, acting, assert_same
 from marl_connectors import Columns, RLModule
 from marl_connectors.connectors.common.flatten_observations import FlattenObservations
 from marl_connectors.connectors.connector_v2 import item_key

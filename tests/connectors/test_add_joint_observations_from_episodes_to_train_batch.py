@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from gymnasium import spaces
-from random_aec import RandomAEC
-from scripted_envs import BOX, LifeEnv, Recorded, ScriptEnv, Step, small_config
 
+from helpers.envs.random_aec import RandomAEC
+from helpers.envs.scripted_envs import BOX, LifeEnv, Recorded, ScriptEnv, Step, small_config
 from marl_connectors import AddJointObservationsFromEpisodesToTrainBatch as AddJoint
 from marl_connectors import Columns, ConfigError, ConnectorError, FrameStacking, MAPPOConfig, MeanStdFilter
 from marl_connectors.connectors.learner.add_joint_observations_from_episodes_to_train_batch import JointObservations

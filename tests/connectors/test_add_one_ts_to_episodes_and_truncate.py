@@ -6,8 +6,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from multi_agent_histories import ACT_SPACE, EPISODES, MAPPINGS, OBS_SPACE, agent_episodes, columns_of, play
 
+from helpers.episodes.multi_agent_histories import (
+    ACT_SPACE,
+    EPISODES,
+    MAPPINGS,
+    OBS_SPACE,
+    agent_episodes,
+    columns_of,
+    play,
+)
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from marl_connectors.connectors.connector_v2 import ConnectorV2, item_key
 from marl_connectors.connectors.defaults import learner_pipeline

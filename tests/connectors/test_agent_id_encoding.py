@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 from gymnasium import spaces
-from observation_histories import newest, play
 
+from helpers.episodes.observation_histories import newest, play
 from marl_connectors.connectors.env_to_module.agent_id_encoding import AgentIdEncoding
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 from marl_connectors.errors import ConfigError, ConnectorError

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from multi_agent_histories import AGENTS, MAPPINGS, MODULES, make_modules
 
+from helpers.episodes.multi_agent_histories import AGENTS, MAPPINGS, MODULES, make_modules
 from marl_connectors.connectors.common.agent_to_module_mapping import MAPPING, AgentToModuleMapping
 from marl_connectors.connectors.common.module_to_agent_unmapping import ModuleToAgentUnmapping
 from marl_connectors.errors import ConnectorError, MappingError

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from multi_agent_histories import AGENTS, MODULES, columns_of, make_modules, play
 
+from helpers.episodes.multi_agent_histories import AGENTS, MODULES, columns_of, make_modules, play
 from marl_connectors.connectors.column_connector import ColumnConnector
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from marl_connectors.connectors.connector_v2 import ConnectorV2

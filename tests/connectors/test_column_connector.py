@@ -7,10 +7,11 @@ import copy
 import numpy as np
 import pytest
 import torch
-from custom_pieces import MortalEnv, by_agent, config, train_and_spy
 from gymnasium import spaces
 from hypothesis import given, settings
-from multi_agent_histories import (
+
+from helpers.custom_pieces import MortalEnv, by_agent, config, train_and_spy
+from helpers.episodes.multi_agent_histories import (
     EPISODES,
     MAPPINGS,
     assert_same_batch,
@@ -20,7 +21,6 @@ from multi_agent_histories import (
     real_rows,
     sorted_by_observation,
 )
-
 from marl_connectors.connectors.column_connector import ColumnConnector
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from marl_connectors.connectors.connector_v2 import ConnectorV2

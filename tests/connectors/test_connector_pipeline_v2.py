@@ -4,8 +4,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gymnasium import spaces
-from multi_agent_histories import columns_of, make_modules, play
 
+from helpers.episodes.multi_agent_histories import columns_of, make_modules, play
 from marl_connectors import connectors
 from marl_connectors.connectors.common.add_observations_from_episodes_to_batch import (
     AddObservationsFromEpisodesToBatch,

@@ -9,9 +9,9 @@ import json
 import numpy as np
 import pytest
 import torch
-from custom_pieces import AddLastRewardToObservations, MortalEnv, config
-from multi_agent_histories import columns_of, make_modules, play
 
+from helpers.custom_pieces import AddLastRewardToObservations, MortalEnv, config
+from helpers.episodes.multi_agent_histories import columns_of, make_modules, play
 from marl_connectors.algorithms.algorithm import explain_algorithm
 from marl_connectors.connectors.column_connector import ColumnConnector
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2

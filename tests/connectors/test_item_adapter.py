@@ -6,9 +6,9 @@ import copy
 
 import numpy as np
 import pytest
-from multi_agent_histories import OBS_SPACE, columns_of, make_modules, observation, play
-from recurrent_modules import GRUModule
 
+from helpers.episodes.multi_agent_histories import OBS_SPACE, columns_of, make_modules, observation, play
+from helpers.modules.recurrent_modules import GRUModule
 from marl_connectors import SingleAgentEpisode
 from marl_connectors.connectors.common.agent_to_module_mapping import AgentToModuleMapping
 from marl_connectors.connectors.defaults import learner_pipeline

@@ -11,8 +11,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from multi_agent_histories import EPISODES, MAPPINGS, columns_of, make_modules, play
 
+from helpers.episodes.multi_agent_histories import EPISODES, MAPPINGS, columns_of, make_modules, play
 from marl_connectors import (
     AddColumnsFromEpisodesToTrainBatch,
     AddInfosFromEpisodesToTrainBatch,

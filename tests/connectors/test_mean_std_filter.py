@@ -6,8 +6,8 @@ import pytest
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from observation_histories import as_spaces, newest, play
 
+from helpers.episodes.observation_histories import as_spaces, newest, play
 from marl_connectors.checkpoints import load_state, save_state
 from marl_connectors.connectors.env_to_module.mean_std_filter import MeanStdFilter
 from marl_connectors.connectors.running_stats import Moments

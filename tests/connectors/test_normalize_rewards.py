@@ -11,8 +11,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from multi_agent_histories import EPISODES, MAPPINGS, agent_episodes, columns_of, make_modules, play
 
+from helpers.episodes.multi_agent_histories import EPISODES, MAPPINGS, agent_episodes, columns_of, make_modules, play
 from marl_connectors import ConfigError, PPOConfig
 from marl_connectors.connectors.item_adapter import to_items
 from marl_connectors.connectors.learner.add_columns_from_episodes_to_train_batch import (

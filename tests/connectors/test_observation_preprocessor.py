@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 from gymnasium import spaces
-from observation_histories import VECTOR, newest, play
 
+from helpers.episodes.observation_histories import VECTOR, newest, play
 from marl_connectors.connectors.env_to_module.observation_preprocessor import (
     MultiAgentObservationPreprocessor,
     ObservationPreprocessor,

@@ -9,7 +9,8 @@ import pytest
 from gymnasium import spaces
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from observation_histories import (
+
+from helpers.episodes.observation_histories import (
     HISTORIES,
     IMAGE,
     MAPPINGS,
@@ -23,7 +24,6 @@ from observation_histories import (
     play,
     train,
 )
-
 from marl_connectors.connectors.common.flatten_observations import FlattenObservations
 from marl_connectors.connectors.common.frame_stacking import FrameStacking
 from marl_connectors.connectors.connector_v2 import ConnectorV2

@@ -12,8 +12,8 @@ from functools import partial
 import numpy as np
 import pytest
 from gymnasium import spaces
-from observation_histories import AGENTS, VECTOR, as_spaces, assert_same, play, train
 
+from helpers.episodes.observation_histories import AGENTS, VECTOR, as_spaces, assert_same, play, train
 from marl_connectors import connectors
 from marl_connectors.connectors.common.add_observations_from_episodes_to_batch import (
     AddObservationsFromEpisodesToBatch,

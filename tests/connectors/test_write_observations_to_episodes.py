@@ -3,8 +3,8 @@ import copy
 import numpy as np
 import pytest
 import torch
-from observation_histories import newest, play
 
+from helpers.episodes.observation_histories import newest, play
 from marl_connectors.connectors.connector_v2 import item_key
 from marl_connectors.connectors.env_to_module.write_observations_to_episodes import WriteObservationsToEpisodes
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode

@@ -7,8 +7,8 @@ import pytest
 import torch
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
-from scripted_envs import small_config
 
+from helpers.envs.scripted_envs import small_config
 from marl_connectors import ActionMasking, Columns, ConfigError, ConnectorError, check_env, load_policy
 
 SEEN = spaces.Box(0.0, 99.0, (1,), np.float32)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from custom_pieces import (
+from torch import nn
+
+from helpers.custom_pieces import (
     AddLastRewardToObservations,
     CountBasedIntrinsicRewards,
     MortalEnv,
@@ -14,8 +16,6 @@ from custom_pieces import (
     config,
     train_and_spy,
 )
-from torch import nn
-
 from marl_connectors import Columns
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.defaults import env_to_module_pipeline

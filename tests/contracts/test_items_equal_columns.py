@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
-from multi_agent_histories import (
+
+from helpers.episodes.multi_agent_histories import (
     ACT_SPACE,
     EPISODES,
     MAPPINGS,
@@ -21,7 +22,6 @@ from multi_agent_histories import (
     real_rows,
     sorted_by_observation,
 )
-
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
 from marl_connectors.connectors.common.add_observations_from_episodes_to_batch import (
     AddObservationsFromEpisodesToBatch,

@@ -9,7 +9,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from multi_agent_histories import (
+
+from helpers.envs.scripted_envs import LifeEnv, small_config
+from helpers.episodes.multi_agent_histories import (
     ACT_SPACE,
     EPISODES,
     MAPPINGS,
@@ -20,8 +22,6 @@ from multi_agent_histories import (
     play,
     real_rows,
 )
-from scripted_envs import LifeEnv, small_config
-
 from marl_connectors import ConfigError
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
 from marl_connectors.connectors.connector_v2 import ConnectorV2, item_key

@@ -11,11 +11,20 @@ import copy
 
 import numpy as np
 import pytest
-from echo_games import KINDS, Rules, column_groups, echo_modules, echo_run, expected_action, games_of, lanes_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planted_faults import FAULTS, Fault
 
+from helpers.envs.echo_games import (
+    KINDS,
+    Rules,
+    column_groups,
+    echo_modules,
+    echo_run,
+    expected_action,
+    games_of,
+    lanes_of,
+)
+from helpers.planted_faults import FAULTS, Fault
 from marl_connectors.connectors.common.agent_to_module_mapping import AgentToModuleMapping
 from marl_connectors.connectors.common.module_to_agent_unmapping import ModuleToAgentUnmapping
 from marl_connectors.connectors.defaults import env_to_module_pipeline, module_to_env_pipeline

@@ -10,7 +10,8 @@ import pytest
 from gymnasium import spaces
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from observation_histories import (
+
+from helpers.episodes.observation_histories import (
     HISTORIES,
     IMAGE,
     MAPPINGS,
@@ -22,7 +23,6 @@ from observation_histories import (
     newest,
     play,
 )
-
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import item_key, unstack
 from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline

@@ -10,7 +10,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stateful_histories import (
+
+from helpers.episodes.stateful_histories import (
     ACT_SPACE,
     BOX,
     DICT,
@@ -29,7 +30,6 @@ from stateful_histories import (
     state_after,
     train_columns,
 )
-
 from marl_connectors import Columns
 from marl_connectors.connectors.column_connector import ColumnConnector
 from marl_connectors.connectors.common.add_time_dim_to_batch_and_zero_pad import AddTimeDimToBatchAndZeroPad

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from multi_agent_histories import ACT_SPACE, MODULES, OBS_SPACE, columns_of, make_modules, play
 
+from helpers.episodes.multi_agent_histories import ACT_SPACE, MODULES, OBS_SPACE, columns_of, make_modules, play
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
 from marl_connectors.connectors.common.agent_to_module_mapping import AgentToModuleMapping
 from marl_connectors.connectors.common.batch_individual_items import BatchIndividualItems

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from scripted_envs import LifeEnv, small_config
 
+from helpers.envs.scripted_envs import LifeEnv, small_config
 from marl_connectors import Columns, RLModule, RLModuleSpec, load_policy
 from marl_connectors.errors import EnvError, ModuleError
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from random_aec import RandomAEC
-from scripted_envs import LifeEnv, small_config
+
+from helpers.envs.random_aec import RandomAEC
+from helpers.envs.scripted_envs import LifeEnv, small_config
 
 SETTINGS = {"agents": tuple("abcde"), "die": 0.2, "join": 0.4, "fixed": False, "max_steps": 12}
 

@@ -8,8 +8,8 @@ import pytest
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted_envs import BOX, LifeEnv, Recorded, small_config
 
+from helpers.envs.scripted_envs import BOX, LifeEnv, Recorded, small_config
 from marl_connectors import SingleAgentEpisode
 from marl_connectors.episodes.bootstrap_view import extended
 from marl_connectors.episodes.lane_storage import LaneStorage

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from failing_envs import start_workers_fast
 from gymnasium import spaces
-from spaces_env import SpacesEnv
 
+from helpers.envs.failing_envs import start_workers_fast
+from helpers.envs.spaces_env import SpacesEnv
 from marl_connectors import ConnectorV2, PPOConfig
 from marl_connectors.algorithms.algorithm import Algorithm
 from marl_connectors.trees import leaves, tree_map

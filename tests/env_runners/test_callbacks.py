@@ -10,12 +10,12 @@ from functools import partial
 
 import numpy as np
 import pytest
-from batched_envs import Worlds
-from failing_envs import FailingEnv, start_workers_fast
-from gymnasium_envs import vector_maker
-from random_aec import RandomAEC
-from scripted_envs import LifeEnv, ScriptEnv, Step, small_config
 
+from helpers.envs.batched_envs import Worlds
+from helpers.envs.failing_envs import FailingEnv, start_workers_fast
+from helpers.envs.gymnasium_envs import vector_maker
+from helpers.envs.random_aec import RandomAEC
+from helpers.envs.scripted_envs import LifeEnv, ScriptEnv, Step, small_config
 from marl_connectors import Algorithm, Callbacks, MultiRLModule, RLlibCallback, RLModule
 from marl_connectors.callbacks import CALLBACK_NAMES
 from marl_connectors.errors import ConfigError, EnvError, MappingError

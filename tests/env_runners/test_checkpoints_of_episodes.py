@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
-from scripted_envs import BOX, LifeEnv, ScriptEnv, Step, small_config
 
+from helpers.envs.scripted_envs import BOX, LifeEnv, ScriptEnv, Step, small_config
 from marl_connectors.checkpoints import load_state, save_state
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.environments.vector import replay

@@ -7,10 +7,10 @@ import pickle
 
 import numpy as np
 import pytest
-from batched_envs import Worlds
 from gymnasium import spaces
-from scripted_envs import LifeEnv, ScriptEnv, Step, small_config
 
+from helpers.envs.batched_envs import Worlds
+from helpers.envs.scripted_envs import LifeEnv, ScriptEnv, Step, small_config
 from marl_connectors import Callbacks, ConnectorV2, EnvError, MappingError
 from marl_connectors.env_runners.episode_tracker import EpisodeTracker
 from marl_connectors.environments.vector.step_result import Event

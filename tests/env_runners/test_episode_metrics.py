@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from random_aec import RandomAEC
-from scripted_envs import LifeEnv, small_config
 
+from helpers.envs.random_aec import RandomAEC
+from helpers.envs.scripted_envs import LifeEnv, small_config
 from marl_connectors.checkpoints import load_state, save_state
 from marl_connectors.env_runners.run_metrics import (
     EpisodeTally,

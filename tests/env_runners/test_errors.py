@@ -6,8 +6,8 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
-from scripted_envs import BOX, ScriptEnv, Step, small_config
 
+from helpers.envs.scripted_envs import BOX, ScriptEnv, Step, small_config
 from marl_connectors.errors import EnvError, MappingError
 
 BAD = np.array([0.5, np.nan], np.float32)

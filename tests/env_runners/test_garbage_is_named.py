@@ -8,11 +8,11 @@ from functools import partial
 import gymnasium
 import numpy as np
 import pytest
-from failing_envs import start_workers_fast
 from gymnasium import spaces
 from pettingzoo import AECEnv, ParallelEnv
-from scripted_envs import small_config
 
+from helpers.envs.failing_envs import start_workers_fast
+from helpers.envs.scripted_envs import small_config
 from marl_connectors.environments.vector.sub_environment import InvalidDataCheck, SubEnvironment
 from marl_connectors.errors import EnvError
 from marl_connectors.seeding import derived_seed

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from failing_envs import start_workers_fast
-from reusing_envs import ReusingInfos, ReusingVector
-from scripted_envs import small_config
 
+from helpers.envs.failing_envs import start_workers_fast
+from helpers.envs.reusing_envs import ReusingInfos, ReusingVector
+from helpers.envs.scripted_envs import small_config
 from marl_connectors.environments.vector.sub_environment import copied
 from marl_connectors.trees import leaves
 

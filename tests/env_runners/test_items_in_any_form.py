@@ -11,9 +11,9 @@ import torch
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
 from pettingzoo.utils.conversions import parallel_to_aec
-from random_spaces import ACTIONS, LEAVES, arrays, assert_identical, dict_space, in_another_form, stacked
-from scripted_envs import small_config
 
+from helpers.envs.random_spaces import ACTIONS, LEAVES, arrays, assert_identical, dict_space, in_another_form, stacked
+from helpers.envs.scripted_envs import small_config
 from marl_connectors import ActionMasking, ConnectorV2, RLModule, RLModuleSpec
 from marl_connectors.spaces import in_dtype, misfit, stack
 

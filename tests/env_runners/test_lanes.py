@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from gymnasium import spaces
-from scripted_envs import LifeEnv, ScriptEnv, Step, small_config
 
+from helpers.envs.scripted_envs import LifeEnv, ScriptEnv, Step, small_config
 from marl_connectors import ConnectorV2
 
 

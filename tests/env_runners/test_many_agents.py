@@ -12,8 +12,8 @@ import pytest
 import torch
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
-from scripted_envs import BOX, small_config
 
+from helpers.envs.scripted_envs import BOX, small_config
 from marl_connectors.algorithms.algorithm import Algorithm
 from marl_connectors.env_runners import episode_tracker
 from marl_connectors.environments.vector import replay

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
-from gymnasium_envs import AutoresetMode, Walk
-from overstepping_envs import OversteppingEnv, OversteppingLives
-from random_aec import RandomAEC
-from scripted_envs import LifeEnv, small_config
 
+from helpers.envs.gymnasium_envs import AutoresetMode, Walk
+from helpers.envs.overstepping_envs import OversteppingEnv, OversteppingLives
+from helpers.envs.random_aec import RandomAEC
+from helpers.envs.scripted_envs import LifeEnv, small_config
 from marl_connectors import spaces as space_tools
 from marl_connectors.errors import EnvError, EnvWarning
 

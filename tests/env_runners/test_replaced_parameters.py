@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from scripted_envs import small_config
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
+from helpers.envs.scripted_envs import small_config
 from marl_envs import match_v0
 
 

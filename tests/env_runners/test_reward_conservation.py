@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from scripted_envs import LifeEnv, Recorded, ScriptEnv, Step, small_config
+
+from helpers.envs.scripted_envs import LifeEnv, Recorded, ScriptEnv, Step, small_config
 
 # Powers of two, so that a sum says which rewards are in it. Agents b and c end and are paid late, b also in the step in
 # which it comes back; c is paid before it ever acts; nobody has ever seen the ghost.

@@ -6,12 +6,12 @@ from functools import partial
 
 import numpy as np
 import pytest
-from batched_envs import Worlds
-from failing_envs import FailingEnv, start_workers_fast
-from gymnasium_envs import vector_maker
-from random_aec import RandomAEC
-from scripted_envs import LifeEnv, ScriptEnv, Step, small_config
 
+from helpers.envs.batched_envs import Worlds
+from helpers.envs.failing_envs import FailingEnv, start_workers_fast
+from helpers.envs.gymnasium_envs import vector_maker
+from helpers.envs.random_aec import RandomAEC
+from helpers.envs.scripted_envs import LifeEnv, ScriptEnv, Step, small_config
 from marl_connectors import ConnectorV2
 from marl_connectors.errors import ConfigError, ConnectorError, EnvError
 

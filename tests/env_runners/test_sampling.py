@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from scripted_envs import LifeEnv, Recorded, ScriptEnv, Step, lives_of_chunks, small_config
 
+from helpers.envs.scripted_envs import LifeEnv, Recorded, ScriptEnv, Step, lives_of_chunks, small_config
 from marl_connectors.callbacks import Callbacks
 from marl_connectors.errors import ConfigError, EnvError, MappingError
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from random_aec import RandomAEC
-from scripted_envs import LifeEnv, small_config
 
+from helpers.envs.random_aec import RandomAEC
+from helpers.envs.scripted_envs import LifeEnv, small_config
 from marl_connectors import Columns, ConnectorV2, RLModuleSpec
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
 from marl_connectors.connectors.module_to_env.get_actions import GetActions

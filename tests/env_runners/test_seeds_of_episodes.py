@@ -5,9 +5,9 @@ from __future__ import annotations
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium_envs import Walk
-from sound_envs import Sound, SoundAEC, SoundGym
 
+from helpers.envs.gymnasium_envs import Walk
+from helpers.envs.sound_envs import Sound, SoundAEC, SoundGym
 from marl_connectors import PPOConfig
 
 

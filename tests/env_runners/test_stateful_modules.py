@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from recurrent_runs import CLASSES, WIDE_CLASSES, Account, changing, config_of
 
+from helpers.runs.recurrent_runs import CLASSES, WIDE_CLASSES, Account, changing, config_of
 from marl_connectors import Algorithm, Columns, PPOConfig, RLModuleSpec
 from marl_connectors.checkpoints import load_state, save_state
 from marl_connectors.connectors.common.add_states_from_episodes_to_batch import AddStatesFromEpisodesToBatch

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from recurrent_modules import StepwiseGRU
-from recurrent_runs import ACTIONS, CLASSES, WIDE_CLASSES, Account, among, config_of, few, specs, weights
-from scripted_envs import BOX
 
+from helpers.envs.scripted_envs import BOX
+from helpers.modules.recurrent_modules import StepwiseGRU
+from helpers.runs.recurrent_runs import ACTIONS, CLASSES, WIDE_CLASSES, Account, among, config_of, few, specs, weights
 from marl_connectors import Algorithm, RLModuleSpec
 from marl_connectors.connectors.column_connector import ColumnConnector
 from marl_connectors.connectors.connector_v2 import ConnectorV2

@@ -6,7 +6,8 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
-from scripted_envs import (
+
+from helpers.envs.scripted_envs import (
     BOX,
     LifeEnv,
     Recorded,

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 from mpe2 import simple_spread_v3
-from random_aec import RandomAEC
-from turn_based_configs import ANYTHING, OddInfos, config_of, stateful_config, tictactoe
 
+from helpers.envs.random_aec import RandomAEC
+from helpers.runs.turn_based_configs import ANYTHING, OddInfos, config_of, stateful_config, tictactoe
 from marl_connectors import MeanStdFilter, PrevActionsPrevRewards
 from marl_connectors.checkpoints import load_state, save_state
 

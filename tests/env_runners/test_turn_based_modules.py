@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from random_aec import RandomAEC
-from scripted_aec import Beat, ScriptedAEC
-from scripted_envs import lives_of_chunks
-from turn_based_configs import ANYTHING, config_of, stateful_config, tictactoe
 
+from helpers.envs.random_aec import RandomAEC
+from helpers.envs.scripted_aec import Beat, ScriptedAEC
+from helpers.envs.scripted_envs import lives_of_chunks
+from helpers.runs.turn_based_configs import ANYTHING, config_of, stateful_config, tictactoe
 from marl_connectors import (
     Callbacks,
     FrameStacking,

@@ -10,10 +10,10 @@ import pytest
 from gymnasium import spaces
 from mpe2 import simple_speaker_listener_v4, simple_spread_v3, simple_tag_v3
 from pettingzoo.classic import connect_four_v3, rps_v2, tictactoe_v3
-from random_aec import RandomAEC, RecordedTurns, lives_in_turns
-from scripted_aec import Beat, ScriptedAEC
-from scripted_envs import BOX, assert_same_lives, lives_of_chunks, small_config
 
+from helpers.envs.random_aec import RandomAEC, RecordedTurns, lives_in_turns
+from helpers.envs.scripted_aec import Beat, ScriptedAEC
+from helpers.envs.scripted_envs import BOX, assert_same_lives, lives_of_chunks, small_config
 from marl_connectors import ActionMasking, FlattenObservations
 from marl_connectors.errors import EnvError
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
-from scripted_envs import LifeEnv, ScriptEnv, Step, small_config
 
+from helpers.envs.scripted_envs import LifeEnv, ScriptEnv, Step, small_config
 from marl_connectors import ConnectorV2, DefaultPPORLModule, RLModuleSpec, TorchCategorical
 
 BOX = spaces.Box(-1.0, 1.0, (2,), np.float32)

@@ -10,14 +10,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from batched_envs import OneUnlikeWorld, OneWorld, UnlikeWorlds, Worlds
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recurrent_modules import StatelessModule, StepwiseGRU, StepwiseLSTM
-from runs import fingerprint
-from scripted_envs import small_config
 
+from helpers.envs.batched_envs import OneUnlikeWorld, OneWorld, UnlikeWorlds, Worlds
+from helpers.envs.scripted_envs import small_config
+from helpers.modules.recurrent_modules import StatelessModule, StepwiseGRU, StepwiseLSTM
+from helpers.runs.repeatable_runs import fingerprint
 from marl_connectors import (
     Algorithm,
     BatchedEnv,

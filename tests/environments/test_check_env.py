@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gymnasium import spaces
-from scripted_envs import LifeEnv
-from sound_envs import SMALL, Returning, Sound, SoundAEC, SoundGym, found, kinds
 
+from helpers.envs.scripted_envs import LifeEnv
+from helpers.envs.sound_envs import SMALL, Returning, Sound, SoundAEC, SoundGym, found, kinds
 from marl_connectors.environments.validation.check_env import check_env
 from marl_connectors.environments.validation.report import EnvFigures, EnvFinding, EnvReport, Findings
 from marl_connectors.environments.validation.rules import RULES, Violation

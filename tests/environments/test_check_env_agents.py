@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from pettingzoo import ParallelEnv
-from sound_envs import SMALL, Returning, Sound, SoundAEC, found, kinds
 
+from helpers.envs.sound_envs import SMALL, Returning, Sound, SoundAEC, found, kinds
 from marl_connectors.environments.validation.check_env import check_env
 
 # Flags and agents.

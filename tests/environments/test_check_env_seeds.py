@@ -9,8 +9,8 @@ from typing import ClassVar
 import gymnasium
 import numpy as np
 import pytest
-from sound_envs import SMALL, Sound, SoundAEC, SoundGym, found, kinds
 
+from helpers.envs.sound_envs import SMALL, Sound, SoundAEC, SoundGym, found, kinds
 from marl_connectors.environments.validation.calls import digest
 from marl_connectors.environments.validation.check_env import check_env
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from gymnasium import spaces
-from sound_envs import SMALL, Sound, found
 
+from helpers.envs.sound_envs import SMALL, Sound, found
 from marl_connectors.environments.validation.check_env import check_env
 
 

@@ -7,9 +7,9 @@ import re
 from functools import partial
 
 import pytest
-from failing_envs import start_workers_fast
-from scripted_envs import LifeEnv, small_config
 
+from helpers.envs.failing_envs import start_workers_fast
+from helpers.envs.scripted_envs import LifeEnv, small_config
 from marl_connectors.environments.vector.sync import VectorEnv
 
 

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
-from gymnasium_envs import AutoresetMode
-from scripted_envs import small_config
-from sound_envs import Sound, SoundAEC, SoundGym
 
+from helpers.envs.gymnasium_envs import AutoresetMode
+from helpers.envs.scripted_envs import small_config
+from helpers.envs.sound_envs import Sound, SoundAEC, SoundGym
 from marl_connectors import EnvError, check_env
 from marl_connectors.typing import DEFAULT_AGENT_ID
 

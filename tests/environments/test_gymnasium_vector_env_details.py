@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
-from gymnasium_envs import AutoresetMode, Counting, vector_maker
-from scripted_envs import small_config
 
+from helpers.envs.gymnasium_envs import AutoresetMode, Counting, vector_maker
+from helpers.envs.scripted_envs import small_config
 from marl_connectors import EnvError
 
 pytestmark = pytest.mark.skipif(AutoresetMode is None, reason="Gymnasium 1.0 has no autoreset modes")

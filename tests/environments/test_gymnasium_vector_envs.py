@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
-from gymnasium_envs import AutoresetMode, Counting, Walk, vector_maker
-from recurrent_modules import StepwiseGRU
-from scripted_envs import small_config
 
+from helpers.envs.gymnasium_envs import AutoresetMode, Counting, Walk, vector_maker
+from helpers.envs.scripted_envs import small_config
+from helpers.modules.recurrent_modules import StepwiseGRU
 from marl_connectors import (
     Callbacks,
     ConfigError,

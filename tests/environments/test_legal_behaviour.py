@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from pettingzoo import AECEnv, ParallelEnv
-from scripted_envs import small_config
 
+from helpers.envs.scripted_envs import small_config
 from marl_connectors import ActionMasking, Callbacks, FlattenObservations
 from marl_connectors.errors import EnvError
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from gymnasium.vector import VectorWrapper
-from gymnasium_envs import AutoresetMode
-from reset_option_envs import ParallelShown, SingleShown, TurnBasedShown, vector_shown
-from scripted_envs import small_config
 
+from helpers.envs.gymnasium_envs import AutoresetMode
+from helpers.envs.reset_option_envs import ParallelShown, SingleShown, TurnBasedShown, vector_shown
+from helpers.envs.scripted_envs import small_config
 from marl_connectors import Algorithm, ConfigError, load_policy
 from marl_envs import spread_v0
 

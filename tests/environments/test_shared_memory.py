@@ -7,11 +7,11 @@ import os
 
 import numpy as np
 import pytest
-from failing_envs import start_workers_fast
 from gymnasium import spaces
-from random_spaces import assert_identical, in_another_form, random_item, random_space, stacked
-from scripted_envs import small_config
 
+from helpers.envs.failing_envs import start_workers_fast
+from helpers.envs.random_spaces import assert_identical, in_another_form, random_item, random_space, stacked
+from helpers.envs.scripted_envs import small_config
 from marl_connectors import spaces as space_tools
 from marl_connectors.environments.vector.shared_memory import SharedBlock, StepMemory
 from marl_connectors.environments.vector.step_result import StepResult

@@ -8,11 +8,11 @@ from functools import partial
 
 import numpy as np
 import pytest
-from batched_envs import Worlds
-from gymnasium_envs import vector_maker
-from random_aec import RandomAEC
-from scripted_envs import LifeEnv, small_config
 
+from helpers.envs.batched_envs import Worlds
+from helpers.envs.gymnasium_envs import vector_maker
+from helpers.envs.random_aec import RandomAEC
+from helpers.envs.scripted_envs import LifeEnv, small_config
 from marl_connectors.environments.vector.step_result import StepResult, joined
 from marl_connectors.environments.vector.subproc import make_vector_env
 from marl_connectors.seeding import derived_seed

@@ -1,7 +1,7 @@
 """Every public wrapper of SuperSuit, in the hook, around parallel, turn-based and Gymnasium environments.
 
-Expected values are worked out from what ``tests/helpers/counting_envs.py`` says it gives: ``a_1`` observes 0.5, 3.5,
-1.5, 2.5, 5.5 and is paid 4, 7, 10, 13 in the parallel environment.
+Expected values are worked out from what ``tests/helpers/envs/counting_envs.py`` says it gives: ``a_1`` observes 0.5,
+3.5, 1.5, 2.5, 5.5 and is paid 4, 7, 10, 13 in the parallel environment.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import functools
 import gymnasium
 import numpy as np
 import pytest
-from counting_envs import GREY, IMAGE, LEVELS, MOVES, NUMBERS, CountingEnv, CountingGym, CountingTurns
 from gymnasium.spaces import Box, Discrete
-from scripted_envs import LifeEnv
 
+from helpers.envs.counting_envs import GREY, IMAGE, LEVELS, MOVES, NUMBERS, CountingEnv, CountingGym, CountingTurns
+from helpers.envs.scripted_envs import LifeEnv
 from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
 from marl_connectors.environments.making.factory import make_env
 from marl_connectors.environments.making.wrappers import REFUSED, wrapper_names

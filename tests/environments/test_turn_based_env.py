@@ -9,8 +9,8 @@ from gymnasium import spaces
 from pettingzoo import AECEnv
 from pettingzoo.utils.env import ParallelEnv
 from pettingzoo.utils.wrappers import AssertOutOfBoundsWrapper, BaseWrapper, OrderEnforcingWrapper
-from scripted_aec import Beat, ReusingAEC, ScriptedAEC
 
+from helpers.envs.scripted_aec import Beat, ReusingAEC, ScriptedAEC
 from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.errors import EnvError

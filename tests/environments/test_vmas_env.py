@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 
-import fake_vmas
 import numpy as np
 import pytest
 import torch
-from scripted_envs import small_config
 
+from helpers.envs import fake_vmas
+from helpers.envs.scripted_envs import small_config
 from marl_connectors import EnvError, FlattenObservations, VmasEnv, check_env
 from marl_connectors.environments.making.factory import make_env
 

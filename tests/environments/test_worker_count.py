@@ -12,9 +12,9 @@ from functools import partial
 import numpy as np
 import pettingzoo
 import pytest
-from failing_envs import start_workers_fast
-from scripted_envs import LifeEnv, short_life, small_config
 
+from helpers.envs.failing_envs import start_workers_fast
+from helpers.envs.scripted_envs import LifeEnv, short_life, small_config
 from marl_connectors import Callbacks, PPOConfig, register_env
 from marl_connectors.algorithms.vectorization import auto_env_workers, looks_at_environments
 from marl_connectors.cli.explain import _algorithm
@@ -28,7 +28,7 @@ from marl_connectors.environments.vector.subproc import WorkerVectorEnv
 from marl_connectors.environments.vector.worker_count import auto_num_workers, num_worth_it
 
 COUNT_CORES = worker_count.num_cores
-LIFE = "scripted_envs:LifeEnv"
+LIFE = "helpers.envs.scripted_envs:LifeEnv"
 
 
 @pytest.fixture(autouse=True)

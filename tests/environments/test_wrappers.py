@@ -9,18 +9,19 @@ import sys
 import gymnasium
 import numpy as np
 import pytest
-from counting_envs import LEVELS, NUMBERS, CountingEnv, CountingGym, CountingTurns, Plus, Times, plus_seven
 from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 from pettingzoo import ParallelEnv
 from pettingzoo.utils.wrappers import BaseWrapper
 
+from helpers.envs.counting_envs import LEVELS, NUMBERS, CountingEnv, CountingGym, CountingTurns, Plus, Times, plus_seven
 from marl_connectors import Algorithm, PPOConfig
 from marl_connectors.environments.making.factory import WrappedMaker, make_env
 from marl_connectors.environments.making.wrappers import parse_wrapper, wrappers_from_json, wrappers_to_json
 from marl_connectors.errors import CheckpointError, ConfigError, EnvError, MissingDependencyError
 
+COUNTING = "helpers.envs.counting_envs"
 DISCRETE = functools.partial(CountingEnv, act=spaces.Discrete(2))
 
 
@@ -63,8 +64,8 @@ def test_the_first_wrapper_is_the_innermost():
 
 
 def test_a_wrapper_is_named_by_its_module_with_arguments():
-    assert first(make_env(CountingEnv, wrappers=["counting_envs.Plus:0.5", "counting_envs.Times:number=4"])) == 2
-    assert first(make_env(CountingEnv, wrappers=["counting_envs.plus_seven"])) == 7
+    assert first(make_env(CountingEnv, wrappers=[f"{COUNTING}.Plus:0.5", f"{COUNTING}.Times:number=4"])) == 2
+    assert first(make_env(CountingEnv, wrappers=[f"{COUNTING}.plus_seven"])) == 7
 
 
 def test_turn_based_and_gymnasium_environments_are_wrapped():
@@ -152,9 +153,9 @@ def test_a_refused_wrapper_is_an_error_before_anything_is_built():
         (lambda env: CountingGym(), EnvError, "turns a PettingZoo environment into a Gymnasium one"),
         (lambda env: 1 / 0, EnvError, r"<lambda> failed: ZeroDivisionError: division by zero \(.*\)\. .* 'a_0'"),
         (functools.partial(Plus, nummber=2), ConfigError, "Plus: .*'nummber'. Did you mean 'number'?"),
-        ("counting_envs.Plus:1,2", ConfigError, "too many positional arguments. Its arguments are: number."),
-        ("counting_envs.plus_seven:1", ConfigError, "It takes no arguments."),
-        ("counting_envs.Pluss", ConfigError, "'counting_envs' has no 'Pluss'. Did you mean 'Plus'?"),
+        (f"{COUNTING}.Plus:1,2", ConfigError, "too many positional arguments. Its arguments are: number."),
+        (f"{COUNTING}.plus_seven:1", ConfigError, "It takes no arguments."),
+        (f"{COUNTING}.Pluss", ConfigError, f"'{COUNTING}' has no 'Pluss'. Did you mean 'Plus'?"),
         ("no_such_module.wrapper", ConfigError, "there is no module 'no_such_module'"),
         ("os.path:join", ConfigError, "expected 'os.path' to be a class or function.*with a dot"),
     ],
@@ -221,7 +222,7 @@ def test_a_maker_with_wrappers_can_be_given_as_an_environment():
 def test_episodes_hold_what_the_wrapped_environment_gave():
     """SuperSuit's frame stacks are one array that changes at each step."""
     pytest.importorskip("supersuit")
-    wrappers = ["counting_envs.Plus:1", "frame_stack_v1:2", "clip_reward_v0:-4,8"]
+    wrappers = [f"{COUNTING}.Plus:1", "frame_stack_v1:2", "clip_reward_v0:-4,8"]
     algo = config(functools.partial(DISCRETE, obs=spaces.Box(-9, 9, (1,), np.float32)), wrappers=wrappers).build_algo()
     (episode, *_) = algo.env_runner.sample(num_episodes=1)
     algo.stop()

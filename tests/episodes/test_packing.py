@@ -1,7 +1,7 @@
 import numpy as np
-from episodes.little_chunks import chunk
 from gymnasium import spaces
 
+from helpers.episodes.little_chunks import chunk
 from marl_connectors.episodes.lane_storage import LaneStorage
 from marl_connectors.episodes.packing import rows_of_episodes
 

@@ -5,7 +5,10 @@ Other and more histories than by default: ``pytest --hypothesis-profile=long tes
 
 import itertools
 
-from episodes.comparing import (
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers.episodes.comparing import (
     assert_equals_reference,
     assert_life_equals_reference,
     assert_same_answers,
@@ -18,9 +21,9 @@ from episodes.comparing import (
     through_json,
     typed,
 )
-from episodes.histories import AGENT_IDS, EVERYONE, SPACES, cuts, histories
-from episodes.players import KINDS, TO_NUMPY, add, module_of, newest_chunk, play, play_alone, references, views
-from episodes.questions import (
+from helpers.episodes.histories import AGENT_IDS, EVERYONE, SPACES, cuts, histories
+from helpers.episodes.players import KINDS, TO_NUMPY, add, module_of, newest_chunk, play, play_alone, references, views
+from helpers.episodes.questions import (
     ALWAYS_ASKED,
     ALWAYS_ASKED_OF_ONE,
     Question,
@@ -28,10 +31,7 @@ from episodes.questions import (
     questions,
     questions_of_one,
 )
-from episodes.reference_life import OBS
-from hypothesis import given
-from hypothesis import strategies as st
-
+from helpers.episodes.reference_life import OBS
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.episodes.single_agent_episode import SingleAgentEpisode
 

@@ -1,7 +1,10 @@
 """What holds for all episodes that are written to, or kept for long: see ``test_random_histories.py``."""
 
 import numpy as np
-from episodes.comparing import (
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers.episodes.comparing import (
     assert_life_equals_reference,
     assert_same_answers,
     dtypes,
@@ -10,13 +13,10 @@ from episodes.comparing import (
     state_of,
     typed,
 )
-from episodes.histories import another, cuts, histories, loosened, stacked, unstacked
-from episodes.players import KINDS, TO_NUMPY, add, newest_chunk, play, references
-from episodes.questions import ALWAYS_ASKED, GETTERS, KEYS, SETTERS, SLICES, Question, questions
-from episodes.reference_life import ACTIONS, OBS, REWARDS
-from hypothesis import given
-from hypothesis import strategies as st
-
+from helpers.episodes.histories import another, cuts, histories, loosened, stacked, unstacked
+from helpers.episodes.players import KINDS, TO_NUMPY, add, newest_chunk, play, references
+from helpers.episodes.questions import ALWAYS_ASKED, GETTERS, KEYS, SETTERS, SLICES, Question, questions
+from helpers.episodes.reference_life import ACTIONS, OBS, REWARDS
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 
 ALL = slice(-99, 99)

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
-from episodes.little_chunks import chunk
 
+from helpers.episodes.little_chunks import chunk
 from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.episodes.packing import rows_of_episodes
 from marl_connectors.errors import EpisodeError

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from scripted_envs import ScriptEnv, Step, small_config
 from torch import nn
 
+from helpers.envs.scripted_envs import ScriptEnv, Step, small_config
 from marl_connectors.errors import ModuleError
 from marl_connectors.rl_module.apis import ValueFunctionAPI
 from marl_connectors.rl_module.rl_module import RLModule, RLModuleSpec

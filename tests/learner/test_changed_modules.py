@@ -6,9 +6,9 @@ import copy
 
 import pytest
 import torch
-from match_runs import Plain, build, changed, weights
 from torch import nn
 
+from helpers.runs.match_runs import Plain, build, changed, weights
 from marl_connectors import RLModuleSpec
 from marl_connectors.algorithms.ppo.learner import PPOLearner
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule

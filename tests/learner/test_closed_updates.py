@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from scripted_envs import LifeEnv
 
+from helpers.envs.scripted_envs import LifeEnv
 from marl_connectors import ColumnConnector, MAPPOConfig, PPOConfig, RLModuleSpec
 from marl_connectors.algorithms.ppo.learner import PPOLearner
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule

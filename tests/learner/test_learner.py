@@ -8,8 +8,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from scripted_envs import ScriptEnv, Step, small_config
 
+from helpers.envs.scripted_envs import ScriptEnv, Step, small_config
 from marl_connectors import Algorithm
 from marl_connectors.algorithms.ppo.learner import PPOLearner
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from scripted_envs import small_config
 
+from helpers.envs.scripted_envs import small_config
 from marl_connectors import ConnectorV2
 from marl_connectors.algorithms.ppo.learner import PPOLearner
 from marl_connectors.errors import LearnerError

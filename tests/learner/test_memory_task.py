@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from memory_env import RecallEnv
-from recurrent_modules import GRUModule, LSTMModule
 
+from helpers.envs.memory_env import RecallEnv
+from helpers.modules.recurrent_modules import GRUModule, LSTMModule
 from marl_connectors import PPOConfig, RLModuleSpec
 
 

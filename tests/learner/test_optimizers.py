@@ -6,9 +6,9 @@ import copy
 
 import pytest
 import torch
-from match_runs import changed, weights
-from scripted_envs import small_config
 
+from helpers.envs.scripted_envs import small_config
+from helpers.runs.match_runs import changed, weights
 from marl_connectors.algorithms.algorithm import Algorithm
 from marl_connectors.algorithms.ppo.learner import PPOLearner
 from marl_connectors.errors import ConfigError, LearnerError

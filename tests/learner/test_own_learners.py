@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from match_runs import build, changed, weights
 
+from helpers.runs.match_runs import build, changed, weights
 from marl_connectors.algorithms.ppo.learner import PPOLearner
 from marl_connectors.errors import LearnerError
 

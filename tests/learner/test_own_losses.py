@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from scripted_envs import small_config
 from torch.nn import functional as F
 
+from helpers.envs.scripted_envs import small_config
 from marl_connectors import Columns, DefaultPPORLModule, MultiRLModuleSpec, RLModuleSpec, SelfSupervisedLossAPI
 from marl_connectors.errors import LearnerError
 from marl_connectors.rl_module.layers import MLP

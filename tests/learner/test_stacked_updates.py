@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from scripted_envs import LifeEnv, small_config
-from stackable_modules import StackableGRU, StackableLSTM
 
+from helpers.envs.scripted_envs import LifeEnv, small_config
+from helpers.modules.stackable_modules import StackableGRU, StackableLSTM
 from marl_connectors import ColumnConnector, RLModuleSpec
 from marl_connectors.algorithms.ppo.learner import PPOLearner
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule

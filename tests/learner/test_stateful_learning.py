@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from recurrent_modules import GRUModule, LSTMModule
-from recurrent_reference import NotingLearner, Settings, SlowPPO, agent_episodes
-from scripted_envs import LifeEnv, small_config
 
+from helpers.envs.scripted_envs import LifeEnv, small_config
+from helpers.modules.recurrent_modules import GRUModule, LSTMModule
+from helpers.modules.recurrent_reference import NotingLearner, Settings, SlowPPO, agent_episodes
 from marl_connectors import ConnectorV2, MultiRLModuleSpec, RLModuleSpec
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
 from marl_connectors.trees import leaves

@@ -6,10 +6,10 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from recurrent_modules import GRUModule, LSTMModule, StatelessModule
-from recurrent_reference import NotingLearner, Settings, SlowPPO, agent_episodes, gradients_of, unrolled
-from scripted_envs import LifeEnv, small_config
 
+from helpers.envs.scripted_envs import LifeEnv, small_config
+from helpers.modules.recurrent_modules import GRUModule, LSTMModule, StatelessModule
+from helpers.modules.recurrent_reference import NotingLearner, Settings, SlowPPO, agent_episodes, gradients_of, unrolled
 from marl_connectors import (
     AddInfosFromEpisodesToTrainBatch,
     ColumnConnector,

@@ -6,9 +6,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from scripted_envs import small_config
 from torch import nn
 
+from helpers.envs.scripted_envs import small_config
 from marl_connectors.algorithms.algorithm import Algorithm
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
 from marl_connectors.rl_module.apis import ValueFunctionAPI

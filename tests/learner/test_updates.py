@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from scripted_envs import LifeEnv, small_config
-from shared_layers import AGENTS, Heads, LayersBeside, Sharing, sharing_config
 from torch import nn
 
+from helpers.envs.scripted_envs import LifeEnv, small_config
+from helpers.modules.shared_layers import AGENTS, Heads, LayersBeside, Sharing, sharing_config
 from marl_connectors import MultiRLModule, MultiRLModuleSpec, RLModule, RLModuleSpec
 from marl_connectors.algorithms.ppo.learner import PPOLearner
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule

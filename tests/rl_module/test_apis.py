@@ -6,9 +6,9 @@ import copy
 
 import pytest
 import torch
-from scripted_envs import small_config
 from torch import nn
 
+from helpers.envs.scripted_envs import small_config
 from marl_connectors import (
     Algorithm,
     Columns,

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from match_runs import build, changed, weights
-from scripted_envs import LifeEnv, small_config
 from torch import nn
 
+from helpers.envs.scripted_envs import LifeEnv, small_config
+from helpers.runs.match_runs import build, changed, weights
 from marl_connectors import RLModule, RLModuleSpec
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
 from marl_connectors.episodes.batch import ColumnBatch, ColumnGroup

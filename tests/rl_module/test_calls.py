@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from spaces_env import SpacesEnv
 from torch import nn
 
+from helpers.envs.spaces_env import SpacesEnv
 from marl_connectors import Columns, PPOConfig, RLModule, RLModuleSpec
 from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.errors import MarlConnectorsError, ModuleError

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from scripted_envs import LifeEnv, small_config
 
+from helpers.envs.scripted_envs import LifeEnv, small_config
 from marl_connectors import ModuleError, MultiRLModule, MultiRLModuleSpec, PPOConfig, RLModuleSpec
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from gymnasium import spaces
-from scripted_envs import BOX, LifeEnv, small_config
 
+from helpers.envs.scripted_envs import BOX, LifeEnv, small_config
 from marl_connectors import Callbacks, PPOConfig
 from marl_connectors.algorithms.config.state import config_from_state, config_to_state
 from marl_connectors.errors import CheckpointError, ConfigError

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gymnasium import spaces
-from scripted_envs import LifeEnv, small_config
 
+from helpers.envs.scripted_envs import LifeEnv, small_config
 from marl_connectors import MAPPOConfig, PPOConfig
 from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
 from marl_connectors.algorithms.config.state import config_from_state, config_to_state, to_state
@@ -318,7 +318,7 @@ def test_what_changes_inside_of_a_setting_is_found_before_the_run_is_built():
 
 
 def test_a_subclass_declares_settings_of_its_own_or_simply_has_them():
-    from own_settings import Curious
+    from helpers.own_settings import Curious
 
     config = Curious().update_from_dict({"bonus": 1, "note": 3, "anything": object()})
     assert config.bonus == 1.0

@@ -6,8 +6,8 @@ import pickle
 
 import numpy as np
 import pytest
-from scripted_envs import LifeEnv, small_config
 
+from helpers.envs.scripted_envs import LifeEnv, small_config
 from marl_connectors import (
     ColumnConnector,
     Columns,

@@ -10,12 +10,12 @@ import sys
 import gymnasium
 import numpy as np
 import pytest
-import recorded_play
 from gymnasium import spaces
-from recorded_play import NotesParallel, NotesSingle, NotesTurns
-from recurrent_modules import GRUModule
-from scripted_envs import LifeEnv, small_config
 
+from helpers.envs import recorded_play
+from helpers.envs.recorded_play import NotesParallel, NotesSingle, NotesTurns
+from helpers.envs.scripted_envs import LifeEnv, small_config
+from helpers.modules.recurrent_modules import GRUModule
 from marl_connectors import (
     ActionMasking,
     AgentIdEncoding,

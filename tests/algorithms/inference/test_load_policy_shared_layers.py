@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from shared_layers import AGENTS, Heads, LayersBeside, Sharing, sharing_config
 
+from helpers.modules.shared_layers import AGENTS, Heads, LayersBeside, Sharing, sharing_config
 from marl_connectors import Algorithm, MultiRLModule, MultiRLModuleSpec, load_policy
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
 from marl_connectors.checkpoints import save_state

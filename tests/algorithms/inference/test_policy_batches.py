@@ -9,9 +9,9 @@ import weakref
 
 import numpy as np
 import pytest
-from recurrent_modules import GRUModule
-from scripted_envs import small_config
 
+from helpers.envs.scripted_envs import small_config
+from helpers.modules.recurrent_modules import GRUModule
 from marl_connectors import (
     AgentIdEncoding,
     FrameStacking,

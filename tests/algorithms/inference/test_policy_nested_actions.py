@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
-from scripted_envs import small_config
 
+from helpers.envs.scripted_envs import small_config
 from marl_connectors import RLModuleSpec, load_policy
 
 ACTIONS = {

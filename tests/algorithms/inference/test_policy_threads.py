@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from recurrent_modules import GRUModule
-from scripted_envs import small_config
 
+from helpers.envs.scripted_envs import small_config
+from helpers.modules.recurrent_modules import GRUModule
 from marl_connectors import (
     AgentIdEncoding,
     ColumnConnector,

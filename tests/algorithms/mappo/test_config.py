@@ -7,9 +7,9 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from scripted_envs import BOX, LifeEnv, ScriptEnv, Step, small_config
 from torch import nn
 
+from helpers.envs.scripted_envs import BOX, LifeEnv, ScriptEnv, Step, small_config
 from marl_connectors import (
     Algorithm,
     Columns,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from batched_envs import Worlds
 from gymnasium import spaces
-from scripted_envs import LifeEnv, small_config
-from stated_envs import StatedAEC, StatedLife, expected_states
 
+from helpers.envs.batched_envs import Worlds
+from helpers.envs.scripted_envs import LifeEnv, small_config
+from helpers.envs.stated_envs import StatedAEC, StatedLife, expected_states
 from marl_connectors import (
     AddEnvStatesFromEpisodesToTrainBatch,
     Algorithm,

@@ -13,11 +13,11 @@ from functools import partial
 
 import numpy as np
 import pytest
-from failing_envs import Broken, FailingEnv, FailingResets, FailingTurns, HardToMake, start_workers_fast
-from random_aec import RandomAEC
-from recurrent_modules import CounterModule
-from scripted_envs import LifeEnv, lives_of_chunks, small_config
 
+from helpers.envs.failing_envs import Broken, FailingEnv, FailingResets, FailingTurns, HardToMake, start_workers_fast
+from helpers.envs.random_aec import RandomAEC
+from helpers.envs.scripted_envs import LifeEnv, lives_of_chunks, small_config
+from helpers.modules.recurrent_modules import CounterModule
 from marl_connectors import Callbacks, Columns, RLModuleSpec
 from marl_connectors.environments.vector import process_handle
 from marl_connectors.environments.vector.subproc import make_vector_env

@@ -13,9 +13,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from failing_envs import HangingEnv, LeavesChild, hang, start_workers_fast
-from scripted_envs import LifeEnv, small_config
 
+from helpers.envs.failing_envs import HangingEnv, LeavesChild, hang, start_workers_fast
+from helpers.envs.scripted_envs import LifeEnv, small_config
 from marl_connectors.algorithms import algorithm
 from marl_connectors.environments.vector import failures, process_handle
 from marl_connectors.environments.vector.failures import EnvRestarts, Watched, alarm, close_env
@@ -26,7 +26,7 @@ from marl_connectors.seeding import derived_seed
 
 LOG = "marl_connectors"
 WAYS = ("sleep", "lock", "busy")
-HELPERS = str(Path(__file__).parents[2] / "helpers")
+HELPERS = str(Path(__file__).parents[2])  # where the package `helpers` is
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -138,7 +138,7 @@ SCRIPT = """
 import os, sys
 from functools import partial
 sys.path.insert(0, {helpers!r})
-from failing_envs import HangingEnv
+from helpers.envs.failing_envs import HangingEnv
 from marl_connectors.environments.vector.subproc import make_vector_env
 
 vector_env = make_vector_env(partial(HangingEnv, where="close", way="busy"), num_envs=2, seed=0, num_workers=2)

@@ -16,11 +16,11 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 import pytest
-from failing_envs import DictEnv, GrowingEnv, KeepingEnv, Unsendable, make_raising, start_workers_fast
 from gymnasium import spaces
-from random_aec import RandomAEC
-from scripted_envs import BOX, LifeEnv, short_life, small_config
 
+from helpers.envs.failing_envs import DictEnv, GrowingEnv, KeepingEnv, Unsendable, make_raising, start_workers_fast
+from helpers.envs.random_aec import RandomAEC
+from helpers.envs.scripted_envs import BOX, LifeEnv, short_life, small_config
 from marl_connectors import register_env
 from marl_connectors.connectors.env_to_module.observation_preprocessor import MultiAgentObservationPreprocessor
 from marl_connectors.environments.vector.subproc import WorkerVectorEnv, make_vector_env
@@ -44,7 +44,7 @@ CASES = {
     "Gymnasium": "CartPole-v1",
 }
 SAMPLES = (1, 4, 2, 9, 1, 8)
-HELPERS = str(Path(__file__).parents[2] / "helpers")
+HELPERS = str(Path(__file__).parents[2])  # where the package `helpers` is
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -300,8 +300,8 @@ def test_an_interrupted_step_ends_the_workers(monkeypatch, interruption):
 SCRIPT = """
 import sys, time
 sys.path.insert(0, {helpers!r})
-from failing_envs import FailingEnv
-from scripted_envs import LifeEnv, small_config
+from helpers.envs.failing_envs import FailingEnv
+from helpers.envs.scripted_envs import LifeEnv, small_config
 
 if __name__ == "__main__":
     env = FailingEnv if {way!r} else LifeEnv
@@ -369,7 +369,7 @@ class LifeEnv(LifeEnv):
 SHORT = """
 import sys
 sys.path.insert(0, {helpers!r})
-from scripted_envs import LifeEnv, small_config
+from helpers.envs.scripted_envs import LifeEnv, small_config
 {own_env}
 print("imported")
 config = small_config(LifeEnv).multi_agent(policies=["p"], policy_mapping_fn=lambda *a, **k: "p")

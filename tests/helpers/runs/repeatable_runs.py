@@ -1,6 +1,7 @@
-"""Runs that can be repeated in another process: ``python runs.py '{"match": {"load": "folder", "iterations": 2}}'``.
+"""Runs that can be repeated in another process.
 
-Prints one JSON object: run name to the fingerprint of its weights and of its newest results.
+``python repeatable_runs.py '{"match": {"load": "folder", "iterations": 2}}'`` prints one JSON object: run name to the
+fingerprint of its weights and of its newest results.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 from gymnasium import spaces
@@ -20,7 +20,7 @@ from marl_connectors.algorithms.algorithm import Algorithm
 
 def config_of(name, seed=0):
     """The config of a run, by its name."""
-    from scripted_envs import LifeEnv, small_config
+    from helpers.envs.scripted_envs import LifeEnv, small_config
 
     settings = {"n_agents": 3, "n_actions": 3, "ep_len": 7}
     box, line = spaces.Box(-1.0, 1.0, (3,), np.float64), spaces.Box(-1.0, 1.0, (2,), np.float32)
@@ -65,8 +65,7 @@ def run(name, *, load=None, iterations=3, seed=0):
 
 def start(jobs):
     """Begins runs in a new process with a hash seed of its own."""
-    paths = [str(Path(__file__).parent), *(p for p in sys.path if p)]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONHASHSEED": "random"}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONHASHSEED": "random"}
     return subprocess.Popen([sys.executable, __file__, json.dumps(jobs)], env=env, stdout=subprocess.PIPE, text=True)
 
 

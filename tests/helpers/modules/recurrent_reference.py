@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from recurrent_modules import GRUModule, LSTMModule
 from torch import nn
 
+from helpers.modules.recurrent_modules import GRUModule, LSTMModule
 from marl_connectors.algorithms.ppo.learner import PPOLearner
 
 

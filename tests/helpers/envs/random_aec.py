@@ -10,7 +10,8 @@ import numpy as np
 from gymnasium import spaces
 from pettingzoo import AECEnv
 from pettingzoo.utils.wrappers import BaseWrapper
-from scripted_envs import BOX, Life
+
+from helpers.envs.scripted_envs import BOX, Life
 
 
 class RandomAEC(AECEnv):

@@ -6,10 +6,10 @@ import json
 from typing import Any
 
 import numpy as np
-import pretend_device
 from gymnasium import spaces
-from spaces_env import SpacesEnv
 
+from helpers import pretend_device
+from helpers.envs.spaces_env import SpacesEnv
 from marl_connectors import Columns, PPOConfig
 from marl_envs import match_v0, visitors_v0
 

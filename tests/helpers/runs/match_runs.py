@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from scripted_envs import small_config
 from torch import nn
 
+from helpers.envs.scripted_envs import small_config
 from marl_connectors import RLModule, RLModuleSpec, ValueFunctionAPI
 from marl_connectors.algorithms.ppo.learner import PPOLearner
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule

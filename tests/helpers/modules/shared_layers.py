@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from scripted_envs import small_config
 from torch import nn
 
+from helpers.envs.scripted_envs import small_config
 from marl_connectors import MultiRLModule, MultiRLModuleSpec, RLModule, RLModuleSpec
 from marl_connectors.rl_module.apis import ValueFunctionAPI
 from marl_envs import match_v0

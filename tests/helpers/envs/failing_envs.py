@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
-from random_aec import RandomAEC
-from scripted_envs import BOX, LifeEnv
 
+from helpers.envs.random_aec import RandomAEC
+from helpers.envs.scripted_envs import BOX, LifeEnv
 from marl_connectors.environments.vector.process_handle import _start_forkserver
 
 

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from episodes.reference import Log, Step
-from episodes.reference_life import ACTIONS, OBS
 from gymnasium import spaces
 from hypothesis import strategies as st
+
+from helpers.episodes.reference import Log, Step
+from helpers.episodes.reference_life import ACTIONS, OBS
 
 AGENT_IDS = ("a", 0, ("team", 1), "b", 1, "1", ("a", "rider"), "wolf_2", 7, ("team", ("x", 2)))
 EVERYONE = "__all__"

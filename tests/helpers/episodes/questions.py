@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from episodes.reference import EXTRAS, ReferenceEpisode
-from episodes.reference_life import ACTIONS, INFOS, OBS, REWARDS, Life
 from gymnasium import spaces
 from hypothesis import strategies as st
+
+from helpers.episodes.reference import EXTRAS, ReferenceEpisode
+from helpers.episodes.reference_life import ACTIONS, INFOS, OBS, REWARDS, Life
 
 KEYS = ("action_logp", "action_dist_inputs", "state_out")
 GETTERS = {OBS: "get_observations", INFOS: "get_infos", ACTIONS: "get_actions", REWARDS: "get_rewards"}

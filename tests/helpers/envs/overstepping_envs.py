@@ -5,7 +5,8 @@ from __future__ import annotations
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from scripted_envs import LifeEnv
+
+from helpers.envs.scripted_envs import LifeEnv
 
 NARROW = spaces.Box(np.array([-0.8, -2.0], np.float32), np.array([2.0, 0.9], np.float32))
 NESTED = spaces.Dict(z=spaces.Tuple((NARROW, spaces.Discrete(3))), a=spaces.Box(-0.5, 2.0, (1,), np.float32))

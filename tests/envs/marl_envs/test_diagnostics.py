@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from recurrent_modules import GRUModule
 
+from helpers.modules.recurrent_modules import GRUModule
 from marl_connectors import ActionMasking, Columns, PPOConfig, RLModuleSpec
 from marl_connectors.connectors.common.add_states_from_episodes_to_batch import AddStatesFromEpisodesToBatch
 from marl_connectors.connectors.learner.general_advantage_estimation import GeneralAdvantageEstimation

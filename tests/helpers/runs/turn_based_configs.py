@@ -7,10 +7,10 @@ import zlib
 import numpy as np
 from gymnasium import spaces
 from pettingzoo.classic import tictactoe_v3
-from random_aec import RandomAEC
-from recurrent_modules import CounterModule, GRUModule, LSTMModule, StatelessModule
-from scripted_envs import BOX, small_config
 
+from helpers.envs.random_aec import RandomAEC
+from helpers.envs.scripted_envs import BOX, small_config
+from helpers.modules.recurrent_modules import CounterModule, GRUModule, LSTMModule, StatelessModule
 from marl_connectors import ActionMasking, FlattenObservations, RLModuleSpec
 
 WIDE = spaces.Box(-1.0, 1.0, (3,), np.float32)

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium import spaces
-from random_aec import RandomAEC
-from scripted_envs import BOX, LifeEnv, small_config
-from spaces_env import SpacesEnv
 
+from helpers.envs.random_aec import RandomAEC
+from helpers.envs.scripted_envs import BOX, LifeEnv, small_config
+from helpers.envs.spaces_env import SpacesEnv
 from marl_connectors import (
     ColumnConnector,
     Columns,
@@ -102,7 +102,7 @@ def random_env(rng: np.random.Generator) -> tuple[str, dict[str, Any], dict[str,
         seen = [BOX, WIDE, NESTED][rng.integers(3)]
         length = int(rng.integers(1, 9))
         settings = {"observation_space": seen, "action_space": action_space, "length": length}
-        return "random_runs:make", {"kind": "spaces", "settings": settings}, {"box": seen is not NESTED}
+        return "helpers.runs.random_runs:make", {"kind": "spaces", "settings": settings}, {"box": seen is not NESTED}
     action_space = ACTIONS[rng.integers(len(ACTIONS) - 1)]  # LifeEnv takes arrays only
     alike = bool(rng.random() < 0.6)
     ends = {
@@ -118,7 +118,7 @@ def random_env(rng: np.random.Generator) -> tuple[str, dict[str, Any], dict[str,
     if kind == "turns":
         spaces_of = {agent: (own[0], spaces.Discrete(3)) for agent, own in spaces_of.items()}
     settings = {"agents": list("abcd"), "spaces_of": spaces_of, **ends}
-    return "random_runs:make", {"kind": str(kind), "settings": settings}, {"box": True, "alike": alike}
+    return "helpers.runs.random_runs:make", {"kind": str(kind), "settings": settings}, {"box": True, "alike": alike}
 
 
 def random_config(seed: int) -> PPOConfig:

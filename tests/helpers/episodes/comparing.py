@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 
 import numpy as np
-from episodes.histories import unstacked
-from episodes.players import module_of
-from episodes.questions import OLD_GETTERS
-from episodes.reference import EXTRAS
-from episodes.reference_life import AnyShape
 from gymnasium import spaces
+
+from helpers.episodes.histories import unstacked
+from helpers.episodes.players import module_of
+from helpers.episodes.questions import OLD_GETTERS
+from helpers.episodes.reference import EXTRAS
+from helpers.episodes.reference_life import AnyShape
 
 # Answers.
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 
 import numpy as np
-from episodes.histories import stacked
-from episodes.reference import ReferenceEpisode, Step, flags_of
-from episodes.reference_life import ACTIONS, OBS
 from hypothesis import strategies as st
 
+from helpers.episodes.histories import stacked
+from helpers.episodes.reference import ReferenceEpisode, Step, flags_of
+from helpers.episodes.reference_life import ACTIONS, OBS
 from marl_connectors.columns import Columns
 from marl_connectors.episodes.lane_storage import LaneStorage
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from typing import Any, NamedTuple
 
-from episodes.reference_life import ACTIONS, INFOS, NOTHING, OBS, REWARDS, Life, holds_the_start, reached
+from helpers.episodes.reference_life import ACTIONS, INFOS, NOTHING, OBS, REWARDS, Life, holds_the_start, reached
 
 EXTRAS = "extras"
 """Stands for all extra model outputs."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 from gymnasium import spaces
-from random_aec import RandomAEC
-from scripted_envs import LifeEnv
 
+from helpers.envs.random_aec import RandomAEC
+from helpers.envs.scripted_envs import LifeEnv
 from marl_connectors.seeding import derived_seed
 
 

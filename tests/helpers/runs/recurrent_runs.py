@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium import spaces
-from recurrent_modules import CounterModule, StatelessModule, StepwiseGRU, StepwiseLSTM
-from scripted_envs import BOX, LifeEnv
 
+from helpers.envs.scripted_envs import BOX, LifeEnv
+from helpers.modules.recurrent_modules import CounterModule, StatelessModule, StepwiseGRU, StepwiseLSTM
 from marl_connectors import Columns, PPOConfig, RLModuleSpec
 from marl_connectors.trees import leaves, tree_map
 

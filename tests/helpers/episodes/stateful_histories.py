@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from hypothesis import strategies as st
-from recurrent_modules import CounterModule, StatelessModule, StepwiseGRU, StepwiseLSTM
 
+from helpers.modules.recurrent_modules import CounterModule, StatelessModule, StepwiseGRU, StepwiseLSTM
 from marl_connectors import Columns, MultiRLModule
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.episodes.batch import ColumnBatch, ColumnGroup

@@ -1,0 +1,1 @@
+"""Environments for tests, and random spaces."""

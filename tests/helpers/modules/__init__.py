@@ -1,0 +1,1 @@
+"""Modules for tests, and recurrent PPO as a slow reference."""

@@ -1,0 +1,1 @@
+"""Configurations and runs that several test files train and sample with."""
