@@ -8,7 +8,7 @@ import pytest
 from gymnasium import spaces
 
 from helpers.envs.scripted_envs import BOX, ScriptEnv, Step, small_config
-from marl_connectors.errors import EnvError, MappingError
+from marl_connectors.errors import EnvError
 
 BAD = np.array([0.5, np.nan], np.float32)
 
@@ -204,44 +204,3 @@ def test_an_env_that_raises_later_is_named_with_its_seed_and_actions():
     runner = small_config(Breaks, env_config={"reset": 2}, disable_env_checking=True).build_algo().env_runner
     with pytest.raises(EnvError, match=r"episode 2, step 0: reset\(seed=\d+\) raised RuntimeError: no reset today"):
         runner.sample(num_timesteps=3)
-
-
-# Mapping functions, when the algorithm is built.
-
-
-@pytest.mark.parametrize(
-    ("mapping", "policies", "words"),
-    [
-        (lambda a, e, **kw: 1 / 0, None, "policy_mapping_fn raised ZeroDivisionError: division by zero"),
-        (lambda a, e, **kw: 7, None, "returned 7 for agent 'a'. It must return a module id, a string"),
-        (lambda a, e, **kw: "red", ["blue"], "agent 'a' maps to module 'red', but policies has only 'blue'"),
-        ("a*=red", None, "agent 'b' matches none of the patterns 'a*'"),
-        ("a=red,b=blue,c*=green", None, "the pattern 'c*' (for module 'green') matches no agent"),
-    ],
-)
-def test_a_mapping_function_that_does_not_work_is_named(mapping, policies, words):
-    config = small_config(lambda: ScriptEnv([steps_of(0, 1)])).multi_agent(policies=policies, policy_mapping_fn=mapping)
-    with pytest.raises(MappingError) as caught:
-        config.build_algo()
-    assert words in one_line(caught)
-
-
-@pytest.mark.parametrize("kind", ["observation_spaces", "action_spaces"])
-def test_agents_with_different_spaces_cannot_share_a_module(kind):
-    other = {"observation_spaces": spaces.Box(-1, 1, (3,), np.float32), "action_spaces": spaces.Discrete(5)}[kind]
-    with pytest.raises(
-        MappingError,
-        match=f"agents 'a' and 'b' both map to module 'default_policy', but their {kind[:-7]} spaces differ",
-    ):
-        build(steps_of(0, 1), policies="shared", checking=False, **{kind: {"b": other}})
-
-
-def test_agents_of_other_actions_cannot_take_over_a_module_later():
-    steps = [Step({"a": 0}), Step({"a": 0, "z": 0}, {"a": 0.0}), Step({"a": 0, "z": 0}, {}, ("a", "z"))]
-    algo = build(
-        steps, policies="shared", checking=False, possible_agents=["a"], action_spaces={"z": spaces.Discrete(5)}
-    )
-    with pytest.raises(
-        MappingError, match=r"agent 'z' maps to module 'default_policy', whose actions are Discrete\(2\)"
-    ):
-        algo.env_runner.sample(num_timesteps=2)
