@@ -22,7 +22,7 @@ from marl_connectors.environments.validation.report import EnvFigures, EnvFindin
 from marl_connectors.environments.validation.rules import RULES, Violation
 from marl_connectors.errors import ConfigError, EnvError
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 # Nothing to find.
 

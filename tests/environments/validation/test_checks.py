@@ -355,7 +355,7 @@ def test_an_allowed_action_that_is_refused_is_an_error():
 
     finding = found(Lies, "raised", "error")
     assert "step() with actions that the masks allow raised ValueError: illegal move 2 (" in finding.what
-    assert "test_check_env_data.py:" in finding.what
+    assert "test_checks.py:" in finding.what
     assert finding.step == 1
 
 

@@ -15,7 +15,7 @@ sys.path.insert(0, BENCHMARKS)
 from suite_cases import Case, cases, policies_for  # noqa: E402
 from suites import in_a_process, train  # noqa: E402
 
-sys.path.remove(BENCHMARKS)  # where names of other tests' helpers stand, too
+sys.path.remove(BENCHMARKS)  # no other test imports from there
 
 from marl_connectors.environments.making.registry import SUITES  # noqa: E402
 from marl_connectors.environments.spec import EnvSpec  # noqa: E402
