@@ -23,7 +23,7 @@ hypothesis.settings.register_profile(
     "repeatable", derandomize=True, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.register_profile("search", deadline=None, max_examples=1000)
-# Other examples in every run, and so many that tests/episodes/test_random_histories.py lives through over 30,000.
+# Other examples in every run, and so many that tests/contracts/test_random_histories.py lives through over 30,000.
 hypothesis.settings.register_profile(
     "long",
     deadline=None,

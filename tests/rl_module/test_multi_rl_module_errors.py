@@ -33,7 +33,7 @@ def raises_shape(self, batch, **kwargs):
     [
         (
             raises_key,
-            r"raised KeyError: 'seen' \(.*modules.py:24 in .*\)\. It .*'a': {'obs': \(4, 2\)}.*'b': {'obs': \(1, 2\)}",
+            r"raised KeyError: 'seen' \(.*errors.py:24 in .*\)\. It .*'a': {'obs': \(4, 2\)}.*'b': {'obs': \(1, 2\)}",
         ),
         (raises_shape, r"raised RuntimeError: mat1 and mat2.*'a': {'obs': \(4, 2\)}"),
         (lambda self, batch, **kwargs: [1], r"returned list, expected columns by module"),

@@ -1,6 +1,6 @@
 """What holds for all episodes: agents join, pause, act in turns, die and come back at will.
 
-Other and more histories than by default: ``pytest --hypothesis-profile=long tests/episodes/test_random_histories.py``.
+Other and more histories than by default: ``pytest --hypothesis-profile=long tests/contracts/test_random_histories.py``.
 """
 
 import itertools
