@@ -62,5 +62,5 @@ def test_a_file_of_another_name_or_in_another_folder_is_found(test, expected):
 
 
 def test_no_folder_of_tests_is_named_like_a_package():
-    """``tests/`` is on the path, so that its folder would be imported in the place of an editable installation."""
+    """``tests/`` is on the path, so that such a folder would be imported in the place of an editable installation."""
     assert not {"marl_connectors", "marl_envs"} & {path.name for path in TESTS.iterdir()}
