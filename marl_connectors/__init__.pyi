@@ -4,7 +4,7 @@ from .algorithms.config.algorithm_config import AlgorithmConfig as AlgorithmConf
 from .algorithms.inference.load_policy import load_policy as load_policy
 from .algorithms.inference.policy import Policy as Policy
 from .algorithms.mappo.config import MAPPOConfig as MAPPOConfig
-from .algorithms.mappo.model_config import MAPPOModelConfig as MAPPOModelConfig
+from .algorithms.mappo.rl_module import MAPPOModelConfig as MAPPOModelConfig
 from .algorithms.ppo.config import PPOConfig as PPOConfig
 from .algorithms.ppo.learner import PPOLearner as PPOLearner
 from .algorithms.ppo.rl_module import DefaultPPORLModule as DefaultPPORLModule

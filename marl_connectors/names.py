@@ -94,7 +94,8 @@ def import_module(name: str, *, who: str, error: type[MarlConnectorsError]) -> A
 def qualified_name(obj: Any) -> str | None:
     """``"module:name"`` if another process finds this very object by it, else None.
 
-    Lambdas, local functions, and objects of the started script (``__main__``) have no such name.
+    What this library exports has its public name, ``"marl_connectors:PPOConfig"``, whichever module defines it. Lambdas,
+    local functions, and objects of the started script (``__main__``) have no name.
     """
     module_name, name = getattr(obj, "__module__", None), getattr(obj, "__qualname__", None)
     if not module_name or not name or module_name == "__main__" or "<" in name:
@@ -102,7 +103,11 @@ def qualified_name(obj: Any) -> str | None:
     found: Any = sys.modules.get(module_name)
     for part in name.split("."):
         found = getattr(found, part, None)
-    return f"{module_name}:{name}" if found is obj else None
+    if found is not obj:
+        return None
+    package = module_name.partition(".")[0]
+    exported = sys.modules[package] if package == __name__.partition(".")[0] else None
+    return f"{package}:{name}" if name in getattr(exported, "__all__", ()) else f"{module_name}:{name}"
 
 
 # Names in checkpoints ------------------------------------------------------------------------------------------------

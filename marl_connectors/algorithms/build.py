@@ -6,14 +6,14 @@ import contextlib
 import dataclasses
 import warnings
 from collections.abc import Collection, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from gymnasium import Space
 
 from marl_connectors import spaces
 from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
-from marl_connectors.algorithms.masking import AUTO, MaskedAgents, Masking, find_masking
+from marl_connectors.algorithms.masking import AUTO, Masking, find_masking
 from marl_connectors.algorithms.vectorization import VECTOR_ENTRY_POINT, num_env_workers
 from marl_connectors.connectors.action_masks import ACTION_MASK
 from marl_connectors.connectors.common.add_states_from_episodes_to_batch import AddStatesFromEpisodesToBatch
@@ -32,7 +32,7 @@ from marl_connectors.connectors.module_to_env.module_to_env_pipeline import Modu
 from marl_connectors.env_runners.agent_modules import ask_mapping
 from marl_connectors.env_runners.env_runner import EnvRunner
 from marl_connectors.environments.making.factory import EnvFactory
-from marl_connectors.environments.spec import EnvSpec
+from marl_connectors.environments.spec import EnvDescription, EnvSpec
 from marl_connectors.environments.vector.failures import EnvRestarts
 from marl_connectors.episodes.multi_agent_episode import MultiAgentEpisode
 from marl_connectors.errors import ConfigError, MappingError, did_you_mean
@@ -43,21 +43,6 @@ from marl_connectors.rl_module.multi_rl_module import MultiRLModule, MultiRLModu
 from marl_connectors.rl_module.rl_module import RLModule, RLModuleSpec
 from marl_connectors.seeding import torch_stream
 from marl_connectors.typing import DEFAULT_MODULE_ID, AgentID, ModuleID
-
-
-class Agents(MaskedAgents, Protocol):
-    """The properties of an environment that pipelines need. An EnvSpec has them.
-
-    Attributes:
-        user_env: The environment that the user's builder functions get.
-    """
-
-    @property
-    def user_env(self) -> Any: ...
-
-    def space_of_all(self, kind: int) -> Space:
-        """The observation (0) or action (1) space of the single agent, or a Dict of the spaces of all agents."""
-        ...
 
 
 def build_setup(config: AlgorithmConfig) -> EnvSpec:
@@ -76,7 +61,7 @@ def build_setup(config: AlgorithmConfig) -> EnvSpec:
 
 def build_env_to_module(
     config: AlgorithmConfig,
-    setup: Agents,
+    setup: EnvDescription,
     *,
     device: torch.device | None = None,
     masking: Masking | None = None,
@@ -132,7 +117,7 @@ def _module_classes(config: AlgorithmConfig) -> list[type]:
     return [cls for cls in named if cls is not None]
 
 
-def build_module_to_env(config: AlgorithmConfig, setup: Agents, *, stateful: bool) -> ModuleToEnvPipeline:
+def build_module_to_env(config: AlgorithmConfig, setup: EnvDescription, *, stateful: bool) -> ModuleToEnvPipeline:
     """The module-to-env pipeline, with the user's pieces before the piece that scales and clips actions."""
     input_spaces = setup.space_of_all(0), setup.space_of_all(1)
     custom = call_builder(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from gymnasium import Space, spaces
@@ -14,6 +14,7 @@ from marl_connectors.connectors.action_masks import ACTION_MASK, flat_masks, is_
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from marl_connectors.connectors.connector_v2 import ConnectorV2
 from marl_connectors.connectors.env_to_module.action_masking import ActionMasking
+from marl_connectors.environments.spec import EnvDescription
 from marl_connectors.errors import ConfigError, did_you_mean
 from marl_connectors.spaces import describe, values_per_choice
 from marl_connectors.typing import AgentID
@@ -29,27 +30,6 @@ _DISTRIBUTIONS = (
     "_dist_cls_for",
 )
 """Methods of an RLModule that return its action distributions."""
-
-
-class MaskedAgents(Protocol):
-    """The agents of an environment, as far as masks need them.
-
-    Attributes:
-        single_agent: Whether there is a single agent without an id.
-        agent_ids: The ids of all agents.
-    """
-
-    single_agent: bool
-    agent_ids: list[AgentID]
-
-    @property
-    def info_masks(self) -> Mapping[AgentID, Any] | None:
-        """Maps agents to the first mask in their infos in the smoke test; None if there was no smoke test."""
-        ...
-
-    def agent_spaces(self, agent_id: AgentID) -> tuple[Space, Space]:
-        """An agent's observation and action space."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +70,7 @@ class Masking:
 
 def find_masking(
     action_mask_key: str | None,
-    env: MaskedAgents,
+    env: EnvDescription,
     *,
     pieces: Sequence[ConnectorV2],
     classes: Collection[type],
@@ -133,7 +113,7 @@ def find_masking(
     return _masking_by_convention(key, env, masked, pieces, classes)
 
 
-def _masking_by_key(key: str, env: MaskedAgents, masked: Mapping[AgentID, str]) -> Masking:
+def _masking_by_key(key: str, env: EnvDescription, masked: Mapping[AgentID, str]) -> Masking:
     """The masks under a key that the user has named."""
     _check_infos(key, env)
     if not masked and env.info_masks is not None:
@@ -148,7 +128,7 @@ def _masking_by_key(key: str, env: MaskedAgents, masked: Mapping[AgentID, str]) 
 
 def _masking_by_convention(
     key: str,
-    env: MaskedAgents,
+    env: EnvDescription,
     masked: Mapping[AgentID, str],
     pieces: Sequence[ConnectorV2],
     classes: Collection[type],
@@ -168,7 +148,7 @@ def _masking_by_convention(
     return Masking(key, True, True, f"{described} are applied. {stay}")
 
 
-def _names_in(env: MaskedAgents) -> list[str]:
+def _names_in(env: EnvDescription) -> list[str]:
     """The names of the parts of all Dict observations."""
     seen = [env.agent_spaces(agent_id)[0] for agent_id in env.agent_ids]
     return list(dict.fromkeys(str(key) for space in seen if isinstance(space, spaces.Dict) for key in space.spaces))
@@ -198,7 +178,7 @@ def masking_from_state(state: Mapping[str, Any]) -> Masking:
     return Masking(**{name: state[name] for name in Masking.__slots__})
 
 
-def _masked_agents(key: str, env: MaskedAgents) -> dict[AgentID, str]:
+def _masked_agents(key: str, env: EnvDescription) -> dict[AgentID, str]:
     """Maps each agent with masks to where they are: ``"observation"`` or ``"info"``."""
     masked: dict[AgentID, str] = {}
     for agent_id in env.agent_ids:
@@ -222,7 +202,7 @@ def _check_observation(agent_id: AgentID, key: str, pair: tuple[Space, Space]) -
         )
 
 
-def _check_infos(key: str, env: MaskedAgents) -> None:
+def _check_infos(key: str, env: EnvDescription) -> None:
     for agent_id, mask in (env.info_masks or {}).items():
         seen, action_space = env.agent_spaces(agent_id)
         if isinstance(seen, spaces.Dict) and key in seen.spaces:
@@ -273,7 +253,7 @@ def _has_own_distribution(cls: Any) -> bool:
     return any(_is_own(method) for name in _DISTRIBUTIONS if (method := getattr(cls, name, None)) is not None)
 
 
-def _described(masked: Mapping[AgentID, str], key: str, env: MaskedAgents) -> str:
+def _described(masked: Mapping[AgentID, str], key: str, env: EnvDescription) -> str:
     """Describes masks, as in ``"'action_mask' in the observations of player_1, player_2"``."""
     parts = []
     for place, word in (("observation", "observations"), ("info", "infos")):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import gymnasium as gym
 from gymnasium import Space
@@ -25,6 +25,38 @@ from marl_connectors.environments.vector.failures import ENV_ERRORS, Watched, cl
 from marl_connectors.errors import ConfigError, EnvError, MarlConnectorsError, describe_error
 from marl_connectors.seeding import stream
 from marl_connectors.typing import DEFAULT_AGENT_ID, AgentID
+
+
+class EnvDescription(Protocol):
+    """The properties of an environment that pipelines and action masks need.
+
+    An EnvSpec has them, and so has the description of the environment that a policy reads from a checkpoint.
+
+    Attributes:
+        single_agent: Whether there is a single agent without an id.
+        agent_ids: The ids of all agents.
+    """
+
+    single_agent: bool
+    agent_ids: list[AgentID]
+
+    @property
+    def user_env(self) -> Any:
+        """The environment that the user's builder functions get."""
+        ...
+
+    @property
+    def info_masks(self) -> Mapping[AgentID, Any] | None:
+        """Maps agents to the first mask in their infos in the smoke test; None if there was no smoke test."""
+        ...
+
+    def agent_spaces(self, agent_id: AgentID) -> tuple[Space, Space]:
+        """An agent's observation and action space."""
+        ...
+
+    def space_of_all(self, kind: int) -> Space:
+        """The observation (0) or action (1) space of the single agent, or a Dict of the spaces of all agents."""
+        ...
 
 
 class EnvSpec:

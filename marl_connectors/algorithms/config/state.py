@@ -278,7 +278,7 @@ class _Decoder:
                 pass
             case _:
                 raise CheckpointError(f"{self._who}: expected the description of a dataclass, but it is {brief(data)}.")
-        package, _, _ = name.partition(".")
+        package = name.partition(":")[0].partition(".")[0]
         cls: Any = _DATACLASSES.get(name.rpartition(":")[2]) if package in LIBRARY else None
         if cls is None:
             kind = _DATACLASS if expected is _VALUE else _CALLABLE_DATACLASS if expected is _FUNCTION else expected

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 from marl_connectors.algorithms.config.sections import section_of
-from marl_connectors.algorithms.mappo.model_config import MAPPOModelConfig
+from marl_connectors.algorithms.mappo.rl_module import MAPPOModelConfig
 from marl_connectors.algorithms.ppo.config import PPOConfig, PPOTrainingSettings
 from marl_connectors.connectors.learner.add_env_states_from_episodes_to_train_batch import (
     AddEnvStatesFromEpisodesToTrainBatch,

@@ -1,18 +1,32 @@
-"""The default module of MAPPO: PPO's policy, and a separate critic."""
+"""The default module of MAPPO, which has PPO's policy and a separate critic, and its settings."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
 from torch import Tensor
 
-from marl_connectors.algorithms.mappo.model_config import MAPPOModelConfig
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
 from marl_connectors.columns import Columns
 from marl_connectors.errors import ModuleError
+from marl_connectors.rl_module.default_model_config import SIZES, DefaultModelConfig
 from marl_connectors.rl_module.layers import MLP, Initializers, TrainingLayers
+from marl_connectors.validators import integer, optional
+
+
+@dataclasses.dataclass
+class MAPPOModelConfig(DefaultModelConfig):
+    """PPO's settings of modules, and those of the critic, which shares no layers: ``vf_share_layers`` is ignored.
+
+    Attributes:
+        critic_hiddens: The sizes of the critic's hidden layers; None for ``fcnet_hiddens``.
+        critic_inputs: The number of the critic's inputs. The algorithm sets it.
+    """
+
+    critic_hiddens: Annotated[Sequence[int] | None, optional(SIZES)] = None
+    critic_inputs: Annotated[int, integer(min=0)] = 0
 
 
 class DefaultMAPPORLModule(DefaultPPORLModule):

@@ -20,7 +20,7 @@ from helpers.envs.scripted_envs import LifeEnv, small_config
 from marl_connectors import MAPPOConfig, PPOConfig
 from marl_connectors.algorithms.config.algorithm_config import AlgorithmConfig
 from marl_connectors.algorithms.config.state import config_from_state, config_to_state, to_state
-from marl_connectors.algorithms.mappo.model_config import MAPPOModelConfig
+from marl_connectors.algorithms.mappo.rl_module import MAPPOModelConfig
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
 from marl_connectors.cli.run_settings import RunSettings
 from marl_connectors.cli.values import key_value
