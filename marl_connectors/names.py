@@ -94,8 +94,8 @@ def import_module(name: str, *, who: str, error: type[MarlConnectorsError]) -> A
 def qualified_name(obj: Any) -> str | None:
     """``"module:name"`` if another process finds this very object by it, else None.
 
-    What this library exports has its public name, ``"marl_connectors:PPOConfig"``, whichever module defines it. Lambdas,
-    local functions, and objects of the started script (``__main__``) have no name.
+    What this library exports has its public name, such as ``"marl_connectors:PPOConfig"``, whichever module defines
+    it. Lambdas, local functions, and objects of the started script (``__main__``) have no name.
     """
     module_name, name = getattr(obj, "__module__", None), getattr(obj, "__qualname__", None)
     if not module_name or not name or module_name == "__main__" or "<" in name:

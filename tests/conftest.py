@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import multiprocessing.context
 import os
 import random
 import sys
@@ -12,26 +14,14 @@ os.environ.setdefault("MPLBACKEND", "agg")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy is imported, as the command line does
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-import hypothesis
 import numpy as np
 import pytest
 
 pytest.register_assert_rewrite("helpers")
 
-# The same examples in every run, and no limit on the time of one: the machine may be busy.
-hypothesis.settings.register_profile(
-    "repeatable", derandomize=True, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
-)
-hypothesis.settings.register_profile("search", deadline=None, max_examples=1000)
-# Other examples in every run, and so many that tests/contracts/test_random_histories.py lives through over 30,000.
-hypothesis.settings.register_profile(
-    "long",
-    deadline=None,
-    max_examples=2000,
-    print_blob=True,
-    suppress_health_check=[hypothesis.HealthCheck.too_slow],
-)
-hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+from helpers.examples import load_profile  # noqa: E402  # after the line that lets pytest rewrite its asserts
+
+load_profile()
 
 
 def pytest_collection_modifyitems(items):
@@ -43,6 +33,25 @@ def pytest_collection_modifyitems(items):
     if not torch.cuda.is_available():
         for item in on_gpu:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def pytest_collection_finish():
+    """Collected tests live as long as the process, so the garbage collector need not visit them again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _worker_processes_find_everything_imported():
+    """The process that workers are forked from imports torch and the library once, so that a worker starts at once."""
+    preload = multiprocessing.context.BaseContext.set_forkserver_preload
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(
+            multiprocessing.context.BaseContext,
+            "set_forkserver_preload",
+            lambda self, modules: preload(self, [*modules, "marl_connectors.algorithms.ppo"]),
+        )
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -9,9 +9,10 @@ import os
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.examples import examples
 from marl_connectors.checkpoints import STATE_FILE, TENSORS_FILE, is_checkpoint, load_state, save_state
 from marl_connectors.errors import CheckpointError
 
@@ -42,7 +43,7 @@ def checkpoint(tmp_path):
     return path
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(state=STATES)
 def test_plain_data_comes_back_with_its_types(tmp_path_factory, state):
     path = tmp_path_factory.mktemp("state") / "checkpoint"

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.episodes.observation_histories import AGENTS, HISTORIES, MAPPINGS, MODULES, acting, assert_same
+from helpers.examples import examples
 from marl_connectors import Columns, RLModule
 from marl_connectors.connectors.common.flatten_observations import FlattenObservations
 from marl_connectors.connectors.connector_v2 import item_key
@@ -50,7 +51,7 @@ def test_a_forbidden_action_is_never_drawn_and_never_the_most_likely(favourite):
     assert (distribution.log_probs.exp()[:, [0, 3]] == 0).all()
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.lists(st.tuples(st.floats(-20, 20), st.floats(-20, 20), st.booleans()), min_size=1, max_size=80))
 def test_the_rest_is_the_distribution_over_the_allowed_actions_alone(numbers):
     """Log-probabilities, entropy, KL divergence and their gradients, against those of fewer logits."""
@@ -168,7 +169,7 @@ def play(histories, mapping, kinds):
     return episodes, spaces.Dict(seen), spaces.Dict(dict.fromkeys(AGENTS, ACTIONS))
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(HISTORIES, MAPPINGS, st.fixed_dictionaries(dict.fromkeys(AGENTS, st.sampled_from(list(KINDS)))), st.data())
 def test_items_and_columns_are_the_same(histories, mapping, kinds, data):
     source = data.draw(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.episodes.multi_agent_histories import (
@@ -16,6 +16,7 @@ from helpers.episodes.multi_agent_histories import (
     columns_of,
     play,
 )
+from helpers.examples import examples
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from marl_connectors.connectors.connector_v2 import ConnectorV2, item_key
 from marl_connectors.connectors.defaults import learner_pipeline
@@ -81,7 +82,7 @@ def assert_same(one, other):
         np.testing.assert_array_equal(np.array(one), np.array(other))
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     st.integers(1, 4),
     st.integers(0, 3),
@@ -104,7 +105,7 @@ def test_a_view_answers_as_an_episode_that_has_the_step(
     assert_same(asked(view, name, indices, **options), asked(real, name, indices, **options))
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     st.integers(1, 4),
     st.integers(0, 3),
@@ -190,7 +191,7 @@ def test_a_view_goes_on_where_its_episode_is_packed_into_a_rollout():
     assert rows.get("rewards").tolist() == [0.5, 8.0, 2.5, 0.0]
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(EPISODES, MAPPINGS)
 def test_env_steps_of_a_multi_agent_episode_stay_as_they_are(histories, mapping):
     for episode in play(histories, mapping):
@@ -237,7 +238,7 @@ class LikeRLlib(ConnectorV2):
         return batch
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(EPISODES, MAPPINGS)
 def test_a_piece_written_for_rllib_gives_the_same_on_both_sides(histories, mapping):
     episodes = play(histories, mapping)

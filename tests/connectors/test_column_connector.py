@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from hypothesis import given, settings
+from hypothesis import given
 
 from helpers.custom_pieces import MortalEnv, by_agent, config, train_and_spy
 from helpers.episodes.multi_agent_histories import (
@@ -21,6 +21,7 @@ from helpers.episodes.multi_agent_histories import (
     real_rows,
     sorted_by_observation,
 )
+from helpers.examples import examples
 from marl_connectors.connectors.column_connector import ColumnConnector
 from marl_connectors.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from marl_connectors.connectors.connector_v2 import ConnectorV2
@@ -88,7 +89,7 @@ def real_items(batch):
 
 
 @pytest.mark.parametrize("place", range(1, 7))  # the first piece makes the episodes longer
-@settings(max_examples=20)
+@examples(20)
 @given(histories=EPISODES, mapping=MAPPINGS)
 def test_a_train_batch_is_the_same_on_items_and_columns_wherever_the_piece_stands(place, histories, mapping):
     episodes = play(histories, mapping)
@@ -105,7 +106,7 @@ def test_a_train_batch_is_the_same_on_items_and_columns_wherever_the_piece_stand
 
 
 @pytest.mark.parametrize("place", range(5))
-@settings(max_examples=20)
+@examples(20)
 @given(histories=EPISODES, mapping=MAPPINGS)
 def test_a_forward_batch_is_the_same_on_items_and_columns_wherever_the_piece_stands(place, histories, mapping):
     episodes = play(histories, mapping)

@@ -2,9 +2,10 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.spaces.utils import flatten, flatten_space
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.examples import examples
 from marl_connectors.connectors.common.flatten_observations import FlattenObservations
 from marl_connectors.connectors.env_to_module import flatten_observations
 from marl_connectors.connectors.flattening import Flattener
@@ -43,7 +44,7 @@ SPACES = st.recursive(
 )
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(SPACES)
 def test_any_space_is_flattened_as_gymnasium_does(space):
     space.seed(1)

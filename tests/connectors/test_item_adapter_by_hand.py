@@ -9,10 +9,11 @@ import numpy as np
 import optree
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.episodes.multi_agent_histories import EPISODES, MAPPINGS, columns_of, make_modules, play
+from helpers.examples import examples
 from marl_connectors import (
     AddColumnsFromEpisodesToTrainBatch,
     AddInfosFromEpisodesToTrainBatch,
@@ -28,8 +29,8 @@ from marl_connectors.connectors.connector_v2 import ConnectorV2, item_key
 from marl_connectors.connectors.defaults import learner_pipeline
 from marl_connectors.connectors.item_adapter import to_columns, to_items
 
-few = settings(max_examples=20, deadline=None)
-many = settings(max_examples=400, deadline=None)
+few = examples(20)
+many = examples(400)
 
 
 def agents(episodes, *, train):

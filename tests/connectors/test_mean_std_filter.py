@@ -4,10 +4,11 @@ import json
 import numpy as np
 import pytest
 from gymnasium import spaces
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.episodes.observation_histories import as_spaces, newest, play
+from helpers.examples import examples
 from marl_connectors.checkpoints import load_state, save_state
 from marl_connectors.connectors.env_to_module.mean_std_filter import MeanStdFilter
 from marl_connectors.connectors.running_stats import Moments
@@ -92,7 +93,7 @@ def test_reset_forgets():
 VECTORS = st.lists(st.tuples(st.floats(-1000, 1000), st.floats(-1000, 1000)), min_size=1, max_size=12)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.lists(VECTORS, min_size=1, max_size=4), st.lists(VECTORS, min_size=1, max_size=4))
 def test_merging_is_as_if_one_filter_had_seen_everything(first, second):
     """Two rounds, with a merge after each: what was shared before is not counted once for each copy."""
@@ -127,7 +128,7 @@ def test_far_from_zero_the_deviation_is_still_right():
     np.testing.assert_allclose(std, values.std(0, ddof=1), rtol=1e-6)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats(-50, 50)), min_size=1, max_size=30))
 def test_moments_of_many_streams_are_those_of_each(pairs):
     index, values = np.array([i for i, _ in pairs]), np.array([[x] for _, x in pairs])

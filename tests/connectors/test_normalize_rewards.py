@@ -9,10 +9,11 @@ import json
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.episodes.multi_agent_histories import EPISODES, MAPPINGS, agent_episodes, columns_of, make_modules, play
+from helpers.examples import examples
 from marl_connectors import ConfigError, PPOConfig
 from marl_connectors.connectors.item_adapter import to_items
 from marl_connectors.connectors.learner.add_columns_from_episodes_to_train_batch import (
@@ -84,7 +85,7 @@ def test_rewards_are_divided_by_the_deviation_of_the_running_return(form):
     assert piece.standard_deviations() == {"default_policy": pytest.approx(deviation)}
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(REWARDS, st.lists(st.integers(0, 12), max_size=4), st.sampled_from(["items", "columns"]), st.booleans())
 def test_the_return_goes_on_through_the_chunks_of_an_episode(rewards, cuts, form, together):
     """In one batch or in several, the statistics are those of the whole episode."""
@@ -102,7 +103,7 @@ def test_the_return_goes_on_through_the_chunks_of_an_episode(rewards, cuts, form
     assert saved["returns"].tolist() == pytest.approx([returns[-1]])
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(EPISODES, MAPPINGS, st.booleans())
 def test_items_and_columns_give_the_same(histories, mapping, after_columns):
     episodes = play(histories, mapping)
@@ -196,7 +197,7 @@ def test_episodes_keep_their_rewards():
     assert list(episode.get_rewards()) == [5.0, -5.0]
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.lists(st.lists(st.floats(-1e3, 1e3), max_size=8), min_size=1, max_size=4))
 def test_merged_moments_are_those_of_all_numbers(parts):
     merged = Moments()

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 from gymnasium import spaces
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.episodes.observation_histories import (
@@ -24,6 +24,7 @@ from helpers.episodes.observation_histories import (
     play,
     train,
 )
+from helpers.examples import examples
 from marl_connectors.connectors.common.flatten_observations import FlattenObservations
 from marl_connectors.connectors.common.frame_stacking import FrameStacking
 from marl_connectors.connectors.connector_v2 import ConnectorV2
@@ -80,7 +81,6 @@ FILTERS = [
     (partial(MeanStdFilter, de_mean_to_zero=False, clip_by_value=None), IMAGE),
     (partial(MeanStdFilter, de_std_to_one=False, clip_by_value=1.0), NESTED),
 ]
-few = partial(settings, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def made(make, observation_space, action_space):
@@ -88,7 +88,7 @@ def made(make, observation_space, action_space):
 
 
 @pytest.mark.parametrize(("make", "observation_space", "action_space"), WRITING)
-@few(max_examples=6)
+@examples(6)
 @given(histories=HISTORIES, mapping=MAPPINGS, cut=st.booleans())
 def test_newest_observations_are_written_back_alike(make, observation_space, action_space, histories, mapping, cut):
     episodes = play(histories, mapping, observation_space, action_space, cut=cut)
@@ -96,7 +96,7 @@ def test_newest_observations_are_written_back_alike(make, observation_space, act
 
 
 @pytest.mark.parametrize(("make", "observation_space"), FILTERS)
-@few(max_examples=8)
+@examples(8)
 @given(histories=HISTORIES, mapping=MAPPINGS, cut=st.booleans())
 def test_filtered_observations_are_alike(make, observation_space, histories, mapping, cut):
     episodes = play(histories, mapping, observation_space, cut=cut)
@@ -105,7 +105,7 @@ def test_filtered_observations_are_alike(make, observation_space, histories, map
 
 @pytest.mark.parametrize("num_frames", [1, 3])
 @pytest.mark.parametrize("observation_space", [VECTOR, IMAGE, spaces.Dict({"i": IMAGE, "b": spaces.MultiBinary(2)})])
-@few(max_examples=5)
+@examples(5)
 @given(histories=HISTORIES, mapping=MAPPINGS, cut=st.booleans())
 def test_stacked_frames_are_alike(num_frames, observation_space, histories, mapping, cut):
     episodes = play(histories, mapping, observation_space, cut=cut)
@@ -118,7 +118,7 @@ LEARNING = [case for case in WRITING if case[0] not in (Tripled, TripledOneByOne
 
 
 @pytest.mark.parametrize(("make", "observation_space", "action_space"), LEARNING)
-@few(max_examples=5)
+@examples(5)
 @given(histories=HISTORIES, mapping=MAPPINGS, cut=st.booleans())
 def test_learner_batches_are_alike(make, observation_space, action_space, histories, mapping, cut):
     episodes = play(histories, mapping, observation_space, action_space, cut=cut)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from gymnasium import spaces
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.examples import examples
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.env_to_module.mean_std_filter import MeanStdFilter
 from marl_connectors.connectors.observation_transform import AgentLookup, Steps
@@ -59,7 +60,7 @@ def rows_at(rollout, row, first_rows, *, t_started=(), as_slice=True):
     )
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=4), st.integers(4, 6), st.integers(1, 5), st.data())
 def test_the_newest_items_are_the_same_for_one_run_of_rows_and_for_single_positions(first_rows, row, n, data):
     column, newest = data.draw(st.sampled_from([(Columns.OBS, 0), (Columns.REWARDS, -1), (Columns.ACTIONS, -1)]))

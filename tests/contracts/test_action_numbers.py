@@ -6,10 +6,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from gymnasium import spaces
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.envs.scripted_envs import BOX, LifeEnv, Recorded, small_config
+from helpers.examples import examples
 from marl_connectors import SingleAgentEpisode
 from marl_connectors.episodes.bootstrap_view import extended
 from marl_connectors.episodes.lane_storage import LaneStorage
@@ -129,7 +130,7 @@ def test_a_chunks_lookback_and_a_successor_that_is_played_on_by_hand():
         mine.add_env_step(np.zeros(2, np.float32), 7, 0.0, extra_model_outputs=outputs)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.integers(-5, 5), st.lists(st.integers(0, 2), min_size=1, max_size=5), st.booleans())
 def test_by_hand_actions_are_the_values_of_the_space(start, numbers, to_numpy):
     episode = SingleAgentEpisode(

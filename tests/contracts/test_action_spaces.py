@@ -7,7 +7,6 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from helpers.envs.failing_envs import start_workers_fast
 from helpers.envs.spaces_env import SpacesEnv
 from marl_connectors import ConnectorV2, PPOConfig
 from marl_connectors.algorithms.algorithm import Algorithm
@@ -105,7 +104,6 @@ def test_what_a_copy_draws_does_not_depend_on_the_others(name, settings):
 
 
 def test_actions_with_parts_reach_worker_processes():
-    start_workers_fast()
     config = config_of(ACTIONS["nested"], {})
     _, here = chunks_of(config)
     _, there = chunks_of(config.copy().env_runners(num_env_workers=2))

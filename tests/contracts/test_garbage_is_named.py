@@ -11,7 +11,6 @@ import pytest
 from gymnasium import spaces
 from pettingzoo import AECEnv, ParallelEnv
 
-from helpers.envs.failing_envs import start_workers_fast
 from helpers.envs.scripted_envs import small_config
 from marl_connectors.environments.vector.sub_environment import InvalidDataCheck, SubEnvironment
 from marl_connectors.errors import EnvError
@@ -21,11 +20,6 @@ BAD_REWARDS = {"reward": np.nan, "text reward": "x"}
 BAD_FLAGS = {"flag": "yes", "number": 2}
 NAN = np.full(2, np.nan, np.float32)
 TEXTS = np.array(["u", "v"])
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _fast_starts():
-    start_workers_fast()
 
 
 class Invalid(ParallelEnv):

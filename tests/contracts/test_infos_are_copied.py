@@ -5,16 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from helpers.envs.failing_envs import start_workers_fast
 from helpers.envs.reusing_envs import ReusingInfos, ReusingVector
 from helpers.envs.scripted_envs import small_config
 from marl_connectors.environments.vector.sub_environment import copied
 from marl_connectors.trees import leaves
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _fast_starts():
-    start_workers_fast()
 
 
 @pytest.mark.parametrize(("env", "workers"), [(ReusingInfos, 0), (ReusingInfos, 2), (ReusingVector, 0)])

@@ -7,7 +7,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 
 from helpers.episodes.multi_agent_histories import (
     ACT_SPACE,
@@ -22,6 +22,7 @@ from helpers.episodes.multi_agent_histories import (
     real_rows,
     sorted_by_observation,
 )
+from helpers.examples import examples
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
 from marl_connectors.connectors.common.add_observations_from_episodes_to_batch import (
     AddObservationsFromEpisodesToBatch,
@@ -61,7 +62,7 @@ def assert_same_items(one, other):
             np.testing.assert_array_equal(np.array(one[name][key]), np.array(other[name][key]), err_msg=f"{name} {key}")
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(EPISODES, MAPPINGS)
 def test_newest_observations_are_the_same_on_items_and_columns(histories, mapping):
     episodes = play(histories, mapping)
@@ -73,7 +74,7 @@ def test_newest_observations_are_the_same_on_items_and_columns(histories, mappin
     assert_same_items(items, to_items(batch))
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(EPISODES, MAPPINGS)
 def test_train_columns_are_the_same_on_items_and_columns(histories, mapping):
     episodes = play(histories, mapping)
@@ -92,7 +93,7 @@ def test_train_columns_are_the_same_on_items_and_columns(histories, mapping):
     )
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(EPISODES, MAPPINGS)
 def test_with_a_step_more_the_train_columns_are_the_same_in_all_rows(histories, mapping):
     episodes = play(histories, mapping)
@@ -111,7 +112,7 @@ def test_with_a_step_more_the_train_columns_are_the_same_in_all_rows(histories, 
         np.testing.assert_array_equal(group["loss_mask"], group.rows.acted)
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(EPISODES, MAPPINGS)
 def test_env_to_module_pipeline_is_the_same_on_items_and_columns(histories, mapping):
     episodes = play(histories, mapping)
@@ -126,7 +127,7 @@ def test_env_to_module_pipeline_is_the_same_on_items_and_columns(histories, mapp
     assert all(isinstance(t, torch.Tensor) for columns in items.values() for t in columns.values())
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(EPISODES, MAPPINGS)
 def test_actions_reach_the_same_agents_on_items_and_columns(histories, mapping):
     episodes = play(histories, mapping)
@@ -153,7 +154,7 @@ def test_actions_reach_the_same_agents_on_items_and_columns(histories, mapping):
 
 
 @pytest.mark.parametrize("standardize", [False, True])
-@settings(max_examples=20)
+@examples(20)
 @given(histories=EPISODES, mapping=MAPPINGS)
 def test_ppo_train_batch_is_the_same_on_items_and_columns(standardize, histories, mapping):
     episodes = play(histories, mapping)
@@ -168,7 +169,7 @@ def test_ppo_train_batch_is_the_same_on_items_and_columns(standardize, histories
     assert {"advantages", "value_targets"} <= set(next(iter(items.values())))
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(histories=EPISODES, mapping=MAPPINGS)
 def test_advantages_are_the_same_with_and_without_a_step_more(histories, mapping):
     """Without it, the last observations are read from the episodes."""

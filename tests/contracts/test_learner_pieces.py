@@ -7,7 +7,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.envs.scripted_envs import LifeEnv, small_config
@@ -22,6 +22,7 @@ from helpers.episodes.multi_agent_histories import (
     play,
     real_rows,
 )
+from helpers.examples import examples
 from marl_connectors import ConfigError
 from marl_connectors.algorithms.ppo.rl_module import DefaultPPORLModule
 from marl_connectors.connectors.connector_v2 import ConnectorV2, item_key
@@ -90,7 +91,7 @@ def plain(item):
 
 @pytest.mark.parametrize("name", list(PIECES))
 @pytest.mark.parametrize("step_more", [True, False])
-@settings(max_examples=15)
+@examples(15)
 @given(histories=EPISODES, mapping=MAPPINGS, noted=st.booleans())
 def test_a_piece_gives_the_same_on_items_and_columns(name, step_more, histories, mapping, noted):
     episodes = play(histories, mapping)
@@ -230,7 +231,7 @@ def test_returns_to_go_are_discounted_sums_until_the_end_of_the_chunk(gamma, exp
     assert items == {("x",): [*expected[:3], 0.0], ("y",): [expected[3], 0.0]}
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.lists(st.lists(st.floats(-8, 8), min_size=1, max_size=9), min_size=1, max_size=4), st.floats(0, 1))
 def test_discounted_sums_are_those_of_a_loop(episodes, gamma):
     expected = []
@@ -282,7 +283,7 @@ def test_an_unknown_option_is_a_type_error(piece):
 # What must not reach a loss.
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(EPISODES, MAPPINGS, st.booleans())
 def test_what_stands_in_the_rows_of_last_observations_changes_nothing(histories, mapping, also_observations):
     """Last observations matter unless the episode has terminated."""
@@ -313,7 +314,7 @@ def test_what_stands_in_the_rows_of_last_observations_changes_nothing(histories,
             np.testing.assert_array_equal(np.array(items), np.array(found[1][module_id][name]), err_msg=name)
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(EPISODES, MAPPINGS)
 def test_advantages_are_standardised_over_each_modules_own_real_rows(histories, mapping):
     episodes = play(histories, mapping)

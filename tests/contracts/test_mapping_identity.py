@@ -11,7 +11,7 @@ import copy
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.envs.echo_games import (
@@ -24,6 +24,7 @@ from helpers.envs.echo_games import (
     games_of,
     lanes_of,
 )
+from helpers.examples import examples
 from helpers.planted_faults import FAULTS, Fault
 from marl_connectors.connectors.common.agent_to_module_mapping import AgentToModuleMapping
 from marl_connectors.connectors.common.module_to_agent_unmapping import ModuleToAgentUnmapping
@@ -58,7 +59,7 @@ def mapped_items(draw):
     return Modules.fromkeys(modules), batch
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(mapped_items())
 def test_mapping_there_and_back_is_the_identity_for_ids_of_any_kind(case):
     modules, batch = case
@@ -88,7 +89,7 @@ def tables(draw):
     return draw(st.permutations(table)), draw(st.integers(1, len(KINDS)))
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(tables())
 def test_pipelines_on_columns_give_each_agent_the_answer_to_its_own_observation(case):
     table, kinds = case
@@ -111,7 +112,7 @@ def test_pipelines_on_columns_give_each_agent_the_answer_to_its_own_observation(
     assert answered == sum(acts for _, _, acts, _ in table)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(tables())
 def test_pipelines_on_items_give_each_agent_the_answer_to_its_own_observation(case):
     table, kinds = case
@@ -187,7 +188,7 @@ def rules(draw):
     )
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(rules(), st.integers(1, 3), st.integers(0, 3), st.lists(st.integers(1, 6), max_size=5), st.integers(0, 99))
 def test_in_any_run_each_agent_gets_the_answer_to_its_own_observation(rules, num_envs, lookback, fragments, seed):
     run = echo_run(rules, num_envs=num_envs, lookback=lookback, seed=seed)
@@ -196,7 +197,7 @@ def test_in_any_run_each_agent_gets_the_answer_to_its_own_observation(rules, num
     assert_fine(run)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(rules(), st.integers(1, 3), st.lists(st.integers(1, 6), max_size=5), st.integers(0, 99))
 def test_in_any_run_on_items_each_agent_gets_the_answer_to_its_own_observation(rules, num_envs, fragments, seed):
     run = echo_run(rules, num_envs=num_envs, items=True, seed=seed)

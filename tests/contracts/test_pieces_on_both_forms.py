@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 from gymnasium import spaces
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.episodes.observation_histories import (
@@ -23,6 +23,7 @@ from helpers.episodes.observation_histories import (
     newest,
     play,
 )
+from helpers.examples import examples
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.connector_v2 import item_key, unstack
 from marl_connectors.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
@@ -35,7 +36,6 @@ from marl_connectors.connectors.module_to_env.normalize_and_clip_actions import 
 from marl_connectors.episodes.batch import ColumnBatch
 from marl_connectors.trees import tree_map
 
-few = partial(settings, deadline=None, max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 BOX = partial(spaces.Box, dtype=np.float32)
 FROM_3 = spaces.Discrete(4, start=3)
 
@@ -53,13 +53,13 @@ class MinusTheMean(MultiAgentObservationPreprocessor):
         return {agent_id: observation - mean for agent_id, observation in observations.items() if agent_id != "c"}
 
 
-@few()
+@examples(15)
 @given(histories=HISTORIES, mapping=MAPPINGS, cut=st.booleans())
 def test_one_agents_observations_are_preprocessed_alike(histories, mapping, cut):
     assert_newest_same(ByName, play(histories, mapping, VECTOR, cut=cut))
 
 
-@few()
+@examples(15)
 @given(histories=HISTORIES, mapping=MAPPINGS, cut=st.booleans())
 def test_a_pipeline_preprocesses_all_agents_observations_alike(histories, mapping, cut):
     episodes = play(histories, mapping, VECTOR, cut=cut)
@@ -75,7 +75,7 @@ def test_a_pipeline_preprocesses_all_agents_observations_alike(histories, mappin
 
 
 @pytest.mark.parametrize("observation_space", [VECTOR, NESTED, IMAGE])
-@few()
+@examples(15)
 @given(histories=HISTORIES, mapping=MAPPINGS, cut=st.booleans())
 def test_what_is_in_the_batch_is_written_back_alike(observation_space, histories, mapping, cut):
     episodes = play(histories, mapping, observation_space, cut=cut)
@@ -108,7 +108,7 @@ def test_what_is_in_the_batch_is_written_back_alike(observation_space, histories
     ],
 )
 @pytest.mark.parametrize("arguments", [{}, {"normalize_actions": False, "clip_actions": True}])
-@few(max_examples=6)
+@examples(6)
 @given(histories=HISTORIES, mapping=MAPPINGS, seed=st.integers(0, 99))
 def test_actions_are_translated_alike(action_space, arguments, histories, mapping, seed):
     group = newest(play(histories, mapping, VECTOR, action_space))

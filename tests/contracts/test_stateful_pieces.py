@@ -8,7 +8,7 @@ import numpy as np
 import optree
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.episodes.stateful_histories import (
@@ -30,6 +30,7 @@ from helpers.episodes.stateful_histories import (
     state_after,
     train_columns,
 )
+from helpers.examples import examples
 from marl_connectors import Columns
 from marl_connectors.connectors.column_connector import ColumnConnector
 from marl_connectors.connectors.common.add_time_dim_to_batch_and_zero_pad import AddTimeDimToBatchAndZeroPad
@@ -83,7 +84,7 @@ def sorted_batches(*batches):
     return [{m: in_order(columns) for m, columns in batch.items()} for batch in batches]
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(EPISODES, MAPPINGS, LENGTHS, st.booleans())
 def test_train_batches_are_the_same_on_items_and_columns(histories, mapping, length, is_dict):
     modules = MODULES[length, is_dict]
@@ -96,7 +97,7 @@ def test_train_batches_are_the_same_on_items_and_columns(histories, mapping, len
     assert_same(*sorted_batches(items, by_module(columns)))
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(EPISODES, MAPPINGS, LENGTHS, st.booleans(), st.booleans(), st.booleans())
 def test_ppo_batches_are_the_same_on_items_and_columns(histories, mapping, length, is_dict, one_more, standardize):
     modules = MODULES[length, is_dict]
@@ -112,7 +113,7 @@ def test_ppo_batches_are_the_same_on_items_and_columns(histories, mapping, lengt
     assert_same(*sorted_batches(items, by_module(columns)), atol=1e-4)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(EPISODES, MAPPINGS, st.booleans())
 def test_forward_batches_are_the_same_on_items_and_columns(histories, mapping, is_dict):
     modules = MODULES[3, is_dict]
@@ -123,7 +124,7 @@ def test_forward_batches_are_the_same_on_items_and_columns(histories, mapping, i
     assert_same(*sorted_batches(items, by_module(columns)))
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(EPISODES, MAPPINGS, LENGTHS)
 def test_sequences_are_stretches_of_one_life_that_begin_in_the_state_it_was_in(histories, mapping, length):
     """Held against what each agent observed, and in which state, written down while the history was played."""
@@ -187,7 +188,7 @@ def alone(number, steps, t_started, module, lookback):
 
 
 @pytest.mark.parametrize("name", ["gru", "lstm", "count"])
-@settings(max_examples=15)
+@examples(15)
 @given(parts=st.lists(st.tuples(st.integers(1, 7), st.booleans()), min_size=1, max_size=4), length=LENGTHS)
 def test_single_agent_batches_are_the_same_on_items_and_columns(name, parts, length):
     module = MODULES[length, False][name]
@@ -236,7 +237,7 @@ def with_piece(pipeline, place, piece):
     return pipeline
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(EPISODES, MAPPINGS, LENGTHS, st.booleans(), st.integers(0, 9))
 def test_a_piece_on_items_anywhere_leaves_a_train_batch_in_columns_as_it_is(histories, mapping, length, is_dict, place):
     modules = MODULES[length, is_dict]
@@ -258,7 +259,7 @@ def on_items(piece):
 
 
 @pytest.mark.parametrize("places", [(3,), (4,), (3, 4)], ids=str)
-@settings(max_examples=15)
+@examples(15)
 @given(histories=EPISODES, mapping=MAPPINGS, length=LENGTHS)
 def test_columns_are_made_of_sequences_that_a_piece_on_items_has_cut(places, histories, mapping, length):
     modules = MODULES[length, False]
@@ -337,7 +338,7 @@ def test_the_state_before_a_cut_that_was_not_kept_is_an_error_on_items_and_colum
         pipeline.run(train_columns([rest], modules), rl_module=modules, episodes=[rest])
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(EPISODES, MAPPINGS, st.booleans())
 def test_actions_and_states_reach_the_same_agents_on_items_and_columns(histories, mapping, is_dict):
     modules = MODULES[3, is_dict]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from helpers.envs.batched_envs import Worlds
-from helpers.envs.failing_envs import FailingEnv, start_workers_fast
+from helpers.envs.failing_envs import FailingEnv
 from helpers.envs.gymnasium_envs import vector_maker
 from helpers.envs.random_aec import RandomAEC
 from helpers.envs.scripted_envs import LifeEnv, ScriptEnv, Step, small_config
@@ -25,11 +25,6 @@ KINDS = {
 
 
 VECTORS = {mode: vector_maker(mode) for mode in ("NEXT_STEP wrapped", "SAME_STEP")}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _fast_starts():
-    start_workers_fast()
 
 
 def algo_of(kind, *, num_envs=3, pieces=None, **runner):

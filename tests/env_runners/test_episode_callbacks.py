@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from helpers.envs.batched_envs import Worlds
-from helpers.envs.failing_envs import FailingEnv, start_workers_fast
+from helpers.envs.failing_envs import FailingEnv
 from helpers.envs.gymnasium_envs import vector_maker
 from helpers.envs.random_aec import RandomAEC
 from helpers.envs.scripted_envs import LifeEnv, ScriptEnv, Step, small_config
@@ -28,11 +28,6 @@ KINDS = {
 }
 VECTORS = {mode: vector_maker(mode) for mode in ("NEXT_STEP wrapped", "NEXT_STEP", "SAME_STEP")}
 KINDS_AND_VECTORS = {**KINDS, **VECTORS}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _fast_starts():
-    start_workers_fast()
 
 
 def clock_of(env, index):

@@ -7,10 +7,11 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pettingzoo.test import api_test, seed_test
 
+from helpers.examples import examples
 from marl_connectors.environments.adapters.turn_based import TurnBasedEnv
 from marl_envs import last_stone_v0
 
@@ -151,7 +152,7 @@ def slow_values(left, pile, stones, max_take, n_players):
     return next(line for line in lines if line[0] == top)
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(st.integers(2, 3), st.integers(1, 5), st.integers(1, 3))
 def test_optimal_returns_are_those_of_a_search_through_all_lines(n_players, stones, max_take):
     env = started(n_players=n_players, stones=stones, max_take=max_take)
@@ -182,7 +183,7 @@ def test_random_returns_are_the_mean_of_random_games():
     np.testing.assert_allclose(np.mean(games, axis=0), env.random_returns, atol=4 * 0.045)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.integers(2, 5), st.integers(1, 12), st.integers(1, 4), st.integers(0, 2**31))
 def test_payments_sum_to_zero_and_are_all_different(n_players, stones, max_take, seed):
     env = last_stone_v0.env(n_players=n_players, stones=stones, max_take=max_take)

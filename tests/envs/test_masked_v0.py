@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pettingzoo.test import parallel_api_test, parallel_seed_test
 
+from helpers.examples import examples
 from marl_envs import masked_v0
 
 
@@ -66,7 +67,7 @@ def test_a_forbidden_action_may_raise_instead():
         env.step({"agent_0": 1 - allowed})
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.integers(1, 4), st.integers(2, 9), st.integers(1, 6), st.integers(0, 99))
 def test_half_of_the_actions_are_allowed_and_who_minds_the_mask_is_truncated(n_agents, n_actions, ep_len, seed):
     env = masked_v0.parallel_env(n_agents=n_agents, n_actions=n_actions, ep_len=ep_len, illegal="raise")

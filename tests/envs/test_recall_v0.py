@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pettingzoo.test import parallel_api_test, parallel_seed_test
 
+from helpers.examples import examples
 from marl_envs import recall_v0
 
 
@@ -64,7 +65,7 @@ def test_a_wrong_answer_and_an_answer_at_another_time_are_paid_nothing():
     assert env.step({"agent_0": 1 - cue})[1] == {"agent_0": 0.0}
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(
     st.integers(1, 4), st.integers(1, 4), st.integers(0, 4), st.integers(0, 3), st.integers(1, 3), st.integers(0, 99)
 )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pettingzoo.test import parallel_api_test, parallel_seed_test
 
+from helpers.examples import examples
 from marl_envs import spread_v0
 
 STAY, LEFT, RIGHT, DOWN, UP = range(5)
@@ -76,7 +77,7 @@ def test_continuous_actions_are_velocities():
     np.testing.assert_allclose(rewards, [[-np.hypot(0.4, 0.2)]], atol=1e-6)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 4), st.booleans(), st.integers(0, 2**32))
 def test_every_copy_is_a_world_of_its_own_as_a_slow_account_has_it(num_envs, n_agents, n_landmarks, continuous, seed):
     rng = np.random.default_rng(seed)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pettingzoo.test import parallel_api_test, parallel_seed_test
 
+from helpers.examples import examples
 from marl_envs import visitors_v0
 
 
@@ -122,7 +123,7 @@ def test_who_returns_has_all_its_lives_again():
     assert observations["agent_0"][-2:].tolist() == [1.0, 1.0]
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(
     st.integers(1, 5),
     st.integers(1, 3),

@@ -9,9 +9,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from gymnasium import spaces
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.examples import examples
 from marl_connectors.columns import Columns
 from marl_connectors.connectors.learner.add_columns_from_episodes_to_train_batch import (
     AddColumnsFromEpisodesToTrainBatch,
@@ -206,7 +207,7 @@ def half_written(num_rows, lookback, written):
     return SingleAgentEpisode.from_storage(storage, id_="x", observation_space=SPACE)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.integers(1, 6), st.data())
 def test_a_single_item_is_that_of_its_row_whatever_the_shape_of_the_others(num_rows, data):
     lookback = data.draw(st.integers(0, num_rows - 1))

@@ -7,9 +7,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.examples import examples
 from marl_connectors import SingleAgentEpisode
 from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.episodes.items import InfoColumn
@@ -46,7 +47,7 @@ def shuffled(module_id, rows):
     return np.random.default_rng(int(module_id[1:])).permutation(rows)
 
 
-@settings(max_examples=80)
+@examples(80)
 @given(st.data())
 def test_every_row_that_counts_is_once_in_an_epoch_whatever_the_others_have(data):
     counts = data.draw(st.lists(st.integers(1, 60), min_size=1, max_size=5))

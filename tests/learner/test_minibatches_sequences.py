@@ -7,16 +7,17 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.examples import examples
 from marl_connectors import SingleAgentEpisode
 from marl_connectors.episodes.batch import ColumnGroup
 from marl_connectors.episodes.packing import rows_of_episodes
 from marl_connectors.episodes.sequences import Sequences
 from marl_connectors.learner.minibatches import minibatches_of_epoch
 
-FEW = settings(max_examples=60)
+FEW = examples(60)
 MODULES = ("m0", "m1", "m2")
 
 chunk_lengths = st.lists(st.integers(1, 12), min_size=1, max_size=6)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.examples import examples
 from marl_connectors.ops.discounting import compute_gae_of_episodes, discounted_sums
 
 
@@ -22,7 +23,7 @@ def one_by_one(values, lengths, gammas):
     return found
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.lists(st.tuples(st.integers(1, 70), st.floats(0, 1)), min_size=1, max_size=6), st.integers(0, 2**32 - 1))
 def test_each_row_has_the_discounted_sum_of_its_own_episode(episodes, seed):
     lengths, gammas = (np.array(column) for column in zip(*episodes, strict=True))

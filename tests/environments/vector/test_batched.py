@@ -9,11 +9,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.envs.batched_envs import OneUnlikeWorld, OneWorld, UnlikeWorlds, Worlds
 from helpers.envs.scripted_envs import small_config
+from helpers.examples import examples
 from helpers.modules.recurrent_modules import StatelessModule, StepwiseGRU, StepwiseLSTM
 from helpers.runs.repeatable_runs import fingerprint
 from marl_connectors import (
@@ -189,7 +190,7 @@ def test_agents_that_change_between_modules_with_and_without_states():
     assert_same(both(change=change, copies=6), steps(5, 5, 2, 8, copies=6))
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(st.lists(st.sampled_from(["cut", "long", "episodes", "reset", "random", "greedy"]), min_size=1, max_size=6))
 def test_any_calls_of_sample_give_the_same(calls):
     arguments = {

@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from helpers.envs.failing_envs import Broken, FailingEnv, FailingResets, FailingTurns, HardToMake, start_workers_fast
+from helpers.envs.failing_envs import Broken, FailingEnv, FailingResets, FailingTurns, HardToMake
 from helpers.envs.random_aec import RandomAEC
 from helpers.envs.scripted_envs import LifeEnv, lives_of_chunks, small_config
 from helpers.modules.recurrent_modules import CounterModule
@@ -26,11 +26,6 @@ from marl_connectors.seeding import derived_seed
 
 WAYS = ("raise", "shape", "text", "nan", "reward", "none", "four", "no rewards", "exit", "missing", "reset")
 LOG = "marl_connectors.env_runners.env_runner"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _fast_starts():
-    start_workers_fast()
 
 
 def runner_of(env, *, workers=0, num_envs=3, restart=True, policies="independent", timeout_s=60.0, tolerance=100):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.envs.failing_envs import HangingEnv, LeavesChild, hang, start_workers_fast
+from helpers.envs.failing_envs import HangingEnv, LeavesChild, hang
 from helpers.envs.scripted_envs import LifeEnv, small_config
 from marl_connectors.algorithms import algorithm
 from marl_connectors.environments.vector import failures, process_handle
@@ -27,11 +27,6 @@ from marl_connectors.seeding import derived_seed
 LOG = "marl_connectors"
 WAYS = ("sleep", "lock", "busy")
 HELPERS = str(Path(__file__).parents[2])  # where the package `helpers` is
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _fast_starts():
-    start_workers_fast()
 
 
 @pytest.fixture(autouse=True)

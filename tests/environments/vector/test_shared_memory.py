@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from helpers.envs.failing_envs import start_workers_fast
 from helpers.envs.random_spaces import assert_identical, in_another_form, random_item, random_space, stacked
 from helpers.envs.scripted_envs import small_config
 from marl_connectors import spaces as space_tools
@@ -177,7 +176,6 @@ def test_states_of_sub_environments_stand_in_their_rows():
 
 
 def test_ordinary_steps_send_no_data(monkeypatch):
-    start_workers_fast()
     config = small_config("marl_envs.null_v0").multi_agent(policies="shared")
     runner = config.env_runners(num_envs_per_env_runner=4, num_env_workers=2).build_algo().env_runner
     vector_env = runner.vector_env

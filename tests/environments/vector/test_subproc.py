@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from helpers.envs.failing_envs import DictEnv, GrowingEnv, KeepingEnv, Unsendable, make_raising, start_workers_fast
+from helpers.envs.failing_envs import DictEnv, GrowingEnv, KeepingEnv, Unsendable, make_raising
 from helpers.envs.random_aec import RandomAEC
 from helpers.envs.scripted_envs import BOX, LifeEnv, short_life, small_config
 from marl_connectors import register_env
@@ -45,11 +45,6 @@ CASES = {
 }
 SAMPLES = (1, 4, 2, 9, 1, 8)
 HELPERS = str(Path(__file__).parents[2])  # where the package `helpers` is
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _fast_starts():
-    start_workers_fast()
 
 
 def runner_of(env, workers, *, num_envs=3, policies="independent", **runner):

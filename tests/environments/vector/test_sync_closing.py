@@ -8,7 +8,6 @@ from functools import partial
 
 import pytest
 
-from helpers.envs.failing_envs import start_workers_fast
 from helpers.envs.scripted_envs import LifeEnv, small_config
 from marl_connectors.environments.vector.sync import VectorEnv
 
@@ -41,7 +40,6 @@ def test_the_other_copies_are_closed_too(tmp_path, caplog, error):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_run_is_stopped_all_the_same(tmp_path, workers):
-    start_workers_fast()
     path = tmp_path / "closed"
     config = small_config(partial(ClosesBadly, path=path), disable_env_checking=True)
     config.multi_agent(policies="shared").env_runners(num_envs_per_env_runner=2, num_env_workers=workers)

@@ -13,7 +13,6 @@ import numpy as np
 import pettingzoo
 import pytest
 
-from helpers.envs.failing_envs import start_workers_fast
 from helpers.envs.scripted_envs import LifeEnv, short_life, small_config
 from marl_connectors import Callbacks, PPOConfig, register_env
 from marl_connectors.algorithms.vectorization import auto_env_workers, looks_at_environments
@@ -33,7 +32,6 @@ LIFE = "helpers.envs.scripted_envs:LifeEnv"
 
 @pytest.fixture(autouse=True)
 def _three_cores(monkeypatch):
-    start_workers_fast()
     monkeypatch.setattr(worker_count, "num_cores", lambda: 3)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import re
 import signal
@@ -17,14 +16,6 @@ from pettingzoo import ParallelEnv
 
 from helpers.envs.random_aec import RandomAEC
 from helpers.envs.scripted_envs import BOX, LifeEnv
-from marl_connectors.environments.vector.process_handle import _start_forkserver
-
-
-def start_workers_fast():
-    """Lets the process that worker processes are forked from import what they need, once for all of them."""
-    multiprocessing.get_context("forkserver").set_forkserver_preload(["marl_connectors.algorithms.ppo"])
-    _start_forkserver()
-
 
 DICT = spaces.Dict({"mask": spaces.MultiBinary(3), "seen": spaces.Tuple((BOX, spaces.Discrete(9)))})
 
